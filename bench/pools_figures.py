@@ -77,7 +77,7 @@ class Kernel:
     version = 2
 
     def __init__(self, state: NodeState) -> None:
-        self.sets = {c.id: state.wanted(c) for c in state.containers.values()}
+        self.sets = {c.id: state.desired_cpus(c) for c in state.containers.values()}
         self.writes = 0
 
     def find(self, parent: str, container_id: str) -> str | None:
@@ -173,7 +173,11 @@ def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: fl
     state = after()
     shrink, grow = moves(before, state)
     there = [(c, state.containers.get(c.id)) for c in before.containers.values()]
-    changed = {new.id for old, new in there if new is not None and before.wanted(old) != state.wanted(new)}
+    changed = {
+        new.id
+        for old, new in there
+        if new is not None and before.desired_cpus(old) != state.desired_cpus(new)
+    }
     if changed != {*shrink, *grow}:
         raise RuntimeError(f"{what}: others are named than those whose set changes")
     Enforcer(kernel, lambda: state).enforce([*shrink, *grow])

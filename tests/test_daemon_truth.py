@@ -294,7 +294,7 @@ async def settled(random_node: RandomNode, mode: str) -> None:
         there = [c for c in state.containers.values() if c.id in kernel and applies_to(state, c.pod)]
         left = counts(state)
         changing = left.to_apply or left.to_give_back or left.moving
-        return not changing and all(kernel[c.id] == str(state.wanted(c)) for c in there)
+        return not changing and all(kernel[c.id] == str(state.desired_cpus(c)) for c in there)
 
     if mode != "released":
         await until(follows)

@@ -234,7 +234,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     promised = _pod_with_grants(state, request, decision, aligned=aligns, together=together)
     after = _with_devices(state.with_pod(promised), pod, decision)
     action = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
-    if not after.pools.shared - after.aside():
+    if not after.pools.shared - after.cpus_set_aside():
         message = f"cannot {action}: the shared pool would be left empty"
         verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
         return _reject(state, request, structs.replace(decision, verdict=verdict), context)

@@ -170,7 +170,7 @@ def create_answer(
     owns = placement.pool is Pool.OWN
     if not is_reserved and (owns or placement.hook_cpus is not None):
         return ReserveFirst(container)
-    cpus = state.wanted(container)
+    cpus = state.desired_cpus(container)
     if owns:
         return Forward(cpus, cpus, placement.mems, carried_quota(state, container))
     return Forward(cpus, None if state.node.erases(placement) else cpus, placement.mems)
@@ -231,7 +231,7 @@ def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obst
         return _UNCHANGED  # the runtime's answer shows what is wrong with it
     if not applies_to(state, container.pod):
         return ForwardStart(state.node.machine.online)  # it may have any
-    return ForwardStart(state.runtime.saved.get(container_id) or state.wanted(container))
+    return ForwardStart(state.runtime.saved.get(container_id) or state.desired_cpus(container))
 
 
 def update_answer(state: NodeState, container: Container | None, quota: int) -> CallAnswer:
@@ -244,5 +244,5 @@ def update_answer(state: NodeState, container: Container | None, quota: int) -> 
     """
     if container is None or container.phase is Phase.EXITED or not applies_to(state, container.pod):
         return _UNCHANGED
-    cpus, mems = state.wanted(container), state.facts.mems.carried(state, container)
+    cpus, mems = state.desired_cpus(container), state.facts.mems.carried(state, container)
     return Forward(cpus, None if state.node.erases(container.placement) else cpus, mems, quota)

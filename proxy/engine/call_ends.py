@@ -75,7 +75,7 @@ def call_orphaned(state: NodeState, event: CallOrphaned) -> Handled:
 def start_refused(state: NodeState, event: StartRefused) -> Handled:
     """Make the start an orphan: the next list shows whether its container exists, runs, or has exited."""
     call = state.inflight.current(event.call)
-    state = state.knowing(state.runtime.touched(event.call.container_id))
+    state = state.with_runtime(state.runtime.touched(event.call.container_id))
     if call is None:
         return state, ()
     orphan = replace(call, refused=True, orphaned_since=event.at)
@@ -106,7 +106,7 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
     if phase is not Phase.RUNNING:
         return state, (*over, *entered)
     written, is_confined = WriteCpusets((container.id,)), before is not None and before.confined
-    if not is_confined and call.carries == state.wanted(container):
+    if not is_confined and call.carries == state.desired_cpus(container):
         return state, (*over, *entered, written)
     # The runtime has saved the cpuset that the start has brought.
     return _with_unsaved(state, container.id), (*over, *entered, written, SyncRuntimeSoon())
@@ -123,15 +123,15 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
     if container is None:
         return state, over
     is_alone, effects = not call.overlapped, list[NodeEffect](over)
-    state = state.knowing(state.runtime.saving(container_id, saved if is_alone else None))
-    if saved is not None and not (is_alone and saved == state.wanted(container)):
+    state = state.with_runtime(state.runtime.saving(container_id, saved if is_alone else None))
+    if saved is not None and not (is_alone and saved == state.desired_cpus(container)):
         # The order of the calls is not known: the planned CPUs are sent after all of them.
         if state.inflight.is_busy(container_id):
             state, _ = resend_wanted(state, ResendWanted(container_id))
         else:
             state = _with_unsaved(state, container_id)
             effects.append(SyncRuntimeSoon())
-    if saved == state.wanted(container) and is_alone:
+    if saved == state.desired_cpus(container) and is_alone:
         effects.append(
             CompareCpusets((container_id,))
         )  # most probably right: no write, as many may complete together
@@ -181,7 +181,7 @@ def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
         state, over = call_completed(state, CallCompleted(call))
         effects += over
         if container_id in state.containers:
-            state = state.knowing(state.runtime.saving(container_id, None))
+            state = state.with_runtime(state.runtime.saving(container_id, None))
             effects.append(CompareUnits((container_id,)))  # the runtime may have sent systemd something
     if phase is Phase.EXITED:
         state, entered = phase_changed(state, PhaseChanged(container_id, phase))
@@ -193,4 +193,4 @@ def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
 
 
 def _with_unsaved(state: NodeState, container_id: str) -> NodeState:
-    return state.knowing(state.runtime.with_unsaved((container_id,)))
+    return state.with_runtime(state.runtime.with_unsaved((container_id,)))

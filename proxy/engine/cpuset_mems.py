@@ -56,7 +56,7 @@ class MemoryBindings(Struct, frozen=True):
     def carried(self, state: NodeState, container: Container) -> Mask:
         """Return the memory nodes that a call to the runtime names for a container, so that it loses none."""
         wide = self.wide.get(container.id, Mask()) & state.node.machine.memory_nodes
-        return wide or state.wanted_mems(container)
+        return wide or state.desired_mems(container)
 
     def renewed(self, state: NodeState, container: Container) -> Mask | None:
         """Return the nodes that an update of ours names; None where the runtime has saved the right ones."""

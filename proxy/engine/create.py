@@ -126,7 +126,7 @@ def place(
         allowed is None
         and permitted.cpuset
         and permitted.cpuset & online
-        and permitted.cpuset <= state.had(pod.key)
+        and permitted.cpuset <= state.last_cpus(pod.key)
     ):
         allowed = permitted.cpuset | online  # its offline CPUs come back, and it continues with the others
     claimed = claim(
@@ -169,7 +169,7 @@ def place(
     placement = container.placement
     shrink: tuple[str, ...] = ()
     if placement.pool is Pool.OWN:
-        if not after.pools.shared - after.aside(pod.key):
+        if not after.pools.shared - after.cpus_set_aside(pod.key):
             missing = on_machine(state, pod, len(placement.exclusive))
             verdict = _exhausted(placement.exclusive, container.ref)
             return refused(verdict, found.decision, missing, found.problem)
@@ -344,10 +344,10 @@ def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> 
     ):
         return None
     key = (pod.qos, pod.kube_qos)
-    placement = state.node.alike.get(key)
+    placement = state.node.pool_placements.get(key)
     if placement is None:
         claimed = claim(pod, request, state.node.machine.online, static=state.node.static)
-        placement = state.node.alike[key] = pool_placement(
+        placement = state.node.pool_placements[key] = pool_placement(
             claimed.pool, state.node.machine.memory_nodes, claimed.why
         )
     return placement
@@ -449,7 +449,7 @@ def _placed(
         state, request, cpus, f"{pod.key}/{name} {name}", counted_nodes(pod, granted.blocks)
     )
     where = named(state.node.machine.nodes_of(cpus))
-    if cpus == state.had(f"{pod.key}/{name}"):
+    if cpus == state.last_cpus(f"{pod.key}/{name}"):
         why = f"{claimed.why}; keeps the CPUs of its earlier attempt"
     elif pod.reserved_for_pod is not None and cpus <= pod.reserved_for_pod.cpus:
         why = f"{claimed.why}; {listed(cpus)} on {where}, set aside for its pod"

@@ -190,7 +190,7 @@ def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, Nod
     token = event.token
     runtime, container = state.runtime.finding(token), state.containers.get(token)
     if container is None:
-        return state.knowing(runtime), NOTHING
+        return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=(token,), runtime=runtime.failing(container))
     change = followed(state, after, "create failed")
     return after, (PutRecord(f"i/{token}", None), *change, NotifyFailed(token))
@@ -201,7 +201,7 @@ def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEff
     container = state.containers.get(event.token)
     if container is None:
         return state, NOTHING
-    return state.knowing(state.runtime.losing(container, event.at)), (RequestReconcile(),)
+    return state.with_runtime(state.runtime.losing(container, event.at)), (RequestReconcile(),)
 
 
 def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
@@ -213,7 +213,7 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
     container_id, phase = event.container_id, event.phase
     container = state.containers.get(container_id)
     if container is None and phase is Phase.EXITED:
-        return state.knowing(state.runtime.touched(container_id)), NOTHING
+        return state.with_runtime(state.runtime.touched(container_id)), NOTHING
     if container is None or container.phase in (phase, Phase.EXITED):
         return state, NOTHING  # a container that has exited stays so: what a list shows later is adopted
     changed = container.in_phase(phase)
@@ -223,7 +223,7 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
         sandbox_id, before = changed.pod.sandbox_id, after
         after = after.started(changed)  # init containers release memory
         if container.phase is Phase.CREATED:
-            after = after.knowing(after.runtime.with_unsaved((container_id,)))
+            after = after.with_runtime(after.runtime.with_unsaved((container_id,)))
             effects += WriteCpusets((container_id,)), SyncRuntimeSoon()
         pod = after.pods.get(sandbox_id)
         if pod is not None and pod is not before.pods.get(sandbox_id):
@@ -239,7 +239,7 @@ def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[Node
         runtime = runtime.removed(container_id)
     gone = [c for i in event.ids if (c := containers.get(i)) is not None]
     if not gone:
-        return state.knowing(runtime), NOTHING
+        return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=[c.id for c in gone], runtime=runtime)
     records = [PutRecord(f"c/{container.id}", None) for container in gone]
     change = followed(state, after, "container removed")
@@ -264,13 +264,13 @@ def cpus_assigned(state: NodeState, event: CpusAssigned) -> tuple[NodeState, Nod
 
 def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeState, NodeEffects]:
     """Note that something has happened to a container."""
-    return state.knowing(state.runtime.touched(event.container_id)), NOTHING
+    return state.with_runtime(state.runtime.touched(event.container_id)), NOTHING
 
 
 def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeState, NodeEffects]:
     """Let a container be adopted again that was believed to be gone."""
     changes = state.runtime.changes.forgotten(event.container_id)
-    return state.knowing(structs.replace(state.runtime, changes=changes)), NOTHING
+    return state.with_runtime(structs.replace(state.runtime, changes=changes)), NOTHING
 
 
 _NOTHING: NodeEffects = ()
@@ -323,7 +323,7 @@ def _withdrawn(
     known = state.runtime.delegated.get(attempt)
     if known is None:
         return state, event, "", ()
-    state = state.knowing(state.runtime.undelegated(attempt))
+    state = state.with_runtime(state.runtime.undelegated(attempt))
     first = state.containers.get(known.token)
     if first is None:
         return state, event, "", ()
@@ -338,7 +338,7 @@ def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeStat
     if container is None:
         return state, ()
     create = DelegatedCreate(*structs.astuple(event))
-    return state.knowing(state.runtime.delegating(container, create)), ()
+    return state.with_runtime(state.runtime.delegating(container, create)), ()
 
 
 def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, NodeEffects]:
@@ -414,7 +414,7 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
     assert plan.container is not None
     after = plan.state
     if saved is not None:
-        after = after.knowing(after.runtime.saving(container_id, saved))
+        after = after.with_runtime(after.runtime.saving(container_id, saved))
     record = PutRecord(f"c/{container_id}", plan.container)
     return after, (record, *followed(state, after, "container adopted"), PlanDecided(plan))
 

@@ -78,7 +78,7 @@ def moved_containers(
     named: list[MovedContainer] = []
     for key in shrink[:MAX_MOVED]:
         old, new = before.containers[key], after.containers[key]
-        named.append(MovedContainer(new.ref, before.wanted(old), after.wanted(new)))
+        named.append(MovedContainer(new.ref, before.desired_cpus(old), after.desired_cpus(new)))
     return tuple(named), max(0, len(shrink) - MAX_MOVED)
 
 

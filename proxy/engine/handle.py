@@ -53,17 +53,21 @@ def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -
     container = state.containers.get(event.container_id)
     if (container is None or container.phase is Phase.CREATING) and event.cpus is not None:
         return state, ()  # nothing would forget it any more
-    return state.knowing(state.runtime.saving(event.container_id, event.cpus)), ()
+    return state.with_runtime(state.runtime.saving(event.container_id, event.cpus)), ()
 
 
 def _containers_unsaved(state: NodeState, event: call_events.ContainersUnsaved) -> Handled:
     # A container may have gone since its cpuset was written: nothing would forget it any more.
     known = [container_id for container_id in event.ids if container_id in state.containers]
-    return (state.knowing(state.runtime.with_unsaved(known)), (SyncRuntimeSoon(),)) if known else (state, ())
+    return (
+        (state.with_runtime(state.runtime.with_unsaved(known)), (SyncRuntimeSoon(),))
+        if known
+        else (state, ())
+    )
 
 
 def _runtime_sync_started(state: NodeState, event: call_events.RuntimeSyncStarted) -> Handled:
-    return state.knowing(state.runtime.without_unsaved(event.container_id)), ()
+    return state.with_runtime(state.runtime.without_unsaved(event.container_id)), ()
 
 
 def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
@@ -92,12 +96,12 @@ def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handl
 def _takeover_changed(state: NodeState, event: node_events.TakeoverChanged) -> Handled:
     after = state.with_facts(kubelet_reserved=event.reserved)
     if state.node.static != event.static:
-        after = after.under(state.node.with_static(static=event.static))
+        after = after.with_node(state.node.with_static(static=event.static))
     return after, followed(state, after, "takeover", Follow.ALL)
 
 
 def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Handled:
-    after = state.on(event.machine)
+    after = state.with_machine(event.machine)
     was, now = state.node.machine.memory_nodes, after.node.machine.memory_nodes
     if was != now:
         mems = after.facts.mems.changed(now - was)

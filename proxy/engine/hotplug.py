@@ -1,6 +1,6 @@
 """Compute the consequences of CPUs and memory nodes that come or go while containers run.
 
-The pools and the owners are computed again on the new machine (``NodeState.on``). The difference
+The pools and the owners are computed again on the new machine (``NodeState.with_machine``). The difference
 between what was placed for a container and what it has now is its hardware loss: reported when it begins,
 changes and ends.
 """
@@ -32,13 +32,13 @@ def differences(before: Machine, after: Machine) -> list[tuple[str, object, obje
 
 def with_other_memory(before: NodeState, after: NodeState) -> list[str]:
     """Return the containers whose memory nodes differ: the runtime has saved nodes that may be gone."""
-    return [c.id for c in after.containers.values() if before.wanted_mems(c) != after.wanted_mems(c)]
+    return [c.id for c in after.containers.values() if before.desired_mems(c) != after.desired_mems(c)]
 
 
 def replacements_in_use(state: NodeState, shortage: MissingCpus) -> CpuSet:
     """Return the replacements that an owner still needs."""
     return CpuSet.from_bits(
-        union((state.offered(c) & c.placement.replacement).bits for c in shortage.containers)
+        union((state.cpus_without_hooks(c) & c.placement.replacement).bits for c in shortage.containers)
     )
 
 
@@ -103,8 +103,8 @@ def loss_of(state: NodeState, container: Container) -> HardwareLoss | None:
         return None
     if not applies_to(state, container.pod):
         return None
-    current = state.wanted(container)
-    mems = state.wanted_mems(container)
+    current = state.desired_cpus(container)
+    mems = state.desired_mems(container)
     return HardwareLoss(offline, current & placement.replacement, current, nodes if bound else Mask(), mems)
 
 

@@ -107,14 +107,14 @@ def _container_problems(state: NodeState, live: list[Container]) -> list[list[st
 
 def _problems_of(state: NodeState, container: Container, owned: int, outside_be: int) -> list[str]:
     placement, online, problems = container.placement, state.node.machine.online, []
-    planned = state.wanted(container)
+    planned = state.desired_cpus(container)
     if not planned:
         problems.append(f"{container.ref} has no CPU")
     elif not planned <= online:
         problems.append(f"{container.ref} has CPUs {planned - online} that are not online")
     if placement.pool is Pool.OWN and not placement.exclusive:
         problems.append(f"{container.ref} owns CPUs, and none are known")
-    elif state.shares(
+    elif state.uses_shared_cpus(
         container
     ):  # as does an owner that has lost all of its CPUs; ``executor.machine.hotplug`` reports that
         is_be = placement.pool is Pool.BE or container.pod.qos is QosClass.BE

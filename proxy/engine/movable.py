@@ -77,7 +77,7 @@ def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) 
         return f"it is on CPUs {listed(own)} already"
     if len(cpus) != len(own):
         return f"it has {counted(len(own), 'CPU')}, not {len(cpus)}"
-    on_nodes, mems = node.machine.nodes_of(cpus), state.wanted_mems(container)
+    on_nodes, mems = node.machine.nodes_of(cpus), state.desired_mems(container)
     if not on_nodes <= mems:
         return f"CPUs {listed(cpus)} are on {nodes(on_nodes)}, and its memory may be on {nodes(mems)} only"
     return ""
@@ -87,13 +87,13 @@ def _why_not_free(state: NodeState, container: Container, cpus: CpuSet) -> str:
     """Return why the CPUs are not free."""
     node, own = state.node, container.placement.exclusive
     others = union(owner.cpus.bits for key, owner in state.owners.items() if key != container.owner)
-    unavailable = node.cpu.reserved | node.withheld | state.aside(container.pod.key)
+    unavailable = node.cpu.reserved | node.withheld | state.cpus_set_aside(container.pod.key)
     unavailable |= (
-        state.promised(container.owner) | floor_cpus(state, container.pod) | CpuSet.from_bits(others)
+        state.promised_cpus(container.owner) | floor_cpus(state, container.pod) | CpuSet.from_bits(others)
     )
     usable = node.topology.cpus & node.shareable & node.machine.online
     if not_free := cpus - own - (usable - unavailable):
         return f"CPUs {listed(not_free)} are not free"
-    if not state.pools.shared - state.aside() - cpus:
+    if not state.pools.shared - state.cpus_set_aside() - cpus:
         return "the shared pool would be left empty"
     return ""

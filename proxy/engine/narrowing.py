@@ -2,7 +2,7 @@
 
 A hook does not repeat the decision: what was decided stays, and hooks limit what the container uses of it.
 ``Placement.hook_cpus`` are the CPUs that they named. The CPUs that a container runs on follow from the state
-(``NodeState.wanted``): its own, or those of its pool, as far as hooks named them. So it also leaves a
+(``NodeState.desired_cpus``): its own, or those of its pool, as far as hooks named them. So it also leaves a
 CPU that is given to an owner, it uses a CPU again that returns to the pool if it was named, and where none of
 the named CPUs is left, it has all that it would have without hooks. A limited owner still owns the rest: no
 other container gets it.
@@ -67,7 +67,7 @@ def narrowed(
     """
     placement, problems = container.placement, []
     if limits.clear or limits.cpus is not None:
-        base = state.offered(container) if offered is None else offered
+        base = state.cpus_without_hooks(container) if offered is None else offered
         placement, problem = _cpus(state, without_hook_limits(placement), limits, base)
         if problem:
             placement = container.placement
@@ -127,6 +127,6 @@ def _outside(cpus: CpuSet) -> str:
 def unmet_hook_limit(state: NodeState, container: Container) -> str:
     """Return the message that no CPU that hooks named for a container is left; empty if some are."""
     named_cpus = container.placement.hook_cpus
-    if named_cpus is None or state.wanted(container) <= named_cpus:
+    if named_cpus is None or state.desired_cpus(container) <= named_cpus:
         return ""
     return f"nothing is left of CPUs {listed(named_cpus)}, to which a hook has narrowed {container.ref}"

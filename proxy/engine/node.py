@@ -115,7 +115,7 @@ class Node:
     be_cpuset: BeCpuset = BeCpuset.NARROW
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     factories: tuple[ProviderFactory, ...] = field(default=PROVIDERS, repr=False)
-    alike: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
+    pool_placements: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
     """Placements of containers that own nothing, made once for each class and shared (``engine.create``)."""
     shareable: CpuSet = field(init=False, compare=False, repr=False)
     cpu: CpuPolicy = field(init=False, compare=False, repr=False)
@@ -159,18 +159,20 @@ class Node:
         set_field("serves_guaranteed", not served.isdisjoint((Serves.GUARANTEED, Serves.ALL)))
         set_field("accounts", any(provider.accounts for provider in providers))
 
-    def on(self, machine: Machine) -> Node:
+    def with_machine(self, machine: Machine) -> Node:
         """Return the node with another machine: CPUs came or went."""
         topology = CpuTopology.of(machine)
-        return dataclasses.replace(self, machine=machine, topology=topology, alike=dict[object, Placement]())
+        return dataclasses.replace(
+            self, machine=machine, topology=topology, pool_placements=dict[object, Placement]()
+        )
 
     def with_static(self, *, static: bool) -> Node:
         """Return the node where whole-CPU Guaranteed containers get exclusive CPUs, or do not."""
-        return dataclasses.replace(self, static=static, alike=dict[object, Placement]())
+        return dataclasses.replace(self, static=static, pool_placements=dict[object, Placement]())
 
-    def reserving(self, reserved: CpuSet) -> Node:
+    def with_reserved_cpus(self, reserved: CpuSet) -> Node:
         """Return the node with other CPUs in reserve."""
-        return dataclasses.replace(self, reserved=reserved, alike=dict[object, Placement]())
+        return dataclasses.replace(self, reserved=reserved, pool_placements=dict[object, Placement]())
 
     def for_running(self, running: Node) -> Node:
         """Return these rules for a running node: on its machine, and static as it is, also by a takeover."""
@@ -179,10 +181,10 @@ class Node:
             machine=running.machine,
             topology=running.topology,
             static=running.static,
-            alike=dict[object, Placement](),
+            pool_placements=dict[object, Placement](),
         )
 
-    def knowing(self, labels: Mapping[str, Mapping[str, str]] | None) -> Node:
+    def with_namespace_labels(self, labels: Mapping[str, Mapping[str, str]] | None) -> Node:
         """Return these rules for what is known of the labels of namespaces; None where nothing is."""
         owners = self.admission.owners
         if (known := owners.knowing(labels)) is owners:

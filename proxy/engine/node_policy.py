@@ -110,7 +110,7 @@ class NodePolicy(Struct, frozen=True):
             reservation=self.reservation.value,
             system=self.system.value,
             system_alone=self.system_alone.value,
-            alike=dict[object, Placement](),
+            pool_placements=dict[object, Placement](),
         )
 
     def named(self) -> dict[str, PolicyValue[object]]:

@@ -69,7 +69,7 @@ def _applied(state: NodeState, event: NodePolicyRead) -> AppliedPolicy:
     facts, rules = state.facts, event.configured.for_running(state.node)
     policy = read_node_policy(event.configured, state.node.machine, event.meta, facts.cpu_manager)
     policy = _with_kubelet_reserved(policy, facts.kubelet_reserved)
-    rules = rules if event.labels is None else rules.knowing(event.labels)
+    rules = rules if event.labels is None else rules.with_namespace_labels(event.labels)
     return apply_node_policy(state, policy, facts.policy or policy, event.options, rules)
 
 
@@ -104,12 +104,12 @@ def apply_node_policy(
         policy = structs.replace(policy, policy=_keep_previous(before.policy, problem), scope=before.scope)
         not_applied = (policy.policy.problem,)
     node = policy.on(rules)
-    if node != state.node and _shared_pool_empty(state.under(node)):
+    if node != state.node and _shared_pool_empty(state.with_node(node)):
         policy, too_large = _applicable(state, rules, policy, before)
         not_applied, node = (*not_applied, *too_large), policy.on(rules)
     if node == state.node:
         return AppliedPolicy(state, policy, not_applied=not_applied)
-    after = state.under(node)
+    after = state.with_node(node)
     return AppliedPolicy(after, policy, tuple(_owners_of_reserved(state, after)), not_applied)
 
 
@@ -129,7 +129,7 @@ def _applicable(
         candidate = structs.replace(
             applicable, **{name: getattr(policy, name) for name in (main, *companions)}
         )
-        if not _shared_pool_empty(state.under(candidate.on(rules))):
+        if not _shared_pool_empty(state.with_node(candidate.on(rules))):
             applicable = candidate
             continue
         message = (
@@ -148,7 +148,7 @@ def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:
 def _shared_pool_empty(state: NodeState) -> bool:
     """Return whether containers without exclusive CPUs would have none, now or when promises are kept."""
     # Where all CPUs are reserved, all are shareable: containers have to run somewhere.
-    return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.aside()
+    return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.cpus_set_aside()
 
 
 def _policy_problem(node: Node, options: TopologyOptions) -> str:

@@ -212,7 +212,9 @@ def spare_shared_cpus(state: NodeState, pod: Pod | None) -> CpuSet:
     """Return the part of the shared pool to which no other pod has a claim; None: a new pod."""
     key = "" if pod is None else pod.key
     ended = union(c.placement.exclusive.bits for c in state.ended_owners() if c.pod.key != key)
-    return CpuSet.from_bits((state.pools.shared.bits | _unmovable(state)) & ~(state.aside().bits | ended))
+    return CpuSet.from_bits(
+        (state.pools.shared.bits | _unmovable(state)) & ~(state.cpus_set_aside().bits | ended)
+    )
 
 
 def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
@@ -221,7 +223,7 @@ def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
     if not node.floors:
         return CpuSet()
     pool = spare_shared_cpus(state, pod)
-    others = state.pools.shared - pool - state.aside()
+    others = state.pools.shared - pool - state.cpus_set_aside()
     return node.floors.choose(pool, node.machine, node.cpu.reserved) | others
 
 

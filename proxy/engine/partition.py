@@ -270,12 +270,12 @@ def partition_cpus(state: NodeState, container_id: str) -> CpuSet | None:
         return None
     if not applies_to(state, container.pod):
         return None
-    return None if shared_with(state, container) else state.wanted(container)
+    return None if shared_with(state, container) else state.desired_cpus(container)
 
 
 def shared_with(state: NodeState, container: Container) -> str:
     """Return which other container may run on an owner's CPUs; empty where none may."""
-    cpus = state.wanted(container)
+    cpus = state.desired_cpus(container)
     if container.placement.hook_extra_cpus & cpus:
         return "a hook has given it CPUs that are not its own"
     if cpus & state.pools.shared:

@@ -149,11 +149,11 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
             continue
         placement = container.placement
         if not (old is container or old.placement == placement):
-            direction = _direction(before.wanted(old), after.wanted(container))
+            direction = _direction(before.desired_cpus(old), after.desired_cpus(container))
         elif placement.pool is Pool.OWN:
             if same_node and not placement.exclusive.isdisjoint(online):
                 continue
-            direction = _direction(before.wanted(old), after.wanted(container))
+            direction = _direction(before.desired_cpus(old), after.desired_cpus(container))
         elif _is_unlimited(placement):
             direction = unlimited[id(placement.pool)]
         else:
@@ -165,7 +165,7 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
                 placement.hook_extra_cpus,
             )
             if kind not in directions:
-                directions[kind] = _direction(before.wanted(old), after.wanted(container))
+                directions[kind] = _direction(before.desired_cpus(old), after.desired_cpus(container))
             direction = directions[kind]
         if direction < 0:
             shrink.append(key)

@@ -100,7 +100,7 @@ def plan_differences(
 def _difference(
     state: NodeState, container: Container, in_effect: tuple[CpuSet, Mask] | None, quotas: Mapping[str, int]
 ) -> ContainerDifference:
-    applied, desired = applies_to(state, container.pod), state.wanted(container)
+    applied, desired = applies_to(state, container.pod), state.desired_cpus(container)
     change = PlanChange.NONE
     if in_effect is not None and in_effect[0] != desired and not state.inflight.is_busy(container.id):
         if applied:
@@ -115,7 +115,7 @@ def _difference(
         cpus,
         mems,
         desired,
-        state.wanted_mems(container),
+        state.desired_mems(container),
         _limit(quotas.get(CONTAINER + container.id)),
         _limit(quotas.get(POD + container.pod.key)) if container.placement.pool is Pool.OWN else None,
     )

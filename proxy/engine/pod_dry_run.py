@@ -75,7 +75,9 @@ def dry_run(state: NodeState, arrival: ArrivingPod) -> DryRunOutcome:
         if plan.container is None:
             explanations += [plan.explanation] if plan.explanation else []
             return DryRunOutcome(plan.verdict, state, tuple(placed), name, tuple(explanations))
-        explanations.append(plan.explanation or explain_pooled(plan.container, after.wanted(plan.container)))
+        explanations.append(
+            plan.explanation or explain_pooled(plan.container, after.desired_cpus(plan.container))
+        )
         after, _ = handle(after, ContainerCreated(plan.container.id, container_id))
         after, _ = handle(after, PhaseChanged(container_id, Phase.RUNNING))
         if kinds.get(name) is ContainerKind.INIT:

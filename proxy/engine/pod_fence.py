@@ -111,4 +111,4 @@ def fence_cpus(state: NodeState, container: Container) -> CpuSet:
     """Return the CPUs planned for all containers in the group of a container's pod, of an old sandbox too."""
     parent = container.pod.cgroup_parent
     members = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
-    return CpuSet.from_bits(union(state.wanted(c).bits for c in members if c.phase is not Phase.EXITED))
+    return CpuSet.from_bits(union(state.desired_cpus(c).bits for c in members if c.phase is not Phase.EXITED))

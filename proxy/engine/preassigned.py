@@ -79,7 +79,7 @@ def place_on_named_cpus(
     """
     owner = pod.key if claimed.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"
-    others = state.aside(pod.key)
+    others = state.cpus_set_aside(pod.key)
     own = {owner} if claimed.per_pod else {owner, *_owners_of_init_containers(state, pod)}
     for key, held in state.owners.items():
         if key not in own:

@@ -11,8 +11,8 @@ has the CPUs that are left, and as many free CPUs as are missing, if there are a
 * They are never the last CPUs of the shared pool nor those of its floors, and never those that are
   promised to another container.
 
-They are part of the placement (``Placement.replacement``), so they survive a restart. ``NodeState.wanted``
-uses as many of them as are missing.
+They are part of the placement (``Placement.replacement``), so they survive a restart.
+``NodeState.desired_cpus`` uses as many of them as are missing.
 """
 
 from __future__ import annotations
@@ -78,11 +78,14 @@ def choose_replacements(state: NodeState, shortage: MissingCpus) -> CpuSet:
     own = state.owners[shortage.owner].cpus if shortage.owner in state.owners else CpuSet()
     taken = union(owner.cpus.bits for owner in state.owners.values())
     unavailable = (
-        node.cpu.reserved | node.withheld | state.aside(first.pod.key) | state.promised(shortage.owner)
+        node.cpu.reserved
+        | node.withheld
+        | state.cpus_set_aside(first.pod.key)
+        | state.promised_cpus(shortage.owner)
     ).bits
     free = CpuSet.from_bits(node.topology.cpus.bits & node.shareable.bits & ~(taken | unavailable))
     free -= floor_cpus(state, first.pod)
-    count = min(count, len(state.pools.shared - state.aside()) - 1)
+    count = min(count, len(state.pools.shared - state.cpus_set_aside()) - 1)
     if count <= 0:
         return CpuSet()
     homes = node.machine.nodes_of(own) or first.placement.mems

@@ -324,7 +324,7 @@ def _are_as_planned(reservation: Reservation, event: events.CpusetsRead) -> bool
     """Return whether all containers of a restoration run only where the plan has them, or nowhere.
 
     That is on their old CPUs, as far as these are online. A container without any of them shares CPUs
-    (``NodeState.wanted``), but none of the target, which is held until the restoration ends.
+    (``NodeState.desired_cpus``), but none of the target, which is held until the restoration ends.
     """
     planned = {cpuset.container_id for cpuset in event.cpusets if cpuset.cpus <= cpuset.planned}
     return planned.issuperset(reservation.containers)

@@ -35,7 +35,7 @@ def sync_step(state: NodeState, container_id: str) -> SyncStep:
     saved = state.runtime.saved.get(container_id)
     if saved is None:
         return SyncStep.LEARN
-    is_right = saved == state.wanted(container) or is_passing(state, container, saved)
+    is_right = saved == state.desired_cpus(container) or is_passing(state, container, saved)
     return SyncStep.SEND if is_unsent or not is_right else SyncStep.NOTHING
 
 

@@ -38,7 +38,7 @@ def start_step(state: NodeState, container_id: str) -> StartStep:
     is_owner = container.placement.pool is Pool.OWN
     if not is_owner and state.node.erases(container.placement):
         return StartStep.READY  # it starts with what its pod's cgroup has
-    planned = state.wanted(container)
+    planned = state.desired_cpus(container)
     if state.inflight.conflicting_updates(container_id, planned):
         return StartStep.AWAIT_OTHERS
     is_sent = container_id not in state.facts.quotas.unsent

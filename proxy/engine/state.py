@@ -116,7 +116,7 @@ class NodeState(Struct, frozen=True):
                 return each.state
         return None
 
-    def under(self, node: Node) -> NodeState:
+    def with_node(self, node: Node) -> NodeState:
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
         after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.reservation_cpus)
@@ -130,9 +130,9 @@ class NodeState(Struct, frozen=True):
             devices=self.devices,
         )
 
-    def on(self, machine: Machine) -> NodeState:
+    def with_machine(self, machine: Machine) -> NodeState:
         """Return the state after CPUs came or went."""
-        return self.under(self.node.on(machine))
+        return self.with_node(self.node.with_machine(machine))
 
     def with_kubelet_cpus(self, held: Held) -> NodeState:
         """Return the state with what kubelet's CPU manager holds.
@@ -153,7 +153,7 @@ class NodeState(Struct, frozen=True):
             return self
         return structs.replace(self, reservation_cpus=after)._recomputed()
 
-    def suppressing(self, limit: CpuSet | None) -> NodeState:
+    def with_be_limit(self, limit: CpuSet | None) -> NodeState:
         """Return the state with BE suppressed to some CPUs, or with None not suppressed."""
         if limit == self.be_limit:
             return self
@@ -164,11 +164,11 @@ class NodeState(Struct, frozen=True):
         """Return the state with other facts, by their names in ``MatterFacts``."""
         return structs.replace(self, facts=structs.replace(self.facts, **facts))
 
-    def knowing(self, runtime: RuntimeKnowledge) -> NodeState:
+    def with_runtime(self, runtime: RuntimeKnowledge) -> NodeState:
         """Return the state with what is known of the runtime."""
         return self if runtime is self.runtime else structs.replace(self, runtime=runtime)
 
-    def wanted(self, container: Container) -> CpuSet:
+    def desired_cpus(self, container: Container) -> CpuSet:
         """Return the CPUs that a container must run on."""
         placement = container.placement
         if placement.pool is not Pool.OWN:
@@ -184,13 +184,15 @@ class NodeState(Struct, frozen=True):
             return here
         return here & placement.hook_cpus | placement.hook_extra_cpus & online or here
 
-    def offered(self, container: Container) -> CpuSet:
+    def cpus_without_hooks(self, container: Container) -> CpuSet:
         """Return the CPUs that a container would run on without the limits of hooks."""
         if container.placement.hook_cpus is None:
-            return self.wanted(container)
-        return self.wanted(structs.replace(container, placement=without_hook_limits(container.placement)))
+            return self.desired_cpus(container)
+        return self.desired_cpus(
+            structs.replace(container, placement=without_hook_limits(container.placement))
+        )
 
-    def shares(self, container: Container) -> bool:
+    def uses_shared_cpus(self, container: Container) -> bool:
         """Return whether a container runs on shared CPUs, and must leave those that become exclusive.
 
         An owner does, too, while all of its CPUs are offline.
@@ -200,7 +202,7 @@ class NodeState(Struct, frozen=True):
             return True
         return (placement.exclusive | placement.replacement).isdisjoint(self.node.machine.online)
 
-    def wanted_mems(self, container: Container) -> Mask:
+    def desired_mems(self, container: Container) -> Mask:
         """Return the memory nodes of a container: those that were decided, as far as they exist."""
         memory_nodes, mems = self.node.machine.memory_nodes, container.placement.mems
         if mems.bits and not mems.bits & ~memory_nodes.bits:
@@ -376,7 +378,7 @@ class NodeState(Struct, frozen=True):
         CPUs that are set aside for other pods count as theirs.
         """
         own_cpus: dict[str, CpuSet] = {}
-        others, prefix = self.aside(pod_key).bits, f"{pod_key}/"
+        others, prefix = self.cpus_set_aside(pod_key).bits, f"{pod_key}/"
         for owner, held in self.owners.items():
             if owner.startswith(prefix):
                 own_cpus[owner.removeprefix(prefix)] = held.cpus
@@ -384,7 +386,7 @@ class NodeState(Struct, frozen=True):
                 others |= held.cpus.bits
         return own_cpus, CpuSet.from_bits(others)
 
-    def aside(self, pod_key: str = "") -> CpuSet:
+    def cpus_set_aside(self, pod_key: str = "") -> CpuSet:
         """Return the CPUs that were set aside for pods other than this one."""
         bits = 0
         for pod in self.pods.values():
@@ -392,20 +394,20 @@ class NodeState(Struct, frozen=True):
                 bits |= pod.reserved_for_pod.cpus.bits
         return CpuSet.from_bits(bits)
 
-    def promised(self, owner: str) -> CpuSet:
+    def promised_cpus(self, owner: str) -> CpuSet:
         """Return the CPUs that are promised to others than an owner, although they do not run there now.
 
         A pod whose sandbox lives comes back to the CPUs of its annotation, and a container that has ended to
         those that it had (kubelet keeps them until the pod is gone). Pools use them meanwhile; giving them to
         a new owner would leave the old one without.
         """
-        bits = self.returning(owner).bits
+        bits = self.returning_cpus(owner).bits
         for pod in self.pods.values():
             if pod.cpuset and pod.key != owner and (cpus := assigned_cpus(self.node, pod)):
                 bits |= cpus.bits
         return CpuSet.from_bits(bits)
 
-    def returning(self, owner: str) -> CpuSet:
+    def returning_cpus(self, owner: str) -> CpuSet:
         """Return the CPUs that ended containers of others than an owner have when they come back."""
         return CpuSet.from_bits(
             union(c.placement.exclusive.bits for c in self.ended_owners() if c.owner != owner)
@@ -447,7 +449,7 @@ class NodeState(Struct, frozen=True):
             kinds.get(other.name) is ContainerKind.APP for other in self.in_sandbox(container.pod.sandbox_id)
         )
 
-    def had(self, owner: str) -> CpuSet:
+    def last_cpus(self, owner: str) -> CpuSet:
         """Return the CPUs that an owner holds, or held when it ended; empty where it never did."""
         held = self.owners.get(owner)
         if held is not None:

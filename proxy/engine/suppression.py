@@ -300,7 +300,7 @@ def _limited(
     state: NodeState, known: BeSuppression, limit: CpuSet | None, when: float, why: str
 ) -> SuppressionStep:
     """Narrow the BE pool to a limit; None restores it."""
-    after = state.suppressing(limit)
+    after = state.with_be_limit(limit)
     pool_before, pool_after = state.pools.of(Pool.BE), after.pools.of(Pool.BE)
     if pool_before == pool_after:
         return _knowing(after, known), ()
@@ -400,7 +400,9 @@ def suppression_note(
         return ""
     why, pod = reason(known, settings), container.pod
     if container.placement.pool is Pool.BE and state.pools.be_now is not None:
-        return f"BE is suppressed: it runs on {state.wanted(container)} now, of {state.pools.be}; {why}."
+        return (
+            f"BE is suppressed: it runs on {state.desired_cpus(container)} now, of {state.pools.be}; {why}."
+        )
     if known.quota not in (None, UNLIMITED) and is_be(pod.qos, pod.kube_qos):
         return f"BE is suppressed: all BE pods together have {quota_text(known.quota)}; {why}."
     return ""

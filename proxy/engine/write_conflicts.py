@@ -319,7 +319,7 @@ def is_urgent(state: NodeState, container_id: str, found: CpuSet) -> bool:
     if container is None or container.placement.pool is Pool.OWN:
         return container is not None
     owned = union(owner.cpus.bits for owner in state.owners.values())
-    return bool((found - state.wanted(container)).bits & owned)
+    return bool((found - state.desired_cpus(container)).bits & owned)
 
 
 def contested(known: WriteConflicts, state: NodeState, cpus: CpuSet) -> tuple[ContestedCpus, ...]:
@@ -328,7 +328,7 @@ def contested(known: WriteConflicts, state: NodeState, cpus: CpuSet) -> tuple[Co
     return tuple(
         ContestedCpus(container.ref, found)
         for container, found in conflicting
-        if container is not None and (found - state.wanted(container)) & cpus
+        if container is not None and (found - state.desired_cpus(container)) & cpus
     )
 
 

@@ -282,7 +282,7 @@ class Adoption:
             context.telemetry.problem(NOT_AS_REQUESTED, **subject(container), reason=plan.problem)
         placement, telemetry = container.placement, context.telemetry
         log = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
-        cpus, why = context.state.wanted(container), placement.reasons[0]
+        cpus, why = context.state.desired_cpus(container), placement.reasons[0]
         if applied:
             log("adopted a container", **subject(container), cpus=cpus, reason=why)
         else:

@@ -136,9 +136,9 @@ class Confinement:
         if not len(inflight.calls):
             return []
         placed = [c for c in state.containers.values() if inflight.is_busy(c.id) and applies_to(state, c.pod)]
-        limits = ((c.id, state.wanted(c)) for c in placed if self._may_exceed(c))
+        limits = ((c.id, state.desired_cpus(c)) for c in placed if self._may_exceed(c))
         found = inflight.exceeding(limits, owned)
-        limited = [c for c in placed if (self._fencing.carried_beside(c) - state.wanted(c)) & owned]
+        limited = [c for c in placed if (self._fencing.carried_beside(c) - state.desired_cpus(c)) & owned]
         within = (flight for c in limited for flight in inflight.of(c.id))
         return [*found, *(flight for flight in within if flight not in found)]
 
@@ -149,7 +149,9 @@ class Confinement:
         only suspected.
         """
         state = self._context.state
-        return state.shares(container) or any(not f.suspected for f in state.inflight.of(container.id))
+        return state.uses_shared_cpus(container) or any(
+            not f.suspected for f in state.inflight.of(container.id)
+        )
 
     def _next(self, left: list[InflightCall], deadline: float) -> float:
         """Return the seconds until calls are to be checked again, rounded up to whole milliseconds."""
@@ -171,7 +173,7 @@ class Confinement:
         A cpuset that has no CPU of the limit has no effect (cgroup v2): all CPUs of the limit are in effect.
         """
         container = self._context.state.containers.get(container_id)
-        return container is not None and self._context.state.shares(container)
+        return container is not None and self._context.state.uses_shared_cpus(container)
 
     def _has_fence(self, container_id: str) -> bool:
         context = self._context

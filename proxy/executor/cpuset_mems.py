@@ -112,7 +112,7 @@ class CpusetMems:
         path = self._context.enforcer.known_path(container)
         if path is None:
             return
-        has, want = cgroups.nodes(path), state.wanted_mems(container)
+        has, want = cgroups.nodes(path), state.desired_mems(container)
         if not has and not (known.is_changed and cgroups.version == 1):
             return  # as its parent: no program has bound it
         above = want if has == want else cgroups.read(path.rpartition("/")[0]).effective_mems

@@ -131,7 +131,7 @@ class Creates:
         if placement.pool is not Pool.OWN and not telemetry.verbose:
             return
         log = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
-        cpus, mems, why = context.state.wanted(container), placement.mems, placement.reasons[0]
+        cpus, mems, why = context.state.desired_cpus(container), placement.mems, placement.reasons[0]
         if applied:
             log("placed", **subject(container), cpus=cpus, mems=mems, reason=why)
         else:
@@ -173,7 +173,7 @@ class Creates:
         context, container, why = self._context, plan.container, plan.explanation
         assert container is not None
         if why is None:
-            cpus = context.store.state.wanted(container) if cpus is None else cpus
+            cpus = context.store.state.desired_cpus(container) if cpus is None else cpus
             context.history.note_simple(context.wall_clock(), container, cpus, applied=applied)
         else:
             why = why if applied else structs.replace(why, applied=False)

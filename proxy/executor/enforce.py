@@ -180,7 +180,7 @@ class Enforcer:
         sharers = [
             c
             for c in state.containers.values()
-            if c.placement.pool is not own or state.shares(c) or self._may_exceed(state, c)
+            if c.placement.pool is not own or state.uses_shared_cpus(c) or self._may_exceed(state, c)
         ]
         if missed:
             sharers = [c for c in sharers if self._misses(c) < TRIES]
@@ -190,7 +190,7 @@ class Enforcer:
 
     def _may_exceed(self, state: NodeState, owner: Container) -> bool:
         """Return whether an owner's cgroup is not known to hold its own CPUs."""
-        return owner.phase is Phase.RUNNING and self._held.get(owner.id) != state.wanted(owner)
+        return owner.phase is Phase.RUNNING and self._held.get(owner.id) != state.desired_cpus(owner)
 
     def enforce_sandboxes(self) -> Enforced:
         """Move sandboxes off CPUs that are owned."""
@@ -214,7 +214,7 @@ class Enforcer:
         if self.cgroups.version != 1 or path is None:
             return done
         try:
-            had, wanted = self.cgroups.cpus(path), self._state().wanted(container)
+            had, wanted = self.cgroups.cpus(path), self._state().desired_cpus(container)
             if not wanted <= had:
                 self.cgroups.write(path, had | wanted, None, inner=False)
         except CgroupError as error:
@@ -275,7 +275,7 @@ class Enforcer:
             if not path or (gone and gone.get(container_id) == path):
                 left.append(container_id)
                 continue
-            want, has = state.wanted(container), held.get(container_id)
+            want, has = state.desired_cpus(container), held.get(container_id)
             key = want.bits, has.bits if has is not None else 0
             same = sets.get(key)
             if same is None:  # a set that is right by our records is read: another program may have written
@@ -319,7 +319,7 @@ class Enforcer:
         if path is None:
             self._miss(container, done)
             return
-        want = self._state().wanted(container)
+        want = self._state().desired_cpus(container)
         self._missed.pop(container.id, None)
         try:
             written = self.cgroups.write(path, want, None)
@@ -347,7 +347,7 @@ class Enforcer:
 
 def _sharers_first(state: NodeState, containers: list[Container]) -> tuple[list[Container], ...]:
     """Divide containers into those that share CPUs and owners, so that the former leave owned CPUs first."""
-    owners = [c for c in containers if c.placement.pool is Pool.OWN and not state.shares(c)]
+    owners = [c for c in containers if c.placement.pool is Pool.OWN and not state.uses_shared_cpus(c)]
     if not owners or len(owners) == len(containers):
         return (containers,)
     own = {container.id for container in owners}

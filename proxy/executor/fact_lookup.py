@@ -75,7 +75,7 @@ class FactLookup:
         self._kubelet = kubelet
         self._hardware = hardware
         self._failed = failed
-        self.worker = Worker("scout", failed, THREADS)
+        self.worker = Worker("fact-lookup", failed, THREADS)
 
     def needs_cpus_of_pod(self, state: NodeState, pod: Pod) -> bool:
         """Return whether to query kubelet for what a pod's containers request."""

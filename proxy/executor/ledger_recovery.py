@@ -98,7 +98,7 @@ class LedgerRecovery:
                 availableMiB=existing >> 20,
             )
         for container in context.state.containers.values():
-            cpus, applied = context.state.wanted(container), applies_to(context.state, container.pod)
+            cpus, applied = context.state.desired_cpus(container), applies_to(context.state, container.pod)
             context.history.note_simple(context.wall_clock(), container, cpus, applied=applied)
             yield
         self._cgroup_locator.recall()

@@ -396,7 +396,9 @@ class Reservations:
             living = {container.id for container in self._living(reservation)}
             held |= {i: CpuSet() for i in reservation.containers if i not in living}
         found = [
-            seen.CpusInEffect(i, cpus, context.state.wanted(containers[i]) if i in containers else CpuSet())
+            seen.CpusInEffect(
+                i, cpus, context.state.desired_cpus(containers[i]) if i in containers else CpuSet()
+            )
             for i, cpus in held.items()
             if i in containers or not container_ids
         ]

@@ -90,7 +90,7 @@ class RuntimeSync:
         if container is None or container.phase is not Phase.RUNNING:
             await self._unit_properties.fencing.drop(fence)
             return queried
-        want, quota = context.state.wanted(container), self._quotas.carried(container)
+        want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
         flight = context.calls.track(container_id, want)
         self._unit_properties.fencing.bind(flight, fence)
         refused = ""

@@ -110,7 +110,9 @@ class StartUpdate:
             container = context.state.containers[container_id]
             match step:
                 case StartStep.AWAIT_OTHERS | StartStep.AWAIT_ALL:
-                    keep = context.state.wanted(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
+                    keep = (
+                        context.state.desired_cpus(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
+                    )
                     if not await context.calls.updated(container_id, keep, context.options.call_timeout):
                         return BUSY
                 case StartStep.SEND:
@@ -137,7 +139,7 @@ class StartUpdate:
             UnavailableError, RuntimeCallError: The runtime did not accept them, or not in time.
         """
         context = self._context
-        want, quota = context.state.wanted(container), self._quotas.carried(container)
+        want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
         flight = context.calls.track(container.id, want)
 
         async def sent() -> None:

@@ -189,7 +189,7 @@ def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:
     if container.phase is Phase.EXITED or executor.store.mode.is_leaving:
         return "", ""
     state = executor.state
-    return str(state.wanted(container)), str(container.placement.mems)
+    return str(state.desired_cpus(container)), str(container.placement.mems)
 
 
 def quotas_page(executor: NodeExecutor) -> list[dict[str, object]]:

@@ -226,7 +226,11 @@ def _koordinator(
 def _free(state: NodeState) -> CpuSet:
     """Return the CPUs that a new owner may get: those without an owner that are in no reserve or floor."""
     applied = applies_to(state, None)
-    owned = [state.aside(), *(owner.cpus for owner in state.owners.values())] if applied else _pinned(state)
+    owned = (
+        [state.cpus_set_aside(), *(owner.cpus for owner in state.owners.values())]
+        if applied
+        else _pinned(state)
+    )
     free = state.node.machine.online - state.node.reserved - state.node.withheld
     free -= unowned_floor_cpus(state) if applied else CpuSet()
     return free - CpuSet.from_bits(union(cpus.bits for cpus in owned))

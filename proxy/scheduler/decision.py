@@ -202,7 +202,7 @@ def _reserving(rules: Node, reserved: CpuSet) -> Node:
         return cached[1]
     if len(_RESERVING) >= _MOST_RESERVING:
         _RESERVING.clear()
-    node = rules.reserving(reserved)
+    node = rules.with_reserved_cpus(reserved)
     _RESERVING[id(rules), reserved.bits] = rules, node
     return node
 

@@ -152,8 +152,8 @@ class StagedEnforcement:
         executor, failed = self._executor, await self._await_calls(containers)
         state = executor.state
         applied = [c for c in containers if c.pod.key not in failed]
-        failed |= await self._write([c for c in applied if state.shares(c)])
-        owners = [c for c in applied if not state.shares(c)]
+        failed |= await self._write([c for c in applied if state.uses_shared_cpus(c)])
+        owners = [c for c in applied if not state.uses_shared_cpus(c)]
         for container in owners:
             if container.pod.key in failed:
                 continue
@@ -187,7 +187,7 @@ class StagedEnforcement:
             call: c.pod.key
             for c in containers
             for call in state.inflight.of(c.id)
-            if not call.carries <= state.wanted(c)
+            if not call.carries <= state.desired_cpus(c)
         }
         if calls:
             await executor.calls.wait(list(calls), executor.options.call_timeout)

@@ -334,7 +334,11 @@ class SearchedNode:
                 self.queue = (*self.queue, *self.records(task, one, may_run_on).items())
                 return replace(task, waits="ledger")
             case to_do.AwaitInflight(cpus):
-                limits = ((c.id, state.wanted(c)) for c in state.containers.values() if state.shares(c))
+                limits = (
+                    (c.id, state.desired_cpus(c))
+                    for c in state.containers.values()
+                    if state.uses_shared_cpus(c)
+                )
                 return self.awaiting(task, state.inflight.exceeding(limits, cpus), cpus)
             case to_do.AwaitOwnInflight(cpus):
                 own = (call for i in one.containers for call in state.inflight.of(i))
@@ -431,14 +435,14 @@ class SearchedNode:
             return
         container = state.containers[target]
         if step is StartStep.SEND:
-            flight = self.track(target, state.wanted(container))
+            flight = self.track(target, state.desired_cpus(container))
             self.requests = (*self.requests, RuntimeRequest(target, task.name, flight))
             self.put(replace(task, waits="runtime"))
         elif step is StartStep.CLEAR:
             one = Reservation(KIND.START, (target,), container.placement.exclusive, ref="b")
             self.reserve(task.name, target, one, "")
         else:
-            keep = state.wanted(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
+            keep = state.desired_cpus(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
             calls = tuple(call.number for call in state.inflight.conflicting_updates(target, keep))
             self.put(replace(task, waits="calls", calls=calls))
 
@@ -470,7 +474,7 @@ class SearchedNode:
             return
         flight = None
         if step is SyncStep.SEND:
-            flight = self.track(target, self.state.wanted(self.state.containers[target]))
+            flight = self.track(target, self.state.desired_cpus(self.state.containers[target]))
         self.requests = (*self.requests, RuntimeRequest(target, "sync", flight))
         self.put(DaemonTask("sync", target, "runtime"))
 
@@ -534,7 +538,7 @@ class SearchedNode:
             some = [c for i in job.ids if (c := there.get(i)) is not None]
         if job.kind == "read":
             found = [
-                seen.CpusInEffect(c.id, self.groups[c.id], self.state.wanted(c))
+                seen.CpusInEffect(c.id, self.groups[c.id], self.state.desired_cpus(c))
                 for c in some
                 if c.id in self.groups
             ]
@@ -551,7 +555,7 @@ class SearchedNode:
         """Write the cpusets that containers are to have; returns what was written, and what was refused."""
         written, refused = list[str](), list[seen.RefusedWrite]()
         for container in some:
-            container_id, want = container.id, self.state.wanted(container)
+            container_id, want = container.id, self.state.desired_cpus(container)
             confined = container.phase is Phase.CREATED and self.state.inflight.is_confined(container_id)
             if container_id not in self.groups or not (container.phase in LIVE or confined):
                 continue

@@ -164,8 +164,8 @@ def test_a_set_aside_is_exclusive_and_pools_use_it_meanwhile() -> None:
     got = admit(empty(), pod("a"), whole(6))
     state = got.state
     assert state.pools.shared == MACHINE.online
-    assert state.aside() == state.aside("b") == got.pod.reserved_for_pod.cpus
-    assert state.aside("a") == CpuSet()
+    assert state.cpus_set_aside() == state.cpus_set_aside("b") == got.pod.reserved_for_pod.cpus
+    assert state.cpus_set_aside("a") == CpuSet()
     other = admit(state, pod("b"), whole(4))
     assert CpuSet.parse(cpus_of(other)) <= NODE1
     refused = admit(other.state, pod("c"), whole(6))
@@ -274,7 +274,7 @@ def test_a_sandbox_created_again_keeps_its_decision() -> None:
     assert again.pod.reserved_for_pod == first.pod.reserved_for_pod
     assert (again.pod.sandbox_id, again.explanation) == ("new", None)
     assert set(again.state.pods) == {"s-a", "s-b", "new"}
-    assert again.state.without_pod("s-a").aside("b") == first.pod.reserved_for_pod.cpus
+    assert again.state.without_pod("s-a").cpus_set_aside("b") == first.pod.reserved_for_pod.cpus
 
 
 def test_a_forbidden_bind_policy_refuses_a_pod_that_would_own_cpus() -> None:

@@ -108,6 +108,7 @@ def test_a_claim_that_would_be_refused_shares_and_is_reported() -> None:
     assert plan.container is not None
     assert (plan.verdict.admitted, plan.container.placement.pool) == (True, Pool.SHARED)
     assert plan.problem == "resource-status names CPU 40, but CPU 40 is not online here"
+    assert plan.container.placement.reasons == (plan.problem,)
     state = place(empty(), pod("one", QosClass.LSE, cpus="4"), "c", 0, runs_on(""), "x").state
     plan = adopt(state, "id", pod("lse", QosClass.LSE, cpus="4"), "c", 0, runs_on("4"), Phase.RUNNING)
     assert plan.problem == "cannot give CPU 4 to ns/lse/c: CPU 4 is owned by ns/one already"
@@ -167,6 +168,17 @@ def test_bound_memory_counts_for_its_container(the_pod: Pod, request_: Request, 
     assert plan.state.memory is not None
     assert plan.state.memory.nodes[1].table("memory").reserved == 60 * MIB
     assert plan.state.changed(drop=["id"]).memory == counting().memory
+
+
+def test_memory_is_assigned_to_a_created_container_of_a_pool_and_not_to_a_running_one() -> None:
+    request = Request(512, memory_limit=60 * MIB)
+    created = adopt(counting(), "id", pod("g"), "c", 0, request, Phase.CREATED)
+    assert created.container is not None
+    assert [(b.affinity, b.size) for b in created.container.placement.blocks] == [(Mask([0]), 60 * MIB)]
+    running = adopt(counting(), "id", pod("g"), "c", 0, request, Phase.RUNNING)
+    assert running.container is not None
+    assert running.container.placement.blocks == ()
+    assert running.explanation is None, "nothing was decided"
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_a_container_that_starts_again_keeps_named_cpus_of_which_one_went_offlin
     left = MACHINE.online - CpuSet([3])
     cpus = tuple(cpu for cpu in MACHINE.cpus if cpu.id in left)
     nodes = tuple(changed_copy(node, cpus=node.cpus & left) for node in MACHINE.nodes)
-    smaller = state.on(changed_copy(MACHINE, cpus=cpus, nodes=nodes))
+    smaller = state.with_machine(changed_copy(MACHINE, cpus=cpus, nodes=nodes))
     again = place(smaller, named, "c", 1, SMALL, "again")
     assert again.container is not None, again.verdict
     assert again.container.placement.exclusive == CpuSet.parse("0-3")
@@ -206,7 +206,7 @@ def test_four_owners_of_cpus_are_named_and_the_others_counted(owners: int, named
 @pytest.mark.parametrize(("owners", "whose"), [(1, "another pod"), (2, "other pods")])
 def test_a_client_does_not_learn_who_owns_the_cpus(owners: int, whose: str) -> None:
     state = node_with(*((pod("ab"[cpu], QosClass.LSR, cpus=f"{cpu}"), SMALL) for cpu in range(owners)))
-    quiet = state.under(changed_copy(state.node, admission=AdmissionRules(name_others=False)))
+    quiet = state.with_node(changed_copy(state.node, admission=AdmissionRules(name_others=False)))
     clash = put(quiet, pod("x", QosClass.LSE, cpus="0-6"))
     assert f"owned by {whose} already" in clash.verdict.message
 
@@ -358,12 +358,12 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
             lost = {
                 k
                 for k, c in before.containers.items()
-                if not before.wanted(c) <= state.wanted(state.containers[k])
+                if not before.desired_cpus(c) <= state.desired_cpus(state.containers[k])
             }
             assert set(plan.shrink) == lost
             if placed.placement.pool is Pool.OWN and placed.owner not in before.owners:
                 assert all(
-                    not before.wanted(before.containers[k]).isdisjoint(placed.placement.exclusive)
+                    not before.desired_cpus(before.containers[k]).isdisjoint(placed.placement.exclusive)
                     for k in lost
                 )
             if placed.placement.pool is Pool.OWN and not the_pod.cpuset:

@@ -343,8 +343,8 @@ def check(state: NodeState) -> None:
     there = [c for c in state.containers.values() if applies_to(state, c.pod)]
     for one, other in itertools.combinations(there, 2):
         if Pool.OWN in (one.placement.pool, other.placement.pool):
-            assert state.wanted(one).isdisjoint(state.wanted(other))
-    assert all(state.wanted(c) for c in there)
+            assert state.desired_cpus(one).isdisjoint(state.desired_cpus(other))
+    assert all(state.desired_cpus(c) for c in there)
 
 
 def restarted(state: NodeState) -> NodeState:

@@ -90,7 +90,7 @@ def check_end(node: SearchedNode, *, moves: bool) -> None:
     else:
         assert not state.owners
     for container_id, cpus in node.groups.items():
-        assert cpus == state.wanted(state.containers[container_id]), f"{container_id} runs on {cpus}"
+        assert cpus == state.desired_cpus(state.containers[container_id]), f"{container_id} runs on {cpus}"
     assert not [key for key in node.durable if key.startswith(("i/", "m/"))]
     assert not state.reservation_cpus
 
@@ -109,7 +109,7 @@ def check_rest(node: SearchedNode, *, is_disturbed: bool) -> None:
     if not is_disturbed:
         assert {c.id: c.phase for c in state.containers.values()} == node.phases
         assert not state.inflight.calls
-        assert all(cpus == state.wanted(state.containers[i]) for i, cpus in node.groups.items())
+        assert all(cpus == state.desired_cpus(state.containers[i]) for i, cpus in node.groups.items())
 
 
 # -- the search ---------------------------------------------------------------------------------------------

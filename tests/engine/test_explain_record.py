@@ -176,7 +176,7 @@ def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
     plan = place(EMPTY, be, "c", 0, Request(cpu_shares=2), "t")
     assert plan.explanation is None
     assert plan.container is not None
-    why = explain_pooled(plan.container, plan.state.wanted(plan.container))
+    why = explain_pooled(plan.container, plan.state.desired_cpus(plan.container))
     assert (why.pool, why.cpus, why.mems, why.reasons) == (
         "be",
         MACHINE.online,

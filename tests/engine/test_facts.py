@@ -52,7 +52,7 @@ def test_the_ledger_follows_what_it_keeps() -> None:
 
 def test_facts_outlive_another_machine_and_the_ledger() -> None:
     state = EMPTY.with_facts(quotas=QUOTAS)
-    assert state.on(described(1, 1, 2, 2)).facts == state.facts
+    assert state.with_machine(described(1, 1, 2, 2)).facts == state.facts
     assert handle(state, LedgerRead((), (), {}, (), 0.0))[0].facts == state.facts
 
 

@@ -310,5 +310,7 @@ def test_its_grants_survive_a_restart_and_a_change_of_the_machine() -> None:
     assert plan.container is not None
     again = load_container(dump(plan.container))
     assert again is not None
-    node = plan.state.node.on(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id < 15)))
+    node = plan.state.node.with_machine(
+        changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id < 15))
+    )
     assert taken(NodeState.of(node, (), [again])) == {0: 6}

@@ -366,7 +366,7 @@ def test_a_sandbox_for_which_nothing_is_set_aside() -> None:
 def arriving(state: NodeState) -> NodeState:
     """The node with a sandbox that is being made, for which something is set aside."""
     state = state.with_pod(changed_copy(LSE, sandbox_id="token"))
-    return state.knowing(state.runtime.admitting("token"))
+    return state.with_runtime(state.runtime.admitting("token"))
 
 
 def test_a_pod_that_hooks_have_changed_is_recorded_until_its_sandbox_has_an_id() -> None:
@@ -475,7 +475,7 @@ def test_the_mode_survives_all_that_builds_the_state_again() -> None:
     read = LedgerRead((LS, LSE), (SHARER, OWNER), {}, ("lse",), 3.0)
     assert play >> read << Felt("ledger read")
     assert (play.state.mode, dict(play.state.runtime.lost)) == (NodeMode.RELEASING, {"lse": 3.0})
-    assert play.state.on(SMALLER).mode is NodeMode.RELEASING
+    assert play.state.with_machine(SMALLER).mode is NodeMode.RELEASING
 
 
 def test_a_sandbox_that_a_replaced_daemon_has_made_takes_the_place_of_its_token() -> None:

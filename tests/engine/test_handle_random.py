@@ -137,7 +137,7 @@ class Life:
             orphan = dice.choice((None, None, self.clock))
             container_id, is_start = self.made(), dice.random() < 0.5
             there = self.state.containers.get(container_id)
-            right = self.state.pools.shared if there is None else self.state.wanted(there)
+            right = self.state.pools.shared if there is None else self.state.desired_cpus(there)
             carries = dice.choice((CpuSet((dice.randrange(16),)), right))
             call = InflightCall(self.count, container_id, carries, is_start, orphaned_since=orphan)
             self.calls.append(call)

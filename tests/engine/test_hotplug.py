@@ -74,7 +74,7 @@ def test_what_differs() -> None:
     ],
 )
 def test_what_a_container_lacks(container: Container, gone: str, words: str) -> None:
-    state = node(container).on(without(gone))
+    state = node(container).with_machine(without(gone))
     assert [loss.text() for loss in losses(state).values()] == ([words] if words else [])
 
 
@@ -84,14 +84,14 @@ def test_a_loss_is_reported_when_it_begins_changes_and_ends() -> None:
     one = "its CPU 3 is offline: it runs on 2, 1 fewer than it was promised"
     story = Playbook(whole, handle)
     assert story >> LossesDue() << nothing
-    story.state = story.state.on(without("3"))
+    story.state = story.state.with_machine(without("3"))
     assert story >> LossesDue() << LossesChanged(((container, one),))
     assert story >> LossesDue() << nothing
-    story.state = story.state.on(without("2-3"))
+    story.state = story.state.with_machine(without("2-3"))
     (changed,) = handle(story.state, LossesDue())[1]
     assert isinstance(changed, LossesChanged)
     assert "CPUs 2-3 are offline" in changed.changes[0][1]
-    story.state = story.state.on(WHOLE)
+    story.state = story.state.with_machine(WHOLE)
     assert story >> LossesDue() << LossesChanged(((container, ""),))
     assert story >> LossesDue() << nothing
 
@@ -115,16 +115,16 @@ def test_memory_that_is_gone_is_lacked_by_containers_that_are_bound_to_it(
     container: Container, follow: bool, is_lacked: bool
 ) -> None:
     rules = Node(WHOLE, CpuTopology.of(WHOLE), follow_mems=follow)
-    state = NodeState.of(rules, (POD,), (container,)).on(without("", "1"))
+    state = NodeState.of(rules, (POD,), (container,)).with_machine(without("", "1"))
     words = "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
     assert {key: loss.text() for key, loss in losses(state).items()} == ({"x": words} if is_lacked else {})
 
 
 def test_the_memory_of_a_container_that_lacks_cpus_counts_only_where_it_is_bound_to_it() -> None:
     rules = Node(WHOLE, CpuTopology.of(WHOLE), follow_mems=False)
-    state = NodeState.of(rules, (POD,), (owner("2-3", mems="0-1"),)).on(without("3", "1"))
+    state = NodeState.of(rules, (POD,), (owner("2-3", mems="0-1"),)).with_machine(without("3", "1"))
     assert losses(state)["x"].nodes == Mask()
-    follows = NodeState.of(node().node, (POD,), (owner("2-3", mems="0-1"),)).on(without("3", "1"))
+    follows = NodeState.of(node().node, (POD,), (owner("2-3", mems="0-1"),)).with_machine(without("3", "1"))
     assert losses(follows)["x"].nodes == Mask((1,))
 
 
@@ -136,7 +136,7 @@ def test_the_end_of_a_loss_is_not_reported_of_a_container_that_is_observed() -> 
 
 
 def test_a_loss_of_a_container_that_is_gone_is_over_without_a_word() -> None:
-    lost, _ = handle(node(owner("2-3")).on(without("3")), LossesDue())
+    lost, _ = handle(node(owner("2-3")).with_machine(without("3")), LossesDue())
     gone = structs.replace(node(), facts=lost.facts)
     after, effects = handle(gone, LossesDue())
     assert (after.facts.losses, effects) == ({}, (LossesChanged(()),))
@@ -145,7 +145,7 @@ def test_a_loss_of_a_container_that_is_gone_is_over_without_a_word() -> None:
 def test_replacements_are_needed_as_long_as_cpus_are_away() -> None:
     state = node(owner("2-3", replacement=CpuSet.parse("8-9")))
     for machine, used in ((without("2-3"), "8-9"), (without("3"), "8"), (WHOLE, "")):
-        now = state.on(machine)
+        now = state.with_machine(machine)
         (short,) = owners_missing_cpus(now)
         assert str(replacements_in_use(now, short)) == used
         (changed,) = with_replacement(short.containers, CpuSet.parse(used))
@@ -155,7 +155,7 @@ def test_replacements_are_needed_as_long_as_cpus_are_away() -> None:
 def test_containers_with_other_memory_nodes() -> None:
     state = node(owner("2-3"), owner("4-5", "y", "1"))
     assert with_other_memory(state, state) == []
-    after = state.on(without("", memory="1"))
+    after = state.with_machine(without("", memory="1"))
     assert with_other_memory(state, after) == ["y"]
     (loss,) = losses(after).values()
     assert (str(loss.nodes), str(loss.mems)) == ("1", "0")

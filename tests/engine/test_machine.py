@@ -197,8 +197,8 @@ class Life:
             assert (plan.explanation.verdict, plan.explanation.pool) == (plan.verdict, "")
             return
         self.check_plan(plan.container, pod, before)
-        why = plan.explanation or explain_pooled(plan.container, plan.state.wanted(plan.container))
-        assert why.cpus == plan.state.wanted(plan.container)
+        why = plan.explanation or explain_pooled(plan.container, plan.state.desired_cpus(plan.container))
+        assert why.cpus == plan.state.desired_cpus(plan.container)
         assert (why.mems, why.verdict.admitted) == (plan.container.placement.mems, True)
         self.state = plan.state
         if (
@@ -218,7 +218,7 @@ class Life:
         assert container.placement.mems
         if container.placement.pool is Pool.OWN:
             assert own
-            assert own.isdisjoint(before.aside(pod.key)), "set aside for another pod"
+            assert own.isdisjoint(before.cpus_set_aside(pod.key)), "set aside for another pod"
             if pod.cpuset is None:
                 assert own.isdisjoint(before.node.cpu.reserved)
             for owner, held in before.owners.items():
@@ -275,7 +275,7 @@ class Life:
     def cpus_change(self, gone: set[int]) -> None:
         online = CpuSet(i for i in range(16) if i not in gone)
         machine = smaller(online)
-        after = self.state.on(machine)
+        after = self.state.with_machine(machine)
         runs = all(not owner.cpus.isdisjoint(online) for owner in after.owners.values())
         if after.pools.shared and runs:
             self.state = after
@@ -287,10 +287,10 @@ class Life:
             containers = [c for one in containers if (c := load_container(dump(one)))]
             assert (len(pods), len(containers)) == (len(self.state.pods), len(self.state.containers))
         again = NodeState.of(self.state.node, pods, containers)
-        assert (again.owners, again.pools, again.aside()) == (
+        assert (again.owners, again.pools, again.cpus_set_aside()) == (
             self.state.owners,
             self.state.pools,
-            self.state.aside(),
+            self.state.cpus_set_aside(),
         )
         self.state = again
 

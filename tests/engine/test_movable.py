@@ -70,7 +70,7 @@ def test_an_owner_whose_cpus_are_being_changed_stays() -> None:
 def test_an_owner_with_replaced_or_offline_cpus_stays() -> None:
     words = "ns/p/a does not have the CPUs that it was given"
     assert why(state(owning("a", "0-1", replacement=CpuSet.parse("7")))) == words
-    away = NODE.on(without(CpuSet.parse("1")))
+    away = NODE.with_machine(without(CpuSet.parse("1")))
     assert why(state(owning("a", "0-1"), node=away)) == words
 
 
@@ -103,7 +103,7 @@ def test_cpus_that_are_taken_are_refused() -> None:
     assert why(state(owning("a", "0-1"), owning("b", "3", OTHER))) == "CPUs 3 are not free"
     ended = owning("b", "3", OTHER, Phase.EXITED)
     assert why(state(owning("a", "0-1"), ended)) == "CPUs 3 are not free"
-    missing = NODE.on(without(CpuSet.parse("3")))
+    missing = NODE.with_machine(without(CpuSet.parse("3")))
     assert why(state(owning("a", "0-1"), node=missing)) == "CPUs 3 are not free"
 
 

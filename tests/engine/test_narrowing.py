@@ -64,7 +64,7 @@ def hooked(state: NodeState, uid: str, what: Narrowing, seen: str = "") -> NodeS
 
 
 def runs_on(state: NodeState, uid: str) -> str:
-    return str(state.wanted(state.containers[uid]))
+    return str(state.desired_cpus(state.containers[uid]))
 
 
 def test_a_pool_is_narrowed_and_followed() -> None:
@@ -97,8 +97,8 @@ def test_a_limit_of_the_scheduler_stays() -> None:
     state = hooked(put(empty(), "named"), "named", narrowing("0-5"), seen="4-11")
     assert runs_on(state, "named") == "4-5"
     # Suppression does not lead out of the two limits, where it leaves none of them.
-    assert runs_on(state.suppressing(CpuSet.parse("5,12")), "named") == "5"
-    assert runs_on(state.suppressing(CpuSet.parse("12-13")), "named") == "4-5"
+    assert runs_on(state.with_be_limit(CpuSet.parse("5,12")), "named") == "5"
+    assert runs_on(state.with_be_limit(CpuSet.parse("12-13")), "named") == "4-5"
     # Without anything in both, the scheduler's counts alone.
     assert runs_on(hooked(put(empty(), "named"), "named", narrowing("0-1"), seen="0-15"), "named") == "4-11"
 
@@ -154,7 +154,7 @@ def test_owned_cpus_where_the_configuration_lets_hooks_give_them() -> None:
 def test_memory_nodes() -> None:
     state = hooked(put(empty(), "ls"), "ls", Narrowing(mems=Mask((1,)), mems_by="30-m"))
     one = state.containers["ls"]
-    assert (str(state.wanted_mems(one)), one.placement.reasons[-1]) == (
+    assert (str(state.desired_mems(one)), one.placement.reasons[-1]) == (
         "1",
         "bound to memory of NUMA node 1 by hook 30-m",
     )
@@ -202,10 +202,10 @@ def test_invariants_hold_over_hooks(steps: list[tuple[object, ...]], owned: bool
         before = state
         if what == "online":
             away = rest[0] & MACHINE.online  # type: ignore[operator]
-            after = state.on(without(away))
+            after = state.with_machine(without(away))
             state = after if after.pools.shared else state
         elif what == "suppress":
-            state = state.suppressing(rest[0])  # type: ignore[arg-type]
+            state = state.with_be_limit(rest[0])  # type: ignore[arg-type]
         else:
             uid = f"{rest[0]}{rest[1]}"
             if what == "put" and uid not in state.containers:
@@ -216,16 +216,16 @@ def test_invariants_hold_over_hooks(steps: list[tuple[object, ...]], owned: bool
                 cpus = rest[2] if what == "cpus" else None
                 asked = Narrowing(cpus, clear=cpus is None, by="x", owned=owned)  # type: ignore[arg-type]
                 seen = rest[3] if what == "cpus" else None
-                seen = seen and seen & state.offered(state.containers[uid])  # type: ignore[operator]
+                seen = seen and seen & state.cpus_without_hooks(state.containers[uid])  # type: ignore[operator]
                 new, problem = narrowed(state, state.containers[uid], asked, seen or None)  # type: ignore[arg-type]
                 assert not problem or new is state.containers[uid]
                 state = state.changed(put=(new,))
         assert violations(state) == []
         _moved(before, state)
         for container in state.containers.values():
-            given = state.wanted(container)
+            given = state.desired_cpus(container)
             # Suppression does not lead a container out of the limit of a hook.
-            whole = state.suppressing(None).offered(container)
+            whole = state.with_be_limit(None).cpus_without_hooks(container)
             limit = whole | (container.placement.hook_extra_cpus if owned else CpuSet())
             assert given
             assert given <= limit
@@ -238,5 +238,5 @@ def _moved(before: NodeState, after: NodeState) -> None:
     named = {*moves(before, after)[0], *moves(before, after)[1]}
     for key, container in after.containers.items():
         old = before.containers.get(key)
-        if old is not None and before.wanted(old) != after.wanted(container):
+        if old is not None and before.desired_cpus(old) != after.desired_cpus(container):
             assert key in named

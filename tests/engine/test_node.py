@@ -81,18 +81,18 @@ def test_another_machine_keeps_the_rules() -> None:
         options=CpuOptions(strict_cpu_reservation=True),
         reserved_memory={0: {"memory": 1}},
     )
-    node.alike["x"] = None  # type: ignore[assignment]
+    node.pool_placements["x"] = None  # type: ignore[assignment]
     gone = CpuSet([15])
     nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
     cpus = tuple(c for c in MACHINE.cpus if c.id not in gone)
     smaller = changed_copy(MACHINE, nodes=nodes, cpus=cpus)
-    there = node.on(smaller)
+    there = node.with_machine(smaller)
     assert (there.machine, there.topology.cpus) == (smaller, smaller.online)
     assert (str(there.shareable), str(there.cpu.reserved)) == ("1-14", "0")
-    assert (there.static, there.policy, there.alike) == (True, TopologyPolicy.RESTRICTED, {})
+    assert (there.static, there.policy, there.pool_placements) == (True, TopologyPolicy.RESTRICTED, {})
     assert there.memory == node.memory
     assert node.for_running(there) == there
     for other in (node.for_running(there), node.with_static(static=False)):
-        assert other.alike == {}, "placements are made again under other rules"
-    back = there.on(MACHINE)
+        assert other.pool_placements == {}, "placements are made again under other rules"
+    back = there.with_machine(MACHINE)
     assert (str(back.shareable), back.cpu, back) == ("1-14", node.cpu, node), "what was reserved is so again"

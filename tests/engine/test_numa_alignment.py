@@ -118,7 +118,7 @@ def test_a_sharing_container_is_bound_to_a_part_of_its_pool() -> None:
     assert owner.placement.exclusive <= NODES[0]
     state, one = add(state, burstable("a", SINGLE), shares(4000))
     assert (one.placement.pool, one.placement.pool_numa_limit) == (Pool.SHARED, Mask((1,)))
-    assert state.wanted(one) == NODES[1]
+    assert state.desired_cpus(one) == NODES[1]
     assert one.placement.mems == Mask((1,))
     assert "aligned" in one.placement.reasons[0]
     small = admit(state, burstable("b", SINGLE), shares(2000))

@@ -185,7 +185,7 @@ class Life:
         if self.maybe(0.1):
             before, after = self.state, after.without_pod(got.pod.sandbox_id)
             assert (after.owners, after.pools) == (before.owners, before.pools), "the sandbox was never made"
-            assert after.aside() == before.aside()
+            assert after.cpus_set_aside() == before.cpus_set_aside()
         self.state = after
 
     def container(self, pod: Pod) -> None:
@@ -232,7 +232,7 @@ class Life:
         self.state = self.state.with_kubelet_cpus(held)
 
     def suppression(self) -> None:
-        self.state = self.state.suppressing(self.dice.choice((None, CpuSet.parse(self.some()))))
+        self.state = self.state.with_be_limit(self.dice.choice((None, CpuSet.parse(self.some()))))
 
     def rules(self) -> None:
         pick = self.dice.choice
@@ -260,7 +260,7 @@ class Life:
         cpus = tuple(changed_copy(cpu, core=cores[cpu.core]) for cpu in left)
         nodes = tuple(changed_copy(node, cpus=node.cpus & online) for node in self.machine.nodes)
         changed = changed_copy(self.machine, cpus=cpus, nodes=nodes)
-        after = self.state.on(self.dice.choice((changed, self.machine)))
+        after = self.state.with_machine(self.dice.choice((changed, self.machine)))
         self.state = after if after.pools.shared else self.state  # as the executor does
 
     def run(self) -> None:

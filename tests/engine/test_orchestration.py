@@ -272,13 +272,15 @@ class Life:
 
     def judge(self, before: NodeState, pod: Pod, container: Container | None, reason: str) -> None:
         """Compare an answer with what the pod's class entitles it to."""
-        node, others = before.node, before.aside(pod.key)
+        node, others = before.node, before.cpus_set_aside(pod.key)
         for key, held in before.owners.items():
             if key != pod.key:
                 others |= held.cpus
         named = pod.cpuset if pod.cpuset and pod.qos is not QosClass.BE and not pod.problem else None
         # A pod that has them already continues with what is left of them.
-        goes_on = named is not None and bool(named & node.machine.online) and named <= before.had(pod.key)
+        goes_on = (
+            named is not None and bool(named & node.machine.online) and named <= before.last_cpus(pod.key)
+        )
         fits = (
             named is not None
             and (named <= node.machine.online or goes_on)
@@ -340,9 +342,9 @@ class Life:
         if live:
             old = self.state.containers[dice.choice(live)]
             new = changed_copy(old, request=changed_copy(old.request, cpuset_cpus="0-15"))
-            wanted = self.state.wanted(old)
+            wanted = self.state.desired_cpus(old)
             self.move(self.state.changed(put=[new]))
-            assert self.state.wanted(new) == wanted
+            assert self.state.desired_cpus(new) == wanted
 
     def goes(self, uid: str) -> None:
         inside = self.state.in_sandbox(f"s-{uid}")
@@ -354,13 +356,13 @@ class Life:
     # -- the machine, the daemon, and what else has a say -------------------------------------------------
 
     def cpus_change(self, gone: set[int]) -> None:
-        after = self.state.on(smaller(EVERY - CpuSet(gone)))
+        after = self.state.with_machine(smaller(EVERY - CpuSet(gone)))
         if after.pools.shared:  # the daemon does not follow a machine that leaves nothing to share
             self.move(after)
 
     def is_reserved_anew(self, reservation: str) -> None:
-        node = changed_copy(self.state.node, reservation=CpuSet.parse(reservation), alike={})
-        after = self.state.under(node)
+        node = changed_copy(self.state.node, reservation=CpuSet.parse(reservation), pool_placements={})
+        after = self.state.with_node(node)
         if after.pools.shared:
             self.move(after)
 
@@ -379,14 +381,14 @@ class Life:
         self.move(self.state.with_kubelet_cpus(held))
 
     def is_suppressed(self, limit: CpuSet | None) -> None:
-        self.move(self.state.suppressing(limit))
+        self.move(self.state.with_be_limit(limit))
 
     def everything_leaves(self) -> None:
         for uid in self.pods():
             self.goes(uid)
         self.move(self.state.with_kubelet_cpus({}))
-        self.move(self.state.suppressing(None))
-        self.move(self.state.on(MACHINE))
+        self.move(self.state.with_be_limit(None))
+        self.move(self.state.with_machine(MACHINE))
         assert self.state.pools == NodeState.empty(self.state.node).pools
         assert not [*self.state.owners, *self.state.pods, *self.state.containers]
 
@@ -397,7 +399,7 @@ class Life:
         account = Account(state)
         assert violations(state) == []
         for container in account.live:
-            wanted, placement = state.wanted(container), container.placement
+            wanted, placement = state.desired_cpus(container), container.placement
             assert wanted == account.expected(container), container
             assert wanted
             assert wanted <= account.online
@@ -435,7 +437,7 @@ class Life:
             assert cpus <= held[uid][name]
             assert (uid, name) not in there
             assert uid not in ours
-        taken = account.owned | state.aside()
+        taken = account.owned | state.cpus_set_aside()
         for uid, names in held.items():
             for name, cpus in names.items():
                 if (uid, name) not in there and uid not in ours:

@@ -352,7 +352,7 @@ def test_an_ended_container_of_the_same_pod_does_not_count() -> None:
 
 def test_an_owner_is_not_asked_again_for_what_it_has() -> None:
     state = named(state_of(AdmissionRules()), "u", "0-14").state
-    tight = state.under(state_of().node)
+    tight = state.with_node(state_of().node)
     assert tight.pools.shared == CpuSet([15])
     pod = tight.pods["s-u"]
     beside = place(tight, pod, "d", 0, whole(15), "d-u")
@@ -444,7 +444,7 @@ def test_a_container_gets_what_was_set_aside_for_its_pod_though_the_floor_is_hig
     pod = pod_of("u", 8, requests=asks)
     admission = admit(state_of(**rules), pod, whole(8))
     assert admission.pod.reserved_for_pod is not None
-    tight = admission.state.under(state_of(changed_copy(DEFAULT, floor=10, numa_floor=0), **rules).node)
+    tight = admission.state.with_node(state_of(changed_copy(DEFAULT, floor=10, numa_floor=0), **rules).node)
     plan = place(tight, admission.pod, "c", 0, whole(8), "c-u")
     assert plan.container is not None, plan.verdict
     assert plan.container.placement.exclusive == admission.pod.reserved_for_pod.cpus
@@ -461,7 +461,7 @@ def test_cpus_that_stand_in_for_others_keep_the_floor() -> None:
         left = MACHINE.online - CpuSet([0, 1])
         cpus = [cpu for cpu in MACHINE.cpus if cpu.id in left]
         nodes = [changed_copy(node, cpus=node.cpus & left) for node in MACHINE.nodes]
-        state = state.on(changed_copy(MACHINE, cpus=tuple(cpus), nodes=tuple(nodes)))
+        state = state.with_machine(changed_copy(MACHINE, cpus=tuple(cpus), nodes=tuple(nodes)))
         (short,) = owners_missing_cpus(state)
         assert len(choose_replacements(state, short)) == count
 
@@ -627,7 +627,7 @@ class Life:
     def check(self) -> None:
         state, rules = self.state, self.rules
         assert violations(state) == []
-        pool = state.pools.shared - state.aside()
+        pool = state.pools.shared - state.cpus_set_aside()
         for floor in state.node.floors.floors:
             inside = pool if floor.cpus is None else pool & floor.cpus
             assert len(inside) >= floor.least, floor

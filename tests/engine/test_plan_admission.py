@@ -122,7 +122,7 @@ def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
     state = NodeState.empty(node_of()).with_pod(pod)
     plan = place(state, pod, "c", 0, asked(2000), "c1")
     assert plan.container is not None
-    later = plan.state.under(node_of(reservation=CpuSet([4])))
+    later = plan.state.with_node(node_of(reservation=CpuSet([4])))
     again = place(later, pod, "c", 1, asked(2000), "c2")
     assert again.container is not None
     assert again.container.placement.exclusive == CpuSet([4, 5])
@@ -360,7 +360,7 @@ def test_cpus_that_a_pod_may_not_claim_are_not_kept_for_it() -> None:
     honest = changed_copy(pod_of('{"cpuset":"4-5"}', "LSR", asked(2000)), uid="v", sandbox_id="s2")
     state = NodeState.empty(node).with_pod(evil).with_pod(honest)
     assert assigned_cpus(node, evil) is None
-    assert state.promised("") == CpuSet([4, 5])
+    assert state.promised_cpus("") == CpuSet([4, 5])
 
 
 @given(

@@ -148,7 +148,7 @@ def test_machines_fill_up_and_empty_again() -> None:
             there.append(f"s-p{number}")
         state = got.state
     assert len(there) == 7, "one CPU at least stays for the others"
-    assert state.aside() == MACHINE.online - state.pools.shared
+    assert state.cpus_set_aside() == MACHINE.online - state.pools.shared
     assert gone(state, there).pools.shared == CpuSet.parse("0-15")
 
 

@@ -72,9 +72,9 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
         given_ = changed_copy(holder, placement=changed_copy(holder.placement, replacement=cpus))
         after = state.changed(put=(given_,))
         assert violations(after) == []
-        assert len(after.wanted(given_)) == len(own) - short.missing + len(cpus) or not cpus
-        back = after.on(WHOLE)
-        assert back.wanted(given_) == own
+        assert len(after.desired_cpus(given_)) == len(own) - short.missing + len(cpus) or not cpus
+        back = after.with_machine(WHOLE)
+        assert back.desired_cpus(given_) == own
         assert back.pools.shared.isdisjoint(cpus), "no other container's until the owner has left them"
 
 

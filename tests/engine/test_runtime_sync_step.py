@@ -55,7 +55,7 @@ def test_a_cpuset_that_is_narrow_while_be_is_suppressed_is_not_made_lasting() ->
     be = changed_copy(SHARER, placement=Placement(Pool.BE, CpuSet(), SHARER.placement.mems))
     state, _ = handle(NodeState.of(NODE, [LS], [be]), SavedCpusLearned("ls", ALL))
     assert not is_passing(state, be, ALL)
-    suppressed = state.suppressing(CpuSet.parse("0-1"))
+    suppressed = state.with_be_limit(CpuSet.parse("0-1"))
     assert is_passing(suppressed, be, ALL)
     assert sync_step(suppressed, "ls") is SyncStep.NOTHING
     assert not is_passing(suppressed, SHARER, ALL), "only BE is suppressed"

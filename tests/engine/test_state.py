@@ -39,7 +39,7 @@ def test_a_node_by_default_allocates_nothing_and_lets_memory_follow() -> None:
     lse = changed_copy(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("4"))
     assert place(state, lse, "c", 0, whole, "x").container.placement.mems == Mask((1,))
     assert node == Node(MACHINE, TOPOLOGY), "what was looked up is not part of what a node is"
-    assert "alike" not in repr(node)
+    assert "pool_placements" not in repr(node)
 
 
 def test_a_container_that_owned_and_now_shares_gives_its_cpus_back() -> None:
@@ -111,13 +111,15 @@ def test_annotated_and_returning_cpus_count_as_promised() -> None:
         changed_copy(sharing("4"), phase=Phase.EXITED),
     ]
     state = NodeState.of(NODE, [POD, named], containers)
-    assert state.promised("x/c") == CpuSet.parse("0-1,4-5")
-    assert state.promised("a/c") == CpuSet.parse("4-5")
-    assert state.promised("b") == CpuSet.parse("0-1")
+    assert state.promised_cpus("x/c") == CpuSet.parse("0-1,4-5")
+    assert state.promised_cpus("a/c") == CpuSet.parse("4-5")
+    assert state.promised_cpus("b") == CpuSet.parse("0-1")
     batch = changed_copy(named, qos=QosClass.BE)
     faulty = changed_copy(named, defects=(InputDefect("resource-spec is no good", decisive=True),))
     for pod in (batch, faulty):
-        assert not NodeState.of(NODE, [pod], []).promised("x/c"), "it does not own what its annotation names"
+        assert not NodeState.of(NODE, [pod], []).promised_cpus("x/c"), (
+            "it does not own what its annotation names"
+        )
 
 
 def test_an_owner_had_what_its_last_attempt_had() -> None:
@@ -127,15 +129,15 @@ def test_an_owner_had_what_its_last_attempt_had() -> None:
         owning("3", "b/c", "4-5", Phase.EXITED, attempt=3),
     ]
     state = NodeState.of(NODE, [POD], ended)
-    assert state.had("a/c") == CpuSet.parse("2-3")
-    assert state.had("x/c") == CpuSet()
-    assert state.changed(put=[owning("4", "a/c", "6-7")]).had("a/c") == CpuSet.parse("6-7")
+    assert state.last_cpus("a/c") == CpuSet.parse("2-3")
+    assert state.last_cpus("x/c") == CpuSet()
+    assert state.changed(put=[owning("4", "a/c", "6-7")]).last_cpus("a/c") == CpuSet.parse("6-7")
 
 
 def test_kube_classes_without_a_label_share_by_class() -> None:
     be = changed_copy(POD, kube_qos=KubeQos.BEST_EFFORT)
     plan = place(NodeState.of(NODE, (), [owning("x", "b", "0-1", hard=False)]), be, "c", 0, Request(), "t")
-    assert plan.state.wanted(plan.container) == MACHINE.online, "BE may borrow what is not hard"
+    assert plan.state.desired_cpus(plan.container) == MACHINE.online, "BE may borrow what is not hard"
 
 
 def narrowed(key: str, within: str, pool: Pool = Pool.SHARED) -> Container:
@@ -145,37 +147,37 @@ def narrowed(key: str, within: str, pool: Pool = Pool.SHARED) -> Container:
 
 def test_a_container_bound_to_a_node_follows_only_its_part_of_the_pool() -> None:
     state = NodeState.of(NODE, (), [narrowed("x", "4-7,12-15"), sharing("y")])
-    assert state.wanted(state.containers["x"]) == CpuSet.parse("4-7,12-15")
+    assert state.desired_cpus(state.containers["x"]) == CpuSet.parse("4-7,12-15")
     elsewhere = state.changed(put=[owning("o", "b/c", "0-1")])
     assert moves(state, elsewhere) == (("y",), ()), "what happens on another node does not concern it"
     here = elsewhere.changed(put=[owning("p", "d/c", "4-5")])
-    assert here.wanted(here.containers["x"]) == CpuSet.parse("6-7,12-15")
+    assert here.desired_cpus(here.containers["x"]) == CpuSet.parse("6-7,12-15")
     assert moves(elsewhere, here) == (("x", "y"), ())
     assert moves(here, elsewhere) == ((), ("x", "y"))
     full = here.changed(put=[owning("q", "e/c", "6-7,12-15")])
-    assert full.wanted(full.containers["x"]) == full.pools.shared == CpuSet.parse("2-3,8-11")
+    assert full.desired_cpus(full.containers["x"]) == full.pools.shared == CpuSet.parse("2-3,8-11")
 
 
 def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
     node = Node(MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"), reservation=CpuSet.parse("1"))
     state = NodeState.of(node, (), [narrowed("s", "0-15", Pool.SYSTEM), sharing("y")])
-    assert state.wanted(state.containers["s"]) == CpuSet.parse("0,8")
-    assert state.wanted(state.containers["y"]) == CpuSet.parse("2-7,9-15")
+    assert state.desired_cpus(state.containers["s"]) == CpuSet.parse("0,8")
+    assert state.desired_cpus(state.containers["y"]) == CpuSet.parse("2-7,9-15")
     assert node.cpu.reserved == CpuSet.parse("0-1,8"), "no container is given what is kept"
     open_to_all = NodeState.of(changed_copy(node, system_alone=False), (), [sharing("y")])
     assert open_to_all.pools.shared == CpuSet.parse("0,2-15")
     without = NodeState.of(NODE, (), [narrowed("s", "0-15", Pool.SYSTEM)])
-    assert without.wanted(without.containers["s"]) == MACHINE.online
+    assert without.desired_cpus(without.containers["s"]) == MACHINE.online
 
 
 def test_what_owners_have_of_the_system_cpus_is_theirs() -> None:
     node = Node(MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"))
     system = narrowed("s", "0-15", Pool.SYSTEM)
     state = NodeState.of(node, (), [system, owning("o", "b/c", "0")])
-    assert state.wanted(system) == CpuSet.parse("8")
+    assert state.desired_cpus(system) == CpuSet.parse("8")
     assert moves(NodeState.of(node, (), [system]), state) == (("s",), ())
     state = state.changed(put=[owning("p", "d/c", "8")])
-    assert state.wanted(system) == state.pools.shared
+    assert state.desired_cpus(system) == state.pools.shared
 
 
 def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
@@ -188,12 +190,14 @@ def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
         Phase.RUNNING,
     )
     state = NodeState.of(NODE, (), [bound, sharing("y")])
-    assert state.wanted(bound) == CpuSet.parse("0-3,8-11")
-    few = state.on(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id > 3)))
-    assert few.wanted(bound) == CpuSet.parse("8-11")
-    gone = state.on(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.numa == 1)))
-    assert gone.wanted(bound) == gone.pools.shared == CpuSet.parse("4-7,12-15")
-    assert gone.on(MACHINE).wanted(bound) == CpuSet.parse("0-3,8-11"), "it is back where it belongs"
+    assert state.desired_cpus(bound) == CpuSet.parse("0-3,8-11")
+    few = state.with_machine(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id > 3)))
+    assert few.desired_cpus(bound) == CpuSet.parse("8-11")
+    gone = state.with_machine(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.numa == 1)))
+    assert gone.desired_cpus(bound) == gone.pools.shared == CpuSet.parse("4-7,12-15")
+    assert gone.with_machine(MACHINE).desired_cpus(bound) == CpuSet.parse("0-3,8-11"), (
+        "it is back where it belongs"
+    )
 
 
 def without(text: str) -> Node:
@@ -207,14 +211,14 @@ def without(text: str) -> Node:
 def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
     x, y, z = owning("x", "a/c", "0-1"), owning("y", "b/c", "2-3"), sharing("z")
     state = NodeState.of(NODE, (), [x, y, z])
-    fewer = state.under(without("0-1"))
-    assert fewer.wanted(x) == fewer.pools.shared == CpuSet.parse("4-15")
+    fewer = state.with_node(without("0-1"))
+    assert fewer.desired_cpus(x) == fewer.pools.shared == CpuSet.parse("4-15")
     assert moves(state, fewer) == (("x",), ()), "pools are as they were, and yet a container moves"
     late = owning("w", "d/c", "4")
     assert moves(fewer, fewer.changed(put=[late])) == (("x", "z"), ())
     assert moves(fewer, state) == (("x",), ())
-    part = state.under(without("1"))
-    assert part.wanted(x) == CpuSet.parse("0")
+    part = state.with_node(without("1"))
+    assert part.desired_cpus(x) == CpuSet.parse("0")
     assert moves(part, part.changed(drop=["y"])) == ((), ("z",))
 
 

@@ -99,7 +99,7 @@ def test_what_differs_from_the_table_is_intended(kubelet: str, system: str) -> N
         if plan.container is None:
             assert pod.qos in STRICT, (label, parent, what)
             assert plan.state.pools == state.pools
-        elif answer.action is not Action.LEAVE and plan.state.wanted(plan.container) == answer.cpus:
+        elif answer.action is not Action.LEAVE and plan.state.desired_cpus(plan.container) == answer.cpus:
             continue
         found.add(named(what, pod, answer, plan))
     assert found <= INTENDED

@@ -115,9 +115,9 @@ def test_a_container_that_shares_runs_on_the_wished_nodes() -> None:
     shares = pod("a", kube_qos=KubeQos.BURSTABLE, volcano_nodes=Mask((1,)))
     plan = place(empty(), shares, "c", 0, Request(512), "a/c")
     assert plan.container is not None
-    assert plan.state.wanted(plan.container) == NODE1
+    assert plan.state.desired_cpus(plan.container) == NODE1
     assert "Volcano's scheduler chose" in plan.container.placement.reasons[0]
     nowhere = place(empty(), changed_copy(shares, volcano_nodes=Mask((7,))), "c", 0, Request(512), "a/c")
     assert nowhere.container is not None
-    assert nowhere.state.wanted(nowhere.container) == MACHINE.online
+    assert nowhere.state.desired_cpus(nowhere.container) == MACHINE.online
     assert "nothing is left of the shared pool" in nowhere.problem

@@ -553,7 +553,7 @@ class World:
         state = self.executor.state
         assert violations(state) == []
         for container_id, cpus in self.cgroups.sets.items():
-            assert cpus == state.wanted(state.containers[container_id]), container_id
+            assert cpus == state.desired_cpus(state.containers[container_id]), container_id
 
     async def hand_over(self, *calls: PlayedCall) -> Interceptors:
         """Make another process continue.

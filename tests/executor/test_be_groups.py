@@ -86,7 +86,7 @@ def test_a_container_that_shares_widens_the_groups_above_it(tmp_path: Path, vers
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb", f"{ROOT}/podb/ls", f"{ROOT}/poda/c")
     ls = pod("b", QosClass.LS)
     state = NodeState.of(NODE, [pod("a"), ls], [one("c", pod("a")), one("ls", ls, Pool.SHARED)])
-    state = state.suppressing(CpuSet.parse("0-1"))
+    state = state.with_be_limit(CpuSet.parse("0-1"))
     assert Enforcer(cgroups, lambda: state).enforce_all().errors == []
     assert on(cgroups, f"{ROOT}/podb/ls") == "0-7"
     assert on(cgroups, f"{ROOT}/podb") == on(cgroups, ROOT) == "0-7"
@@ -199,7 +199,7 @@ def test_any_order_of_pools_is_followed(
     for owned, limit in changes:
         there = [one("c", pod("a")), *([owner(owned)] if owned else [])]
         state = NodeState.of(NODE, [pod("a"), pod("b")], there)
-        now[:] = [state.suppressing(CpuSet.parse(limit) if limit else None)]
+        now[:] = [state.with_be_limit(CpuSet.parse(limit) if limit else None)]
         assert ours.enforce_all().errors == []
         for path in (ROOT, *paths):
             assert on(cgroups, path) == str(now[0].pools.of(Pool.BE))

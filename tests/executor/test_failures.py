@@ -391,7 +391,9 @@ def test_a_new_sandbox_during_a_create_of_the_old_one(run_scenario) -> None:
         await world.quiet()
         world.finish(create, "late")
         await world.quiet()
-        assert CpuSet.parse(world.on(ls)) == world.executor.state.wanted(world.executor.state.containers[ls])
+        assert CpuSet.parse(world.on(ls)) == world.executor.state.desired_cpus(
+            world.executor.state.containers[ls]
+        )
         assert not [k for k in world.ledger.entries if k.startswith("c/call-")], "a token is no container"
 
     run_scenario(scenario)

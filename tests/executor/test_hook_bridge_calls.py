@@ -76,7 +76,7 @@ def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(run_scenar
             lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
             assert (world.on(one), world.on(lse)) == ("4-5", "0-3")
         await restarted(world)
-        assert str(world.executor.state.wanted(world.executor.state.containers[one])) == "4-5"
+        assert str(world.executor.state.desired_cpus(world.executor.state.containers[one])) == "4-5"
         await world.stop(lse)
         assert world.on(one) == "2-5"
         more = await world.run(await world.pod("lse2", "LSE", "", "2-5"))
@@ -112,8 +112,8 @@ def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(run_scenario
         world.ledger.entries.update(at_the_crash)
         world.boot()
         await world.sync.once()
-        assert str(world.executor.state.wanted(world.executor.state.containers[one])) == "2-5"
-        assert str(world.executor.state.wanted(world.executor.state.containers["other"])) == "0-15"
+        assert str(world.executor.state.desired_cpus(world.executor.state.containers[one])) == "2-5"
+        assert str(world.executor.state.desired_cpus(world.executor.state.containers["other"])) == "0-15"
 
     run_scenario(scenario)
 
@@ -191,7 +191,7 @@ def test_owned_cpus_may_be_given_where_that_is_configured(run_scenario) -> None:
             world.check()
             await restarted(world)
             world.check()
-            assert str(world.executor.state.wanted(world.executor.state.containers[ls])) == "3"
+            assert str(world.executor.state.desired_cpus(world.executor.state.containers[ls])) == "3"
 
     run_scenario(scenario)
 

@@ -393,7 +393,7 @@ def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_
         await look(world)
         world.machine = whole if named else world.machine
         await look(world)
-        has = world.executor.state.wanted(world.executor.state.containers[lost])
+        has = world.executor.state.desired_cpus(world.executor.state.containers[lost])
         assert len(has) == 1, "it does not share any more"
         flight = world.executor.calls.track(lost, whole.online - own)  # before that
         create = pb.CreateContainerRequest(pod_sandbox_id=await world.pod("new", "LSE", "", "6-7"))
@@ -425,7 +425,7 @@ def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(
         await look(world)
         world.machine = whole if named else world.machine
         await look(world)
-        has = world.executor.state.wanted(world.executor.state.containers[lost])
+        has = world.executor.state.desired_cpus(world.executor.state.containers[lost])
         world.cgroups.sets[lost] = world.machine.online - own
         call = await world.begin(await world.pod("new", "LSE", "", "6-7"))
         assert call.refused is None

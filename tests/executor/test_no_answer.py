@@ -174,7 +174,9 @@ def test_a_start_waits_for_an_update_that_was_in_flight_at_a_crash(run_scenario:
         world.runtime.specs[ls] = "0-15"  # what the daemon before us was telling the runtime
         await over(world)
         await start
-        assert CpuSet.parse(world.on(ls)) == world.executor.state.wanted(world.executor.state.containers[ls])
+        assert CpuSet.parse(world.on(ls)) == world.executor.state.desired_cpus(
+            world.executor.state.containers[ls]
+        )
         assert world.runtime.specs[ls] == world.on(ls)
 
     run_scenario(scenario)

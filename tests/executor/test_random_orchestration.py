@@ -324,7 +324,7 @@ class RandomScenario:
     async def restart(self) -> None:
         """The daemon ends; things happen; it starts again, now and then without its ledger."""
         await self.world.executor.journal.flush()
-        before = self.world.executor.state.suppressing(None)  # after a start BE is not suppressed
+        before = self.world.executor.state.with_be_limit(None)  # after a start BE is not suppressed
         await self.world.close()
         sandboxes = sorted(self.pods)
         behind = bool(sandboxes) and self.dice.random() < 0.3
@@ -416,7 +416,7 @@ class RandomScenario:
         left = state.node.shareable - CpuSet.from_bits(owned | held)
         assert left <= state.pools.shared, "what leaves returns"
         for container_id, cpus in self.world.cgroups.sets.items():
-            assert cpus == state.wanted(state.containers[container_id])
+            assert cpus == state.desired_cpus(state.containers[container_id])
             assert cpus
             assert cpus <= online
         self.look()

@@ -254,7 +254,7 @@ def test_erased_be_sets_are_left_to_their_groups(tree: Tree) -> None:
 
 def test_suppression_is_not_followed(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
-    there = state(owner("0", hard=True)).suppressing(CpuSet.parse("6-7"))
+    there = state(owner("0", hard=True)).with_be_limit(CpuSet.parse("6-7"))
     ours.follow(there)
     ours.leave(there)
     assert on(tree, BE) == "1-7"

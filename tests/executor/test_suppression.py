@@ -581,7 +581,7 @@ def test_problems_are_worded_for_users(run_scenario: Any) -> None:
         bed.begin("cfs-quota")
         await bed.rounds(2)
         reported = suppression_note(
-            bed.it.known, bed.it.settings, world.executor.state.suppressing(None), state.containers[be]
+            bed.it.known, bed.it.settings, world.executor.state.with_be_limit(None), state.containers[be]
         )
         assert "all BE pods together have a CFS quota of 2.40 CPUs" in reported
 

@@ -112,7 +112,7 @@ def records(world: Any, query: str) -> list[tuple[str, bool, bool]]:
 def nothing_is_left(world: Any) -> None:
     state = world.executor.state
     assert violations(state) == []
-    assert (state.pools.shared, state.aside()) == (world.machine.online, CpuSet())
+    assert (state.pools.shared, state.cpus_set_aside()) == (world.machine.online, CpuSet())
     assert not world.executor.state.runtime.arriving
     assert not state.pods
 
@@ -237,7 +237,7 @@ def test_two_pods_at_once_are_not_promised_the_same_cpus(run_scenario) -> None:
         kubelet.gate.set()
         done = await asyncio.gather(*calls)
         assert sorted(call.refused is None for call in done) == [False, True, True, True]
-        assert world.executor.state.aside() == CpuSet.parse("0-5,8-13"), (
+        assert world.executor.state.cpus_set_aside() == CpuSet.parse("0-5,8-13"), (
             "the last one would have left nothing"
         )
         assert sum(len(p.reserved_for_pod.cpus) for p in world.executor.state.pods.values()) == 12
@@ -293,7 +293,11 @@ def test_memory_and_parts_are_found_again_after_a_crash(run_scenario) -> None:
         world.boot()
         await world.sync.once()
         after = world.executor.state
-        assert (after.owners, after.pools, after.aside()) == (before.owners, before.pools, before.aside())
+        assert (after.owners, after.pools, after.cpus_set_aside()) == (
+            before.owners,
+            before.pools,
+            before.cpus_set_aside(),
+        )
         assert after.memory == before.memory
         assert after.memory == NodeState.of(after.node, after.pods.values(), after.containers.values()).memory
         assert after.pods[s].reserved_for_pod == before.pods[s].reserved_for_pod
@@ -447,7 +451,7 @@ def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(
         assert (call.sent, call.refused) == (None, None)
         assert not isinstance(call.state, CallContext), "nothing would end it"
         assert world.executor.state.containers == before.containers
-        assert world.executor.state.aside() == CpuSet()
+        assert world.executor.state.cpus_set_aside() == CpuSet()
         assert not world.executor.state.runtime.arriving
 
     run_scenario(scenario, rules=rules, sources=(kubelet, None))

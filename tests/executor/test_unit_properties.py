@@ -188,7 +188,7 @@ def on_systemd(
         world.systemd = systemd
         scopes = world.scopes = Scopes(world)
         world.runtime.on_update = lambda i: (
-            systemd.runc(i, world.executor.state.wanted(world.executor.state.containers[i]))
+            systemd.runc(i, world.executor.state.desired_cpus(world.executor.state.containers[i]))
             if i in world.cgroups.sets
             else None
         )
@@ -729,7 +729,7 @@ def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(run_scenario: Any) -
         await world.remove(first)
         await calm(world)
         call = await update(world, own, cpu_shares=1024)
-        assert world.executor.state.wanted(world.executor.state.containers[own]) == carried
+        assert world.executor.state.desired_cpus(world.executor.state.containers[own]) == carried
         assert world.cgroups.sets[own] == reversed_mask(carried) <= low
         assert low <= world.scopes.slices[slice_of("mixed")]
         lse = await pod(world, "lse", qos="LSE", cpus=str(low))

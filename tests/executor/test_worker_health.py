@@ -33,7 +33,7 @@ class Watch:
         self.now = 1000.0
         self.logged: list[str] = []
         self.health = Health(telemetry(self.logged), lambda: None, lambda: self.now)
-        self.kernel, self.fact_lookup = Played("kernel"), Played("scout")
+        self.kernel, self.fact_lookup = Played("kernel"), Played("fact-lookup")
         self.health.watch(self.kernel, 10, critical=True)
         self.health.watch(self.fact_lookup, 60)
 
@@ -49,7 +49,7 @@ def test_a_stuck_worker_is_reported_once_and_its_recovery_too() -> None:
     assert world.health.stuck() == {"kernel": 14.0}
     assert world.health.page() == {
         "kernel": {"stuck_s": 14.0, "waiting": 3},
-        "scout": {"stuck_s": 0.0, "waiting": 3},
+        "fact-lookup": {"stuck_s": 0.0, "waiting": 3},
     }
     world.kernel.seconds = 0.0
     world.health.check()
@@ -66,7 +66,7 @@ def test_a_worker_that_is_not_vital_is_reported_and_leaves_the_node_ready() -> N
     world.fact_lookup.seconds = 2 * RESTART_S
     world.now += 10 * RESTART_S
     world.health.check()
-    assert world.logged == ["a worker thread is stuck in one job worker=scout seconds=60"]
+    assert world.logged == ["a worker thread is stuck in one job worker=fact-lookup seconds=60"]
     assert world.health.stuck() == {}
     assert not world.health.may_restart()
 

@@ -139,7 +139,7 @@ class Node(World):
         self.state_dir = directory
         read = parse(config, "the test")
         node = node_of(read, MACHINE)
-        own = ("machine", "topology", "static", "alike")
+        own = ("machine", "topology", "static", "pool_placements")
         rules = {f.name: getattr(node, f.name) for f in dataclasses.fields(node) if f.init}
         rules = {name: value for name, value in rules.items() if name not in own}
         super().__init__(options_of(read), static=node.static, rules=rules)
@@ -297,7 +297,9 @@ class Tenants:
         assert len(state.pools.shared) >= min(FLOOR, len(online)), state.pools
         for container_id in self.hostile & set(state.containers):
             assert state.containers[container_id].placement.pool is not Pool.OWN, container_id
-            assert not state.wanted(state.containers[container_id]) & CpuSet.parse("1,9"), "SYSTEM's CPUs"
+            assert not state.desired_cpus(state.containers[container_id]) & CpuSet.parse("1,9"), (
+                "SYSTEM's CPUs"
+            )
 
     # -- the end ------------------------------------------------------------------------------------------
 

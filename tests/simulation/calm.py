@@ -32,7 +32,7 @@ def kernel_differences(node: Node) -> Iterator[str]:
         if group is None or container is None:
             yield f"{one.id} runs, and the daemon does not know it"
             continue
-        has, want = node.kernel.effective(group), state.wanted(container)
+        has, want = node.kernel.effective(group), state.desired_cpus(container)
         if has != want.bits:
             yield f"{one.id} is on {text_of(has)} and should be on {want}"
         if group.displaced:
@@ -51,7 +51,7 @@ def other_differences(node: Node) -> Iterator[str]:
     for one in node.runtime.containers.values():
         container = state.containers.get(one.id)
         if one.state == RUNNING and container is not None and node.options.settle_per_second:
-            want = state.wanted(container)
+            want = state.desired_cpus(container)
             if CpuSet.parse(one.cpus) != want:
                 yield f"the runtime has saved {one.cpus} for {one.id}, which should be on {want}"
     under_way = [key for key in node.promises.durable if key.startswith(("i/", "m/"))]

@@ -290,7 +290,7 @@ class AssumedPods:
         container = daemon.executor.state.containers.get(owner) if daemon is not None else None
         if daemon is None or container is None or node.kernel.is_trusted(group):
             return cpus
-        has, planned = node.kernel.effective(group), daemon.executor.state.wanted(container)
+        has, planned = node.kernel.effective(group), daemon.executor.state.desired_cpus(container)
         return has & self._own(owner) if has == planned.bits else cpus
 
     def _owner_alone(self, container_id: str) -> None:

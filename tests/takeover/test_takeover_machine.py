@@ -93,7 +93,7 @@ class Takeovers(RuleBasedStateMachine):
         node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.chooses_cpus, reserved=reserved)
         file = CpuManagerFile.of(text_in(self.kubelet.directory)[0])
         held = file.held.held if file.held is not None and file.policy == "static" else {}
-        self.state = self.state.under(node).with_kubelet_cpus(record.in_effect(held))
+        self.state = self.state.with_node(node).with_kubelet_cpus(record.in_effect(held))
 
     def inputs(self) -> TakeoverInputs:
         return TakeoverInputs(

@@ -147,7 +147,7 @@ class CpuProvider(Provider):
             reusable = _ended(view, request, own_cpus) & all_cpus
         reusable = CpuSet.from_bits(reusable.bits & ~others & ~avoid.bits)
         part = pod.reserved_for_pod.part(name) if pod.reserved_for_pod is not None else None
-        previous = own_cpus.pop(name, None) or (part.cpus if part else view.had(f"{key}/{name}"))
+        previous = own_cpus.pop(name, None) or (part.cpus if part else view.last_cpus(f"{key}/{name}"))
         taken = others
         for cpus in own_cpus.values():
             reusable -= cpus
@@ -159,7 +159,7 @@ class CpuProvider(Provider):
                 default, {key: {**own_cpus, name: previous}}, reusing=key, reusable=reusable - previous
             )
         default = CpuSet.from_bits(free & ~reusable.bits)
-        unpromised = default - view.promised(f"{key}/{name}")
+        unpromised = default - view.promised_cpus(f"{key}/{name}")
         if pod.reserved_for_pod is not None and len(default & pod.reserved_for_pod.cpus) >= count:
             default &= pod.reserved_for_pod.cpus
         elif len(unpromised - self.policy.reserved) + len(reusable) >= count:

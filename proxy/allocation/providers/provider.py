@@ -108,10 +108,10 @@ class NodeView(Protocol):
     def exclusive_cpus(self, pod_key: str) -> tuple[dict[str, CpuSet], CpuSet]:
         """Return exclusive CPUs: those of a pod by container name, and those of all other pods."""
 
-    def had(self, owner: str) -> CpuSet:
+    def last_cpus(self, owner: str) -> CpuSet:
         """Return the CPUs that an owner holds, or held when it ended."""
 
-    def promised(self, owner: str) -> CpuSet:
+    def promised_cpus(self, owner: str) -> CpuSet:
         """Return CPUs to which ended containers of other owners may come back."""
 
 

@@ -91,7 +91,7 @@ class BeGroups:
             pod = own.get(container.pod.cgroup_parent)
             if container.phase is Phase.EXITED or pod is None or not pod.startswith(f"{root}/"):
                 continue
-            want = state.wanted(container)
+            want = state.desired_cpus(container)
             path = paths.get(container.id) or container.cgroup
             if not path and container.phase is Phase.CREATED and not state.node.erases(container.placement):
                 # CRI-O makes the group with the create, and its name is not the id alone.

@@ -182,7 +182,7 @@ class Drift:
         enforcer, state = self._context.enforcer, self._context.state
         found: dict[str, CpuSet] = {}
         for container in live:
-            want, path = state.wanted(container), enforcer.known_path(container)
+            want, path = state.desired_cpus(container), enforcer.known_path(container)
             if (
                 path is None
                 or self._context.store.mode.is_leaving

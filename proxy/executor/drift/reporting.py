@@ -32,7 +32,7 @@ def report_repairs(context: NodeContext, report: ReportDrift) -> None:
         telemetry.warning(
             "drift: another program wrote a cpuset: put back",
             **subject(container),
-            cpus=state.wanted(container),
+            cpus=state.desired_cpus(container),
             found=None if repairs.found is None else str(repairs.found) or "none",
             probably=None if author is Author.UNKNOWN else author,
         )
@@ -51,7 +51,7 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
         telemetry.problem(
             WRITE_CONFLICT,
             **subject(container),
-            cpus=state.wanted(container),
+            cpus=state.desired_cpus(container),
             found=str(conflict.found) or None,
             probably=None if author is Author.UNKNOWN else author,
             times=conflict.times,
@@ -86,7 +86,7 @@ def conflicts_page(context: NodeContext, known: WriteConflicts) -> list[dict[str
             "container": containers[i].ref,
             "id": i,
             "by": str(conflict.author or Author.UNKNOWN),
-            "cpus": str(state.wanted(containers[i])),
+            "cpus": str(state.desired_cpus(containers[i])),
             "found": str(conflict.found),
             "times": conflict.times,
             "seconds": round(now - conflict.began, 1),

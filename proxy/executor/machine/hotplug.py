@@ -143,7 +143,7 @@ class Hotplug:
     def _changed(self, machine: Machine) -> None:
         """Apply a change of CPUs or memory: pools and owners keep what is left of theirs."""
         context, before = self._context, self._context.state
-        was, after = before.node.machine, before.on(machine)
+        was, after = before.node.machine, before.with_machine(machine)
         if not after.pools.shared:
             context.telemetry.problem(
                 "cannot follow the machine: the shared pool would be empty", cpus=machine.online
@@ -158,7 +158,7 @@ class Hotplug:
         if was.memory_nodes != machine.memory_nodes:
             self._memory_changed(before, after)
         for container in after.containers.values():
-            if before.wanted(container) != after.wanted(container):
+            if before.desired_cpus(container) != after.desired_cpus(container):
                 context.sync_later(container.id)  # v1 itself removes CPUs: nothing is written
         context.attention.set()  # compares sandboxes, memory nodes and promised memory
 

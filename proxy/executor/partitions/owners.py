@@ -178,7 +178,7 @@ class PartitionSync(Observer):
                 {
                     "id": container.id,
                     "ref": container.ref,
-                    "cpus": str(record.cpus if record else state.wanted(container)),
+                    "cpus": str(record.cpus if record else state.desired_cpus(container)),
                     "state": record.kind if record else MEMBER,
                     "reason": "" if record else known.why.get(container.id, ""),
                 }

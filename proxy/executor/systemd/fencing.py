@@ -205,7 +205,7 @@ class Fencing:
         A fence that is around its pod for another call, and lacks CPUs of the container, is widened first.
         Otherwise a container whose cpuset has no CPU of the fence would run on all CPUs of the fence.
         """
-        want, around = self._context.state.wanted(container), self.carried_beside(container)
+        want, around = self._context.state.desired_cpus(container), self.carried_beside(container)
         if around and not want <= around:
             return True
         if not self._unit_properties.is_unit(container):
@@ -355,7 +355,7 @@ class Fencing:
         state = self._context.state
         if not before:
             return state.node.machine.present
-        wanted = (state.wanted(c).bits for i in within if (c := state.containers.get(i)) is not None)
+        wanted = (state.desired_cpus(c).bits for i in within if (c := state.containers.get(i)) is not None)
         return before | CpuSet.from_bits(union(wanted))
 
     def _take_all(self) -> None:

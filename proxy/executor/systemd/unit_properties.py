@@ -275,7 +275,7 @@ class UnitProperties:
         ):
             self._known.pop(container_id, None)
             return False
-        want = context.state.wanted(container)
+        want = context.state.desired_cpus(container)
         # Where a call of topoproxy was in flight too, the properties read may be those of that call.
         call = flight and (context.state.inflight.current(flight) or flight)
         alone = call is None or not call.overlapped

@@ -90,10 +90,10 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
     if not applies_to(state, container.pod):
         has = parse_cpus(container.request.cpuset_cpus) or machine.online
         return Decision("shared", has, reasons=(_OBSERVED,), allowed=has, allowed_mems=machine.memory_nodes)
-    cpus = state.wanted(container)
-    offered = cpus if placement.hook_cpus is None else state.offered(container)
+    cpus = state.desired_cpus(container)
+    offered = cpus if placement.hook_cpus is None else state.cpus_without_hooks(container)
     own = _own(placement, cpus) if placement.pool is Pool.OWN else _NO_CPUS
-    mems = state.wanted_mems(container) if placement.mems else None
+    mems = state.desired_mems(container) if placement.mems else None
     return Decision(
         placement.pool._value_,
         cpus,
@@ -111,7 +111,7 @@ def pools_of(state: NodeState) -> Pools:
     holders = [c for c in state.containers.values() if c.placement.pool is Pool.OWN]
     observed = {c.owner for c in holders if not applies_to(state, c.pod)}
     owners = {
-        container.id: _own(container.placement, state.wanted(container))
+        container.id: _own(container.placement, state.desired_cpus(container))
         for container in holders
         if container.phase not in (Phase.CREATING, Phase.EXITED) and container.owner not in observed
     }

@@ -78,7 +78,7 @@ class UpdateQueue:
         if container is None or container.phase is Phase.EXITED:
             go(call)
             return None
-        following, offered = self._dispatcher.following, self._executor.state.offered(container)
+        following, offered = self._dispatcher.following, self._executor.state.cpus_without_hooks(container)
 
         def decided(outcome: Outcome) -> None:
             applied = self._dispatcher.apply(call, outcome)

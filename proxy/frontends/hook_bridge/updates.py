@@ -169,7 +169,7 @@ class Updates:
     def _narrow(self, container: Container, cpus: Any, by: str) -> None:
         executor = self._executor
         if cpus is not CLEAR:
-            outside = cpus - executor.state.offered(container)
+            outside = cpus - executor.state.cpus_without_hooks(container)
             if self._owned_cpus:
                 outside = cpus - executor.state.node.machine.online
             if outside:
@@ -196,7 +196,7 @@ class Updates:
         if container is None or container.phase is Phase.EXITED or executor.state.inflight.of(container_id):
             await fencing.drop(fence)
             raise UnavailableError("it is being changed, or has ended")
-        want, limits = executor.state.wanted(container), self._limits(container, wanted)
+        want, limits = executor.state.desired_cpus(container), self._limits(container, wanted)
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
         flight = executor.calls.track(container_id, want)
         fencing.bind(flight, fence)

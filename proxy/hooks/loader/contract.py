@@ -1,9 +1,9 @@
 """The definitions that a hook file has, and whether one with ``PURE = True`` only computes.
 
-A pure hook is called on the daemon's own loop (``hooks.engine.loop_interrupt``), so it must not be able to block
-it. A call that takes too long is interrupted by an exception, and repeated in a thread. So a pure file must
-contain nothing that could catch the exception, loop endlessly or wait, and nothing with effects that must not
-repeat.
+A pure hook is called on the daemon's own loop (``hooks.engine.loop_interrupt``), so it must not be able to
+block it. A call that takes too long is interrupted by an exception, and repeated in a thread. So a pure file
+must contain nothing that could catch the exception, loop endlessly or wait, and nothing with effects that
+must not repeat.
 """
 
 from __future__ import annotations

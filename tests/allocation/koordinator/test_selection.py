@@ -147,7 +147,7 @@ def shared(state: NodeState, pod: Pod, milli: int, name: str = "c") -> Plan:
 
 def runs_on(plan: Plan) -> str:
     assert plan.container is not None
-    return str(plan.state.wanted(plan.container))
+    return str(plan.state.desired_cpus(plan.container))
 
 
 def test_constrained_burst_keeps_a_pod_on_as_few_nodes_as_its_limit_needs() -> None:

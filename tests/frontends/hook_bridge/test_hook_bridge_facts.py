@@ -332,7 +332,7 @@ def test_the_pools() -> None:
     state = NodeState.of(NODE, [POD], containers)
     owners = {"c1": cpus("0-1"), "c2": cpus("4")}
     assert pools_of(state) == Pools(cpus("2-3,6-15"), cpus("2-15"), cpus("0-1,4-5"), owners)
-    assert pools_of(state.suppressing(cpus("8-9"))).be == cpus("8-9")
+    assert pools_of(state.with_be_limit(cpus("8-9"))).be == cpus("8-9")
 
 
 def test_fields_that_are_not_known_do_no_harm() -> None:

@@ -488,7 +488,7 @@ def test_a_create_that_passes_through_us_too_is_one_placement(
         await node.until(lambda: not node.executor.state.inflight.of(created))
         assert containers.keys() == node.executor.state.containers.keys()
         assert node.executor.state.containers[created].phase is Phase.RUNNING
-        assert node.cpus(created) == str(node.executor.state.wanted(containers[created]))
+        assert node.cpus(created) == str(node.executor.state.desired_cpus(containers[created]))
         assert set(node.executor.state.pods) == {other.pod_id, pod.pod_id}
         await node.until(lambda: not node.pending.creates)
         assert node.executor.telemetry.value(metrics.CREATES_PLACED) == 2

@@ -107,7 +107,7 @@ def test_owned_cpus_have_one_owner(run_scenario: Callable[..., None], beside: An
         await node.until(lambda: not judged(node))
         for container in list(node.executor.state.containers.values()):
             if container.phase == "running":
-                want = str(node.executor.state.wanted(container))
+                want = str(node.executor.state.desired_cpus(container))
                 await node.until(lambda container_id=container.id, want=want: node.cpus(container_id) == want)
         clients.close()
 
