@@ -222,9 +222,9 @@ def equip(one: Node, share: float) -> None:
     (servers / "server.json").write_text(json.dumps(asks | {"runtime-hooks": POINTS}))
     config = json.loads((one.directory / "config.yaml").read_text())
     config["hooks"] = {
-        "folder": str(hooks),
-        "vendorFolder": str(one.directory / "none"),
-        "serverFolder": str(servers),
+        "directory": str(hooks),
+        "vendorDirectory": str(one.directory / "none"),
+        "serverDirectory": str(servers),
         "timeout": f"{TIMEOUT_S * 1000:g}ms",
     }
     (one.directory / "config.yaml").write_text(json.dumps(config))

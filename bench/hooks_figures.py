@@ -76,7 +76,11 @@ def _argv(files: dict[str, str], directory: Path, sock: Path, runtime: Path) -> 
         asks = {"remote-endpoint": str(runtime.parent / "hooks.sock"), "failure-policy": "Fail"}
         (servers / name).write_text(json.dumps(asks | {"runtime-hooks": ["PreCreateContainer"]}))
     config = Path(argv[argv.index("--config") + 1])
-    section = {"folder": str(hooks), "vendorFolder": str(directory / "none"), "serverFolder": str(servers)}
+    section = {
+        "directory": str(hooks),
+        "vendorDirectory": str(directory / "none"),
+        "serverDirectory": str(servers),
+    }
     section["failurePolicy"] = "Fail"  # a hook that does not answer shows
     config.write_text(config.read_text() + f"hooks: {json.dumps(section)}\n")
     return argv

@@ -257,8 +257,8 @@ class _Raw:
 class Play:
     """One day at a runtime."""
 
-    def __init__(self, bed: Bed, daemon: Daemon, folder_tag: str) -> None:
-        self.bed, self.daemon, self.tag = bed, daemon, folder_tag
+    def __init__(self, bed: Bed, daemon: Daemon, tag: str) -> None:
+        self.bed, self.daemon, self.tag = bed, daemon, tag
         self.day = Day()
         self.pods: list[str] = []
         self.containers: dict[str, str] = {}

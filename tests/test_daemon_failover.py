@@ -37,9 +37,9 @@ class Node(DaemonNode):
 
         self.settings = f"""
 hooks:
-  folder: {directory}/hooks.d
-  vendorFolder: {directory}/vendor
-  serverFolder: {directory}/servers
+  directory: {directory}/hooks.d
+  vendorDirectory: {directory}/vendor
+  serverDirectory: {directory}/servers
 """
 
     def create(self, socket: str = "cri") -> tuple[str, str]:

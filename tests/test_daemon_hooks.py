@@ -37,9 +37,9 @@ class Node(DaemonNode):
         """Create a daemon; ``hooks`` is one more line of its section."""
         section = f"""
 hooks:
-  folder: {self.hooks}
-  vendorFolder: {self.directory}/vendor
-  serverFolder: {self.directory}/servers
+  directory: {self.hooks}
+  vendorDirectory: {self.directory}/vendor
+  serverDirectory: {self.directory}/servers
   {hooks}
 """
         return self.daemon(text + section)
@@ -246,8 +246,8 @@ def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
 
     def write(settings: str, directory: Path) -> str:
         text = (
-            f"hooks: {{folder: {directory}, vendorFolder: {node.directory}/vendor, "
-            f"serverFolder: {node.directory}/servers{settings}}}\n"
+            f"hooks: {{directory: {directory}, vendorDirectory: {node.directory}/vendor, "
+            f"serverDirectory: {node.directory}/servers{settings}}}\n"
         )
         file.write_text(node.configuration(text))
         return text

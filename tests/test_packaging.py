@@ -163,6 +163,8 @@ def test_the_installed_wheel_runs_the_demonstration(installed: Path, tmp_path: P
 
 def test_the_installed_wheel_brings_its_hooks(installed: Path, tmp_path: Path) -> None:
     words = f"stateDir: {tmp_path}/state\nadminSocket: unix://{tmp_path}/admin.sock\n"
-    (tmp_path / "config.yaml").write_text(f"{words}hooks: {{folder: {tmp_path}, vendorFolder: {tmp_path}}}\n")
+    (tmp_path / "config.yaml").write_text(
+        f"{words}hooks: {{directory: {tmp_path}, vendorDirectory: {tmp_path}}}\n"
+    )
     page = call(installed / "topoproxy", tmp_path, "hooks", "list", "--all", "--config", "config.yaml")
     assert "cpus-file" in page

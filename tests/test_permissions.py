@@ -86,16 +86,16 @@ def test_a_sticky_directory_is_accepted_above_only(file: Path, tmp_path: Path) -
 
 
 def test_each_link_on_the_way_counts_with_its_directory(file: Path, tmp_path: Path) -> None:
-    open_folder = tmp_path / "open"
-    open_folder.mkdir()
-    (open_folder / "middle").symlink_to(file)
+    open_directory = tmp_path / "open"
+    open_directory.mkdir()
+    (open_directory / "middle").symlink_to(file)
     first = file.parent / "20-b.py"
     first.symlink_to("../open/middle")
     assert Trust().file_problem(first) == ""
     assert [step.name for step in steps(first)] == ["20-b.py", "middle", "10-a.py"]
-    open_folder.chmod(0o777)
-    assert f"the directory {open_folder} can be written" in Trust().file_problem(first)
-    open_folder.chmod(0o755)
+    open_directory.chmod(0o777)
+    assert f"the directory {open_directory} can be written" in Trust().file_problem(first)
+    open_directory.chmod(0o755)
     file.chmod(0o666)
     assert f"{file} can be written" in Trust().file_problem(first)
 

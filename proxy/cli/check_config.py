@@ -98,7 +98,9 @@ def _files(file: Path | None, config: Config) -> Iterator[str]:
 
     if reason := untrusted(file):
         yield f"note: serve refuses this file as it is: {reason}"
-    yield from (f"note: {sentence}" for sentence in (*exposed(config), *ineffective(config)))
+    yield from (
+        f"note: {sentence}" for sentence in (*exposed(config), *ineffective(config), *config.former_keys)
+    )
 
 
 def _hooks(config: Config) -> Iterator[str]:

@@ -52,7 +52,8 @@ def check_start(config: Config, machine: Machine) -> list[str]:
     there when the settings were made. A daemon that did not start then would cost the node its proxy.
 
     Returns:
-        Settings that wait for offline hardware, and settings without effect, one sentence each.
+        Settings that wait for offline hardware, settings without effect, and keys that have another name now,
+        one sentence each.
 
     Raises:
         ConfigError: As ``check_against``.
@@ -62,6 +63,7 @@ def check_start(config: Config, machine: Machine) -> list[str]:
     return [
         *(f"{what}: that counts when it is back" for what in _away(config, machine)),
         *ineffective(config),
+        *config.former_keys,
     ]
 
 

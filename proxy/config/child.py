@@ -33,5 +33,6 @@ def main() -> None:
             "source": config.source,
             "values": to_plain(config),
             "cluster_fault": config.cluster_fault,
+            "former_keys": config.former_keys,
         }
     json.dump(answer, sys.stdout)

@@ -170,26 +170,26 @@ class HooksConfig:
     directory: Path = field(
         default=Path("/etc/topoproxy/hooks.d"),
         metadata=key(
-            "folder",
+            "directory",
             DIRECTORY,
-            "The directory of hook files NN-name.py; takes precedence over vendorFolder.",
+            "The directory of hook files NN-name.py; takes precedence over vendorDirectory.",
             live=True,
         ),
     )
     vendor_directory: Path = field(
         default=Path("/usr/lib/topoproxy/hooks.d"),
         metadata=key(
-            "vendorFolder",
+            "vendorDirectory",
             DIRECTORY,
-            "The directory in which packages install hook files; a file of the same name in folder replaces "
-            "one.",
+            "The directory in which packages install hook files; a file of the same name in directory "
+            "replaces one.",
             live=True,
         ),
     )
     server_directory: Path | None = field(
         default=Path("/etc/runtime/hookserver.d"),
         metadata=key(
-            "serverFolder",
+            "serverDirectory",
             OPTIONAL_FILE,
             "The directory of Koordinator's JSON files that name hook servers. Empty: no servers are called.",
             live=True,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.config.checks import check, refuse
 from proxy.config.cluster_config import IGNORED, file_of, forbidden
+from proxy.config.former_keys import rename_former_keys
 from proxy.config.nested_values import SettingError, YamlNode, clash, meant
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
 from proxy.model.errors import ConfigError, PermissionDeniedError, TopoproxyError, UsageError
@@ -112,8 +113,9 @@ def load(
             raise
     if not texts:
         return Config()
-    root, source = _whole(file, texts)
-    own = _checked(root, source, [])
+    former: list[str] = []
+    root, source = _whole(file, texts, former)
+    own = replace(_checked(root, source, []), former_keys=tuple(former))
     if cluster is not None:
         return _merged(own, root, cluster)
     return _with_cluster(own, root, _cluster_text(own, trusted))
@@ -160,7 +162,9 @@ def _merged(own_config: Config, root: yaml.Node | None, text: str) -> Config:
     for node, name in forbidden(over, own_config.cluster_config.allowed, own_config):
         problems.append(f"{_line(node)}: {name}: this node does not permit it (clusterConfig.allowed)")
     _read_mapping(over, Config(), "", problems)
-    return replace(_checked(merged(root, over), source, problems), own=own_config)
+    return replace(
+        _checked(merged(root, over), source, problems), own=own_config, former_keys=own_config.former_keys
+    )
 
 
 class _MissingFileError(ConfigError):
@@ -218,11 +222,17 @@ def parse(text: str, source: str) -> Config:
     """
     problems: list[str] = []
     root = _composed(text, "", problems)
-    return _checked(root, source, problems)
+    former = rename_former_keys(root)
+    return replace(_checked(root, source, problems), former_keys=tuple(former))
 
 
-def _whole(file: Path, texts: Mapping[Path, str]) -> tuple[yaml.Node | None, str]:
+def _whole(file: Path, texts: Mapping[Path, str], former: list[str]) -> tuple[yaml.Node | None, str]:
     """Read a file and its drop-ins, each by itself first: replaced settings must be valid, too.
+
+    Args:
+        file: The file.
+        texts: What it and its drop-ins contain.
+        former: Gets a sentence for each key that has another name now.
 
     Returns:
         The merged nodes, and their name in messages.
@@ -235,10 +245,12 @@ def _whole(file: Path, texts: Mapping[Path, str]) -> tuple[yaml.Node | None, str
         root = _composed(texts[file], "", problems)
         if problems:
             raise refuse(str(file), problems)
+        former += rename_former_keys(root)
         return root, str(file)
     whole: yaml.Node | None = None
     for path, text in texts.items():
         root = _composed(text, str(path.relative_to(file.parent)), problems)
+        former += rename_former_keys(root)
         if root is not None:
             _read_mapping(root, Config(), "", problems)
         if root is not None and not problems:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from proxy.config.former_keys import FORMER_KEYS
 from proxy.config.schema import API_VERSION, KIND, Config
 from proxy.config.setting import Setting, keys
 
@@ -134,14 +135,17 @@ def configuration_schema() -> dict[str, Any]:
     }
 
 
-def _section(part: Any) -> dict[str, Any]:
+def _section(part: Any, name: str = "") -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for item, key, setting in keys(part):
         value = getattr(part, item.name)
         if setting is None:
-            properties[key] = {"description": item.metadata["doc"], **_section(value)}
+            properties[key] = {"description": item.metadata["doc"], **_section(value, key)}
         else:
             properties[key] = _key(setting, value)
+    for former, now in FORMER_KEYS.get(name, {}).items():
+        described = f"The former name of {now}, which is read for one release."
+        properties[former] = {**properties[now], "description": described, "deprecated": True}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 

@@ -91,6 +91,7 @@ class Config:
         origin: How to read it again; None where it cannot be. Not a setting either.
         own: The configuration without the settings of the cluster; None without such. Not a setting either.
         cluster_fault: Why the settings of the cluster are ignored; empty where they are not. Not a setting.
+        former_keys: One sentence for each key of the files that has another name now. Not a setting.
     """
 
     mode: NodeMode = field(
@@ -359,6 +360,7 @@ class Config:
     origin: Origin | None = field(default=None, compare=False)
     own: Config | None = field(default=None, compare=False)
     cluster_fault: str = field(default="", compare=False)
+    former_keys: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def admin_path(self) -> Path:

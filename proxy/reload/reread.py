@@ -109,6 +109,7 @@ async def reread(origin: Origin) -> Config:
         source=answer["source"],
         origin=origin,
         cluster_fault=answer["cluster_fault"],
+        former_keys=tuple(answer["former_keys"]),
     )
 
 

@@ -170,6 +170,7 @@ class Reload:
             source=requested.source,
             origin=requested.origin,
             cluster_fault=requested.cluster_fault,
+            former_keys=requested.former_keys,
         )
         if problems := check(effect):
             raise ConfigError(

@@ -116,7 +116,7 @@ class AnsweringNode(DaemonNode):
         none = directory / "none"
         self.settings = (
             f"procfsRoot: {directory}/proc\n"
-            f"hooks: {{folder: {directory}/hooks.d, vendorFolder: {none}, serverFolder: {none}}}\n"
+            f"hooks: {{directory: {directory}/hooks.d, vendorDirectory: {none}, serverDirectory: {none}}}\n"
             f"kubelet: {{stateDir: {directory}/kubelet}}\n"
             f"clusterFacts: {{directory: {directory}/cluster}}\n"
         )

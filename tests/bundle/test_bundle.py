@@ -60,7 +60,7 @@ def config(tmp_path: Path, secret: Planted) -> Path:
         f"listen: unix://{tmp_path}/cri.sock\nruntime: unix://{tmp_path}/runtime.sock\n"
         f"stateDir: {tmp_path}/state\nsysfsRoot: {tmp_path}/machine/sys\nprocfsRoot: {tmp_path}/proc\n"
         f"cgroupRoot: {tmp_path}/cgroup\nkubelet: {{stateDir: {none}, configFile: /etc/{secret()}}}\n"
-        f"hooks: {{folder: {tmp_path}/hooks, vendorFolder: {none}, serverFolder: {none},"
+        f"hooks: {{directory: {tmp_path}/hooks, vendorDirectory: {none}, serverDirectory: {none},"
         f" settings: {{50-bad: {{config: {{token: {secret()}}}}}}}}}\n"
     )
     file.chmod(0o600)

@@ -33,8 +33,8 @@ class Node:
 
     def set(self, more: str = "") -> None:
         self.config.write_text(
-            f"hooks: {{folder: {self.directory}, vendorFolder: {self.vendor}, "
-            f"serverFolder: {self.servers}{more}}}\n"
+            f"hooks: {{directory: {self.directory}, vendorDirectory: {self.vendor}, "
+            f"serverDirectory: {self.servers}{more}}}\n"
         )
 
     def run(self, *words: object, config: bool = True) -> tuple[int, str]:
@@ -75,14 +75,14 @@ def test_a_new_hook_is_the_template_for_its_owner_alone_to_write(node: Node) -> 
 
 def test_a_new_hook_is_configured_under_its_own_name(tmp_path: Path) -> None:
     """With the template that is shipped."""
-    assert command_line(["hooks", "new", "50-mine", "--folder", str(tmp_path)]) == 0
+    assert command_line(["hooks", "new", "50-mine", "--directory", str(tmp_path)]) == 0
     text = (tmp_path / "50-mine.py").read_text()
     assert "\n        50-mine:\n" in text
     assert "00-template" not in text
 
 
 def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path: Path) -> None:
-    node.did("new", "51-mine.py", "--from", "30-cpus-file", "--folder", tmp_path / "src")
+    node.did("new", "51-mine.py", "--from", "30-cpus-file", "--directory", tmp_path / "src")
     assert (tmp_path / "src/51-mine.py").read_text() == "# 30-cpus-file\n"
     assert not node.directory.exists()
 
@@ -97,8 +97,8 @@ def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path:
         (["50-mine", "--from", "nothing"], 2, "cannot use nothing: there is no such hook"),
         (["50-mine", "--from", "quota"], 2, "cannot use quota: it may be 10-quota or 60-quota"),
         (["50-mine", "--from", "cpu-file"], 2, "did you mean 30-cpus-file?"),
-        (["50-mine", "--folder", "/dev/null"], 73, "50-mine.py: /dev/null is not a directory"),
-        (["50-mine", "--folder", "/proc/nothing"], 73, "cannot make /proc/nothing/50-mine.py: "),
+        (["50-mine", "--directory", "/dev/null"], 73, "50-mine.py: /dev/null is not a directory"),
+        (["50-mine", "--directory", "/proc/nothing"], 73, "cannot make /proc/nothing/50-mine.py: "),
     ],
 )
 def test_a_hook_that_cannot_be_made(node: Node, words: list[str], code: int, reported: str) -> None:

@@ -89,7 +89,8 @@ def node(tmp_path: Path) -> Path:
         (tmp_path / directory).mkdir()
     (tmp_path / "c.yaml").write_text(
         f"listen: unix://{tmp_path}/cri.sock\n"
-        f"hooks: {{folder: {tmp_path}/etc, vendorFolder: {tmp_path}/usr, serverFolder: {tmp_path}/servers,\n"
+        f"hooks: {{directory: {tmp_path}/etc, vendorDirectory: {tmp_path}/usr, "
+        f"serverDirectory: {tmp_path}/servers,\n"
         "  settings: {10-god: {timeout: 1s}}}\n"
     )
     etc = tmp_path / "etc"
@@ -224,7 +225,7 @@ def test_check_config_names_what_is_there_and_runs_nothing(node: Path, run: Run)
 def test_check_config_knows_what_could_be_enabled(tmp_path: Path, run: Run) -> None:
     settings = "{30-cpus-file: {timeout: 2s}}"
     (tmp_path / "c.yaml").write_text(
-        f"hooks: {{folder: {tmp_path}, vendorFolder: {tmp_path}/v, settings: {settings}}}\n"
+        f"hooks: {{directory: {tmp_path}, vendorDirectory: {tmp_path}/v, settings: {settings}}}\n"
     )
     said = run("check-config", "--config", tmp_path / "c.yaml")[1]
     assert "hooks.settings.30-cpus-file: it is not enabled: topoproxy hooks enable 30-cpus-file" in said

@@ -135,7 +135,7 @@ def test_a_server_and_a_mask_are_files_too(files: Path, run: Run) -> None:
     assert code == 0
     assert "koordlet.json: good\n  handles   pre_run_pod_sandbox, shutdown\n" in reported
     assert "  policy    Fail\n" in reported
-    assert "10-none.py: disabled\n  it disables a hook 10-none of hooks.vendorFolder\n" in reported
+    assert "10-none.py: disabled\n  it disables a hook 10-none of hooks.vendorDirectory\n" in reported
 
 
 def test_a_file_that_is_not_there(files: Path, run: Run) -> None:

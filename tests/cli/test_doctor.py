@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Path:
         f"listen: unix://{tmp_path}/cri.sock\nruntime: unix://{tmp_path}/runtime.sock\n"
         f"stateDir: {tmp_path}/state\nsysfsRoot: {tmp_path}/machine/sys\nprocfsRoot: {tmp_path}/proc\n"
         f"cgroupRoot: {tmp_path}/cgroup\nkubelet: {{stateDir: {none}}}\n"
-        f"hooks: {{folder: {none}, vendorFolder: {none}, serverFolder: {none}}}\n"
+        f"hooks: {{directory: {none}, vendorDirectory: {none}, serverDirectory: {none}}}\n"
     )
     file.chmod(0o600)
     return file

@@ -88,9 +88,9 @@ def place() -> Iterator[Place]:
         write_sysfs(machine, root / "machine")
         cgroups = FakeCgroups(root / "cgroup", machine.online, machine.memory_nodes, 1)
         hooks = {
-            "folder": f"{root}/etc/topoproxy/hooks.d",
-            "vendorFolder": f"{root}/usr/lib/topoproxy/hooks.d",
-            "serverFolder": f"{root}/etc/runtime/hookserver.d",
+            "directory": f"{root}/etc/topoproxy/hooks.d",
+            "vendorDirectory": f"{root}/usr/lib/topoproxy/hooks.d",
+            "serverDirectory": f"{root}/etc/runtime/hookserver.d",
             "settings": {"30-cpus-file": {"config": {"root": f"{root}/cpus"}}},
         }
         proxy = ProxyProcess(

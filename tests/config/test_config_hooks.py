@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy.config import as_mapping, as_yaml, parse
+from proxy.config import as_mapping, as_yaml, load, parse
 from proxy.config.hooks import HooksConfig
 from proxy.model.errors import ConfigError
 
 FULL = """\
 hooks:
-  folder: /a/hooks.d/
-  serverFolder: ""
+  directory: /a/hooks.d/
+  serverDirectory: ""
   timeout: 1500ms
   failurePolicy: Fail
   skipLabel: example.com/skip=yes
@@ -118,8 +118,8 @@ SETTINGS = "hooks:\n  settings:\n    10-x:"
         ("hooks: {timeout: 0ms}", "line 1: hooks.timeout: 0ms is outside 1ms to 1m40s"),
         ("hooks: {timeout: 101s}", "line 1: hooks.timeout: 101s is outside 1ms to 1m40s"),
         ("hooks: {failurePolicy: fail}", "'fail' is not Fail or Ignore; did you mean Fail?"),
-        ("hooks: {folder: hooks.d}", "line 1: hooks.folder: 'hooks.d' is not an absolute path"),
-        ("hooks: {folders: /x}", "line 1: hooks.folders: unknown key; did you mean hooks.folder?"),
+        ("hooks: {directory: hooks.d}", "line 1: hooks.directory: 'hooks.d' is not an absolute path"),
+        ("hooks: {directories: /x}", "line 1: hooks.directories: unknown key; did you mean hooks.directory?"),
         ("ownedCPUs: true", "line 1: ownedCPUs: unknown key; did you mean hooks.ownedCPUs?"),
         ("hooks: {skipLabel: skip}", "line 1: hooks.skipLabel: 'skip' is not a label such as example.com/ke"),
         ("hooks: {serve: /run/topoproxy/cri.sock}", "hooks.serve: /run/topoproxy/cri.sock is in use for oth"),
@@ -150,3 +150,38 @@ def test_aliases_that_multiply_cost_nothing() -> None:
     words = refused(f"hooks:\n  settings:\n    a: {{config: &c {{x: {list(range(900))}}}}}\n{many}")
     assert "there are more than 1000 hooks" in words
     assert time.monotonic() - began < 60
+
+
+def test_former_keys_are_read_and_reported() -> None:
+    config = parse("hooks: {folder: /a, vendorFolder: /b, serverFolder: ''}", "a file")
+    hooks = config.hooks
+    assert (str(hooks.directory), str(hooks.vendor_directory), hooks.server_directory) == ("/a", "/b", None)
+    assert config.former_keys == (
+        "hooks.folder is now hooks.directory: rename the key",
+        "hooks.vendorFolder is now hooks.vendorDirectory: rename the key",
+        "hooks.serverFolder is now hooks.serverDirectory: rename the key",
+    )
+    assert parse("hooks: {directory: /a}", "a file").former_keys == ()
+
+
+def test_a_former_key_beside_its_new_name_is_given_twice() -> None:
+    with pytest.raises(ConfigError, match=r"line 3: hooks.directory: given twice, first on line 2"):
+        parse("hooks:\n  folder: /a\n  directory: /b\n", "a file")
+
+
+@pytest.mark.parametrize(
+    "odd", ["hooks: [folder]", "hooks: {[folder]: 1}", "[hooks]: {folder: /a}", "folder: /a"]
+)
+def test_only_a_key_of_the_section_is_a_former_key(odd: str) -> None:
+    with pytest.raises(ConfigError):
+        parse(odd, "a file")
+
+
+def test_a_drop_in_replaces_a_value_under_its_former_key(tmp_path: Path) -> None:
+    file, drop_in = tmp_path / "config.yaml", tmp_path / "config.d/50.yaml"
+    drop_in.parent.mkdir()
+    file.write_text("hooks: {folder: /a, vendorDirectory: /v}")
+    drop_in.write_text("hooks: {directory: /b, vendorFolder: /w}")
+    config = load(file)
+    assert (str(config.hooks.directory), str(config.hooks.vendor_directory)) == ("/b", "/w")
+    assert len(config.former_keys) == 2

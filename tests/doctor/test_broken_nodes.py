@@ -46,7 +46,7 @@ class DoctoredNode(DaemonNode):
             f"sysfsRoot: {directory}/machine/sys\n"
             f"procfsRoot: {directory}/proc\n"
             f"cgroupRoot: {directory}/cgroup\n"
-            f"hooks: {{folder: {directory}/hooks.d, vendorFolder: {none}, serverFolder: {none}}}\n"
+            f"hooks: {{directory: {directory}/hooks.d, vendorDirectory: {none}, serverDirectory: {none}}}\n"
             f"kubelet: {{stateDir: {directory}/kubelet}}\n"
         )
         self.write("kubelet/config.yaml", f"containerRuntimeEndpoint: unix://{directory}/cri.sock\n")

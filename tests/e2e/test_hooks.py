@@ -53,9 +53,9 @@ def nodes(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator[
         for name in ("hooks.d", "hookserver.d"):
             (tmp_path / name).mkdir()
         section = {
-            "folder": str(tmp_path / "hooks.d"),
-            "vendorFolder": str(tmp_path / "none"),
-            "serverFolder": str(tmp_path / "hookserver.d"),
+            "directory": str(tmp_path / "hooks.d"),
+            "vendorDirectory": str(tmp_path / "none"),
+            "serverDirectory": str(tmp_path / "hookserver.d"),
             "timeout": "5s",
             **hooks,
         }

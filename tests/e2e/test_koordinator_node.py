@@ -67,17 +67,17 @@ class Watch(threading.Thread):
         super().__init__(name="watch")
         self.seen: dict[str, Seen] = {}
         self.fault: BaseException | None = None
-        self._folders: dict[str, Path] = {}
+        self._groups: dict[str, Path] = {}
         self._over = threading.Event()
 
     def add(self, container: str) -> None:
         directory = cgroup_of(container)
         assert directory is not None
         self.seen[container] = Seen(time.monotonic())
-        self._folders[container] = directory
+        self._groups[container] = directory
 
     def drop(self, container: str) -> None:
-        self._folders.pop(container, None)
+        self._groups.pop(container, None)
 
     def close(self) -> None:
         self._over.set()
@@ -86,7 +86,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         try:
             while not self._over.is_set():
-                for container, directory in list(self._folders.items()):
+                for container, directory in list(self._groups.items()):
                     # A container that is taken away may lose its files in the middle.
                     with suppress(FileNotFoundError, ProcessLookupError, OSError):
                         self._read(self.seen[container], directory)

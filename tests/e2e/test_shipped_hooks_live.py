@@ -61,9 +61,9 @@ def hooked(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator
         for name in names:
             (directory / f"{name}.py").symlink_to(SHIPPED / f"{name}.py")
         hooks = {
-            "folder": str(directory),
-            "vendorFolder": str(tmp_path / "none"),
-            "serverFolder": "",
+            "directory": str(directory),
+            "vendorDirectory": str(tmp_path / "none"),
+            "serverDirectory": "",
             "timeout": "5s",
             "settings": {name: {"config": keys} for name, keys in (settings or {}).items()},
         }

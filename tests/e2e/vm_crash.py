@@ -35,7 +35,7 @@ class Watch:
     """Looks all the time whether anybody else runs on what is owned."""
 
     def __init__(self, node: Node) -> None:
-        self._folders = [node.group(name) for name in OTHERS]
+        self._groups = [node.group(name) for name in OTHERS]
         self._owner: Path | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -49,7 +49,7 @@ class Watch:
                 continue
             with suppress(OSError):
                 own = place_in(owner)  # in force: in a fence a wrong set in the file is not
-                for directory in self._folders:
+                for directory in self._groups:
                     found = place_in(directory)
                     both = own.effective & reduce(or_, found.tasks, found.effective)
                     if both and own.tasks and self._owner is owner:

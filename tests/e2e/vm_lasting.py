@@ -33,15 +33,15 @@ class Movements:
     """Checks all the time whether a container moves."""
 
     def __init__(self, node: Node, names: tuple[str, ...]) -> None:
-        self._folders = {name: node.group(name) for name in names}
-        self._before = {name: place_in(directory) for name, directory in self._folders.items()}
+        self._groups = {name: node.group(name) for name in names}
+        self._before = {name: place_in(directory) for name, directory in self._groups.items()}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self.looks, self.seen = 0, dict[str, str]()
 
     def _look(self) -> None:
         while not self._over.is_set():
-            for name, directory in self._folders.items():
+            for name, directory in self._groups.items():
                 now = place_in(directory)
                 if now != self._before[name]:
                     self.seen.setdefault(name, f"{now.cpus}, in force {now.effective}")

@@ -53,7 +53,7 @@ SCRIPT = """
     from proxy.hooks.registry import HookRegistry
 
     root = Path(sys.argv[1])
-    where = f"folder: {root}/hooks.d, vendorFolder: {root}/none, serverFolder: ''"
+    where = f"directory: {root}/hooks.d, vendorDirectory: {root}/none, serverDirectory: ''"
     config = parse(f"hooks: {{{where}}}", "f").hooks
 
     def say(message, **keys):

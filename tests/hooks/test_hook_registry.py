@@ -83,7 +83,7 @@ class Setup:
         self.etc, self.usr, self.servers = (root / name for name in ("etc", "usr", "servers"))
         for directory in (self.etc, self.usr, self.servers):
             directory.mkdir(mode=0o755, exist_ok=True)
-        given = f"folder: {self.etc}, vendorFolder: {self.usr}, serverFolder: {self.servers}"
+        given = f"directory: {self.etc}, vendorDirectory: {self.usr}, serverDirectory: {self.servers}"
         self.config: HooksConfig = parse(f"hooks: {{{given}, {words}}}", "f").hooks
         self.engine = Engine()
         self.now = 0.0

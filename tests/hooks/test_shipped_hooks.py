@@ -148,7 +148,7 @@ def watch(runtime_events: Watch) -> Iterator[Watch]:
     runtime_events.on = False
 
 
-def in_folder(path: Path, directory: Path) -> testing.Loaded:
+def in_directory(path: Path, directory: Path) -> testing.Loaded:
     """Load a hook with all paths of its settings below a directory."""
     plain = load_file(path, trusted=False)
     settings = getattr(plain.module, "Settings", None)
@@ -187,7 +187,7 @@ def test_it_loads_with_its_defaults_and_says_what_it_is(path: Path) -> None:
 def test_it_answers_everything_and_writes_only_where_configured(
     path: Path, tmp_path: Path, watch: Watch
 ) -> None:
-    hook = in_folder(path, tmp_path)
+    hook = in_directory(path, tmp_path)
     for name in sorted(hook.hook.handlers, key=list(POINTS).index):
         if name == "configure":
             continue
@@ -200,7 +200,7 @@ def test_it_answers_everything_and_writes_only_where_configured(
 
 @HOOKS
 def test_it_says_nothing_where_it_has_nothing_to_say(path: Path, tmp_path: Path) -> None:
-    hook = in_folder(path, tmp_path)
+    hook = in_directory(path, tmp_path)
     plain = testing.event(
         "pre_create_container", pod=testing.pod(qos="LS"), decision=testing.decision("shared", "0-1", "0")
     )
@@ -208,7 +208,7 @@ def test_it_says_nothing_where_it_has_nothing_to_say(path: Path, tmp_path: Path)
 
 
 def test_all_of_them_live_together(tmp_path: Path) -> None:
-    hooks = [in_folder(path, tmp_path) for path in FILES]
+    hooks = [in_directory(path, tmp_path) for path in FILES]
     pod = testing.pod(
         qos="LSR",
         annotations={"irq-load-balancing.crio.io": "housekeeping", "example.com/note": "hello"},
@@ -223,7 +223,7 @@ def test_all_of_them_live_together(tmp_path: Path) -> None:
 def test_allowed_memory_is_never_widened(tmp_path: Path) -> None:
     for path in FILES:
         event = testing.event("pre_create_container", decision=testing.decision("own", "2", "1"))
-        adjustment = testing.run(in_folder(path, tmp_path), event).adjustment
+        adjustment = testing.run(in_directory(path, tmp_path), event).adjustment
         assert adjustment.mems in (testing.LEAVE, Mask((1,)))
         assert adjustment.cpus in (testing.LEAVE, CpuSet((2,)))
 

@@ -31,7 +31,9 @@ def test_hooks_begin_with_enforcement_and_leave_observed_pods_alone() -> None:
         directory.mkdir(mode=0o755)
         (directory / "10-mine.py").write_text(HOOK)
         nothing = node.directory / "none"
-        section = f"hooks: {{folder: {directory}, vendorFolder: {nothing}, serverFolder: {nothing}}}\n"
+        section = (
+            f"hooks: {{directory: {directory}, vendorDirectory: {nothing}, serverDirectory: {nothing}}}\n"
+        )
         daemon = node.from_file(OBSERVE + section)
 
         async def scenario() -> None:

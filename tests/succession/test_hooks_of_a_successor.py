@@ -48,7 +48,7 @@ def shutdown(event):
 """
 
 
-DIRECTORIES = {"folder": "hooks.d", "vendorFolder": "vendor", "serverFolder": "servers"}
+DIRECTORIES = {"directory": "hooks.d", "vendorDirectory": "vendor", "serverDirectory": "servers"}
 
 
 def drop(node: Node, name: str, text: str, directory: str = "hooks.d") -> None:

@@ -122,7 +122,7 @@ def config(tmp_path: Path) -> Path:
     file.write_text(
         f"listen: unix://{tmp_path}/cri.sock\nstateDir: {tmp_path}/state\n"
         f"sysfsRoot: {tmp_path}/machine/sys\nprocfsRoot: {tmp_path}/proc\n"
-        f"hooks: {{folder: {tmp_path}/hooks, vendorFolder: {none}, serverFolder: {none}}}\n"
+        f"hooks: {{directory: {tmp_path}/hooks, vendorDirectory: {none}, serverDirectory: {none}}}\n"
     )
     file.chmod(0o600)
     return file

@@ -27,7 +27,7 @@ def hooks() -> None:
 
     \b
     Write one
-      topoproxy hooks new 50-mine --folder .         a template to fill in
+      topoproxy hooks new 50-mine --directory .      a template to fill in
       topoproxy hooks points pre_create_container    what it receives, and what it may answer
       topoproxy hooks validate 50-mine.py            is it good?
       topoproxy hooks run 50-mine.py --example pre_create_container      what does it do?

@@ -85,8 +85,8 @@ SOON = "a running daemon applies this within a second: topoproxy hooks list"
 def enable(name: str, file: Path | None) -> None:
     """Enable a hook that comes with topoproxy, or that was disabled.
 
-    NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.folder a link to the
-    file is created; a mask there (a link to /dev/null, an empty file) is removed.
+    NAME is as topoproxy hooks list --all shows it; its number may be left out. In hooks.directory a link to
+    the file is created; a mask there (a link to /dev/null, an empty file) is removed.
 
     Ends with 1 where a directory has its name, 2 where there is no such hook, 73 where the link cannot be
     created, 77 without permission.
@@ -127,8 +127,9 @@ def enable(name: str, file: Path | None) -> None:
 def disable(name: str, file: Path | None) -> None:
     """Disable a hook.
 
-    A link that topoproxy hooks enable has created is removed; a file in hooks.vendorFolder is masked by a
-    link to /dev/null of the same name in hooks.folder. A file of your own in hooks.folder is not touched.
+    A link that topoproxy hooks enable has created is removed; a file in hooks.vendorDirectory is masked by a
+    link to /dev/null of the same name in hooks.directory. A file of your own in hooks.directory is not
+    touched.
 
     Ends with 1 where the hook is a file of your own or a server, 2 where there is no such hook, 73 where the
     link cannot be created, 77 without permission.
@@ -244,14 +245,16 @@ _NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*")
     help="Start from a hook that comes with topoproxy, and not from the template.",
 )
 @click.option(
-    "--folder",
-    "directory",
+    "--directory",
     type=PATH,
     metavar="DIR",
-    help="Where the file is made; hooks.folder of the configuration by default.",
+    help="Where the file is made; hooks.directory of the configuration by default.",
 )
+@click.option("--folder", "former_option", type=PATH, hidden=True)  # the former name, for one release
 @config_option
-def new(name: str, source: str, directory: Path | None, file: Path | None) -> None:
+def new(
+    name: str, source: str, directory: Path | None, former_option: Path | None, file: Path | None
+) -> None:
     """Create a hook file from a template.
 
     NAME is two digits and a name, such as 50-mine: hooks are called in the order of their names. The new file
@@ -269,7 +272,7 @@ def new(name: str, source: str, directory: Path | None, file: Path | None) -> No
     file_of_source = template(source)
     # Its text names it where it shows how it is configured.
     text = file_of_source.read_text().replace(f"{file_of_source.stem}:", f"{name}:").encode()
-    place = directory or read_config(file, {}).hooks.directory
+    place = directory or former_option or read_config(file, {}).hooks.directory
     path = place / f"{name}.py"
     make_file(path, text)
     lines = [f"made {path}; next:"]

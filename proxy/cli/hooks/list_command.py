@@ -248,7 +248,7 @@ def _checked_lines(page: dict[str, Any]) -> Iterator[str]:
         yield f"  {page['error']}"
         return
     if not page.get("points"):
-        yield f"  it disables a hook {page['name']} of hooks.vendorFolder"
+        yield f"  it disables a hook {page['name']} of hooks.vendorDirectory"
         return
     yield from textwrap.wrap(
         ", ".join(page["points"]), 100, initial_indent="  handles   ", subsequent_indent=" " * 12

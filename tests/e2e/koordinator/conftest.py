@@ -64,8 +64,8 @@ def serving(bed: Bed, proxies: Callable[..., Daemon], tmp_path: Path) -> Callabl
     def make(**config: Any) -> Daemon:
         for name in ("hooks.d", "servers"):
             (tmp_path / name).mkdir(mode=0o755, exist_ok=True)
-        hooks = {"folder": f"{tmp_path}/hooks.d", "vendorFolder": f"{tmp_path}/no-hooks.d"}
-        hooks |= {"serverFolder": f"{tmp_path}/servers", "serve": f"{tmp_path}/hooks.sock"}
+        hooks = {"directory": f"{tmp_path}/hooks.d", "vendorDirectory": f"{tmp_path}/no-hooks.d"}
+        hooks |= {"serverDirectory": f"{tmp_path}/servers", "serve": f"{tmp_path}/hooks.sock"}
         return proxies(hooks={**hooks, **config.pop("hooks", {})}, **config)
 
     return make

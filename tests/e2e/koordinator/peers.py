@@ -113,7 +113,7 @@ class HookServer(Program):
         """
         program = str(Path(DIRECTORY, "hookserver"))
         reported = [f"--shared={shared}", f"--policy={policy}", f"--manager={manager}"]
-        self._run([program, f"--socket={self.socket}", f"--folder={self._servers}", *reported, "-v=5"])
+        self._run([program, f"--socket={self.socket}", f"--directory={self._servers}", *reported, "-v=5"])
 
         def registered() -> bool:
             self._must_live()

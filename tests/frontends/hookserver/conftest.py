@@ -201,9 +201,9 @@ adminSocket: unix://{self.directory}/admin.sock
 runtime: unix://{self.directory}/runtime.sock
 stateDir: {self.directory}/state
 hooks:
-  serverFolder: ""
-  folder: {self.directory}/no-hooks.d
-  vendorFolder: {self.directory}/no-hooks.d
+  serverDirectory: ""
+  directory: {self.directory}/no-hooks.d
+  vendorDirectory: {self.directory}/no-hooks.d
 """,
             "test",
         )

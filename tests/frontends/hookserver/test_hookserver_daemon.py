@@ -39,7 +39,8 @@ listen: unix://{node.directory}/cri.sock
 adminSocket: unix://{node.directory}/admin.sock
 runtime: unix://{node.directory}/runtime.sock
 stateDir: {node.directory}/state
-hooks: {{folder: {directory}, vendorFolder: {directory}-no, serverFolder: {servers}, serve: {node.socket}}}
+hooks: {{directory: {directory}, vendorDirectory: {directory}-no, serverDirectory: {servers},
+  serve: {node.socket}}}
 """
 
     async def whole() -> None:

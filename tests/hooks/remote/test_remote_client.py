@@ -442,7 +442,7 @@ def node(tmp_path: Path) -> tuple[Path, Path]:
     )
     file = tmp_path / "config.yaml"
     file.write_text(
-        f"hooks: {{serverFolder: {directory}, folder: {tmp_path}/none, vendorFolder: {tmp_path}/none}}\n"
+        f"hooks: {{serverDirectory: {directory}, directory: {tmp_path}/none, vendorDirectory: {tmp_path}/none}}\n"
     )
     return file, path
 
@@ -467,7 +467,9 @@ def test_check_config_and_validate_report_it(
     code, output = said(*validate)
     assert code != 0
     assert f"koordlet.json: untrusted\n  cannot trust hook server {server}: {path}: process" in output
-    file.write_text(file.read_text().replace("{serverFolder", f"{{serverUsers: [{OTHER}], serverFolder"))
+    file.write_text(
+        file.read_text().replace("{serverDirectory", f"{{serverUsers: [{OTHER}], serverDirectory")
+    )
     assert words not in said(*check)[1]
     assert said(*validate)[0] == 0
 

@@ -29,7 +29,7 @@ import (
 func main() {
 	klog.InitFlags(nil)
 	socket := flag.String("socket", "", "where to listen")
-	folder := flag.String("folder", "", "where to register: koordlet.json is written there")
+	directory := flag.String("directory", "", "where to register: koordlet.json is written there")
 	policy := flag.String("policy", "Fail", "failure policy: Fail or Ignore")
 	shared := flag.String("shared", "", "the shared pool's CPUs")
 	manager := flag.String("manager", "none", "kubelet's CPU manager policy")
@@ -49,7 +49,7 @@ func main() {
 		HostEndpoint:        *socket,
 		FailurePolicy:       config.FailurePolicyType(*policy),
 		PluginFailurePolicy: config.PolicyFail,
-		ConfigFilePath:      *folder,
+		ConfigFilePath:      *directory,
 		Executor:            executor,
 	})
 	for _, step := range []func() error{server.Setup, server.Start, server.Register} {
