@@ -442,7 +442,8 @@ def node(tmp_path: Path) -> tuple[Path, Path]:
     )
     file = tmp_path / "config.yaml"
     file.write_text(
-        f"hooks: {{serverDirectory: {directory}, directory: {tmp_path}/none, vendorDirectory: {tmp_path}/none}}\n"
+        f"hooks: {{serverDirectory: {directory}, directory: {tmp_path}/none,"
+        f" vendorDirectory: {tmp_path}/none}}\n"
     )
     return file, path
 
