@@ -133,6 +133,15 @@ def test_a_step_that_fails_after_a_change_of_target_leaves_the_pod_observed() ->
     assert story >> EnforcementStepDone(failed) << recorded(OBSERVE, ALL_PODS)
 
 
+def test_a_failed_step_changes_nothing_for_pods_outside_of_it() -> None:
+    story = Playbook(OWNED, handle)
+    story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
+    story >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
+    assert story >> EnforcementStepFailed(frozenset({"lse"})), "the plan does not apply to it any more"
+    assert story >> EnforcementStepFailed(frozenset({"ls", "lse"}))
+    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
+
+
 def test_a_pause_lets_the_step_under_way_end() -> None:
     story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
     story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")

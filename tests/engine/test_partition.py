@@ -88,6 +88,16 @@ def test_a_container_that_does_not_run_is_none(phase: Phase) -> None:
 def test_a_container_that_owns_nothing_is_none() -> None:
     assert partition_cpus(node(sharing()), "ls") is None
     assert partition_cpus(node(), "x") is None
+    others = node(sharing()).with_facts(partitions=PartitionFacts({"x": RECORD}))
+    assert makeable_cpus(others, "ls") is None
+
+
+def test_a_container_on_the_cpus_of_class_system_is_none() -> None:
+    container = changed_copy(owner("sys"), placement=Placement(Pool.SYSTEM, CpuSet(), Mask()))
+    state = NodeState.of(changed_copy(NODE, system=CpuSet.parse("0-1")), (POD,), (container,))
+    assert state.desired_cpus(container) == CpuSet.parse("0-1")
+    assert shared_with(state, container) == ""
+    assert partition_cpus(state, "sys") is None
 
 
 def test_what_is_outdated() -> None:

@@ -94,6 +94,11 @@ def refused(number: int) -> CpusetsWritten:
     return CpusetsWritten((error,), (error.text,))
 
 
+def several_refused(**numbers: int) -> CpusetsWritten:
+    errors = tuple(RefusedWrite(key, number, f"refused {key}") for key, number in numbers.items())
+    return CpusetsWritten(errors, tuple(error.text for error in errors))
+
+
 def found(cpus: CpuSet, wanted: CpuSet = REST, container_id: str = "ls") -> CpusetsRead:
     return CpusetsRead((CpusInEffect(container_id, cpus, wanted),))
 
@@ -211,12 +216,33 @@ class TestCreate:
             >> found(NEW) << WithdrawPlacement() << Abort(reason)
         )  # fmt: skip
 
+    def test_the_reason_is_the_write_of_a_container_that_is_still_on_the_cpus(self) -> None:
+        errors = several_refused(ls=errno.EACCES, be=errno.EACCES)
+        reason = AbortReason("refused be", NEW | REST, public=REFUSED)
+        assert (
+            at_barrier(ReservationKind.CREATE)
+            >> errors << RequestReconcile() << ReadCpusets(("ls", "be"))
+            >> CpusetsRead((CpusInEffect("ls", REST, REST), CpusInEffect("be", NEW, REST)))
+            << EndDeadline() << PlaceElsewhere(reason)
+        )  # fmt: skip
+
+    def test_one_write_of_several_that_no_other_cpus_would_allow_ends_it(self) -> None:
+        errors = several_refused(ls=errno.EACCES, be=errno.EROFS)
+        reason = AbortReason("refused ls", NEW, final=True, public=REFUSED)
+        assert (
+            at_barrier(ReservationKind.CREATE)
+            >> errors << RequestReconcile() << ReadCpusets(("ls", "be"))
+            >> CpusetsRead((CpusInEffect("ls", NEW, REST), CpusInEffect("be", NEW, REST)))
+            << WithdrawPlacement() << Abort(reason)
+        )  # fmt: skip
+
     def test_groups_above_pods_that_cannot_be_written_end_it(self) -> None:
         reason = AbortReason("cannot write besteffort", NEW, final=True, public=REFUSED)
         assert (
             at_barrier(ReservationKind.CREATE)
             >> CpusetsWritten((), ("cannot write besteffort",))
             << RequestReconcile() << WithdrawPlacement() << Abort(reason)
+            >> TimedOut()
         )  # fmt: skip
 
     @pytest.mark.parametrize("read", [False, True])

@@ -102,6 +102,20 @@ def test_a_budget_a_little_above_whole_cpus_adds_none() -> None:
     assert be_cpus(read(state, 4.1)[0]) == 7
 
 
+def test_cpus_of_lsr_pods_are_taken_in_proportion_as_soon_as_there_are_some() -> None:
+    pod = Pod("s", "u", "ns", "lsr", qos=QosClass.LSR)
+    cpus = CpuSet.parse("0-1,8-9")  # a quarter of the machine
+    placement = Placement(Pool.OWN, cpus, Mask((0,)), excludes_be=False)
+    lsr = Container("c", "c", pod, Request(), placement, Phase.RUNNING, 0, "u")
+    state, _ = read(running(), 6.4)
+    assert len(state.pools.of(Pool.BE)) == 4
+    assert len(state.pools.of(Pool.BE) & cpus) == 2
+    state, (_, report) = read(state.with_pod(pod).changed(put=(lsr,)), 6.4)
+    assert isinstance(report, ReportBeChange)
+    assert len(state.pools.of(Pool.BE)) == 4
+    assert len(state.pools.of(Pool.BE) & cpus) == 1
+
+
 def test_a_quota_from_the_budget_to_its_end() -> None:
     story = Playbook(running(QUOTA, GROUP), handle)
     last = story.state.facts.suppression.reading
