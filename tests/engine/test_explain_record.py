@@ -9,8 +9,11 @@ from proxy.engine.create import place
 from proxy.engine.explain_record import MAX_MOVED, explain, explain_pooled, facts_of
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
 from proxy.model.defects import InputDefect
 from proxy.model.explanation import Fact, MovedContainer
+from proxy.model.grants import Grants
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaPolicy
 from proxy.model.options import TopologyPolicy
@@ -169,6 +172,26 @@ def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
     assert why.merge.conflicts
     blank = explain("RunPodSandbox", POD, "", 0, Request(), plan.verdict)
     assert (blank.ref, blank.answers, blank.merge, blank.cpus) == ("ns/p", (), None, CpuSet())
+
+
+def test_a_container_of_a_pool_with_devices_is_recorded_with_the_cpus_of_the_pool() -> None:
+    burstable = changed_copy(POD, kube_qos=KubeQos.BURSTABLE)
+    request = Request(cpu_shares=512, devices=(LocatedDevice("/dev/a", "v/gpu", Mask([1])),))
+    plan = place(EMPTY, burstable, "c", 0, request, "t")
+    why = plan.explanation
+    assert why is not None
+    assert (why.pool, why.cpus, why.devices) == ("shared", MACHINE.online, ("v/gpu=/dev/a",))
+    assert [step.resource for step in why.answers] == ["v/gpu"]
+
+
+def test_the_cpus_of_a_decision_are_recorded_only_where_it_is_admitted() -> None:
+    cpus = CpuSet.parse("4,12")
+    decision = TopologyDecision(Verdict(), ANYWHERE, Grants(cpus))
+    admitted = explain("RunPodSandbox", POD, "", 0, Request(), Verdict(), decision)
+    assert (admitted.pool, admitted.cpus) == ("", cpus)
+    refusal = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", "nothing would be left")
+    refused = explain("CreateContainer", POD, "c", 0, Request(), refusal, decision)
+    assert refused.cpus == CpuSet()
 
 
 def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:

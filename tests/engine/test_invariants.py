@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.inflight import InflightCall, InflightCalls
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
@@ -95,6 +96,26 @@ def test_owners_that_no_container_makes_are_named() -> None:
     assert violations(late)[0] == "what is owned is not what containers own: b"
     early = structs.replace(state, owners={})
     assert violations(early)[0] == "what is owned is not what containers own: a"
+
+
+def test_saved_cpus_of_a_container_that_is_gone_are_named() -> None:
+    state = state_of(one("c", SHARED))
+    known = state.with_runtime(state.runtime.saving("c", MACHINE.online))
+    assert violations(known) == []
+    stale = state.with_runtime(state.runtime.saving("gone", MACHINE.online))
+    assert violations(stale) == ["it is known what the runtime has saved for gone, which does not exist"]
+
+
+def test_containers_that_are_confined_without_a_call_are_named() -> None:
+    call = InflightCall(1, "c", MACHINE.online, confined=True)
+    calls = InflightCalls().added(InflightCall(2, "d", MACHINE.online)).added(InflightCall(3, "c", CpuSet()))
+    several = calls.added(call).updated(call)
+    state = state_of(one("c", SHARED), one("d", BE))
+    assert violations(structs.replace(state, inflight=several)) == []
+    for confined in (frozenset[str](), frozenset({"c", "d"})):
+        wrong = structs.replace(several, confined=confined)
+        (found,) = violations(structs.replace(state, inflight=wrong))
+        assert found == f"{['d'] if confined else ['c']} are confined by no call, or not by one"
 
 
 @pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR, QosClass.LS])

@@ -99,6 +99,13 @@ def test_memory() -> None:
     )
 
 
+def test_a_node_without_enough_memory_is_reported_before_one_without_enough_cpus() -> None:
+    state = taken("0-2", reserved_memory={0: {"memory": 4 * MIB}})
+    request = Request(512, memory_limit=97 * MIB)  # only node 1 can hold it
+    state = place(state, Pod("s-m", "m", "ns", "m"), "c", 0, request, "m/c").state
+    assert lacks(state, whole(6, 90)) == (Shortfall("memory", Mask([1]), 90 * MIB, 3 * MIB),)
+
+
 def test_what_is_missing_is_named_cpus_first_then_memory_then_devices() -> None:
     gpus = {"gpu": {"a": GPUS["gpu"]["a"]}}  # only node 0 could hold the container
     state = taken("1-3,9-11", reserved_memory={1: {"memory": 10 * MIB}}, devices=gpus)

@@ -21,13 +21,30 @@ from proxy.engine.create import Plan, place
 from proxy.engine.device_book import granted
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.engine.topology_manager import AdmissionContext, build_context, pod_requests, refusal_verdict
+from proxy.engine.topology_manager import (
+    AdmissionContext,
+    build_context,
+    pod_requests,
+    refusal_verdict,
+    requests_devices,
+)
 from proxy.model.explanation import AllocationStep
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request, SetAside
+from proxy.model.workload import (
+    Container,
+    KubeQos,
+    LocatedDevice,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    QosClass,
+    Request,
+    SetAside,
+)
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -368,3 +385,28 @@ def test_memory_bound_by_another_container_is_not_given(bound: str, *, whole: bo
     assert provider(context, MemoryProvider).bound is not binds
     assert provider(context, CpuProvider).state == CpuState(), "no CPUs are offered where none may be owned"
     assert context.request.near == (LocatedDevice("x"),)
+
+
+def test_only_a_container_that_lists_a_registered_resource_or_holds_a_device_requests_devices() -> None:
+    gpus = {"v/gpu": {"a": RegisteredDevice("a", Mask([0]))}}
+    state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), devices=gpus))
+    asks = ContainerResources("c", ContainerKind.APP, {}, {"v/gpu": 1})
+    others = ContainerResources("d", ContainerKind.APP, {}, {"v/nic": 1})
+    pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", (asks, others)))
+    assert [requests_devices(state, pod, name) for name in ("c", "d", "e")] == [True, False, False]
+    unknown = changed_copy(pod, requests=None)
+    assert not requests_devices(state, unknown, "c"), "kubelet has not reported its limits"
+    holding = changed_copy(state, devices=state.devices.give("u", "c", "v/gpu", frozenset("a")))
+    assert [requests_devices(holding, unknown, name) for name in ("c", "d")] == [True, False]
+    assert not requests_devices(NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE))), pod, "c")
+
+
+def test_devices_are_not_given_to_a_container_whose_sandbox_is_gone() -> None:
+    gpus = {"v/gpu": {"a": RegisteredDevice("a", Mask([0]))}}
+    state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), devices=gpus))
+    pod = Pod("s", "u", "ns", "p")
+    placement = Placement(Pool.SHARED, CpuSet(), Mask((0,)), devices=(("v/gpu", ("a",)),))
+    container = Container("t", "c", pod, Request(), placement, Phase.CREATING)
+    assert granted(state, container) is state
+    given = granted(state.with_pod(pod), container)
+    assert given.devices.of_container("u", "c", "v/gpu") == {"a"}
