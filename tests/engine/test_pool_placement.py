@@ -6,7 +6,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
-from proxy.engine.placement import pool_cpus, unmet_limit, with_burst_limit
+from proxy.engine.placement import moves, pool_cpus, unmet_limit, with_burst_limit
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
@@ -45,6 +45,7 @@ def limit(milli: int, period: int = 100_000) -> Request:
         (limit(4000, 50_000), "", "0"),
         (limit(4000, 0), "", "0"),
         (limit(4001), "", None),
+        (limit(4001, 0), "", None),
         (limit(3000), "0", "0"),  # the smallest pool that is large enough
         (limit(4000), "0", "1"),
         (limit(1), "4-6", "1"),
@@ -177,3 +178,53 @@ def test_a_limit_within_which_nothing_is_left_is_reported(claimed: Claim, words:
     )
     found = unmet_limit(there, claimed)
     assert found == (f"nothing is left of the {words}it runs on the whole pool" if words else "")
+
+
+def pooled(phase: Phase = Phase.RUNNING, **limits: object) -> Container:
+    placement = changed_copy(Placement(Pool.SHARED, CpuSet(), Mask((0, 1))), **limits)
+    return Container("a", "a", POD, Request(), placement, phase)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shrink", "grow"),
+    [
+        pytest.param((pooled(),), (pooled(),), (), (), id="nothing changes"),
+        pytest.param((pooled(),), (pooled(), owner("0-1")), ("a",), (), id="the pool loses CPUs"),
+        pytest.param((pooled(), owner("0-1")), (pooled(),), (), ("a",), id="the pool gains CPUs"),
+        pytest.param((pooled(),), (pooled(Phase.EXITED), owner("0-1")), (), (), id="it has exited"),
+        pytest.param((owner("0"),), (pooled(), owner("0-1")), (), ("o",), id="it is new"),
+        pytest.param((owner("0-1"),), (owner("0"),), ("o",), (), id="the owner loses a CPU"),
+        pytest.param(
+            (pooled(), owner("0")),
+            (pooled(pool_cpus_limit=CpuSet.parse("4-5")), owner("0-1")),
+            ("a",),
+            ("o",),
+            id="it is limited to a part of the pool",
+        ),
+        pytest.param(
+            (pooled(pool_numa_limit=Mask((1,))), owner("0-1")),
+            (pooled(), owner("0")),
+            ("o",),
+            ("a",),
+            id="it is no longer limited",
+        ),
+    ],
+)
+def test_containers_move_where_their_cpus_change(
+    before: tuple[Container, ...],
+    after: tuple[Container, ...],
+    shrink: tuple[str, ...],
+    grow: tuple[str, ...],
+) -> None:
+    assert moves(state(*before), state(*after)) == (shrink, grow)
+
+
+def test_an_owner_moves_where_one_of_its_cpus_goes_offline_and_the_pools_stay_as_they_are() -> None:
+    rest = tuple(cpu for cpu in MACHINE.cpus if cpu.id != 1)
+    nodes = tuple(changed_copy(node, cpus=node.cpus - CpuSet((1,))) for node in MACHINE.nodes)
+    placement = changed_copy(owner("0-1").placement, excludes_be=True)
+    whole = state(pooled(), changed_copy(owner("0-1"), placement=placement))
+    smaller = whole.with_machine(changed_copy(MACHINE, cpus=rest, nodes=nodes))
+    assert whole.pools == smaller.pools
+    assert moves(whole, smaller) == (("o",), ())
+    assert moves(smaller, whole) == ((), ("o",))
