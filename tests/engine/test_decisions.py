@@ -1,4 +1,4 @@
-"""What a change of a container's phase means for the other containers of its pod."""
+"""What follows from a change of a container's phase, for it and for the other containers of its pod."""
 
 from __future__ import annotations
 
@@ -75,3 +75,11 @@ def test_the_pod_is_not_recorded_again_where_no_init_container_held_memory() -> 
     after, effects = handle(state, PhaseChanged("c", Phase.RUNNING))
     assert after.pods["s"] is state.pods["s"]
     assert records(effects).keys() == {"c/c"}
+
+
+def test_a_start_of_an_unknown_container_changes_nothing_and_its_exit_outdates_lists_of_the_runtime() -> None:
+    state = NodeState.empty(NODE)
+    after, effects = handle(state, PhaseChanged("x", Phase.RUNNING))
+    assert (after is state, effects) == (True, ())
+    after, effects = handle(state, PhaseChanged("x", Phase.EXITED))
+    assert (after.runtime.changes == state.runtime.changes, effects) == (False, ())

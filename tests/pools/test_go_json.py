@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.pools.go_json import LARGEST, Fields, amount, amounts, load, objects, short
+from proxy.pools.go_json import LARGEST, MOST_ITEMS, Fields, amount, amounts, load, objects, short
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
@@ -70,6 +70,7 @@ def test_null_is_absent() -> None:
         ("number", 1.0),
         ("number", True),
         ("number", 1 << 31),
+        ("number", -(1 << 31) - 1),
         ("flag", 0),
         ("fields", []),
         ("objects", {}),
@@ -82,6 +83,16 @@ def test_null_is_absent() -> None:
 def test_members_of_another_kind_are_named(call: str, raw: object) -> None:
     with pytest.raises(ValueError, match=r"^(an item of )?[abc]"):
         list(getattr(Fields({"a": raw}), call)("a"))
+
+
+@pytest.mark.parametrize("number", [-(1 << 31), -1, 0, (1 << 31) - 1])
+def test_integers_of_32_bits_are_read(number: int) -> None:
+    assert Fields({"a": number}).number("a") == number
+
+
+def test_the_limits_are_those_of_kubernetes_and_linux() -> None:
+    assert LARGEST == 262_144, "TotalAnnotationSizeLimitB of the API server"
+    assert MOST_ITEMS == 1024, "NUMA nodes of the largest configuration of Linux"
 
 
 def test_amounts_are_kept_as_written() -> None:
