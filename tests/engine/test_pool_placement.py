@@ -86,6 +86,12 @@ def test_the_limit_is_that_of_the_pod_where_kubelet_reports_it(
     assert found.nodes == (None if nodes is None else Mask.parse(nodes))
 
 
+def test_a_pod_with_a_container_without_a_cpu_limit_is_not_limited() -> None:
+    asks = ContainerResources("a", limits={"cpu": 2000}), ContainerResources("b")
+    pod = changed_copy(POD, requests=PodRequests("u", asks))
+    assert with_burst_limit(state(), pod, limit(1000), SHARED) == SHARED
+
+
 @pytest.mark.parametrize(
     ("pod", "claimed"),
     [

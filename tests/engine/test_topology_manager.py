@@ -398,7 +398,10 @@ def test_only_a_container_that_lists_a_registered_resource_or_holds_a_device_req
     assert not requests_devices(state, unknown, "c"), "kubelet has not reported its limits"
     holding = changed_copy(state, devices=state.devices.give("u", "c", "v/gpu", frozenset("a")))
     assert [requests_devices(holding, unknown, name) for name in ("c", "d")] == [True, False]
-    assert not requests_devices(NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE))), pod, "c")
+    nothing = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
+    assert not requests_devices(nothing, pod, "c")
+    withdrawn = changed_copy(nothing, devices=nothing.devices.give("u", "c", "v/gpu", frozenset("a")))
+    assert requests_devices(withdrawn, pod, "c"), "its device plug-in is gone, and it keeps the device"
 
 
 def test_devices_are_not_given_to_a_container_whose_sandbox_is_gone() -> None:
