@@ -7,12 +7,13 @@ the daemon, and a fault in one does not break the others.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn, TypeGuard
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import click
 
@@ -52,10 +53,34 @@ COMMANDS = {
 
 EX_IOERR = 74
 """sysexits: an error while writing."""
+READER_GONE = 141
+"""128 and SIGPIPE: the process that read the output has ended."""
+
+
+class _ReaderGoneError(Exception):
+    """The process that read the output has ended. click would end with 1 for the OSError itself."""
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _ReaderGoneError from error
 
 
 class Commands(click.Group):
     """A group that imports a subcommand when it is called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the command line, which may print a help text."""
+        with _output():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the subcommand."""
+        with _output():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order in which a newcomer meets them."""
@@ -159,9 +184,9 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = 130
-    except BrokenPipeError:  # the reader has left
+    except (_ReaderGoneError, BrokenPipeError):
         _drop_output()
-        code = 141
+        code = READER_GONE
     except Exception as error:
         if _no_room(error):
             _drop_output()
