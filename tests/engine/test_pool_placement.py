@@ -191,6 +191,10 @@ def pooled(phase: Phase = Phase.RUNNING, **limits: object) -> Container:
     return Container("a", "a", POD, Request(), placement, phase)
 
 
+OTHER = changed_copy(owner("4"), id="x", owner="x/c")
+ON_NODE_1 = pooled(pool_numa_limit=Mask((1,)))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "shrink", "grow"),
     [
@@ -200,6 +204,11 @@ def pooled(phase: Phase = Phase.RUNNING, **limits: object) -> Container:
         pytest.param((pooled(),), (pooled(Phase.EXITED), owner("0-1")), (), (), id="it has exited"),
         pytest.param((owner("0"),), (pooled(), owner("0-1")), (), ("o",), id="it is new"),
         pytest.param((owner("0-1"),), (owner("0"),), ("o",), (), id="the owner loses a CPU"),
+        pytest.param((owner("0-1"),), (owner("0-1"), OTHER), (), (), id="the owner keeps its CPUs"),
+        pytest.param((owner("8-9"),), (owner("8-9"), OTHER), ("o",), (), id="the owner shares, offline"),
+        pytest.param((ON_NODE_1,), (ON_NODE_1, OTHER), ("a",), (), id="its part of the pool loses a CPU"),
+        pytest.param((ON_NODE_1, OTHER), (ON_NODE_1,), (), ("a",), id="its part of the pool gains a CPU"),
+        pytest.param((ON_NODE_1,), (ON_NODE_1, owner("0")), (), (), id="the rest of the pool loses a CPU"),
         pytest.param(
             (pooled(), owner("0")),
             (pooled(pool_cpus_limit=CpuSet.parse("4-5")), owner("0-1")),
