@@ -199,7 +199,7 @@ class UpgradedNode:
             self.versions.install(name)
             began = time.perf_counter()
             load.latencies = self.out.busy
-            self.pid = replace_daemon(self.one.admin, LIMIT_S)
+            self.pid = replace_daemon(self.one.admin, LIMIT_S).pid
             self.out.took.append(time.perf_counter() - began)
             time.sleep(0.5)
             load.latencies = self.out.calm

@@ -76,12 +76,15 @@ def read_answer(path: Path, route: str, data: bytes) -> object:
         raise UnavailableError(
             f"cannot query the daemon at {path}: what answers there is not an admin socket"
         )
-    if fields[1] in (b"400", b"414"):
-        raise InputError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
-    if fields[1] == b"403":
-        raise PermissionDeniedError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
     if fields[1] != b"200":
-        raise UnavailableError(f"cannot query the daemon at {path} for {route}: {_error_text(body)}")
+        text = _error_text(body)
+        if not text.startswith(
+            "cannot "
+        ):  # else the daemon has understood the request, and says what it cannot
+            text = f"cannot query the daemon at {path} for {route}: {text}"
+        kinds: dict[bytes, type[TopoproxyError]]
+        kinds = {b"400": InputError, b"414": InputError, b"403": PermissionDeniedError}
+        raise kinds.get(fields[1], UnavailableError)(text)
     if b"content-type: application/json" not in head.lower():
         return body.decode(errors="replace")
     try:

@@ -13,12 +13,12 @@ import click
 
 from proxy.cli.settings import read_config, setting_options
 from proxy.model.errors import HookError, TopologyError
+from proxy.model.phrases import counted
 
 if TYPE_CHECKING:
     from proxy.config import Config
     from proxy.config.hooks import HooksConfig
     from proxy.hooks.loader.directories import Candidate
-    from proxy.model.machine import Machine
 
 
 @click.command()
@@ -50,36 +50,34 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **options: str
         return
     # Only the daemon's own user must be able to use the file as it is; a copy elsewhere is installed later.
     config = read_config(file, options, trusted=os.geteuid() == 0)
-    remarks = [f"from {config.source}", _machine(config), _runtime(config), *_files(file, config)]
+    remarks = [f"from {config.source}", *_machine(config), _runtime(config), *_files(file, config)]
     remarks += _hooks(config)
     click.echo("".join(f"# {remark}\n" for remark in remarks if remark), nl=False)
     click.echo(as_yaml(config, comments=False), nl=False)
 
 
-def _machine(config: Config) -> str:
+def _machine(config: Config) -> Iterator[str]:
     from proxy.config import check_against
+    from proxy.executor.node_rules import node_of
     from proxy.topology.reader import read_machine
 
     try:
         machine = read_machine(config.sysfs_root, config.procfs_root)
     except TopologyError as error:
-        return f"not checked against the machine: {error}"
+        yield f"not checked against the machine: {error}"
+        return
     check_against(config, machine)
-    floor = _floor(config, machine)
+    node = node_of(config, machine)
+    floor = max((floor.least for floor in node.floors.floors if floor.node is None), default=0)
+    keeps = f"; the shared pool keeps at least {floor} of them" if floor else ""
     checked = f"checked against the machine: CPUs {machine.online} are online"
     if config.reserved_cpu_amount:
-        return f"{checked}, {config.reserved_cpu_amount} of them are reserved for the system{floor}"
-    return f"{checked}, {machine.online - config.reserved_system_cpus} can be given to containers{floor}"
-
-
-def _floor(config: Config, machine: Machine) -> str:
-    """Return how many CPUs of the shared pool no owner may take."""
-    from proxy.executor.node_rules import node_of
-
-    least = max(
-        (floor.least for floor in node_of(config, machine).floors.floors if floor.node is None), default=0
-    )
-    return f" as long as the shared pool keeps {least}" if least else ""
+        yield f"{checked}, {config.reserved_cpu_amount} of them are reserved for the system{keeps}"
+    else:
+        yield f"{checked}, {machine.online - node.reserved - node.withheld} can have owners{keeps}"
+    if floor > (size := len(node.shareable)):
+        short = f"admission.sharedFloor is {floor}, and the shared pool has {counted(size, 'CPU')}"
+        yield f"note: {short}: no CPU can have an owner"
 
 
 def _runtime(config: Config) -> str:

@@ -67,10 +67,14 @@ def _show(
 
 def _lines(page: Mapping[str, object]) -> Iterator[str]:
     pods, selection = as_map(page.get("pods")), as_map(page.get("selection"))
-    yield f"mode {one_line(page.get('mode'))}{', paused' if page.get('paused') is True else ''}"
-    yield f"selected: {', '.join(_selected(selection))}"
+    mode, enforces = one_line(page.get("mode")), page.get("mode") == "enforce"
+    yield f"mode {mode}{', paused' if page.get('paused') is True else ''}"
+    yield f"selected: {', '.join(_selected(selection)) if enforces else f'none in mode {mode}'}"
     yield f"enforced: {_pods(pods.get('enforced'))}"
-    yield f"observed: {_pods(pods.get('observed'))}{_containers(page.get('observedContainers'))}"
+    observed = _containers(
+        page.get("observedContainers"), ", which may use the CPUs of owners" if enforces else ""
+    )
+    yield f"observed: {_pods(pods.get('observed'))}{observed}"
     for key, what in (
         ("toEnforce", "still to be enforced"),
         ("toGiveBack", "still to be given back"),
@@ -86,10 +90,10 @@ def _pods(count: object) -> str:
     return counted(count, "pod") if isinstance(count, int) else one_line(count)
 
 
-def _containers(count: object) -> str:
+def _containers(count: object, remark: str) -> str:
     if not isinstance(count, int) or not count:
         return ""
-    return f" with {counted(count, 'container')}, which may use the CPUs of owners"
+    return f" with {counted(count, 'container')}{remark}"
 
 
 def _selected(selection: Mapping[str, object]) -> Iterator[str]:

@@ -48,7 +48,8 @@ def upgrade(
 
     upgrade --now: the running daemon starts the program that is installed now, hands the socket and the
     state of the node over to it, and finishes its own calls in flight. No call fails. If the new process
-    cannot start, the running one continues. Nothing is done where a check of --check fails.
+    cannot start, the running one continues. If it runs and is not ready after 30 seconds, because the runtime
+    is down for example, the reason is printed. Nothing is done where a check of --check fails.
 
     Ends with 0 when no check fails (warnings do not count) and, with --now, the daemon is replaced; with 1
     when a check fails, or the new process did not start; with 69 when the daemon does not answer.
@@ -60,7 +61,8 @@ def upgrade(
     from proxy.upgrade.gather import gather
 
     if compare + describe + now != 1:
-        raise UsageError("cannot upgrade: give --check, --now or --describe")
+        which = "only one of " if compare + describe + now else ""
+        raise UsageError(f"cannot upgrade: give {which}--check, --now or --describe")
     config, refused = config_or_defaults(file, admin)
     if describe:
         click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))
@@ -76,11 +78,11 @@ def upgrade(
     if now and not failed:
         from proxy.upgrade.replacement import replace_daemon
 
-        pid = replace_daemon(config.admin_path, REPLACE_S)
-        message = (
-            f"process {pid} has replaced the daemon; calls that were in flight end in the former process"
-        )
-        click.echo(message, err=as_json)
+        new = replace_daemon(config.admin_path, REPLACE_S)
+        message = f"process {new.pid} has replaced the daemon"
+        click.echo(f"{message}; calls that were in flight end in the former process", err=as_json)
+        if new.reason:
+            click.echo(f"note: it is not ready yet: {new.reason} (topoproxy status)", err=True)
     if failed:
         click.get_current_context().exit(CHECK_FAILED)
 

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from proxy.executor.node_executor import NodeExecutor
     from proxy.release.service import Release
 
-NOTHING = (
-    "there is nothing to release: in {mode} mode no container is moved"
-    " (what an earlier run in enforce mode has left: topoproxy release --offline)"
-)
+NOTHING = "there is nothing to release: in {mode} mode no container is moved ({advice})"
+ADVICE = {
+    "observe": "topoproxy enforce status shows whether containers still get back what they had",
+    "passthrough": "an earlier run in enforce mode: stop the daemon, then topoproxy release --offline",
+}
+"""What to do about what an earlier run in mode enforce has left, by mode."""
 
 KEY = "r/release"
 """The key of the record in the ledger; the record holds the stage and since when."""
@@ -85,7 +87,7 @@ class LazyRelease:
         """Return how far it has come."""
         page: dict[str, object] = {"schema": schema_ids.RELEASE, "stage": ""}
         if mode := self._idle_mode:
-            return {**page, "nothing": NOTHING.format(mode=mode)}
+            return {**page, "nothing": NOTHING.format(mode=mode, advice=ADVICE[mode])}
         return {**page, **(self._made.page() if self._made is not None else {})}
 
     async def _start(self) -> dict[str, object]:
@@ -101,7 +103,7 @@ class LazyRelease:
 
     async def _undo(self) -> dict[str, object]:
         if mode := self._idle_mode:
-            raise InputError(f"cannot undo the release: {NOTHING.format(mode=mode)}")
+            raise InputError(f"cannot undo the release: in {mode} mode no node is released")
         await self._load()
         await self.get().undo()
         return self.answer()

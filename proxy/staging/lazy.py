@@ -99,3 +99,20 @@ class LazyStaging:
         """End the worker."""
         if self._made is not None:
             self._made.close()
+
+
+def _undecided(do: str) -> Route:
+    """Return a route of a daemon that decides nothing."""
+
+    def refuse() -> dict[str, object]:
+        raise InputError(f"cannot {do} enforcement: in passthrough mode nothing is decided")
+
+    return refuse
+
+
+UNSTAGED: Mapping[str, Route] = {"/enforce": _undecided("show")}
+UNSTAGED_ACTIONS: Mapping[str, Route] = {
+    "/enforce/pause": _undecided("pause"),
+    "/enforce/resume": _undecided("resume"),
+}
+"""What the admin socket answers in mode passthrough."""

@@ -31,7 +31,7 @@ from proxy.executor.runtime_ports import SOURCE
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, elsewhere_of, owning_of, pods_of
-from proxy.takeover.record import TakeoverRecord
+from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import TARGETS, StepOutcome, StepRefusedError, finish, revert, start
 from proxy.takeover.status_data import after_revert, plan_page, status_page
 from proxy.takeover.writer import Writer, text_in
@@ -200,7 +200,7 @@ class Takeover:
             inputs = await self._inputs()
         page = status_page(self.record, inputs)
         if step == "revert":
-            page["next"] = after_revert(inputs)
+            page["next"] = [] if before.stage is TakeoverStage.NONE else after_revert(inputs)
         messages = [*([message] if message else []), *outcome.reported]
         # "told" is the former name of "messages", for one release.
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.admin.client import query_admin, unanswered
@@ -12,49 +13,80 @@ from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.succession.messages import FAILED
 
 POLL_S = 0.05
+READY_S = 30.0
+"""Seconds to wait until the new process is ready; it is not while, for example, the runtime is down."""
 
 
-def replace_daemon(admin: Path, timeout: float) -> int:
-    """Replace the daemon, and wait until the new process is ready.
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A daemon that was replaced.
+
+    Attributes:
+        pid: The new process.
+        reason: Why it is not ready yet; empty if it is ready.
+    """
+
+    pid: int
+    reason: str = ""
+
+
+def replace_daemon(admin: Path, timeout: float, ready_s: float = READY_S) -> Replacement:
+    """Replace the daemon, and wait a while until the new process is ready.
 
     Args:
         admin: The admin socket.
-        timeout: Seconds for the whole replacement.
-
-    Returns:
-        The id of the new process.
+        timeout: Seconds until another process must have the admin socket.
+        ready_s: Seconds to wait from then until it is ready.
 
     Raises:
-        TopoproxyError: The new process did not start, and the daemon continues; or the new process is not
-            ready in time.
+        TopoproxyError: The new process did not start, and the daemon continues, or no process replaced it.
         UnavailableError: The daemon does not answer, or is of a version that cannot be replaced.
         PermissionDeniedError: Only root may.
     """
     end, former = time.monotonic() + timeout, _owner(admin)
     query_admin(admin, "/successor", timeout, act=True)
-    while not (pid := _replaced(admin, former)):
-        if time.monotonic() >= end:
-            raise TopoproxyError(
-                f"cannot replace the daemon in {timeout:g} seconds: no other process is ready"
-            )
+    pid, reason = 0, ""
+    while time.monotonic() < end:
+        if found := _owner_after(admin, former):
+            if not pid:
+                end = time.monotonic() + ready_s
+            pid, reason = found, _why_not_ready(admin)
+            if not reason:
+                return Replacement(pid)
         time.sleep(POLL_S)
-    return pid
+    if not pid:
+        raise TopoproxyError(f"cannot replace the daemon in {timeout:g} seconds: it still runs")
+    return Replacement(pid, reason)
 
 
-def _replaced(admin: Path, former: int) -> int:
-    """Return the process that has replaced another one and is ready; 0 as long as there is none.
+def _owner_after(admin: Path, former: int) -> int:
+    """Return the process that has replaced another one; 0 as long as there is none.
 
     Raises:
         TopoproxyError: The former process continues.
     """
     try:
         pid = _owner(admin)
-        page = str(query_admin(admin, "/successor" if pid == former else "/readyz"))
+        if pid != former:
+            return pid
+        page = str(query_admin(admin, "/successor"))
     except (UnavailableError, OSError):  # between the two of them no process listens
         return 0
-    if pid == former and page.startswith(FAILED):
+    if page.startswith(FAILED):
         raise TopoproxyError(page.removeprefix(FAILED).strip())
-    return pid if pid != former and "passed" in page else 0
+    return 0
+
+
+def _why_not_ready(admin: Path) -> str:
+    """Return why the daemon is not ready; empty if it is ready."""
+    try:
+        page = query_admin(admin, "/status")
+    except (UnavailableError, OSError) as error:
+        return str(error)
+    if not isinstance(page, dict) or page.get("ready"):
+        return ""
+    failed = [f"{check['name']}: {check['reason']}" for check in page.get("checks", ()) if not check["ok"]]
+    return "; ".join(failed) or "it starts"
 
 
 def _owner(path: Path) -> int:

@@ -45,7 +45,7 @@ def test_the_defaults_are_a_commented_file() -> None:
 def test_what_is_in_effect_is_printed_as_a_file(tmp_path: Path, machine: Path) -> None:
     file = write(tmp_path, "cpuManagerPolicy: static\nreservedSystemCPUs: 0\n")
     out = run("--config", file, "--sysfs-root", machine, "--mode", "observe")
-    left = "can be given to containers as long as the shared pool keeps 2"
+    left = "can have owners; the shared pool keeps at least 2 of them"
     assert out.splitlines()[:2] == [
         f"# from {file}",
         f"# checked against the machine: CPUs 0-7 are online, 1-7 {left}",

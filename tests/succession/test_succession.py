@@ -59,7 +59,7 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
         stopping.start()
         node.wait(lambda: any(call.method == "StopContainer" for call in node.runtime.calls))
         assert node.notified() == ["READY=1"]
-        pid = replace_daemon(node.admin, LIMIT_S)
+        pid = replace_daemon(node.admin, LIMIT_S).pid
         assert pid == node.holder() != node.popen.pid
         assert node.notified() == [f"MAINPID={pid}", "READY=1"], (
             "systemd has another main process, then it is ready"
@@ -77,7 +77,7 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
     node.wait(lambda: node.cpus(later) == "0-1,4-15")
     assert node.cpus(owner) == "2-3"
     assert "replaced" in node.log
-    assert replace_daemon(node.admin, LIMIT_S) not in (pid, node.popen.pid), "and once more"
+    assert replace_daemon(node.admin, LIMIT_S).pid not in (pid, node.popen.pid), "and once more"
     node.wait(lambda: not Path(f"/proc/{pid}").exists())
     os.kill(node.holder(), signal.SIGTERM)
     node.wait(lambda: not connects(node.directory / "cri.sock"))
