@@ -243,7 +243,7 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> N
             while node.cpus(ls) != "2-15":
                 await asyncio.sleep(0.05)
         page = await asyncio.to_thread(asked, "status")
-        assert f"Settings from the Node object ({path})" in page
+        assert f"Settings of the node (Node object: {path})" in page
         assert f"reservedCPUs  0-1        annotation {RESERVATION} of the Node object" in page
         where = "annotation node.koordinator.sh/reservation"
         assert f"Ignored node label or annotation: {where}: applyPolicy 'Sometimes'" in page

@@ -77,14 +77,11 @@ def read_answer(path: Path, route: str, data: bytes) -> object:
             f"cannot query the daemon at {path}: what answers there is not an admin socket"
         )
     if fields[1] != b"200":
-        text = _error_text(body)
-        if not text.startswith(
-            "cannot "
-        ):  # else the daemon has understood the request, and says what it cannot
-            text = f"cannot query the daemon at {path} for {route}: {text}"
-        kinds: dict[bytes, type[TopoproxyError]]
-        kinds = {b"400": InputError, b"414": InputError, b"403": PermissionDeniedError}
-        raise kinds.get(fields[1], UnavailableError)(text)
+        text, kinds = _error_text(body), {b"400": InputError, b"403": PermissionDeniedError}
+        if fields[1] in kinds and text.startswith("cannot "):
+            raise kinds[fields[1]](text)  # the daemon rejects what is requested
+        kind = InputError if fields[1] == b"414" else kinds.get(fields[1], UnavailableError)
+        raise kind(f"cannot query the daemon at {path} for {route}: {text}")
     if b"content-type: application/json" not in head.lower():
         return body.decode(errors="replace")
     try:

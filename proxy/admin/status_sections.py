@@ -241,15 +241,17 @@ def prescribed(data: Mapping[str, object]) -> Iterable[str]:
     if not shown_values and not trouble:
         return
     yield ""
-    yield f"Settings from the Node object{f' ({where})' if where else ''}"
+    yield f"Settings of the node{f' (Node object: {where})' if where else ''}"
     rows = [("VALUE", "IN EFFECT", "FROM")]
     rows += [
         (one_line(e.get("name")), _prescribed_value(e.get("value")), one_line(e.get("source")))
         for e in shown_values
     ]
     yield from table(rows) if shown_values else ()
-    for text in (trouble, *(one_line(row.get("problem")) for row in shown_values)):
-        if text:
+    if trouble:
+        yield f"  The Node object cannot be used: {trouble}"
+    for row in shown_values:
+        if text := one_line(row.get("problem")):
             yield f"  Ignored node label or annotation: {text}"
 
 

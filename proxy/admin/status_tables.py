@@ -55,6 +55,9 @@ def containers(data: Mapping[str, object], width: int) -> Iterable[str]:
     """Write the table of containers."""
     known = [as_map(entry) for entry in as_list(data.get("containers"))]
     yield ""
+    if data.get("mode") == "passthrough":
+        yield "Containers and pools are not known in mode passthrough."
+        return
     yield f"Containers ({len(known)})" if known else "No containers."
     if not known:
         return
@@ -130,7 +133,10 @@ def problems(data: Mapping[str, object]) -> Iterable[str]:
         more = ", ".join(note for note in notes if note)
         lines.append(f"{one_line(entry.get('what')) or '?'}{f' ({more})' if more else ''}")
     yield ""
-    yield f"Problems ({len(lines)})" if lines else "No problems."
+    nothing = "No problems."
+    if data.get("mode") == "passthrough":
+        nothing = "No problems: in mode passthrough only the runtime's socket is checked."
+    yield f"Problems ({len(lines)})" if lines else nothing
     yield from (f"  {line}" for line in lines)
 
 

@@ -30,7 +30,7 @@ from proxy.observe.value_text import length
 
 _EVENTS = {
     "connected": "the runtime sends exit events",
-    "not offered": "Runtime sends no exit events: freed CPUs return within {period}",
+    "not offered": "the runtime sends no exit events: freed CPUs return within {period}",
     "waiting": "not connected to the runtime's events: freed CPUs return within {period}",
     "off": "the runtime's events are not used: freed CPUs return within {period}",
 }
@@ -121,6 +121,8 @@ def _runtime(runtime: Mapping[str, object]) -> Iterable[tuple[str, str]]:
     period = runtime.get("reconcile_s")
     within = length(period) if isinstance(period, int | float) else "reconcilePeriod"
     events = one_line(runtime.get("events"))
+    if events == "waiting" and runtime.get("connected") is False:
+        within += " after the runtime answers again"
     yield "events", _EVENTS.get(events, events).format(period=within)
 
 

@@ -149,11 +149,14 @@ def _runtime_version(facts: DoctorFacts) -> Outcome:
     name, _, version = runtime.version.partition(" ")
     if name == "containerd" and _number(version) < OLDEST_CONTAINERD:
         return FAIL, f"{runtime.version} is too old", "install containerd 1.6 or later"
-    systemd = "cgroupfs" not in (runtime.driver, facts.kubelet.driver)
+    drivers = (runtime.driver, facts.kubelet.driver)
+    # On cgroup v1 systemd does not write cpusets.
+    systemd = facts.cgroups.version == 2 and "cgroupfs" not in drivers
     if runtime.runc and systemd and _number(runtime.runc) < FIXED_RUNC:
+        known = "" if "systemd" in drivers else ", if the cgroup driver is systemd"
         return (
             WARN,
-            f"runc {runtime.runc} sends wrong CPUs to systemd, which are corrected after each start",
+            f"runc {runtime.runc} sends wrong CPUs to systemd{known}, which are corrected after each start",
             "install runc 1.1.6 or later",
         )
     return OK, f"{runtime.version} has no known fault", ""
@@ -248,6 +251,8 @@ def _kubelet_calls(facts: DoctorFacts) -> Outcome:
         return SKIP, "the daemon does not answer", ""
     advice = "see the check kubelet-endpoint; restart kubelet after a change of its endpoint"
     if not daemon.clients:
+        if daemon.pods is None:
+            return SKIP, "no client is connected, and pods are not known in mode passthrough", ""
         if not daemon.pods:
             return SKIP, "no client is connected, and there are no pods", ""
         return FAIL, f"no client is connected, although there are {counted(daemon.pods, 'pod')}", advice
@@ -337,6 +342,8 @@ def _ledger(facts: DoctorFacts) -> Outcome:
             f"{message}: {', '.join(state.set_aside)}",
             "remove the files once you know the reason; the log of that start has it",
         )
+    if state.unexamined:
+        return SKIP, state.unexamined, ""
     return OK, "the ledger can be used", ""
 
 

@@ -111,7 +111,7 @@ class DaemonFacts(Struct, frozen=True):
         problem: Why it does not answer; empty if it does.
         not_ready: The reasons of the required checks that fail.
         clients: Open connections.
-        pods: How many pods have containers.
+        pods: How many pods have containers; None in mode passthrough, which does not know.
         last_call_s: Seconds since the last call; None where there was none.
         problems: What the daemon reports as wrong.
         open_files: How many files its process may open; None where that is not known.
@@ -120,7 +120,7 @@ class DaemonFacts(Struct, frozen=True):
     problem: str = ""
     not_ready: tuple[str, ...] = ()
     clients: int = 0
-    pods: int = 0
+    pods: int | None = 0
     last_call_s: float | None = None
     problems: tuple[str, ...] = ()
     open_files: int | None = None
@@ -134,7 +134,8 @@ class StateFacts(Struct, frozen=True):
         problem: Why it cannot be used; empty if it can, also where it is not made yet.
         free_bytes: Room on its disk; None where that is not known.
         read_only: The file system is read-only.
-        ledger: Why the ledger would not be used; empty if it would, or where there is none.
+        ledger: Why the ledger would not be used; empty if it would, or where it was not examined.
+        unexamined: Why the ledger was not examined; empty if it was.
         set_aside: Ledgers that were damaged and are kept.
     """
 
@@ -143,6 +144,7 @@ class StateFacts(Struct, frozen=True):
     free_bytes: int | None = None
     read_only: bool = False
     ledger: str = ""
+    unexamined: str = ""
     set_aside: tuple[str, ...] = ()
 
 

@@ -228,10 +228,11 @@ def _daemon(config: Config, timeout: float) -> DaemonFacts:
     checks = [as_map(check) for check in as_list(status.get("checks"))]
     rows = [as_map(check) for check in as_list(status.get("containers"))]
     clients, last = status.get("clients"), as_map(status.get("calls")).get("last_s")
+    pods = len({row.get("pod_uid") for row in rows if row.get("phase") != Phase.EXITED.value})
     return DaemonFacts(
         not_ready=tuple(one_line(c.get("reason")) for c in checks if c.get("required") and not c.get("ok")),
         clients=clients if isinstance(clients, int) else 0,
-        pods=len({row.get("pod_uid") for row in rows if row.get("phase") != Phase.EXITED.value}),
+        pods=None if status.get("mode") == "passthrough" else pods,
         last_call_s=last if isinstance(last, int | float) else None,
         problems=tuple(one_line(as_map(check).get("what")) for check in as_list(status.get("problems"))),
         open_files=_open_files(config, status),
@@ -253,11 +254,15 @@ def _state(config: Config, machine: Machine | None) -> StateFacts:
         names = sorted(candidate.name for candidate in directory.iterdir()) if existing == directory else []
     except OSError as error:
         return StateFacts(str(directory), f"cannot examine {directory}: {error.strerror}")
+    unexamined = "the machine cannot be read, to which a ledger belongs" if machine is None else ""
+    if NAME not in names:
+        unexamined = "there is no ledger yet"
     return StateFacts(
         str(directory),
         free_bytes=disk.f_bavail * disk.f_frsize,
         read_only=bool(disk.f_flag & os.ST_RDONLY),
-        ledger="" if machine is None else _ledger(directory / NAME, machine),
+        ledger="" if unexamined or machine is None else _ledger(directory / NAME, machine),
+        unexamined=unexamined,
         set_aside=tuple(name for name in names if name.startswith(f"{NAME}.bad-")),
     )
 

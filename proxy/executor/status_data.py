@@ -20,6 +20,7 @@ from proxy.executor.readiness import other_checks, required_checks
 from proxy.model.idset import CpuSet, union
 from proxy.model.mode import NodeMode
 from proxy.model.workload import LIVE, Container, Phase, Pool
+from proxy.pools.pools import CpuPools
 
 FORMER_KEYS = {"short": "shortfalls", "prescribed": "nodePolicy", "aside": "reservations"}
 """Keys that were renamed; the former ones are given for one more release."""
@@ -94,11 +95,14 @@ def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, o
         ]
         for pool in ("shared", "be", "system")
     }
+
+    def cpus(pools: CpuPools) -> dict[str, object]:
+        system = {"system": str(pools.system)} if state.node.system else {}
+        return {"shared": str(pools.shared), "be": str(pools.be), **system}
+
     return {
-        "shared": str(state.pools.shared),
-        "be": str(state.pools.be),
-        **({"system": str(state.pools.system)} if state.node.system else {}),
-        "nodes": [{"node": n, "shared": str(p.shared), "be": str(p.be)} for n, p in per_node.items()],
+        **cpus(state.pools),
+        "nodes": [{"node": number, **cpus(pools)} for number, pools in per_node.items()],
         "containers": {
             pool: {"count": len(each), "in_effect": sum(map(bool, each))} for pool, each in held.items()
         },

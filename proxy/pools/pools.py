@@ -63,7 +63,7 @@ class CpuPools(Struct, frozen=True):
     def per_node(self, machine: Machine) -> Mapping[int, CpuPools]:
         """Return the part of the pools on each NUMA node that has CPUs."""
         return {
-            node.id: CpuPools(self.shared & node.cpus, self.be & node.cpus)
+            node.id: CpuPools(self.shared & node.cpus, self.be & node.cpus, self.system & node.cpus)
             for node in machine.nodes
             if node.cpus
         }

@@ -188,12 +188,12 @@ def test_settings_of_the_node_object_and_what_is_not_followed() -> None:
     }
     assert list(prescribed(page)) == [
         "",
-        "Settings from the Node object (/etc/node.json)",
+        "Settings of the node (Node object: /etc/node.json)",
         "VALUE                IN EFFECT      FROM",
         "cpuBindPolicy        FullPCPUsOnly  label x",
         "systemCPUsExclusive  no             annotation y",
         "reservedCPUs         -              default",
-        "  Ignored node label or annotation: cannot read it",
+        "  The Node object cannot be used: cannot read it",
         "  Ignored node label or annotation: annotation z: bad [2J",
     ]
 
