@@ -63,8 +63,8 @@ class Decided(enum.StrEnum):
     """Why the winner comes before the runner-up, or why there is none."""
 
     NO_PREFERENCE = "no resource has a preference"
-    NOTHING_COMMON = "no choice of hints has a node in common"
-    ONLY = "no other nodes do for all resources"
+    NOTHING_COMMON = "the hints of the resources have no node in common"
+    ONLY = "no other nodes suit all resources"
     PREFERRED = "all resources prefer it"
     FEWER_NODES = "fewer nodes"
     NEAREST_COUNT = "number of nodes nearest to what the widest resource needs"

@@ -26,7 +26,7 @@ from proxy.model.explanation import SAMPLE, Merge, ProviderAnswer
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.options import Scope, TopologyPolicy
-from proxy.model.phrases import counted, nodes
+from proxy.model.phrases import counted, listed
 
 NO_PREFERENCE, IMPOSSIBLE = "no preference", "impossible"
 _NAMED = 4
@@ -126,12 +126,17 @@ class _Preference(Struct, frozen=True):
 
 
 def _narrowest(entry: HintList, policy: TopologyPolicy) -> str:
-    single = policy is TopologyPolicy.SINGLE_NUMA_NODE
-    lack = "has no single NUMA node that it prefers" if single else "has no preferred NUMA nodes left"
     masks = (hint.affinity for hint in entry.hints if hint.affinity)
     least = min(masks, key=lambda mask: (len(mask), mask.bits), default=None)
-    fewest = f", the fewest it can have now are {nodes(least)}" if least else ""
-    return f"{entry.resource} {lack}{fewest}"
+    one = least is not None and len(least) == 1
+    if policy is TopologyPolicy.SINGLE_NUMA_NODE:
+        lack = "prefers no single NUMA node" if one else "does not fit on one NUMA node"
+    else:
+        lack = "has no preferred NUMA nodes left"
+    if least is None:
+        return f"{entry.resource} {lack}"
+    fewest = f"it {'fits on node' if one else 'needs at least nodes'} {listed(least)} now"
+    return f"{entry.resource} {lack}; {fewest}"
 
 
 def _conflicting_preferences(strict: Sequence[_Preference]) -> list[str]:

@@ -185,7 +185,7 @@ def _chosen(record: Explanation) -> tuple[str, ...]:
         return (sentence(f"The topology policy is {merge.policy}: nodes are not weighed"),)
     policy = f"Policy {clean(merge.policy)}, for the {clean(merge.scope) or 'container'},"
     if merge.best.affinity is None and not merge.best.preferred:
-        first = f"{policy} found no nodes that do for all resources"
+        first = f"{policy} found no NUMA nodes that suit all resources"
     else:
         took = record.verdict.admitted or merge.best.preferred
         first = f"{policy} {'chose' if took else 'found at best'} {_hint(merge.best)}"

@@ -165,7 +165,7 @@ class Cluster:
 
     def _unschedulable(self, simulated_pod: SimulatedPod) -> Result:
         if simulated_pod.host and simulated_pod.host not in self._by_name:
-            message = f"it asks for the machine {simulated_pod.host}, and none is called so"
+            message = f"it requires the machine {simulated_pod.host}, which is not among the machines"
             return Result(simulated_pod, PodOutcome.UNSCHEDULABLE, "", NO_SUCH_MACHINE, message)
         examined = [self._by_name[simulated_pod.host]] if simulated_pod.host else range(len(self.hosts))
         short = Counter(resource for at in examined for resource in self.hosts[at].lacks(simulated_pod.needs))

@@ -54,7 +54,14 @@ class Document:
 
     def where(self, value: object = None) -> str:
         """Name the file and the line of a mapping of this document, or of the document."""
-        return f"{self.file} line {self.lines.get(id(value), self.line)}"
+        return f"{self.file} line {self._line(value)}"
+
+    def at(self, value: object = None) -> str:
+        """Name file and line as ``where`` does, for messages that say what cannot be read there."""
+        return f"{self.file}, line {self._line(value)}"
+
+    def _line(self, value: object) -> int:
+        return self.lines.get(id(value), self.line)
 
 
 def shape_of(value: object) -> str:
@@ -78,7 +85,7 @@ def documents(data: bytes, file: str) -> list[Document]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"cannot read {file} line {line}: byte {error.start} is not UTF-8") from None
+        raise InputError(f"cannot read {file}, line {line}: byte {error.start} is not UTF-8") from None
     if text.lstrip()[:1] in ("{", "["):
         json_documents = _json(text, file)
         if json_documents is not None:
@@ -248,7 +255,7 @@ class _DocumentBuilder:
         return self._fail(line, f"the tag {_short(str(event.tag))} is not one of plain YAML")
 
     def _fail(self, line: int, cause: str) -> Never:
-        raise InputError(f"cannot read {self._file} line {line}: {cause}")
+        raise InputError(f"cannot read {self._file}, line {line}: {cause}")
 
 
 def _number(text: str, kind: str) -> object:

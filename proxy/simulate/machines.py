@@ -5,7 +5,7 @@ The file of simulated device plugins gives the devices that every machine has, b
     nvidia.com/gpu:
       - {id: gpu0, numa: [0]}
       - {id: gpu1, numa: [1], healthy: false}
-      - {id: gpu2}                              # near to no NUMA node, or unknown
+      - {id: gpu2}                              # near no NUMA node, or unknown
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from proxy.model.errors import InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.phrases import cpus as named
+from proxy.model.phrases import nodes as nodes_named
 from proxy.simulate.documents import Document, documents, read_bytes
 from proxy.topology.description import load_machine
 from proxy.topology.facts import section
@@ -69,8 +70,8 @@ def check_plugins(
             for device in devices.values():
                 if device.nodes is not None and not device.nodes <= nodes:
                     raise InputError(
-                        f"cannot use the devices of {path}: {resource} {device.id} is near to NUMA nodes "
-                        f"{device.nodes}, and {machine.name} has nodes {nodes}"
+                        f"cannot use the devices of {path}: {resource} {device.id} is near "
+                        f"{nodes_named(device.nodes)}, and {machine.name} has nodes {nodes}"
                     )
 
 

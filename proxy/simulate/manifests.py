@@ -26,7 +26,7 @@ _COUNTS = {
     "Job": "parallelism",
 }
 _DAEMONS = "DaemonSet"
-_KNOWN = f"Pod, List, {', '.join(_COUNTS)} and {_DAEMONS}"
+_KNOWN = ", ".join(("Pod", "List", *_COUNTS, _DAEMONS))
 _OF_CLUSTERS = ("Fleet", "Node", "Numatopology", "NodeResourceTopology")
 _ENDED = ("Succeeded", "Failed")
 _HOSTNAME = "kubernetes.io/hostname"
@@ -83,7 +83,7 @@ def read_documents(paths: Sequence[str]) -> list[Document]:
     for document in all_documents:
         if not isinstance(document.value, dict):
             shape = shape_of(document.value)
-            raise InputError(f"cannot read {document.where()}: the document is {shape}, not an object")
+            raise InputError(f"cannot read {document.at()}: the document is {shape}, not an object")
     return all_documents
 
 
@@ -129,8 +129,9 @@ class _ManifestReader:
     def take(self, document: Document, raw: object, at: str = "") -> None:
         """Add a document, or an item of a list."""
         where = document.where(raw) + at
+        place = document.at(raw) + (f",{at}" if at else "")
         if not isinstance(raw, dict):
-            raise InputError(f"cannot read {where}: it is {shape_of(raw)}, not an object")
+            raise InputError(f"cannot read {place}: it is {shape_of(raw)}, not an object")
         kind = raw.get("kind")
         if isinstance(kind, str) and kind in self._others:
             return
@@ -148,9 +149,9 @@ class _ManifestReader:
         elif isinstance(kind, str) and (kind in _COUNTS or kind == _DAEMONS):
             self._workload(raw, kind, where)
         else:
-            problem = "it has no kind" if kind is None else f"its kind is {str(kind)[:60]!r}"
+            problem = "it has no kind" if kind is None else f"kind {str(kind)[:60]!r} is not supported"
             hint = "; --cluster reads fleets and nodes" if kind in _OF_CLUSTERS and not self._others else ""
-            raise InputError(f"cannot read the pod {where}: {problem}, only {_KNOWN} are read{hint}")
+            raise InputError(f"cannot read {place}: {problem} (supported: {_KNOWN}){hint}")
 
     def _item(self, document: Document, item: object, listed: object, number: int) -> None:
         at = "" if isinstance(item, dict) and id(item) in document.lines else f" item {number + 1}"

@@ -81,7 +81,9 @@ def compare_lines(
         a.outcome is b.outcome is PodOutcome.PLACED and a.host != b.host
         for a, b in zip(first.results, other.results, strict=True)
     )
-    lines += ["", f"{counted(len(changed), 'pod')} fared differently, {moved} others only ran elsewhere"]
+    have = "has" if len(changed) == 1 else "have"
+    others = "1 other only runs" if moved == 1 else f"{moved} others only run"
+    lines += ["", f"{counted(len(changed), 'pod')} {have} a different result; {others} on another machine"]
     lines += _each(changed) if verbose else _kinds(changed)
     return lines + [f"note: {clean(note)}" for note in notes]
 
@@ -202,7 +204,7 @@ def numbers(reported: Summary) -> list[tuple[str, int, str]]:
         ("  placed", reported.placed, ""),
         ("    together", reported.together, "on as few NUMA nodes as there can be"),
         ("    spread", reported.spread, "on more NUMA nodes than there had to be"),
-        ("    sharing", reported.sharing, "given nothing that lies on a NUMA node"),
+        ("    sharing", reported.sharing, "given nothing that belongs to a NUMA node"),
         ("  refused", sum(reported.refused.values()), "by the machine that was chosen for it"),
         *((f"    {reason}", count, "") for reason, count in reported.refused.items()),
         ("  unschedulable", sum(reported.unschedulable.values()), "no machine has what is requested"),

@@ -84,9 +84,7 @@ def test_the_fewest_nodes_that_are_left() -> None:
     )
     merge = record_merge(decide(TopologyPolicy.RESTRICTED, [{"a": hints}], NODES), Scope.POD)
     assert merge is not None
-    assert merge.conflicts == (
-        "a has no preferred NUMA nodes left, the fewest it can have now are NUMA nodes 2-3",
-    )
+    assert merge.conflicts == ("a has no preferred NUMA nodes left; it needs at least nodes 2-3 now",)
 
 
 def test_a_full_sample_has_preferred_hints_only() -> None:

@@ -136,18 +136,23 @@ def test_the_lowest_masks(demands: list[Demand], size: int) -> None:
             (
                 "gpu cannot be given at all",
                 "nic cannot be given at all",
-                "cpu has no preferred NUMA nodes left, the fewest it can have now are NUMA nodes 1-2",
+                "cpu has no preferred NUMA nodes left; it needs at least nodes 1-2 now",
             ),
         ),
         (
             TopologyPolicy.SINGLE_NUMA_NODE,
             [{"cpu": (of([0], False), of([0, 1]))}, {"m": (of([0]),)}],
-            ("cpu has no single NUMA node that it prefers, the fewest it can have now are NUMA node 0",),
+            ("cpu prefers no single NUMA node; it fits on node 0 now",),
+        ),
+        (
+            TopologyPolicy.SINGLE_NUMA_NODE,
+            [{"cpu": (of([0, 1]), of([0, 1, 2], False))}, {"m": (of([0]),)}],
+            ("cpu does not fit on one NUMA node; it needs at least nodes 0-1 now",),
         ),
         (
             TopologyPolicy.SINGLE_NUMA_NODE,
             [{"cpu": (of(None, False),)}],
-            ("cpu has no single NUMA node that it prefers",),
+            ("cpu does not fit on one NUMA node",),
         ),
     ],
 )

@@ -24,11 +24,11 @@ EXPECTED: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {
     ("simulate", "--cluster"): (
         65,
         {
-            "text": f"{READ} line 1: the document is text, not an object",
-            "list": f"{READ} line 1: the document is a list, not an object",
-            "number": f"{READ} line 1: the document is the value '42', not an object",
+            "text": f"{READ}, line 1: the document is text, not an object",
+            "list": f"{READ}, line 1: the document is a list, not an object",
+            "number": f"{READ}, line 1: the document is the value '42', not an object",
             "empty": NO_NODES,
-            "binary": f"{READ} line 1: byte 0 is not UTF-8",
+            "binary": f"{READ}, line 1: byte 0 is not UTF-8",
             "nested": f"{READ}: it is nested too deeply",
             "repeated": f"{READ}: the key 'a' is there twice",
         },
@@ -36,8 +36,8 @@ EXPECTED: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {
     ("simulate",): (
         65,
         {
-            "text": f"{READ} line 1: the document is text, not an object",
-            "list": f"{READ} line 1: the document is a list, not an object",
+            "text": f"{READ}, line 1: the document is text, not an object",
+            "list": f"{READ}, line 1: the document is a list, not an object",
             "empty": "cannot simulate pods: there is none in ",
             "nested": f"{READ}: it is nested too deeply",
         },

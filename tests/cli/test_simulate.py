@@ -199,7 +199,7 @@ def test_progress_is_for_terminals_or_on_request() -> None:
         ("pod.yaml --machine m.json --machine m.json", InputError, "two machines of the name m"),
         ("pod.yaml --sysfs-root .", InputError, "cannot read the machine"),
         ("pod.yaml --machine m.json --devices pod.yaml", InputError, "not a name of a device resource"),
-        ("static.yaml --machine m.json", InputError, "static.yaml line 1: it has no kind"),
+        ("static.yaml --machine m.json", InputError, "static.yaml, line 1: it has no kind"),
         ("pod.yaml --machine m.json --config no.yaml", ConfigError, "there is no such file"),
         ("pod.yaml --machine m.json --config pod.yaml", ConfigError, "pod.yaml"),
         ("pod.yaml --machine m.json --compare r.yaml", ConfigError, "there is no CPU 99"),
@@ -303,7 +303,9 @@ def test_a_wrong_command_line_for_a_cluster(
 
 def test_a_fleet_without_its_option_names_the_option(place: Path) -> None:
     (place / "fleet.yaml").write_text(FLEET)
-    with pytest.raises(InputError, match=r"its kind is 'Fleet', .* --cluster reads fleets and nodes"):
+    with pytest.raises(
+        InputError, match=r"'Fleet' is not supported .* --cluster reads fleets and nodes"
+    ):
         invoke("fleet.yaml")
 
 

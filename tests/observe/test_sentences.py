@@ -112,10 +112,7 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
     first, *_, last = sections(record("refused_single"))
     assert first.sentences == (
         "db/wide/postgres was refused: Resources cannot be allocated with Topology locality.",
-        (
-            "Reason: cpu has no single NUMA node that it prefers,"
-            " the fewest it can have now are NUMA nodes 0-1."
-        ),
+        "Reason: cpu does not fit on one NUMA node; it needs at least nodes 0-1 now.",
     )
     assert last.sentences == (
         "It would fit if node 1 had 4 more free CPUs (of 20 requested, 16 were free).",
@@ -246,7 +243,7 @@ def test_what_was_tried_and_refused_was_not_taken() -> None:
 
 def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
     said = (ProviderAnswer("cpu", "cpu", "", (hint(False, 0, 1),), 1, 0),)
-    merge = Merge("restricted", "container", hint(False, 0, 1), None, "no other nodes do for all resources")
+    merge = Merge("restricted", "container", hint(False, 0, 1), None, "no other nodes suit all resources")
     reported = replace(record("refused_gpu"), answers=said, merge=merge)
     assert all_sentences(reported)[1].startswith(
         "What it requests of cpu is not available on as few NUMA nodes as its"

@@ -57,7 +57,7 @@ def test_shortages_of_a_machine_are_reported(cluster: MakeCluster, pod: MakePod)
     ]
     assert results[0].message == "none of 2 machines fits: 2 have too little cpu"
     assert [r.reason for r in results] == ["Unschedulable"] * 3 + [NO_SUCH_MACHINE, "Unschedulable"]
-    assert results[3].message == "it asks for the machine nowhere, and none is called so"
+    assert results[3].message == "it requires the machine nowhere, which is not among the machines"
     assert results[4].message == "m2 has too little cpu, memory"
 
 

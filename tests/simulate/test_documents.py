@@ -114,7 +114,7 @@ def test_aliases_and_merges() -> None:
 def test_a_few_lines_that_mean_billions_are_refused_at_once() -> None:
     laughs = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     laughs += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    assert "f.yaml line 7: more than 2000000 values" in refused("\n".join(laughs))
+    assert "f.yaml, line 7: more than 2000000 values" in refused("\n".join(laughs))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_few_lines_that_mean_billions_are_refused_at_once() -> None:
 )
 def test_one_line_with_the_line(text: str | bytes, words: str) -> None:
     message = refused(text)
-    assert message.startswith("cannot read f.yaml ")
+    assert message.startswith("cannot read f.yaml, ")
     assert words in message
 
 

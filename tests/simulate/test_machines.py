@@ -187,5 +187,5 @@ def test_invalid_devices(tmp_path: Path, text: str, words: str) -> None:
 
 def test_devices_are_near_to_nodes_that_there_are(tmp_path: Path) -> None:
     read = plugins(tmp_path, "a/b: [{id: x, numa: [1]}, {id: y, numa: [2]}]")
-    with pytest.raises(InputError, match=r"a/b y is near to NUMA nodes 2, and m has nodes 0-1"):
+    with pytest.raises(InputError, match=r"a/b y is near NUMA node 2, and m has nodes 0-1"):
         check_plugins(read, [Named("m", MACHINE)], tmp_path / "d.yaml")

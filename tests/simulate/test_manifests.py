@@ -213,14 +213,17 @@ def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("kind: Service", "p.yaml line 1: its kind is 'Service', only Pod, List"),
-        (POD + "---\nkind: ConfigMap\n", "p.yaml line 9: its kind is 'ConfigMap'"),
-        ("a: 1", "p.yaml line 1: it has no kind"),
-        ("just words", "p.yaml line 1: the document is text, not an object"),
+        (
+            "kind: Service",
+            "cannot read p.yaml, line 1: kind 'Service' is not supported (supported: Pod, List, Deployment, ",
+        ),
+        (POD + "---\nkind: ConfigMap\n", "p.yaml, line 9: kind 'ConfigMap' is not supported"),
+        ("a: 1", "p.yaml, line 1: it has no kind (supported: Pod"),
+        ("just words", "p.yaml, line 1: the document is text, not an object"),
         ("- a\n- b", "the document is a list, not an object"),
-        ("kind: [Pod]", "its kind is \"['Pod']\""),
+        ("kind: [Pod]", "kind \"['Pod']\" is not supported"),
         ("kind: List", "the list p.yaml line 1: items must be a list"),
-        ("kind: List\nitems:\n- kind: List\n  items: []\n- 7", "line 1 item 2: it is the value '7', not"),
+        ("kind: List\nitems:\n- kind: List\n  items: []\n- 7", "line 1, item 2: it is the value '7', not"),
         ("kind: Pod", "p.yaml line 1: apiVersion: is missing"),
         (POD.replace("v1", "v2", 1), "p.yaml line 1: apiVersion: 'v2' is not 'v1'"),
         (POD.replace("cpu: 2", "cpu: -2"), "spec.containers[0].resources.limits.cpu: -2 is negative"),
@@ -261,7 +264,7 @@ def test_items_of_json_are_numbered(tmp_path: Path) -> None:
         }
     ]
     text = json.dumps({"kind": "List", "items": [*items, {"kind": "Node"}]})
-    assert "p.json line 1 item 2: its kind is 'Node'" in refused(tmp_path, text, "p.json")
+    assert "p.json, line 1, item 2: kind 'Node' is not supported" in refused(tmp_path, text, "p.json")
 
 
 def test_many_alike_are_cheap_because_they_share(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_report(pod: MakePod) -> None:
         "  placed                      4",
         "    together                  3  on as few NUMA nodes as there can be",
         "    spread                    0  on more NUMA nodes than there had to be",
-        "    sharing                   1  given nothing that lies on a NUMA node",
+        "    sharing                   1  given nothing that belongs to a NUMA node",
         "  refused                     0  by the machine that was chosen for it",
         "  unschedulable               0  no machine has what is requested",
         "CPUs                         16",
@@ -172,7 +172,7 @@ def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
     assert table["TopologyAffinityError"] == ["0", "1", "+1"]
     assert table["together"] == ["2", "2"]
     assert table["spread"] == ["1", "0", "-1"]
-    assert "1 pod fared differently, 0 others only ran elsewhere" in lines
+    assert "1 pod has a different result; 0 others only run on another machine" in lines
     assert "1 pod: spread under A, refused (TopologyAffinityError) under B" in lines
     assert "  default/c" in lines
     changed = differences(*one, *other)
@@ -198,9 +198,8 @@ def test_the_same_twice_differs_in_nothing(pod: MakePod) -> None:
     simulated_pods = [pod(cpu=6, memory="1Gi"), pod(cpu=60, memory="1Gi")]
     one, other = play(STATIC, simulated_pods), play(STATIC, simulated_pods)
     assert differences(*one, *other) == []
-    assert "0 pods fared differently, 0 others only ran elsewhere" in compare_lines(
-        *one, *other, [], verbose=False
-    )
+    lines = compare_lines(*one, *other, [], verbose=False)
+    assert "0 pods have a different result; 0 others only run on another machine" in lines
 
 
 def test_a_missing_machine_is_not_a_shortage(pod: MakePod) -> None:

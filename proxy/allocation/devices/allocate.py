@@ -196,14 +196,14 @@ def _choose(
     where = named(mask) if mask else "no nodes"
     if taking.needed < len(aligned):
         choice = _preferred(prefer, aligned, taking, count)
-        enough = taking.take(choice, "the plugin prefers them among those near to the nodes decided on")
-        enough = enough or taking.take(aligned, f"near to {where}")
+        enough = taking.take(choice, "the plugin prefers them among those near the nodes decided on")
+        enough = enough or taking.take(aligned, f"near {where}")
     else:
-        enough = taking.take(aligned, f"near to {where}")
+        enough = taking.take(aligned, f"near {where}")
         if not enough:
             choice = _preferred(prefer, sorted(available), taking, count)
             enough = taking.take(choice, "the plugin prefers them")
-        enough = enough or taking.take(unaligned, f"near to others than {where}")
+        enough = enough or taking.take(unaligned, f"near others than {where}")
         enough = enough or taking.take(nowhere, "any will do")
     assert enough, "there were enough available"
     return taking

@@ -88,8 +88,8 @@ def _each(documents: Iterable[Document]) -> Iterator[tuple[str, str, Mapping[str
         items = value.get("items") if isinstance(value, dict) and value.get("kind") == "List" else None
         for number, raw in enumerate(items if isinstance(items, list) else [value], 1):
             if not isinstance(raw, dict):
-                where = f"{document.where(value)} item {number}"
-                raise InputError(f"cannot read {where}: it is {shape_of(raw)}, not an object")
+                place = f"{document.at(value)}, item {number}"
+                raise InputError(f"cannot read {place}: it is {shape_of(raw)}, not an object")
             if (kind := raw.get("kind")) in KINDS:
                 where = document.where(raw)
                 metadata = raw.get("metadata")

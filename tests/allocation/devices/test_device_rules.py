@@ -148,7 +148,7 @@ def test_reusable_ones_near_to_the_nodes_come_first() -> None:
     three = allocate(state, pod(2, 3, init=1), "c1", near(1))
     assert three.reasons == (
         "vendor/dev: b, a: taken over from init containers",
-        "vendor/dev: c: near to NUMA node 1",
+        "vendor/dev: c: near NUMA node 1",
     )
     gone = state.register(R, devices(b=1, c=1))
     assert allocate(gone, pod(2, 2, init=1), "c1", near(1)).devices[R] == ("a", "b")
@@ -157,11 +157,11 @@ def test_reusable_ones_near_to_the_nodes_come_first() -> None:
 def test_reasons_of_each_step() -> None:
     state = DeviceState().register(R, devices(a=0, b=1, c=2, d=-1))
     assert allocate(state, pod(4), "c0", near(1)).reasons == (
-        "vendor/dev: b: near to NUMA node 1",
-        "vendor/dev: a, c: near to others than NUMA node 1",
+        "vendor/dev: b: near NUMA node 1",
+        "vendor/dev: a, c: near others than NUMA node 1",
         "vendor/dev: d: any will do",
     )
-    assert allocate(state, pod(1), "c0", near(0, 1)).reasons == ("vendor/dev: a: near to NUMA nodes 0-1",)
+    assert allocate(state, pod(1), "c0", near(0, 1)).reasons == ("vendor/dev: a: near NUMA nodes 0-1",)
     assert allocate(state, pod(2), "c0", OPEN).reasons == ("vendor/dev: a, b: any will do",)
     held = allocate(state, pod(2), "c0", OPEN).state
     assert allocate(held, pod(2), "c0", OPEN).reasons == ("vendor/dev: it holds its devices already",)
@@ -176,15 +176,15 @@ def test_a_preference_counts_in_its_place() -> None:
         got = allocate(state, pod(count), "c0", near(0), {R: lambda *_: preference, S: lambda *_: "bc"})
         return got.devices[R], tuple(reason.partition(": ")[2] for reason in got.reasons)
 
-    words = "the plugin prefers them among those near to the nodes decided on"
-    assert take(2, "c", "d") == (("a", "c"), (f"c: {words}", "a: near to NUMA node 0"))
+    words = "the plugin prefers them among those near the nodes decided on"
+    assert take(2, "c", "d") == (("a", "c"), (f"c: {words}", "a: near NUMA node 0"))
     assert take(2, "c", "b", "a") == (("a", "b"), (f"a, b: {words}",)), "by id"
     assert take(4, "e") == (
         ("a", "b", "c", "e"),
-        ("a, b, c: near to NUMA node 0", "e: the plugin prefers them"),
+        ("a, b, c: near NUMA node 0", "e: the plugin prefers them"),
     )
-    assert take(5, "e")[1][1:] == ("e: the plugin prefers them", "d: near to others than NUMA node 0")
-    assert take(3, "e") == (("a", "b", "c"), ("a, b, c: near to NUMA node 0",))
+    assert take(5, "e")[1][1:] == ("e: the plugin prefers them", "d: near others than NUMA node 0")
+    assert take(3, "e") == (("a", "b", "c"), ("a, b, c: near NUMA node 0",))
 
 
 def test_two_resources_of_one_container() -> None:

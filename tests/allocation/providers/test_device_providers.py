@@ -94,7 +94,7 @@ def test_registered_devices_are_granted_and_missing_ones_are_explained() -> None
     assert list(provider.hints(wanted) or ()) == ["gpu"]
     done = provider.allocate(wanted, TopologyHint(Mask([1]), True), Grants(CpuSet([1])))
     assert done.grants == Grants(CpuSet([1]), devices=(("gpu", ("b", "c")),))
-    assert done.steps == ("gpu: b, c: near to NUMA node 1",)
+    assert done.steps == ("gpu: b, c: near NUMA node 1",)
     after = done.provider
     assert isinstance(after, DeviceProvider)
     assert after.state.available("gpu") == {"a"}
