@@ -47,7 +47,7 @@ def bundle(
     write_bundle(path, data)
     manifest = json.loads(members["manifest.json"])
     click.echo(
-        f"{path}: {counted(len(members), 'file')}, {len(data)} bytes, {manifest['redacted']} texts redacted"
+        f"{path}: {counted(len(members), 'file')}, {len(data)} bytes, {manifest['redacted']} strings redacted"
     )
     for name, why in manifest["absent"].items():
         click.echo(f"without {name}: {why}")

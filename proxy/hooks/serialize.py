@@ -37,7 +37,7 @@ from proxy.model.machine import Machine
 from proxy.topology.description import machine_from_json
 from proxy.topology.facts import machine_to_json
 
-_WORDS: Final = {str: "a text", int: "a whole number", bool: "true or false"}
+_WORDS: Final = {str: "a string", int: "a whole number", bool: "true or false"}
 
 
 def event_from(data: object) -> Point:

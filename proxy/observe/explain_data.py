@@ -214,7 +214,7 @@ def _value(kind: Any, value: object, where: str, name: str) -> object:
     if kind is bool and not isinstance(value, bool):
         raise _wrong(where, name, value, "true or false")
     if kind in (str, CpuSet) and not isinstance(value, str):
-        raise _wrong(where, name, value, "a text")
+        raise _wrong(where, name, value, "a string")
     if kind is not CpuSet:
         return value
     try:
@@ -227,7 +227,7 @@ def _list(kind: Any, value: object, where: str, name: str) -> tuple[object, ...]
     """Read a list of texts or of structures."""
     texts = kind is str
     if not isinstance(value, list) or (texts and not all(isinstance(v, str) for v in value)):
-        raise _wrong(where, name, value, "a list of texts" if texts else "a list")
+        raise _wrong(where, name, value, "a list of strings" if texts else "a list")
     if texts:
         return tuple(value)
     return tuple(_read(kind, item, f"{where}.{name}[{i}]") for i, item in enumerate(value))
@@ -242,5 +242,5 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _kind(value: object) -> str:
-    names = {type(None): "null", bool: "true or false", str: "a text", int: "a number", float: "a fraction"}
+    names = {type(None): "null", bool: "true or false", str: "a string", int: "a number", float: "a fraction"}
     return names.get(type(value), "a list" if isinstance(value, list) else "a mapping")

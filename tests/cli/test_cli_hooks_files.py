@@ -68,7 +68,7 @@ def test_a_new_hook_is_the_template_for_its_owner_alone_to_write(node: Node) -> 
     assert made.read_text() == TEMPLATE
     assert made.stat().st_mode & 0o777 == 0o644
     assert node.directory.stat().st_mode & 0o022 == 0
-    assert reported.startswith(f"made {made}; next:\n")
+    assert reported.startswith(f"created {made}; next:\n")
     assert f"topoproxy hooks validate {made}\n" in reported
     assert [entry.name for entry in node.directory.iterdir()] == ["50-mine.py"], "no draft is left"
 
@@ -82,6 +82,7 @@ def test_a_new_hook_is_configured_under_its_own_name(tmp_path: Path) -> None:
 
 
 def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
     node.did("new", "51-mine.py", "--from", "30-cpus-file", "--directory", tmp_path / "src")
     assert (tmp_path / "src/51-mine.py").read_text() == "# 30-cpus-file\n"
     assert not node.directory.exists()
@@ -90,7 +91,11 @@ def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path:
 @pytest.mark.parametrize(
     ("words", "code", "reported"),
     [
-        (["mine"], 2, "a name is NN-name (two digits, -, then of a-z, 0-9 and -), such as 50-mine"),
+        (
+            ["mine"],
+            2,
+            'a name is NN-name (two digits, "-", then characters a-z, 0-9 and "-"), such as 50-mine',
+        ),
         (["50-Mine"], 2, "such as 50-mine"),
         (["50-my_own"], 2, "such as 50-mine"),
         (["../50-mine"], 2, "a name is NN-name"),
@@ -98,7 +103,11 @@ def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path:
         (["50-mine", "--from", "quota"], 2, "cannot use quota: it may be 10-quota or 60-quota"),
         (["50-mine", "--from", "cpu-file"], 2, "did you mean 30-cpus-file?"),
         (["50-mine", "--directory", "/dev/null"], 73, "50-mine.py: /dev/null is not a directory"),
-        (["50-mine", "--directory", "/proc/nothing"], 73, "cannot make /proc/nothing/50-mine.py: "),
+        (
+            ["50-mine", "--directory", "/proc/nothing"],
+            73,
+            "/proc/nothing/50-mine.py: no such directory",
+        ),
     ],
 )
 def test_a_hook_that_cannot_be_made(node: Node, words: list[str], code: int, reported: str) -> None:
@@ -107,12 +116,25 @@ def test_a_hook_that_cannot_be_made(node: Node, words: list[str], code: int, rep
     assert reported in ended[1]
 
 
+def test_only_the_directory_of_the_configuration_is_created(node: Node, tmp_path: Path) -> None:
+    missing = tmp_path / "missing/src"
+    for option in ("--directory", "--folder"):
+        assert node.run("new", "50-mine", option, str(missing)) == (
+            73,
+            f"topoproxy: cannot create {missing}/50-mine.py: no such directory\n",
+        )
+    assert not missing.parent.exists()
+    assert not node.directory.exists()
+    node.did("new", "50-mine", "--directory", node.directory)
+    assert (node.directory / "50-mine.py").read_text() == TEMPLATE
+
+
 def test_a_file_that_is_there_is_left_alone(node: Node) -> None:
     node.directory.mkdir(parents=True)
     (node.directory / "50-mine.py").write_text("mine")
     assert node.run("new", "50-mine") == (
-        2,
-        f"topoproxy: cannot make {node.directory}/50-mine.py: it is there already\n",
+        73,
+        f"topoproxy: cannot create {node.directory}/50-mine.py: it exists already\n",
     )
     assert (node.directory / "50-mine.py").read_text() == "mine"
 
@@ -247,13 +269,13 @@ def test_a_directory_that_cannot_be_written(node: Node) -> None:
     node.directory.write_text("no directory")
     code, reported = node.run("enable", "cpus-file")
     assert code == 73
-    assert reported.startswith(f"topoproxy: cannot make the link {node.directory}/30-cpus-file.py: ")
+    assert reported.startswith(f"topoproxy: cannot create the link {node.directory}/30-cpus-file.py: ")
 
 
 def test_a_directory_that_is_a_link_to_itself(node: Node) -> None:
     node.directory.parent.mkdir()
     node.directory.symlink_to(node.directory)
-    reported = f"topoproxy: cannot make {node.directory}/50-mine.py: {node.directory} is not a directory\n"
+    reported = f"topoproxy: cannot create {node.directory}/50-mine.py: {node.directory} is not a directory\n"
     assert node.run("new", "50-mine") == (73, reported)
 
 

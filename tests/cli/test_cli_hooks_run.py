@@ -76,10 +76,10 @@ def test_a_good_file_is_described(files: Path, run: Run) -> None:
         "  handles   configure, pre_create_container\n"
         "  timeout   2 s\n"
         "  policy    Ignore\n"
-        "  settings  name=CPUS  (text: The variable.)\n"
+        "  settings  name=CPUS  (a string: The variable.)\n"
         "            loud=false  (true or false)\n"
         "            mode=a  (one of a, b)\n"
-        "            words=[x, y]  (a list of texts)\n"
+        "            words=[x, y]  (a list of strings)\n"
     )
 
 
@@ -187,7 +187,7 @@ def test_settings_come_from_the_configuration_and_from_the_command_line(files: P
     assert "envs[CPUS]" in run("run", *words)[1]
     assert "envs[MINE]" in run("run", *words, "--set", "name=MINE", "--set", "loud=true")[1]
     code, _, errors = run("run", *words, "--set", "loud=perhaps")
-    assert (code, "config.loud: must be true or false, not text" in errors) == (65, True)
+    assert (code, "config.loud: must be true or false, not a string" in errors) == (65, True)
     bare = ["run", files / "50-pinned.py", "--example", "pre_create_container", "--set", "name=MINE"]
     assert "envs[MINE]" in run(*bare, "--config", empty(files))[1]
     for pair in ("loud", "lo-ud=true", "loud=true\nx: y"):
@@ -277,7 +277,7 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
         (["50-pinned.py", "--set", "name=a\u2028b: c"], 2, "it must be KEY=VALUE"),
         (["50-pinned.py", "--set", "name=a: b"], 2, "cannot use --set name=a: b: not YAML: mapping values"),
         (["50-pinned.py", "--set", "name=null"], 2, "cannot use --set name=null: name: has no value"),
-        (["50-pinned.py", "--set", "words=a,b"], 65, "words: must be a list of texts, not text ('a,b')"),
+        (["50-pinned.py", "--set", "words=a,b"], 65, "must be a list of strings, not a string ('a,b')"),
         (["60-second.py", "--print-example", "nothing"], 2, "topoproxy hooks points lists them"),
     ],
 )

@@ -303,9 +303,7 @@ def test_a_wrong_command_line_for_a_cluster(
 
 def test_a_fleet_without_its_option_names_the_option(place: Path) -> None:
     (place / "fleet.yaml").write_text(FLEET)
-    with pytest.raises(
-        InputError, match=r"'Fleet' is not supported .* --cluster reads fleets and nodes"
-    ):
+    with pytest.raises(InputError, match=r"'Fleet' is not supported .* --cluster reads fleets and nodes"):
         invoke("fleet.yaml")
 
 

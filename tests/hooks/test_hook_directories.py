@@ -120,7 +120,7 @@ def test_files_that_may_be_meant_as_hooks_are_reported(dirs: HookDirectories, na
     (dirs.etc / name).touch()
     found = dirs.look()
     assert not found.candidates
-    words = "it is not named NN-name.py (two digits, -, then of a-z, 0-9 and -)"
+    words = 'it is not named NN-name.py (two digits, "-", then characters a-z, 0-9 and "-")'
     assert found.ignored_files == [f"hook file {dirs.etc}/{name} is not used: {words}"]
 
 

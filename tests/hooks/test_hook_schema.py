@@ -67,27 +67,27 @@ def test_every_type_arrives() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "percent: is missing, and must be a whole number"),
-        (None, "percent: is missing, and must be a whole number"),
-        ({"percent": "5"}, "percent: must be a whole number, not text ('5')"),
+        ({}, "percent: is missing; it must be a whole number"),
+        (None, "percent: is missing; it must be a whole number"),
+        ({"percent": "5"}, "percent: must be a whole number, not a string ('5')"),
         ({"percent": True}, "percent: must be a whole number, not true or false ('True')"),
         ({"percent": 5.0}, "percent: must be a whole number, not a number ('5.0')"),
-        ({"share": "a"}, "share: must be a number, not text ('a')"),
+        ({"share": "a"}, "share: must be a number, not a string ('a')"),
         ({"share": True}, "share: must be a number, not true or false ('True')"),
         ({"on": 1}, "on: must be true or false, not a whole number ('1')"),
-        ({"name": 1.1}, "name: must be text, not a number ('1.1'): put it in quotes"),
-        ({"name": True}, "name: must be text, not true or false ('True'): put it in quotes"),
-        ({"name": ("a",)}, "name: must be text, not a list"),
-        ({"names": "a"}, "names: must be a list of texts, not text ('a')"),
-        ({"names": ("a", 2)}, "names[1]: must be text, not a whole number ('2'): put it in quotes"),
-        ({"fixed": FrozenMapping()}, "fixed: must be a list of texts, not keys with values"),
-        ({"keys": ("a",)}, "keys: must be keys with texts, not a list"),
-        ({"keys": {"a": 1}}, "keys[a]: must be text, not a whole number ('1'): put it in quotes"),
-        ({"mode": "hart"}, "mode: must be one of soft, hard, 3, not text ('hart'); did you mean hard?"),
-        ({"mode": "3"}, "mode: must be one of soft, hard, 3, not text ('3')"),
+        ({"name": 1.1}, "name: must be a string, not a number ('1.1'): put it in quotes"),
+        ({"name": True}, "name: must be a string, not true or false ('True'): put it in quotes"),
+        ({"name": ("a",)}, "name: must be a string, not a list"),
+        ({"names": "a"}, "names: must be a list of strings, not a string ('a')"),
+        ({"names": ("a", 2)}, "names[1]: must be a string, not a whole number ('2'): put it in quotes"),
+        ({"fixed": FrozenMapping()}, "fixed: must be a list of strings, not keys with values"),
+        ({"keys": ("a",)}, "keys: must be keys with strings, not a list"),
+        ({"keys": {"a": 1}}, "keys[a]: must be a string, not a whole number ('1'): put it in quotes"),
+        ({"mode": "hart"}, "mode: must be one of soft, hard, 3, not a string ('hart'); did you mean hard?"),
+        ({"mode": "3"}, "mode: must be one of soft, hard, 3, not a string ('3')"),
         ({"mode": 3.0}, "mode: must be one of soft, hard, 3, not a number ('3.0')"),
-        ({"level": "LOW"}, "level: must be one of low, high, not text ('LOW'); did you mean low?"),
-        ({"maybe": "x"}, "maybe: must be a whole number, not text ('x')"),
+        ({"level": "LOW"}, "level: must be one of low, high, not a string ('LOW'); did you mean low?"),
+        ({"maybe": "x"}, "maybe: must be a whole number, not a string ('x')"),
         ({"percents": 1}, "percents: unknown key; did you mean percent?"),
         ({"q": 1}, "q: unknown key (there are: percent, share, on, name, names, fixed, keys, mode, level,"),
         ({"made": "x"}, "made: unknown key"),
@@ -112,7 +112,7 @@ def test_a_key_that_must_be_there_says_its_help() -> None:
     class Needs:
         port: int = field(metadata={"help": "Where it listens."})
 
-    assert refused({}, Needs) == f"{WHERE}.port: is missing, and must be a whole number (Where it listens.)"
+    assert refused({}, Needs) == f"{WHERE}.port: is missing; it must be a whole number (Where it listens.)"
 
 
 def test_a_hook_without_settings_takes_none() -> None:
@@ -156,7 +156,9 @@ class Numbers:
 def test_lists_and_maps_of_numbers() -> None:
     given = {"ids": [1, 2], "parts": [1, 0.5], "weights": FrozenMapping({"a": 3})}
     assert settings_of(Numbers, given, WHERE) == Numbers([1, 2], (1.0, 0.5), {"a": 3})
-    assert refused({"ids": [1, "2"]}, Numbers) == f"{WHERE}.ids[1]: must be a whole number, not text ('2')"
+    assert (
+        refused({"ids": [1, "2"]}, Numbers) == f"{WHERE}.ids[1]: must be a whole number, not a string ('2')"
+    )
     assert refused({"ids": 1}, Numbers).endswith("must be a list of whole numbers, not a whole number ('1')")
     assert refused({"weights": {"a": 0.5}}, Numbers).endswith(
         ".weights[a]: must be a whole number, not a number ('0.5')"
@@ -176,7 +178,7 @@ class Unknown:
         (Settings(1), "Settings is not a dataclass: put @dataclass above it"),
         (Sets, "Settings.a is a set[str]; it can be bool, int, float, str, list[str], "),
         (Both, "Settings.a is a int | str; it can be bool"),
-        (WrongDefault, "the default of Settings.a: must be a whole number, not text ('1')"),
+        (WrongDefault, "the default of Settings.a: must be a whole number, not a string ('1')"),
         (
             WrongInside,
             "the default of Settings.a[b]: must be a whole number, not a number ('0.5')",

@@ -215,7 +215,7 @@ def _change(link: Path, target: Path | None) -> None:
     Raises:
         PermissionDeniedError, CannotCreateError: It cannot be done.
     """
-    what = f"cannot make the link {link}" if target else f"cannot remove {link}"
+    what = f"cannot create the link {link}" if target else f"cannot remove {link}"
     try:
         if target is None:
             link.unlink()
@@ -248,7 +248,7 @@ _NAME = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*")
     "--directory",
     type=PATH,
     metavar="DIR",
-    help="Where the file is made; hooks.directory of the configuration by default.",
+    help="An existing directory for the file; hooks.directory of the configuration by default.",
 )
 @click.option("--folder", "former_option", type=PATH, hidden=True)  # the former name, for one release
 @config_option
@@ -261,21 +261,25 @@ def new(
     is readable by all and writable by its owner alone, as the daemon requires; as root, in the directory of
     the configuration, a running daemon loads it at once.
 
-    Ends with 2 for a name that cannot be used or is taken, 73 where the file cannot be created, 77 without
-    permission.
+    Ends with 2 for a name that cannot be used, 73 where the file exists already or cannot be created, 77
+    without permission.
     """
     name = name.removesuffix(".py")
     if not _NAME.fullmatch(name):
         hint = f"50-{name}" if _NAME.fullmatch(f"50-{name}") else "50-mine"
-        form = "NN-name (two digits, -, then of a-z, 0-9 and -)"
-        raise UsageError(f"cannot make hook {name}: a name is {form}, such as {hint}")
+        form = 'NN-name (two digits, "-", then characters a-z, 0-9 and "-")'
+        raise UsageError(f"cannot create hook {name}: a name is {form}, such as {hint}")
     file_of_source = template(source)
     # Its text names it where it shows how it is configured.
     text = file_of_source.read_text().replace(f"{file_of_source.stem}:", f"{name}:").encode()
-    place = directory or former_option or read_config(file, {}).hooks.directory
+    place, create_directory = directory or former_option, False
+    if place is None or not os.path.lexists(place):
+        configured = read_config(file, {}).hooks.directory
+        create_directory = place is None or place.absolute() == configured.absolute()
+        place = place or configured
     path = place / f"{name}.py"
-    make_file(path, text)
-    lines = [f"made {path}; next:"]
+    make_file(path, text, create_directory=create_directory)
+    lines = [f"created {path}; next:"]
     lines += [f"  {step}" for step in _next_steps(path)]
     click.echo("\n".join(lines))
 
@@ -289,24 +293,32 @@ def _next_steps(path: Path) -> list[str]:
     ]
 
 
-def make_file(path: Path, text: bytes) -> None:
-    """Make a file with mode 0644 that is there as a whole or not at all; its directory is made if need be.
+def make_file(path: Path, text: bytes, *, create_directory: bool) -> None:
+    """Make a file with mode 0644 that is there as a whole or not at all.
+
+    Args:
+        path: Where.
+        text: What is in it.
+        create_directory: Make its directory, too, where there is none.
 
     Raises:
-        UsageError: There is a file already.
-        PermissionDeniedError, CannotCreateError: It cannot be made.
+        CannotCreateError: There is a file already, or it cannot be made.
+        PermissionDeniedError: It may not be made.
     """
     if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir may raise
-        raise CannotCreateError(f"cannot make {path}: {path.parent} is not a directory")
+        raise CannotCreateError(f"cannot create {path}: {path.parent} is not a directory")
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if create_directory:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_file(path, text, mode=0o644, overwrite=False)
     except FileExistsError as error:
-        raise UsageError(f"cannot make {path}: it is there already") from error
+        raise CannotCreateError(f"cannot create {path}: it exists already") from error
+    except FileNotFoundError as error:
+        raise CannotCreateError(f"cannot create {path}: no such directory") from error
     except PermissionError as error:
-        raise PermissionDeniedError(f"cannot make {path}: {error.strerror}") from error
+        raise PermissionDeniedError(f"cannot create {path}: {error.strerror}") from error
     except OSError as error:
-        raise CannotCreateError(f"cannot make {path}: {error.strerror or error}") from error
+        raise CannotCreateError(f"cannot create {path}: {error.strerror or error}") from error
 
 
 @click.command(short_help="Print the file that registers topoproxy at koord-runtime-proxy.")

@@ -33,7 +33,7 @@ def registration(config: Config) -> str:
     """
     socket = config.hooks.serve
     if socket is None:
-        raise ConfigError("cannot name a hook server: hooks.serve names no socket")
+        raise ConfigError("cannot print the registration: hooks.serve is empty")
     entry = {
         "remote-endpoint": str(socket),
         "failure-policy": HookFailurePolicy.FAIL.value,

@@ -94,7 +94,7 @@ def text(value: object, most: int = LONGEST_VALUE, loose: bool = False) -> str:
     """
     if type(value) is not str:
         if not isinstance(value, str):
-            raise InvalidFieldError(f"it must be a text, not {type(value).__name__}")
+            raise InvalidFieldError(f"it must be a string, not {type(value).__name__}")
         value = str.__str__(value)
     if len(value) > most:
         raise InvalidFieldError(f"it has {len(value)} characters, {most} are allowed")

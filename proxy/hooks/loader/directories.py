@@ -21,6 +21,7 @@ from proxy.model.errors import HookError
 from proxy.permissions import Trust
 
 _HOOK = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
+_FORM = '(two digits, "-", then characters a-z, 0-9 and "-")'
 _NULL = os.makedev(1, 3)
 
 
@@ -124,9 +125,7 @@ def alone(path: Path) -> Candidate:
     """
     server = path.name.endswith("json")
     if not server and not _HOOK.fullmatch(path.name):
-        raise HookError(
-            f"cannot use hook {path}: it is not named NN-name.py (two digits, -, then of a-z, 0-9 and -)"
-        )
+        raise HookError(f"cannot use hook {path}: it is not named NN-name.py {_FORM}")
     name = path.name.removesuffix("json").rstrip(".") if server else path.name.removesuffix(".py")
     candidate = _examine(path, name or path.name, Trust(), server=server)
     if candidate is None:
@@ -167,8 +166,7 @@ def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]
             yield candidate
         else:
             found.ignored_files.append(
-                f"hook file {directory / name} is not used: it is not named NN-name.py "
-                "(two digits, -, then of a-z, 0-9 and -)"
+                f"hook file {directory / name} is not used: it is not named NN-name.py {_FORM}"
             )
 
 

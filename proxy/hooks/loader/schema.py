@@ -4,8 +4,8 @@ Its fields are keys of ``hooks.settings.NAME.config``; a field without a default
 ``metadata={"help": "..."}`` explains it. What the types mean::
 
     bool, int, float, str             as YAML has them; a whole number is a float, too
-    list[str], tuple[str, ...]        a list of texts; and so of int and float
-    dict[str, str]                    keys with texts; and so with int and float
+    list[str], tuple[str, ...]        a list of strings; and so of int and float
+    dict[str, str]                    keys with strings; and so with int and float
     Literal[...], an enum.StrEnum     one of these
     X | None                          as X; None only by default
 
@@ -30,7 +30,7 @@ _TYPES = (
     " or an enum.StrEnum"
 )
 _DESCRIPTIONS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "true or false"), (int, "a whole number"), (float, "a number"), (str, "text"),
+    (bool, "true or false"), (int, "a whole number"), (float, "a number"), (str, "a string"),
     (Mapping, "keys with values"), ((list, tuple), "a list"),
 )  # fmt: skip
 
@@ -118,7 +118,7 @@ def _read(
             yield f"{where}.{name}{error}" if str(error).startswith("[") else f"{where}.{name}: {error}"
     for name, key in known.items():
         if key.required and name not in given:
-            yield f"{where}.{name}: is missing, and must be {key.wants}" + (
+            yield f"{where}.{name}: is missing; it must be {key.wants}" + (
                 f" ({key.help})" if key.help else ""
             )
 
@@ -227,9 +227,9 @@ _SIMPLE: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     bool: _plain(bool, "true or false"),
     int: _plain(int, "a whole number"),
     float: _plain(float, "a number"),
-    str: _plain(str, "text"),
+    str: _plain(str, "a string"),
 }
-for _of, _many in ((str, "texts"), (int, "whole numbers"), (float, "numbers")):
+for _of, _many in ((str, "strings"), (int, "whole numbers"), (float, "numbers")):
     _SIMPLE[list[_of]] = _several(_of, _many, list)  # type: ignore[valid-type]
     _SIMPLE[tuple[_of, ...]] = _several(_of, _many, tuple)  # type: ignore[valid-type]
     _SIMPLE[dict[str, _of]] = _pairs(_of, _many)  # type: ignore[valid-type]

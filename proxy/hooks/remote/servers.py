@@ -131,7 +131,7 @@ def _read(data: bytes) -> Mapping[str, Any]:
 def _text(entries: Mapping[str, Any], key: str) -> str:
     value = entries.get(key)
     if value is not None and not isinstance(value, str):
-        raise _FlawError(f"{key} must be a text, not {_shown(value)}")
+        raise _FlawError(f"{key} must be a string, not {_shown(value)}")
     return value or ""
 
 
@@ -140,7 +140,7 @@ def _hooks(entries: Mapping[str, Any]) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _FlawError(f"runtime-hooks must be a list of texts, not {_shown(value)}")
+        raise _FlawError(f"runtime-hooks must be a list of strings, not {_shown(value)}")
     return list(dict.fromkeys(value))
 
 
