@@ -219,6 +219,8 @@ class CallFlow:
         always = executor.options.refuse_on_error
         if call.method == "CreateContainer" and self._must_be_placed(call, always=always):
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
+            if isinstance(call.state, CallContext) and not call.decided:
+                executor.lifecycle.failed(call.state.target)  # the runtime never gets it
             call.refuse(GrpcStatus.INTERNAL, message)
         else:
             call.release()
@@ -233,7 +235,8 @@ class CallFlow:
             executor.attention.set()
             if call.method == "CreateContainer" and self._must_be_placed(call):
                 call.refuse(
-                    GrpcStatus.UNAVAILABLE, "cannot place the container: not in step with the runtime yet"
+                    GrpcStatus.UNAVAILABLE,
+                    "cannot place the container: the node is not reconciled with the runtime yet",
                 )
                 return
             call.release()

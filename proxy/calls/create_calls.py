@@ -17,6 +17,7 @@ from proxy.calls.undecided_call import (
 )
 from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import (
+    RELEASED_WITH_SANDBOX,
     AllocateFirst,
     CallAnswer,
     Forward,
@@ -224,6 +225,9 @@ class CreateCalls:
             owns = answer.container.placement.pool is Pool.OWN
             create = self._create_owner if owns else self._create_narrowed
             self._spawn(call, create(call, answer.container))
+            return
+        if type(answer) is Refuse:  # a container that is placed is refused only without its devices
+            self._without_devices(call, container, RELEASED_WITH_SANDBOX)
             return
         if type(answer) is Forward:
             if isinstance(call.state, CallContext):  # else the create is over already

@@ -58,6 +58,7 @@ class UndecidedCall(Protocol):
         method: The CRI method that it is about.
         body: The message as it is now, in a form that only the front end reads.
         state: For the code that decides; the front end does not use it.
+        decided: The call was forwarded or refused.
         done: The call is over.
     """
 
@@ -65,6 +66,7 @@ class UndecidedCall(Protocol):
     method: str
     body: Any
     state: object
+    decided: bool
     done: bool
 
     def target(self) -> str:

@@ -149,7 +149,7 @@ class FailureSteps:
         deadline = time.monotonic() + 10
         while not self._stage.status().get("ready"):
             if time.monotonic() > deadline:
-                raise DemoError("the new proxy is not in step with the runtime after 10 s")
+                raise DemoError("the new proxy is not reconciled with the runtime after 10 s")
             time.sleep(0.02)
 
 

@@ -49,22 +49,16 @@ def adopt(
         return Plan(Verdict(), state.changed(put=(exited,)), exited)
     permitted, breach = permitted_container_claim(state, pod, name, request)
     claimed = claim(permitted, request, state.node.machine.present, static=state.node.static)
+    limit = None if breach is None else breach.rule
     if breach is not None:
         claimed = structs.replace(claimed, problem=claimed.problem or sharing_problem(breach))
     if claimed.pool is not Pool.OWN and not claimed.fatal and phase is not Phase.CREATED:
         claimed = with_burst_limit(state, pod, request, claimed)
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, claimed.why, claimed)
-        return structs.replace(
-            plan,
-            problem=claimed.problem,
-            limit=None if breach is None else breach.rule,
-        )
+        return structs.replace(plan, problem=claimed.problem, limit=limit)
     if claimed.pool is Pool.OWN and claimed.cpus is None and phase is not Phase.CREATED:
-        keeping_cpus = _keep_cpus(state, container_id, pod, name, attempt, request, phase)
-        if keeping_cpus is not None:
-            return keeping_cpus
-        why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
-        return _pooled(state, container_id, pod, name, attempt, request, phase, why)
+        plan = _with_its_cpus(state, container_id, pod, name, attempt, request, phase, claimed)
+        return structs.replace(plan, problem=claimed.problem, limit=limit)
     # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
     may_run = phase is not Phase.CREATED
     mems = named_memory_nodes(state, request)
@@ -102,10 +96,34 @@ def parse_cpus(text: str) -> CpuSet | None:
         return None
 
 
+def _with_its_cpus(
+    state: NodeState,
+    container_id: str,
+    pod: Pod,
+    name: str,
+    attempt: int,
+    request: Request,
+    phase: Phase,
+    claimed: Claim,
+) -> Plan:
+    """Let a container that runs keep the CPUs that it has; where these cannot be its own, it shares."""
+    kept = _keep_cpus(state, container_id, pod, name, attempt, request, phase, claimed)
+    if kept is not None:
+        return kept
+    why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
+    return _pooled(state, container_id, pod, name, attempt, request, phase, why)
+
+
 def _keep_cpus(
-    state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
+    state: NodeState,
+    container_id: str,
+    pod: Pod,
+    name: str,
+    attempt: int,
+    request: Request,
+    phase: Phase,
+    claimed: Claim,
 ) -> Plan | None:
-    claimed = claim(pod, request, state.node.machine.present, static=True)
     current_cpus = parse_cpus(request.cpuset_cpus)
     if current_cpus is None:
         return None

@@ -135,6 +135,8 @@ CallAnswer = (
     | PrepareStart
 )
 _UNCHANGED, _RECORD_FIRST = ForwardUnchanged(), RecordFirst()
+RELEASED_WITH_SANDBOX = "they were released with its sandbox"
+"""Why a container has no devices whose sandbox was stopped while its create waited."""
 
 
 def create_answer(
@@ -165,7 +167,7 @@ def create_answer(
         if not has_devices:
             return AllocateFirst(container)
         if not holds_all(state, container):  # its sandbox was stopped meanwhile
-            verdict = unallocated_verdict(container, "they were released with its sandbox")
+            verdict = unallocated_verdict(container, RELEASED_WITH_SANDBOX)
             return Refuse(verdict.code, verdict.message)
     owns = placement.pool is Pool.OWN
     if not is_reserved and (owns or placement.hook_cpus is not None):

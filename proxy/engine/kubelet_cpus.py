@@ -6,12 +6,13 @@ same. Two containers cannot have them, so both are named.
 
 from __future__ import annotations
 
+from proxy.engine.admission import permitted_claim
 from proxy.engine.enforcement import applies_to
 from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import Held
-from proxy.model.workload import Pool
+from proxy.model.workload import Phase, Pool
 
 
 def clashes(state: NodeState) -> list[str]:
@@ -19,14 +20,20 @@ def clashes(state: NodeState) -> list[str]:
     if not state.kubelet:
         return []
     pods = {pod.uid: pod for pod in state.pods.values()}
-    existing = {(c.pod.uid, c.name) for c in state.containers.values() if c.pod.uid in state.kubelet}
+    existing = {
+        (c.pod.uid, c.name)
+        for c in state.containers.values()
+        if c.pod.uid in state.kubelet and c.phase is not Phase.EXITED
+    }
     in_use, online, present = _cpus_in_use(state), state.node.machine.online, state.node.machine.present
     taken = union(cpus.bits for _, _, cpus in in_use)
     would = "" if applies_to(state, None) else "would "
     messages: list[str] = []
     for uid, containers in sorted(state.kubelet.items()):
         pod = pods.get(uid)
-        if pod is not None and (pod.qos in NEVER_PINNED_BY_KUBELET or pod.cpuset):
+        if pod is not None and (
+            pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(state.node, pod)[0].cpuset
+        ):
             continue
         # Containers of one pod may have CPUs in common: those of an init container are used again.
         own_cpus = union(
@@ -48,11 +55,17 @@ def clashes(state: NodeState) -> list[str]:
                 reasons.append(f"it would have {own.cpus}" if would else f"it has {own.cpus} already")
             without_owner = cpus.bits & online.bits & ~own_cpus
             if without_owner and not reasons and (uid, name) not in existing:
-                reasons.append("the shared pool would be left empty")
+                reasons.append(_why_shared(state, CpuSet.from_bits(without_owner)))
             ref = f"{pod.ref if pod else uid}/{name}"
             problem = f"cannot let {ref} have CPUs {cpus} of kubelet's CPU manager"
             messages += [f"{problem}: {cause}" for cause in reasons]
     return messages
+
+
+def _why_shared(state: NodeState, cpus: CpuSet) -> str:
+    """Return why CPUs that nothing owns stay in the shared pool (``owners._owners_known_to_kubelet``)."""
+    breach = state.node.floors.breach(state.pools.shared - cpus, cpus)
+    return breach.message if breach is not None else "the shared pool would be left empty"
 
 
 def _cpus_in_use(state: NodeState) -> list[tuple[str, str, CpuSet]]:

@@ -380,5 +380,6 @@ class Sandboxes:
 
 def _listed_as(pod: Pod, listed: Iterable[RuntimePod]) -> str:
     """Return the id of a pod's sandbox in the runtime's list; empty where it is not there, or not ready."""
-    same = (p.id for p in listed if (p.uid, p.attempt, p.ready) == (pod.uid, pod.attempt, True))
+    identity = (pod.uid, pod.namespace, pod.name, pod.attempt)  # a client may send no uid
+    same = (p.id for p in listed if p.ready and (p.uid, p.namespace, p.name, p.attempt) == identity)
     return next(same, "")

@@ -17,6 +17,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
+from msgspec import Struct
+
 from proxy.engine.events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.engine.node_effects import Record
 from proxy.executor.background import Worker
@@ -36,6 +38,18 @@ LATE = "the ledger is not written in time"
 UNWRITTEN = "the ledger cannot be written now"
 
 Plain = dict[str, Mapping[str, object] | None]
+
+
+class BatchResult(Struct, frozen=True):
+    """What became of a batch.
+
+    Attributes:
+        rejected: The records that can never be stored, by key, with the reason.
+        unwritten: The keys of the records that could not be written now.
+    """
+
+    rejected: Mapping[str, str] = {}
+    unwritten: frozenset[str] = frozenset()
 
 
 class Journal:
@@ -69,7 +83,7 @@ class Journal:
         self._worker = worker
         self._telemetry = telemetry
         self.limit = limit
-        self._latest: Future[Mapping[str, str]] | None = None
+        self._latest: Future[BatchResult] | None = None
         self._waiting: dict[str, Record | None] = {}
         self._unwritten: dict[str, Record | None] = {}  # the worker's
         self._timer: asyncio.TimerHandle | None = None
@@ -103,13 +117,13 @@ class Journal:
         """
         for key, value in records.items():
             self.put(key, value)
-        rejected = await self._flushed()
-        if rejected is None:
+        result = await self._flushed()
+        if result is None:
             return LedgerLate(LATE)
         for key in records:
-            if key in rejected:
-                return LedgerRejected(f"its record cannot be stored: {rejected[key]}")
-        if durable and not self._unwritten.keys().isdisjoint(records):
+            if key in result.rejected:
+                return LedgerRejected(f"its record cannot be stored: {result.rejected[key]}")
+        if durable and not result.unwritten.isdisjoint(records):
             return LedgerLate(UNWRITTEN)
         return LedgerWritten()
 
@@ -121,13 +135,13 @@ class Journal:
         if await self._flushed() is None:
             self._telemetry.problem(LATE, seconds=self.limit)
 
-    async def _flushed(self) -> Mapping[str, str] | None:
-        """Wait until all is written; returns the rejected records of the last batch, None on a timeout."""
+    async def _flushed(self) -> BatchResult | None:
+        """Wait until all is written; returns what became of the last batch, None on a timeout."""
         if self._waiting:
             self._start()
         latest = self._latest
         if latest is None:
-            return {}
+            return BatchResult()
         if not latest.done():  # an earlier batch may still wait for the worker
             await asyncio.wait((asyncio.wrap_future(latest),), timeout=self.limit)
         return latest.result() if latest.done() and not latest.cancelled() else None
@@ -146,12 +160,8 @@ class Journal:
 
     # -- in the worker ------------------------------------------------------------------------------------
 
-    def _write(self, batch: Mapping[str, Record | None]) -> Mapping[str, str]:
-        """Write a batch, and what could not be written before. A ledger that fails does not stop the node.
-
-        Returns:
-            The keys of the records that can never be stored, and why.
-        """
+    def _write(self, batch: Mapping[str, Record | None]) -> BatchResult:
+        """Write a batch, and what could not be written before. A ledger that fails does not stop the node."""
         batch, self._unwritten = {**self._unwritten, **batch}, {}
         changes: Plain = {}
         rejected: dict[str, str] = {}
@@ -170,7 +180,8 @@ class Journal:
             self._telemetry.count(metrics.RECORDS_REJECTED, len(rejected))
             for key, why in rejected.items():
                 self._telemetry.problem("cannot store a record in the ledger", record=key, err=why)
-        return rejected
+        # The next batch may have begun before the event loop looks: so the result says what is unwritten.
+        return BatchResult(rejected, frozenset(self._unwritten))
 
     def _report_compaction(self) -> None:
         assert self._ledger is not None

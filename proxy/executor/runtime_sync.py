@@ -87,8 +87,11 @@ class RuntimeSync:
             return queried
         fence = await self._unit_properties.fencing.fitting(container_id)
         container = context.state.containers.get(container_id)
-        if container is None or container.phase is not Phase.RUNNING:
+        # While the fence was written, the container may have ended, or its pod may have been released.
+        if container is None or sync_step(context.state, container_id) not in (SyncStep.LEARN, SyncStep.SEND):
             await self._unit_properties.fencing.drop(fence)
+            if container is not None and container.phase is Phase.RUNNING:
+                context.sync_later(container_id)
             return queried
         want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
         flight = context.calls.track(container_id, want)

@@ -7,6 +7,7 @@ from proxy.engine.adoption import adopt
 from proxy.engine.create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules, ResourceStatusMode
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
@@ -211,3 +212,11 @@ def test_what_is_there_is_not_adopted_if_it_leaves_nothing_to_share() -> None:
     plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15", 16), Phase.RUNNING)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
+
+
+def test_an_owner_by_count_keeps_its_cpus_where_the_annotation_of_its_pod_is_ignored() -> None:
+    rules = AdmissionRules(resource_status=ResourceStatusMode.IGNORE)
+    node = Node(MACHINE, CpuTopology.of(MACHINE), static=True, admission=rules)
+    plan = adopt(NodeState.empty(node), "id", pod("g", cpus="2"), "c", 0, runs_on("5,13"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.exclusive == CpuSet.parse("5,13")

@@ -9,11 +9,13 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.kubelet_cpus import changed_cpus, clashes
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(1, 1, 4, 2)
 POD = Pod("s-own", "own", "ns", "own")
@@ -149,3 +151,10 @@ def test_an_owner_may_have_fewer_cpus_than_kubelet_gives_it(cpus: str, *, clash:
 def test_what_came_and_went() -> None:
     came, went = changed_cpus(held("2-3"), {**held("3-4"), **held("7", "other")})
     assert (str(came), str(went)) == ("4,7", "2")
+
+
+def test_cpus_below_the_floor_of_the_shared_pool_are_named_with_the_floor() -> None:
+    floors = changed_copy(Node(MACHINE, CpuTopology.of(MACHINE)), admission=AdmissionRules(floor=5))
+    state = NodeState.of(floors, (POD, THEIRS), (OWNER,), held("4-5"))
+    (message,) = clashes(state)
+    assert "the shared pool must keep 5 CPUs of this node" in message

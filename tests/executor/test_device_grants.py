@@ -12,6 +12,7 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.device_book import DeviceRecord
 from proxy.engine.node_events import DevicesChanged, DevicesImported
+from proxy.engine.pod_events import SandboxStopped
 from proxy.executor.device_ports import DevicePluginError
 from proxy.executor.ledger_recovery import ANSWER_LOST, LOST
 from proxy.frontends.hook_bridge.calls import _conflict
@@ -20,6 +21,7 @@ from proxy.model.devices import AllocateAnswer, DeviceNode
 from proxy.model.idset import Mask
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS
 
 NIC, GPU = "example.com/nic", "example.com/gpu"
@@ -492,7 +494,10 @@ def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(ru
     async def story(world: Any) -> None:
         world.executor.store.handle(DevicesImported(NIC, {"a": kept}, every=True))
         call = await world.call("CreateContainer", create_of("a"))
-        assert call.refused == (14, "cannot place the container: not in step with the runtime yet")
+        assert call.refused == (
+            14,
+            "cannot place the container: the node is not reconciled with the runtime yet",
+        )
         assert (await world.call("CreateContainer", create_of("b"))).refused is None, "it holds nothing"
 
     run_scenario(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False, call_timeout=0.2)
@@ -573,3 +578,21 @@ def test_a_pod_that_kubelet_does_not_give_is_a_problem(run_scenario: Any, *, ref
         world.logged.clear()
 
     run_scenario(story, sources=kubelet, plugins=plugins, refuse_on_error=refuses)
+
+
+def test_a_create_whose_sandbox_was_stopped_while_a_plug_in_answered_is_rejected(run_scenario: Any) -> None:
+    plugins = PlayedPlugins()
+
+    async def story(world: Any) -> None:
+        register(world)
+        sandbox = await world.pod("a", kube="burstable")
+        plugins.during = lambda: world.executor.store.handle(SandboxStopped(sandbox))
+        call = await world.begin(sandbox)
+        assert call.refused is not None
+        assert "they were released with its sandbox" in call.refused[1]
+        world.wire.finished(call, None)
+        assert world.executor.state.containers == {}, "the runtime never got the call"
+        assert world.executor.telemetry.value(metrics.CREATES_REFUSED) == 1
+        world.logged.clear()
+
+    run_scenario(story, sources=sources(), plugins=plugins)

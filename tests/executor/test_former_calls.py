@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.executor.runtime_ports import RuntimeContainer
+from proxy.executor.creates import _listed_as
+from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.idset import CpuSet
+from proxy.model.workload import Pod
 from proxy.telemetry import metrics
 from tests.executor.test_confinement import HangingStart, Limits
 from tests.testkit.waiting import create_that_waits
@@ -251,3 +253,10 @@ def test_a_held_create_is_decided_no_more_once_another_process_has_the_node(
         assert not world.executor.state.owners, "nothing of it is left"
 
     run_scenario(scenario, call_timeout=0.8)
+
+
+def test_a_sandbox_is_found_by_name_where_the_client_sends_no_uid() -> None:
+    pod = Pod("token", "", "ns", "a")
+    listed = [RuntimePod(name, "", "ns", name, 0, True, {}, {}) for name in ("b", "a")]
+    assert _listed_as(pod, listed) == "a"
+    assert _listed_as(pod, listed[:1]) == ""

@@ -287,3 +287,25 @@ def test_only_the_owner_with_an_unstorable_record_is_refused(
         assert world.executor.telemetry.value(metrics.RECORDS_REJECTED) == 1
 
     run_scenario(scenario)
+
+
+def test_a_durable_record_is_late_although_the_next_batch_has_begun() -> None:
+    async def scenario() -> None:
+        ledger = Memory()
+        go, hold = threading.Event(), threading.Event()
+
+        def fault(changes: dict[str, Any]) -> Exception:
+            (hold if "c/1" in changes else go).wait(10)
+            return CannotCreateError("no room")
+
+        ledger.fault = fault
+        async with Bench(ledger) as bench:
+            appended = asyncio.ensure_future(bench.journal.append({"m/x": {}}, durable=True))
+            await asyncio.sleep(0)
+            bench.journal.put("c/1", {})
+            bench.journal._start()
+            go.set()
+            assert await appended == LedgerLate(module.UNWRITTEN)
+            hold.set()
+
+    asyncio.run(scenario())

@@ -196,6 +196,9 @@ class Updates:
         if container is None or container.phase is Phase.EXITED or executor.state.inflight.of(container_id):
             await fencing.drop(fence)
             raise UnavailableError("it is being changed, or has ended")
+        if not applies_to(executor.state, container.pod):  # its pod was released while the fence was written
+            await fencing.drop(fence)
+            raise UnavailableError("the plan is not applied to its pod any more")
         want, limits = executor.state.desired_cpus(container), self._limits(container, wanted)
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
         flight = executor.calls.track(container_id, want)

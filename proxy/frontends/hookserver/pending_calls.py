@@ -141,13 +141,12 @@ class PendingCalls:
         """Query the runtime for the outcome of pending calls; those past their timeout are lost."""
         executor, ask = self._executor, self._start_update.lookups.run
         try:
-            await self.check_creates()
+            if self.creates or self.starts:
+                for container in await ask(executor.runtime.list_containers):
+                    self.handle_listed_container(container)
             if self.pods:
                 for pod in await ask(executor.runtime.list_pods):
                     self.handle_listed_pod(pod)
-            if self.starts:
-                for container in await ask(executor.runtime.list_containers):
-                    self.handle_listed_container(container)
         except (UnavailableError, RuntimeCallError) as error:
             executor.telemetry.problem("cannot list what the runtime has", err=error)
         for calls in (self.pods, self.creates, self.starts):
