@@ -234,8 +234,14 @@ class Node:
         self.schedule.after(self._dice.choice(REPLACED_S), self._end_former, former)
 
     def _end_former(self, former: Daemon) -> None:
-        """End a process that was replaced; its successor finds its connection closed."""
+        """End a process that was replaced; its successor finds its connection closed.
+
+        A process that reports for an older one, which still relays, waits for it (``proxy.daemon.Daemon.finish_calls``).
+        """
         if former not in self.formers:
+            return
+        if self.formers[0] is not former:
+            self.schedule.after(self._dice.choice(REPLACED_S), self._end_former, former)
             return
         self.formers.remove(former)
         former.kill()
