@@ -236,7 +236,7 @@ class Node:
     def _end_former(self, former: Daemon) -> None:
         """End a process that was replaced; its successor finds its connection closed.
 
-        A process that reports for an older one, which still relays, waits for it (``proxy.daemon.Daemon.finish_calls``).
+        One that reports for an older one, which still relays, waits for it (``Daemon.finish_calls``).
         """
         if former not in self.formers:
             return
