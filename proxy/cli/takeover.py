@@ -24,7 +24,7 @@ ANSWER_S = 10.0
 def plan_text(answer: object) -> str:
     """Write what ``topoproxy takeover plan`` shows."""
     data = as_map(answer)
-    lines = [*_head(data), *_rows(data), *_list("Blockers", data.get("conflicts"))]
+    lines = [*_head(data), *_rows(data), *_list("Obstacles", data.get("conflicts"))]
     for step in (as_map(step) for step in as_list(data.get("steps"))):
         lines += _list(f"topoproxy takeover {one_line(step.get('step'))}", step.get("does"))
     for target, settings in as_map(data.get("kubelet_settings")).items():
@@ -45,7 +45,7 @@ def status_text(answer: object) -> str:
             (one_line(row.get("cpus")), one_line(row.get("container"))) for row in map(as_map, remaining)
         ]
         lines += table(rows) if remaining else []
-    lines += _list("Blockers", data.get("conflicts"))
+    lines += _list("Obstacles", data.get("conflicts"))
     nothing = ["", "Nothing remains to be done."] if data.get("stage") == "finished" else []
     title = "To take the node over" if data.get("stage") == "none" else "What remains to be done"
     steps = list(_list(title, data.get("next"), ordered=True)) or nothing

@@ -126,7 +126,7 @@ def notes(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
     problems = list(inputs.manager.problems)
     if record.chooses_cpus and inputs.configured != "static":
         problems.append(
-            "our configuration says cpuManagerPolicy: none, and the takeover makes it static:"
+            "topoproxy's configuration says cpuManagerPolicy: none, and the takeover makes it static:"
             " write static there, so that it stays so without the takeover's record"
         )
     if record.stage is TakeoverStage.FINISHED and inputs.file.policy != record.target:
@@ -162,7 +162,7 @@ def after_revert(inputs: TakeoverInputs) -> list[str]:
 def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
     """Return the remaining steps."""
     if record.stage is TakeoverStage.NONE:
-        return ["topoproxy takeover start"] if not conflicts(inputs) else ["remove the blockers"]
+        return ["topoproxy takeover start"] if not conflicts(inputs) else ["remove the obstacles"]
     if record.stage is TakeoverStage.STARTED:
         stop = ["systemctl stop kubelet"] if inputs.running else []
         wait = [WAIT] if remaining_allocations(record, inputs) else []
@@ -177,4 +177,6 @@ def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
         return ["systemctl stop kubelet", f"topoproxy takeover finish --kubelet-policy {record.target}"]
     if not inputs.running:
         return [*settings(inputs, record.target), "systemctl start kubelet"]
-    return [] if inputs.configured == "static" else ["write cpuManagerPolicy: static into our configuration"]
+    if inputs.configured == "static":
+        return []
+    return ["write cpuManagerPolicy: static into topoproxy's configuration"]

@@ -20,7 +20,7 @@ def test_names_of_pods_cannot_draw_on_the_terminal() -> None:
     row = {"container": "ns/\x1b[31mred", "cpus": "1", "state": "runs", "from_file": True}
     page = plan_text({"stage": "none", "allocations": [row], "conflicts": ["a\nb"]})
     assert "1     -          runs   ns/ [31mred (static pod)" in page
-    assert "Blockers\n  - a b\n" in page
+    assert "Obstacles\n  - a b\n" in page
 
 
 def test_a_finished_takeover_with_nothing_left() -> None:

@@ -310,4 +310,4 @@ def test_the_pages() -> None:
     assert next_steps(finished, changed_copy(there, running=("sign",))) == []
     assert next_steps(finished, inputs())[-1] == "topoproxy takeover finish --kubelet-policy none"
     assert any("another program wrote it" in words for words in notes(finished, inputs()))
-    assert next_steps(TakeoverRecord(), inputs(ready=False)) == ["remove the blockers"]
+    assert next_steps(TakeoverRecord(), inputs(ready=False)) == ["remove the obstacles"]

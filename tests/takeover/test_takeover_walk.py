@@ -209,14 +209,14 @@ def test_what_stands_against_a_start(kubelet_node: Any) -> None:
     node.kubelet.path.write_text(node.kubelet.path.read_text().replace("0-15", "0-14"))
     plan = run(node, "plan")
     assert plan.returncode == 1
-    assert "Blockers\n  - kubelet's state file" in plan.stdout
+    assert "Obstacles\n  - kubelet's state file" in plan.stdout
     assert "its checksum is wrong" in plan.stdout
-    (blocker,) = re.findall("Blockers\n  - (.*)\n", plan.stdout)
-    assert plan.stderr == f"topoproxy: cannot start the takeover: {blocker}\n", "alone it says why, too"
+    (obstacle,) = re.findall("Obstacles\n  - (.*)\n", plan.stdout)
+    assert plan.stderr == f"topoproxy: cannot start the takeover: {obstacle}\n", "alone it says why, too"
     status = run(node, "status")
     assert (status.returncode, status.stderr) == (0, "")
-    assert f"Blockers\n  - {blocker}\n" in status.stdout
-    assert status.stdout.endswith("To take the node over\n  1. remove the blockers\n")
+    assert f"Obstacles\n  - {obstacle}\n" in status.stdout
+    assert status.stdout.endswith("To take the node over\n  1. remove the obstacles\n")
     assert data(node, "status")["conflicts"] == data(node, "plan")["conflicts"]
     assert "its checksum is wrong" in refused(node, "start")
     assert data(node, "start")["done"] is False
