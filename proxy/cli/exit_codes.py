@@ -93,7 +93,8 @@ EXIT_CODES = (
     ExitCode(77, "No permission (EX_NOPERM)", (*_CONFIGURED, "upgrade", "demo")),
     ExitCode(
         78,
-        "The configuration is invalid: the message names file, line and key (EX_CONFIG)",
+        "The configuration is invalid: the message names file and key, and the line where one value is wrong"
+        " (EX_CONFIG)",
         _CONFIGURED,
     ),
     ExitCode(130, "It was interrupted (SIGINT)"),
