@@ -1,4 +1,4 @@
-"""``topoproxy explain``: shows why a container is where it is, or why it was refused."""
+"""``topoproxy explain``: shows why a container is where it is, or why it was rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NEAR = 3
 def explain(
     query: str, everything: bool, as_json: bool, file: Path | None, admin: str | None, timeout: float
 ) -> None:
-    """Show why a container is on its CPUs, or why it was refused.
+    """Show why a container is on its CPUs, or why it was rejected.
 
     POD is a pod's name, with or without its namespace (ml/trainer), or its uid. A container's id is accepted
     too: its first 8 characters, or as kubectl shows it. Without POD, list the pods with decisions.
@@ -46,7 +46,7 @@ def explain(
       Known: QoS class LS from the pod's label; cpu request about 500m from cpu_shares 512 of the CRI
         request.
 
-    A refusal begins with its reason and ends with what would help.
+    A rejection begins with its reason and ends with what would help.
 
     Ends with 69 when the daemon does not answer, and with 1 when it has no decision for POD.
     """  # noqa: D301 - click wants the real backspace

@@ -79,7 +79,7 @@ def scheduler_extender(
     log_level: str,
     log_format: str,
 ) -> int:
-    """Keep kube-scheduler from sending pods to nodes that must refuse them, until SIGTERM.
+    """Keep kube-scheduler from sending pods to nodes that must reject them, until SIGTERM.
 
     The stock kube-scheduler calls the extender over HTTPS to learn which nodes would admit a pod, and lets it
     bind the pod. The extender decides with the same engine as the nodes. It reads the nodes from the objects

@@ -43,7 +43,7 @@ _REFUSED = 1
     "--replicas", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Copies of each pod."
 )
 @click.option("--fill", is_flag=True, help="Choose the machine with the least free CPU, not the most.")
-@click.option("--retry", is_flag=True, help="Let a refused pod try the next machine.")
+@click.option("--retry", is_flag=True, help="Let a rejected pod try the next machine.")
 @click.option("--anywhere", is_flag=True, help="Do not follow nodeName and host name selectors.")
 @click.option(
     "--max-pods",
@@ -64,7 +64,7 @@ _REFUSED = 1
     default=None,
     help="Show the progress on standard error; default: on a terminal.",
 )
-@click.option("--fail-on-refused", is_flag=True, help="End with 1 if a pod was refused or is unschedulable.")
+@click.option("--fail-on-refused", is_flag=True, help="End with 1 if a pod was rejected or is unschedulable.")
 @cluster_options
 def simulate(
     pods: tuple[str, ...],
@@ -87,14 +87,14 @@ def simulate(
     cluster: bool,
     **fleet: Any,
 ) -> None:
-    """Simulate pods on machines: what would be placed where, and what would be refused.
+    """Simulate pods on machines: what would be placed where, and what would be rejected.
 
     This needs no cluster, no node and no root. The same code decides as in topoproxy serve.
 
     PODS are manifests: files, directories, or - for standard input, YAML or JSON, with Pods, lists,
     Deployments, StatefulSets, DaemonSets, ReplicaSets or Jobs. They are placed one after the other: first by
     a scheduler that counts requests, then on the machine that it chose, which knows NUMA nodes and may
-    refuse.
+    reject them.
 
     \b
     Try it: what does this machine do with five pods of 2 CPUs each?

@@ -22,8 +22,8 @@ from proxy.model.machine import Machine
 
 _NEXT = (
     ("topology", "this machine as the proxy sees it"),
-    ("simulate --help", "what would happen to your pods on described machines, and which would be refused"),
-    ("explain POD", "where topoproxy serve runs: why a container is on its CPUs, or why it was refused"),
+    ("simulate --help", "what would happen to your pods on described machines, and which would be rejected"),
+    ("explain POD", "where topoproxy serve runs: why a container is on its CPUs, or why it was rejected"),
 )
 """Commands, and what they show."""
 

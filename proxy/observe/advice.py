@@ -56,8 +56,8 @@ _BY_REASON = {
         }.items()
     },
     "RefusedByHook": (
-        "If the named hook has refused, do as its message says; if it has failed, topoproxy hooks list shows"
-        " why, and topoproxy hooks disable stops its use"
+        "If the named hook has rejected it, do as its message says; if it has failed, topoproxy hooks list"
+        " shows why, and topoproxy hooks disable stops its use"
     ),
 }
 
@@ -219,4 +219,4 @@ def _other_policy(policy: str, best: TopologyHint) -> str:
     if policy not in tuple(TopologyPolicy) or not TopologyPolicy(policy).is_strict:
         return ""
     where = "" if best.affinity is None else f"; it would have looked on {nodes(best.affinity)} first"
-    return f"The topology policy best-effort refuses no pod for alignment{where}"
+    return f"The topology policy best-effort rejects no pod for alignment{where}"

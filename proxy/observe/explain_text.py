@@ -132,9 +132,9 @@ def _circumstances(record: ExplainedDecision) -> str:
 
 
 def _state(pod: Mapping[str, object]) -> str:
-    refused = clean(str(pod.get("refused") or ""))
-    if refused:
-        return f"{'WOULD BE REFUSED' if pod.get('applied') is False else 'REFUSED'}: {refused}"
+    rejected = clean(str(pod.get("refused") or ""))
+    if rejected:
+        return f"{'WOULD BE REJECTED' if pod.get('applied') is False else 'REJECTED'}: {rejected}"
     return "gone" if pod.get("there") is False else ""
 
 

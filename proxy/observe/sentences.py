@@ -3,7 +3,7 @@
 The order is that of the decision: what was requested and from where each fact is known, what each provider
 could offer, what the policy chose and what decided, what the allocators took, where that left the container,
 what had to move, the verdict. The answer itself is the first line. Where there was no choice, two or three
-lines are all there is. A refusal begins with its reason and ends with what would help.
+lines are all there is. A rejection begins with its reason and ends with what would help.
 
 What was not applied (the pod was only observed) is written as what would be. What was applied is in the past
 tense: it may have changed since.
@@ -76,21 +76,21 @@ def sections(record: Explanation) -> tuple[Section, ...]:
         return (
             Section("", sentences((headline(record), *_observed(record), *_why(record), _known(record)))),
         )
-    refused, applied = not record.verdict.admitted, record.applied
+    rejected, applied = not record.verdict.admitted, record.applied
     verb = "Allocated" if applied else "Would be allocated"
     parts = [
-        Section("", (headline(record), *_observed(record), *(against(record) if refused else ()))),
+        Section("", (headline(record), *_observed(record), *(against(record) if rejected else ()))),
         Section("Request", _facts(record)),
         Section("Available", tuple(offer(answer) for answer in record.answers)),
         Section("Choice", _chosen(record)),
-        Section("Tried" if refused else verb, _taken(record)),
+        Section("Tried" if rejected else verb, _taken(record)),
         Section(
             "Result" if applied else "Result if applied",
-            _why(record) if refused else (*_placed(record), *_why(record)),
+            _why(record) if rejected else (*_placed(record), *_why(record)),
         ),
         Section("Moved" if applied else "Would have to move", _moves(record)),
         Section("Verdict", _verdict(record)),
-        Section("What would help", help_for(record) if refused else ()),
+        Section("What would help", help_for(record) if rejected else ()),
     ]
     return tuple(part for part in parts if part.sentences)
 
@@ -99,7 +99,7 @@ def headline(record: Explanation) -> str:
     """Return the answer in one sentence."""
     subject = clean(record.ref) if record.container else f"Pod {clean(record.ref)}"
     if not record.verdict.admitted:
-        return sentence(f"{subject} {_was(record)} refused: {_message(record) or 'no reason is remembered'}")
+        return sentence(f"{subject} {_was(record)} rejected: {_message(record) or 'no reason is remembered'}")
     where, parts = "", []
     if record.pool in _POOLS:
         when = "then" if record.applied else "by the plan"
@@ -263,8 +263,8 @@ def _verdict(record: Explanation) -> tuple[str, ...]:
     if verdict.admitted:
         return ("Admitted." if record.applied else "It would be admitted.",)
     code = f"gRPC status {verdict.code}, {GrpcStatus(verdict.code).name}"
-    refused = "Refused" if record.applied else "It would be refused"
-    return sentences([f"{refused}{f' with {verdict.reason}' if verdict.reason else ''} ({code})"])
+    rejected = "Rejected" if record.applied else "It would be rejected"
+    return sentences([f"{rejected}{f' with {verdict.reason}' if verdict.reason else ''} ({code})"])
 
 
 # Of long lists a record keeps only some hints, the preferred ones first; then they are shown as examples.

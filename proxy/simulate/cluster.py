@@ -4,7 +4,7 @@ Theory. Two parts decide, as in a real cluster. First a scheduler that knows sum
 that lack CPU, memory, huge pages, devices or room for one more pod by requests (if the pod names a machine,
 only that one is considered), and of the others takes the one with the most free CPU, or with ``fill`` the
 least; equal ones in the order in which they were given. Then the machine's engine, the same code that
-``serve`` runs, which knows NUMA nodes and may refuse. A refused pod has failed there, as it does under
+``serve`` runs, which knows NUMA nodes and may reject. A rejected pod has failed there, as it does under
 kubelet: it holds nothing, and is not tried elsewhere unless ``retry`` is set.
 
 Affinities, taints, priorities and preemption are not simulated.
@@ -76,7 +76,7 @@ class Cluster:
         Args:
             hosts: The machines, names unique.
             fill: Take the machine with the least free CPU that fits, not the one with the most.
-            retry: Let a refused pod try the next machine.
+            retry: Let a rejected pod try the next machine.
         """
         self.hosts = tuple(hosts)
         self._by_name = {host.name: at for at, host in enumerate(self.hosts)}

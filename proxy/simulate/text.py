@@ -158,7 +158,7 @@ def _word(result: Result, alignments: Sequence[Alignment]) -> str:
         return _MANNERS[_is_aligned(alignments)]
     if result.outcome is PodOutcome.UNSCHEDULABLE:
         return f"unschedulable ({short_text(', '.join(result.lacking) or result.reason)})"
-    return f"refused ({clean(result.reason)})"
+    return f"rejected ({clean(result.reason)})"
 
 
 def _text(result: Result, alignments: Sequence[Alignment]) -> str:
@@ -205,7 +205,7 @@ def numbers(reported: Summary) -> list[tuple[str, int, str]]:
         ("    together", reported.together, "on as few NUMA nodes as there can be"),
         ("    spread", reported.spread, "on more NUMA nodes than there had to be"),
         ("    sharing", reported.sharing, "given nothing that belongs to a NUMA node"),
-        ("  refused", sum(reported.refused.values()), "by the machine that was chosen for it"),
+        ("  rejected", sum(reported.refused.values()), "by the machine that was chosen for it"),
         *((f"    {reason}", count, "") for reason, count in reported.refused.items()),
         ("  unschedulable", sum(reported.unschedulable.values()), "no machine has what is requested"),
         *((f"    {short_text(resource)}", count, "") for resource, count in reported.unschedulable.items()),
@@ -249,12 +249,12 @@ def outcome_text(result: Result) -> str:
     if result.outcome is PodOutcome.UNSCHEDULABLE:
         return f"unschedulable: {clean(result.message)}"
     reason = "" if result.message.startswith(result.reason) else f"{result.reason}: "
-    return f"{_refused_text(result)}: {clean(reason + result.message)}"
+    return f"{_rejected_text(result)}: {clean(reason + result.message)}"
 
 
-def _refused_text(result: Result) -> str:
+def _rejected_text(result: Result) -> str:
     container = f", container {clean(result.container)}" if result.container else ""
-    return f"refused on {clean(', '.join(result.tried))}{container}"
+    return f"rejected on {clean(', '.join(result.tried))}{container}"
 
 
 def spread_lines(simulation: Simulation, findings: Findings) -> list[str]:
@@ -271,9 +271,9 @@ def spread_lines(simulation: Simulation, findings: Findings) -> list[str]:
 
 def explain_lines(result: Result, width: int) -> list[str]:
     """Explain the placement of a pod, container by container."""
-    refused = result.outcome is PodOutcome.REFUSED and result.explanations  # they say why
+    rejected = result.outcome is PodOutcome.REFUSED and result.explanations  # they say why
     lines = [
-        f"{clean(result.simulated_pod.ref)}: {_refused_text(result) if refused else outcome_text(result)}"
+        f"{clean(result.simulated_pod.ref)}: {_rejected_text(result) if rejected else outcome_text(result)}"
     ]
     for reported in result.explanations:
         lines += ["", *render_decision(reported, width).rstrip("\n").split("\n")]

@@ -78,11 +78,11 @@ def test_the_newest_decision_of_each_container(daemon: Path) -> None:
 
 def test_older_decisions_are_counted_and_shown_with_all(daemon: Path) -> None:
     page = run("wide", "--config", daemon)
-    assert page.count("was refused") == 1
+    assert page.count("was rejected") == 1
     assert "[2026-11-20 09:01:20, CreateContainer]" in page
     assert page.endswith("\n1 older decision is remembered; --all shows it.\n")
     everything = run("wide", "--all", "--config", daemon)
-    assert everything.count("was refused") == 2
+    assert everything.count("was rejected") == 2
     assert "[2026-11-20 09:00:20, CreateContainer]" in everything
     assert "older" not in everything
 
@@ -103,7 +103,7 @@ def test_without_a_pod_what_can_be_asked_about_is_listed(daemon: Path) -> None:
         "batch/huge",
         "db/wide",
     ]
-    assert lines[-3].endswith("REFUSED: TopologyAffinityError")
+    assert lines[-3].endswith("REJECTED: TopologyAffinityError")
     assert "REFUSED" not in lines[-6]
     assert lines[-1] == "topoproxy explain POD[/CONTAINER] shows why."
 

@@ -85,7 +85,7 @@ def test_a_machine_that_is_too_small_for_a_pod_is_named(place: Path) -> None:
     write_sysfs(described(1, 1, 2, 1), place / "laptop")
     (place / "two.yaml").write_text(POD.replace("cpu: 6", "cpu: 2"))
     out = run("two.yaml --sysfs-root laptop --config static.yaml --replicas 5")
-    assert "  refused                    5" in out
+    assert "  rejected                   5" in out
     note = "machine is too small for 5 pods that requested 2 CPUs of their own: of its 2 CPUs, 1 can be owned"
     assert out.splitlines()[-1] == f"note: {note}"
     data = json.loads(run("two.yaml --sysfs-root laptop --config static.yaml --json"))

@@ -282,14 +282,14 @@ def test_explain_admitted_refused_and_removed(make: Callable[..., Node]) -> None
     node.remove(owner)
     cpus = reported(node, "default/whole-0")[0]["cpus"]
     text = node.daemon.explain("wide").stdout
-    assert "default/wide/main was refused: Resources cannot be allocated with Topology locality." in text
-    assert "Refused with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in text
+    assert "default/wide/main was rejected: Resources cannot be allocated with Topology locality." in text
+    assert "Rejected with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in text
     assert "What would help" in text
     assert said.partition(" (")[0] == TOPOLOGY
     assert f"with CPU {cpus} of its own" in node.daemon.explain(owner[:12]).stdout
     page = node.daemon.explain("").stdout
     assert re.search(r"default/whole-0 +1 +main", page)
-    assert re.search(r"default/wide +1 +main +REFUSED: TopologyAffinityError", page)
+    assert re.search(r"default/wide +1 +main +REJECTED: TopologyAffinityError", page)
     unknown = node.daemon.explain("default/wine")
     assert unknown.returncode == 1
     assert "did you mean default/wide" in unknown.stderr
@@ -357,7 +357,7 @@ def test_a_refused_sandbox(make: Callable[..., Node]) -> None:
     assert everything(node) == before
     text = node.daemon.explain("default/wide").stdout
     assert "RunPodSandbox" in text
-    assert "Pod default/wide was refused" in text
+    assert "Pod default/wide was rejected" in text
     counters = node.daemon.status()["counters"]
     assert counters["pods_refused"] == 1
 

@@ -173,7 +173,7 @@ def across_nodes(node: Node) -> None:
     assert words.startswith(TOPOLOGY), words
     step(f"restricted refuses: {words}")
     reported = node.daemon.explain("wide")
-    assert "Refused with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in reported, reported
+    assert "Rejected with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in reported, reported
     node.restart(topologyManagerPolicy="single-numa-node")
     assert node.daemon.ask("explain", "wide").returncode == 1, "refusals are not kept over a restart"
     node.remove("wide")
@@ -240,7 +240,7 @@ def pods_as_a_whole(node: Node) -> None:
     assert words.startswith(TOPOLOGY), words
     step(f"a sandbox is refused: {words}")
     reported = node.daemon.explain("default/late")
-    assert "Pod default/late was refused" in reported, reported
+    assert "Pod default/late was rejected" in reported, reported
     assert "for the pod" in reported, reported
     node.restart(crash=True)
     node.remove("twin")

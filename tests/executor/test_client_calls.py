@@ -496,7 +496,7 @@ def test_what_is_observed_is_reported_as_what_would_be(run_scenario) -> None:
             assert f" would be {words}" in headline(found.explanation)
         (found,) = world.executor.history.find("rival")
         assert (found.container_id, found.explanation.applied) == (rival, False)
-        assert headline(found.explanation).startswith("ns/rival/c would be refused: ")
+        assert headline(found.explanation).startswith("ns/rival/c would be rejected: ")
 
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 

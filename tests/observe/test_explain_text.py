@@ -76,7 +76,7 @@ def test_what_is_gone_and_what_has_no_id() -> None:
         "[2026-09-21 14:13:20, CreateContainer, gone]\n"
     )
     refused = page(entry("ns/p/c", there=False, id="", verdict=Verdict(9, "R", "m")))
-    assert refused.startswith("[2026-09-21 14:13:20, CreateContainer]\nns/p/c was refused: m.\n")
+    assert refused.startswith("[2026-09-21 14:13:20, CreateContainer]\nns/p/c was rejected: m.\n")
     assert page(entry("ns/p/c", when="x", id=None)).startswith("[CreateContainer]\n")
     assert page(entry("ns/p/c", when=1e300)).startswith("[CreateContainer, container ")
 
@@ -115,7 +115,7 @@ def test_the_list_of_pods() -> None:
         "NEWEST DECISION      POD           DECISIONS  CONTAINERS\n"
         "1970-01-01 00:00:00  ns/p          2          a, b\n"
         "1970-01-01 00:01:00  ns/long-name  11         -                       gone\n"
-        "1970-01-01 01:00:00  ns/q          1          a, b, c, d, and 2 more  REFUSED: R\n"
+        "1970-01-01 01:00:00  ns/q          1          a, b, c, d, and 2 more  REJECTED: R\n"
         "\n"
         "topoproxy explain POD[/CONTAINER] shows why.\n"
     )

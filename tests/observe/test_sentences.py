@@ -111,12 +111,12 @@ def test_the_order_is_that_of_the_decision() -> None:
 def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
     first, *_, last = sections(record("refused_single"))
     assert first.sentences == (
-        "db/wide/postgres was refused: Resources cannot be allocated with Topology locality.",
+        "db/wide/postgres was rejected: Resources cannot be allocated with Topology locality.",
         "Reason: cpu does not fit on one NUMA node; it needs at least nodes 0-1 now.",
     )
     assert last.sentences == (
         "It would fit if node 1 had 4 more free CPUs (of 20 requested, 16 were free).",
-        "The topology policy best-effort refuses no pod for alignment.",
+        "The topology policy best-effort rejects no pod for alignment.",
         "Another node of the cluster may have room for it.",
     )
 
@@ -156,9 +156,9 @@ def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
 
 def test_the_headline_leaves_out_what_stands_elsewhere() -> None:
     reported = replace(record("refused_gpu"), verdict=Verdict(9, "R", "R: text (ml/c/main)"))
-    assert all_sentences(reported)[0] == "ml/c/main was refused: text."
+    assert all_sentences(reported)[0] == "ml/c/main was rejected: text."
     reported = replace(reported, verdict=Verdict(9, "R", "more (ml/c/other) is unknown"))
-    assert all_sentences(reported)[0] == "ml/c/main was refused: more (ml/c/other) is unknown."
+    assert all_sentences(reported)[0] == "ml/c/main was rejected: more (ml/c/other) is unknown."
 
 
 def test_an_aligned_but_refused_container_gets_no_alignment_advice() -> None:
@@ -249,7 +249,7 @@ def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
         "What it requests of cpu is not available on as few NUMA nodes as its"
     )
     helped = " ".join(section(reported, "What would help"))
-    assert "best-effort refuses no pod for alignment; it would have looked on nodes 0-1 first." in helped
+    assert "best-effort rejects no pod for alignment; it would have looked on nodes 0-1 first." in helped
 
 
 @pytest.mark.parametrize(("name", "most"), [("be", 3), ("shared", 4)])
@@ -269,8 +269,8 @@ def test_a_limit_equal_to_the_request_is_reported_with_it() -> None:
 def test_a_refusal_without_anything_known() -> None:
     reported = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(9))
     assert all_sentences(reported) == [
-        "a/b/c was refused: no reason is remembered.",
-        "Refused (gRPC status 9, FAILED_PRECONDITION).",
+        "a/b/c was rejected: no reason is remembered.",
+        "Rejected (gRPC status 9, FAILED_PRECONDITION).",
         "Ask for less, or for no whole CPUs, so that it shares CPUs with others.",
         "Another node of the cluster may have room for it.",
     ]
@@ -281,7 +281,7 @@ def test_a_refusal_without_anything_known() -> None:
     [
         ("InvalidCPUSet", 3, "Correct the annotation that the reason names", False),
         ("InvalidCPURequest", 3, "Let its containers together request a whole number of CPUs", False),
-        ("RefusedByHook", 9, "If the named hook has refused, do as its message says", False),
+        ("RefusedByHook", 9, "If the named hook has rejected it, do as its message says", False),
         ("CPUsInUse", 9, "Wait until their owner has ended, or let the scheduler place the pod again", True),
     ],
 )
@@ -526,7 +526,7 @@ def test_what_a_pod_is_given_beside_its_cpus_is_its_containers() -> None:
 
 
 DONE = re.compile(
-    r"\b(was|were) (admitted|refused|given|put)\b|\b(left|kept) |\bhad to move|^Admitted|^Refused"
+    r"\b(was|were) (admitted|rejected|given|put)\b|\b(left|kept) |\bhad to move|^Admitted|^Rejected"
 )
 
 

@@ -94,7 +94,7 @@ def test_a_report(pod: MakePod) -> None:
         "    together                  3  on as few NUMA nodes as there can be",
         "    spread                    0  on more NUMA nodes than there had to be",
         "    sharing                   1  given nothing that belongs to a NUMA node",
-        "  refused                     0  by the machine that was chosen for it",
+        "  rejected                    0  by the machine that was chosen for it",
         "  unschedulable               0  no machine has what is requested",
         "CPUs                         16",
         "  owned                      12",
@@ -113,7 +113,9 @@ def test_what_failed_is_listed_with_its_reason(pod: MakePod) -> None:
     short = report(*played, [], verbose=False)
     refused = [line for line in short if line.startswith("default/wide")]
     assert len(refused) == FAILED
-    assert refused[0].startswith("default/wide0: refused on m, container c: TopologyAffinityError: Resources")
+    assert refused[0].startswith(
+        "default/wide0: rejected on m, container c: TopologyAffinityError: Resources"
+    )
     assert "  and 2 pods more like this (--verbose shows all)" in short
     assert "default/tall: unschedulable: m has too little cpu" in short
     full = report(*played, [], verbose=True)
@@ -150,8 +152,8 @@ def test_a_refusal_is_reported_once(pod: MakePod) -> None:
     config = RESTRICTED.replace("restricted", "single-numa-node")
     played, _ = play(config, [pod("a", cpu=14, memory="1Gi")], explain="default/a")
     lines = explain_lines(played.results[0], 200)
-    assert lines[0] == "default/a: refused on m, container c"
-    assert lines[2].startswith("default/a/c was refused: ")
+    assert lines[0] == "default/a: rejected on m, container c"
+    assert lines[2].startswith("default/a/c was rejected: ")
 
 
 def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
@@ -168,19 +170,19 @@ def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
     assert lines[:2] == ["A: one.yaml", "B: two.yaml"]
     table = {line[:28].strip(): line[28:].split() for line in lines}
     assert table["placed"] == ["3", "2", "-1"]
-    assert table["refused"] == ["0", "1", "+1"]
+    assert table["rejected"] == ["0", "1", "+1"]
     assert table["TopologyAffinityError"] == ["0", "1", "+1"]
     assert table["together"] == ["2", "2"]
     assert table["spread"] == ["1", "0", "-1"]
     assert "1 pod has a different result; 0 others only run on another machine" in lines
-    assert "1 pod: spread under A, refused (TopologyAffinityError) under B" in lines
+    assert "1 pod: spread under A, rejected (TopologyAffinityError) under B" in lines
     assert "  default/c" in lines
     changed = differences(*one, *other)
     assert differences_data(changed)[0]["changed"] == ["fate", "reason", "together"]
     verbose = compare_lines(*one, *other, [], verbose=True)
     at = verbose.index("default/c")
     assert verbose[at + 1] == "  A: placed on m, spread"
-    assert verbose[at + 2].startswith("  B: refused on m, container c: TopologyAffinityError")
+    assert verbose[at + 2].startswith("  B: rejected on m, container c: TopologyAffinityError")
 
 
 def test_the_largest_group_comes_first(pod: MakePod) -> None:
