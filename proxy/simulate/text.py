@@ -31,7 +31,8 @@ class Difference:
 
     Attributes:
         first, other: The results.
-        first_outcome, other_outcome: The results in short form: equal for pods with equal differences.
+        first_outcome, other_outcome: The results in short form, as JSON has them; equal for pods with
+            equal differences.
         first_text, other_text: The same in full.
         changes: Which of ``fate``, ``reason`` and ``together`` differ.
     """
@@ -110,7 +111,8 @@ def _kinds(changed: Sequence[Difference]) -> list[str]:
         )
     lines: list[str] = []
     for (first, other_outcome), refs in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
-        lines += [f"{counted(len(refs), 'pod')}: {first} under A, {other_outcome} under B"]
+        outcomes = f"{_shown_outcome(first)} under A, {_shown_outcome(other_outcome)} under B"
+        lines += [f"{counted(len(refs), 'pod')}: {outcomes}"]
         more = f", and {len(refs) - SHOWN} more ({ALL})" if len(refs) > SHOWN else ""
         lines += [f"  {', '.join(refs[:SHOWN])}{more}"]
     return lines
@@ -158,7 +160,12 @@ def _word(result: Result, alignments: Sequence[Alignment]) -> str:
         return _MANNERS[_is_aligned(alignments)]
     if result.outcome is PodOutcome.UNSCHEDULABLE:
         return f"unschedulable ({short_text(', '.join(result.lacking) or result.reason)})"
-    return f"rejected ({clean(result.reason)})"
+    return f"{_REFUSED}{clean(result.reason)})"
+
+
+def _shown_outcome(outcome: str) -> str:
+    """Return the short form of a result for the terminal: JSON keeps the former word for a rejection."""
+    return f"rejected ({outcome.removeprefix(_REFUSED)}" if outcome.startswith(_REFUSED) else outcome
 
 
 def _text(result: Result, alignments: Sequence[Alignment]) -> str:
@@ -166,6 +173,7 @@ def _text(result: Result, alignments: Sequence[Alignment]) -> str:
     return outcome_text(result) + (f", {_MANNERS[_is_aligned(alignments)]}" if placed else "")
 
 
+_REFUSED = "refused ("
 _MANNERS = {True: "together", False: "spread", None: "sharing"}
 
 

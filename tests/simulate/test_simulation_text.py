@@ -179,6 +179,7 @@ def test_two_rehearsals_side_by_side(pod: MakePod) -> None:
     assert "  default/c" in lines
     changed = differences(*one, *other)
     assert differences_data(changed)[0]["changed"] == ["fate", "reason", "together"]
+    assert differences_data(changed)[0]["b"]["outcome"] == "refused (TopologyAffinityError)"
     verbose = compare_lines(*one, *other, [], verbose=True)
     at = verbose.index("default/c")
     assert verbose[at + 1] == "  A: placed on m, spread"
