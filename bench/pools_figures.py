@@ -210,11 +210,11 @@ def others() -> Iterator[Change]:
     """Measure what events other than kubelet's calls cost; all but the first two are rare."""
     state = full()
     some = state.pools.be & CpuSet(range(200))
-    yield change("BE is suppressed to fewer CPUs", state, partial(state.suppressing, some))
+    yield change("BE is suppressed to fewer CPUs", state, partial(state.with_be_limit, some))
     held = {"elsewhere": {"main": CpuSet.parse(owned(61))}}
     yield change("kubelet's CPU manager gives CPUs away", state, partial(state.with_kubelet_cpus, held))
     fewer = offline(state.node.machine, CpuSet((101, 357)))
-    yield change("two CPUs go offline", state, partial(state.on, fewer), None)
+    yield change("two CPUs go offline", state, partial(state.with_machine, fewer), None)
     pods, there = state.pods.values(), state.containers.values()
     yield change("the daemon starts again", state, partial(NodeState.of, state.node, pods, there), None)
 

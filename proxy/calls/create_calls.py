@@ -70,7 +70,7 @@ class CreateCalls:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
         given = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
-        asks_kubelet = fact_lookup.needs_cpus_of_pod(state, pod) or (
+        asks_kubelet = fact_lookup.needs_pod_requests(state, pod) or (
             given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
         if (
@@ -113,7 +113,7 @@ class CreateCalls:
     ) -> None:
         """Read what the call does not carry, then decide."""
         executor = self.executor
-        if executor.fact_lookup.needs_cpus_of_pod(executor.state, pod):
+        if executor.fact_lookup.needs_pod_requests(executor.state, pod):
             found = await executor.fact_lookup.pod(pod)
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = executor.state.pods.get(pod.sandbox_id) or pod

@@ -48,7 +48,7 @@ class PodCalls:
 
     def _go_run_pod(self, call: UndecidedCall, pod: Pod, *, is_changed: bool = False) -> None:
         executor, state = self.executor, self.executor.state
-        if decides_pod(state.node, pod) or executor.fact_lookup.needs_cpus_of_pod(state, pod):
+        if decides_pod(state.node, pod) or executor.fact_lookup.needs_pod_requests(state, pod):
             self._spawn(call, self._admit(call, pod, is_changed=is_changed))
         else:
             self._release(call, pod, is_changed=is_changed)
@@ -63,7 +63,7 @@ class PodCalls:
     async def _admit(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
         """Read what the call does not carry, then decide about the pod as a whole."""
         executor, node, total = self.executor, self.executor.state.node, call.sandbox_total()
-        if executor.fact_lookup.needs_cpus_of_pod(executor.state, pod):
+        if executor.fact_lookup.needs_pod_requests(executor.state, pod):
             pod = await executor.fact_lookup.pod(pod)
         if decides_pod(node, pod):
             total = await executor.fact_lookup.pod_devices(pod, total)

@@ -99,6 +99,8 @@ def _progress(answer: Mapping[str, object], shown: str) -> str:
     message = f"releasing: {answer.get('updated')} of {answer.get('containers')} containers updated"
     if isinstance(left := answer.get("left"), list) and left:
         message = f"{message}; {left[0]}"
+    elif shown.startswith(message):
+        return shown  # the cause that was printed still holds, or nothing has changed
     if message != shown:
         click.echo(message, err=True)
     return message

@@ -69,13 +69,19 @@ def check_start(config: Config, machine: Machine) -> list[str]:
 
 def ineffective(config: Config) -> list[str]:
     """Return the settings that can have no effect, one sentence each."""
+    found = []
     sources = config.kubelet.pods, config.kubelet.pods_api, config.cluster_facts.directory
-    if not config.device_plugins.enabled or any(sources):
-        return []
-    unset = "kubelet.pods, kubelet.podsApi and clusterFacts.directory are not set"
-    return [
-        f"devicePlugins.enabled: no container gets devices, since the pods' limits are not known: {unset}"
-    ]
+    if config.device_plugins.enabled and not any(sources):
+        unset = "kubelet.pods, kubelet.podsApi and clusterFacts.directory are not set"
+        found.append(
+            f"devicePlugins.enabled: no container gets devices, since the pods' limits are not known: {unset}"
+        )
+    if not config.admission.namespace_selector.all and not config.cluster_facts.directory:
+        found.append(
+            "admission.namespaceSelector: it selects no namespace, since their labels are not known:"
+            " clusterFacts.directory is not set"
+        )
+    return found
 
 
 def _unsatisfiable(config: Config, machine: Machine) -> Iterator[str]:
@@ -276,7 +282,7 @@ def _check_excluded_cpus(config: Config, machine: Machine) -> Iterator[str]:
     strict = config.cpu_manager_policy_options.strict_cpu_reservation
     unshared = koordinator.excluded_cpus | (config.reserved_system_cpus if strict else CpuSet())
     if koordinator.excluded_cpus and machine.online <= unshared:
-        yield f"koordinator: all CPUs are kept back, and none is left for containers {online}"
+        yield f"koordinator: all CPUs are reserved, and none is left for containers {online}"
 
 
 def _machine_options(config: Config, machine: Machine) -> Iterator[str]:

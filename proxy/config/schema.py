@@ -157,7 +157,7 @@ class Config:
             "topologyManagerPolicy",
             choice(TopologyPolicy),
             "How strictly CPUs, memory and devices are aligned to NUMA nodes. restricted and "
-            "single-numa-node refuse pods that cannot be aligned.",
+            "single-numa-node reject pods that cannot be aligned.",
             live=True,
             rule="policy",
         ),

@@ -8,12 +8,12 @@ from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
 from proxy.model.explanation import Explanation, Fact, MovedContainer, Shortfall
 from proxy.model.idset import CpuSet
-from proxy.model.phrases import listed
+from proxy.model.phrases import listed, nodes
 from proxy.model.quantity import show_quantity
 from proxy.model.quoting import printable
 from proxy.model.requests import ContainerResources, in_bytes
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
-from proxy.pools.claims import whole_cpus
+from proxy.pools.claims import STRICT, whole_cpus
 
 MAX_MOVED = 20
 """How many of the containers that had to move are named."""
@@ -126,10 +126,11 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
     for device in request.devices:
         label = f"{device.resource} {device.name}" if device.resource else device.name
         label = printable(label)
-        where = f"near to NUMA nodes {listed(device.nodes)}" if device.nodes else "near to no NUMA node"
+        where = f"near {nodes(device.nodes)}" if device.nodes else "near no NUMA node"
         facts.append(Fact(f"device {label}", where, device.source))
     facts += _preferences(pod)
-    facts += [Fact("ignored:", fault, "") for fault in pod.defects]
+    defect = "cannot be used:" if pod.qos in STRICT else "ignored:"  # a pod of a strict class is rejected
+    facts += [Fact(defect, fault, "") for fault in pod.defects]
     return tuple(facts)
 
 

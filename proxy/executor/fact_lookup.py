@@ -77,7 +77,7 @@ class FactLookup:
         self._failed = failed
         self.worker = Worker("fact-lookup", failed, THREADS)
 
-    def needs_cpus_of_pod(self, state: NodeState, pod: Pod) -> bool:
+    def needs_pod_requests(self, state: NodeState, pod: Pod) -> bool:
         """Return whether to query kubelet for what a pod's containers request."""
         kubelet, node = self._kubelet, state.node
         if kubelet is None or not kubelet.knows_pods or pod.requests is not None:

@@ -149,7 +149,7 @@ def test_parameters_reach_the_routes_that_take_them(at: Path) -> None:
 
 def test_a_bad_request_is_answered_with_the_reason(at: Path) -> None:
     async def check() -> None:
-        with pytest.raises(InputError, match="^cannot say no"):
+        with pytest.raises(InputError, match=r"^cannot say no"):
             await asyncio.to_thread(query_admin, at, "/echo", 5, {"no": "1"})
         with pytest.raises(InputError, match="for /echo: the parameters are longer than 1024 bytes"):
             await asyncio.to_thread(query_admin, at, "/echo", 5, {"a": "x" * 2000})

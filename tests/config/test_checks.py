@@ -260,7 +260,7 @@ def test_cpus_that_are_kept_back_exist_and_leave_some() -> None:
     everything = "koordinator: {reservedCPUs: 0-1, systemCPUs: 3, systemCPUsExclusive: %s}"
     check_against(parse(everything % "false", "f"), MACHINE)
     assert unfit(everything % "true", MACHINE) == (
-        "koordinator: all CPUs are kept back, and none is left for containers (online: 0-1,3)"
+        "koordinator: all CPUs are reserved, and none is left for containers (online: 0-1,3)"
     )
     assert unfit("koordinator: {reservedCPUs: 2, systemCPUs: '7'}", MACHINE).splitlines() == [
         "2 problems:",
@@ -270,7 +270,7 @@ def test_cpus_that_are_kept_back_exist_and_leave_some() -> None:
     strict = (
         STATIC + "{strict-cpu-reservation: true}\nreservedSystemCPUs: 0-1\nkoordinator: {reservedCPUs: '3'}"
     )
-    assert "all CPUs are kept back" in unfit(strict, MACHINE)
+    assert "all CPUs are reserved" in unfit(strict, MACHINE)
 
 
 NODES = replace(

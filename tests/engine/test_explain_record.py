@@ -85,8 +85,8 @@ def facts(pod: Pod, name: str, request: Request) -> list[Fact]:
         (
             Request(devices=(LocatedDevice("/dev/a", "v/gpu", Mask([1]), "sysfs"), LocatedDevice("/dev/b"))),
             [
-                Fact("device v/gpu /dev/a", "near to NUMA nodes 1", "sysfs"),
-                Fact("device /dev/b", "near to no NUMA node", ""),
+                Fact("device v/gpu /dev/a", "near NUMA node 1", "sysfs"),
+                Fact("device /dev/b", "near no NUMA node", ""),
             ],
         ),
     ],
