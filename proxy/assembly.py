@@ -92,9 +92,8 @@ def executor_of(
     groups, problem = _cpu_groups(config, cgroups)
     node = node_rules_of(config, machine, quotas=groups is not None)
     if not node.admission.owners.selector.all and (files := _cluster_files(config)) is not None:
-        node = node.with_namespace_labels(
-            files.namespaces.read()
-        )  # owners that are adopted must not lose their claims
+        # Owners that are adopted must not lose their claims.
+        node = node.with_namespace_labels(files.namespaces.read())
     tree = cgroups or open_cgroups(config.cgroup_root)
     runtime = GrpcRuntime(str(config.runtime))
 

@@ -39,7 +39,7 @@ from proxy.reload.steps import (
 )
 from proxy.sockets.instance_lock import Lock
 from proxy.sockets.unix_socket import Listener, mirror_mode
-from proxy.staging.lazy import UNSTAGED, UNSTAGED_ACTIONS, LazyStaging
+from proxy.staging.lazy import PASSTHROUGH_ACTIONS, PASSTHROUGH_ROUTES, LazyStaging
 from proxy.succession.replacement import DaemonReplacement, wait_quiet
 from proxy.takeover.lazy import LazyTakeover
 
@@ -370,8 +370,8 @@ class Daemon:
         routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
         routes["/successor"] = self.replacement.page
         actions = {**takeover.actions(), **leaving.actions()}
-        routes |= self._staging.routes() if self._staging is not None else UNSTAGED
-        actions |= self._staging.actions() if self._staging is not None else UNSTAGED_ACTIONS
+        routes |= self._staging.routes() if self._staging is not None else PASSTHROUGH_ROUTES
+        actions |= self._staging.actions() if self._staging is not None else PASSTHROUGH_ACTIONS
         actions["/successor"] = self._start_succession
         if self.reload is not None:
             actions["/reload"] = self.reload.action

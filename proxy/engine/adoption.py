@@ -57,7 +57,9 @@ def adopt(
         plan = _pooled(state, container_id, pod, name, attempt, request, phase, claimed.why, claimed)
         return structs.replace(plan, problem=claimed.problem, limit=limit)
     if claimed.pool is Pool.OWN and claimed.cpus is None and phase is not Phase.CREATED:
-        plan = _with_its_cpus(state, container_id, pod, name, attempt, request, phase, claimed)
+        kept = _keep_cpus(state, container_id, pod, name, attempt, request, phase, claimed)
+        why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
+        plan = kept or _pooled(state, container_id, pod, name, attempt, request, phase, why)
         return structs.replace(plan, problem=claimed.problem, limit=limit)
     # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
     may_run = phase is not Phase.CREATED
@@ -94,24 +96,6 @@ def parse_cpus(text: str) -> CpuSet | None:
         return CpuSet.parse(text)
     except ValueError:
         return None
-
-
-def _with_its_cpus(
-    state: NodeState,
-    container_id: str,
-    pod: Pod,
-    name: str,
-    attempt: int,
-    request: Request,
-    phase: Phase,
-    claimed: Claim,
-) -> Plan:
-    """Let a container that runs keep the CPUs that it has; where these cannot be its own, it shares."""
-    kept = _keep_cpus(state, container_id, pod, name, attempt, request, phase, claimed)
-    if kept is not None:
-        return kept
-    why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
-    return _pooled(state, container_id, pod, name, attempt, request, phase, why)
 
 
 def _keep_cpus(

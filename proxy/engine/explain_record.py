@@ -129,8 +129,9 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
         where = f"near {nodes(device.nodes)}" if device.nodes else "near no NUMA node"
         facts.append(Fact(f"device {label}", where, device.source))
     facts += _preferences(pod)
-    defect = "cannot be used:" if pod.qos in STRICT else "ignored:"  # a pod of a strict class is rejected
-    facts += [Fact(defect, fault, "") for fault in pod.defects]
+    for defect in pod.defects:
+        is_rejected = pod.qos in STRICT and defect.decisive
+        facts.append(Fact("cannot be used:" if is_rejected else "ignored:", defect, ""))
     return tuple(facts)
 
 

@@ -59,11 +59,9 @@ def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -
 def _containers_unsaved(state: NodeState, event: call_events.ContainersUnsaved) -> Handled:
     # A container may have gone since its cpuset was written: nothing would forget it any more.
     known = [container_id for container_id in event.ids if container_id in state.containers]
-    return (
-        (state.with_runtime(state.runtime.with_unsaved(known)), (SyncRuntimeSoon(),))
-        if known
-        else (state, ())
-    )
+    if not known:
+        return state, ()
+    return state.with_runtime(state.runtime.with_unsaved(known)), (SyncRuntimeSoon(),)
 
 
 def _runtime_sync_started(state: NodeState, event: call_events.RuntimeSyncStarted) -> Handled:

@@ -24,7 +24,6 @@ from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
@@ -88,10 +87,11 @@ class RuntimeSync:
         fence = await self._unit_properties.fencing.fitting(container_id)
         container = context.state.containers.get(container_id)
         # While the fence was written, the container may have ended, or its pod may have been released.
-        if container is None or sync_step(context.state, container_id) not in (SyncStep.LEARN, SyncStep.SEND):
+        step = sync_step(context.state, container_id)
+        if container is None or step not in (SyncStep.LEARN, SyncStep.SEND):
             await self._unit_properties.fencing.drop(fence)
-            if container is not None and container.phase is Phase.RUNNING:
-                context.sync_later(container_id)
+            if step is SyncStep.AWAIT:
+                context.store.handle(ResendWanted(container_id))
             return queried
         want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
         flight = context.calls.track(container_id, want)

@@ -110,8 +110,8 @@ def _undecided(do: str) -> Route:
     return refuse
 
 
-UNSTAGED: Mapping[str, Route] = {"/enforce": _undecided("show")}
-UNSTAGED_ACTIONS: Mapping[str, Route] = {
+PASSTHROUGH_ROUTES: Mapping[str, Route] = {"/enforce": _undecided("show")}
+PASSTHROUGH_ACTIONS: Mapping[str, Route] = {
     "/enforce/pause": _undecided("pause"),
     "/enforce/resume": _undecided("resume"),
 }

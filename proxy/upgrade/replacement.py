@@ -10,6 +10,7 @@ from pathlib import Path
 
 from proxy.admin.client import query_admin, unanswered
 from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.observe.json_access import as_list, as_map, one_line
 from proxy.succession.messages import FAILED
 
 POLL_S = 0.05
@@ -83,9 +84,11 @@ def _why_not_ready(admin: Path) -> str:
         page = query_admin(admin, "/status")
     except (UnavailableError, OSError) as error:
         return str(error)
-    if not isinstance(page, dict) or page.get("ready"):
+    status = as_map(page)
+    if status.get("ready") is True:
         return ""
-    failed = [f"{check['name']}: {check['reason']}" for check in page.get("checks", ()) if not check["ok"]]
+    required = [check for check in map(as_map, as_list(status.get("checks"))) if check.get("required")]
+    failed = [one_line(check.get("reason")) for check in required if not check.get("ok")]
     return "; ".join(failed) or "it starts"
 
 

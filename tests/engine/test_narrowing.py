@@ -205,7 +205,7 @@ def test_invariants_hold_over_hooks(steps: list[tuple[object, ...]], owned: bool
             after = state.with_machine(without(away))
             state = after if after.pools.shared else state
         elif what == "suppress":
-            state = state.with_be_limit(rest[0])  # type: ignore[arg-type]
+            state = state.with_be_limit(rest[0])
         else:
             uid = f"{rest[0]}{rest[1]}"
             if what == "put" and uid not in state.containers:
@@ -216,7 +216,7 @@ def test_invariants_hold_over_hooks(steps: list[tuple[object, ...]], owned: bool
                 cpus = rest[2] if what == "cpus" else None
                 asked = Narrowing(cpus, clear=cpus is None, by="x", owned=owned)  # type: ignore[arg-type]
                 seen = rest[3] if what == "cpus" else None
-                seen = seen and seen & state.cpus_without_hooks(state.containers[uid])  # type: ignore[operator]
+                seen = seen and seen & state.cpus_without_hooks(state.containers[uid])
                 new, problem = narrowed(state, state.containers[uid], asked, seen or None)  # type: ignore[arg-type]
                 assert not problem or new is state.containers[uid]
                 state = state.changed(put=(new,))

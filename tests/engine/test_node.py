@@ -81,7 +81,7 @@ def test_another_machine_keeps_the_rules() -> None:
         options=CpuOptions(strict_cpu_reservation=True),
         reserved_memory={0: {"memory": 1}},
     )
-    node.pool_placements["x"] = None  # type: ignore[assignment]
+    node.pool_placements["x"] = None
     gone = CpuSet([15])
     nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in MACHINE.nodes)
     cpus = tuple(c for c in MACHINE.cpus if c.id not in gone)

@@ -24,7 +24,7 @@ GPUS = {"gpu": {name: RegisteredDevice(name, Mask([node])) for name, node in (("
 
 
 def empty(machine: Machine = MACHINE, **rules: object) -> NodeState:
-    return NodeState.empty(Node(machine, CpuTopology.of(machine), **rules))  # type: ignore[arg-type]
+    return NodeState.empty(Node(machine, CpuTopology.of(machine), **rules))
 
 
 def exclusive(plan: Plan) -> CpuSet:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.call_events import ContainersUnsaved
+from proxy.engine.node_events import ModeChanged
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 
 REST = "0-7,12-15"
 
@@ -163,3 +166,30 @@ def test_the_runtime_is_not_asked_where_nothing_is_settled(run_scenario: Any) ->
         assert asked == []
 
     run_scenario(scenario, settle_per_second=0)
+
+
+def test_nothing_is_sent_for_a_pod_that_was_released_while_a_fence_was_written(
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(world: Any) -> None:
+        container = await shared_beside_an_owner(world)
+        world.executor.store.handle(ContainersUnsaved((container,)))
+        fencing = world.executor.unit_properties.fencing
+        prepare = fencing.fitting
+        asked = []
+
+        async def released(self: Any, container_id: str) -> Any:
+            asked.append(container_id)
+            fence = await prepare(container_id)
+            world.executor.store.handle(ModeChanged(NodeMode.RELEASING))
+            return fence
+
+        monkeypatch.setattr(type(fencing), "fitting", released)
+        del world.log[:]
+        runtime_sync = world.make_runtime_sync()
+        await runtime_sync.finish(5)
+        runtime_sync.close()
+        assert asked == [container]
+        assert not [line for line in world.log if line.startswith("runtime ")]
+
+    run_scenario(scenario)

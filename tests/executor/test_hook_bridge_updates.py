@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.engine.node_events import ModeChanged
 from proxy.executor.runtime_ports import Limits
 from proxy.frontends.hook_bridge import updates as module
 from proxy.hooks.answers import CLEAR, Adjustment, Update
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
 from tests.executor.played_hooks import hooks
 
@@ -299,6 +301,26 @@ def test_a_container_that_ends_during_an_update_is_not_notified(
             assert not world.runtime.updates
             assert [problem.rpartition(" err=")[2] for problem in problems(world)] == [f'"{why}"']
             assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
+
+    run_scenario(scenario)
+
+
+def test_nothing_is_sent_for_a_pod_that_was_released_during_an_update(run_scenario, monkeypatch) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
+            fencing = world.executor.unit_properties.fencing
+            prepare = fencing.fitting
+
+            async def released(container_id: str) -> Any:
+                fence = await prepare(container_id)
+                world.executor.store.handle(ModeChanged(NodeMode.RELEASING))
+                return fence
+
+            monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: released(container_id))
+            with pytest.raises(UnavailableError, match="the plan is not applied to its pod any more"):
+                await h.updates._send(one, module._Wanted(0.0, {"cpu_shares": 9}))
+            assert not world.runtime.updates
 
     run_scenario(scenario)
 

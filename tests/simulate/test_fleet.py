@@ -336,7 +336,7 @@ def test_a_node_without_topology_objects_aligns_nothing() -> None:
             [node(), {"kind": "Service"}],
             "cannot read fleet.yaml, line 1, item 2: kind 'Service' is not supported (supported: Pod, List",
         ),
-        ([node(), 7], "cannot read fleet.yaml, line 1, item 2: it is the value '7', not an object"),  # type: ignore[list-item]
+        ([node(), 7], "cannot read fleet.yaml, line 1, item 2: it is the value '7', not an object"),
     ],
 )
 def test_wrong_objects_are_refused(items: list[dict[str, Any]], message: str) -> None:

@@ -104,6 +104,15 @@ def test_a_daemon_whose_successor_does_not_start_goes_on(node: Node, configurati
         assert client.version()
 
 
+def test_a_daemon_that_is_not_ready_has_replaced_the_other_one_all_the_same(node: Node) -> None:
+    node.runtime.stop()
+    new = replace_daemon(node.admin, LIMIT_S, ready_s=1.0)
+    assert new.pid == node.holder() != node.popen.pid
+    assert "runtime" in new.reason
+    os.kill(new.pid, signal.SIGTERM)
+    node.wait(lambda: not connects(node.directory / "cri.sock"))
+
+
 def test_a_stop_does_not_wait_for_the_calls_of_a_replaced_daemon(node: Node) -> None:
     slow = threading.Event()
     node.runtime.before("StopContainer", lambda request: slow.wait(LIMIT_S))
