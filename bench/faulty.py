@@ -37,7 +37,7 @@ from proxy.atomic_write import write_whole
 from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
 from proxy.backends.ledger import journal
 from proxy.executor.node_executor import NodeExecutor
-from proxy.frontends.cri.call import InterceptedCall, Interceptors
+from proxy.frontends.cri.call import CriCallFlow, InterceptedCall
 from proxy.model.idset import CpuSet
 
 MOVE_SHARES = 777
@@ -101,7 +101,7 @@ async def move(executor: NodeExecutor, container_id: str) -> None:
 def install(faults: Faults) -> None:
     """Put the faults between the daemon and what it stands on."""
     store, write, release = write_whole, FakeCgroupFiles.write, InterceptedCall.release
-    request, response = Interceptors.request, Interceptors.response
+    request, response = CriCallFlow.request, CriCallFlow.response
 
     def stored(fd: int, data: bytes) -> None:
         faults.step("ledger: before a record")
@@ -122,7 +122,7 @@ def install(faults: Faults) -> None:
         release(self, body, suffix)
         faults.step(f"{self.method}: after it continued")
 
-    def requested(self: Interceptors, call: Any) -> None:
+    def requested(self: CriCallFlow, call: Any) -> None:
         faults.obey()
         request(self, call)
         if call.method == "UpdateContainerResources":
@@ -130,7 +130,7 @@ def install(faults: Faults) -> None:
             if update.linux.cpu_shares == MOVE_SHARES:
                 self.executor.spawn(move(self.executor, update.container_id))
 
-    def answered(self: Interceptors, call: Any, message: bytes) -> None:
+    def answered(self: CriCallFlow, call: Any, message: bytes) -> None:
         faults.step(f"{call.method}: answered, not noted")
         response(self, call, message)
         faults.step(f"{call.method}: answered and noted")
@@ -138,8 +138,8 @@ def install(faults: Faults) -> None:
     journal.write_whole = stored  # type: ignore[attr-defined]
     FakeCgroupFiles.write = written  # type: ignore[method-assign]
     InterceptedCall.release = released  # type: ignore[method-assign]
-    Interceptors.request = requested  # type: ignore[method-assign, assignment]
-    Interceptors.response = answered  # type: ignore[method-assign]
+    CriCallFlow.request = requested  # type: ignore[method-assign, assignment]
+    CriCallFlow.response = answered  # type: ignore[method-assign]
 
 
 def sizes() -> dict[str, int]:

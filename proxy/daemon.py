@@ -184,7 +184,7 @@ class Daemon:
 
     async def _wire(self, machine: Machine, telemetry: Telemetry) -> Acceptor:
         from proxy.assembly import executor_of
-        from proxy.frontends.cri.call import METHODS, Interceptors
+        from proxy.frontends.cri.call import METHODS, CriCallFlow
 
         config = self.config
         entries, notes = self._open_state(machine)
@@ -217,7 +217,7 @@ class Daemon:
         self._leaving.recover(entries)
         self._staging = LazyStaging(executor)
         self._task(self._staging.run)
-        self._flow = interceptors = Interceptors(executor, self.sync, executor.start_update)
+        self._flow = interceptors = CriCallFlow(executor, self.sync, executor.start_update)
         if config.mode is NodeMode.ENFORCE:
             self._hook()
         if config.pod_resources.serve is not None:

@@ -1,4 +1,8 @@
-"""What calls about pod sandboxes mean. They pass as they came; with scope ``pod``, some are refused."""
+"""What calls about pod sandboxes mean.
+
+They pass as they came, but for what hooks change. With scope ``pod``, RunPodSandbox may be refused. It waits
+for hooks and for the facts that its decision needs; the other calls wait for hooks only.
+"""
 
 from __future__ import annotations
 

@@ -137,8 +137,8 @@ class CallContext:
     Attributes:
         target: Container id or sandbox id that the call is about; a create's token.
         pod: The pod, for RunPodSandbox.
-        token: What the pod was admitted under, where it was decided as a whole.
-        sent: The CPUs that a create brings to the runtime.
+        token: The token under which the pod's admission is recorded, where it was decided as a whole.
+        sent: The CPUs in the create that was sent to the runtime.
         flight: Set while the call may write the container's cpuset.
         named: Set once the runtime has named what was created.
         body: A create's message before hooks have changed it; None where no hook was called.

@@ -26,15 +26,14 @@ from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted, cpus
-from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
+from proxy.model.workload import CFS_PERIOD_US, MOST_CPU_SHARES, KubeQos, Pod, QosClass, Request, Verdict
 from proxy.pools import claims
 from proxy.pools.annotations import RESOURCE_STATUS
-from proxy.pools.claims import MOST_SHARES, STRICT, whole_cpus
+from proxy.pools.claims import STRICT, whole_cpus
 
 RESTRICTED_CLASSES = (*STRICT, QosClass.SYSTEM)
 """Classes that not every namespace may use."""
 _SHARES = 1024
-_PERIOD_US = 100_000
 
 
 def permitted_claim(
@@ -114,9 +113,9 @@ def requested_cpus(pod: Pod, request: Request) -> int:
         ).get(CPU, 0)
         return (requested if pod.requests.own is None else pod.requests.own.get(CPU, requested)) // MILLI
     total = pod.total or request
-    if total.cpu_shares >= MOST_SHARES:  # the kernel takes no more shares: beyond them the limit counts
-        limit = total.cpu_quota // (total.cpu_period or _PERIOD_US)
-        return max(limit, MOST_SHARES // _SHARES)
+    if total.cpu_shares >= MOST_CPU_SHARES:  # the kernel takes no more shares: beyond them the limit counts
+        limit = total.cpu_quota // (total.cpu_period or CFS_PERIOD_US)
+        return max(limit, MOST_CPU_SHARES // _SHARES)
     return total.cpu_shares // _SHARES
 
 
@@ -127,9 +126,11 @@ def sum_requests(requests: list[Request]) -> Request:
     limit.
     """
     shares = sum(request.cpu_shares for request in requests if request.cpu_shares > 2)
-    quotas = [request.cpu_quota * _PERIOD_US // (request.cpu_period or _PERIOD_US) for request in requests]
-    quota = sum(quotas) if all(quota_us > 0 for quota_us in quotas) else shares * _PERIOD_US // _SHARES
-    return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=_PERIOD_US)
+    quotas = [
+        request.cpu_quota * CFS_PERIOD_US // (request.cpu_period or CFS_PERIOD_US) for request in requests
+    ]
+    quota = sum(quotas) if all(quota_us > 0 for quota_us in quotas) else shares * CFS_PERIOD_US // _SHARES
+    return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=CFS_PERIOD_US)
 
 
 def ownership_problem(pod: Pod, total: Request) -> str:

@@ -152,7 +152,7 @@ def unit_cpus_read(state: NodeState, event: systemd_masks.UnitCpusRead) -> tuple
     return state.with_facts(masks=masks), effects
 
 
-def cpusets_written(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
+def drift_changed(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
     """Record what was found in the kernel and differs from the plan."""
     drift, effects = write_conflicts.step(state.facts.drift, event)
     return state.with_facts(drift=drift), effects
@@ -273,15 +273,12 @@ def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeSta
     return state.with_runtime(structs.replace(state.runtime, changes=changes)), NOTHING
 
 
-_NOTHING: NodeEffects = ()
-
-
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
     """Place a container, or refuse it; an earlier decision about the same create is withdrawn.
 
     Where a device plug-in has to be queried first, nothing changes, and the answer is that query.
     """
-    before, first, withdrawn = state, _NOTHING, ""
+    before, first, withdrawn = state, NOTHING, ""
     if state.runtime.delegated:
         state, event, withdrawn, first = _withdrawn(state, event)
     try:
@@ -333,7 +330,7 @@ def _withdrawn(
 
 
 def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeState, NodeEffects]:
-    """Remember what was returned to a caller, in case that the create comes again."""
+    """Remember what was returned to a caller, in case the create comes again."""
     container = state.containers.get(event.token)
     if container is None:
         return state, ()
@@ -439,7 +436,7 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
     if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
         return None
-    walled = state.with_kubelet_cpus({**state.kubelet, STUCK: {"": reason.cpus}})
+    walled = state.with_kubelet_cpus({**state.kubelet_cpus, STUCK: {"": reason.cpus}})
     plan = place(walled, pod, container.name, container.attempt, container.request, token)
     new = plan.container
     if new is None or new.placement.pool is not Pool.OWN or new.placement.exclusive & reason.cpus:
@@ -450,5 +447,5 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     why = plan.explanation
     if why is not None:
         why = structs.replace(why, reasons=(*why.reasons, message))
-    after = plan.state.with_kubelet_cpus(state.kubelet).changed(put=(new,))
+    after = plan.state.with_kubelet_cpus(state.kubelet_cpus).changed(put=(new,))
     return structs.replace(plan, state=after, container=new, explanation=why)

@@ -185,7 +185,7 @@ class Abort(Struct, frozen=True):
     """Everything is as it was before.
 
     Attributes:
-        reason: Why; None where no one needs to know, as the containers have exited.
+        reason: Why; None where there is nothing to report, as the containers have exited.
     """
 
     reason: AbortReason | None = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NO_CPUS = CpuSet()
 
 
-class MatterFacts(Struct, frozen=True):
+class SubjectFacts(Struct, frozen=True):
     """The facts about a node, one field for each subject.
 
     Attributes:

@@ -109,9 +109,9 @@ def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Ha
 
 def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> Handled:
     after = state.with_facts(cpu_manager=event.manager).with_kubelet_cpus(event.held)
-    if after.kubelet is state.kubelet:
+    if after.kubelet_cpus is state.kubelet_cpus:
         return after, ()
-    came, went = changed_cpus(state.kubelet, after.kubelet)
+    came, went = changed_cpus(state.kubelet_cpus, after.kubelet_cpus)
     change = followed(state, after, "kubelet's CPU manager changed")
     return after, (*change, node_effects.KubeletCpusChanged(came, went))
 
@@ -174,7 +174,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     call_events.ContainersUnsaved: _containers_unsaved,
     call_events.RuntimeSyncStarted: _runtime_sync_started,
     systemd_masks.UnitCpusRead: decisions.unit_cpus_read,
-    **dict.fromkeys(get_args(write_conflicts.DriftEvent), decisions.cpusets_written),
+    **dict.fromkeys(get_args(write_conflicts.DriftEvent), decisions.drift_changed),
     quotas.CpuControllerChecked: decisions.cpu_controller_checked,
     quotas.QuotasRead: decisions.quotas_read,
     **dict.fromkeys(get_args(quotas.QuotaEvent), decisions.quotas_changed),

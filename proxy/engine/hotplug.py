@@ -30,7 +30,7 @@ def differences(before: Machine, after: Machine) -> list[tuple[str, object, obje
     return [difference for difference in sets if difference[1] != difference[2]]
 
 
-def with_other_memory(before: NodeState, after: NodeState) -> list[str]:
+def containers_with_other_mems(before: NodeState, after: NodeState) -> list[str]:
     """Return the containers whose memory nodes differ: the runtime has saved nodes that may be gone."""
     return [c.id for c in after.containers.values() if before.desired_mems(c) != after.desired_mems(c)]
 

@@ -65,7 +65,7 @@ def _stale_derived_values(state: NodeState) -> list[str]:
     """Compare the owners and pools of a state with those that follow from its containers."""
     node, problems = state.node, []
     containers, pods = state.containers.values(), state.pods.values()
-    owners = owners_of(node, containers, state.kubelet, pods, state.reservation_cpus.values())
+    owners = owners_of(node, containers, state.kubelet_cpus, pods, state.reservation_cpus.values())
     if owners != state.owners:
         wrong = sorted(key for key in {*owners, *state.owners} if owners.get(key) != state.owners.get(key))
         problems.append(f"what is owned is not what containers own: {', '.join(wrong)}")

@@ -17,19 +17,19 @@ from proxy.model.workload import Phase, Pool
 
 def clashes(state: NodeState) -> list[str]:
     """Name the containers to which kubelet gave CPUs that they cannot have here, and why."""
-    if not state.kubelet:
+    if not state.kubelet_cpus:
         return []
     pods = {pod.uid: pod for pod in state.pods.values()}
     existing = {
         (c.pod.uid, c.name)
         for c in state.containers.values()
-        if c.pod.uid in state.kubelet and c.phase is not Phase.EXITED
+        if c.pod.uid in state.kubelet_cpus and c.phase is not Phase.EXITED
     }
     in_use, online, present = _cpus_in_use(state), state.node.machine.online, state.node.machine.present
     taken = union(cpus.bits for _, _, cpus in in_use)
     would = "" if applies_to(state, None) else "would "
     messages: list[str] = []
-    for uid, containers in sorted(state.kubelet.items()):
+    for uid, containers in sorted(state.kubelet_cpus.items()):
         pod = pods.get(uid)
         if pod is not None and (
             pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(state.node, pod)[0].cpuset

@@ -4,14 +4,14 @@ The kernel does not report which process writes (fanotify would, for CAP_SYS_ADM
 should not have). So the writer is inferred from what was going on and from the value:
 
 1. kubelet holds that very set for the container, or as its default: no other program has a reason to write
-   it. (kubelet 1.36, CPU manager: it reconciles by UpdateContainerResources. What passes through us carries
-   our set, so this is a kubelet at the runtime's own socket.)
+   it. (kubelet 1.36, CPU manager: it reconciles by UpdateContainerResources. What passes through
+   topoproxy carries the planned set, so this is a kubelet at the runtime's own socket.)
 2. systemd has just reloaded: it writes to each unit what its properties say, which under its driver is the
    last set that runc sent it.
 3. the runtime has saved that very set: runc writes the whole of its saved resources at each update of
    anything, so the last set that it was sent comes back; or a client updated the container at the runtime's
    socket.
-4. an update by kubelet has just passed through us: the result differs from what it carried.
+4. an update by kubelet has just passed through topoproxy: the result differs from what it carried.
 
 Otherwise it is unknown: a shell, an agent.
 """
@@ -34,7 +34,7 @@ ALL = ""
 
 
 class Author(StrEnum):
-    """The programs that write cpusets on a node besides us."""
+    """The programs besides topoproxy that write cpusets on a node."""
 
     KUBELET = "kubelet"
     SYSTEMD = "systemd"
@@ -58,7 +58,7 @@ _NO_HINT = WriterHint(Author.UNKNOWN, float("-inf"))
 
 
 class Evidence(Struct, frozen=True):
-    """The evidence about who wrote a cpuset.
+    """The evidence about the writer of a cpuset.
 
     Attributes:
         cpus: The cpuset that the kernel held.

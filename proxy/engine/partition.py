@@ -1,7 +1,7 @@
 """Decide which owners of CPUs get a partition of cgroup v2, and record the partitions.
 
-Theory of operation. A partition is an addition: the cpusets hold without it, and whatever goes wrong with it
-costs the partition only. A container gets one that runs, owns CPUs and has them in effect, and whose CPUs no
+Theory of operation. A partition is an addition: the cpusets are in effect without it, and a failure costs the
+partition only. A container gets one if it runs, owns CPUs and has them in effect, and whose CPUs no
 other container may use: BE containers may use those of an LSR pod, several containers those of their pod. The
 kernel would take the CPUs away from the others without any notice.
 

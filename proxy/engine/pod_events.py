@@ -47,11 +47,11 @@ class PodLearned(Struct, frozen=True):
 
 
 class SandboxRunning(Struct, frozen=True):
-    """A sandbox has been made; what an earlier sandbox of the same pod still holds goes.
+    """A sandbox has been made; what an earlier sandbox of the same pod still holds is released.
 
     Attributes:
         pod: The pod with the sandbox's id.
-        token: What it was admitted under; empty where nothing was set aside for it.
+        token: The token of its admission; empty where nothing was set aside for it.
         is_found: The answer to its call did not come here: another process relayed it.
     """
 
@@ -64,7 +64,7 @@ class SandboxFailed(Struct, frozen=True):
     """A sandbox has failed: what was set aside for it is free again.
 
     Attributes:
-        token: What it was admitted under.
+        token: The token of its admission.
     """
 
     token: str

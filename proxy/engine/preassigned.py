@@ -104,7 +104,7 @@ def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
     kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
     """
     existing = {c.owner for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
-    return {f"{pod.uid}/{name}" for name in state.kubelet.get(pod.uid, ())} - existing
+    return {f"{pod.uid}/{name}" for name in state.kubelet_cpus.get(pod.uid, ())} - existing
 
 
 def _grant_others(

@@ -106,7 +106,7 @@ def cpus_are_named(state: NodeState, container: Container) -> bool:
     pod, own = container.pod, str(container.placement.exclusive)
     if not pod.cpuset_chosen_locally and assigned_cpus(state.node, pod):
         return True
-    if container.name in state.kubelet.get(pod.uid, ()):
+    if container.name in state.kubelet_cpus.get(pod.uid, ()):
         return True
     return not state.node.static and not pod.cpuset_chosen_locally and container.request.cpuset_cpus == own
 

@@ -19,7 +19,7 @@ from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider
 from proxy.engine.admission import assigned_cpus, sum_requests
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, Enforcement
-from proxy.engine.facts import MatterFacts
+from proxy.engine.facts import SubjectFacts
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
 from proxy.engine.owners import ReservationCpus, owners_of
@@ -39,7 +39,7 @@ _NOTHING_HELD: Held = {}
 _NO_RESERVATION_CPUS: Mapping[str, ReservationCpus] = {}
 _NOTHING_KNOWN = RuntimeKnowledge()
 _NO_CALLS = InflightCalls()
-_NO_FACTS = MatterFacts()
+_NO_FACTS = SubjectFacts()
 _NO_DEVICES = DeviceState()
 
 
@@ -52,7 +52,7 @@ class NodeState(Struct, frozen=True):
         owners: The owners of CPUs, by ``Container.owner``.
         pools: The CPUs of containers that own none.
         providers: The providers of the topology manager, with what containers hold.
-        kubelet: The CPUs that kubelet's CPU manager holds for containers, by its state file.
+        kubelet_cpus: The CPUs that kubelet's CPU manager holds for containers, by its state file.
         be_limit: CPUs to which BE is suppressed; None where it is not.
         reservation_cpus: CPUs of reservations that are part of no placement, by reservation.
         runtime: What is known of the runtime besides its containers.
@@ -69,13 +69,13 @@ class NodeState(Struct, frozen=True):
     owners: Mapping[str, Owner]
     pools: CpuPools
     providers: tuple[Provider, ...] = ()
-    kubelet: Held = _NOTHING_HELD
+    kubelet_cpus: Held = _NOTHING_HELD
     be_limit: CpuSet | None = None
     reservation_cpus: Mapping[str, ReservationCpus] = _NO_RESERVATION_CPUS
     runtime: RuntimeKnowledge = _NOTHING_KNOWN
     mode: NodeMode = NodeMode.ENFORCE
     inflight: InflightCalls = _NO_CALLS
-    facts: MatterFacts = _NO_FACTS
+    facts: SubjectFacts = _NO_FACTS
     enforcement: Enforcement = APPLIED_TO_ALL
     devices: DeviceState = _NO_DEVICES
 
@@ -119,7 +119,7 @@ class NodeState(Struct, frozen=True):
     def with_node(self, node: Node) -> NodeState:
         """Return the state under other rules, or on a machine where CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
-        after = NodeState.of(node, pods, containers, self.kubelet, self.be_limit, self.reservation_cpus)
+        after = NodeState.of(node, pods, containers, self.kubelet_cpus, self.be_limit, self.reservation_cpus)
         return structs.replace(
             after,
             runtime=self.runtime,
@@ -140,9 +140,9 @@ class NodeState(Struct, frozen=True):
         What it holds for a container that exists here is ignored: what was decided here counts. The
         rest counts as owned, because such a container may come at any moment, or come back.
         """
-        if held == self.kubelet:
+        if held == self.kubelet_cpus:
             return self
-        return structs.replace(self, kubelet=held)._recomputed()
+        return structs.replace(self, kubelet_cpus=held)._recomputed()
 
     def with_reservation(self, reservation: str, reserved: ReservationCpus | None) -> NodeState:
         """Return the state with the CPUs of a reservation; None for none."""
@@ -161,7 +161,7 @@ class NodeState(Struct, frozen=True):
         return structs.replace(self, pools=pools, be_limit=limit)
 
     def with_facts(self, **facts: object) -> NodeState:
-        """Return the state with other facts, by their names in ``MatterFacts``."""
+        """Return the state with other facts, by their names in ``SubjectFacts``."""
         return structs.replace(self, facts=structs.replace(self.facts, **facts))
 
     def with_runtime(self, runtime: RuntimeKnowledge) -> NodeState:
@@ -241,7 +241,9 @@ class NodeState(Struct, frozen=True):
                 touched.append(before)
                 owners_change |= before.placement.pool is Pool.OWN
         providers = self._accounted(self.pods, containers, (), touched)
-        if not owners_change and not (self.kubelet and any(c.pod.uid in self.kubelet for c in touched)):
+        if not owners_change and not (
+            self.kubelet_cpus and any(c.pod.uid in self.kubelet_cpus for c in touched)
+        ):
             return self._with(containers, providers, runtime)
         return structs.replace(
             self, containers=containers, providers=providers, runtime=runtime
@@ -261,7 +263,7 @@ class NodeState(Struct, frozen=True):
             self.owners,
             self.pools,
             providers,
-            self.kubelet,
+            self.kubelet_cpus,
             self.be_limit,
             self.reservation_cpus,
             runtime,
@@ -294,7 +296,7 @@ class NodeState(Struct, frozen=True):
         before = self.containers.get(container.id)
         if before is not None and (before.placement.pool is Pool.OWN or before.placement.blocks):
             return self.changed((container,), (old_id,), runtime)
-        if not old_id and container.pod.uid in self.kubelet:
+        if not old_id and container.pod.uid in self.kubelet_cpus:
             return self.changed((container,), (), runtime)
         containers = self.containers.drop(old_id) if old_id else self.containers
         return self._with(containers.put(container.id, container), self.providers, runtime or self.runtime)
@@ -322,7 +324,11 @@ class NodeState(Struct, frozen=True):
 
     def _recomputed_for(self, *pods: Pod | None) -> NodeState:
         """Return the state with owners and pools counted again, if pods matter to what kubelet holds."""
-        if not any(pod and (pod.uid in self.kubelet or pod.reserved_for_pod) for pod in pods if self.kubelet):
+        if not any(
+            pod and (pod.uid in self.kubelet_cpus or pod.reserved_for_pod)
+            for pod in pods
+            if self.kubelet_cpus
+        ):
             return self
         after = self._recomputed()
         return self if after.owners == self.owners else after
@@ -330,7 +336,7 @@ class NodeState(Struct, frozen=True):
     def _recomputed(self) -> NodeState:
         """Return the state with owners and pools counted again."""
         containers, pods = self.containers.values(), self.pods.values()
-        owners = owners_of(self.node, containers, self.kubelet, pods, self.reservation_cpus.values())
+        owners = owners_of(self.node, containers, self.kubelet_cpus, pods, self.reservation_cpus.values())
         return structs.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:

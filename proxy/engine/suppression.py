@@ -24,9 +24,9 @@ from proxy.engine.enforcement import applies_to, observes_any
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
 from proxy.model.machine import Machine
-from proxy.model.workload import Container, KubeQos, Pool, QosClass
+from proxy.model.workload import CFS_PERIOD_US, Container, KubeQos, Pool, QosClass
 from proxy.pools.be_suppression import THRESHOLD, Usage, budget, choose_cpus, cpu_count_for, is_be, quota_for
-from proxy.pools.claims import PERIOD, UNLIMITED
+from proxy.pools.claims import UNLIMITED
 from proxy.pools.cpu_location import CpuLocation, locations_of
 from proxy.pools.shared import AnnotatedCpus, Withheld
 
@@ -371,7 +371,7 @@ def suppression_obstacle(state: NodeState, settings: SuppressionSettings) -> str
 
 def quota_text(quota: int | None) -> str:
     """Return a quota in words."""
-    return NO_QUOTA if quota in (None, UNLIMITED) else f"a CFS quota of {quota / PERIOD:.2f} CPUs"
+    return NO_QUOTA if quota in (None, UNLIMITED) else f"a CFS quota of {quota / CFS_PERIOD_US:.2f} CPUs"
 
 
 def reason(known: BeSuppression, settings: SuppressionSettings) -> str:

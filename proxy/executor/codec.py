@@ -346,7 +346,7 @@ def _devices(data: dict[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def _blocks(data: list[Any]) -> Blocks:
     blocks = tuple(Block(Mask.parse(_text(mask)), _text(name), _number(size)) for mask, name, size in data)
     if any(block.size < 0 for block in blocks):
-        raise ValueError("no memory is less than none")
+        raise ValueError("the size of a memory block is negative")
     return blocks
 
 

@@ -1,7 +1,7 @@
 """What every part of the executor needs: the store, ports, clocks, tasks and reports.
 
 The context does not depend on any part. The parts (``start_update``, ``reservations``, ``drift`` and so on)
-take it and the other parts that they use; ``executor`` makes them all.
+take it and the other parts that they use; ``node_executor`` makes them all.
 """
 
 from __future__ import annotations

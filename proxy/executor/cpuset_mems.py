@@ -1,7 +1,7 @@
 """Memory nodes of running containers: compared in each pass, repaired where no memory has to move.
 
-What is repaired is decided in ``proxy.engine.cpuset_mems``. All of it is done in a thread of its own, never
-in that of kernel writes: no create waits for it.
+What is repaired is decided in ``proxy.engine.cpuset_mems``. All of it runs in a thread of its own, never in
+the thread of kernel writes: no create waits for it.
 """
 
 from __future__ import annotations

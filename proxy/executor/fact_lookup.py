@@ -233,7 +233,7 @@ class KubeletCpus:
         return may_own(pod) and (pod.requests is not None or whole_cpus(request) > 0)
 
     async def refresh(self, worker: Worker) -> None:
-        """Read kubelet's settings where that is due, in a worker that may block, then ``look``."""
+        """Read kubelet's settings where that is due, in a worker that may block, then ``reread``."""
         if self._port is None:
             return
         try:

@@ -122,7 +122,7 @@ class FormerCalls:
 
         Args:
             token: Its token.
-            since: Since when as far as this daemon knows itself.
+            since: The time that this daemon knows by itself.
         """
         return max(since, self._created.get(token, since))
 

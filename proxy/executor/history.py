@@ -114,7 +114,7 @@ class History:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
         entries[-1] = _changed(entries[-1], structs.replace(explanation, reasons=reasons))
 
-    def treated(self, container_id: str, text: str = "", *, applied: bool) -> None:
+    def mark_applied(self, container_id: str, text: str = "", *, applied: bool) -> None:
         """Note that the plan is applied to a living container from now on, or is not any more.
 
         Where it is applied after the container was created, the record keeps neither the containers that

@@ -25,7 +25,7 @@ from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Pod
 
 if TYPE_CHECKING:
-    from proxy.executor.partitions.owners import PartitionSync
+    from proxy.executor.partitions.sync import PartitionSync
 
 UNREADABLE = "it cannot be read, and is rebuilt from the runtime"
 ANSWER_LOST = (

@@ -2,8 +2,8 @@
 
 The state of the node is in ``store``. Every part takes the context (``NodeContext``) and the parts that it
 uses. The order below is the order of their dependencies: no part is changed after it has been made. Parts
-that follow changes subscribe to the store (``observer``) or to the kernel's writes (``kernel_writes``). The
-order in which observers are notified is the order in which they subscribe here.
+that follow changes subscribe to the store (``store.subscribe``) or to the kernel's writes
+(``kernel_writes``). The order in which observers are notified is the order in which they subscribe here.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from proxy.telemetry.port import Telemetry
 
 if TYPE_CHECKING:
     from proxy.executor.kernel_ports import WriteEvents
-    from proxy.executor.partitions.owners import PartitionSync
     from proxy.executor.partitions.ports import Partitions
+    from proxy.executor.partitions.sync import PartitionSync
 
 
 class Ports(Struct, frozen=True):
@@ -232,7 +232,7 @@ class NodeExecutor(NodeContext):
     def _partitions(self, others: Ports) -> PartitionSync | None:
         if others.partitions is None:
             return None
-        from proxy.executor.partitions.owners import PartitionSync
+        from proxy.executor.partitions.sync import PartitionSync
 
         return PartitionSync(self, others.partitions, others.partition_kind)
 

@@ -158,7 +158,7 @@ class OwnerQuotas(Observer):
         self.restore_soon()
 
     def requested(self, container: Container, quota: int) -> int:
-        """Handle a client's update of a container.
+        """Return the quota that a client's update of a container may set.
 
         Args:
             container: The container.

@@ -50,7 +50,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
-    from proxy.executor.partitions.owners import PartitionSync
+    from proxy.executor.partitions.sync import PartitionSync
 
 GRACE_S = 2.0
 """Seconds for which a create with a lost answer may still turn up in the runtime's list."""
@@ -228,7 +228,7 @@ class Reconciler:
             self._sync_all()
             applied = applies_to(context.state, None)
             context.telemetry.event(
-                "in step with the runtime",
+                "reconciled with the runtime",
                 runtime=self.runtime_version,
                 containers=len(context.state.containers),
                 owners=len(context.state.owners) if applied else None,

@@ -133,19 +133,8 @@ class Reservations:
     async def start(self, container: Container) -> Reservation:
         """Have other containers leave the CPUs of an owner that is about to start."""
         cpus = container.placement.exclusive | container.placement.replacement
-        return await self.clear(cpus, container)
-
-    async def clear(self, cpus: CpuSet, container: Container | None = None) -> Reservation:
-        """Have containers leave CPUs that they may not use by the state.
-
-        Args:
-            cpus: The CPUs.
-            container: The owner that they are cleared for, if it is known.
-        """
-        ids, ref = ((container.id,), container.ref) if container is not None else ((), "")
-        return await self.carry_out(
-            Reservation(ReservationKind.START, ids, cpus, ref=ref), ReservationRun("")
-        )
+        reservation = Reservation(ReservationKind.START, (container.id,), cpus, ref=container.ref)
+        return await self.carry_out(reservation, ReservationRun(""))
 
     async def replace(self, containers: tuple[Container, ...], cpus: CpuSet, instead: CpuSet) -> Reservation:
         """Give an owner CPUs in place of offline ones.

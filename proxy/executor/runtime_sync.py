@@ -58,7 +58,7 @@ class RuntimeSync:
         self._silent = RetryTimes[str](SILENT)
 
     async def run(self) -> None:
-        """Settle containers until cancelled."""
+        """Send the CPUs of containers to the runtime until cancelled."""
         context = self._context
         while True:
             while context.state.runtime.unsaved and (rate := context.options.settle_per_second) > 0:

@@ -7,7 +7,7 @@ threads. Only the event loop replaces it, and only with ``NodeStore.handle``, in
    the old one: every later decision uses it, and so does every kernel write that is already queued.
 2. The effects are performed in their order. Records go to the journal. Where pools or rules differ, and where
    something has happened to a container or a pod, the observers are notified in the order in which they
-   subscribed (``executor``): the kernel first, hooks last.
+   subscribed (``node_executor``): the kernel first, hooks last.
 
 A change that an observer causes is notified after the change that it observes, so that all observers see
 everything in the same order. A fault in one observer is reported and does not keep the others from following:

@@ -179,6 +179,12 @@ class LocatedDevice(Struct, frozen=True):
     least: int = 0
 
 
+CFS_PERIOD_US = 100_000
+"""The period of CFS quotas that kubelet sets, in microseconds."""
+MOST_CPU_SHARES = 262_144
+"""The upper bound of cgroup v1's cpu.shares; kubelet's translation to shares stops there."""
+
+
 class Request(Struct, frozen=True):
     """The CPUs, memory and devices of a container in the CRI request.
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
-from proxy.model.workload import Phase, Pool
+from proxy.model.workload import CFS_PERIOD_US, Phase, Pool
 from proxy.observe.json_access import as_list, as_map
-from proxy.pools.claims import PERIOD
 from proxy.telemetry import metrics as named
 from proxy.telemetry.exposition import Sample, family
 from proxy.telemetry.registry import Gauge, Registry
@@ -201,7 +200,7 @@ def _suppression(status: Mapping[str, object]) -> Iterator[str]:
         yield family(named.BE_SUPPRESS_USED_CPUS, used)
     yield family(named.BE_CPUS, [({}, _count(data.get("cpus")))])
     if isinstance(quota, int) and quota > 0:
-        yield family(named.BE_QUOTA_CPUS, [({}, quota / PERIOD)])
+        yield family(named.BE_QUOTA_CPUS, [({}, quota / CFS_PERIOD_US)])
 
 
 def _memory(status: Mapping[str, object]) -> Iterator[str]:

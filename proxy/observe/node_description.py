@@ -120,7 +120,7 @@ def _coming(state: NodeState) -> list[Alloc]:
     pods = {pod.uid: pod for pod in state.pods.values()}
     existing = {container.owner for container in state.containers.values() if container.owns_cpus}
     allocs: list[Alloc] = []
-    for uid, names in sorted(state.kubelet.items()):
+    for uid, names in sorted(state.kubelet_cpus.items()):
         keys = [key for name in names if (key := f"{uid}/{name}") in state.owners and key not in existing]
         cpus = CpuSet.from_bits(union(state.owners[key].cpus.bits for key in keys))
         if cpus:

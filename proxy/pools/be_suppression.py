@@ -3,16 +3,16 @@
 See Koordinator v1.8.0 pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go, calculateBESuppressCPU.
 
     budget = capacity x threshold - used by pods that are not BE - used by host applications that are not BE
-             - max(used by the system, kept back)
+             - max(used by the system, reserved)
 
-"used by the system" is the usage of the node beyond pods and host applications. "kept back" is the larger of
-capacity - allocatable and the node's reservation. A smallest share of the capacity can be set. So BE pods use
-the CPUs that other pods leave idle, up to the threshold.
+"used by the system" is the usage of the node beyond pods and host applications. "reserved" is the larger of
+capacity - allocatable and the node's reservation. A lower bound, as a share of the capacity, can be set.
+So BE pods use the CPUs that other pods leave idle, up to the threshold.
 
-The budget is applied in one of two ways. As a CPU set: at least two CPUs; it shrinks at once, for
-others wait, and grows by a tenth of the machine at a time, as idle CPUs may be needed again soon. As a CFS
-quota of the group above all BE pods: it grows by a tenth of the machine's time at a time, and changes below a
-hundredth are not written.
+The budget is applied in one of two ways. As a CPU set: at least two CPUs; it shrinks at once,
+because other pods wait, and grows by a tenth of the machine at a time, as idle CPUs may be needed again soon.
+As a CFS quota of the group above all BE pods: it grows by a tenth of the machine's time at a time,
+and changes below a hundredth are not written.
 
 CPUs are taken from those of LSR pods and from the others in proportion. CPUs of LSE pods, and what is
 withheld from the pools, are never touched. Amounts are milli-CPUs unless stated otherwise.
@@ -25,9 +25,9 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
-from proxy.model.workload import KubeQos, QosClass
+from proxy.model.workload import CFS_PERIOD_US, KubeQos, QosClass
 from proxy.pools.be_cpu_choice import pick
-from proxy.pools.claims import PERIOD, UNLIMITED
+from proxy.pools.claims import UNLIMITED
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.shared import AnnotatedCpus, Withheld
 
@@ -154,8 +154,8 @@ def quota_for(milli: int, machine: int, now: int) -> int | None:
     Returns:
         Microseconds; None where the change is too small for a write.
     """
-    target = max(LEAST_QUOTA, milli * PERIOD // 1000)
-    if abs(target - now) * 100 < machine * PERIOD * IGNORE_PERCENT and target != LEAST_QUOTA:
+    target = max(LEAST_QUOTA, milli * CFS_PERIOD_US // 1000)
+    if abs(target - now) * 100 < machine * CFS_PERIOD_US * IGNORE_PERCENT and target != LEAST_QUOTA:
         return None
-    step = machine * PERIOD * RAISE_PERCENT // 100
+    step = machine * CFS_PERIOD_US * RAISE_PERCENT // 100
     return target if now == UNLIMITED else min(target, now + step)

@@ -62,7 +62,7 @@ from proxy.model.phrases import cpus as named_cpus
 from proxy.model.phrases import cpus_are, listed
 from proxy.model.phrases import nodes as named_nodes
 from proxy.model.requests import ContainerKind, PodRequests
-from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
+from proxy.model.workload import MOST_CPU_SHARES, KubeQos, Pod, Pool, QosClass, Request
 
 
 class DecisionRow(enum.IntEnum):
@@ -106,7 +106,6 @@ def row_of(
 
 STRICT = (QosClass.LSE, QosClass.LSR)
 """Classes whose pods are rejected rather than run on CPUs of others."""
-MOST_SHARES = 262_144
 
 
 class Claim(Struct, frozen=True):
@@ -144,10 +143,10 @@ def whole_cpus(request: Request) -> int:
     pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). A container that kubelet pinned has no quota since
     1.33 (quota -1 or 0): then only the shares are left.
     """
-    if request.cpu_shares == MOST_SHARES:
+    if request.cpu_shares == MOST_CPU_SHARES:
         # The kernel accepts no more shares, so from 256 CPUs on only the limit counts.
         count, remainder = divmod(request.cpu_quota, request.cpu_period or 100_000)
-        return count if count >= MOST_SHARES // 1024 and not remainder else 0
+        return count if count >= MOST_CPU_SHARES // 1024 and not remainder else 0
     if request.cpu_shares < 1024 or request.cpu_shares % 1024:
         return 0
     count = request.cpu_shares // 1024
@@ -258,8 +257,6 @@ def _class(pod: Pod) -> str:
 
 
 UNLIMITED = -1
-PERIOD = 100_000
-"""Microseconds, kubelet's."""
 
 
 def quota_of_owner(*, owns: bool, containers: int, keep: KeepQuota) -> int | None:
@@ -277,12 +274,9 @@ def quota_of_owner(*, owns: bool, containers: int, keep: KeepQuota) -> int | Non
     return None if not owns or several or keep is KeepQuota.ALWAYS else UNLIMITED
 
 
-OWNING = (QosClass.LSE, QosClass.LSR)
-
-
 def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
     """Return why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
-    if qos not in OWNING:
+    if qos not in STRICT:
         return ""
     for container in requests.containers:
         request, limit = container.requests.get("cpu", 0), container.limits.get("cpu", 0)

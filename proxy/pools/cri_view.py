@@ -14,25 +14,24 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, Pod, Request
+from proxy.model.workload import CFS_PERIOD_US, MOST_CPU_SHARES, KubeQos, Pod, Request
 from proxy.pools.facts import pod_facts
 from proxy.pools.pod_fields import CPU
 from proxy.pools.pod_spec import PodSpec, needed
 
-LEAST_SHARES, MOST_SHARES = 2, 262144
-PERIOD_US, LEAST_QUOTA_US = 100_000, 1000
+LEAST_SHARES, LEAST_QUOTA_US = 2, 1000
 _NONE: Mapping[str, int] = {}
 _PARTS = {KubeQos.GUARANTEED: "", KubeQos.BURSTABLE: "burstable/", KubeQos.BEST_EFFORT: "besteffort/"}
 
 
 def shares(milli: int) -> int:
     """Return the CPU shares for thousandths of a CPU."""
-    return min(max(milli * 1024 // 1000, LEAST_SHARES), MOST_SHARES)
+    return min(max(milli * 1024 // 1000, LEAST_SHARES), MOST_CPU_SHARES)
 
 
 def quota(milli: int) -> int:
     """Return the CFS quota in microseconds for a limit in thousandths of a CPU; 0 (no limit) for 0."""
-    return max(milli * PERIOD_US // 1000, LEAST_QUOTA_US) if milli else 0
+    return max(milli * CFS_PERIOD_US // 1000, LEAST_QUOTA_US) if milli else 0
 
 
 def cri_request(container: ContainerResources, own_limits: Mapping[str, int] = _NONE) -> Request:
@@ -63,7 +62,7 @@ def _request(requests: Mapping[str, int], limits: Mapping[str, int]) -> Request:
     return Request(
         cpu_shares=shares(requests.get(CPU, limit)),
         cpu_quota=quota(limit),
-        cpu_period=PERIOD_US,
+        cpu_period=CFS_PERIOD_US,
         memory_limit=limits.get(MEMORY, 0),
         huge_pages=tuple((n, v) for n, v in sorted(limits.items()) if n.startswith(HUGE_PAGES) and v),
     )

@@ -118,9 +118,9 @@ class StagedEnforcement:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._executor.wall_clock()))
         history = self._executor.history
         for container in self._containers(applied):
-            history.treated(container.id, f"the plan is applied since {at}", applied=True)
+            history.mark_applied(container.id, f"the plan is applied since {at}", applied=True)
         for container in self._containers(restored):
-            history.treated(container.id, f"given back at {at}: the pod is only observed", applied=False)
+            history.mark_applied(container.id, f"given back at {at}: the pod is only observed", applied=False)
 
     def _containers(self, keys: Collection[str]) -> list[Container]:
         """Return the containers of some pods that have not exited."""

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.decisions import recorded
-from proxy.engine.facts import MatterFacts
+from proxy.engine.facts import SubjectFacts
 from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import PutRecord
@@ -88,8 +88,8 @@ def carried_by(event: type) -> set[type]:
     return found
 
 
-CONCLUSIONS = {MatterFacts, NodeState} | {
-    kind for kind in types_of_fields(MatterFacts) if kind.__module__.startswith("proxy.engine.")
+CONCLUSIONS = {SubjectFacts, NodeState} | {
+    kind for kind in types_of_fields(SubjectFacts) if kind.__module__.startswith("proxy.engine.")
 }
 """What only the engine makes; facts of other types are what was read."""
 
@@ -109,7 +109,7 @@ class PoliciesDecided(Struct):
 
 
 class FactsReplaced(Struct):
-    facts: MatterFacts
+    facts: SubjectFacts
 
 
 class OrderFound(Struct):

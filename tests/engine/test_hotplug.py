@@ -9,10 +9,10 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.handle import handle
 from proxy.engine.hotplug import (
     changed_losses,
+    containers_with_other_mems,
     differences,
     losses,
     replacements_in_use,
-    with_other_memory,
     with_replacement,
 )
 from proxy.engine.node import Node
@@ -154,9 +154,9 @@ def test_replacements_are_needed_as_long_as_cpus_are_away() -> None:
 
 def test_containers_with_other_memory_nodes() -> None:
     state = node(owner("2-3"), owner("4-5", "y", "1"))
-    assert with_other_memory(state, state) == []
+    assert containers_with_other_mems(state, state) == []
     after = state.with_machine(without("", memory="1"))
-    assert with_other_memory(state, after) == ["y"]
+    assert containers_with_other_mems(state, after) == ["y"]
     (loss,) = losses(after).values()
     assert (str(loss.nodes), str(loss.mems)) == ("1", "0")
     assert loss.text() == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"

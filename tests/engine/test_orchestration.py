@@ -369,7 +369,7 @@ class Life:
     def restarts(self) -> None:
         pods = [p for pod in self.state.pods.values() if (p := load_pod(dump(pod)))]
         containers = [c for one in self.state.containers.values() if (c := load_container(dump(one)))]
-        again = NodeState.of(self.state.node, pods, containers, self.state.kubelet, self.state.be_limit)
+        again = NodeState.of(self.state.node, pods, containers, self.state.kubelet_cpus, self.state.be_limit)
         assert (again.owners, again.pools) == (self.state.owners, self.state.pools)
         for container in again.containers.values():
             old = self.state.containers[container.id]
@@ -425,7 +425,7 @@ class Life:
 
     def kubelets_part(self, account: Account) -> None:
         """What kubelet holds for a container that is not here is kept free, and nothing else is."""
-        state, held = self.state, self.state.kubelet
+        state, held = self.state, self.state.kubelet_cpus
         there = {(c.pod.uid, c.name) for c in account.live}
         ours = {
             pod.uid

@@ -619,7 +619,7 @@ class Life:
         held = {}
         if self.chance.random() < 0.5:
             held = {"k": {"c": CpuSet(self.chance.sample(online, self.chance.randint(1, len(online))))}}
-        if not self.state.kubelet:
+        if not self.state.kubelet_cpus:
             self.state = self.state.with_kubelet_cpus(held)
         elif self.chance.random() < 0.5:
             self.state = self.state.with_kubelet_cpus({})
@@ -645,7 +645,7 @@ class Life:
         owned = CpuSet()
         for cpus in by_pod.values():
             owned |= cpus
-        if not state.kubelet:
+        if not state.kubelet_cpus:
             assert len(owned) <= (1000 if rules.node_limit is None else rules.node_limit)
 
 

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.container_events import ContainerCreated
-from proxy.engine.facts import MatterFacts
+from proxy.engine.facts import SubjectFacts
 from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import PutRecord
@@ -47,7 +47,7 @@ STATE = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (POD,), (OWNER,))
 
 def learned(state: NodeState, known: RemovedQuotas, *, cpu_groups: bool = True) -> NodeState:
     """Return a state with what is known of quotas."""
-    return structs.replace(state, facts=MatterFacts(quotas=known, cpu_groups=cpu_groups))
+    return structs.replace(state, facts=SubjectFacts(quotas=known, cpu_groups=cpu_groups))
 
 
 KNOWN = RemovedQuotas({"q/a": QuotaRecord(2, "kubepods/poda"), "qc/x": QuotaRecord(1)}, frozenset({"x"}))

@@ -22,7 +22,7 @@ from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.executor.runtime_ports import Limits, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.executor.runtime_sync import RuntimeSync
-from proxy.frontends.cri.call import InterceptedCall, Interceptors
+from proxy.frontends.cri.call import CriCallFlow, InterceptedCall
 from proxy.frontends.cri.messages import create_suffix, update_suffix
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -386,7 +386,7 @@ class World:
         self.start_update, self.sync = self.executor.start_update, self.executor.sync
         self.start_update.former_calls.expect(relayed)
         self.executor.recovery.recover(dict(self.ledger.entries))
-        self.wire = Interceptors(self.executor, self.sync, self.start_update)
+        self.wire = CriCallFlow(self.executor, self.sync, self.start_update)
 
     def make_runtime_sync(self) -> RuntimeSync:
         """Make one more runtime sync, which the test begins and ends."""
@@ -555,7 +555,7 @@ class World:
         for container_id, cpus in self.cgroups.sets.items():
             assert cpus == state.desired_cpus(state.containers[container_id]), container_id
 
-    async def hand_over(self, *calls: PlayedCall) -> Interceptors:
+    async def hand_over(self, *calls: PlayedCall) -> CriCallFlow:
         """Make another process continue.
 
         Args:

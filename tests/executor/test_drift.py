@@ -15,6 +15,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
+from tests.executor.cleared_cpus import cleared
 from tests.executor.played_writes import PlayedWrites
 
 if TYPE_CHECKING:
@@ -432,7 +433,7 @@ def test_a_comparison_keeps_to_the_pace_of_a_conflict_and_a_barrier_does_not(
         world.cgroups.sets[ls] = world.cgroups.sets[other] = CpuSet.parse("4-7")
         await world.sync.once()
         assert (world.on(ls), world.on(other)) == ("4-7", "0-15")
-        assert (await world.executor.reservations.clear(CpuSet.parse("0-1"))).is_committed
+        assert (await cleared(world, CpuSet.parse("0-1"))).is_committed
         assert world.on(ls) == "0-15"
 
     run_scenario(scenario)

@@ -280,7 +280,7 @@ def test_a_plan_that_is_applied_later_moved_nothing_at_the_create() -> None:
         decision("ns/p/c"), applied=False, cpus=CPUS, mems=Mask((0,)), moved=(MOVED,), more_moved=3
     )
     history.note(1, planned, "id")
-    history.treated("id", "the plan is applied since noon", applied=True)
+    history.mark_applied("id", "the plan is applied since noon", applied=True)
     known = history.find("p")[0].explanation
     assert (known.applied, known.cpus, known.reasons) == (True, CPUS, ("the plan is applied since noon",))
     assert (known.moved, known.more_moved, known.mems) == ((), 0, None)
@@ -326,7 +326,7 @@ def test_a_simple_placement_of_an_observed_pod_is_recorded_as_not_applied() -> N
     assert not history.find("p")[0].explanation.applied
     history.amend("id", "and then")
     assert (history.find("p")[0].explanation.applied, history.pods()[0].applied) == (False, False)
-    history.treated("id", applied=True)
+    history.mark_applied("id", applied=True)
     known = history.find("p")[0].explanation
     assert (known.applied, known.cpus, known.mems) == (True, CPUS, None)
     assert history.pods()[0].applied
@@ -337,6 +337,6 @@ def test_a_simple_placement_of_an_observed_pod_is_recorded_as_not_applied() -> N
 def test_a_plan_that_is_applied_from_the_create_on_keeps_what_it_moved() -> None:
     history = History(limit=3)
     history.note(1, structs.replace(decision("ns/p/c"), cpus=CPUS, mems=Mask((0,)), moved=(MOVED,)), "id")
-    history.treated("id", applied=True)
+    history.mark_applied("id", applied=True)
     known = history.find("p")[0].explanation
     assert (known.moved, known.mems) == ((MOVED,), Mask((0,)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.admin.status_sections import partitions as shown_lines
 from proxy.engine.partition import PartitionState
-from proxy.executor.partitions.owners import PartitionSync
+from proxy.executor.partitions.sync import PartitionSync
 from proxy.executor.partitions.watcher import PartitionWatcher
 from proxy.executor.status_data import node_page
 from proxy.model.errors import CgroupError

@@ -412,7 +412,7 @@ class RandomScenario:
         there = {c.id for c in self.world.runtime.containers.values() if c.state != "EXITED"}
         assert {c.id for c in running} == there
         owned = union((c.placement.exclusive | c.placement.replacement).bits for c in running)
-        held = union(cpus.bits for names in state.kubelet.values() for cpus in names.values())
+        held = union(cpus.bits for names in state.kubelet_cpus.values() for cpus in names.values())
         left = state.node.shareable - CpuSet.from_bits(owned | held)
         assert left <= state.pools.shared, "what leaves returns"
         for container_id, cpus in self.world.cgroups.sets.items():

@@ -164,7 +164,7 @@ def test_cpus_of_our_own_choice_are_chosen_again(run_scenario: Callable[..., Non
         assert "could not be freed: cannot set CPUs in" in owner.placement.reasons[-1]
         assert "c/own" in world.ledger.entries
         assert len([key for key in world.ledger.entries if key.startswith("i/")]) == 1, "that of the probe"
-        assert world.executor.state.kubelet == {}
+        assert world.executor.state.kubelet_cpus == {}
 
     run_scenario(scenario)
 

@@ -22,6 +22,7 @@ from proxy.release import service
 from proxy.release.lazy import KEY
 from proxy.release.service import Release
 from proxy.telemetry import metrics
+from tests.executor.cleared_cpus import cleared
 
 ALL = "0-15"
 LIMIT = {"cpu_period": 100_000, "cpu_quota": 200_000, "cpu_shares": 2048}
@@ -155,7 +156,7 @@ def test_queued_jobs_move_no_container_any_more(run_scenario: Callable[..., None
             world.executor.store.handle(ContainersUnsaved((ls,)))
             await runtime_sync.finish(10)
             world.executor.writes.later([ls])
-            await world.executor.reservations.clear(world.executor.state.node.machine.online)
+            await cleared(world, world.executor.state.node.machine.online)
             await world.quiet()
             assert world.on(ls) == world.runtime.specs[ls] == ALL
         runtime_sync.close()

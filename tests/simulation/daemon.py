@@ -12,7 +12,7 @@ from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.engine.node import Node as NodeRules
 from proxy.executor.context import ExecutorOptions, NodeContext
 from proxy.executor.node_executor import NodeExecutor, Ports
-from proxy.frontends.cri.call import InterceptedCall, Interceptors
+from proxy.frontends.cri.call import CriCallFlow, InterceptedCall
 from proxy.model.errors import ConfigError
 from proxy.model.options import TopologyOptions
 from proxy.release.lazy import KEY
@@ -81,7 +81,7 @@ class Daemon:
         self.files = SimulatedFiles(node.kernel, self)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
         self.executor: NodeExecutor = self.loop.enter(self._start)
-        self.wire = Interceptors(self.executor, self.executor.sync, self.executor.start_update)
+        self.wire = CriCallFlow(self.executor, self.executor.sync, self.executor.start_update)
 
     def _start(self) -> NodeExecutor:
         node, options = self.node, self.node.options

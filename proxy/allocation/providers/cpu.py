@@ -171,7 +171,7 @@ def _as_one(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet
     """Return the CPUs of a pod that is decided as one: entries that only kubelet holds are joined to one."""
     uid = request.pod.uid
     existing = {c.name for c in view.containers.values() if c.pod.uid == uid and c.phase is not Phase.EXITED}
-    coming = (view.kubelet.get(uid, {}).keys() & own_cpus.keys()) - existing
+    coming = (view.kubelet_cpus.get(uid, {}).keys() & own_cpus.keys()) - existing
     if not coming:
         return own_cpus
     whole = CpuSet.from_bits(union(own_cpus[name].bits for name in coming))

@@ -99,7 +99,7 @@ class NodeView(Protocol):
         """Containers by id."""
 
     @property
-    def kubelet(self) -> Held:
+    def kubelet_cpus(self) -> Held:
         """CPUs that kubelet's own CPU manager holds for containers."""
 
     def in_sandbox(self, sandbox_id: str) -> list[Container]:

@@ -25,7 +25,7 @@ What must be known of the kernel:
   is a member again, from the bottom.
 * A partition follows its own exclusive set where it has one: then a foreign write of ``cpuset.cpus`` changes
   neither the partition nor where its tasks run. So that is set too.
-* The file signals changes by poll (``EPOLLPRI``); see ``proxy.executor.partitions.owners``.
+* The file signals changes by poll (``EPOLLPRI``); see ``proxy.executor.partitions.sync``.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def _held(checkpoint: Checkpoint, path: str) -> tuple[CpuSet, Held, str]:
 class KubeletCpuManagerReader:
     """Implements ``proxy.executor.ports.KubeletCpuManager``.
 
-    ``look`` and ``refresh`` each for one thread at a time.
+    Only one thread at a time may call ``read``, and one ``refresh``.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class WriteWatch:
         self,
         context: NodeContext,
         suspect: Callable[[Iterable[str] | None], None],
-        _conflicting: Callable[[], Container[str]],
+        conflicting: Callable[[], Container[str]],
         writes: WriteEvents | None = None,
     ) -> None:
         """Watch nothing yet; nothing is reported before ``start``.
@@ -46,12 +46,12 @@ class WriteWatch:
         Args:
             context: Has the containers.
             suspect: Called with the containers that may have been written; None for all.
-            _conflicting: Returns the ids of containers with a write conflict.
+            conflicting: Returns the ids of containers with a write conflict.
             writes: Reports writes of the kernel; None where nothing does.
         """
         self._context = context
         self._suspect = suspect
-        self._conflicting = _conflicting
+        self._conflicting = conflicting
         self._first: Callable[[Iterable[str]], bool] = lambda ids: False
         self.writes = writes
         self.refused = "the kernel does not report writes" if writes is None else ""
@@ -158,7 +158,7 @@ class WriteWatch:
 
     def _affected(self, writes: WriteEvents, groups: Collection[str]) -> list[str]:
         """Return the containers that a write to the cpusets of some groups may have affected."""
-        _conflicting, affected = self._conflicting(), list[str]()
+        conflicting, affected = self._conflicting(), list[str]()
         for group in groups:
             own = self._containers.get(group)
             below = (
@@ -166,7 +166,7 @@ class WriteWatch:
                 if own is not None
                 else [i for i, p in self._watched_paths() if p.startswith(f"{group}/")]
             )
-            suspects = [container_id for container_id in below if container_id not in _conflicting]
+            suspects = [container_id for container_id in below if container_id not in conflicting]
             affected += suspects
             if not suspects:
                 writes.unwatch(group)

@@ -27,11 +27,11 @@ from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.container_events import ContainersUpdated, CpusAssigned
 from proxy.engine.enforcement import applies_to
 from proxy.engine.hotplug import (
+    containers_with_other_mems,
     differences,
     loss_of,
     losses,
     replacements_in_use,
-    with_other_memory,
     with_replacement,
 )
 from proxy.engine.node_effects import LossesChanged
@@ -102,7 +102,7 @@ class Hotplug:
         self.displaced = displaced
         self.shortage = Shortage(context)
         self._looking = asyncio.Lock()
-        self._mending = asyncio.Lock()
+        self._replacing = asyncio.Lock()
         self._looks = CHECKS if displaced is not None else 0  # CPUs may have gone while no daemon ran
         self._awaited: set[int] = set()
         self._soon: asyncio.TimerHandle | None = None
@@ -165,16 +165,16 @@ class Hotplug:
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
         """Send changed memory nodes of containers to the runtime."""
         context = self._context
-        for container_id in with_other_memory(before, after):
+        for container_id in containers_with_other_mems(before, after):
             context.store.handle(SavedCpusLearned(container_id, None))
             context.sync_later(container_id)
 
-    # -- mending ------------------------------------------------------------------------------------------
+    # -- replacing ----------------------------------------------------------------------------------------
 
     async def update_replacements(self) -> None:
         """Give owners CPUs in place of offline ones, and take them back when those are online again."""
         context = self._context
-        async with self._mending:
+        async with self._replacing:
             if applies_to(context.state, None):
                 if self._looks:
                     self._looks -= 1

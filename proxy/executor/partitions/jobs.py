@@ -1,7 +1,7 @@
 """Partitions: the jobs of the kernel worker's thread, each of which uses the newest state.
 
 See ``proxy.engine.partition`` for which containers get a partition, and
-``proxy.executor.partitions.owners`` for when.
+``proxy.executor.partitions.sync`` for when.
 """
 
 from __future__ import annotations

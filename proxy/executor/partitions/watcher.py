@@ -1,8 +1,8 @@
-"""Notices when the kernel changes a partition, without a thread that waits.
+"""Detect when the kernel changes a partition, without a thread that waits.
 
 A partition's file is polled (cgroup-v2.rst: its changes cause poll events). One epoll descriptor for all of
 them is watched by the event loop. It reports once. Reading the files (``silence``) ends the poll events, and
-``wind`` enables the report of the next change.
+``watch_again`` enables the report of the next change.
 """
 
 from __future__ import annotations

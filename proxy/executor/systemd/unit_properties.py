@@ -9,7 +9,7 @@ Theory of operation.
 * The runtime sends cpusets to systemd as well: runc does at each start and update. runc before 1.1.6 sends
   the bytes of a mask in the wrong order, so that the unit gets another cpuset: the first eight CPUs change
   places with the last, and a container that shares CPUs may be put on an owner's. So the unit's properties
-  are read after each call that carried a cpuset (``engine.facts``). A runtime that sends wrong
+  are read after each call that carried a cpuset (``engine.systemd_masks``). A runtime that sends wrong
   cpusets is reported once, and each unit is repaired at once. A cpuset that is the same in both orders proves
   nothing and does no harm.
 * Between such a call and the repair the wrong cpuset may be in effect. Until it is known that the runtime
@@ -306,7 +306,7 @@ class UnitProperties:
         return True
 
     def _caught_up(self) -> None:
-        """Land the unanswered changes: systemd works in order, so its answer shows that they are done."""
+        """Complete unanswered changes: systemd works in order, so a later answer shows that they are done."""
         late, self._late = self._late, []
         for flight in late:
             self._context.calls.complete(flight)

@@ -206,7 +206,7 @@ _UNREADABLE = (RequestAnomaly.COMPRESSED, RequestAnomaly.TRAILERS)
 """What a runtime may execute and is not decided on."""
 
 
-class Interceptors(CallFlow):
+class CriCallFlow(CallFlow):
     """The handler of all intercepted calls."""
 
     def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:

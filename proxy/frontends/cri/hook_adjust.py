@@ -1,15 +1,15 @@
 """Apply the adjustment of hooks to a request, and change nothing else in it.
 
-Theory. What a suffix can say is appended (``suffix``). What it cannot say is to take a key out of a map, and
-to replace or take out an entry of a list: a variable, a mount, a device. Whether there is such an entry is
-mostly seen at once: where the bytes of its name are nowhere in the request, it is not in it. Where they are,
-the request is decoded, changed in place, and encoded again; so it keeps fields that are not known here, and
-the order and bytes of all variables that no hook has touched. (Koordinator's proxy makes a new list of
-variables from a map in each create, in any order and without those that are there twice: Koordinator v1.8.0
-pkg/runtimeproxy/resexecutor/cri/utils.go, transferToCRIContainerEnvs.)
+What a suffix can express is appended (``hook_suffix``). A suffix cannot remove a key from a map, nor replace
+or remove an entry of a list: a variable, a mount, a device. Mostly it is seen at once that there is no such
+entry: the bytes of its name are nowhere in the request. Otherwise the request is decoded, changed in place,
+and encoded again; so it keeps fields that are not known here, and the order and bytes of all variables that
+no hook has changed. (Koordinator's proxy makes a new list of variables from a map in each create, in any
+order and without duplicates: Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
+transferToCRIContainerEnvs.)
 
-A variable, mount or device that is set stays at its place, and its duplicates go; a new one comes last.
-Mounts and devices are the same if their paths in the container are, however these are spelled.
+A variable, mount or device that is set stays at its place, and its duplicates are removed; a new one comes
+last. Mounts and devices are equal if their paths in the container are, however these are spelled.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 As in ``proxy.frontends.cri.messages``: in a message that occurs twice the later scalar wins, also one that is
 0 or empty on purpose; so does the later entry of a map; and lists grow. So a suffix can set every scalar, set
-every key of a map, and add to a list, and what was there before stays byte for byte. It cannot take away what
-is in a map or a list, nor replace what is in a list: that is for ``adjust``.
+every key of a map, and add to a list, and what was there before stays byte for byte. It cannot remove what is
+in a map or a list, nor replace what is in a list: ``hook_adjust`` does that.
 
 Field numbers (CRI v1 and v1alpha2 alike) are in proto/cri/api.proto.
 """

@@ -61,14 +61,14 @@ class RelayContext(Struct, frozen=True):
     """The shared parts of all links.
 
     Attributes:
-        interceptor: What decides.
-        intercepts: Says which paths are intercepted.
+        interceptor: The handler of intercepted calls.
+        intercepts: Returns whether a path is intercepted.
         on_end: Called once for each link, when it has ended.
         report: Called where a peer misbehaves, and for a fault of the interceptor.
-        fault: Takes an exception that has ended a link.
-        swollen: Called when a link has much to write that a peer does not read.
+        fault: Called with an exception that has ended a link.
+        over_limit: Called when a link has much to write that a peer does not read.
         budget: The memory limit for bodies, over all links.
-        times: When calls came last.
+        times: The times of the last calls.
     """
 
     interceptor: Interceptor

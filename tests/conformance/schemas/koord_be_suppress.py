@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import SuppressMode
-from proxy.model.workload import KubeQos, QosClass
+from proxy.model.workload import CFS_PERIOD_US, KubeQos, QosClass
 from proxy.pools.be_cpu_choice import pick
 from proxy.pools.be_suppression import Usage, be_cpus, budget, choose_cpus, is_be, quota_for
-from proxy.pools.claims import PERIOD, UNLIMITED
+from proxy.pools.claims import UNLIMITED
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.facts import qos_class
 from proxy.pools.go_json import amount
@@ -114,7 +114,7 @@ def _adjust_cpuset(case: Case) -> Outcome:
 
 def _adjust_quota(case: Case) -> Outcome:
     old, cpus = case.value("old_quota", int), case.value("capacity_cpus", int)
-    assert case.value("period", int) == PERIOD
+    assert case.value("period", int) == CFS_PERIOD_US
     got = quota_for(case.value("budget_milli", int), cpus, old)
     return Outcome(case.expected("expected_quota"), old if got is None else got)
 

@@ -7,8 +7,8 @@ described in ``proxy.backends.cgroup.partitions``.
   left the CPUs (the create's barrier), and the cpuset is in effect.
 * Ended: before anything that depends on it. Each job that writes cpusets first ends the partitions that the
   newest state no longer wants (``clear``, in the kernel worker's thread): their owner has exited, or is to
-  have other CPUs, or the node is being released. Where that fails it is reported. A container that cannot
-  grow because of it is reported by its own write, which does not take effect.
+  have other CPUs, or the node is being released. Where that fails it is reported. If a container
+  cannot grow because of it, the write of that container's cpuset has no effect, and is reported too.
 * After a crash the first pass uses the records to end the partitions that are no longer wanted.
 * Compared: in each pass, and as soon as the kernel reports that a partition has changed. A partition that is
   not what it should be is made a member at once, since the tasks of an invalid one may run on all CPUs. It is
