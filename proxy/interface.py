@@ -21,6 +21,7 @@ def interface(config: Config) -> dict[str, object]:
     Args:
         config: The configuration.
     """
+    options = {} if config.origin is None else config.origin.options
     return {
         "schema": schema_ids.INTERFACE,
         "version": __version__,
@@ -28,6 +29,7 @@ def interface(config: Config) -> dict[str, object]:
             "apiVersion": API_VERSION,
             "defaults": dict(settings(Config())),
             "effective": dict(settings(config)),
+            "options": {key: text for key, (_, text) in options.items()},
         },
         "ledger": {"writes": FORMAT, "reads": [FORMAT]},
         "hooks": list(SUPPORTED),

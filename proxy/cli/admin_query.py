@@ -62,13 +62,24 @@ def config_for(file: Path | None, admin: str | None) -> Config:
 
 
 def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, str]:
-    """Do as ``config_for``; return the defaults and the reason where the configuration is refused."""
-    try:
-        return config_for(file, admin), ""
-    except (ConfigError, PermissionDeniedError) as error:
-        from proxy.config import Config
+    """Read the configuration, for commands that compare it with the node.
 
-        return Config(), str(error)
+    Args:
+        file: The value of ``--config``.
+        admin: The value of ``--admin``; it replaces the socket that the file names.
+
+    Returns:
+        The configuration and an empty text; the defaults and the reason where the file is refused.
+
+    Raises:
+        UsageError: ``--admin`` is refused.
+    """
+    try:
+        return read_config(file, {"admin": admin}), ""
+    except (ConfigError, PermissionDeniedError) as error:
+        from proxy.config import Config, override
+
+        return override(Config(), {"adminSocket": ("--admin", admin)}), str(error)
 
 
 def query_daemon(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import config_or_defaults, query_options
+from proxy.cli.admin_query import config_for, config_or_defaults, query_options
 from proxy.cli.settings import PATH
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, UsageError
@@ -63,11 +63,14 @@ def upgrade(
     if compare + describe + now != 1:
         which = "only one of " if compare + describe + now else ""
         raise UsageError(f"cannot upgrade: give {which}--check, --now or --describe")
-    config, refused = config_or_defaults(file, admin)
+    config, refused = config_or_defaults(file, None)
+    socket = config.admin_path if admin is None else config_for(None, admin).admin_path
     if describe:
         click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))
         return
-    findings = examine(gather(config, refused, timeout, None if described is None else _read(described)))
+    findings = examine(
+        gather(config, refused, socket, timeout, None if described is None else _read(described))
+    )
     failed = sum(finding.result is CheckResult.FAIL for finding in findings)
     if as_json:
         rows = finding_rows(findings)
@@ -78,7 +81,7 @@ def upgrade(
     if now and not failed:
         from proxy.upgrade.replacement import replace_daemon
 
-        new = replace_daemon(config.admin_path, REPLACE_S)
+        new = replace_daemon(socket, REPLACE_S)
         message = f"process {new.pid} has replaced the daemon"
         click.echo(f"{message}; calls that were in flight end in the former process", err=as_json)
         if new.reason:

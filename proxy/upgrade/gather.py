@@ -9,10 +9,10 @@ from proxy.admin.client import query_admin
 from proxy.backends.kubelet.small_file import read_small
 from proxy.backends.ledger.format import recover
 from proxy.backends.ledger.journal import NAME, SIZE_LIMIT
-from proxy.config import Config
+from proxy.config import Config, override
 from proxy.hooks.loader.directories import survey
-from proxy.interface import interface, shipped_unit
-from proxy.model.errors import TopologyError, TopoproxyError
+from proxy.interface import interface, settings, shipped_unit
+from proxy.model.errors import TopologyError, TopoproxyError, UsageError
 from proxy.observe.json_access import as_map
 from proxy.topology.reader import read_machine
 from proxy.upgrade.checks import UpgradeFacts, unit_changes
@@ -24,6 +24,7 @@ UNIT_DIRECTORIES = tuple(map(Path, ("/etc/systemd/system", "/usr/lib/systemd/sys
 def gather(
     config: Config,
     refused: str,
+    socket: Path,
     timeout: float,
     running: Mapping[str, object] | None = None,
     directories: tuple[Path, ...] = UNIT_DIRECTORIES,
@@ -33,6 +34,7 @@ def gather(
     Args:
         config: The configuration as this version reads it; the defaults where it refuses it.
         refused: Why it refuses it; empty if it does not.
+        socket: The daemon's admin socket.
         timeout: Seconds for the answer of the daemon.
         running: The interfaces of the running version; read from the daemon if None.
         directories: Where units are installed, the one that wins first.
@@ -40,14 +42,31 @@ def gather(
     silent = ""
     if running is None:
         try:
-            running = as_map(query_admin(config.admin_path, "/interface", timeout))
+            running = as_map(query_admin(socket, "/interface", timeout))
         except TopoproxyError as error:
             running, silent = {}, str(error)
+    if not refused:
+        config, refused = _with_options(config, running)
     hook_files = survey(config.hooks)
     hooks = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := c.distrust or c.cause)]
     return UpgradeFacts(
         running, silent, interface(config), refused, _ledger(config), hooks, _units(directories)
     )
+
+
+def _with_options(config: Config, running: Mapping[str, object]) -> tuple[Config, str]:
+    """Return the configuration with the running daemon's options, which its successor is started with.
+
+    The second value is the reason why this version refuses an option; empty if it does not.
+    """
+    options = as_map(as_map(running.get("configuration")).get("options"))
+    unknown = sorted(options.keys() - dict(settings(config)))
+    if unknown:
+        return config, f"the running daemon's options: {unknown[0]} is not a key"
+    try:
+        return override(config, {key: (f"the option for {key}", str(options[key])) for key in options}), ""
+    except UsageError as error:
+        return config, str(error)
 
 
 def _ledger(config: Config) -> str | None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from proxy.backends.ledger import format as fmt
 from proxy.cli.main import cli, command_line
+from proxy.cli.settings import read_config
 from proxy.config import Config
 from proxy.doctor.checks import CheckResult
 from proxy.interface import interface, shipped_unit
@@ -106,10 +107,12 @@ def test_a_unit_in_etc_that_hides_the_new_one_is_found(tmp_path: Path) -> None:
             (tmp_path / directory).mkdir(exist_ok=True)
             (tmp_path / directory / name).write_text(text)
     places = (tmp_path / "etc", tmp_path / "usr")
-    assert gather(Config(), "", 1, OURS, places).units == {}
+    assert gather(Config(), "", Path("none"), 1, OURS, places).units == {}
     unit = tmp_path / "etc/topoproxy.service"
     unit.write_text(unit.read_text().replace("WatchdogSec=30", "WatchdogSec=90"))
-    assert gather(Config(), "", 1, OURS, places).units == {str(unit): ["+WatchdogSec=30", "-WatchdogSec=90"]}
+    assert gather(Config(), "", Path("none"), 1, OURS, places).units == {
+        str(unit): ["+WatchdogSec=30", "-WatchdogSec=90"]
+    }
 
 
 @pytest.fixture
@@ -144,6 +147,53 @@ def test_the_running_daemon_is_asked(config: Path, tmp_path: Path) -> None:
     assert "0.0.9 runs, this is" in done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"{len(CHECKS)} checks: ")
     assert "FAIL" not in done.stdout
+
+
+def test_options_of_the_running_daemon_are_kept(config: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other-state"
+    other.mkdir()
+    (other / "ledger.jsonl").write_bytes(fmt._line(b'{"n": 0, "format": 2, "machine": "x"}'))
+    options = {"listen": f"unix://{tmp_path}/other.sock", "state_dir": str(other)}
+    running = json.loads(json.dumps(interface(read_config(config, options))))
+    check(running)
+    assert running["configuration"]["options"] == {
+        "listen": f"unix://{tmp_path}/other.sock",
+        "stateDir": str(other),
+    }
+    saved = tmp_path / "running.json"
+    saved.write_text(json.dumps(running))
+    done = upgrade("--check", "--config", config, "--from", saved, "--json")
+    checks = {each["id"]: (each["result"], each["text"]) for each in json.loads(done.stdout)["checks"]}
+    assert checks["configuration-values"] == ("ok", "every setting keeps its value")
+    assert checks["ledger"][0] == "fail", "the ledger is the one of the option"
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"listen": "tcp://x"}, "cannot use the option for listen: "),
+        ({"someKey": "1"}, "the running daemon's options: someKey is not a key"),
+    ],
+)
+def test_an_option_that_this_version_refuses_is_a_failure(
+    config: Path, tmp_path: Path, options: dict[str, str], cause: str
+) -> None:
+    saved = tmp_path / "running.json"
+    running = older()
+    running["configuration"]["options"] = options
+    saved.write_text(json.dumps(running))
+    done = upgrade("--check", "--config", config, "--from", saved, "--json")
+    checks = {each["id"]: (each["result"], each["text"]) for each in json.loads(done.stdout)["checks"]}
+    assert checks["configuration"][0] == "fail"
+    assert cause in checks["configuration"][1]
+
+
+def test_the_configuration_is_compared_also_with_another_socket(config: Path, tmp_path: Path) -> None:
+    running = json.loads(upgrade("--describe", "--config", config).stdout)
+    with _serving(tmp_path / "other.sock", {"/interface": lambda: running}):
+        done = upgrade("--check", "--config", config, "--admin", f"unix://{tmp_path}/other.sock", "--json")
+    checks = {each["id"]: (each["result"], each["text"]) for each in json.loads(done.stdout)["checks"]}
+    assert checks["configuration-values"] == ("ok", "every setting keeps its value")
 
 
 def test_a_refused_configuration_a_bad_hook_and_a_strange_ledger_hinder(config: Path, tmp_path: Path) -> None:
