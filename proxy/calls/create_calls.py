@@ -28,10 +28,10 @@ from proxy.engine.call_answers import (
     unreserved_verdict,
 )
 from proxy.engine.container_events import CreateNotReserved, CreateResumed, CreateWithoutDevices
-from proxy.engine.effects import AbortReason
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PlanDecided
 from proxy.engine.pod_events import PodLearned
+from proxy.engine.reservation_effects import AbortReason
 from proxy.engine.start import is_below_class
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import requests_devices

@@ -24,7 +24,6 @@ from proxy.engine.call_events import (
 )
 from proxy.engine.container_events import PhaseChanged
 from proxy.engine.decisions import phase_changed
-from proxy.engine.effects import RequestReconcile
 from proxy.engine.node_effects import (
     CallOver,
     CompareCpusets,
@@ -35,6 +34,7 @@ from proxy.engine.node_effects import (
     SyncRuntimeSoon,
     WriteCpusets,
 )
+from proxy.engine.reservation_effects import RequestReconcile
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase
 

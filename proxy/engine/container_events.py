@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
-from proxy.engine.effects import AbortReason
+from proxy.engine.reservation_effects import AbortReason
 from proxy.model.devices import AllocateAnswer
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Request

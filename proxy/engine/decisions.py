@@ -44,7 +44,6 @@ from proxy.engine.container_events import (
 )
 from proxy.engine.create import Plan, place
 from proxy.engine.device_grants import devices_recorded
-from proxy.engine.effects import AbortReason, RequestReconcile
 from proxy.engine.enforcement import applies_to
 from proxy.engine.hotplug import changed_losses
 from proxy.engine.node_effects import (
@@ -65,6 +64,7 @@ from proxy.engine.node_effects import (
 )
 from proxy.engine.node_events import LossesDue, MemoryNodesCompared
 from proxy.engine.quotas import quotas_after_create, requested_quota
+from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.runtime_knowledge import DelegatedCreate, clients_request
 from proxy.engine.state import NodeState
 from proxy.model.phrases import listed

@@ -14,12 +14,12 @@ from msgspec import Struct
 from proxy.engine.admit import PodAdmission
 from proxy.engine.call_answers import CallAnswer, ForwardUnchanged
 from proxy.engine.create import Plan
-from proxy.engine.effects import RequestReconcile
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_policy import PolicyValue
 from proxy.engine.partition import PartitionEffect
 from proxy.engine.placement import moves
 from proxy.engine.quotas import QuotaEffect
+from proxy.engine.reservation_effects import RequestReconcile
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEffect
 from proxy.engine.systemd_masks import ReportReversedMask

@@ -70,9 +70,9 @@ from typing import Any
 
 from msgspec import structs
 
-from proxy.engine import effects as effects
-from proxy.engine import events as events
-from proxy.engine.effects import AbortReason, Effect
+from proxy.engine import reservation_effects as effects
+from proxy.engine import reservation_events as events
+from proxy.engine.reservation_effects import AbortReason, Effect
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.engine.write_conflicts import ELSEWHERE, WriteAction, action_for, retry_pause
 from proxy.model.backoff import Backoff

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from proxy.engine.effects import AbortReason
-from proxy.engine.events import RefusedWrite
+from proxy.engine.reservation_effects import AbortReason
+from proxy.engine.reservation_events import RefusedWrite
 from proxy.model.idset import CpuSet
 
 

@@ -45,8 +45,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
-from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.reservation_events import ContestedCpus
 from proxy.model.backoff import Backoff
 from proxy.model.idset import CpuSet, union
 from proxy.model.persistent_map import PersistentMap

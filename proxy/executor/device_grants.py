@@ -23,9 +23,9 @@ from collections.abc import Mapping
 from proxy.engine.call_answers import QueryPreference
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
 from proxy.engine.device_book import PODS, holds_all, record_of
-from proxy.engine.events import LedgerWritten
 from proxy.engine.node_effects import PlanDecided, PodDecided
 from proxy.engine.node_events import DevicesImported
+from proxy.engine.reservation_events import LedgerWritten
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.creates import Creates, Sandboxes

@@ -19,8 +19,8 @@ from concurrent.futures import Future
 
 from msgspec import Struct
 
-from proxy.engine.events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.engine.node_effects import Record
+from proxy.engine.reservation_events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.executor.background import Worker
 from proxy.executor.codec import dump
 from proxy.executor.ports import Ledger

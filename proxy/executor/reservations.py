@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from proxy.engine import effects as to_do
-from proxy.engine import events as seen
+from proxy.engine import reservation_effects as to_do
+from proxy.engine import reservation_events as seen
 from proxy.engine.container_events import CpusNotFreed
-from proxy.engine.effects import WAITED, AbortReason, Effect
 from proxy.engine.enforcement import applies_to
-from proxy.engine.events import Event
 from proxy.engine.node_effects import Record
 from proxy.engine.node_events import ReservationCpusChanged
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation import step
+from proxy.engine.reservation_effects import WAITED, AbortReason, Effect
+from proxy.engine.reservation_events import Event
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import WriteAction, action_for

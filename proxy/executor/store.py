@@ -37,7 +37,6 @@ from proxy.engine.container_events import (
     CreateResumed,
     CreateWithoutDevices,
 )
-from proxy.engine.effects import RequestReconcile
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_effects import (
@@ -52,6 +51,7 @@ from proxy.engine.node_effects import (
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.partition import PartitionEffect
 from proxy.engine.quotas import QuotaEffect
+from proxy.engine.reservation_effects import RequestReconcile
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEffect
 from proxy.engine.systemd_masks import ReportReversedMask

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.engine import events as seen
 from proxy.engine import reservation as reservations
+from proxy.engine import reservation_events as seen
 from proxy.engine.call_events import (
     CallOrphaned,
     StartEnded,

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine import effects as to_do
-from proxy.engine import events as seen
+from proxy.engine import reservation_effects as to_do
+from proxy.engine import reservation_events as seen
 from proxy.engine.call_answers import Forward, ForwardStart, PrepareStart, ReserveFirst
 from proxy.engine.call_events import (
     CallConfined,

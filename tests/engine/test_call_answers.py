@@ -19,11 +19,11 @@ from proxy.engine.call_answers import (
 from proxy.engine.call_events import SavedCpusLearned, StartRequested, UpdateRequested
 from proxy.engine.container_events import CreateNotReserved, CreateRequested, CreateResumed
 from proxy.engine.cpuset_mems import MemoryBindings
-from proxy.engine.effects import AbortReason
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import PlanDecided, PodDecided, PutRecord
 from proxy.engine.pod_events import SandboxRequested
 from proxy.engine.quotas import CONTAINER, QuotaRecord, RemovedQuotas
+from proxy.engine.reservation_effects import AbortReason
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
 from proxy.model.grpc_status import GrpcStatus

@@ -31,10 +31,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from proxy.engine import effects as to_do
-from proxy.engine import events as seen
 from proxy.engine import handle as engine
 from proxy.engine import reservation as reservations
+from proxy.engine import reservation_effects as to_do
+from proxy.engine import reservation_events as seen
 from proxy.engine.call_events import CallCompleted, CallOrphaned
 from proxy.engine.inflight import InflightCall, InflightCalls
 from proxy.engine.invariants import violations

@@ -39,7 +39,6 @@ from proxy.engine.container_events import (
     CreateRequested,
     PhaseChanged,
 )
-from proxy.engine.effects import AbortReason, RequestReconcile
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
@@ -88,6 +87,7 @@ from proxy.engine.pod_events import (
     SandboxRunning,
     SandboxStopped,
 )
+from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.runtime_knowledge import ChangeSequence
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask

@@ -10,7 +10,6 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import call_events, container_events, node_events, pod_events
-from proxy.engine.effects import AbortReason, RequestReconcile
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
 from proxy.engine.invariants import violations
@@ -18,6 +17,7 @@ from proxy.engine.node import Node
 from proxy.engine.node_effects import Change, NodeEffect, NodeEffects, PutRecord
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.owners import ReservationCpus
+from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import ReportBeChange, SuppressionEnded
 from proxy.model.idset import CpuSet

@@ -7,7 +7,16 @@ import itertools
 
 import pytest
 
-from proxy.engine.effects import (
+from proxy.engine.reservation import (
+    CONTESTED,
+    NOT_BACK,
+    NOT_WRITTEN,
+    REFUSED,
+    RESTORE,
+    UnexpectedEventError,
+    step,
+)
+from proxy.engine.reservation_effects import (
     Abort,
     AbortReason,
     AppendLedger,
@@ -30,7 +39,7 @@ from proxy.engine.effects import (
     WriteOwners,
     WriteSharers,
 )
-from proxy.engine.events import (
+from proxy.engine.reservation_events import (
     Cancelled,
     ClientDisconnected,
     ContainersExited,
@@ -53,15 +62,6 @@ from proxy.engine.events import (
     RefusedWrite,
     ReservationRequested,
     TimedOut,
-)
-from proxy.engine.reservation import (
-    CONTESTED,
-    NOT_BACK,
-    NOT_WRITTEN,
-    REFUSED,
-    RESTORE,
-    UnexpectedEventError,
-    step,
 )
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase, restoration
 from proxy.engine.write_conflicts import ELSEWHERE, PAUSE_S, TRIES

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from proxy.engine import effects as to_do
-from proxy.engine import events as seen
+from proxy.engine import reservation_effects as to_do
+from proxy.engine import reservation_events as seen
 from proxy.engine.reservation import step
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase, restoration
 from proxy.model.idset import CpuSet

@@ -15,9 +15,9 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import write_conflicts
-from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
 from proxy.engine.node import Node
+from proxy.engine.reservation_events import ContestedCpus
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import (
     FIRST_S,

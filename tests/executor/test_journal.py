@@ -14,7 +14,7 @@ import pytest
 
 from proxy.backends.ledger import journal as file_ledger
 from proxy.backends.ledger import open_ledger
-from proxy.engine.events import LedgerLate, LedgerRejected, LedgerWritten
+from proxy.engine.reservation_events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.executor import journal as module
 from proxy.executor.background import Worker
 from proxy.executor.journal import Journal

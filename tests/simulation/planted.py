@@ -10,10 +10,10 @@ from unittest import mock
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.ledger.journal import FileLedger
 from proxy.calls.call_flow import CallFlow
-from proxy.engine import effects as to_do
+from proxy.engine import reservation_effects as to_do
 from proxy.engine.enforcement import applies_to
-from proxy.engine.events import LedgerWritten
 from proxy.engine.node_events import NodePolicyRead
+from proxy.engine.reservation_events import LedgerWritten
 from proxy.executor import enforce, reconciler
 from proxy.executor.confinement import NOT_AT_ALL, Confinement
 from proxy.executor.creates import Creates, Lifecycle

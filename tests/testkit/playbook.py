@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from proxy.engine.effects import WAITED
 from proxy.engine.reservation import step as reservation_step
+from proxy.engine.reservation_effects import WAITED
 
 State = TypeVar("State")
 

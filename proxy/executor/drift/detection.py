@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 from proxy.engine import write_conflicts as conflicts
 from proxy.engine.enforcement import applies_to
-from proxy.engine.events import ContestedCpus
 from proxy.engine.likely_writer import ALL, Author, WriterHint
 from proxy.engine.node_effects import CompareCpusets
+from proxy.engine.reservation_events import ContestedCpus
 from proxy.engine.write_conflicts import DriftEvent, WriteConflicts
 from proxy.executor.context import NodeContext
 from proxy.executor.drift import reporting

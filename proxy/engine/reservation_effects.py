@@ -1,7 +1,7 @@
 """The effects of a reservation, as values: the output of ``proxy.engine.reservation.step``.
 
-Effects are performed in the order in which they are given. ``WAITED`` are those whose result comes back as
-an event (``proxy.engine.events``); there is at most one in what a step gives, and it is the last.
+Effects are performed in the order in which they are given. ``WAITED`` are those whose result comes back as an
+event (``proxy.engine.reservation_events``); there is at most one in what a step gives, and it is the last.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The events of a reservation, as values: the input of ``proxy.engine.reservation.step``.
 
-Most events are the result of an effect (``proxy.engine.effects``); ``ClientDisconnected``,
+Most events are the result of an effect (``proxy.engine.reservation_effects``); ``ClientDisconnected``,
 ``ContainersExited``, ``PlanWithdrawn``, ``Interrupted`` and ``Cancelled`` come at any time. An event carries
 all that the decision needs to know of the node at that moment, so a list of events replays a reservation
 exactly.
