@@ -217,7 +217,7 @@ class KoordinatorConfig:
             CPUS,
             "CPUs for processes outside pods (node reservation): neither pools nor owners use them.",
             live=True,
-            rule="reservation",
+            rule="node_reservation",
         ),
     )
     system_cpus: CpuSet = field(

@@ -158,7 +158,7 @@ def _claims_cpus(pod: Pod) -> bool:
 
 def _annotation_breach(node: Node, pod: Pod, request: Request | None, owned: CpuSet) -> Breach | None:
     claimed = pod.cpuset or CpuSet()
-    reserved = (node.reserved | node.reservation | node.system) & claimed
+    reserved = (node.reserved | node.node_reservation | node.system) & claimed
     if reserved and not claimed <= owned:
         message = f"its resource-status annotation names {cpus(reserved)}, which this node reserves"
         return Breach(AdmissionRule.RESERVED_CPUS, message)

@@ -171,7 +171,7 @@ def usage_of(state: NodeState, query: UsageQuery, rates: Rates) -> Usage:
         capacity=1000 * len(online),
         allocatable=1000 * (len(online) - len(node.reserved & online)),
         node=rates.node,
-        reservation=1000 * len(node.reservation & online),
+        reservation=1000 * len(node.node_reservation & online),
         pods=pods,
         be_pods=be,
     )

@@ -73,7 +73,7 @@ class Node:
         closest: kubelet's ``prefer-closest-numa-nodes``.
         reserved_memory: ``reservedMemory`` where memory is counted by node; None where it is not.
         devices: Devices of a simulation, resource to id to device; those of plug-ins are in the state.
-        reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
+        node_reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
         system: CPUs for pods of class SYSTEM (Koordinator's system-qos-resource).
         system_alone: Whether no other container uses them.
         bind: How CPUs of owners are bound on this node (Koordinator's cpu-bind-policy).
@@ -106,7 +106,7 @@ class Node:
     closest: bool = False
     reserved_memory: Reserved | None = None
     devices: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
-    reservation: CpuSet = field(default_factory=CpuSet)
+    node_reservation: CpuSet = field(default_factory=CpuSet)
     system: CpuSet = field(default_factory=CpuSet)
     system_alone: bool = True
     bind: NodeBindPolicy = NodeBindPolicy.NONE
@@ -194,7 +194,7 @@ class Node:
     @property
     def withheld(self) -> CpuSet:
         """CPUs that neither the shared pool nor new owners use."""
-        return self.reservation | self.system if self.system_alone else self.reservation
+        return self.node_reservation | self.system if self.system_alone else self.node_reservation
 
     def erases(self, placement: Placement) -> bool:
         """Return whether a container's request names no CPUs, so that it has those of the groups above it."""

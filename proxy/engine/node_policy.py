@@ -107,7 +107,7 @@ class NodePolicy(Struct, frozen=True):
             policy=self.policy.value,
             scope=self.scope.value,
             reserved=self.reserved.value,
-            reservation=self.reservation.value,
+            node_reservation=self.reservation.value,
             system=self.system.value,
             system_alone=self.system_alone.value,
             pool_placements=dict[object, Placement](),
@@ -258,8 +258,8 @@ def _reservation(
         apply_policy = PolicyValue(APPLY[1], problem=f"annotation {RESERVATION}: applyPolicy {problem_text}")
     if cpus:
         return PolicyValue(cpus, _source_annotation(RESERVATION), problem), apply_policy
-    source = _source_config("koordinator.reservedCPUs", base.reservation)
-    return PolicyValue(base.reservation, source, problem), apply_policy
+    source = _source_config("koordinator.reservedCPUs", base.node_reservation)
+    return PolicyValue(base.node_reservation, source, problem), apply_policy
 
 
 def _system(base: Node, machine: Machine, meta: NodeMeta) -> tuple[PolicyValue[CpuSet], PolicyValue[bool]]:

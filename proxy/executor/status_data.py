@@ -217,7 +217,7 @@ def _settings(node: Node) -> dict[str, object]:
         "reservedSystemCPUs": str(node.reserved),
         "topologyManagerPolicy": node.policy.value,
         "topologyManagerScope": node.scope.value,
-        "reservedCPUs": str(node.reservation),
+        "reservedCPUs": str(node.node_reservation),
         "systemCPUs": str(node.system),
         "cpuBindPolicy": node.bind.value,
         "numaAllocateStrategy": node.strategy.value,

@@ -160,8 +160,8 @@ def _labels(node: Node, declared: NodeMeta) -> dict[str, str]:
 
 def _annotations(node: Node, declared: NodeMeta) -> dict[str, str]:
     values: dict[str, object] = {}
-    if node.reservation:
-        values[RESERVATION] = reservation(declared.annotations)[0].with_cpus(node.reservation).data()
+    if node.node_reservation:
+        values[RESERVATION] = reservation(declared.annotations)[0].with_cpus(node.node_reservation).data()
     if node.system:
         values[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
     return {key: json.dumps(value) for key, value in values.items()} | _declared(declared, AMPLIFICATION)

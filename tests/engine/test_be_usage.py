@@ -186,7 +186,7 @@ def test_the_budget_counts_what_is_online_and_pods_that_are_gone(above: float | 
     query = UsageQuery({}, frozenset({"a"}), frozenset({"a"}), ("a",))
     used = {"a": 1.5, "b": 2.0}
     read = Rates(6.0, used if above is None else {**used, ABOVE: above})
-    state = node(reserved=CpuSet((0, 9)), reservation=CpuSet((1, 2, 10)))
+    state = node(reserved=CpuSet((0, 9)), node_reservation=CpuSet((1, 2, 10)))
     usage = usage_of(state, query, read)
     assert (usage.capacity, usage.allocatable, usage.reservation, usage.node) == (8000, 7000, 2000, 6.0)
     pods_of_be = {key: its for key, its in usage.pods.items() if key in usage.be_pods}

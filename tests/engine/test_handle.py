@@ -443,7 +443,7 @@ def test_a_reservation_holds_cpus() -> None:
 
 def test_other_rules_and_another_machine() -> None:
     play = story(handle(SHARED, SavedCpusLearned("ls", ALL))[0])
-    reserved = changed_copy(NODE, reservation=CpuSet.parse("0"))
+    reserved = changed_copy(NODE, node_reservation=CpuSet.parse("0"))
     nothing = NodePolicyApplied({}, ())
     read = NodePolicyRead(reserved, TopologyOptions(), None, None)
     assert play >> read << Felt("node rules changed") << nothing

@@ -111,7 +111,7 @@ def test_cpus_that_are_taken_are_refused() -> None:
     "rules",
     [
         {"reserved": CpuSet((3,))},
-        {"reservation": CpuSet((3,))},
+        {"node_reservation": CpuSet((3,))},
         {"system": CpuSet((3,))},
         {"admission": AdmissionRules(floor=5)},
         {"admission": AdmissionRules(numa_floor=1)},

@@ -53,7 +53,7 @@ def test_the_configuration_alone() -> None:
         strategy=NumaStrategy.LEAST_ALLOCATED,
         policy=TopologyPolicy.RESTRICTED,
         scope=Scope.POD,
-        reservation=CpuSet((0,)),
+        node_reservation=CpuSet((0,)),
         system=CpuSet((1,)),
         system_alone=False,
     )
@@ -178,7 +178,7 @@ def annotated(key: str, value: object) -> NodeMeta:
     ],
 )
 def test_reservation(value: object, cpus: str, source: str, problem: str) -> None:
-    found = policy_of(annotated(node_keys.RESERVATION, value), reservation=CpuSet((1,))).reservation
+    found = policy_of(annotated(node_keys.RESERVATION, value), node_reservation=CpuSet((1,))).reservation
     assert str(found.value) == cpus
     assert found.source.startswith(source)
     assert problem in found.problem
@@ -273,7 +273,7 @@ def test_garbage_gives_a_node_that_works(
     kubelet = CpuManager(policy, {"full-pcpus-only": scope}, topology_policy=policy, topology_scope=scope)
     found = policy_of(NodeMeta(labels=garbage, annotations=more), kubelet)
     node = found.on(NODE)
-    assert node.reservation <= MACHINE.present
+    assert node.node_reservation <= MACHINE.present
     assert node.system <= MACHINE.present
     assert node.shareable
     assert all(len(value.problem) < 500 for value in found.named().values())

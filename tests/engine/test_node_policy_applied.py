@@ -149,7 +149,7 @@ def test_a_policy_that_cannot_be_here_is_refused() -> None:
     assert done.state.node.policy is TopologyPolicy.NONE
     assert "align-by-socket" in done.policy.policy.problem
     assert done.state.node.bind is NodeBindPolicy.FULL_PCPUS_ONLY, "the rest is in force"
-    assert str(done.state.node.reservation) == "0"
+    assert str(done.state.node.node_reservation) == "0"
     blind = changed_copy(MACHINE, nodes=tuple(changed_copy(each, distance=()) for each in MACHINE.nodes))
     state = there(node=changed_copy(NODE, machine=blind, scope=Scope.POD))
     done = enacted(state, rules(state, labels={NUMA_POLICY[0]: "Restricted"}), TopologyOptions(True))
@@ -299,7 +299,7 @@ def test_namespaces_that_are_selected_stay_so_until_labels_are_read() -> None:
 
 def test_a_configuration_that_the_node_cannot_follow_now_is_found_before_it_is_read() -> None:
     play = started(there(container("a", "0-3")))
-    all_left = changed_copy(DECIDED, configured=changed_copy(NODE, reservation=CpuSet.parse("4-7")))
+    all_left = changed_copy(DECIDED, configured=changed_copy(NODE, node_reservation=CpuSet.parse("4-7")))
     (words,) = new_refusals(play.state, all_left)
     assert words.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
     assert new_refusals(play.state, DECIDED) == []

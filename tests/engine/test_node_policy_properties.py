@@ -84,8 +84,8 @@ def test_rules_that_change_break_no_promise(
             c.owner: c.placement.exclusive for c in owners
         }
         node = state.node
-        assert (node.reservation, node.system) == (policy.reservation.value, policy.system.value)
-        kept = node.reservation | node.system if node.system_alone else node.reservation
+        assert (node.node_reservation, node.system) == (policy.reservation.value, policy.system.value)
+        kept = node.node_reservation | node.system if node.system_alone else node.node_reservation
         assert state.pools.shared.isdisjoint(kept)
         for new, requested, old in (
             (policy.reservation, wanted.reservation, before.reservation),

@@ -19,7 +19,7 @@ CONFIGURED: dict[str, object] = {
     "policy": TopologyPolicy.RESTRICTED,
     "scope": Scope.POD,
     "reserved": CpuSet((3,)),
-    "reservation": CpuSet((1,)),
+    "node_reservation": CpuSet((1,)),
     "system": CpuSet((2,)),
     "system_alone": False,
 }

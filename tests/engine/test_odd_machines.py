@@ -100,7 +100,7 @@ class Life:
                 full_pcpus_only=dice.random() < 0.3, strict_cpu_reservation=dice.random() < 0.4
             ),
             reserved_memory={machine.nodes[0].id: {"memory": GIB // 8}} if self.counted() else None,
-            reservation=CpuSet(online[-1:]) if several and dice.random() < 0.2 else CpuSet(),
+            node_reservation=CpuSet(online[-1:]) if several and dice.random() < 0.2 else CpuSet(),
             bind=dice.choice(list(NodeBindPolicy)),
             strategy=dice.choice(list(NumaStrategy)),
         )

@@ -164,7 +164,7 @@ class Account:
         lsr = [c for c in owning if not c.placement.excludes_be]
         hard = [c for c in owning if c not in lsr]
         self.hard = CpuSet.from_bits(union(c.placement.exclusive.bits for c in hard) | theirs)
-        kept = node.reservation | node.system if node.system_alone else node.reservation
+        kept = node.node_reservation | node.system if node.system_alone else node.node_reservation
         if node.options.strict_cpu_reservation:
             kept |= node.reserved
         self.usable = self.online - kept or self.online
@@ -199,7 +199,7 @@ class Life:
             MACHINE,
             CpuTopology.of(MACHINE),
             static=static,
-            reservation=CpuSet.parse(reservation),
+            node_reservation=CpuSet.parse(reservation),
             system=CpuSet.parse(system),
             system_alone=alone,
             **more,
@@ -361,7 +361,7 @@ class Life:
             self.move(after)
 
     def is_reserved_anew(self, reservation: str) -> None:
-        node = changed_copy(self.state.node, reservation=CpuSet.parse(reservation), pool_placements={})
+        node = changed_copy(self.state.node, node_reservation=CpuSet.parse(reservation), pool_placements={})
         after = self.state.with_node(node)
         if after.pools.shared:
             self.move(after)

@@ -109,7 +109,7 @@ def test_an_annotation_names_no_more_cpus_than_the_pod_requests(
     ],
 )
 def test_reserved_cpus_are_never_named(cpus: str, rule: AdmissionRule | None, qos: str) -> None:
-    kept = {"reserved": CpuSet([0]), "reservation": CpuSet([4]), "system": CpuSet([8])}
+    kept = {"reserved": CpuSet([0]), "node_reservation": CpuSet([4]), "system": CpuSet([8])}
     pod = pod_of(f'{{"cpuset":"{cpus}"}}', qos, asked(1000), "kube-system")
     assert rule_of(pod, node_of(**kept)) is rule
     follow = changed_copy(DEFAULT, resource_status=ResourceStatusMode.FOLLOW)
@@ -122,7 +122,7 @@ def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
     state = NodeState.empty(node_of()).with_pod(pod)
     plan = place(state, pod, "c", 0, asked(2000), "c1")
     assert plan.container is not None
-    later = plan.state.with_node(node_of(reservation=CpuSet([4])))
+    later = plan.state.with_node(node_of(node_reservation=CpuSet([4])))
     again = place(later, pod, "c", 1, asked(2000), "c2")
     assert again.container is not None
     assert again.container.placement.exclusive == CpuSet([4, 5])
@@ -175,7 +175,7 @@ def test_beyond_256_cpus_the_limit_is_used() -> None:
 def test_cpus_that_the_node_has_chosen_are_not_checked_again(qos: str, mode: ResourceStatusMode) -> None:
     """They are no claim of an annotation: reserving them later, or counting again, takes nothing away."""
     chosen = changed_copy(pod_of("", qos, asked(1000)), cpuset=CpuSet([4, 5]), cpuset_chosen_locally=True)
-    node = node_of(changed_copy(DEFAULT, resource_status=mode), reservation=CpuSet([4]))
+    node = node_of(changed_copy(DEFAULT, resource_status=mode), node_reservation=CpuSet([4]))
     assert permitted_claim(node, chosen) == (chosen, None)
     assert assigned_cpus(node, chosen) == CpuSet([4, 5])
     named = changed_copy(chosen, cpuset_chosen_locally=False)

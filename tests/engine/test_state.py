@@ -159,7 +159,9 @@ def test_a_container_bound_to_a_node_follows_only_its_part_of_the_pool() -> None
 
 
 def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
-    node = Node(MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"), reservation=CpuSet.parse("1"))
+    node = Node(
+        MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"), node_reservation=CpuSet.parse("1")
+    )
     state = NodeState.of(node, (), [narrowed("s", "0-15", Pool.SYSTEM), sharing("y")])
     assert state.desired_cpus(state.containers["s"]) == CpuSet.parse("0,8")
     assert state.desired_cpus(state.containers["y"]) == CpuSet.parse("2-7,9-15")

@@ -24,7 +24,7 @@ World = Any
 DEFAULT = AdmissionConfig().rules
 RULES = {"admission": DEFAULT}
 TENTH = {"cpu_shares": 102, "cpu_quota": 10_000, "cpu_period": 100_000}
-KEPT = {"reservation": CpuSet([0]), "system": CpuSet([2, 3]), "reserved": CpuSet([1])}
+KEPT = {"node_reservation": CpuSet([0]), "system": CpuSet([2, 3]), "reserved": CpuSet([1])}
 
 
 def whole(count: int) -> dict[str, int]:

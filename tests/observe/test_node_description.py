@@ -31,7 +31,7 @@ NODE = Node(
     static=True,
     policy=TopologyPolicy.RESTRICTED,
     scope=Scope.POD,
-    reservation=CpuSet((0,)),
+    node_reservation=CpuSet((0,)),
     system=CpuSet((8,)),
     bind=NodeBindPolicy.FULL_PCPUS_ONLY,
 )

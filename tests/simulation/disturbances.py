@@ -199,7 +199,7 @@ class Disturbances:
             return
         before = dict(node.rules)
         node.rules["reserved"] = dice.choice((CpuSet(), CpuSet({0}), CpuSet(range(node.options.kept))))
-        node.rules["reservation"] = dice.choice((CpuSet(), CpuSet(), CpuSet({1})))
+        node.rules["node_reservation"] = dice.choice((CpuSet(), CpuSet(), CpuSet({1})))
         node.rules["policy"] = dice.choice(tuple(TopologyPolicy))
         node.rules["follow_mems"] = dice.random() < 0.7
         node.schedule.event("command", f"reload {node.rules}")

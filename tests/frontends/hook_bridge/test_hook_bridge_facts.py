@@ -281,7 +281,7 @@ def test_cpus_that_stand_in_are_owned() -> None:
 
 
 def test_owned_cpus_may_be_chosen_where_the_configuration_lets_hooks() -> None:
-    node = changed_copy(NODE, reserved=cpus("15"), reservation=cpus("14"))
+    node = changed_copy(NODE, reserved=cpus("15"), node_reservation=cpus("14"))
     owner, sharer = owning("c1", own("0-1")), owning("c2", Placement(Pool.SHARED, CpuSet(), ALL))
     state = NodeState.of(node, [POD], [owner, sharer])
     assert decision_of(state, sharer).allowed == cpus("2-13,15")

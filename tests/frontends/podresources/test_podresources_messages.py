@@ -174,7 +174,7 @@ def test_kubelets_answer_is_completed_and_nothing_of_it_is_lost() -> None:
 
 
 def test_allocatable_are_all_cpus_without_the_reserved_ones_also_those_in_use() -> None:
-    now = state(owner(), reserved=CpuSet.parse("0,8"), reservation=CpuSet.parse("1,9"))
+    now = state(owner(), reserved=CpuSet.parse("0,8"), node_reservation=CpuSet.parse("1,9"))
     given = pb.AllocatableResourcesResponse(devices=[devices("x/nic", "a", nodes=(1,))], cpu_ids=[0])
     answer = allocatable_answer(now, given)
     assert list(answer.cpu_ids) == [2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15]
