@@ -118,7 +118,7 @@ class Daemon:
         self._front: Acceptor | None = None
         self._admin: AdminServer | None = None
         self.executor: NodeExecutor | None = None
-        self.sync: Reconciler | None = None
+        self.reconciler: Reconciler | None = None
         self.pages: Pages | None = None
         self._runtime_sync: RuntimeSync | None = None
         self._start_update: StartUpdate | None = None
@@ -201,15 +201,15 @@ class Daemon:
         for note in notes:
             telemetry.problem("notice at start-up", reason=note)
         self._takeover = LazyTakeover(config, executor, self._ledger)
-        self._start_update, self.sync, self._runtime_sync = (
+        self._start_update, self.reconciler, self._runtime_sync = (
             executor.start_update,
-            executor.sync,
+            executor.reconciler,
             executor.runtime_sync,
         )
         await TimeSlices().through(executor.recovery.recovering(entries))
         if not config.hooks.owned_cpus:
             executor.overrides.take_back()
-        self._task(self.sync.run)
+        self._task(self.reconciler.run)
         self._task(self._runtime_sync.run)
         self._task(self.executor.unit_properties.run)
         self._suppress(config, entries.get("b/suppress"))
@@ -217,7 +217,7 @@ class Daemon:
         self._leaving.recover(entries)
         self._staging = LazyStaging(executor)
         self._task(self._staging.run)
-        self._flow = interceptors = CriCallFlow(executor, self.sync, executor.start_update)
+        self._flow = interceptors = CriCallFlow(executor, self.reconciler, executor.start_update)
         if config.mode is NodeMode.ENFORCE:
             self._hook()
         if config.pod_resources.serve is not None:
@@ -275,11 +275,11 @@ class Daemon:
         from proxy.hooks_setup import DaemonHooks
 
         assert executor is not None
-        assert self.sync is not None
+        assert self.reconciler is not None
         assert self._flow is not None
         marks = config.state_dir / "hooks"
         self.hooking = DaemonHooks(
-            config.hooks, executor, self.sync, executor.start_update, self._flow, marks
+            config.hooks, executor, self.reconciler, executor.start_update, self._flow, marks
         )
         if self.pages is not None:
             self.pages.show_hooks(self.hooking)
@@ -358,7 +358,7 @@ class Daemon:
             self._listener,
             self._front,
             self.executor,
-            self.sync,
+            self.reconciler,
             lambda: self._suppression,
             self._takeover,
             self._leaving,
@@ -530,7 +530,7 @@ class Daemon:
             limit = max(CONTROLLER_S, min(CLOSE_S, ending.remaining() - PARTS_S))
             await self.executor.close(limit, handing_over=handing_over)
             parts = (
-                self.sync,
+                self.reconciler,
                 self._runtime_sync,
                 self._start_update,
                 self._suppression,

@@ -40,12 +40,12 @@ class CallFlow:
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
-    def __init__(self, executor: NodeExecutor, sync: Reconciler, start_update: StartUpdate) -> None:
+    def __init__(self, executor: NodeExecutor, reconciler: Reconciler, start_update: StartUpdate) -> None:
         """Prepare to decide.
 
         Args:
             executor: The node.
-            sync: Looks up containers that a call names and that are not known.
+            reconciler: Looks up containers that a call names and that are not known.
             start_update: Follows starts and updates.
         """
         self.executor = executor
@@ -54,7 +54,7 @@ class CallFlow:
         self._relayed_over: Callable[[str], None] = lambda name: None
         self.awaited: asyncio.Event | None = None
         pods, creates = PodCalls(executor, self.spawn), CreateCalls(executor, self.spawn)
-        containers = ContainerCalls(executor, sync, start_update, self.spawn)
+        containers = ContainerCalls(executor, reconciler, start_update, self.spawn)
         self._parts = (pods, creates, containers)
         self._relay_start = containers.relay_start
         self._requests = {**pods.requests, **creates.requests, **containers.requests}

@@ -22,11 +22,11 @@ class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
     def __init__(
-        self, executor: NodeExecutor, sync: Reconciler, start_update: StartUpdate, spawn: SpawnForCall
+        self, executor: NodeExecutor, reconciler: Reconciler, start_update: StartUpdate, spawn: SpawnForCall
     ) -> None:
         self.executor = executor
         self.hooks: HookGateway = NO_HOOKS
-        self.sync = sync
+        self.reconciler = reconciler
         self.start_update = start_update
         self._spawn = spawn
         self.requests: Mapping[str, Handle] = {
@@ -100,7 +100,7 @@ class ContainerCalls:
         state = self.executor.state
         if container_id in state.containers:
             return True
-        return await self.sync.adoption.adopt_one(container_id, strict=is_applied_to_all(state))
+        return await self.reconciler.adoption.adopt_one(container_id, strict=is_applied_to_all(state))
 
     def _go_start(
         self, call: UndecidedCall, container_id: str, answer: CallAnswer, fence: Fence | None
@@ -139,7 +139,7 @@ class ContainerCalls:
 
     async def _update_later(self, call: UndecidedCall, request: UpdateRequested) -> None:
         containers, fencing, container_id = (
-            self.sync.adoption,
+            self.reconciler.adoption,
             self.executor.unit_properties.fencing,
             request.container_id,
         )

@@ -78,11 +78,11 @@ class Ports(Struct, frozen=True):
         memory: Where memory is.
         machine_events: What the kernel reports about CPUs and memory.
         displaced: Brings back tasks that the kernel has moved away.
-        places: Finds a cgroup by the runtime's answer.
+        group_locator: Finds a cgroup by the runtime's answer.
         units: The units of systemd.
         fences: Narrows cgroups above containers.
-        events: What the runtime reports by itself.
-        writes: What the kernel reports about writes to cpusets.
+        runtime_events: What the runtime reports by itself.
+        write_events: What the kernel reports about writes to cpusets.
         partitions: The kernel's partitions.
         partition_kind: ``root`` or ``isolated``; empty to end the partitions of an earlier run.
         device_plugins: The device plug-ins whose devices topoproxy assigns.
@@ -101,11 +101,11 @@ class Ports(Struct, frozen=True):
     memory: MemoryTree | None = None
     machine_events: MachineEvents | None = None
     displaced: Displaced | None = None
-    places: GroupLocator | None = None
+    group_locator: GroupLocator | None = None
     units: Units | None = None
     fences: Fences | None = None
-    events: Events | None = None
-    writes: WriteEvents | None = None
+    runtime_events: Events | None = None
+    write_events: WriteEvents | None = None
     partitions: Partitions | None = None
     partition_kind: str = ""
     device_plugins: DevicePlugins | None = None
@@ -172,11 +172,11 @@ class NodeExecutor(NodeContext):
         self.partitions = self._partitions(others)
         if self.partitions is not None:
             subscribe(self.partitions)
-        self.drift = drift = Drift(self, writes, kubelet_cpus, others.writes)
+        self.drift = drift = Drift(self, writes, kubelet_cpus, others.write_events)
         self.unit_properties = unit_properties = UnitProperties(
             self, writes, drift.suspect, others.units, others.fences
         )
-        self.cgroup_locator = CgroupLocator(self, writes, others.places)
+        self.cgroup_locator = CgroupLocator(self, writes, others.group_locator)
         self.confinement = Confinement(self, writes, drift, unit_properties.fencing)
         self.reservations = reservations = Reservations(
             self, writes, self.confinement, drift, lifecycle, creates
@@ -185,7 +185,7 @@ class NodeExecutor(NodeContext):
         self.hotplug = Hotplug(
             self, writes, mems, reservations, others.hardware, others.machine_events, others.displaced
         )
-        self.runtime_events = RuntimeEvents(self, lifecycle, others.events)
+        self.runtime_events = RuntimeEvents(self, lifecycle, others.runtime_events)
         subscribe(self.runtime_events)
         self.start_update = start_update = StartUpdate(
             self,
@@ -206,7 +206,7 @@ class NodeExecutor(NodeContext):
             self.partitions,
             has_devices=self.device_grants is not None,
         )
-        self.sync = Reconciler(
+        self.reconciler = Reconciler(
             self,
             start_update,
             PassParts(

@@ -33,7 +33,7 @@ NAMED = 10
 def node_page(executor: NodeExecutor) -> dict[str, object]:
     """Return pools, owners, containers and problems; what the kernel has is that of the last reading."""
     state = executor.state
-    checks = required_checks(executor, executor.sync)
+    checks = required_checks(executor, executor.reconciler)
     containers = [
         _container(executor, c) for c in sorted(state.containers.values(), key=lambda c: (c.ref, c.id))
     ]

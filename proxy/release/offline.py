@@ -105,13 +105,13 @@ async def _release(config: Config, limit: float, report_progress: Callable[[Page
     for note in notes:
         executor.telemetry.problem("notice at start-up", reason=note)
     suppression = suppression_of(config, executor, entries.get("b/suppress"))
-    sync = executor.sync
+    reconciler = executor.reconciler
     executor.recovery.recover(entries)
     release = Release(executor, lambda: suppression is None or not suppression.known.written)
     comparing: asyncio.Task[None] | None = None
     try:
         await release.begin()
-        comparing = asyncio.get_running_loop().create_task(sync.run())
+        comparing = asyncio.get_running_loop().create_task(reconciler.run())
         if suppression is not None:
             await suppression.stop()
         with contextlib.suppress(TimeoutError):
@@ -126,7 +126,7 @@ async def _release(config: Config, limit: float, report_progress: Callable[[Page
             comparing.cancel()
             await asyncio.gather(comparing, return_exceptions=True)
         await executor.close()
-        sync.close()
+        reconciler.close()
         executor.start_update.close()
         executor.runtime_sync.close()
         release.close()

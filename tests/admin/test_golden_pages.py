@@ -145,7 +145,7 @@ def test_not_connected(node: GoldenNode, golden: Callable[..., None]) -> None:
     node.runtime.stop()
 
     async def scenario(daemon: Daemon) -> None:
-        await until(lambda: daemon.sync is not None and daemon.sync.failure)
+        await until(lambda: daemon.reconciler is not None and daemon.reconciler.failure)
 
     golden("not-connected", scenario, reconciled=False)
 

@@ -383,7 +383,7 @@ class World:
                 cpu_groups=self.cpu,
             ),
         )
-        self.start_update, self.sync = self.executor.start_update, self.executor.sync
+        self.start_update, self.sync = self.executor.start_update, self.executor.reconciler
         self.start_update.former_calls.expect(relayed)
         self.executor.recovery.recover(dict(self.ledger.entries))
         self.wire = CriCallFlow(self.executor, self.sync, self.start_update)

@@ -81,7 +81,7 @@ class Daemon:
         self.files = SimulatedFiles(node.kernel, self)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
         self.executor: NodeExecutor = self.loop.enter(self._start)
-        self.wire = CriCallFlow(self.executor, self.executor.sync, self.executor.start_update)
+        self.wire = CriCallFlow(self.executor, self.executor.reconciler, self.executor.start_update)
 
     def _start(self) -> NodeExecutor:
         node, options = self.node, self.node.options
@@ -106,7 +106,7 @@ class Daemon:
         former.expect(relayed)
         entries = dict(self.ledger.entries)
         executor.recovery.recover(entries)
-        for begin in (executor.sync.run, executor.runtime_sync.run, executor.unit_properties.run):
+        for begin in (executor.reconciler.run, executor.runtime_sync.run, executor.unit_properties.run):
             executor.run_always(begin)
         self.release = Release(executor)
         record = entries.get(KEY)
@@ -148,8 +148,8 @@ class Daemon:
             machine_events=self.machine_events if options.uevents else None,
             displaced=SimulatedDisplaced(kernel) if kernel.version == 1 else None,
             fences=SimulatedFences(self.files) if kernel.version == 2 else None,
-            events=events,
-            writes=writes,
+            runtime_events=events,
+            write_events=writes,
         )
 
     # -- what is readable ---------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Daemon:
         )
         await self.release.stop()
         await executor.close(handing_over=True)
-        for part in (self.release, executor.sync, executor.runtime_sync, executor.start_update):
+        for part in (self.release, executor.reconciler, executor.runtime_sync, executor.start_update):
             part.close()
         await wait_quiet(lambda: self.busy, CLOSE_S)
         self.ledger.close()

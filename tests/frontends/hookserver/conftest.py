@@ -211,7 +211,7 @@ hooks:
     async def start(self, text: str) -> None:
         self.daemon = Daemon(self.configured(text), machine=MACHINE, cgroups=self.cgroups)
         await self.daemon.start()
-        executor, sync, start_update = self.daemon.executor, self.daemon.sync, self.daemon._start_update
+        executor, sync, start_update = self.daemon.executor, self.daemon.reconciler, self.daemon._start_update
         assert executor is not None
         assert sync is not None
         assert start_update is not None
