@@ -124,6 +124,13 @@ def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
     assert fault.kind is DefectKind.ANNOTATION
 
 
+@pytest.mark.parametrize("name", ["\u0661", "\u00b2", "100000", "", "1 "])
+def test_a_numa_node_of_volcano_is_named_by_decimal_digits(name: str) -> None:
+    preferences, (fault,) = volcano_preferences({VOLCANO_DECISION: json.dumps({"numa": {name: {}}})})
+    assert preferences == VolcanoPreferences()
+    assert fault.endswith("is not a NUMA node")
+
+
 @pytest.mark.parametrize(
     ("key", "text", "words"),
     [

@@ -90,6 +90,9 @@ def test_a_manifest_without_uid_and_namespace() -> None:
         # A zero request is not the limit, and leaves the sums unequal.
         (pod(res({"cpu": 0}, {"cpu": 2, "memory": "1Gi"})), KubeQos.BURSTABLE),
         (pod(res({"cpu": 1, "memory": "1Gi"})), KubeQos.BURSTABLE),
+        # Requests and limits are summed over all containers.
+        (pod(res({"cpu": 1}, {"cpu": 2, "memory": 1}), FULL), KubeQos.BURSTABLE),
+        (pod(FULL, res({"cpu": 1}, {"cpu": 2, "memory": 1})), KubeQos.BURSTABLE),
         (pod(FULL, init=({"resources": FULL},)), KubeQos.GUARANTEED),
         (pod(FULL, init=({"resources": {}},)), KubeQos.BURSTABLE),
         (pod(FULL, init=({"restartPolicy": "Always", "resources": {}},)), KubeQos.BURSTABLE),
