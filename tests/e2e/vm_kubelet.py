@@ -312,6 +312,8 @@ def other_sources(bed: Bed) -> None:
         if name == "own":
             bed.stop_kubelet()
             bed.start_kubelet(signed=False)
+            took = wait("kubelet to answer over TLS", lambda: answers_over_tls(bed, own), LONG_S)
+            step(f"kubelet answers with its own certificate after {took:.1f} s")
         bed.daemon.stop()
         configure(bed.daemon, settings)
         bed.daemon.start()
@@ -320,6 +322,14 @@ def other_sources(bed: Bed) -> None:
         reported = bed.known_by(f"default/{name}-bed")
         assert source in reported, reported
         step(f"{name}: {place.cpus}, known from {'; '.join(sorted(reported))}")
+
+
+def answers_over_tls(bed: Bed, settings: Mapping[str, str]) -> bool:
+    """Whether kubelet answers in the time that the daemon waits; just after its start it has much else to do."""
+    files = (settings[key] for key in ("caFile", "certFile", "keyFile"))
+    client = KubeletClient(KubeletSettings(settings["pods"], "", "", "", *files, timeout=5.0), print)
+    pod = bed.pods()["init"]["metadata"]
+    return client.pod_requests(pod["uid"], "default", pod["name"]) is not None
 
 
 def configure(daemon: Daemon, kubelet: Mapping[str, object]) -> None:
