@@ -325,7 +325,7 @@ def other_sources(bed: Bed) -> None:
 
 
 def answers_over_tls(bed: Bed, settings: Mapping[str, str]) -> bool:
-    """Whether kubelet answers in the time that the daemon waits; just after its start it has much else to do."""
+    """Whether kubelet answers as soon as the daemon requires; just after its start it has much else to do."""
     files = (settings[key] for key in ("caFile", "certFile", "keyFile"))
     client = KubeletClient(KubeletSettings(settings["pods"], "", "", "", *files, timeout=5.0), print)
     pod = bed.pods()["init"]["metadata"]
