@@ -58,12 +58,13 @@ def reported(
     test: int = 0,
     stories: int = 0,
     takes: float = 0,
+    tests: float = 0.5,
     measures: float = 0,
     limit: str = "50",
 ) -> tuple[int, list[str]]:
     """Run the script to its end."""
     done = subprocess.run(
-        [lay(directory, lint=lint, test=test, stories=stories, takes=takes, measures=measures)],
+        [lay(directory, lint=lint, test=test, stories=stories, takes=takes, tests=tests, measures=measures)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # the script sends its own to stdout
         text=True,
@@ -75,7 +76,7 @@ def reported(
 
 
 def test_all_is_well(tmp_path: Path) -> None:
-    status, lines = reported(tmp_path, takes=0.3)
+    status, lines = reported(tmp_path, takes=0.3, tests=1)
     assert status == 0
     coverage = ["package lines"]
     assert lines == ["clean", "of the tests", *coverage, "of the stories", "= stories =", "= tests ="]
@@ -102,6 +103,14 @@ def test_coverage_does_not_make_the_check_longer(tmp_path: Path) -> None:
     assert status == 0
     assert "the coverage was not measured: it took longer than the tests" in lines
     assert "package lines" not in lines
+    assert lines[-1] == "= tests ="
+
+
+def test_coverage_is_not_begun_after_the_tests(tmp_path: Path) -> None:
+    status, lines = reported(tmp_path, takes=2, measures=300)
+    assert status == 0
+    assert "the coverage was not measured: the scenarios took longer than the tests" in lines
+    assert not (tmp_path / "measuring").exists()
     assert lines[-1] == "= tests ="
 
 
