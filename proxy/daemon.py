@@ -217,7 +217,7 @@ class Daemon:
         self._leaving.recover(entries)
         self._staging = LazyStaging(executor)
         self._task(self._staging.run)
-        self._flow = interceptors = CriCallFlow(executor, self.reconciler, executor.start_update)
+        self._flow = flow = CriCallFlow(executor, self.reconciler, executor.start_update)
         if config.mode is NodeMode.ENFORCE:
             self._hook()
         if config.pod_resources.serve is not None:
@@ -226,7 +226,7 @@ class Daemon:
             self._serve_device_plugins()
         return Acceptor(
             str(config.runtime),
-            interceptors,
+            flow,
             METHODS,
             report=telemetry.problem,
             fault=executor.report_internal_error,

@@ -77,9 +77,9 @@ def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, st
     try:
         return read_config(file, {"admin": admin}), ""
     except (ConfigError, PermissionDeniedError) as error:
-        from proxy.config import Config, override
+        from proxy.config import Config
 
-        return override(Config(), {"adminSocket": ("--admin", admin)}), str(error)
+        return Config() if admin is None else config_for(file, admin), str(error)
 
 
 def query_daemon(

@@ -64,7 +64,7 @@ def upgrade(
         which = "only one of " if compare + describe + now else ""
         raise UsageError(f"cannot upgrade: give {which}--check, --now or --describe")
     config, refused = config_or_defaults(file, None)
-    socket = config.admin_path if admin is None else config_for(None, admin).admin_path
+    socket = config.admin_path if admin is None else config_for(file, admin).admin_path
     if describe:
         click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))
         return

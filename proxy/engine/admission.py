@@ -141,9 +141,8 @@ def ownership_problem(pod: Pod, total: Request) -> str:
     if limited and whole_cpus(total):
         return ""
     requested_milli = total.cpu_shares * MILLI // 1024
-    limit_text = (
-        f"{total.cpu_quota * MILLI // (total.cpu_period or 100_000)}m" if total.cpu_quota > 0 else "nothing"
-    )
+    limit_milli = total.cpu_quota * MILLI // (total.cpu_period or CFS_PERIOD_US)
+    limit_text = f"{limit_milli}m" if total.cpu_quota > 0 else "nothing"
     return (
         f"{pod.qos} pod: its containers request about {requested_milli}m CPU together"
         f" and are limited to {limit_text}; both must be the same number of whole CPUs"

@@ -36,7 +36,7 @@ from proxy.model.machine import Machine
 from proxy.model.phrases import listed
 from proxy.model.phrases import nodes as named
 from proxy.model.phrases import nodes as nodes_text
-from proxy.model.workload import Phase, Placement, Pod, Pool, Request
+from proxy.model.workload import CFS_PERIOD_US, Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
 from proxy.pools.pools import CpuPools
 
@@ -125,7 +125,7 @@ def _limit(pod: Pod, request: Request) -> int | None:
         return sum(limits) if limits and all(limits) else None
     if request.cpu_quota <= 0:
         return None
-    return request.cpu_quota * MILLI // (request.cpu_period or 100_000)
+    return request.cpu_quota * MILLI // (request.cpu_period or CFS_PERIOD_US)
 
 
 def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[str, ...]]:

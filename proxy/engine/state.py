@@ -241,9 +241,7 @@ class NodeState(Struct, frozen=True):
                 touched.append(before)
                 owners_change |= before.placement.pool is Pool.OWN
         providers = self._accounted(self.pods, containers, (), touched)
-        if not owners_change and not (
-            self.kubelet_cpus and any(c.pod.uid in self.kubelet_cpus for c in touched)
-        ):
+        if not owners_change and not any(c.pod.uid in self.kubelet_cpus for c in touched):
             return self._with(containers, providers, runtime)
         return structs.replace(
             self, containers=containers, providers=providers, runtime=runtime
@@ -324,11 +322,8 @@ class NodeState(Struct, frozen=True):
 
     def _recomputed_for(self, *pods: Pod | None) -> NodeState:
         """Return the state with owners and pools counted again, if pods matter to what kubelet holds."""
-        if not any(
-            pod and (pod.uid in self.kubelet_cpus or pod.reserved_for_pod)
-            for pod in pods
-            if self.kubelet_cpus
-        ):
+        held = self.kubelet_cpus
+        if not held or not any(pod and (pod.uid in held or pod.reserved_for_pod) for pod in pods):
             return self
         after = self._recomputed()
         return self if after.owners == self.owners else after

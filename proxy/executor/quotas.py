@@ -158,7 +158,7 @@ class OwnerQuotas(Observer):
         self.restore_soon()
 
     def requested(self, container: Container, quota: int) -> int:
-        """Return the quota that a client's update of a container may set.
+        """Record the quota that a client's update of a container sets, and return the one that is sent.
 
         Args:
             container: The container.

@@ -182,7 +182,7 @@ class LocatedDevice(Struct, frozen=True):
 CFS_PERIOD_US = 100_000
 """The period of CFS quotas that kubelet sets, in microseconds."""
 MOST_CPU_SHARES = 262_144
-"""The upper bound of cgroup v1's cpu.shares; kubelet's translation to shares stops there."""
+"""The most CPU shares that a cgroup has (kubernetes v1.36 pkg/kubelet/cm/helpers_linux.go, MaxShares)."""
 
 
 class Request(Struct, frozen=True):

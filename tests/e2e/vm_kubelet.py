@@ -325,7 +325,7 @@ def other_sources(bed: Bed) -> None:
 
 
 def answers_over_tls(bed: Bed, settings: Mapping[str, str]) -> bool:
-    """Whether kubelet answers as soon as the daemon requires; just after its start it has much else to do."""
+    """Whether kubelet answers within the daemon's time limit; after its start it is busy with its pods."""
     files = (settings[key] for key in ("caFile", "certFile", "keyFile"))
     client = KubeletClient(KubeletSettings(settings["pods"], "", "", "", *files, timeout=5.0), print)
     pod = bed.pods()["init"]["metadata"]
