@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -38,12 +39,15 @@ if TYPE_CHECKING:
     from proxy.staging.lazy import LazyStaging
     from proxy.takeover.lazy import LazyTakeover
 
+CLUSTER_READ_S = 1.0
+"""Seconds that the status waits until the files of the cluster agent are read again."""
+
 
 class Pages:
     """Answers requests about a daemon; parts are None where its mode has none."""
 
-    slow_routes = frozenset({"/changes", "/memory", "/devices", "/observe/report"})
-    """Pages that may take longer than others."""
+    slow_routes = frozenset({"/status", "/changes", "/memory", "/devices", "/observe/report"})
+    """Pages that wait for the kernel, a file or another program. The client decides how long it waits."""
 
     def __init__(
         self,
@@ -108,10 +112,14 @@ class Pages:
         }
 
     async def read_status(self) -> dict[str, object]:
-        """Return what ``topoproxy status`` shows, with the cpusets that the kernel has now."""
+        """Return what ``topoproxy status`` shows, with the cpusets that the kernel has now.
+
+        It is needed most where something hangs: what cannot be read in time is shown as it was, with its age.
+        """
         if self._executor is not None:
             await self._executor.kernel_view.refresh()
-            await self._read_cluster(self._executor)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._read_cluster(self._executor), CLUSTER_READ_S)
         return self.status()
 
     def readyz(self) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from proxy.admin.client import query_admin
 from proxy.atomic_write import write_file
 from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
 from proxy.demo.client import DemoPod
+from proxy.executor.fact_lookup import THREADS
 from proxy.model.errors import InputError, RuntimeCallError
 from proxy.model.workload import KubeQos
 from tests.testkit.answers import check
@@ -80,6 +82,26 @@ def test_a_setting_of_the_node_object_takes_effect_with_the_refresh(node: Cluste
         assert "there is no such file" in lack, "of the other files"
 
     run(node.daemon(), scenario)
+
+
+def test_the_status_is_answered_while_the_files_cannot_be_read(node: ClusterNode) -> None:
+    node.read(FactsKind.NODE, node_object())
+    answered = threading.Event()
+
+    async def scenario() -> None:
+        assert daemon.executor is not None
+        worker = daemon.executor.fact_lookup.worker
+        hanging = asyncio.gather(*(worker.submit(answered.wait, 60) for _ in range(THREADS)))
+        try:
+            status = await node.ask("/status")
+            assert not hanging.done()
+            assert [file["name"] for file in status["cluster"]] == ["node", "namespaces", "pods"]
+        finally:
+            answered.set()
+        assert all(await hanging)
+
+    daemon = node.daemon()
+    run(daemon, scenario)
 
 
 def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:

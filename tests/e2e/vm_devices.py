@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vm_guest import DIRECTORY, Daemon, group_of, step, wait
+from vm_guest import DIRECTORY, Daemon, group_of, page_of, step, wait
 from vm_topology import SETTINGS, TOPOLOGY, Node, nodes_of
-
-from proxy.admin.client import query_admin
 
 RESOURCE = "example.com/card"
 FACTS, PLUGIN, SOCKETS = DIRECTORY / "cluster", DIRECTORY / "plugin", DIRECTORY / "device-plugins"
@@ -85,12 +83,12 @@ class Facts:
 
 def holders() -> dict[str, list[str]]:
     """Which containers hold each device, by the daemon."""
-    page: Any = query_admin(ADMIN, "/devices", timeout=60)
+    page: Any = page_of(ADMIN, "/devices")
     return {each["id"]: each["containers"] for each in page["managed"]}
 
 
 def healthy() -> int:
-    page: Any = query_admin(ADMIN, "/devices/capacity", timeout=60)
+    page: Any = page_of(ADMIN, "/devices/capacity")
     return sum(int(each["allocatable"]) for each in page["resources"] if each["name"] == RESOURCE)
 
 

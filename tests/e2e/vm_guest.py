@@ -64,6 +64,18 @@ def wait(what: str, check: Callable[[], bool], limit: float = LONG_S) -> float:
     raise AssertionError(f"waited {limit:g} s for {what}")
 
 
+def page_of(admin: Path, route: str) -> Any:
+    """Query a daemon until it answers: one that is busy or is being replaced answers a later query."""
+    begin = time.monotonic()
+    while True:
+        try:
+            return query_admin(admin, route, timeout=60)
+        except UnavailableError:
+            if time.monotonic() - begin > LONG_S:
+                raise
+        time.sleep(PAUSE_S)
+
+
 def step(words: str) -> None:
     print(f"{time.monotonic():8.1f}  {words}", flush=True)
 
@@ -210,8 +222,8 @@ class Daemon:
         )
 
     def status(self) -> Any:
-        """What ``topoproxy status --json`` says; asked for here, as to start a Python takes seconds."""
-        return query_admin(DIRECTORY / "admin.sock", "/status", timeout=60)
+        """What ``topoproxy status --json`` prints; queried here, because to start a Python takes seconds."""
+        return page_of(DIRECTORY / "admin.sock", "/status")
 
     def explain(self, subject: str) -> str:
         """What ``topoproxy explain`` says, with sentences in one line each."""

@@ -25,14 +25,13 @@ from typing import Any, cast
 import grpc
 import yaml
 from cri import Cri
-from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, save_journals, step, wait
+from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, page_of, save_journals, step, wait
 from vm_kubelet import MANIFESTS, ROOT, Bed, container, kubelet_settings
 
 sys.path.insert(0, "/in/chart")
 
 from leases import Leases
 
-from proxy.admin.client import query_admin
 from proxy.config import Config
 
 UNITS = Path("/usr/lib/systemd/system")
@@ -122,11 +121,11 @@ def answers(bed: Bed) -> bool:
 
 
 def status() -> Any:
-    return query_admin(Config().admin_path, "/status", timeout=LONG_S)
+    return page_of(Config().admin_path, "/status")
 
 
 def version() -> str:
-    page: Any = query_admin(Config().admin_path, "/interface", timeout=60)
+    page: Any = page_of(Config().admin_path, "/interface")
     return str(page["version"])
 
 

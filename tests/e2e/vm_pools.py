@@ -203,7 +203,7 @@ def updates_and_crash(node: Node, daemon: Daemon) -> None:
     node.cri.update(node.ids["ls"], cpuset_cpus=str(ALL))
     node.cri.update(node.ids["lse"], cpu_quota=200_000, cpu_period=100_000)
     node.cri.update(node.ids["whole"], cpuset_cpus="0-1", cpuset_mems="0")
-    wait("updates to change nothing", lambda: node.snapshot() == before, 5)
+    wait("updates to change nothing", lambda: node.snapshot() == before, 10 * PERIOD_S)
     daemon.kill9()
     assert node.snapshot() == before
     (node.group("be") / "cpuset.cpus").write_text(str(ALL))

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from cri import Cri
-from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, core_of, place_in, save_journals, step, wait
+from vm_guest import ALL, LONG_S, RUNTIME, SOCKET, core_of, page_of, place_in, save_journals, step, wait
 from vm_pools import Node
 
-from proxy.admin.client import query_admin
 from proxy.config import Config
 
 OWN = core_of(max(ALL))
@@ -48,7 +47,7 @@ def main_process() -> int:
 
 
 def status() -> Any:
-    return query_admin(Config().admin_path, "/status", timeout=60)
+    return page_of(Config().admin_path, "/status")
 
 
 def install() -> None:
