@@ -14,7 +14,7 @@ RUNTIME ?=
 VECTORS ?= $(wildcard ../shared/vectors) tests/conformance/vectors
 PYTEST_ARGS ?=
 UNMEASURED = e2e bench fuzz vm simulation engine/test_every_interleaving.py
-STORIES ?=
+SCENARIOS ?=
 KUBELET ?= $(TOPOPROXY_KUBELET)
 ROOM ?= allocation
 N ?= 60
@@ -116,8 +116,8 @@ coverage: venv ## run the tests of the packages and print the coverage of each p
 	$(BIN)/python tests/testkit/coverage_table.py build/coverage/report.json; exit $$failed
 
 # Without KVM, a scenario takes one to five minutes, all of them most of an hour: PYTEST_ARGS="-k pools".
-test-vm: venv vm-tools ## run scenarios in virtual machines with NUMA nodes: as root on Debian; STORIES=quick; KUBELET=program; CLUSTER=directory
-	@TOPOPROXY_VM="$(or $(STORIES),all)" TOPOPROXY_KUBELET="$(KUBELET)" TOPOPROXY_CLUSTER="$(or $(CLUSTER),$(TOPOPROXY_CLUSTER))" \
+test-vm: venv vm-tools ## run scenarios in virtual machines with NUMA nodes: as root on Debian; SCENARIOS=quick; KUBELET=program; CLUSTER=directory
+	@TOPOPROXY_VM="$(or $(SCENARIOS),all)" TOPOPROXY_KUBELET="$(KUBELET)" TOPOPROXY_CLUSTER="$(or $(CLUSTER),$(TOPOPROXY_CLUSTER))" \
 	  $(BIN)/python -m pytest tests/e2e/test_vm.py -v -s $(PYTEST_ARGS)
 
 test-runtimes: venv e2e-tools ## run the end-to-end tests on newer releases of containerd and runc: RUNTIMES=directory

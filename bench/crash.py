@@ -127,7 +127,7 @@ def again(one: Node, found: Found) -> None:
 # -- steps ------------------------------------------------------------------------------------------------
 
 
-def story(one: Node, client: CriClient, shared: str) -> None:
+def scenario(one: Node, client: CriClient, shared: str) -> None:
     """A day with all that matters: owners come, with named CPUs and with chosen ones, one moves, one goes."""
     pod = one.pod(client, LSE)
     named = one.create(client, pod, 0)
@@ -173,7 +173,7 @@ def at_step(one: Node, found: Found, step: int) -> bool:
     shared = next(i for i, r in one.runtime.containers.items() if r.state == pb.CONTAINER_RUNNING)
     with CriClient(str(one.socket), timeout=10) as client:
         try:
-            story(one, client, shared)
+            scenario(one, client, shared)
         except UnavailableError:
             one.until(lambda: not one.alive, 10, f"the end at step {step}")
         else:
@@ -192,7 +192,7 @@ def at_step(one: Node, found: Found, step: int) -> bool:
 
 
 def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[str]]:
-    """Kill the daemon at each step of the story, or at some; the next one lives the next day."""
+    """Kill the daemon at each step of the scenario, or at some; the next one lives the next day."""
     found = Found()
     with tempfile.TemporaryDirectory(prefix="cr") as directory, node(Path(directory)) as one:
         one.faults = {"orders": str(one.directory / "orders")}
@@ -204,7 +204,7 @@ def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[st
             order(one, kill_at=0, steps=str(trace))
             with watched(one, found):
                 shared = next(iter(one.runtime.containers))
-                story(one, client, shared)
+                scenario(one, client, shared)
         names = trace.read_text().splitlines()
         again(one, found)
         with watched(one, found):

@@ -17,7 +17,8 @@ MADE = """
 lint: ; @echo clean; exit {lint}
 e2e-tools vm-tools: ; @:
 test: ; @echo of the tests; sleep {tests}; echo '= tests ='; exit {test}
-test-vm: ; @echo of the stories; echo $$PPID >stories; sleep {takes}; echo '= stories ='; exit {stories}
+test-vm:
+	@echo of the scenarios; echo $$PPID >scenarios; sleep {takes}; echo '= scenarios ='; exit {scenarios}
 coverage: ; @echo of its tests; echo $$PPID >measuring; sleep {measures}; echo 'package lines'; exit {test}
 """
 
@@ -38,7 +39,7 @@ def lay(
     *,
     lint: int = 0,
     test: int = 0,
-    stories: int = 0,
+    scenarios: int = 0,
     takes: float = 0,
     tests: float = 0,
     measures: float = 0,
@@ -46,7 +47,7 @@ def lay(
     """Make a copy of the script in a directory where all that it calls is made up."""
     (directory / ".ci").mkdir()
     shutil.copy(RUN, directory / ".ci")
-    made = MADE.format(lint=lint, test=test, stories=stories, takes=takes, tests=tests, measures=measures)
+    made = MADE.format(lint=lint, test=test, scenarios=scenarios, takes=takes, tests=tests, measures=measures)
     (directory / "Makefile").write_text(made)
     return directory / ".ci/run"
 
@@ -56,7 +57,7 @@ def reported(
     *,
     lint: int = 0,
     test: int = 0,
-    stories: int = 0,
+    scenarios: int = 0,
     takes: float = 0,
     tests: float = 0.5,
     measures: float = 0,
@@ -64,7 +65,17 @@ def reported(
 ) -> tuple[int, list[str]]:
     """Run the script to its end."""
     done = subprocess.run(
-        [lay(directory, lint=lint, test=test, stories=stories, takes=takes, tests=tests, measures=measures)],
+        [
+            lay(
+                directory,
+                lint=lint,
+                test=test,
+                scenarios=scenarios,
+                takes=takes,
+                tests=tests,
+                measures=measures,
+            )
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # the script sends its own to stdout
         text=True,
@@ -79,20 +90,20 @@ def test_all_is_well(tmp_path: Path) -> None:
     status, lines = reported(tmp_path, takes=0.3, tests=1)
     assert status == 0
     coverage = ["package lines"]
-    assert lines == ["clean", "of the tests", *coverage, "of the stories", "= stories =", "= tests ="]
+    assert lines == ["clean", "of the tests", *coverage, "of the scenarios", "= scenarios =", "= tests ="]
 
 
 @pytest.mark.parametrize(
-    ("test", "stories", "last"), [(1, 0, "= tests ="), (0, 1, "= stories ="), (1, 1, "= tests =")]
+    ("test", "scenarios", "last"), [(1, 0, "= tests ="), (0, 1, "= scenarios ="), (1, 1, "= tests =")]
 )
-def test_a_failure_is_reported_last(tmp_path: Path, test: int, stories: int, last: str) -> None:
-    status, lines = reported(tmp_path, test=test, stories=stories)
+def test_a_failure_is_reported_last(tmp_path: Path, test: int, scenarios: int, last: str) -> None:
+    status, lines = reported(tmp_path, test=test, scenarios=scenarios)
     assert status != 0
     assert lines[-1] == last
-    assert {"of the tests", "of the stories", "= tests =", "= stories =", "package lines"} <= set(lines)
+    assert {"of the tests", "of the scenarios", "= tests =", "= scenarios =", "package lines"} <= set(lines)
 
 
-def test_stories_that_take_too_long_are_ended(tmp_path: Path) -> None:
+def test_scenarios_that_take_too_long_are_ended(tmp_path: Path) -> None:
     status, lines = reported(tmp_path, takes=40, limit="1")
     assert status != 0
     assert "the scenarios in virtual machines took too long, and were ended" in lines
@@ -146,8 +157,8 @@ def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "slow"),
-    [("stories", {"takes": 300}), ("measuring", {"measures": 300})],
-    ids=["stories", "coverage"],
+    [("scenarios", {"takes": 300}), ("measuring", {"measures": 300})],
+    ids=["scenarios", "coverage"],
 )
 def test_ending_it_ends_what_runs_beside_the_tests(tmp_path: Path, file: str, slow: dict[str, float]) -> None:
     """They are in groups of processes of their own, which no terminal's signal reaches."""

@@ -109,16 +109,16 @@ def test_hooks_that_are_there_at_the_start_are_asked_of_the_first_call(node: Nod
 
 def test_a_hook_is_notified_of_existing_state_and_of_the_end(node: Node) -> None:
     node.write(
-        "10-story.py",
+        "10-record.py",
         f"""
         from pathlib import Path
 
         API_VERSION = 1
-        STORY = Path({str(node.directory / "story")!r})
+        RECORD = Path({str(node.directory / "record")!r})
 
         def tell(what):
-            with STORY.open("a") as story:
-                story.write(what + "\\n")
+            with RECORD.open("a") as record:
+                record.write(what + "\\n")
 
         def configure(event):
             tell("configure " + event.name)
@@ -135,23 +135,23 @@ def test_a_hook_is_notified_of_existing_state_and_of_the_end(node: Node) -> None
             tell("shutdown " + event.reason)
         """,
     )
-    kept = node.hooks / "10-story.py"
+    kept = node.hooks / "10-record.py"
     hidden = kept.rename(node.directory / "hidden")
 
     async def before() -> None:
         await node.placed("there")
 
     async def after() -> None:
-        story = node.directory / "story"
-        await until(lambda: story.exists() and "synchronize" in story.read_text())
+        record = node.directory / "record"
+        await until(lambda: record.exists() and "synchronize" in record.read_text())
         await node.placed("new")
-        await until(lambda: "start new" in story.read_text())
+        await until(lambda: "start new" in record.read_text())
 
     run(node.hooking_daemon(), before)
     hidden.rename(kept)
     run(node.hooking_daemon(), after)
-    lines = (node.directory / "story").read_text().splitlines()
-    assert lines[0] == "configure 10-story"
+    lines = (node.directory / "record").read_text().splitlines()
+    assert lines[0] == "configure 10-record"
     assert lines[1] == "synchronize there LS main"
     assert lines[2:] == ["start new", "shutdown stop"]
 
@@ -197,7 +197,7 @@ def test_no_hooks_where_they_are_switched_off(node: Node) -> None:
 
 
 def test_a_node_without_hooks_has_nothing_of_them_in_memory(node: Node) -> None:
-    story = """
+    program = """
         import asyncio, sys
         from pathlib import Path
         from tests.test_daemon_hooks import Node
@@ -213,7 +213,7 @@ def test_a_node_without_hooks_has_nothing_of_them_in_memory(node: Node) -> None:
         of_hooks = ("proxy.hooks.", "proxy.frontends.hook_bridge")
         print(*[name for name in sys.modules if name.startswith(of_hooks)])
     """
-    command = [sys.executable, "-c", textwrap.dedent(story), str(node.directory / "n")]
+    command = [sys.executable, "-c", textwrap.dedent(program), str(node.directory / "n")]
     (node.directory / "n").mkdir()
     done = subprocess.run(
         command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=100, check=False

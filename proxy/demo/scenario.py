@@ -26,7 +26,7 @@ _BIG = 4
 
 
 class FailureSteps:
-    """Steps of the story, for one performance."""
+    """Steps of the scenario, for one performance."""
 
     def __init__(self, show: Performance, parts: ScenarioCpus) -> None:
         self._show = show
@@ -155,7 +155,7 @@ class FailureSteps:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioCpus:
-    """Which CPUs the story is about.
+    """Which CPUs the scenario is about.
 
     Attributes:
         lse: CPUs that the LSE pod's annotation names.
@@ -192,7 +192,7 @@ class ScenarioCpus:
 
 
 class Scenario:
-    """The story's steps, for one performance."""
+    """The scenario's steps, for one performance."""
 
     def __init__(self, show: Performance) -> None:
         self._show = show

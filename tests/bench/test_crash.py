@@ -11,7 +11,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 def test_killed_at_steps() -> None:
-    """Every eleventh step of the story; ``make crash`` takes them all."""
+    """Every eleventh step of the scenario; ``make crash`` takes them all."""
     import crash
 
     found, names = crash.steps(every=11)

@@ -185,7 +185,7 @@ class Tenure:
     stop_sent: float
 
 
-class Story:
+class Scenario:
     """A node with sharers of all classes, and owners that come and go."""
 
     def __init__(self, node: Node, watch: Watch, kubelet: Reconciler) -> None:
@@ -281,22 +281,22 @@ def with_system(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def check_turns(story: Story) -> None:
+def check_turns(scenario: Scenario) -> None:
     """No set may have changed but when an owner came or went whose CPUs leave its pool."""
-    for container, kind in story.sharers.items():
+    for container, kind in scenario.sharers.items():
         expected = [str(ALL)]
-        for tenure in story.tenures:
+        for tenure in scenario.tenures:
             if kind not in BATCH or tenure.kind.hard:
                 expected += [str(ALL - tenure.cpus), str(ALL)]
-        turns = story.watch.seen[container].turns()
+        turns = scenario.watch.seen[container].turns()
         rest = iter(expected)
         # On a slow machine a turn may fall between two readings; one too many may not.
         assert all(turn in rest for turn in turns), (kind, turns, expected)
         assert len(set(turns)) == len(set(expected)), (kind, turns)
-    for tenure in story.tenures:
-        assert story.watch.seen[tenure.container].turns() == [str(tenure.cpus)], tenure.kind
-    for container in story.late:
-        assert len(story.watch.seen[container].turns()) == 1
+    for tenure in scenario.tenures:
+        assert scenario.watch.seen[tenure.container].turns() == [str(tenure.cpus)], tenure.kind
+    for container in scenario.late:
+        assert len(scenario.watch.seen[container].turns()) == 1
 
 
 @pytest.mark.usefixtures("with_system")
@@ -309,26 +309,26 @@ def test_sets_stay_exact_under_reconcile_traffic(
     with daemon.client() as client:
         node = Node(bed, daemon, client)
         with watched(node) as (watch, kubelet):
-            story = Story(node, watch, kubelet)
-            story.sharers = {story.share(kind): kind for kind in SHARERS}
+            scenario = Scenario(node, watch, kubelet)
+            scenario.sharers = {scenario.share(kind): kind for kind in SHARERS}
             wait_for("traffic", lambda: kubelet.rounds >= 2 or kubelet.fault)
             for kind, named in (*OWNERS, *OWNERS[:2]):
-                story.own(kind, named=named)
+                scenario.own(kind, named=named)
             wait_for("traffic", lambda: kubelet.rounds >= 20 or kubelet.fault, limit=60)
         node.check()
         counters = node.daemon.status()["counters"]
     bed.clear()
-    intrusions = story.intrusions()
+    intrusions = scenario.intrusions()
     window = max((late for late, _, _ in intrusions), default=0.0)
     samples = sum(len(seen.samples) for seen in watch.seen.values())
     with capsys.disabled():
         print(
             f"\n  shared containers on a CPU whose owner is started: {window * 1000:.0f} ms ("
-            f"{samples} samples, {len(story.tenures)} owners, {kubelet.sent} updates from kubelet;"
-            f" the last one had left {story.closest() * 1000:.0f} ms before the start was sent)"
+            f"{samples} samples, {len(scenario.tenures)} owners, {kubelet.sent} updates from kubelet;"
+            f" the last one had left {scenario.closest() * 1000:.0f} ms before the start was sent)"
         )
     assert intrusions == []
-    check_turns(story)
+    check_turns(scenario)
     assert kubelet.sent >= 20 * len(SHARERS)
     assert counters.get("drift_repaired", 0) == 0, "only we wrote sets"
 
@@ -341,13 +341,13 @@ def test_cpus_pinned_by_kubelet_stay_beside_annotated_ones(bed: Bed, proxies: Ca
     with daemon.client() as client:
         node = Node(bed, daemon, client)
         with watched(node) as (watch, kubelet):
-            story = Story(node, watch, kubelet)
-            story.sharers = {story.share(kind, str(REST)): kind for kind in ("ls", "be")}
-            story.own("whole", named=False, pinned=str(LAST))
-            story.own("lse", named=True, pinned=str(ALL))
-            story.own("lsr", named=True, pinned=str(REST))
+            scenario = Scenario(node, watch, kubelet)
+            scenario.sharers = {scenario.share(kind, str(REST)): kind for kind in ("ls", "be")}
+            scenario.own("whole", named=False, pinned=str(LAST))
+            scenario.own("lse", named=True, pinned=str(ALL))
+            scenario.own("lsr", named=True, pinned=str(REST))
         node.check()
     bed.clear()
-    assert [str(tenure.cpus) for tenure in story.tenures] == [str(LAST)] * 3
-    assert story.intrusions() == []
-    check_turns(story)
+    assert [str(tenure.cpus) for tenure in scenario.tenures] == [str(LAST)] * 3
+    assert scenario.intrusions() == []
+    check_turns(scenario)

@@ -55,7 +55,7 @@ def alike(bed: Bed, ours: str, direct: str) -> None:
     assert saved == never
 
 
-class Story:
+class Scenario:
     """An owner, a container that shares, a BE pod, one that names CPUs, and one that is not started."""
 
     def __init__(self, bed: Bed, daemon: Daemon, client: Cri, direct: Cri) -> None:
@@ -103,15 +103,15 @@ class Story:
 
 
 @pytest.fixture
-def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Story]]:
+def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Scenario]]:
     clients: list[Cri] = []
 
-    def story(**config: object) -> Story:
+    def scenario(**config: object) -> Scenario:
         daemon = proxies(**config)
         clients.extend((daemon.client(), bed.client()))
-        return Story(bed, daemon, *clients[-2:])
+        return Scenario(bed, daemon, *clients[-2:])
 
-    yield story
+    yield scenario
     for client in clients:
         client.close()
     bed.clear()
@@ -132,73 +132,75 @@ def release(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_online_and_back(make: Callable[..., Story]) -> None:
-    story = make()
-    done = release(story.daemon)
+def test_online_and_back(make: Callable[..., Scenario]) -> None:
+    scenario = make()
+    done = release(scenario.daemon)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("released: 5 containers")
-    assert story.daemon.status()["mode"] == "released"
-    story.check()
+    assert scenario.daemon.status()["mode"] == "released"
+    scenario.check()
     # It only relays: an owner that comes owns nothing; a restart changes that as little.
-    late = story.node.cri.run(story.node.pod("lse", LAST, name="late"), command=["sleep", "3600"], **LIMITED)
-    story.daemon.restart()
-    wait_for("the comparison", lambda: story.daemon.status()["ready"])
-    assert story.daemon.status()["mode"] == "released"
-    story.daemon.compared()
-    assert {cpuset_of(c).cpus for c in (late, story.ids["shares"], story.ids["owner"])} == {online()}
-    assert release(story.daemon, "--offline").returncode == 75
-    done = release(story.daemon, "--undo")
+    late = scenario.node.cri.run(
+        scenario.node.pod("lse", LAST, name="late"), command=["sleep", "3600"], **LIMITED
+    )
+    scenario.daemon.restart()
+    wait_for("the comparison", lambda: scenario.daemon.status()["ready"])
+    assert scenario.daemon.status()["mode"] == "released"
+    scenario.daemon.compared()
+    assert {cpuset_of(c).cpus for c in (late, scenario.ids["shares"], scenario.ids["owner"])} == {online()}
+    assert release(scenario.daemon, "--offline").returncode == 75
+    done = release(scenario.daemon, "--undo")
     assert (done.returncode, done.stdout) == (0, "containers are placed again\n"), done.stderr
-    wait_for("the owner", lambda: cpuset_of(story.ids["owner"]).cpus == LAST)
-    wait_for("the others", lambda: cpuset_of(story.ids["shares"]).cpus == online() - LAST)
-    wait_for("its quota to go", lambda: quota(story.ids["owner"]) == quota_at(story.db_group) == -1)
-    assert release(story.daemon, "--undo").returncode == 65
+    wait_for("the owner", lambda: cpuset_of(scenario.ids["owner"]).cpus == LAST)
+    wait_for("the others", lambda: cpuset_of(scenario.ids["shares"]).cpus == online() - LAST)
+    wait_for("its quota to go", lambda: quota(scenario.ids["owner"]) == quota_at(scenario.db_group) == -1)
+    assert release(scenario.daemon, "--undo").returncode == 65
 
 
-def test_offline(make: Callable[..., Story]) -> None:
-    story = make()
-    story.daemon.kill9()
-    done = release(story.daemon)
+def test_offline(make: Callable[..., Scenario]) -> None:
+    scenario = make()
+    scenario.daemon.kill9()
+    done = release(scenario.daemon)
     assert done.returncode == 69
     assert "--offline" in done.stderr
-    done = release(story.daemon, "--offline")
+    done = release(scenario.daemon, "--offline")
     assert done.returncode == 0, done.stderr
-    story.check()
-    story.daemon.start()
-    wait_for("the comparison", lambda: story.daemon.status()["ready"])
-    assert story.daemon.status()["mode"] == "released"
-    assert cpuset_of(story.ids["owner"]).cpus == online()
+    scenario.check()
+    scenario.daemon.start()
+    wait_for("the comparison", lambda: scenario.daemon.status()["ready"])
+    assert scenario.daemon.status()["mode"] == "released"
+    assert cpuset_of(scenario.ids["owner"]).cpus == online()
 
 
-def test_killed_in_the_middle(make: Callable[..., Story]) -> None:
-    story = make(settle={"perSecond": 1})
+def test_killed_in_the_middle(make: Callable[..., Scenario]) -> None:
+    scenario = make(settle={"perSecond": 1})
     with subprocess.Popen(
         [
-            *(PROGRAM, "release", "--config", story.daemon.directory / "config.yaml"),
-            *("--listen", f"unix://{story.daemon.socket}"),
+            *(PROGRAM, "release", "--config", scenario.daemon.directory / "config.yaml"),
+            *("--listen", f"unix://{scenario.daemon.socket}"),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     ) as command:
-        wait_for("the first", lambda: story.daemon.status().get("release", {}).get("updated", 0) >= 1)
-        assert story.daemon.status()["mode"] == "releasing"
-        story.daemon.kill9()
+        wait_for("the first", lambda: scenario.daemon.status().get("release", {}).get("updated", 0) >= 1)
+        assert scenario.daemon.status()["mode"] == "releasing"
+        scenario.daemon.kill9()
         command.communicate(timeout=60)
         assert command.returncode == 69
-    story.daemon.start()
-    wait_for("the rest", lambda: story.daemon.status()["mode"] == "released")
-    story.check()
+    scenario.daemon.start()
+    wait_for("the rest", lambda: scenario.daemon.status()["mode"] == "released")
+    scenario.check()
 
 
-def test_at_a_stop(make: Callable[..., Story]) -> None:
-    story = make(releaseAtStop=True)
-    assert story.daemon.stop() == 0
-    story.check()
-    story.daemon.start()
-    wait_for("the comparison", lambda: story.daemon.status()["ready"])
-    assert story.daemon.status()["mode"] == "enforce"
-    wait_for("the owner", lambda: cpuset_of(story.ids["owner"]).cpus == LAST)
+def test_at_a_stop(make: Callable[..., Scenario]) -> None:
+    scenario = make(releaseAtStop=True)
+    assert scenario.daemon.stop() == 0
+    scenario.check()
+    scenario.daemon.start()
+    wait_for("the comparison", lambda: scenario.daemon.status()["ready"])
+    assert scenario.daemon.status()["mode"] == "enforce"
+    wait_for("the owner", lambda: cpuset_of(scenario.ids["owner"]).cpus == LAST)
 
 
 def test_observing_has_nothing_to_give(make: Callable[..., Daemon], proxies: Callable[..., Daemon]) -> None:
@@ -240,9 +242,9 @@ def test_groups_above_be_containers_too(
         assert (held(container), quota_at(above)) == ({online()}, -1)
 
 
-def test_sandboxes_are_where_they_would_be(make: Callable[..., Story]) -> None:
-    story = make()
-    sandboxes = [pod.id for pod in story.direct.list_pods()]
-    wait_for("a comparison", lambda: story.daemon.status()["ready"])
-    assert release(story.daemon).returncode == 0
+def test_sandboxes_are_where_they_would_be(make: Callable[..., Scenario]) -> None:
+    scenario = make()
+    sandboxes = [pod.id for pod in scenario.direct.list_pods()]
+    wait_for("a comparison", lambda: scenario.daemon.status()["ready"])
+    assert release(scenario.daemon).returncode == 0
     assert {cpuset_of(sandbox).cpus for sandbox in sandboxes} == {online()}

@@ -1,13 +1,13 @@
 """The daemon on machines with several NUMA nodes, in virtual machines with cgroup v1 or v2.
 
-Not run by default, because a story takes minutes; all of them, on a disk that is built first if need be:
+Not run by default, because a scenario takes minutes; all of them, on a disk that is built first if need be:
 
     make test-vm
     make test-vm PYTEST_ARGS="-k topology"
-    make test-vm STORIES=quick
+    make test-vm SCENARIOS=quick
 
 The quick ones show most in the least time, some on each kind of machine; they are part of what CI runs. A
-new story is not among them unless ``QUICK`` marks it.
+new scenario is not among them unless ``QUICK`` marks it.
 
 ``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the tests that want one, and
 ``TOPOPROXY_VM_DIR=DIRECTORY`` where disks are kept (below the user's cache by default). What is tested is the
@@ -57,7 +57,7 @@ FOUR_NODES = Machine(distances=True)
 KINDS = ("v2-cgroupfs", "v2-systemd", "v1-cgroupfs")
 SELDOM = ("v1-systemd", "hybrid-cgroupfs", "hybrid-systemd")
 ASKED = os.environ.get("TOPOPROXY_VM") or ""
-"""Which stories are played: ``all`` (or ``1``), ``quick``, or none."""
+"""Which scenarios are played: ``all`` (or ``1``), ``quick``, or none."""
 QUICK = pytest.mark.quick
 
 
@@ -72,12 +72,12 @@ deb.build(Path(out), version, "amd64", 1795000000, (python,))
 
 
 def kinds(*quick: str) -> list[object]:
-    """All kinds of machines, for a story that is a quick one on some."""
+    """All kinds of machines, for a scenario that is a quick one on some."""
     return [pytest.param(kind, marks=QUICK) if kind in quick else kind for kind in KINDS]
 
 
 def why_not(test: pytest.Item) -> str:
-    """Return the reason why a story cannot be played, or an empty string."""
+    """Return the reason why a scenario cannot be played, or an empty string."""
     if ASKED not in ("all", "1") and (ASKED != "quick" or test.get_closest_marker("quick") is None):
         return "takes minutes: asked for with make test-vm"
     if shutil.which("qemu-system-x86_64") is None:
@@ -130,16 +130,16 @@ def directory() -> Path:
 
 
 @pytest.fixture
-def story(request: pytest.FixtureRequest, tmp_path: Path) -> Story:
-    """Runs stories in machines. Disk and tar are made for the first that is played."""
+def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
+    """Runs scenarios in machines. Disk and tar are made for the first that is played."""
     if reason := why_not(request.node):
         pytest.skip(reason)
-    return Story(request.getfixturevalue("directory"), request.getfixturevalue("site"), tmp_path / "out")
+    return Scenario(request.getfixturevalue("directory"), request.getfixturevalue("site"), tmp_path / "out")
 
 
 @dataclass(frozen=True)
-class Story:
-    """Runs a story in a machine.
+class Scenario:
+    """Runs a scenario in a machine.
 
     Attributes:
         directory: The disk's.
@@ -160,14 +160,14 @@ class Story:
         end: str = "all is given back",
         limit: float = LIMIT_S,
     ) -> None:
-        """A story must run to its end.
+        """A scenario must run to its end.
 
         Args:
-            kind: Cgroup version and driver, as ``v2-systemd``; the driver is the story's argument.
-            job: The story's file.
+            kind: Cgroup version and driver, as ``v2-systemd``; the driver is the scenario's argument.
+            job: The scenario's file.
             machine: What the machine is like otherwise.
-            carried: What else the story needs.
-            end: The story's last words.
+            carried: What else the scenario needs.
+            end: The scenario's last words.
             limit: Seconds that it may take.
         """
         cgroup, driver = kind.split("-")
@@ -190,13 +190,13 @@ class Story:
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_partitions(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_partitions.py", Machine(1, 2, 4, 1))
+def test_partitions(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_partitions.py", Machine(1, 2, 4, 1))
 
 
 @pytest.mark.parametrize("kind", [*kinds("v2-systemd", "v1-cgroupfs"), *SELDOM])
-def test_pools(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_pools.py")
+def test_pools(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_pools.py")
 
 
 @pytest.fixture(scope="module")
@@ -215,78 +215,78 @@ def crio(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_pools_on_crio(story: Story, crio: Path, kind: str) -> None:
+def test_pools_on_crio(scenario: Scenario, crio: Path, kind: str) -> None:
     carried = {path.name: path for path in (crio, HERE / "bed.py", HERE / "crio.py", Path(images.__file__))}
-    story.ends_well(kind, "vm_crio.py vm_pools.py", carried=carried)
+    scenario.ends_well(kind, "vm_crio.py vm_pools.py", carried=carried)
 
 
-def test_pools_where_some_controllers_are_on_v2(story: Story) -> None:
+def test_pools_where_some_controllers_are_on_v2(scenario: Scenario) -> None:
     """What v1 leaves is on v2: a search for cpuset, cpu and memory must find those of v1."""
     mixed = Machine(kernel="cgroup_no_v1=blkio,hugetlb,pids")
-    story.ends_well("hybrid-cgroupfs", "vm_pools.py", mixed)
+    scenario.ends_well("hybrid-cgroupfs", "vm_pools.py", mixed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_topology_manager(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_topology.py", replace(FOUR_NODES, cards=(3,)))
+def test_topology_manager(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_topology.py", replace(FOUR_NODES, cards=(3,)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_devices(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_devices.py", carried={"file_plugin.py": HERE / "file_plugin.py"})
+def test_devices(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_devices.py", carried={"file_plugin.py": HERE / "file_plugin.py"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_suppression(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_suppress.py")
+def test_suppression(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_suppress.py")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_quotas(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_quota.py")
+def test_quotas(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_quota.py")
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_release(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_release.py")
+def test_release(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_release.py")
 
 
 @pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
-def test_odd_machine(story: Story, kind: str) -> None:
+def test_odd_machine(scenario: Scenario, kind: str) -> None:
     odd = Machine(
         cores=2, memory_only=1, without_memory=(2,), distances=True, cards=(3,), kernel="isolcpus=12-13"
     )
-    story.ends_well(kind, "vm_odd.py", odd)
+    scenario.ends_well(kind, "vm_odd.py", odd)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_changes(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_changes.py", Machine(nodes=1, plugged=256, distances=True))
+def test_changes(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_changes.py", Machine(nodes=1, plugged=256, distances=True))
 
 
 @pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
-def test_ends_in_the_middle(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_crash.py", Machine(sockets=2, nodes=1))
+def test_ends_in_the_middle(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_crash.py", Machine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd"])
-def test_sets_last(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_lasting.py", Machine(sockets=2, nodes=1))
+def test_sets_last(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_lasting.py", Machine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_drift(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_drift.py", Machine(sockets=2, nodes=1))
+def test_drift(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_drift.py", Machine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd", "v1-systemd"])
-def test_shipped_units(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_unit.py", Machine(sockets=2, nodes=1), {"systemd": REPO / "systemd"})
+def test_shipped_units(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_unit.py", Machine(sockets=2, nodes=1), {"systemd": REPO / "systemd"})
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_hooks(story: Story, kind: str) -> None:
-    story.ends_well(kind, "vm_hooks.py", Machine(sockets=2, nodes=1))
+def test_hooks(scenario: Scenario, kind: str) -> None:
+    scenario.ends_well(kind, "vm_hooks.py", Machine(sockets=2, nodes=1))
 
 
 @pytest.fixture(scope="module")
@@ -309,27 +309,27 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def beside_kubelet(story: Story, kind: str, job: str, **carried: Path) -> None:
-    """Run a story that wants a real kubelet."""
+def beside_kubelet(scenario: Scenario, kind: str, job: str, **carried: Path) -> None:
+    """Run a scenario that wants a real kubelet."""
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
     machine = replace(FOUR_NODES, modules=NETFILTER)
-    story.ends_well(kind, job, machine, {"kubelet": KUBELET, **carried}, "the story ends well")
+    scenario.ends_well(kind, job, machine, {"kubelet": KUBELET, **carried}, "the scenario ends well")
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs"])
-def test_kubelet(story: Story, certificates: Path, kind: str) -> None:
-    beside_kubelet(story, kind, "vm_kubelet.py", certs=certificates)
+def test_kubelet(scenario: Scenario, certificates: Path, kind: str) -> None:
+    beside_kubelet(scenario, kind, "vm_kubelet.py", certs=certificates)
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs"])
-def test_takeover(story: Story, kind: str) -> None:
-    beside_kubelet(story, kind, "vm_takeover.py")
+def test_takeover(scenario: Scenario, kind: str) -> None:
+    beside_kubelet(scenario, kind, "vm_takeover.py")
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v1-cgroupfs", "v2-systemd"])
-def test_beside_kubelet(story: Story, kind: str) -> None:
-    beside_kubelet(story, kind, "vm_beside.py")
+def test_beside_kubelet(scenario: Scenario, kind: str) -> None:
+    beside_kubelet(scenario, kind, "vm_beside.py")
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +358,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", ["v2-systemd"])
 @pytest.mark.parametrize("way", ["hand", "chart"])
 def test_a_node_from_the_package_to_the_purge(
-    story: Story, packages: dict[str, Path], way: str, kind: str
+    scenario: Scenario, packages: dict[str, Path], way: str, kind: str
 ) -> None:
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
@@ -371,11 +371,11 @@ def test_a_node_from_the_package_to_the_purge(
         "chart/turn.py": REPO / "deploy/helm/topoproxy/files/turn.py",
         "chart/leases.py": REPO / "tests/deploy/leases.py",
     }
-    story.ends_well(kind, f"vm_node.py {way}", machine, carried, "the story ends well")
+    scenario.ends_well(kind, f"vm_node.py {way}", machine, carried, "the scenario ends well")
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd"])
-def test_attach_in_each_layout(story: Story, kind: str) -> None:
+def test_attach_in_each_layout(scenario: Scenario, kind: str) -> None:
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
     machine = Machine(sockets=2, nodes=1, cores=2, threads=1, memory=1024, modules=NETFILTER)
@@ -384,7 +384,7 @@ def test_attach_in_each_layout(story: Story, kind: str) -> None:
         "systemd": REPO / "systemd",
         "chart/leases.py": REPO / "tests/deploy/leases.py",
     }
-    story.ends_well(kind, "vm_attach.py", machine, carried, "the story ends well", 1500)
+    scenario.ends_well(kind, "vm_attach.py", machine, carried, "the scenario ends well", 1500)
 
 
 @pytest.fixture
@@ -396,12 +396,12 @@ def plugins() -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd", "v1-cgroupfs"])
-def test_devices_beside_kubelet(story: Story, plugins: list[Path], kind: str) -> None:
-    beside_kubelet(story, kind, "vm_beside_devices.py", **{path.name: path for path in plugins})
+def test_devices_beside_kubelet(scenario: Scenario, plugins: list[Path], kind: str) -> None:
+    beside_kubelet(scenario, kind, "vm_beside_devices.py", **{path.name: path for path in plugins})
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
-def test_cluster(story: Story, tmp_path: Path, kind: str) -> None:
+def test_cluster(scenario: Scenario, tmp_path: Path, kind: str) -> None:
     """A node of a cluster, beside nodes whose CPUs are free on no NUMA node; its control plane runs here."""
     reason = missing("kube-scheduler", "kube-controller-manager")
     if reason or not KUBELET.is_file():
@@ -416,6 +416,6 @@ def test_cluster(story: Story, tmp_path: Path, kind: str) -> None:
             "tests/cluster/api_client.py": REPO / "tests/cluster/api_client.py",
         }
         machine = replace(FOUR_NODES, modules=NETFILTER, network=True)
-        story.ends_well(kind, "vm_cluster.py", machine, carried, "the story ends well", 1500)
+        scenario.ends_well(kind, "vm_cluster.py", machine, carried, "the scenario ends well", 1500)
         assert not bed.fleet.rejected
         assert bed.fleet.double_bookings() == 0

@@ -1,4 +1,4 @@
-"""The story of attaches: a real kubelet in each layout, attached and detached, and attaches that go wrong.
+"""Attaching: a real kubelet in each layout, attached and detached, and attaches that go wrong.
 
 kubelet runs as a unit, and a pod runs all the time. In each layout kubelet's calls must arrive, and after the
 detach every file is as before. Where the runtime is down, or kubelet refuses, an attach undoes itself within
@@ -242,7 +242,7 @@ def main() -> None:
             else:
                 shell("topoproxy detach --yes --timeout 300")
             gone(bed, before, ids, f"{name}, detached")
-    step("the story ends well")
+    step("the scenario ends well")
 
 
 if __name__ == "__main__":

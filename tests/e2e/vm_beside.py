@@ -1,4 +1,4 @@
-"""The story of living beside a real kubelet whose CPU manager is static, in a machine of 4 NUMA nodes.
+"""The scenario of living beside a real kubelet whose CPU manager is static, in a machine of 4 NUMA nodes.
 
 kubelet gives CPUs to pods and reconciles every few seconds; ours owns nothing that kubelet gave. What kubelet
 pinned stays where it is, the others are off these CPUs, an LSE pod has CPUs of which kubelet knows nothing,
@@ -129,7 +129,7 @@ def main() -> None:
     print(bed.daemon.ask("status").stdout, flush=True)
     bed.stop_kubelet()
     assert bed.daemon.stop() == 0
-    step("the story ends well")
+    step("the scenario ends well")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The story of devices beside a real kubelet that has device plug-ins too, in a machine of 4 NUMA nodes.
+"""The scenario of devices beside a real kubelet that has device plug-ins too, in a machine of 4 NUMA nodes.
 
 kubelet's CPU, memory and topology managers are off; its device manager continues. Two plug-ins register with
 it: virtual functions, two on each node, and the sample of Kubernetes, which reports no nodes. One plug-in
@@ -303,7 +303,7 @@ def main() -> None:
         ours.kill9()
     bed.stop_kubelet()
     assert bed.daemon.stop() == 0
-    step("the story ends well")
+    step("the scenario ends well")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The story of a machine that changes: CPUs that go under load, SMT switched off, a memory node taken out.
+"""The scenario of a machine that changes: CPUs that go under load, SMT switched off, a memory node taken out.
 
 2 sockets with a NUMA node of 4 cores each, 16 CPUs, and a third node that is only memory and can be taken
 out. CPUs 0-1 are reserved, and CPU 1 is kept for class SYSTEM: it is gone while SMT is off. The daemon

@@ -1,4 +1,4 @@
-"""The story of a node in a cluster: containers run on the CPUs that the scheduler extender has reserved.
+"""The scenario of a node in a cluster: containers run on the CPUs that the scheduler extender has reserved.
 
 The node has 4 NUMA nodes; containerd, the daemon, the cluster agent and kubelet run on it. etcd, API server,
 controllers, kube-scheduler and the extender run outside of the machine. The other nodes are objects: each has
@@ -321,7 +321,7 @@ def main() -> None:
     step(f"reported: {'; '.join(reported) or 'no problems'}")
     bed.stop_kubelet()
     assert bed.daemon.stop() == 0
-    step("the story ends well")
+    step("the scenario ends well")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The story of ends in the middle: the daemon is killed in each phase of a container's life, and containerd.
+"""Kills in the middle of calls: the daemon is killed in each phase of a container's life, and containerd.
 
 Containerd is frozen where a phase is to last. After each end nothing may share an owner's CPUs, and what was
 asked for is finished by asking again, as kubelet does.
@@ -32,7 +32,7 @@ OWN = CpuSet(list(node_cpus(1))[:4])
 
 
 class Watch:
-    """Looks all the time whether anybody else runs on what is owned."""
+    """Checks all the time whether another container runs on an owner's CPUs."""
 
     def __init__(self, node: Node) -> None:
         self._groups = [node.group(name) for name in OTHERS]
@@ -48,7 +48,7 @@ class Watch:
             if owner is None:
                 continue
             with suppress(OSError):
-                own = place_in(owner)  # in force: in a fence a wrong set in the file is not
+                own = place_in(owner)  # where a limit is set, a wrong set in the file has no effect
                 for directory in self._groups:
                     found = place_in(directory)
                     both = own.effective & reduce(or_, found.tasks, found.effective)
@@ -57,7 +57,7 @@ class Watch:
                 self.looks += 1
 
     def owner(self, directory: Path | None) -> None:
-        """The owners of CPUs now."""
+        """Set the cgroup of the owner to watch; None for none."""
         self._owner = directory
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
-"""A story on CRI-O in a virtual machine: it is started beside containerd, and the story is run where it is.
+"""A scenario on CRI-O in a virtual machine: CRI-O is started beside containerd, and the scenario runs on it.
 
-    python3 vm_crio.py STORY cgroupfs|systemd
+    python3 vm_crio.py SCENARIO cgroupfs|systemd
 
 What CRI-O needs and the disk has not is carried: its programs, conmon, and the libraries of that.
 """
@@ -25,12 +25,12 @@ os.environ["TOPOPROXY_CRIO"] = str(HERE / "crio-programs")
 
 from crio import CrioBed  # noqa: E402  it reads what was set just now
 
-story, driver = sys.argv[1:]
+scenario, driver = sys.argv[1:]
 made = CrioBed(Path("/run/bed"), driver).start()
 print(f"CRI-O is there: {made.socket}", flush=True)
 try:
     settings = {**os.environ, "TOPOPROXY_RUNTIME": str(made.socket)}
-    done = subprocess.run([sys.executable, str(HERE / story), driver], env=settings, check=False)
+    done = subprocess.run([sys.executable, str(HERE / scenario), driver], env=settings, check=False)
 finally:
     shutil.copy(made.log, "/out/crio.log")
     made.stop()

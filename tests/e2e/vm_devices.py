@@ -1,4 +1,4 @@
-"""The story of devices that topoproxy assigns, in a virtual machine of 2 sockets with 2 NUMA nodes each.
+"""The scenario of devices that topoproxy assigns, in a virtual machine of 2 sockets with 2 NUMA nodes each.
 
 A device plug-in reports two devices on each node. Under ``single-numa-node`` pods of four CPUs and two
 devices get both on one node. The next one is refused, until devices are free again. An unhealthy device is
@@ -47,7 +47,7 @@ class Plugin:
 
     def start(self) -> None:
         line = [sys.executable, "file_plugin.py", str(PLUGIN), str(SOCKETS), RESOURCE]
-        with Path("/out/plugin.log").open("ab") as log:  # a story that fails does not wait for its output
+        with Path("/out/plugin.log").open("ab") as log:  # a scenario that fails does not wait for its output
             self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill9(self) -> None:

@@ -1,4 +1,4 @@
-"""The story of drift: another program writes cpusets, and there is no comparison for an hour.
+"""The scenario of drift: another program writes cpusets, and there is no comparison for an hour.
 
 The kernel reports of a write to a container's group, and on cgroup v2 of one to the groups above it, which
 bound what takes effect. A writer that continues is reported as a problem.

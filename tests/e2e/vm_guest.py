@@ -1,6 +1,6 @@
-"""What the stories of ``test_vm.py`` need inside a virtual machine, as root, beside containerd.
+"""What the scenarios of ``test_vm.py`` need inside a virtual machine, as root, beside containerd.
 
-A story starts the daemon in front of containerd, and after each step the kernel's files, the tasks' own
+A scenario starts the daemon in front of containerd, and after each step the kernel's files, the tasks' own
 affinity and sysfs say whether containers are where they belong. Everything is about 25 times slower than on
 metal, so that time limits are long.
 """

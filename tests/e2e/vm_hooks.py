@@ -1,4 +1,4 @@
-"""The story of hooks, in a virtual machine with cgroup v2 and either driver.
+"""The scenario of hooks, in a virtual machine with cgroup v2 and either driver.
 
 What hooks want of CPUs, memory nodes, weights, quotas, files of cgroup v2 and a pod's cgroup must be in the
 kernel, and stay there over updates, systemd's reloads and a daemon that is killed.

@@ -1,4 +1,4 @@
-"""The story of a real kubelet, standalone on static pods, in a virtual machine of 4 NUMA nodes.
+"""The scenario of a real kubelet, standalone on static pods, in a virtual machine of 4 NUMA nodes.
 
 kubelet's own managers are off; the daemon decides, with ``restricted`` and scope ``pod``, and asks kubelet
 what the CRI does not carry: over TLS with a client certificate, at the read-only port, through the pods API.
@@ -403,7 +403,7 @@ def main() -> None:
     other_sources(bed)
     bed.stop_kubelet()
     assert bed.daemon.stop() == 0
-    step("the story ends well")
+    step("the scenario ends well")
 
 
 if __name__ == "__main__":

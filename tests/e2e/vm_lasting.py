@@ -1,4 +1,4 @@
-"""The story of sets that last, on cgroup v2 with systemd and a runc that sends it wrong sets.
+"""The scenario of sets that last, on cgroup v2 with systemd and a runc that sends it wrong sets.
 
 What systemd would write is what the kernel has: neither a reload nor a change of another property moves
 anybody, whether the daemon lives or not. What runc or another program sends systemd is put right.

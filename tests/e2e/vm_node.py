@@ -1,4 +1,4 @@
-"""The story of a node: README's three commands, an upgrade and a downgrade, a kill, and off without a trace.
+"""A node's life: README's three commands, an upgrade and a downgrade, a kill, and a removal without a trace.
 
 kubelet is a unit as kubeadm leaves it (its endpoint is in config.yaml and instance-config.yaml), and static
 pods run before topoproxy comes. At the end each file of the node is as it was before. With ``chart`` the
@@ -282,7 +282,7 @@ def main() -> None:
     before = files()
     assert len(before) > 1000
     {"hand": by_hand, "chart": by_chart}[sys.argv[1]](bed, before)
-    step("the story ends well")
+    step("the scenario ends well")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The story of an odd machine: NUMA nodes without memory and without CPUs, isolated CPUs, CPUs that go away.
+"""An odd machine: NUMA nodes without memory and without CPUs, isolated CPUs, CPUs that go offline.
 
 2 sockets with 2 NUMA nodes of 2 cores each, and 16 CPUs. Node 2 has CPUs and no memory, node 4 has memory
 and no CPUs, CPUs 12-13 of node 3 are isolated, and a network card is on node 3. Each place is checked as a

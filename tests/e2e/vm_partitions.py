@@ -1,4 +1,4 @@
-"""The story of partitions, in a virtual machine with cgroup v2 and either driver.
+"""The scenario of partitions, in a virtual machine with cgroup v2 and either driver.
 
 Where the kernel has ``cpuset.cpus.exclusive`` (Linux 6.7) an owner's CPUs must really be a partition, and the
 whole node must stay off them; where it has not, its reason must be shown, and nothing else may be different.

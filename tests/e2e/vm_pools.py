@@ -1,4 +1,4 @@
-"""The story of the pools, in a virtual machine with several NUMA nodes.
+"""The scenario of the pools, in a virtual machine with several NUMA nodes.
 
 Owners on CPUs of an annotation and on CPUs that the daemon picks, with the memory of their nodes; the
 others leave before them; neither updates nor crashes nor systemd change that.
@@ -147,7 +147,7 @@ class Node:
 
 @contextmanager
 def frozen_runtime() -> Iterator[None]:
-    """The runtime hears nothing meanwhile."""
+    """Stop the runtime (SIGSTOP) meanwhile: it receives nothing."""
     pid = int(subprocess.check_output(["pidof", RUNTIME.stem], text=True).split()[0])
     os.kill(pid, signal.SIGSTOP)
     try:

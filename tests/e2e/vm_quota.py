@@ -1,4 +1,4 @@
-"""The story of CFS quotas, in a virtual machine with cgroup v2 and either driver.
+"""The scenario of CFS quotas, in a virtual machine with cgroup v2 and either driver.
 
 python3 vm_quota.py cgroupfs|systemd
 """

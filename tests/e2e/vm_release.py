@@ -1,4 +1,4 @@
-"""The story of leaving, and of memory nodes, in a virtual machine with several NUMA nodes.
+"""The scenario of leaving, and of memory nodes, in a virtual machine with several NUMA nodes.
 
 Memory of an owner is where it was decided; another program's write is seen and repaired as far as no memory
 moves; after a release every container is as one that was never ours; undone, owners have their CPUs again.

@@ -1,4 +1,4 @@
-"""The story of ``test_vm.py`` about BE suppression by CPUs: real counters, real load, 32 CPUs."""
+"""The scenario of ``test_vm.py`` about BE suppression by CPUs: real counters, real load, 32 CPUs."""
 
 from __future__ import annotations
 

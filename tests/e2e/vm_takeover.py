@@ -1,4 +1,4 @@
-"""The story of a takeover: from a real kubelet's static CPU manager and back, in a machine of 4 NUMA nodes.
+"""A takeover: from a real kubelet's static CPU manager and back, in a machine of 4 NUMA nodes.
 
 kubelet has given CPUs to a pod. The takeover starts, a new pod gets other CPUs than kubelet names, kubelet is
 started under ``none`` with the file that ``finish`` wrote, then under ``static`` with the one of ``revert``.
@@ -36,7 +36,7 @@ REFUSALS = ("differs from state checkpoint policy", "could not restore state fro
 
 
 class TakenBed(Bed):
-    """kubelet with a CPU manager policy of the story's choice."""
+    """kubelet with a CPU manager policy of the scenario's choice."""
 
     def start_under(self, policy: str) -> None:
         """Start kubelet, and see that it is the one start that it took."""
@@ -159,7 +159,7 @@ def main() -> None:
     assert not any(words in LOG.read_text() for words in REFUSALS)
     bed.stop_kubelet()
     assert bed.daemon.stop() == 0
-    step("the story ends well")
+    step("the scenario ends well")
 
 
 if __name__ == "__main__":

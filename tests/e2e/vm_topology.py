@@ -1,4 +1,4 @@
-"""The story of the topology manager, in a virtual machine of 2 sockets with 2 NUMA nodes of 8 CPUs each.
+"""The scenario of the topology manager, in a virtual machine of 2 sockets with 2 NUMA nodes of 8 CPUs each.
 
 CPUs 0-1 are reserved, memory is counted, a network card is on node 3. Under ``restricted`` pods are put onto
 one node each, until one fits only across nodes; that one is refused, and placed under ``best-effort``. With

@@ -1,4 +1,4 @@
-"""The story of the shipped units, as systemd runs them: what they permit is enough, and no more.
+"""The scenario of the shipped units, as systemd runs them: what they permit is enough, and no more.
 
 The whole directory ``systemd/`` is copied to where units are. The service must place containers, put a cpuset
 back that another program wrote, survive a kill and a restart, and come to rest, all within its limits.

@@ -45,7 +45,7 @@ from tests.engine.test_handle import (
     REST,
     SHARED,
     SHARER,
-    story,
+    scenario,
 )
 from tests.testkit.changed_copy import changed_copy
 
@@ -87,20 +87,20 @@ def test_a_create_that_owns_waits_for_its_reservation() -> None:
     answer = create(EMPTY, CreateRequested(LSE, "c", 0, FOUR, "t"))
     assert isinstance(answer, ReserveFirst)
     assert answer.container.placement.exclusive == OWN
-    play = story(RESERVED)
+    play = scenario(RESERVED)
     assert play >> CreateResumed(CREATING) << ReserveFirst(CREATING)
     assert play >> CreateResumed(CREATING, is_reserved=True) << Forward(OWN, OWN, Mask((0,)))
 
 
 def test_the_quota_of_an_owner_is_carried_where_quotas_are_written() -> None:
-    play = story(with_facts(RESERVED, cpu_groups=True))
+    play = scenario(with_facts(RESERVED, cpu_groups=True))
     assert play >> CreateResumed(CREATING, is_reserved=True) << Forward(OWN, OWN, Mask((0,)), -1)
 
 
 def test_what_hooks_have_named_is_recorded_first() -> None:
     placement = changed_copy(SHARER.placement, hook_cpus=CpuSet.parse("4-5"))
     narrowed = changed_copy(SHARER, phase=Phase.CREATING, placement=placement)
-    play = story(NodeState.of(NODE, [LS], [narrowed]))
+    play = scenario(NodeState.of(NODE, [LS], [narrowed]))
     assert play >> CreateResumed(narrowed) << ReserveFirst(narrowed)
     cpus = CpuSet.parse("4-5")
     assert play >> CreateResumed(narrowed, is_reserved=True) << Forward(cpus, cpus, BOTH)
@@ -119,20 +119,20 @@ REASON = AbortReason("pod ns/ls is on CPU 0", OWN, public="another pod is on CPU
 
 @pytest.mark.parametrize(("name_others", "words"), [(True, REASON.message), (False, REASON.public_message)])
 def test_a_create_whose_cpus_cannot_be_freed_is_refused(name_others: bool, words: str) -> None:
-    play = story(NodeState.empty(changed_copy(NODE, admission=AdmissionRules(name_others=name_others))))
+    play = scenario(NodeState.empty(changed_copy(NODE, admission=AdmissionRules(name_others=name_others))))
     refusal = Refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot free CPUs for {CREATING.ref}: {words}")
     assert play >> CreateNotReserved(CREATING, REASON) << refusal
 
 
 def test_a_create_that_is_over_goes_on_as_it_came() -> None:
-    assert story(OWNED) >> CreateResumed(changed_copy(CREATING, id="gone"), is_reserved=True) << UNCHANGED
+    assert scenario(OWNED) >> CreateResumed(changed_copy(CREATING, id="gone"), is_reserved=True) << UNCHANGED
 
 
 @pytest.mark.parametrize("mode", NOT_APPLIED)
 def test_no_create_is_changed_where_the_plan_is_not_applied(mode: NodeMode) -> None:
     assert create(under(OWNED, mode), CreateRequested(LS, "d", 0, Request(), "t")) == UNCHANGED
     assert create(under(EMPTY, mode), CreateRequested(LSE, "c", 0, FOUR, "t")) == UNCHANGED
-    play = story(under(RESERVED, mode))
+    play = scenario(under(RESERVED, mode))
     assert play >> CreateResumed(CREATING, is_reserved=True) << UNCHANGED
     assert play >> CreateNotReserved(CREATING, REASON) << UNCHANGED
 
@@ -164,14 +164,14 @@ TO_START = NodeState.of(NODE, [LS, LSE], [changed_copy(one, phase=Phase.CREATED)
 
 
 def test_a_start_with_what_the_runtime_has_saved_goes_on_at_once() -> None:
-    play = story(TO_START)
+    play = scenario(TO_START)
     assert play >> StartRequested("ls") << PrepareStart("ls")
     assert play >> SavedCpusLearned("ls", REST)
     assert play >> StartRequested("ls") << ForwardStart(REST)
 
 
 def test_a_start_that_was_prepared_carries_what_is_saved() -> None:
-    play = story(TO_START)
+    play = scenario(TO_START)
     assert play >> StartRequested("lse", is_prepared=True) << ForwardStart(OWN)
     assert play >> SavedCpusLearned("lse", ALL)
     assert play >> StartRequested("lse", is_prepared=True) << ForwardStart(ALL)
@@ -179,11 +179,11 @@ def test_a_start_that_was_prepared_carries_what_is_saved() -> None:
 
 def test_a_start_that_cannot_be_prepared_is_refused() -> None:
     refusal = Refuse(GrpcStatus.FAILED_PRECONDITION, "cannot start container lse: busy")
-    assert story(TO_START) >> StartRequested("lse", obstacle="busy") << refusal
+    assert scenario(TO_START) >> StartRequested("lse", obstacle="busy") << refusal
 
 
 def test_a_start_of_what_is_not_known_or_has_started_goes_on_as_it_came() -> None:
-    play = story(OWNED)
+    play = scenario(OWNED)
     assert play >> StartRequested("unknown") << PrepareStart("unknown")
     assert play >> StartRequested("unknown", is_prepared=True) << UNCHANGED
     assert play >> StartRequested("ls", is_prepared=True) << UNCHANGED
@@ -191,14 +191,14 @@ def test_a_start_of_what_is_not_known_or_has_started_goes_on_as_it_came() -> Non
 
 @pytest.mark.parametrize("mode", NOT_APPLIED)
 def test_no_start_waits_where_the_plan_is_not_applied(mode: NodeMode) -> None:
-    assert story(under(TO_START, mode)) >> StartRequested("lse") << ForwardStart(ALL), "it may have any"
+    assert scenario(under(TO_START, mode)) >> StartRequested("lse") << ForwardStart(ALL), "it may have any"
 
 
 # -- updates ------------------------------------------------------------------------------------------------
 
 
 def test_an_update_goes_on_with_the_cpus_of_the_container() -> None:
-    play = story(OWNED)
+    play = scenario(OWNED)
     assert play >> UpdateRequested("ls", "", "", 0) << Forward(REST, REST, BOTH)
     assert play >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, Mask((0,)))
 
@@ -206,19 +206,19 @@ def test_an_update_goes_on_with_the_cpus_of_the_container() -> None:
 def test_the_sets_that_a_client_names_are_kept_for_the_release() -> None:
     request = changed_copy(SHARER.request, cpuset_cpus="0-7", cpuset_mems="0")
     asked, answer = changed_copy(SHARER, request=request), Forward(REST, REST, BOTH)
-    play = story(OWNED)
+    play = scenario(OWNED)
     assert play >> UpdateRequested("ls", "0-7", "0", 0) << PutRecord("c/ls", asked) << answer
     assert play.state.containers["ls"] == asked
     assert play >> UpdateRequested("ls", "0-7", "", 0) << answer
 
 
 def test_the_sets_of_kubelets_static_policy_are_not_kept() -> None:
-    play = story(with_facts(OWNED, cpu_manager=CpuManager("static")))
+    play = scenario(with_facts(OWNED, cpu_manager=CpuManager("static")))
     assert play >> UpdateRequested("ls", "0-7", "0", 0) << Forward(REST, REST, BOTH)
 
 
 def test_an_update_carries_the_quota_of_an_owner_and_records_the_clients() -> None:
-    play = story(with_facts(OWNED, cpu_groups=True))
+    play = scenario(with_facts(OWNED, cpu_groups=True))
     record = PutRecord("qc/lse", {"quota": 170_000, "group": ""})
     play >> UpdateRequested("lse", "", "", 170_000) << record << Forward(OWN, OWN, Mask((0,)), -1)
     assert play.state.facts.quotas.records == {CONTAINER + "lse": QuotaRecord(170_000)}
@@ -227,25 +227,25 @@ def test_an_update_carries_the_quota_of_an_owner_and_records_the_clients() -> No
 
 def test_a_client_that_ends_a_quota_ends_its_record_too() -> None:
     known = RemovedQuotas({CONTAINER + "ls": QuotaRecord(5)})
-    play = story(with_facts(OWNED, quotas=known))
+    play = scenario(with_facts(OWNED, quotas=known))
     assert play >> UpdateRequested("ls", "", "", -1) << PutRecord("qc/ls", None) << Forward(REST, REST, BOTH)
 
 
 def test_an_update_names_the_memory_nodes_where_the_memory_is() -> None:
     wide = changed_copy(OWNER, placement=changed_copy(OWNER.placement, mems=Mask((0,))))
     state = with_facts(NodeState.of(NODE, [LSE], [wide]), mems=MemoryBindings(wide={"lse": BOTH}))
-    assert story(state) >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, BOTH)
+    assert scenario(state) >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, BOTH)
 
 
 def test_an_update_of_what_is_not_known_or_has_exited_goes_on_as_it_came() -> None:
     exited = NodeState.of(NODE, [LS], [changed_copy(SHARER, phase=Phase.EXITED)])
-    assert story(exited) >> UpdateRequested("ls", "0-7", "", 5) << UNCHANGED
-    assert story(SHARED) >> UpdateRequested("unknown", "0-7", "", 5) << UNCHANGED
+    assert scenario(exited) >> UpdateRequested("ls", "0-7", "", 5) << UNCHANGED
+    assert scenario(SHARED) >> UpdateRequested("unknown", "0-7", "", 5) << UNCHANGED
 
 
 @pytest.mark.parametrize("mode", NOT_APPLIED)
 def test_no_update_is_changed_where_the_plan_is_not_applied(mode: NodeMode) -> None:
     request = changed_copy(SHARER.request, cpuset_cpus="0-7", cpuset_mems="0")
     asked = changed_copy(SHARER, request=request)
-    play = story(under(OWNED, mode))
+    play = scenario(under(OWNED, mode))
     assert play >> UpdateRequested("ls", "0-7", "0", 5) << PutRecord("c/ls", asked) << UNCHANGED

@@ -58,7 +58,7 @@ NICS = {f"nic{i}": RegisteredDevice(f"nic{i}", Mask((i // 2,))) for i in range(4
 ANSWER = AllocateAnswer(envs={"NIC": "nic0"}, devices=(DeviceNode("/dev/nic0", "/dev/nic0", "rw"),))
 
 
-class Story:
+class Scenario:
     """A node with NICs, and what happens to it."""
 
     def __init__(self, node: Node = NODE, **devices: Any) -> None:
@@ -102,40 +102,42 @@ def records(effects: NodeEffects) -> dict[str, object]:
 
 
 def test_the_newest_list_of_a_resource_counts() -> None:
-    story = Story()
-    assert story.state.devices.available(NIC) == NICS.keys()
+    scenario = Scenario()
+    assert scenario.state.devices.available(NIC) == NICS.keys()
     ill = RegisteredDevice("nic0", Mask((0,)), healthy=False)
-    assert story.play(DevicesChanged(NIC, {"nic0": ill, "nic1": NICS["nic1"]})) == (), "it is known already"
-    assert story.state.devices.available(NIC) == {"nic1"}
-    story.play(TakeoverChanged(not NODE.static, CpuSet()))
-    assert story.state.devices.available(NIC) == {"nic1"}, "other rules leave the devices"
-    assert records(story.play(DevicesChanged(NIC, None))) == {f"dr/{NIC}": None}
-    assert story.state.devices.registered == {}
-    assert story.play(DevicesChanged(NIC, None)) == (), "withdrawn twice"
+    assert scenario.play(DevicesChanged(NIC, {"nic0": ill, "nic1": NICS["nic1"]})) == (), (
+        "it is known already"
+    )
+    assert scenario.state.devices.available(NIC) == {"nic1"}
+    scenario.play(TakeoverChanged(not NODE.static, CpuSet()))
+    assert scenario.state.devices.available(NIC) == {"nic1"}, "other rules leave the devices"
+    assert records(scenario.play(DevicesChanged(NIC, None))) == {f"dr/{NIC}": None}
+    assert scenario.state.devices.registered == {}
+    assert scenario.play(DevicesChanged(NIC, None)) == (), "withdrawn twice"
 
 
 def test_a_create_reserves_devices_and_goes_on_with_the_answers() -> None:
-    story = Story()
-    pod = story.pod("a", ask(2))
-    effects = story.play(CreateRequested(pod, "c", 0, Request(), "a/c"))
-    container = story.state.containers["a/c"]
+    scenario = Scenario()
+    pod = scenario.pod("a", ask(2))
+    effects = scenario.play(CreateRequested(pod, "c", 0, Request(), "a/c"))
+    container = scenario.state.containers["a/c"]
     assert effects[-1].answer == AllocateFirst(container)  # type: ignore[union-attr]
     assert container.placement.devices == ((NIC, ("nic0", "nic1")),)
     assert container.placement.pool is Pool.SHARED, "it owns no CPUs"
     assert records(effects) == {"d/a": {"c": {NIC: {"ids": ("nic0", "nic1"), "answer": None}}}}
-    done = story.play(DevicesAllocated("a", "c", {NIC: ANSWER, GPU: ANSWER}, {NIC: ("nic0", "nic1")}))
+    done = scenario.play(DevicesAllocated("a", "c", {NIC: ANSWER, GPU: ANSWER}, {NIC: ("nic0", "nic1")}))
     assert load_record(records(done)["d/a"])["c"][NIC].answer == ANSWER  # type: ignore[arg-type]
-    assert story.state.devices.answers_of("a", "c") == {NIC: ANSWER}, "of what it holds"
-    assert isinstance(story.play(CreateResumed(container))[-1], Forward)
+    assert scenario.state.devices.answers_of("a", "c") == {NIC: ANSWER}, "of what it holds"
+    assert isinstance(scenario.play(CreateResumed(container))[-1], Forward)
 
 
 def test_two_creates_at_the_same_time_get_different_devices() -> None:
-    story = Story()
-    one, two, three = (story.pod(uid, ask(2)) for uid in "abc")
-    assert isinstance(story.create(one), AllocateFirst)
-    assert isinstance(story.create(two), AllocateFirst), "while Allocate of the first is in flight"
-    assert story.held(one) | story.held(two) == NICS.keys()
-    refusal = story.create(three)
+    scenario = Scenario()
+    one, two, three = (scenario.pod(uid, ask(2)) for uid in "abc")
+    assert isinstance(scenario.create(one), AllocateFirst)
+    assert isinstance(scenario.create(two), AllocateFirst), "while Allocate of the first is in flight"
+    assert scenario.held(one) | scenario.held(two) == NICS.keys()
+    refusal = scenario.create(three)
     assert isinstance(refusal, Refuse)
     assert refusal.message == (
         f"UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for {NIC}."
@@ -144,116 +146,121 @@ def test_two_creates_at_the_same_time_get_different_devices() -> None:
 
 
 def test_a_failed_allocate_gives_back_what_was_reserved() -> None:
-    story = Story()
-    pod = story.pod("a", ask(3))
-    story.create(pod)
-    assert records(story.play(AllocateFailed("a", "c", {NIC: ("nic0", "nic1", "nic2")}))) == {"d/a": None}
-    refused = story.play(CreateWithoutDevices(story.state.containers["a/c"], "it hangs"))
+    scenario = Scenario()
+    pod = scenario.pod("a", ask(3))
+    scenario.create(pod)
+    assert records(scenario.play(AllocateFailed("a", "c", {NIC: ("nic0", "nic1", "nic2")}))) == {"d/a": None}
+    refused = scenario.play(CreateWithoutDevices(scenario.state.containers["a/c"], "it hangs"))
     assert NotifyFailed("a/c") in refused
     assert refused[-1] == Refuse(
         9, "UnexpectedAdmissionError: Allocate failed due to it hangs, which is unexpected (ns/a/c)"
     )
-    assert (story.state.devices.available(NIC), story.state.containers.get("a/c")) == (NICS.keys(), None)
+    assert (scenario.state.devices.available(NIC), scenario.state.containers.get("a/c")) == (
+        NICS.keys(),
+        None,
+    )
     asked = {NIC: ("nic0", "nic1", "nic2")}
-    assert story.play(AllocateFailed("a", "c", asked)) == ()
-    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER}, asked)) == (), "the answer comes too late"
-    assert isinstance(story.create(pod), AllocateFirst), "the next attempt"
+    assert scenario.play(AllocateFailed("a", "c", asked)) == ()
+    assert scenario.play(DevicesAllocated("a", "c", {NIC: ANSWER}, asked)) == (), "the answer comes too late"
+    assert isinstance(scenario.create(pod), AllocateFirst), "the next attempt"
 
 
 def test_devices_stay_with_a_container_until_its_pod_goes() -> None:
-    story = Story()
-    pod = story.pod("a", ask())
-    story.create(pod)
-    story.given(pod)
-    story.play(CreateWithoutDevices(story.state.containers["a/c"], "a hook refuses"))
-    assert story.held(pod) == {"nic0"}, "the next attempt gets the same"
-    story.play(DevicesChanged(NIC, {}))
-    assert isinstance(story.create(pod), AllocateFirst), "although it has vanished"
-    assert isinstance(story.given(pod), Forward)
-    story.play(DevicesChanged(NIC, None))
-    assert isinstance(story.create(pod), AllocateFirst), "although the resource was withdrawn"
-    story.play(DevicesChanged(NIC, NICS))
+    scenario = Scenario()
+    pod = scenario.pod("a", ask())
+    scenario.create(pod)
+    scenario.given(pod)
+    scenario.play(CreateWithoutDevices(scenario.state.containers["a/c"], "a hook refuses"))
+    assert scenario.held(pod) == {"nic0"}, "the next attempt gets the same"
+    scenario.play(DevicesChanged(NIC, {}))
+    assert isinstance(scenario.create(pod), AllocateFirst), "although it has vanished"
+    assert isinstance(scenario.given(pod), Forward)
+    scenario.play(DevicesChanged(NIC, None))
+    assert isinstance(scenario.create(pod), AllocateFirst), "although the resource was withdrawn"
+    scenario.play(DevicesChanged(NIC, NICS))
     again = structs.replace(pod, sandbox_id="s2", attempt=1)
-    story.play(SandboxRunning(again))
-    story.play(SandboxStopped("s-a"))
-    assert story.held(pod) == {"nic0"}, "the pod has another sandbox"
-    assert records(story.play(SandboxRemoved("s2")))["d/a"] is None
-    assert story.state.devices.available(NIC) == NICS.keys()
+    scenario.play(SandboxRunning(again))
+    scenario.play(SandboxStopped("s-a"))
+    assert scenario.held(pod) == {"nic0"}, "the pod has another sandbox"
+    assert records(scenario.play(SandboxRemoved("s2")))["d/a"] is None
+    assert scenario.state.devices.available(NIC) == NICS.keys()
 
 
 def test_a_create_whose_sandbox_was_stopped_meanwhile_is_refused() -> None:
-    story = Story()
-    pod = story.pod("a", ask())
-    story.create(pod)
-    story.play(SandboxStopped("s-a"))
-    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER}, {NIC: ("nic0",)})) == ()
-    refused = story.play(CreateResumed(story.state.containers["a/c"]))[-1]
+    scenario = Scenario()
+    pod = scenario.pod("a", ask())
+    scenario.create(pod)
+    scenario.play(SandboxStopped("s-a"))
+    assert scenario.play(DevicesAllocated("a", "c", {NIC: ANSWER}, {NIC: ("nic0",)})) == ()
+    refused = scenario.play(CreateResumed(scenario.state.containers["a/c"]))[-1]
     assert isinstance(refused, Refuse)
     assert "they were released with its sandbox" in refused.message
 
 
 def test_an_answer_for_devices_that_have_gone_is_not_one_for_those_that_came_after_them() -> None:
-    story = Story()
-    pod = story.pod("a", ask())
-    story.create(pod)
-    story.play(SandboxStopped("s-a"))
-    other = story.pod("b", ask())
-    story.create(other)
+    scenario = Scenario()
+    pod = scenario.pod("a", ask())
+    scenario.create(pod)
+    scenario.play(SandboxStopped("s-a"))
+    other = scenario.pod("b", ask())
+    scenario.create(other)
     again = structs.replace(pod, sandbox_id="s2", attempt=1)
-    story.play(SandboxRunning(again))
-    story.play(CreateRequested(again, "c", 1, Request(), "a/c2"))
-    assert (story.held(pod), story.held(other)) == ({"nic1"}, {"nic0"})
+    scenario.play(SandboxRunning(again))
+    scenario.play(CreateRequested(again, "c", 1, Request(), "a/c2"))
+    assert (scenario.held(pod), scenario.held(other)) == ({"nic1"}, {"nic0"})
     late = {NIC: ("nic0",)}
-    assert story.play(DevicesAllocated("a", "c", {NIC: ANSWER}, late)) == ()
-    assert story.play(AllocateFailed("a", "c", late)) == ()
-    assert story.state.devices.unanswered("a", "c") == {NIC: ("nic1",)}
+    assert scenario.play(DevicesAllocated("a", "c", {NIC: ANSWER}, late)) == ()
+    assert scenario.play(AllocateFailed("a", "c", late)) == ()
+    assert scenario.state.devices.unanswered("a", "c") == {NIC: ("nic1",)}
 
 
 def test_a_plug_in_is_asked_for_its_preference_before_anything_changes() -> None:
-    story = Story()
-    pod = story.pod("a", ask(2))
-    before = story.state
-    question = story.create(pod, preferred={("c", NIC): None})
+    scenario = Scenario()
+    pod = scenario.pod("a", ask(2))
+    before = scenario.state
+    question = scenario.create(pod, preferred={("c", NIC): None})
     assert question == QueryPreference("c", NIC, frozenset(NICS), frozenset(), 2)
-    assert story.state is before
-    story.create(pod, preferred={("c", NIC): ("nic3", "nic1", "nic9")})
-    assert story.held(pod) == {"nic1", "nic3"}
-    other = story.pod("b", ask(2))
-    answer = story.create(other, preferred={("c", NIC): ("nic1",), ("d", NIC): None})
+    assert scenario.state is before
+    scenario.create(pod, preferred={("c", NIC): ("nic3", "nic1", "nic9")})
+    assert scenario.held(pod) == {"nic1", "nic3"}
+    other = scenario.pod("b", ask(2))
+    answer = scenario.create(other, preferred={("c", NIC): ("nic1",), ("d", NIC): None})
     assert isinstance(answer, AllocateFirst), "what has been given away meanwhile does not count"
-    assert story.held(other) == {"nic0", "nic2"}
+    assert scenario.held(other) == {"nic0", "nic2"}
 
 
 def test_devices_are_near_to_the_cpus_of_their_container() -> None:
-    story = Story(Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE))
+    scenario = Scenario(
+        Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE)
+    )
     four = Request(4096, 400_000, 100_000)
     amounts = {"cpu": 4000, "memory": 1}
-    first = story.pod("a", ask(1, **amounts), kube=KubeQos.GUARANTEED)
-    story.create(story.pod("x", ask(1)))
-    story.create(story.pod("y", ask(1)))
-    assert isinstance(story.create(first, request=four), AllocateFirst)
-    assert (str(story.state.containers["a/c"].placement.exclusive), story.held(first)) == (
+    first = scenario.pod("a", ask(1, **amounts), kube=KubeQos.GUARANTEED)
+    scenario.create(scenario.pod("x", ask(1)))
+    scenario.create(scenario.pod("y", ask(1)))
+    assert isinstance(scenario.create(first, request=four), AllocateFirst)
+    assert (str(scenario.state.containers["a/c"].placement.exclusive), scenario.held(first)) == (
         "4-5,12-13",
         {"nic2"},
     )
-    assert isinstance(story.given(first), ReserveFirst), "then its CPUs are reserved"
-    wide = story.pod("b", ask(2, **amounts), kube=KubeQos.GUARANTEED)
-    refusal = story.create(wide, request=four)
+    assert isinstance(scenario.given(first), ReserveFirst), "then its CPUs are reserved"
+    wide = scenario.pod("b", ask(2, **amounts), kube=KubeQos.GUARANTEED)
+    refusal = scenario.create(wide, request=four)
     assert isinstance(refusal, Refuse)
-    assert story.held(wide) == set()
+    assert scenario.held(wide) == set()
 
 
 def test_init_containers_hand_their_devices_on() -> None:
-    story = Story()
-    pod = story.pod("a", ask(3, "i", ContainerKind.INIT), ask(2, "s", ContainerKind.SIDECAR), ask(2))
+    scenario = Scenario()
+    pod = scenario.pod("a", ask(3, "i", ContainerKind.INIT), ask(2, "s", ContainerKind.SIDECAR), ask(2))
     for name in ("i", "s", "c"):
-        story.create(pod, name)
-        story.given(pod, name)
-    held = {name: story.held(pod, name) for name in ("i", "s", "c")}
+        scenario.create(pod, name)
+        scenario.given(pod, name)
+    held = {name: scenario.held(pod, name) for name in ("i", "s", "c")}
     assert held["s"] < held["i"]
     assert held["c"].isdisjoint(held["s"])
     assert len(held["c"] & held["i"]) == 1
-    assert story.state.devices.in_use(NIC) == NICS.keys()
+    assert scenario.state.devices.in_use(NIC) == NICS.keys()
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -261,48 +268,48 @@ def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
     node = Node(
         MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.RESTRICTED, scope=Scope.POD
     )
-    story = Story(node)
+    scenario = Scenario(node)
     asks = (ask(1, "c"), ask(1, "d"))
     pod = Pod("token", "a", "ns", "a", kube_qos=KubeQos.BURSTABLE, requests=PodRequests("a", asks))
-    question = story.play(SandboxRequested(pod, Request(), {("c", NIC): None}))[-1]
+    question = scenario.play(SandboxRequested(pod, Request(), {("c", NIC): None}))[-1]
     assert question == QueryPreference("c", NIC, frozenset({"nic0", "nic1"}), frozenset(), 1)
-    effects = story.play(SandboxRequested(pod, Request()))
+    effects = scenario.play(SandboxRequested(pod, Request()))
     assert isinstance(effects[-1], PodDecided)
     assert set(records(effects)) == {"p/token", "d/a"}
-    assert [story.held(pod, name) for name in "cd"] == [{"nic0"}, {"nic1"}]
+    assert [scenario.held(pod, name) for name in "cd"] == [{"nic0"}, {"nic1"}]
     if refused:
-        assert records(story.play(SandboxFailed("token"))) == {"p/token": None, "d/a": None}
-        assert story.state.devices.available(NIC) == NICS.keys()
+        assert records(scenario.play(SandboxFailed("token"))) == {"p/token": None, "d/a": None}
+        assert scenario.state.devices.available(NIC) == NICS.keys()
         return
-    running = structs.replace(story.state.pods["token"], sandbox_id="s-a")
-    assert "d/a" not in records(story.play(SandboxRunning(running, "token")))
-    assert isinstance(story.create(running, "d"), AllocateFirst)
-    assert story.held(pod, "d") == {"nic1"}
-    assert isinstance(story.given(running, "d"), Forward)
+    running = structs.replace(scenario.state.pods["token"], sandbox_id="s-a")
+    assert "d/a" not in records(scenario.play(SandboxRunning(running, "token")))
+    assert isinstance(scenario.create(running, "d"), AllocateFirst)
+    assert scenario.held(pod, "d") == {"nic1"}
+    assert isinstance(scenario.given(running, "d"), Forward)
 
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])
 def test_pods_that_are_observed_take_nothing(mode: NodeMode) -> None:
-    story = Story()
-    story.play(ModeChanged(mode))
+    scenario = Scenario()
+    scenario.play(ModeChanged(mode))
     if mode is NodeMode.ENFORCE:
-        story.play(EnforcementChanged(PodSelection(percent=0)))
-    one, two = story.pod("a", ask(3)), story.pod("b", ask(3))
+        scenario.play(EnforcementChanged(PodSelection(percent=0)))
+    one, two = scenario.pod("a", ask(3)), scenario.pod("b", ask(3))
     for pod in (one, two):
-        answer = story.create(pod)
+        answer = scenario.create(pod)
         assert not isinstance(answer, AllocateFirst | Refuse), "it continues as it came"
-        assert story.held(pod) == set()
-        assert story.state.containers[f"{pod.uid}/c"].placement.devices, "which it would have"
+        assert scenario.held(pod) == set()
+        assert scenario.state.containers[f"{pod.uid}/c"].placement.devices, "which it would have"
 
 
 def test_a_restart_knows_the_devices_from_the_ledger() -> None:
-    story = Story()
-    pod, other = story.pod("a", ask()), story.pod("b", ask())
-    story.create(pod)
-    story.given(pod)
-    story.create(other)
-    ledger = {key: load_record(record_of(story.state.devices, key) or {}) for key in "ab"}
-    after = Story.__new__(Story)
+    scenario = Scenario()
+    pod, other = scenario.pod("a", ask()), scenario.pod("b", ask())
+    scenario.create(pod)
+    scenario.given(pod)
+    scenario.create(other)
+    ledger = {key: load_record(record_of(scenario.state.devices, key) or {}) for key in "ab"}
+    after = Scenario.__new__(Scenario)
     after.state = NodeState.empty(NODE)
     after.play(LedgerRead((pod, other), (), {}, (), 0.0, ledger, (NIC,)))
     assert after.held(pod) == {"nic0"}
@@ -321,56 +328,56 @@ def test_a_restart_knows_the_devices_from_the_ledger() -> None:
 
 
 def test_the_ledger_forgets_what_was_never_allocated() -> None:
-    story = Story()
-    pod, answered = story.pod("a", ask()), story.pod("b", ask())
-    story.create(pod)
-    story.create(answered)
-    story.given(answered)
-    ledger = {key: load_record(record_of(story.state.devices, key) or {}) for key in "ab"}
+    scenario = Scenario()
+    pod, answered = scenario.pod("a", ask()), scenario.pod("b", ask())
+    scenario.create(pod)
+    scenario.create(answered)
+    scenario.given(answered)
+    ledger = {key: load_record(record_of(scenario.state.devices, key) or {}) for key in "ab"}
     read = LedgerRead((pod, answered), (), {}, (), 0.0, ledger, (NIC,))
     _, effects = handle(NodeState.empty(NODE), read)
     assert records(effects) == {"d/a": None}, "the record of the other is right"
 
 
 def test_devices_of_the_manager_before_stay_with_their_containers() -> None:
-    story = Story()
-    pod = story.pod("a", ask(), ask(1, "d"))
-    story.create(pod)
-    story.given(pod)
+    scenario = Scenario()
+    pod = scenario.pod("a", ask(), ask(1, "d"))
+    scenario.create(pod)
+    scenario.given(pod)
     kept = {name: {NIC: DeviceRecord((nic,), ANSWER)} for name, nic in (("c", "nic3"), ("d", "nic2"))}
     other = DevicesImported(GPU, {"a": kept}, every=False)
-    assert story.play(other) == ()
-    done = story.play(DevicesImported(NIC, {"a": kept, "gone": kept}, every=False))
+    assert scenario.play(other) == ()
+    done = scenario.play(DevicesImported(NIC, {"a": kept, "gone": kept}, every=False))
     assert set(records(done)) == {"d/a"}
-    assert [story.held(pod, name) for name in "cd"] == [{"nic0"}, {"nic2"}]
-    assert story.state.devices.answers_of("a", "d") == {NIC: ANSWER}
-    after, effects = handle(story.state, DevicesImported(NIC, {"gone": kept}, every=True))
+    assert [scenario.held(pod, name) for name in "cd"] == [{"nic0"}, {"nic2"}]
+    assert scenario.state.devices.answers_of("a", "d") == {NIC: ANSWER}
+    after, effects = handle(scenario.state, DevicesImported(NIC, {"gone": kept}, every=True))
     assert set(records(effects)) == {"d/gone"}, "all pods are wanted, known or not"
     assert after.devices.answers_of("gone", "c") == {NIC: ANSWER}
 
 
 def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:
-    story = Story()
-    pod = story.pod("a", ask())
-    story.create(pod)
-    story.given(pod)
-    lost = load_record(record_of(story.state.devices, "a") or {})
-    story.state, _ = handle(NodeState.empty(NODE), LedgerRead((), (), {}, (), 0.0, {"gone": lost}, (NIC,)))
-    assert records(story.play(RuntimeListed([], [], 0))) == {"d/gone": None}
-    assert story.state.devices.held == {}
+    scenario = Scenario()
+    pod = scenario.pod("a", ask())
+    scenario.create(pod)
+    scenario.given(pod)
+    lost = load_record(record_of(scenario.state.devices, "a") or {})
+    scenario.state, _ = handle(NodeState.empty(NODE), LedgerRead((), (), {}, (), 0.0, {"gone": lost}, (NIC,)))
+    assert records(scenario.play(RuntimeListed([], [], 0))) == {"d/gone": None}
+    assert scenario.state.devices.held == {}
 
 
 def test_a_container_that_exists_is_given_no_devices() -> None:
-    story = Story()
-    pod = story.pod("a", ask())
-    story.play(ContainerFound("x", pod, "c", 0, Request(), Phase.CREATED, None))
-    assert isinstance(story.state.containers["x"], Container)
-    assert story.held(pod) == set()
-    assert story.state.devices.available(NIC) == NICS.keys()
+    scenario = Scenario()
+    pod = scenario.pod("a", ask())
+    scenario.play(ContainerFound("x", pod, "c", 0, Request(), Phase.CREATED, None))
+    assert isinstance(scenario.state.containers["x"], Container)
+    assert scenario.held(pod) == set()
+    assert scenario.state.devices.available(NIC) == NICS.keys()
 
 
 def test_named_cpus_and_devices_together() -> None:
-    story = Story()
+    scenario = Scenario()
     lse = Pod(
         "s-l",
         "l",
@@ -380,9 +387,9 @@ def test_named_cpus_and_devices_together() -> None:
         cpuset=CpuSet.parse("4-5"),
         requests=PodRequests("l", (ask(1, cpu=2000, memory=1),)),
     )
-    story.play(PodLearned(structs.replace(lse, qos=lse.qos), "sandbox running"))
-    story.create(lse, request=Request(2048, 200_000, 100_000), preferred={("c", NIC): ("nic3",)})
-    assert story.held(lse) == {"nic3"}, "near to its CPUs, and preferred among those"
+    scenario.play(PodLearned(structs.replace(lse, qos=lse.qos), "sandbox running"))
+    scenario.create(lse, request=Request(2048, 200_000, 100_000), preferred={("c", NIC): ("nic3",)})
+    assert scenario.held(lse) == {"nic3"}, "near to its CPUs, and preferred among those"
 
 
 @pytest.mark.parametrize("broken", [{"c": 1}, {"c": {NIC: {"ids": 3}}}, {"c": {NIC: {}}}])

@@ -73,100 +73,108 @@ def test_pods_that_lag_are_counted_by_what_is_left_to_do() -> None:
 
 
 def test_from_observe_to_enforce_sharers_come_before_owners() -> None:
-    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
-    assert story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
-    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [False, False]
-    assert applies_to(story.state, None)
-    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
-    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
+    scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    assert scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [False, False]
+    assert applies_to(scenario.state, None)
+    scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
+    assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, False]
     # The step is repeated until it is over: a daemon may have been killed in it.
-    story >> EnforcementStepDue(1) << EnforcementStep(("ls",))
-    story >> EnforcementStepDone(frozenset({"ls"})) << recorded(ENFORCE, ALL_PODS, "lse")
-    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
-    assert story >> EnforcementStepDone(frozenset({"lse"})) << PutRecord(KEY, None)
-    assert story.state.enforcement is APPLIED_TO_ALL
-    assert bool(story >> EnforcementStepDue(1))
+    scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))
+    scenario >> EnforcementStepDone(frozenset({"ls"})) << recorded(ENFORCE, ALL_PODS, "lse")
+    scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
+    assert scenario >> EnforcementStepDone(frozenset({"lse"})) << PutRecord(KEY, None)
+    assert scenario.state.enforcement is APPLIED_TO_ALL
+    assert bool(scenario >> EnforcementStepDue(1))
 
 
 def test_from_enforce_to_observe_owners_come_first() -> None:
-    story = Playbook(OWNED, handle)
-    assert story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
-    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, True]
-    story >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
-    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
-    assert observes_any(story.state, [LS, LSE])
-    assert not observes_any(story.state, [LS])
+    scenario = Playbook(OWNED, handle)
+    assert scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
+    assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, True]
+    scenario >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
+    assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, False]
+    assert observes_any(scenario.state, [LS, LSE])
+    assert not observes_any(scenario.state, [LS])
     # Back again, in the middle: the step continues, and the pod that it gives back lags.
-    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
-    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
-    story >> EnforcementStepDue(1) << EnforcementStep(("lse",))
-    story >> EnforcementStepDone(frozenset({"lse"})) << recorded(ENFORCE, ALL_PODS, "lse")
+    scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
+    assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, False]
+    scenario >> EnforcementStepDue(1) << EnforcementStep(("lse",))
+    scenario >> EnforcementStepDone(frozenset({"lse"})) << recorded(ENFORCE, ALL_PODS, "lse")
     assert (
-        story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
+        scenario
+        >> EnforcementStepDue(1)
+        << recorded(ENFORCE, ALL_PODS, "", "lse")
+        << EnforcementStep(("lse",))
     )
 
 
 def test_a_step_is_finished_however_often_the_target_changes_during_it() -> None:
-    story = Playbook(OWNED, handle)
-    story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
-    story >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
-    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
-    story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "lse")
-    assert not applies_to(story.state, LSE)
-    assert plan_may_be_in_effect(story.state, LSE)  # what was written for it is not given back yet
-    story >> EnforcementStepDue(1) << EnforcementStep(("lse",))
-    story >> EnforcementStepDone(frozenset({"lse"})) << recorded(OBSERVE, ALL_PODS, "ls")
-    assert story >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "", "ls") << EnforcementStep(("ls",))
+    scenario = Playbook(OWNED, handle)
+    scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
+    scenario >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
+    scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
+    scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "lse")
+    assert not applies_to(scenario.state, LSE)
+    assert plan_may_be_in_effect(scenario.state, LSE)  # what was written for it is not given back yet
+    scenario >> EnforcementStepDue(1) << EnforcementStep(("lse",))
+    scenario >> EnforcementStepDone(frozenset({"lse"})) << recorded(OBSERVE, ALL_PODS, "ls")
+    assert (
+        scenario >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "", "ls") << EnforcementStep(("ls",))
+    )
 
 
 def test_a_step_that_fails_after_a_change_of_target_leaves_the_pod_observed() -> None:
-    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
-    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
-    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
-    story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "ls")
-    assert applies_to(story.state, LS)  # the step continues, and a later one gives the pod back
+    scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
+    scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "ls")
+    assert applies_to(scenario.state, LS)  # the step continues, and a later one gives the pod back
     failed = frozenset({"ls"})
-    story >> EnforcementStepFailed(failed) << recorded(OBSERVE, ALL_PODS, "", "ls")
-    assert not applies_to(story.state, LS)
-    assert bool(story >> EnforcementStepFailed(failed))  # that was so already
-    story >> EnforcementStepDue(1) << EnforcementStep(("ls",))
-    assert story >> EnforcementStepDone(failed) << recorded(OBSERVE, ALL_PODS)
+    scenario >> EnforcementStepFailed(failed) << recorded(OBSERVE, ALL_PODS, "", "ls")
+    assert not applies_to(scenario.state, LS)
+    assert bool(scenario >> EnforcementStepFailed(failed))  # that was so already
+    scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))
+    assert scenario >> EnforcementStepDone(failed) << recorded(OBSERVE, ALL_PODS)
 
 
 def test_a_failed_step_changes_nothing_for_pods_outside_of_it() -> None:
-    story = Playbook(OWNED, handle)
-    story >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
-    story >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
-    assert story >> EnforcementStepFailed(frozenset({"lse"})), "the plan does not apply to it any more"
-    assert story >> EnforcementStepFailed(frozenset({"ls", "lse"}))
-    assert [applies_to(story.state, pod) for pod in (LS, LSE)] == [True, False]
+    scenario = Playbook(OWNED, handle)
+    scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
+    scenario >> EnforcementStepDue(1) << recorded(OBSERVE, ALL_PODS, "ls", "lse") << EnforcementStep(("lse",))
+    assert scenario >> EnforcementStepFailed(frozenset({"lse"})), "the plan does not apply to it any more"
+    assert scenario >> EnforcementStepFailed(frozenset({"ls", "lse"}))
+    assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, False]
 
 
 def test_a_pause_lets_the_step_under_way_end() -> None:
-    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
-    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
-    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
-    story >> EnforcementPaused(True) << recorded(ENFORCE, ALL_PODS, "lse", "ls", paused=True)
-    story >> EnforcementStepDue(1) << EnforcementStep(("ls",))
-    story >> EnforcementStepDone(frozenset({"ls"})) << recorded(ENFORCE, ALL_PODS, "lse", paused=True)
-    assert bool(story >> EnforcementStepDue(5))
-    story >> EnforcementPaused(False) << recorded(ENFORCE, ALL_PODS, "lse")
+    scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
+    scenario >> EnforcementPaused(True) << recorded(ENFORCE, ALL_PODS, "lse", "ls", paused=True)
+    scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))
+    scenario >> EnforcementStepDone(frozenset({"ls"})) << recorded(ENFORCE, ALL_PODS, "lse", paused=True)
+    assert bool(scenario >> EnforcementStepDue(5))
+    scenario >> EnforcementPaused(False) << recorded(ENFORCE, ALL_PODS, "lse")
     assert (
-        story >> EnforcementStepDue(5) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
+        scenario
+        >> EnforcementStepDue(5)
+        << recorded(ENFORCE, ALL_PODS, "", "lse")
+        << EnforcementStep(("lse",))
     )
 
 
 def test_a_pod_that_cannot_be_enforced_lags_again_and_others_come_first() -> None:
-    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
-    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
-    story >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
+    scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
     failed = frozenset({"ls"})
-    story >> EnforcementStepFailed(failed) << recorded(ENFORCE, ALL_PODS, "ls lse", "ls")
-    assert not applies_to(story.state, LS)
-    story >> EnforcementStepDue(1) << EnforcementStep(("ls",))  # what was written is given back
-    story >> EnforcementStepDone(failed) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    scenario >> EnforcementStepFailed(failed) << recorded(ENFORCE, ALL_PODS, "ls lse", "ls")
+    assert not applies_to(scenario.state, LS)
+    scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))  # what was written is given back
+    scenario >> EnforcementStepDone(failed) << recorded(ENFORCE, ALL_PODS, "ls lse")
     assert (
-        story
+        scenario
         >> EnforcementStepDue(1, failed)
         << recorded(ENFORCE, ALL_PODS, "ls", "lse")
         << EnforcementStep(("lse",))
@@ -174,11 +182,14 @@ def test_a_pod_that_cannot_be_enforced_lags_again_and_others_come_first() -> Non
 
 
 def test_pods_that_have_gone_do_not_lag() -> None:
-    story = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
-    story >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
-    story.state, _ = handle(story.state, PhaseChanged("ls", Phase.EXITED))
+    scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
+    scenario.state, _ = handle(scenario.state, PhaseChanged("ls", Phase.EXITED))
     assert (
-        story >> EnforcementStepDue(2) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
+        scenario
+        >> EnforcementStepDue(2)
+        << recorded(ENFORCE, ALL_PODS, "", "lse")
+        << EnforcementStep(("lse",))
     )
 
 
@@ -204,23 +215,31 @@ def test_labels_that_are_learned_late_move_nothing_at_once() -> None:
     """A ledger of an earlier version has no labels."""
     selection = PodSelection(labels=LabelSelector((("app", "a"),)))
     state = structs.replace(OWNED, enforcement=Enforcement(selection))
-    story = Playbook(state, handle)
+    scenario = Playbook(state, handle)
     labelled = structs.replace(LS, labels=(("app", "a"),))
     (
-        story
+        scenario
         >> PodLearned(labelled, "listed")
         << PutRecord("p/s-ls", labelled)
         << recorded(ENFORCE, selection, "ls")
     )
-    assert not applies_to(story.state, LS)
+    assert not applies_to(scenario.state, LS)
     assert (
-        story >> EnforcementStepDue(1) << recorded(ENFORCE, selection, "", "ls") << EnforcementStep(("ls",))
+        scenario
+        >> EnforcementStepDue(1)
+        << recorded(ENFORCE, selection, "", "ls")
+        << EnforcementStep(("ls",))
     )
-    assert applies_to(story.state, LS)
+    assert applies_to(scenario.state, LS)
     # Other labels in the middle of the step: it continues, and the pod is given back after it.
-    story >> PodLearned(LS, "listed") << PutRecord("p/s-ls", LS) << recorded(ENFORCE, selection, "ls", "ls")
-    assert applies_to(story.state, LS)
-    assert story >> EnforcementStepDue(1) << EnforcementStep(("ls",))
+    (
+        scenario
+        >> PodLearned(LS, "listed")
+        << PutRecord("p/s-ls", LS)
+        << recorded(ENFORCE, selection, "ls", "ls")
+    )
+    assert applies_to(scenario.state, LS)
+    assert scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))
 
 
 def test_a_release_and_its_end_concern_all_pods_at_once() -> None:

@@ -145,7 +145,7 @@ class AnyPlan:
         return (other.plan.container.id if other.plan.container else "") == self.token
 
 
-def story(state: NodeState) -> Playbook[NodeState]:
+def scenario(state: NodeState) -> Playbook[NodeState]:
     return Playbook(state, handle)
 
 
@@ -162,7 +162,7 @@ def number(state: NodeState) -> int:
 
 
 def test_a_create_of_a_container_that_shares() -> None:
-    play = story(SHARED)
+    play = scenario(SHARED)
     assert play >> CreateRequested(LS, "d", 0, Request(cpu_shares=2), "t") << AnyPlan("t")
     made = changed_copy(play.state.containers["t"], id="d", phase=Phase.CREATED)
     assert play >> ContainerCreated("t", "d", ALL) << PutRecord("c/d", made) << NotifyCreated("t", made)
@@ -171,7 +171,7 @@ def test_a_create_of_a_container_that_shares() -> None:
 
 
 def test_a_create_of_an_owner() -> None:
-    play = story(SHARED.with_pod(LSE))
+    play = scenario(SHARED.with_pod(LSE))
     change = Felt("container placed", Follow.CALLER)
     assert play >> CreateRequested(LSE, "c", 0, FOUR, "t") << change << AnyPlan("t")
     assert play.state.pools.shared == REST
@@ -183,14 +183,14 @@ def test_a_create_of_an_owner() -> None:
 
 def test_a_create_that_is_refused_changes_nothing() -> None:
     taken = changed_copy(LSE, uid="other", sandbox_id="s-other")
-    play = story(OWNED.with_pod(taken))
+    play = scenario(OWNED.with_pod(taken))
     before = play.state
     assert play >> CreateRequested(taken, "c", 0, FOUR, "t") << AnyPlan()
     assert play.state is before
 
 
 def test_a_create_that_fails_gives_its_cpus_back() -> None:
-    play = story(creating(pod=LSE))
+    play = scenario(creating(pod=LSE))
     play >> CreateFailed("t")
     assert play << PutRecord("i/t", None) << Felt("create failed") << NotifyFailed("t")
     assert play.state.pools.shared == ALL
@@ -198,7 +198,7 @@ def test_a_create_that_fails_gives_its_cpus_back() -> None:
 
 
 def test_what_a_container_gets_after_a_create_that_failed_is_not_known() -> None:
-    play = story(handle(creating(), CreateFailed("t"))[0])
+    play = scenario(handle(creating(), CreateFailed("t"))[0])
     play >> CreateRequested(LS, "d", 0, FOUR, "u") << AnyPlan("u")
     state, _ = handle(play.state, ContainerCreated("u", "d", ALL))
     assert "d" not in state.runtime.saved
@@ -217,7 +217,7 @@ def test_only_the_newest_failed_creates_are_remembered(monkeypatch: pytest.Monke
 
 
 def test_a_create_that_lost_its_client() -> None:
-    play = story(creating())
+    play = scenario(creating())
     assert play >> CreateLost("t", 5.0) << RequestReconcile()
     assert dict(play.state.runtime.lost) == {"t": 5.0}
     made = changed_copy(play.state.containers["t"], id="d", phase=Phase.CREATED)
@@ -229,7 +229,7 @@ def test_a_create_that_lost_its_client() -> None:
 
 def test_a_create_whose_cpus_cannot_be_freed_is_placed_elsewhere() -> None:
     pod = changed_copy(LSE, cpuset=None)
-    play = story(creating(pod=pod))
+    play = scenario(creating(pod=pod))
     first = play.state.containers["t"].placement.exclusive
     play >> CpusNotFreed("t", AbortReason("stuck", first), "u")
     play << PutRecord("i/t", None) << Felt("create failed") << NotifyFailed("t")
@@ -258,14 +258,14 @@ def test_a_later_sandbox_ends_no_create_that_is_under_way() -> None:
 
 
 def test_a_create_on_named_cpus_cannot_be_placed_elsewhere() -> None:
-    play = story(creating(pod=LSE))
+    play = scenario(creating(pod=LSE))
     before = play.state
     assert play >> CpusNotFreed("t", AbortReason("stuck", OWN), "u")
     assert play.state is before
 
 
 def test_a_container_that_is_found_keeps_what_it_runs_on() -> None:
-    play = story(SHARED.with_pod(LSE))
+    play = scenario(SHARED.with_pod(LSE))
     request = changed_copy(FOUR, cpuset_cpus="0-3")
     play >> ContainerFound("o", LSE, "c", 0, request, Phase.RUNNING, OWN)
     assert play << PutRecord("c/o", play.state.containers["o"]) << Felt("container adopted") << AnyPlan("o")
@@ -276,7 +276,7 @@ def test_a_container_that_is_found_keeps_what_it_runs_on() -> None:
 
 
 def test_a_container_that_exits_gives_its_cpus_back_for_good() -> None:
-    play, gone = story(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
+    play, gone = scenario(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
     play >> PhaseChanged("lse", Phase.EXITED) << PutRecord("c/lse", gone)
     assert play << Felt("container exited") << NotifyEntered(gone, Phase.EXITED)
     assert play.state.pools.shared == ALL
@@ -291,12 +291,12 @@ def test_a_container_that_runs_without_a_known_start_is_sent_its_cpus() -> None:
     """Its start passed while the node was released, hung, and ended after the release was undone."""
     created = changed_copy(SHARER, phase=Phase.CREATED)
     running = changed_copy(SHARER, phase=Phase.RUNNING)
-    play = story(NodeState.of(NODE, [LS], [created]))
+    play = scenario(NodeState.of(NODE, [LS], [created]))
     play >> PhaseChanged("ls", Phase.RUNNING) << PutRecord("c/ls", running) << WriteCpusets(("ls",))
     assert play << SyncRuntimeSoon() << NotifyEntered(running, Phase.RUNNING)
     assert list(play.state.runtime.unsaved) == ["ls"]
     known = changed_copy(SHARER, phase=Phase.STARTING)
-    play = story(NodeState.of(NODE, [LS], [known]))
+    play = scenario(NodeState.of(NODE, [LS], [known]))
     play >> PhaseChanged("ls", Phase.RUNNING) << PutRecord("c/ls", running)
     assert play << NotifyEntered(running, Phase.RUNNING), "its start was prepared"
     assert not play.state.runtime.unsaved
@@ -305,7 +305,7 @@ def test_a_container_that_runs_without_a_known_start_is_sent_its_cpus() -> None:
 def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
     state = handle(OWNED, SavedCpusLearned("lse", OWN))[0]
     both = state.changed(put=(SHARER,))
-    play = story(handle(both, ContainersUnsaved(("lse", "ls")))[0])
+    play = scenario(handle(both, ContainersUnsaved(("lse", "ls")))[0])
     play >> ContainersRemoved(("lse", "unknown")) << PutRecord("c/lse", None)
     assert play << Felt("container removed") << NotifyRemoved(OWNER)
     assert not play.state.runtime.saved
@@ -315,7 +315,7 @@ def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
 
 def test_containers_get_another_placement_or_cgroup() -> None:
     located, token = changed_copy(SHARER, cgroup="here"), changed_copy(SHARER, id="t", phase=Phase.CREATING)
-    play = story(SHARED)
+    play = scenario(SHARED)
     assert play >> ContainersUpdated((located,), "cgroup located") << PutRecord("c/ls", located)
     assert play >> ContainersUpdated((token,), "narrowed") << PutRecord("i/t", token)
     assert play >> ContainersUpdated((SHARER,), "narrowed", recorded=False)
@@ -323,11 +323,11 @@ def test_containers_get_another_placement_or_cgroup() -> None:
 
 
 def test_observers_are_notified_of_cpus_that_were_given() -> None:
-    assert story(SHARED) >> CpusAssigned(("ls", "unknown")) << NotifyCpusAssigned(SHARER)
+    assert scenario(SHARED) >> CpusAssigned(("ls", "unknown")) << NotifyCpusAssigned(SHARER)
 
 
 def test_changes_date_lists() -> None:
-    play = story(SHARED)
+    play = scenario(SHARED)
     assert play >> ContainerTouched("ls")
     began = number(play.state)
     assert play.state.runtime.changes.is_unchanged("ls", began)
@@ -353,7 +353,7 @@ def test_a_list_that_is_older_than_all_changes_that_are_remembered_says_nothing(
 
 
 def test_a_sandbox_for_which_nothing_is_set_aside() -> None:
-    play = story(EMPTY)
+    play = scenario(EMPTY)
     play >> SandboxRequested(LS, Request())
     (decided,) = play._unnamed
     assert isinstance(decided, PodDecided)
@@ -370,7 +370,7 @@ def arriving(state: NodeState) -> NodeState:
 
 
 def test_a_pod_that_hooks_have_changed_is_recorded_until_its_sandbox_has_an_id() -> None:
-    play, expected = story(EMPTY), changed_copy(LS, sandbox_id="token")
+    play, expected = scenario(EMPTY), changed_copy(LS, sandbox_id="token")
     assert play >> SandboxExpected(expected) << PutRecord("p/token", expected)
     assert play.state.runtime.arriving == {"token"}
     assert play >> SandboxExpected(expected), "what is set aside is recorded already"
@@ -381,7 +381,7 @@ def test_a_pod_that_hooks_have_changed_is_recorded_until_its_sandbox_has_an_id()
 
 
 def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:
-    play = story(arriving(OWNED))
+    play = scenario(arriving(OWNED))
     new, gone = changed_copy(LSE, sandbox_id="s-new", attempt=1), changed_copy(OWNER, phase=Phase.EXITED)
     play >> SandboxRunning(new, "token") << PutRecord("p/token", None) << PutRecord("c/lse", gone)
     play << Felt("container exited") << NotifyEntered(gone, Phase.EXITED)
@@ -390,14 +390,14 @@ def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:
 
 
 def test_a_sandbox_that_fails() -> None:
-    play = story(arriving(SHARED))
+    play = scenario(arriving(SHARED))
     assert play >> SandboxFailed("token") << PutRecord("p/token", None)
     assert set(play.state.pods) == {"s-ls"}
     assert play >> SandboxFailed("token"), "once is enough"
 
 
 def test_a_sandbox_that_stops() -> None:
-    play, gone = story(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
+    play, gone = scenario(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
     play >> SandboxStopped("s-lse") << PutRecord("c/lse", gone) << Felt("container exited")
     play << NotifyEntered(gone, Phase.EXITED) << PutRecord("p/s-lse", None)
     assert play << NotifyPodStopped(LSE)
@@ -406,7 +406,7 @@ def test_a_sandbox_that_stops() -> None:
 
 
 def test_a_sandbox_that_is_removed() -> None:
-    play = story(handle(OWNED, CreateRequested(LSE, "d", 0, Request(), "t"))[0])
+    play = scenario(handle(OWNED, CreateRequested(LSE, "d", 0, Request(), "t"))[0])
     play >> SandboxRemoved("s-lse") << PutRecord("c/lse", None) << Felt("container removed", moved="")
     play << NotifyRemoved(OWNER) << PutRecord("p/s-lse", None) << NotifyPodStopped(LSE)
     assert play << NotifyPodRemoved("s-lse")
@@ -415,7 +415,7 @@ def test_a_sandbox_that_is_removed() -> None:
 
 
 def test_more_is_learned_about_a_pod() -> None:
-    play, more = story(SHARED), changed_copy(LS, source="kubelet")
+    play, more = scenario(SHARED), changed_copy(LS, source="kubelet")
     assert play >> PodLearned(more, "described", recorded=False)
     assert play >> PodLearned(LS, "described") << PutRecord("p/s-ls", LS)
 
@@ -424,7 +424,7 @@ def test_more_is_learned_about_a_pod() -> None:
 
 
 def test_a_reservation_holds_cpus() -> None:
-    play = story(SHARED)
+    play = scenario(SHARED)
     assert (
         play
         >> ReservationCpusChanged("r", ReservationCpus("o", OWN, True), "reserved")
@@ -442,7 +442,7 @@ def test_a_reservation_holds_cpus() -> None:
 
 
 def test_other_rules_and_another_machine() -> None:
-    play = story(handle(SHARED, SavedCpusLearned("ls", ALL))[0])
+    play = scenario(handle(SHARED, SavedCpusLearned("ls", ALL))[0])
     reserved = changed_copy(NODE, node_reservation=CpuSet.parse("0"))
     nothing = NodePolicyApplied({}, ())
     read = NodePolicyRead(reserved, TopologyOptions(), None, None)
@@ -456,7 +456,7 @@ def test_other_rules_and_another_machine() -> None:
 
 
 def test_what_kubelets_cpu_manager_does_was_read() -> None:
-    play, four, none = story(SHARED), CpuSet.parse("4-5"), CpuSet()
+    play, four, none = scenario(SHARED), CpuSet.parse("4-5"), CpuSet()
     manager = CpuManager("static", held={"g": {"c": four}})
     change = Felt("kubelet's CPU manager changed")
     assert play >> KubeletCpusRead(manager, manager.held) << change << KubeletCpusChanged(four, none)
@@ -470,7 +470,7 @@ def test_what_kubelets_cpu_manager_does_was_read() -> None:
 
 
 def test_the_mode_survives_all_that_builds_the_state_again() -> None:
-    play = story(SHARED)
+    play = scenario(SHARED)
     assert play >> ModeChanged(NodeMode.RELEASING)
     read = LedgerRead((LS, LSE), (SHARER, OWNER), {}, ("lse",), 3.0)
     assert play >> read << Felt("ledger read")
@@ -479,7 +479,7 @@ def test_the_mode_survives_all_that_builds_the_state_again() -> None:
 
 
 def test_a_sandbox_that_a_replaced_daemon_has_made_takes_the_place_of_its_token() -> None:
-    play, admitted = story(NodeState.empty(NODE)), changed_copy(LSE, sandbox_id="token")
+    play, admitted = scenario(NodeState.empty(NODE)), changed_copy(LSE, sandbox_id="token")
     read = LedgerRead((admitted,), (), {}, (), 3.0, arriving=frozenset({"token"}))
     assert play >> read << Felt("ledger read", moved="")
     assert play.state.runtime.arriving == {"token"}, "no list of the runtime has it, and it is not gone"
@@ -489,11 +489,11 @@ def test_a_sandbox_that_a_replaced_daemon_has_made_takes_the_place_of_its_token(
 
 
 def test_observers_are_notified_of_lists() -> None:
-    assert story(SHARED) >> RuntimeListed(["p"], ["c"], 4) << NotifyListed(["p"], ["c"], 4)
+    assert scenario(SHARED) >> RuntimeListed(["p"], ["c"], 4) << NotifyListed(["p"], ["c"], 4)
 
 
 def test_containers_are_synced_in_their_order() -> None:
-    play = story(SHARED.changed(put=(OWNER,)))
+    play = scenario(SHARED.changed(put=(OWNER,)))
     assert play >> ContainersUnsaved(("ls", "lse")) << SyncRuntimeSoon()
     assert play >> ContainersUnsaved(("ls",)) << SyncRuntimeSoon()
     assert play >> RuntimeSyncStarted("ls")
@@ -502,14 +502,14 @@ def test_containers_are_synced_in_their_order() -> None:
 
 
 def test_a_container_that_is_gone_is_not_synced() -> None:
-    play = story(SHARED)
+    play = scenario(SHARED)
     assert play >> ContainersUnsaved(("gone",))
     assert play >> ContainersUnsaved(("gone", "ls")) << SyncRuntimeSoon()
     assert list(play.state.runtime.unsaved) == ["ls"]
 
 
 def test_nothing_is_kept_of_what_is_saved_for_a_container_that_is_not_there() -> None:
-    play = story(SHARED)
+    play = scenario(SHARED)
     assert play >> SavedCpusLearned("unknown", ALL) >> SavedCpusLearned("ls", REST)
     assert dict(play.state.runtime.saved) == {"ls": REST}
     assert play >> SavedCpusLearned("ls", None)
@@ -524,11 +524,11 @@ START, UPDATE = InflightCall(1, "ls", ALL, is_start=True), InflightCall(2, "ls",
 
 
 def flying(state: NodeState, *calls: InflightCall) -> Playbook[NodeState]:
-    """A story that begins with calls in flight."""
+    """A scenario that begins with calls in flight."""
     for call in calls:
         state, effects = handle(state, CallSent(call))
         assert effects == ()
-    return story(state)
+    return scenario(state)
 
 
 def test_a_start_that_succeeds() -> None:
@@ -566,8 +566,8 @@ def test_a_start_that_is_refused_is_over_with_the_next_list() -> None:
 def test_a_start_of_a_container_that_is_gone() -> None:
     play = flying(STARTABLE, START)
     handled, _ = handle(play.state, ContainersRemoved(("ls",)))
-    assert story(handled) >> StartEnded(START, None) << CallOver(1)
-    assert story(handled) >> StartEnded(START, Phase.RUNNING) << CallOver(1)
+    assert scenario(handled) >> StartEnded(START, None) << CallOver(1)
+    assert scenario(handled) >> StartEnded(START, Phase.RUNNING) << CallOver(1)
 
 
 def test_a_container_stays_starting_as_long_as_another_start_is_in_flight() -> None:
@@ -607,8 +607,8 @@ def test_updates_that_overlap_show_nothing_and_are_followed_by_another() -> None
 
 def test_an_update_of_a_container_that_is_gone() -> None:
     gone, _ = handle(flying(SHARED, UPDATE).state, ContainersRemoved(("ls",)))
-    assert story(gone) >> UpdateEnded(UPDATE, ALL) << CallOver(2)
-    assert story(gone) >> CallCompleted(UPDATE) << CallOver(2) >> CallCompleted(UPDATE)
+    assert scenario(gone) >> UpdateEnded(UPDATE, ALL) << CallOver(2)
+    assert scenario(gone) >> CallCompleted(UPDATE) << CallOver(2) >> CallCompleted(UPDATE)
 
 
 def test_an_update_without_an_answer_is_over_when_the_runtime_has_answered_others_for_long_enough() -> None:
@@ -647,7 +647,7 @@ def test_a_stray_of_a_container_that_has_exited() -> None:
 
 def test_a_call_that_is_only_suspected_changes_no_phase_and_is_not_resent() -> None:
     suspected = InflightCall(5, "ls", ALL, is_start=True, orphaned_since=1.0, resend=False, suspected=True)
-    play = story(STARTABLE)
+    play = scenario(STARTABLE)
     assert play >> CallSent(suspected) << RequestReconcile()
     assert play.state.containers["ls"].phase is Phase.CREATED
     assert play >> OrphanEnded(suspected, Phase.CREATED) << CallOver(5)

@@ -82,18 +82,18 @@ def test_a_loss_is_reported_when_it_begins_changes_and_ends() -> None:
     whole = node(owner("2-3"))
     container, nothing = whole.containers["x"], LossesChanged(())
     one = "its CPU 3 is offline: it runs on 2, 1 fewer than it was promised"
-    story = Playbook(whole, handle)
-    assert story >> LossesDue() << nothing
-    story.state = story.state.with_machine(without("3"))
-    assert story >> LossesDue() << LossesChanged(((container, one),))
-    assert story >> LossesDue() << nothing
-    story.state = story.state.with_machine(without("2-3"))
-    (changed,) = handle(story.state, LossesDue())[1]
+    scenario = Playbook(whole, handle)
+    assert scenario >> LossesDue() << nothing
+    scenario.state = scenario.state.with_machine(without("3"))
+    assert scenario >> LossesDue() << LossesChanged(((container, one),))
+    assert scenario >> LossesDue() << nothing
+    scenario.state = scenario.state.with_machine(without("2-3"))
+    (changed,) = handle(scenario.state, LossesDue())[1]
     assert isinstance(changed, LossesChanged)
     assert "CPUs 2-3 are offline" in changed.changes[0][1]
-    story.state = story.state.with_machine(WHOLE)
-    assert story >> LossesDue() << LossesChanged(((container, ""),))
-    assert story >> LossesDue() << nothing
+    scenario.state = scenario.state.with_machine(WHOLE)
+    assert scenario >> LossesDue() << LossesChanged(((container, ""),))
+    assert scenario >> LossesDue() << nothing
 
 
 def bound(pool: Pool, **more: object) -> Container:

@@ -111,28 +111,28 @@ def test_what_is_outdated() -> None:
 
 
 def test_a_partition_from_its_plan_to_its_end() -> None:
-    story = Playbook(node(owner()), handle)
-    assert story >> PartitionsDue() << MakePartitions(("x",))
-    assert story >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump())
-    assert story >> PartitionsDue() << MakePartitions(()), "it is being made"
-    assert story >> PartitionMade("x")
-    assert story.state.facts.partitions == PartitionFacts({"x": RECORD})
-    assert story >> PartitionsCompared({}) << ReportLostPartitions(())
-    assert story >> PartitionsEnded(("x", "gone")) << PutRecord("x/x", None)
-    assert story.state.facts.partitions == PartitionFacts()
+    scenario = Playbook(node(owner()), handle)
+    assert scenario >> PartitionsDue() << MakePartitions(("x",))
+    assert scenario >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump())
+    assert scenario >> PartitionsDue() << MakePartitions(()), "it is being made"
+    assert scenario >> PartitionMade("x")
+    assert scenario.state.facts.partitions == PartitionFacts({"x": RECORD})
+    assert scenario >> PartitionsCompared({}) << ReportLostPartitions(())
+    assert scenario >> PartitionsEnded(("x", "gone")) << PutRecord("x/x", None)
+    assert scenario.state.facts.partitions == PartitionFacts()
 
 
 def test_a_partition_that_the_kernel_refuses_has_its_reason_until_it_is_made() -> None:
-    story = Playbook(node(owner()), handle)
-    assert story >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump())
-    assert story >> PartitionsEnded(("x",)) << PutRecord("x/x", None)
-    assert story >> PartitionRefused("x", "no")
-    assert story.state.facts.partitions == PartitionFacts(why={"x": "no"})
-    assert story >> PartitionsDue(frozenset(("x",))) << MakePartitions(()), "not yet"
-    assert story.state.facts.partitions.why == {"x": "no"}
-    assert story >> PartitionsDue() << MakePartitions(("x",))
-    assert story >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump()) >> PartitionMade("x")
-    assert story.state.facts.partitions == PartitionFacts({"x": RECORD})
+    scenario = Playbook(node(owner()), handle)
+    assert scenario >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump())
+    assert scenario >> PartitionsEnded(("x",)) << PutRecord("x/x", None)
+    assert scenario >> PartitionRefused("x", "no")
+    assert scenario.state.facts.partitions == PartitionFacts(why={"x": "no"})
+    assert scenario >> PartitionsDue(frozenset(("x",))) << MakePartitions(()), "not yet"
+    assert scenario.state.facts.partitions.why == {"x": "no"}
+    assert scenario >> PartitionsDue() << MakePartitions(("x",))
+    assert scenario >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump()) >> PartitionMade("x")
+    assert scenario.state.facts.partitions == PartitionFacts({"x": RECORD})
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_a_partition_that_the_kernel_refuses_has_its_reason_until_it_is_made() -
     ],
 )
 def test_what_gets_no_partition(containers: list[Container], why: dict[str, str]) -> None:
-    story = Playbook(node(*containers), handle)
-    assert story >> PartitionsDue() << MakePartitions(())
-    assert story.state.facts.partitions.why == why
+    scenario = Playbook(node(*containers), handle)
+    assert scenario >> PartitionsDue() << MakePartitions(())
+    assert scenario.state.facts.partitions.why == why
 
 
 @pytest.mark.parametrize(
@@ -161,16 +161,16 @@ def test_what_gets_no_partition(containers: list[Container], why: dict[str, str]
 def test_what_the_kernel_ended_is_reported_where_the_container_is_there(
     found: PartitionState, words: str
 ) -> None:
-    story = Playbook(node(owner()), handle)
-    assert story >> PartitionsRead({"x": RECORD, "gone": RECORD}), "the ledger has the records already"
-    assert story >> PartitionRefused("gone", "no")
+    scenario = Playbook(node(owner()), handle)
+    assert scenario >> PartitionsRead({"x": RECORD, "gone": RECORD}), "the ledger has the records already"
+    assert scenario >> PartitionRefused("gone", "no")
     reported = f"the kernel turned it into {words}"
     assert (
-        story
+        scenario
         >> PartitionsCompared({"x": found, "gone": found})
-        << ReportLostPartitions(((story.state.containers["x"], reported),))
+        << ReportLostPartitions(((scenario.state.containers["x"], reported),))
     )
-    assert story.state.facts.partitions.why == {"x": reported}, "of what is gone nothing is kept"
+    assert scenario.state.facts.partitions.why == {"x": reported}, "of what is gone nothing is kept"
 
 
 def test_when_a_partition_can_be_made() -> None:

@@ -147,25 +147,25 @@ def test_what_is_off_or_not_due_stays() -> None:
 
 
 def test_records_before_and_after() -> None:
-    story = Playbook(learned(STATE, RemovedQuotas()), handle)
+    scenario = Playbook(learned(STATE, RemovedQuotas()), handle)
     records, row = {"qc/x": QuotaRecord(7)}, PutRecord("qc/x", {"quota": 7, "group": ""})
-    assert story >> QuotasToRemove(records) << row
-    assert story >> QuotasToRemove(records)
-    assert story >> QuotasUnsent(("x",))
-    assert story.state.facts.quotas.unsent == {"x"}
-    assert story >> QuotaSaved("x", 7)  # it is older than what is carried now
-    assert story.state.facts.quotas.unsent == {"x"}
-    assert story >> QuotaSaved("x", -1)
-    assert story.state.facts.quotas == RemovedQuotas(records)
-    assert story >> QuotasRestored(("qc/x", "qc/other")) << PutRecord("qc/x", None)
-    assert story.state.facts.quotas == RemovedQuotas()
+    assert scenario >> QuotasToRemove(records) << row
+    assert scenario >> QuotasToRemove(records)
+    assert scenario >> QuotasUnsent(("x",))
+    assert scenario.state.facts.quotas.unsent == {"x"}
+    assert scenario >> QuotaSaved("x", 7)  # it is older than what is carried now
+    assert scenario.state.facts.quotas.unsent == {"x"}
+    assert scenario >> QuotaSaved("x", -1)
+    assert scenario.state.facts.quotas == RemovedQuotas(records)
+    assert scenario >> QuotasRestored(("qc/x", "qc/other")) << PutRecord("qc/x", None)
+    assert scenario.state.facts.quotas == RemovedQuotas()
 
 
 def test_a_quota_that_a_hook_wants() -> None:
-    story = Playbook(learned(STATE, RemovedQuotas()), handle)
+    scenario = Playbook(learned(STATE, RemovedQuotas()), handle)
     row = PutRecord("qc/x", {"quota": 9, "group": ""})
-    assert story >> QuotaRequested("x", 9) << row << QuotaCarried(-1)
-    assert story >> QuotaRequested("gone", 9) << QuotaCarried(0)
+    assert scenario >> QuotaRequested("x", 9) << row << QuotaCarried(-1)
+    assert scenario >> QuotaRequested("gone", 9) << QuotaCarried(0)
 
 
 @pytest.mark.parametrize(

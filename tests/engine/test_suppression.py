@@ -117,24 +117,24 @@ def test_cpus_of_lsr_pods_are_taken_in_proportion_as_soon_as_there_are_some() ->
 
 
 def test_a_quota_from_the_budget_to_its_end() -> None:
-    story = Playbook(running(QUOTA, GROUP), handle)
-    last = story.state.facts.suppression.reading
+    scenario = Playbook(running(QUOTA, GROUP), handle)
+    last = scenario.state.facts.suppression.reading
     assert last is not None
     later = UsageReading(last.at + S, 4 * S, {"ls": {"x": 4 * S}})
-    story >> BeUsageRead(8.0, QUOTA, PODS, later)
-    limit = LimitQuota(GROUP, 6400, None, reason(story.state.facts.suppression, QUOTA), matters=True)
-    assert story << limit
+    scenario >> BeUsageRead(8.0, QUOTA, PODS, later)
+    limit = LimitQuota(GROUP, 6400, None, reason(scenario.state.facts.suppression, QUOTA), matters=True)
+    assert scenario << limit
     write = WriteBeQuota(limit, 640_000)
-    assert story >> BeQuotaRead(limit, -1) << PutRecord(KEY, ROW) << write, "the ledger has it first"
-    assert story.state.facts.suppression.quota == -1
+    assert scenario >> BeQuotaRead(limit, -1) << PutRecord(KEY, ROW) << write, "the ledger has it first"
+    assert scenario.state.facts.suppression.quota == -1
     change = SuppressionChange(9.0, "no CFS quota", "a CFS quota of 6.40 CPUs", limit.why)
-    assert story >> BeQuotaWritten(9.0, write) << ReportBeChange(change)
-    assert story >> BeQuotaRead(limit, 640_000), "it is right"
-    assert story >> SuppressionEnded(10.0, "it stops") << RemoveBeQuotas((GROUP,), "it stops")
+    assert scenario >> BeQuotaWritten(9.0, write) << ReportBeChange(change)
+    assert scenario >> BeQuotaRead(limit, 640_000), "it is right"
+    assert scenario >> SuppressionEnded(10.0, "it stops") << RemoveBeQuotas((GROUP,), "it stops")
     over = SuppressionChange(11.0, "a CFS quota of 6.40 CPUs", "no CFS quota", "it stops")
-    story >> BeQuotaRemoved(11.0, GROUP, "it stops") << PutRecord(KEY, None)
-    assert story << ReportBeChange(over)
-    assert (story.state.facts.suppression.quota, story.state.facts.suppression.change) == (None, over)
+    scenario >> BeQuotaRemoved(11.0, GROUP, "it stops") << PutRecord(KEY, None)
+    assert scenario << ReportBeChange(over)
+    assert (scenario.state.facts.suppression.quota, scenario.state.facts.suppression.change) == (None, over)
 
 
 @pytest.mark.parametrize("inside", [frozenset({"be"}), frozenset()])
@@ -180,12 +180,14 @@ def test_a_figure_ends_the_count_of_failures_and_a_counter_that_goes_back_is_one
 def test_quotas_of_the_ledger_are_known_until_they_are_removed() -> None:
     assert BeSuppression.load(["b", "a", 3]) == {"a", "b"}
     assert BeSuppression.load("broken") == frozenset()
-    story = Playbook(STATE, handle)
-    assert story >> BeQuotasRead(frozenset({"b", "a"})), "the ledger has them already"
-    assert story.state.facts.suppression == BeSuppression(above="a", written=frozenset({"a", "b"}))
-    assert story >> BeQuotaRemoved(1.0, "a") << PutRecord(KEY, {"quota": ["b"]})
-    assert story >> BeQuotaRemoved(1.0, "b") << PutRecord(KEY, None), "nothing is reported of an earlier run"
-    assert story.state.facts.suppression.change is None
+    scenario = Playbook(STATE, handle)
+    assert scenario >> BeQuotasRead(frozenset({"b", "a"})), "the ledger has them already"
+    assert scenario.state.facts.suppression == BeSuppression(above="a", written=frozenset({"a", "b"}))
+    assert scenario >> BeQuotaRemoved(1.0, "a") << PutRecord(KEY, {"quota": ["b"]})
+    assert scenario >> BeQuotaRemoved(1.0, "b") << PutRecord(KEY, None), (
+        "nothing is reported of an earlier run"
+    )
+    assert scenario.state.facts.suppression.change is None
 
 
 def test_quotas_of_other_groups_are_removed_before_the_next_is_written() -> None:

@@ -122,7 +122,7 @@ def paths(call: Any) -> list[str]:
 def test_a_create_gets_what_its_plug_in_answers(run_scenario: Any) -> None:
     plugins = PlayedPlugins(prefers=("nic3", "nic2"), pre_start=True)
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         call = await world.begin(sandbox)
@@ -141,14 +141,14 @@ def test_a_create_gets_what_its_plug_in_answers(run_scenario: Any) -> None:
         assert any(f"{NIC}=nic2" in record.explanation.devices for record in found)
         await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
 
-    run_scenario(story, sources=sources(ask(2)), plugins=plugins)
+    run_scenario(scenario, sources=sources(ask(2)), plugins=plugins)
 
 
 def test_other_containers_are_not_held_up(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
     kubelet = sources(ask(0))
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         sandbox = await world.pod("a", kube="burstable")
         call = await world.begin(sandbox)
         assert call.sent is not None
@@ -160,14 +160,14 @@ def test_other_containers_are_not_held_up(run_scenario: Any) -> None:
         assert kubelet[0].asked == 1
         assert plugins.log == []
 
-    run_scenario(story, sources=kubelet, plugins=plugins)
+    run_scenario(scenario, sources=kubelet, plugins=plugins)
 
 
 @pytest.mark.parametrize("error", [DevicePluginError(NIC, "it hangs"), ZeroDivisionError("a fault of ours")])
 def test_a_plug_in_that_fails_costs_the_create_and_nothing_else(run_scenario: Any, error: Exception) -> None:
     plugins = PlayedPlugins()
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         plugins.fail = error
@@ -184,13 +184,13 @@ def test_a_plug_in_that_fails_costs_the_create_and_nothing_else(run_scenario: An
         assert paths(await world.begin(sandbox)) == ["/dev/nic0"], "the next attempt"
         world.logged.clear()
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_a_start_that_is_refused_keeps_the_devices(run_scenario: Any) -> None:
     plugins = PlayedPlugins(pre_start=True)
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         plugins.fail_start = DevicePluginError(NIC, "no power")
@@ -203,13 +203,13 @@ def test_a_start_that_is_refused_keeps_the_devices(run_scenario: Any) -> None:
         assert paths(await world.begin(sandbox)) == ["/dev/nic0"]
         assert [what for what, _ in plugins.log] == ["allocate", "start", "start"]
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_two_creates_at_once_and_one_that_is_asked_twice(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         one, two = await world.pod("a", kube="burstable"), await world.pod("b", kube="burstable")
         plugins.gate.clear()
@@ -221,13 +221,13 @@ def test_two_creates_at_once_and_one_that_is_asked_twice(run_scenario: Any) -> N
         assert paths(first) == paths(again) != paths(other)
         assert len(plugins.log) == 2, "one Allocate for a container, however often it is asked for"
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         plugins.during = lambda: world.executor.sandboxes.stopped(sandbox)
@@ -236,13 +236,13 @@ def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(run_scenario: Any) -
         assert world.executor.state.devices.held == {}
         world.wire.finished(call, None)
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_before(run_scenario: Any) -> None:
     plugins = PlayedPlugins(pre_start=True)
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         one = await world.pod("a", kube="burstable")
         plugins.gate.clear()
@@ -264,13 +264,13 @@ def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_befor
         starts = sorted(ids for what, ids in plugins.log if what == "start")
         assert starts == [("nic0",), ("nic1",)], "nothing is prepared for the create that is refused"
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_a_client_that_goes_while_a_plug_in_is_asked(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         plugins.gate.clear()
@@ -287,14 +287,14 @@ def test_a_client_that_goes_while_a_plug_in_is_asked(run_scenario: Any) -> None:
         assert paths(await world.begin(sandbox)) == ["/dev/nic0"]
         assert len(plugins.log) == 1
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_a_conflict_with_the_request(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
     plugins.extra = {"HOME": "/nic"}
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
@@ -306,7 +306,7 @@ def test_a_conflict_with_the_request(run_scenario: Any) -> None:
         assert words in call.refused[1]
         world.wire.finished(call, None)
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_owners_of_cpus_get_devices_near_to_them(run_scenario: Any) -> None:
@@ -315,7 +315,7 @@ def test_owners_of_cpus_get_devices_near_to_them(run_scenario: Any) -> None:
     amounts = {"cpu": 2000, "memory": 1 << 20}
     whole = ContainerResources("c", requests=amounts, limits={**amounts, NIC: 1})
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         node1 = {i: device for i, device in NICS.items() if device.nodes == Mask((1,))}
         register(world, node1)
         sandbox = await world.pod("a")
@@ -325,21 +325,21 @@ def test_owners_of_cpus_get_devices_near_to_them(run_scenario: Any) -> None:
 
     kubelet = sources(whole)
     kubelet[0].pod_requests = lambda *_: (PodRequests("a", (whole,)), "kubelet's /pods")
-    run_scenario(story, sources=kubelet, plugins=plugins, rules=rules)
+    run_scenario(scenario, sources=kubelet, plugins=plugins, rules=rules)
 
 
 def test_scope_pod_asks_for_all_containers_at_once(run_scenario: Any) -> None:
     plugins = PlayedPlugins(prefers=("nic1",))
     rules = {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD}
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         assert [held(world, "a", name) for name in "cd"] == [{"nic1"}, {"nic0"}]
         assert plugins.log == [("prefer", ("nic0", "nic1"))]
         assert paths(await world.begin(sandbox, "d")) == ["/dev/nic0"]
 
-    run_scenario(story, sources=sources(ask(1, "c"), ask(1, "d")), plugins=plugins, rules=rules)
+    run_scenario(scenario, sources=sources(ask(1, "c"), ask(1, "d")), plugins=plugins, rules=rules)
 
 
 class KubeletDevices:
@@ -359,7 +359,7 @@ def test_a_resource_is_taken_over_from_kubelet(run_scenario: Any) -> None:
     answer = AllocateAnswer({"NICS": "nic0"})
     kept = {"c": {NIC: DeviceRecord(("nic0",), answer)}, "d": {NIC: DeviceRecord(("nic1",))}}
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         one = await world.pod("a", kube="burstable")
         await world.create(one)
         grants = world.executor.device_grants
@@ -381,13 +381,13 @@ def test_a_resource_is_taken_over_from_kubelet(run_scenario: Any) -> None:
         assert [(env.key, env.value) for env in sent(again).envs] == [("NICS", b"nic0")]
         assert len(plugins.log) == 1, "kubelet has asked the plug-in for the container that starts again"
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_a_takeover_before_the_pods_are_known(run_scenario: Any) -> None:
     kept = {"c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())}}
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         world.executor.device_grants._kubelet = KubeletDevices({"gone": kept})
         await world.executor.device_grants.take_over(NIC)
         register(world)
@@ -395,7 +395,7 @@ def test_a_takeover_before_the_pods_are_known(run_scenario: Any) -> None:
         await world.sync.once()
         assert world.executor.state.devices.held == {}
 
-    run_scenario(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False)
+    run_scenario(scenario, sources=sources(), plugins=PlayedPlugins(), reconciled=False)
 
 
 @pytest.mark.parametrize("name", ["envs", "devices"])
@@ -411,7 +411,7 @@ def test_a_hook_and_a_plug_in_that_set_the_same_thing(name: str) -> None:
 
 @pytest.mark.parametrize(("record", "words"), [({"answer": 5}, ANSWER_LOST), ({"ids": 5}, LOST)])
 def test_a_restart_with_a_damaged_record(run_scenario: Any, record: dict[str, object], words: str) -> None:
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         await world.create(await world.pod("a", kube="burstable"))
         await world.executor.journal.flush()
@@ -425,13 +425,13 @@ def test_a_restart_with_a_damaged_record(run_scenario: Any, record: dict[str, ob
         (problem,) = world.executor.telemetry.problems()
         assert (problem["keys"]["record"], problem["keys"]["err"]) == ("d/a", words)
 
-    run_scenario(story, sources=sources(), plugins=PlayedPlugins())
+    run_scenario(scenario, sources=sources(), plugins=PlayedPlugins())
 
 
 def test_a_restart_of_the_daemon(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         one = await world.pod("a", kube="burstable")
         await world.create(one)
@@ -451,7 +451,7 @@ def test_a_restart_of_the_daemon(run_scenario: Any) -> None:
         assert paths(again) == ["/dev/nic0"]
         assert [what for what, _ in plugins.log].count("allocate") == 2
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
 def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_resource(
@@ -459,7 +459,7 @@ def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_res
 ) -> None:
     plugins, kubelet = PlayedPlugins(), sources()
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         one = await world.pod("a", kube="burstable")
         await world.create(one)
@@ -476,7 +476,7 @@ def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_res
         assert kubelet[0].asked == 2, "before it stopped answering: also when no resource is registered"
         assert len(plugins.log) == 1
 
-    run_scenario(story, sources=kubelet, plugins=plugins)
+    run_scenario(scenario, sources=kubelet, plugins=plugins)
 
 
 def create_of(uid: str) -> pb.CreateContainerRequest:
@@ -491,7 +491,7 @@ def create_of(uid: str) -> pb.CreateContainerRequest:
 def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(run_scenario: Any) -> None:
     kept = {"c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())}}
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         world.executor.store.handle(DevicesImported(NIC, {"a": kept}, every=True))
         call = await world.call("CreateContainer", create_of("a"))
         assert call.refused == (
@@ -500,13 +500,13 @@ def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(ru
         )
         assert (await world.call("CreateContainer", create_of("b"))).refused is None, "it holds nothing"
 
-    run_scenario(story, sources=sources(), plugins=PlayedPlugins(), reconciled=False, call_timeout=0.2)
+    run_scenario(scenario, sources=sources(), plugins=PlayedPlugins(), reconciled=False, call_timeout=0.2)
 
 
 def test_a_pod_that_holds_devices_is_not_released_by_a_fault_of_ours(
     run_scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         one, two = await world.pod("a", kube="burstable"), await world.pod("b", kube="burstable")
         await world.create(one)
@@ -518,11 +518,11 @@ def test_a_pod_that_holds_devices_is_not_released_by_a_fault_of_ours(
         assert (await world.begin(two)).refused is None, "it holds nothing"
         world.logged.clear()
 
-    run_scenario(story, sources=sources(), plugins=PlayedPlugins())
+    run_scenario(scenario, sources=sources(), plugins=PlayedPlugins())
 
 
 def test_a_request_that_devices_cannot_be_added_to_is_refused(run_scenario: Any) -> None:
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
@@ -539,14 +539,14 @@ def test_a_request_that_devices_cannot_be_added_to_is_refused(run_scenario: Any)
         assert "Allocate failed due to Error parsing message" in call.refused[1]
         world.wire.finished(call, None)
 
-    run_scenario(story, sources=sources(), plugins=PlayedPlugins())
+    run_scenario(scenario, sources=sources(), plugins=PlayedPlugins())
 
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_a_pod_that_kubelet_does_not_give_is_a_problem(run_scenario: Any, *, refuses: bool) -> None:
     kubelet, plugins = sources(), PlayedPlugins()
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         def problems() -> list[Any]:
             found = world.executor.telemetry.problems()
             return [each["what"] for each in found if "asks for devices" in str(each["what"])]
@@ -577,13 +577,13 @@ def test_a_pod_that_kubelet_does_not_give_is_a_problem(run_scenario: Any, *, ref
         assert problems() == [], "its pod is gone"
         world.logged.clear()
 
-    run_scenario(story, sources=kubelet, plugins=plugins, refuse_on_error=refuses)
+    run_scenario(scenario, sources=kubelet, plugins=plugins, refuse_on_error=refuses)
 
 
 def test_a_create_whose_sandbox_was_stopped_while_a_plug_in_answered_is_rejected(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         register(world)
         sandbox = await world.pod("a", kube="burstable")
         plugins.during = lambda: world.executor.store.handle(SandboxStopped(sandbox))
@@ -595,4 +595,4 @@ def test_a_create_whose_sandbox_was_stopped_while_a_plug_in_answered_is_rejected
         assert world.executor.telemetry.value(metrics.CREATES_REFUSED) == 1
         world.logged.clear()
 
-    run_scenario(story, sources=sources(), plugins=plugins)
+    run_scenario(scenario, sources=sources(), plugins=plugins)

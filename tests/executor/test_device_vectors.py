@@ -57,7 +57,7 @@ def test_devices_come_from_the_nodes_of_kubelets_table(run_scenario: Any, case: 
     kubelet = Kubelet(ask)
     kubelet.pod_requests = lambda uid, *_: (PodRequests(uid, (ask,)), "kubelet's /pods")  # type: ignore[method-assign]
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         world.executor.store.handle(DevicesChanged(RESOURCE, devices))
         await world.pod("o")
         taken = {"c": {RESOURCE: DeviceRecord(tuple(case["allocated"]), AllocateAnswer())}}
@@ -74,7 +74,7 @@ def test_devices_come_from_the_nodes_of_kubelets_table(run_scenario: Any, case: 
         count = Counter(str(next(iter(device.nodes))) for device in given if device.nodes)
         assert count == case["expected_count_per_numa"]
 
-    run_scenario(story, sources=(kubelet, None), plugins=PlayedPlugins())
+    run_scenario(scenario, sources=(kubelet, None), plugins=PlayedPlugins())
 
 
 @pytest.mark.parametrize("case", HINTS, ids=lambda case: case["name"])
@@ -89,7 +89,7 @@ def test_hints_are_those_of_kubelets_table(run_scenario: Any, case: Any) -> None
     ]
     uid, name = case["pod"]["uid"], case["pod"]["containers"][0]["name"]
 
-    async def story(world: Any) -> None:
+    async def scenario(world: Any) -> None:
         for resource, devices in case["devices"].items():
             world.executor.store.handle(DevicesChanged(resource, registered(devices)))
         for key in {uid, *case["allocated"]}:
@@ -111,4 +111,4 @@ def test_hints_are_those_of_kubelets_table(run_scenario: Any, case: Any) -> None
             assert reported == {(tuple(hint["affinity"]), hint["preferred"]) for hint in expected}
 
     rules = {"policy": TopologyPolicy.BEST_EFFORT}
-    run_scenario(story, sources=(Kubelet(*asks), None), plugins=PlayedPlugins(), rules=rules)
+    run_scenario(scenario, sources=(Kubelet(*asks), None), plugins=PlayedPlugins(), rules=rules)

@@ -28,8 +28,8 @@ HEAD = """
 API_VERSION = 1
 
 def record(words):
-    with open({!r}, "a") as story:
-        print(words, file=story)
+    with open({!r}, "a") as record:
+        print(words, file=record)
 
 """
 
@@ -42,17 +42,17 @@ class Directories:
         self.config = HooksConfig(
             directory=root / "a", vendor_directory=root / "b", server_directory=root / "c"
         )
-        self.story = root / "story"
+        self.record = root / "record"
 
     def write(self, body: str, name: str = "10-x.py") -> None:
         self.config.directory.mkdir(mode=0o755, exist_ok=True)
-        head = HEAD.format(str(self.story))
+        head = HEAD.format(str(self.record))
         path = self.config.directory / name
         path.write_text(head + textwrap.dedent(body))
         path.chmod(0o644)
 
     def calls(self) -> list[str]:
-        return self.story.read_text().splitlines() if self.story.exists() else []
+        return self.record.read_text().splitlines() if self.record.exists() else []
 
 
 @pytest.fixture

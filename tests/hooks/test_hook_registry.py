@@ -43,13 +43,13 @@ class Engine:
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
-        self.story: list[str] = []
+        self.record: list[str] = []
         self.expected: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
 
     def use(self, hooks: Sequence[Hook]) -> None:
         self.hooks = list(hooks)
-        self.story.append(f"use {' '.join(self.answers())}".strip())
+        self.record.append(f"use {' '.join(self.answers())}".strip())
 
     def expect(self, hook: Hook) -> None:
         self.expected.append(hook.name)
@@ -60,7 +60,7 @@ class Engine:
             return None
         said = getattr(event, "reason", "") or hook.name
         origin = "server" if hook.remote else hook.handlers["post_run_pod_sandbox"](EVENT)
-        self.story.append(f"{event.NAME} {said} ({origin})")
+        self.record.append(f"{event.NAME} {said} ({origin})")
         if gate := self.gates.get(event.NAME):
             await gate.wait()
         try:
@@ -128,9 +128,9 @@ async def running(setup: Setup) -> AsyncIterator[None]:
         await setup.library.close()
 
 
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     before = set(sys.modules)
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert not [name for name in set(sys.modules) - before if "topoproxy_hooks" in name]
 
 
@@ -140,7 +140,7 @@ def setup(tmp_path: Path) -> Setup:
 
 
 def test_files_come_change_and_go_within_a_moment(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with running(setup):
             took = []
             for text, expected in (("one", ["one"]), ("two", ["two"]), (None, [])):
@@ -154,7 +154,7 @@ def test_files_come_change_and_go_within_a_moment(setup: Setup) -> None:
             assert min(took) < 1
             assert setup.library.entries == []
 
-    play(story)
+    play(scenario)
 
 
 def test_a_first_look_waits_for_a_recent_file_but_not_a_slow_writer(
@@ -162,7 +162,7 @@ def test_a_first_look_waits_for_a_recent_file_but_not_a_slow_writer(
 ) -> None:
     monkeypatch.setattr("proxy.hooks.registry.REPORT_AFTER_S", 0.5)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.write("10-a.py", hook("one"))
         await setup.library.scan_once(WAIT_S)
         assert setup.engine.answers() == ["one"]
@@ -175,11 +175,11 @@ def test_a_first_look_waits_for_a_recent_file_but_not_a_slow_writer(
         assert setup.engine.answers() == ["one", "two", "three"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_directories_may_come_later(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.etc.rmdir()
         async with running(setup):
             await asyncio.sleep(0.1)
@@ -188,11 +188,11 @@ def test_directories_may_come_later(setup: Setup) -> None:
             await setup.until(lambda: setup.engine.answers() == ["one"])
         assert setup.reported == []
 
-    play(story)
+    play(scenario)
 
 
 def test_all_are_used_in_the_order_of_their_names(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.write("50-b.py", hook("50"))
         setup.write("05-c.py", hook("05"), setup.usr)
         setup.write("10-d.py", hook("10"))
@@ -208,7 +208,7 @@ def test_all_are_used_in_the_order_of_their_names(setup: Setup) -> None:
         assert setup.engine.answers() == ["05", "masked", "50"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 LIFE = (
@@ -218,7 +218,7 @@ LIFE = (
 
 
 def test_a_new_version_is_ready_before_the_one_before_ends(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         machine = Machine.__new__(Machine)
         setup.everything = lambda: Synchronize(machine, Pools(), [PodFacts()])
         setup.write("10-a.py", hook("one", LIFE))
@@ -230,7 +230,7 @@ def test_a_new_version_is_ready_before_the_one_before_ends(setup: Setup) -> None
         setup.write("10-a.py", hook("three", LIFE))
         await setup.look()
         await setup.library.close()
-        assert setup.engine.story == [
+        assert setup.engine.record == [
             "configure 10-a (one)", "synchronize 10-a (one)", "use one",
             "configure 10-a (two)", "synchronize 10-a (two)", "use two", "shutdown replaced (one)",
             "use", "shutdown removed (two)",
@@ -239,14 +239,14 @@ def test_a_new_version_is_ready_before_the_one_before_ends(setup: Setup) -> None
         ]  # fmt: skip
         assert setup.reported == []
 
-    play(story)
+    play(scenario)
 
 
 def test_hooks_are_synchronized_only_once_the_state_is_known(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.write("10-a.py", hook("one", LIFE))
         await setup.look()
-        assert setup.engine.story == ["configure 10-a (one)", "use one"]
+        assert setup.engine.record == ["configure 10-a (one)", "use one"]
         assert setup.engine.expected == ["10-a"], "the state may be known before it is in use"
         setup.everything = lambda: 1 / 0  # type: ignore[assignment,return-value]
         setup.write("20-a.py", hook("deaf"))
@@ -259,11 +259,11 @@ def test_hooks_are_synchronized_only_once_the_state_is_known(setup: Setup) -> No
         assert setup.reported == ["ZeroDivisionError: division by zero"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_hook_that_fails_to_synchronize_or_end_is_reported_only(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.everything = lambda: Synchronize(Machine.__new__(Machine), Pools())
         more = "def synchronize(event): raise ValueError('s')\ndef shutdown(event): raise ValueError('e')\n"
         path = setup.write("10-a.py", hook("one", more))
@@ -275,7 +275,7 @@ def test_a_hook_that_fails_to_synchronize_or_end_is_reported_only(setup: Setup) 
         assert setup.reported[1:] == ["ValueError: e"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_hook_that_fails_to_synchronize_or_end_is_reported_only(setup: Setup) 
 def test_a_broken_version_leaves_the_one_before_until_it_is_mended(
     setup: Setup, text: str, words: str
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         path = setup.write("10-a.py", hook("one"))
         setup.write("20-b.py", text)
         await setup.look()
@@ -315,11 +315,11 @@ def test_a_broken_version_leaves_the_one_before_until_it_is_mended(
         assert (setup.entry("10-a").state, setup.entry("10-a").error) == (State.RUNNING, "")
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_version_that_is_given_back_as_it_was_runs_on_as_it_is(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         path = setup.write("10-a.py", hook("one", LIFE))
         await setup.look()
         path.chmod(0o666)
@@ -331,14 +331,14 @@ def test_a_version_that_is_given_back_as_it_was_runs_on_as_it_is(setup: Setup) -
         path.chmod(0o644)
         await setup.look()
         assert (setup.entry("10-a").state, setup.entry("10-a").error) == (State.RUNNING, "")
-        assert setup.engine.story == ["configure 10-a (one)", "use one"]
+        assert setup.engine.record == ["configure 10-a (one)", "use one"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_what_cannot_be_trusted_is_not_run_until_it_can(setup: Setup, tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         marker = tmp_path / "ran"
         setup.write("10-a.py", f"open({str(marker)!r}, 'w').close()\n" + hook("one"))
         setup.etc.chmod(0o775)
@@ -352,11 +352,11 @@ def test_what_cannot_be_trusted_is_not_run_until_it_can(setup: Setup, tmp_path: 
         assert setup.engine.answers() == ["one"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_an_empty_file_and_a_link_to_dev_null_disable(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         for name in ("10-a.py", "20-b.py", "30-c.py"):
             setup.write(name, hook(name, LIFE), setup.usr)
         await setup.look()
@@ -369,7 +369,7 @@ def test_an_empty_file_and_a_link_to_dev_null_disable(setup: Setup) -> None:
             ("10-a", "disabled"), ("10-a", "masked"), ("20-b", "disabled"), ("20-b", "masked"),
             ("30-c", "running"),
         ]  # fmt: skip
-        assert setup.engine.story[-1].startswith("shutdown removed")
+        assert setup.engine.record[-1].startswith("shutdown removed")
         assert setup.reported == []
         (setup.etc / "10-a.py").unlink()
         (setup.etc / "20-b.py").unlink()
@@ -377,11 +377,11 @@ def test_an_empty_file_and_a_link_to_dev_null_disable(setup: Setup) -> None:
         assert setup.engine.answers() == ["10-a.py", "20-b.py", "30-c.py"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_file_is_not_taken_while_it_is_written(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.write("10-a.py", hook("one"))
         await setup.look()
         async with running(setup):
@@ -401,13 +401,13 @@ def test_a_file_is_not_taken_while_it_is_written(setup: Setup) -> None:
             assert setup.reported == [words]
             assert setup.entry("10-a").error == ""
 
-    play(story)
+    play(scenario)
 
 
 def test_a_file_that_hangs_blocks_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.hooks.loader.versions.LOAD_S", 2.0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         path = setup.write("10-a.py", "import time\nwhile True: time.sleep(0.01)\n")
         async with running(setup):
             await setup.until(lambda: setup.states() == {"10-a": "being read"})
@@ -420,25 +420,25 @@ def test_a_file_that_hangs_blocks_no_other(setup: Setup, monkeypatch: pytest.Mon
             setup.write("10-a.py", hook("a"))
             await setup.until(lambda: setup.engine.answers() == ["a", "b"])
 
-    play(story)
+    play(scenario)
 
 
 def test_a_hook_that_hangs_in_configure_blocks_no_other(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         gate = setup.engine.gates["configure"] = asyncio.Event()
         setup.write("10-a.py", hook("a", "def configure(event): pass\n"))
         async with running(setup):
-            await setup.until(lambda: setup.engine.story != [])
+            await setup.until(lambda: setup.engine.record != [])
             setup.write("20-b.py", hook("b"))
             setup.write("10-a.py", hook("newer", "def configure(event): pass\n"))
             await setup.until(lambda: setup.engine.answers() == ["b"])
             for _ in range(3):  # one version at a time, however often it is looked at
                 await setup.library._scan()
-            assert setup.engine.story == ["configure 10-a (a)", "use b"]
+            assert setup.engine.record == ["configure 10-a (a)", "use b"]
             gate.set()
             await setup.until(lambda: setup.engine.answers() == ["newer", "b"])
 
-    play(story)
+    play(scenario)
 
 
 def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
@@ -453,7 +453,7 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
     setup.write("20-configures.py", hook("configures", f"def configure(event): {lacks}"))
     setup.write("30-wrong.py", hook("wrong", "1 / 0"))
 
-    async def story() -> None:
+    async def scenario() -> None:
         tried = []
         await setup.look()
         for _ in range(36):
@@ -475,44 +475,44 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
         await setup.look()
         assert len(setup.reported) == before
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_hook_that_came_into_use_is_checked_at_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have changed meanwhile."""
     monkeypatch.setattr("proxy.hooks.registry.POLL_S", 3600.0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         gate = setup.engine.gates["configure"] = asyncio.Event()
         setup.write("10-a.py", hook("a", "def configure(event): pass\n"))
         await asyncio.sleep(SETTLED_S + 0.05)
         async with running(setup):
-            await setup.until(lambda: setup.engine.story != [])
+            await setup.until(lambda: setup.engine.record != [])
             setup.write("10-a.py", hook("newer"))
             await asyncio.sleep(SETTLED_S + 0.05)
             gate.set()
             await setup.until(lambda: setup.engine.answers() == ["newer"])
 
-    play(story)
+    play(scenario)
 
 
 def test_a_hook_that_has_gone_is_checked_at_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be there again."""
     monkeypatch.setattr("proxy.hooks.registry.POLL_S", 3600.0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         path = setup.write("10-a.py", hook("a", "def shutdown(event): pass\n"))
         await setup.look()
         gate = setup.engine.gates["shutdown"] = asyncio.Event()
         path.unlink()
         async with running(setup):
-            await setup.until(lambda: "shutdown removed (a)" in setup.engine.story)
+            await setup.until(lambda: "shutdown removed (a)" in setup.engine.record)
             setup.write("10-a.py", hook("again"))
             await asyncio.sleep(SETTLED_S + 0.05)
             gate.set()
             await setup.until(lambda: setup.engine.answers() == ["again"])
 
-    play(story)
+    play(scenario)
 
 
 def test_a_file_that_is_being_written_is_not_checked_all_the_time(
@@ -524,14 +524,14 @@ def test_a_file_that_is_being_written_is_not_checked_all_the_time(
         looks.append(time.monotonic())
         return survey(config)
 
-    async def story() -> None:
+    async def scenario() -> None:
         monkeypatch.setattr("proxy.hooks.registry.survey", watched)
         with setup.write("10-a.py", hook("a")).open("a"):
             async with running(setup):
                 await setup.until(lambda: len(looks) > 4)
                 assert min(b - a for a, b in pairwise(looks)) > SOON_S / 2
 
-    play(story)
+    play(scenario)
 
 
 def test_settings_of_missing_hooks_are_reported_once(tmp_path: Path) -> None:
@@ -545,7 +545,7 @@ def test_settings_of_missing_hooks_are_reported_once(tmp_path: Path) -> None:
         tmp_path, "settings: {10-a: {config: {word: it-is-}}, 10-b: {}, koordlet: {config: {a: 1}}}"
     )
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.write("10-a.py", text)
         setup.write("koordlet.json", "{", setup.servers)
         for _ in range(3):
@@ -557,7 +557,7 @@ def test_settings_of_missing_hooks_are_reported_once(tmp_path: Path) -> None:
         ]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 SERVER = {"remote-endpoint": "/nowhere/koordlet.sock", "runtime-hooks": ["PreCreateContainer"]}
@@ -567,7 +567,7 @@ SERVER = {"remote-endpoint": "/nowhere/koordlet.sock", "runtime-hooks": ["PreCre
 def test_servers_are_added_and_an_invalid_file_breaks_no_other(setup: Setup, text: str) -> None:
     """The peer dies of an invalid file."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.write("10-a.py", hook("a"))
         path = setup.write("koordlet.json", text, setup.servers)
         await setup.look()
@@ -593,13 +593,13 @@ def test_servers_are_added_and_an_invalid_file_breaks_no_other(setup: Setup, tex
         assert setup.engine.names() == ["10-a"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_server_file_that_is_written_in_two_steps_is_not_reported(setup: Setup) -> None:
     """koordlet truncates its file and writes it then."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with running(setup):
             with (setup.servers / "koordlet.json").open("w") as stream:
                 await asyncio.sleep(0.7)
@@ -607,13 +607,13 @@ def test_a_server_file_that_is_written_in_two_steps_is_not_reported(setup: Setup
             await setup.until(lambda: setup.engine.names() == ["koordlet"])
         assert setup.reported == []
 
-    play(story)
+    play(scenario)
 
 
 def test_what_cannot_be_listed_now_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(tmp_path, "settings: {10-a: {timeout: 1s}}")
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.write("10-a.py", hook("a"))
         setup.write("20-b.py", hook("b"), setup.usr)
         await setup.look()
@@ -631,11 +631,11 @@ def test_what_cannot_be_listed_now_is_kept(tmp_path: Path, monkeypatch: pytest.M
         assert setup.reported == [f"cannot look for hooks in {setup.etc}: Input/output error"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_fault_of_our_own_leaves_the_others(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.write("10-a.py", hook("a"))
         await setup.look()
         monkeypatch.setattr("proxy.hooks.loader.versions.read", lambda *_: 1 / 0)
@@ -651,11 +651,11 @@ def test_a_fault_of_our_own_leaves_the_others(setup: Setup, monkeypatch: pytest.
             assert setup.reported[1] == "ZeroDivisionError: division by zero"
             assert setup.engine.answers() == ["a"]
 
-    play(story)
+    play(scenario)
 
 
 def test_it_can_be_cancelled_as_a_hook_comes_into_use(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         task = asyncio.create_task(setup.library.run())
         await asyncio.sleep(0.2)
         setup.library._wake.set()
@@ -666,26 +666,26 @@ def test_it_can_be_cancelled_as_a_hook_comes_into_use(setup: Setup) -> None:
         assert task.cancelled()
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_closing_waits_for_no_hook_for_long(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.hooks.registry.END_S", 0.1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.engine.gates["configure"] = asyncio.Event()
         setup.write("10-a.py", hook("a", "def configure(event): pass\n"))
         await asyncio.sleep(SETTLED_S + 0.05)
         await setup.library.scan_once(timeout=0.1)
-        assert setup.engine.story == ["configure 10-a (a)"]
+        assert setup.engine.record == ["configure 10-a (a)"]
         await setup.library.close()
         assert setup.engine.answers() == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_successes_are_reported(setup: Setup) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         path = setup.write("10-a.py", hook("a"))
         await setup.look()
         path.unlink()
@@ -693,7 +693,7 @@ def test_successes_are_reported(setup: Setup) -> None:
         assert setup.logged == [f"hook loaded hook=10-a path={path}", "hook unloaded hook=10-a"]
         await setup.library.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_the_real_engine_is_kept_to_the_files(setup: Setup) -> None:
@@ -708,7 +708,7 @@ def test_the_real_engine_is_kept_to_the_files(setup: Setup) -> None:
             f"def pre_create_container(event): return Adjustment(envs={{'WORD': {word!r} + str(log)}})\n"
         )
 
-    async def story() -> None:
+    async def scenario() -> None:
         engine = Real(reasons(setup.reported), lambda *_: None)
         library = HookRegistry(setup.config, engine, lambda: None, reasons(setup.reported))
         setup.library = library
@@ -733,4 +733,4 @@ def test_the_real_engine_is_kept_to_the_files(setup: Setup) -> None:
         await library.close()
         engine.close()
 
-    play(story)
+    play(scenario)

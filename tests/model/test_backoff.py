@@ -59,9 +59,9 @@ def test_a_success_or_a_steady_attempt_begins_the_sequence_again(
         st.tuples(st.sampled_from("ab"), st.sampled_from(("failed", "succeeded", "keep")), st.floats(0, 50))
     ),
 )
-def test_each_key_has_a_sequence_of_its_own(rule: Backoff, story: list[tuple[str, str, float]]) -> None:
+def test_each_key_has_a_sequence_of_its_own(rule: Backoff, steps: list[tuple[str, str, float]]) -> None:
     times, known, now = RetryTimes[str](rule), dict[str, tuple[int, float]](), 0.0
-    for key, what, seconds in story:
+    for key, what, seconds in steps:
         now += seconds
         if what == "failed":
             failures = known.get(key, (0, 0.0))[0] + 1

@@ -21,11 +21,11 @@ from pathlib import Path
 from proxy.hooks.api import Adjustment
 
 API_VERSION = 1
-STORY = Path({story!r})
+RECORD = Path({record!r})
 
 def note(*words):
-    with STORY.open("a") as story:
-        story.write(json.dumps(words) + "\\n")
+    with RECORD.open("a") as record:
+        record.write(json.dumps(words) + "\\n")
 
 def configure(event):
     note("configure")
@@ -63,13 +63,13 @@ def drop(node: Node, name: str, text: str, directory: str = "hooks.d") -> None:
 
 def hooked(node: Node, text: str, **names: str) -> Path:
     """Give the daemon a hook; returns the file in which the hook notes what it is called with."""
-    story = node.directory / "story"
-    drop(node, "10-hook.py", text.format(story=str(story), **names))
+    record = node.directory / "record"
+    drop(node, "10-hook.py", text.format(record=str(record), **names))
     lines = [f"  {key}: {node.directory / name}" for key, name in DIRECTORIES.items()]
     node.configure("\n".join(["drainTimeout: 100ms", "hooks:", *lines]))
     os.kill(node.popen.pid, signal.SIGHUP)
     node.wait(lambda: "configure" in reported(node))
-    return story
+    return record
 
 
 def reported(node: Node) -> list[str]:
@@ -79,8 +79,8 @@ def reported(node: Node) -> list[str]:
 
 def notes(node: Node) -> list[list[str]]:
     """What the hook has noted, in the old process and in the new one."""
-    story = node.directory / "story"
-    return [json.loads(line) for line in story.read_text().splitlines()] if story.exists() else []
+    record = node.directory / "record"
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -1,4 +1,4 @@
-"""Playbooks: a state's events and effects in the order of a story.
+"""Playbooks: a state's events and effects in the order of a scenario.
 
     playbook = Playbook(reservation)
     assert playbook >> LedgerWritten() << AwaitInflight(CpuSet.parse("0-1"))

@@ -1,4 +1,4 @@
-"""The machines of the stories, without starting one: qemu takes them, and what they bring is there."""
+"""The machines of the scenarios, without starting one: qemu takes them, and what they bring is there."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_a_runtime_that_hangs_blocks_no_call_for_ever(run_scenario: Callable[...
 def test_a_call_ends_once_and_is_decided_then() -> None:
     ended: list[int | None] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         wire: Any = SimpleNamespace(
             request=lambda call: call.lost(), finished=lambda call, status: ended.append(status)
         )
@@ -307,7 +307,7 @@ def test_a_call_ends_once_and_is_decided_then() -> None:
         waits.cancel()
         await asyncio.gather(waits, return_exceptions=True)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_of_calls_that_are_under_way_the_oldest_are_lost_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,10 +71,10 @@ class Setup:
 
     until = staticmethod(until)
 
-    def run(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run(self, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def whole() -> None:
             try:
-                await story()
+                await scenario()
             finally:
                 self.gate.set()
                 # It is the whole interpreter's: a hook that still spins would change that of the next test.

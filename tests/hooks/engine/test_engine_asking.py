@@ -32,7 +32,7 @@ def envs(**values: str) -> Adjustment:
 
 
 def test_nothing_is_started_or_called_without_hooks(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         threads = threading.active_count()
         answers = setup.engine.call_hooks(setup.create())
         assert answers.outcome is AS_IT_IS
@@ -43,7 +43,7 @@ def test_nothing_is_started_or_called_without_hooks(setup: Any) -> None:
         assert setup.engine.points == {"post_create_container"}
         assert threading.active_count() == threads
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_hooks_are_asked_by_name_and_what_they_want_comes_together(setup: Any) -> None:
@@ -61,7 +61,7 @@ def test_hooks_are_asked_by_name_and_what_they_want_comes_together(setup: Any) -
         asked.append("20-b")
         return envs(B="2")
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(noting("koordlet", None), noting("10-a", envs(A="1")), hook("20-b", slowly),
                   noting("05-x", Adjustment(cpus=CpuSet([1]), labels={"l": CLEAR})))  # fmt: skip
         outcome = await setup.ask()
@@ -72,11 +72,11 @@ def test_hooks_are_asked_by_name_and_what_they_want_comes_together(setup: Any) -
         assert outcome.owners == {"cpus": "05-x", "labels[l]": "05-x", "envs[A]": "10-a", "envs[B]": "20-b"}
         assert outcome.refusal == ""
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_second_claim_of_a_field_drops_the_later_answer(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2", B="2")), hook("30-c", envs(C="3")))
         outcome = await setup.ask()
         assert outcome.adjustment == envs(A="1", C="3")
@@ -93,14 +93,14 @@ def test_a_second_claim_of_a_field_drops_the_later_answer(setup: Any) -> None:
         assert outcome.adjustment is NOTHING
         assert not outcome.owners
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 @BOTH
 def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(setup: Any, policy: HookFailurePolicy) -> None:
     asked: list[int] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1")), hook("20-b", Veto("no room"), policy=policy),
                   hook("30-c", lambda _: asked.append(1)))  # fmt: skip
         outcome = await setup.ask()
@@ -110,7 +110,7 @@ def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(setup: Any, polic
         assert setup.logged == []
         assert setup.report("20-b").vetoes == 1
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_validating_hook_sees_all_changes_and_may_refuse(setup: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_validating_hook_sees_all_changes_and_may_refuse(setup: Any) -> None:
         event.adjustment.envs["A"] = "changed"
         return Veto("not that") if "B" in event.adjustment.envs else None
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(A="1")))
         outcome = await setup.ask()
         assert seen == [("main", envs(A="changed"), {"envs[A]": "10-a"})]
@@ -131,11 +131,11 @@ def test_a_validating_hook_sees_all_changes_and_may_refuse(setup: Any) -> None:
         assert outcome.refusal == "cannot create container ns/pod/main: hook 05-v: not that"
         assert outcome.adjustment is NOTHING
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_only_validates_is_called_although_none_adjusts(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("05-v", Veto("never"), VALIDATE))
         assert setup.engine.points == {PRE, VALIDATE}
         assert "never" in (await setup.ask()).refusal
@@ -143,7 +143,7 @@ def test_a_hook_that_only_validates_is_called_although_none_adjusts(setup: Any) 
         assert await setup.ask() is AS_IT_IS
         assert "cannot be changed at validate_create_container" in setup.logged[0]
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def deep(event: object) -> object:
@@ -187,7 +187,7 @@ def test_a_failed_hook_does_to_the_call_what_its_policy_says(
     async def as_coroutine(event: Any) -> Any:
         return bad(event)
 
-    async def story() -> None:
+    async def scenario() -> None:
         handler = bad if kind == "function" else as_coroutine
         setup.use(hook("10-a", envs(A="1")), hook("20-b", handler, policy=policy), hook("30-c", envs(C="3")))
         outcome = await setup.ask()
@@ -202,18 +202,18 @@ def test_a_failed_hook_does_to_the_call_what_its_policy_says(
         assert (report.state, sum(report.failures.values()), report.calls) == ("failing", 1, 1)
         assert (await setup.ask()).adjustment == outcome.adjustment, "the next call is asked as well"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_call_that_cannot_be_refused_continues(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         event = setup.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
         setup.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=HookFailurePolicy.FAIL))
         assert await setup.ask(stop) is AS_IT_IS
         assert "cannot refuse at pre_stop_container" in setup.logged[0]
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 @pytest.mark.parametrize("policy", [HookFailurePolicy.FAIL, HookFailurePolicy.IGNORE])
@@ -226,7 +226,7 @@ def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
     def fault(*_: Any) -> None:
         raise KeyError("ours")
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1"), policy=policy), hook("20-b", envs(B="1")))
         monkeypatch.setattr(f"proxy.hooks.engine.{where}", fault)
         outcome = await setup.ask()
@@ -235,14 +235,14 @@ def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
         await setup.until(lambda: setup.logged)
         assert setup.logged == ["hook 10-a: calls cannot be taken through the hooks: KeyError: 'ours'"]
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_skips_a_pod_is_not_asked_about_it(setup: Any) -> None:
     def broken(labels: Any) -> bool:
         raise KeyError
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1"), skip=lambda labels: labels["app"] == "db"),
                   hook("20-b", envs(B="1"), skip=lambda labels: "x" in labels),
                   hook("30-c", envs(C="1"), skip=broken),
@@ -250,18 +250,18 @@ def test_a_hook_that_skips_a_pod_is_not_asked_about_it(setup: Any) -> None:
         assert (await setup.ask()).adjustment == envs(B="1", C="1")
         assert setup.report("10-a").calls == 0
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_echoes_gets_the_changes_of_earlier_hooks(setup: Any) -> None:
     def echo(event: Any, so_far: Any) -> Adjustment:
         return envs(SEEN=so_far.envs["A"])
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1")), hook("20-b", echo, echoes=True))
         assert (await setup.ask()).adjustment == envs(A="1", SEEN="1")
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_call_ends_with_the_hooks_that_it_began_with(setup: Any) -> None:
@@ -272,7 +272,7 @@ def test_a_call_ends_with_the_hooks_that_it_began_with(setup: Any) -> None:
         setup.gate.wait(30)
         return envs(A="old")
 
-    async def story() -> None:
+    async def scenario() -> None:
         old, last = hook("10-a", wait, timeout=60.0), hook("20-b", envs(B="old"))
         setup.use(old, last)
         answers = setup.engine.call_hooks(setup.create())
@@ -286,11 +286,11 @@ def test_a_call_ends_with_the_hooks_that_it_began_with(setup: Any) -> None:
         assert setup.engine.points == frozenset()
         assert await setup.ask() is AS_IT_IS
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_hooks_kept_keep_how_they_stand(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         kept, other = hook("10-a", envs(A="1")), hook("20-b")
         setup.use(kept)
         await setup.ask()
@@ -301,7 +301,7 @@ def test_hooks_kept_keep_how_they_stand(setup: Any) -> None:
         setup.use(kept)
         assert setup.report("10-a").calls == 2
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(setup: Any) -> None:
@@ -311,7 +311,7 @@ def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(setup: Any) -> None
         time.sleep(slow[0])
         return envs(A="1")
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", pre_create_container))
 
         def waited_for() -> bool:
@@ -329,25 +329,25 @@ def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(setup: Any) -> None
             asked += 1
         assert asked >= 20
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_servers_and_coroutines_are_not_waited_for_at_once(setup: Any) -> None:
     async def coroutine(event: Any) -> None:
         return None
 
-    async def story() -> None:
+    async def scenario() -> None:
         for other in (hook("20-b", remote=True), hook("20-b", coroutine), hook("20-b", coroutine, VALIDATE)):
             setup.use(hook("10-a"), other)
             for _ in range(50):
                 await setup.ask()
             assert not setup.engine._by_point[PRE].quick()
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_answers_may_have_several_waiters_or_none(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", lambda _: setup.gate.wait(30) and envs(A="1"), timeout=60.0))
         answers = setup.engine.call_hooks(setup.create())
         first, second = asyncio.create_task(answers.wait()), asyncio.create_task(answers.wait())
@@ -358,11 +358,11 @@ def test_answers_may_have_several_waiters_or_none(setup: Any) -> None:
         assert (await second).adjustment == envs(A="1")
         await setup.until(lambda: setup.report("10-a").calls == 2)
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_no_hook_is_called_after_closing(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1")))
         await setup.ask()
         setup.engine.close()
@@ -376,7 +376,7 @@ def test_no_hook_is_called_after_closing(setup: Any) -> None:
         setup.engine.close()
         await setup.until(lambda: not [t for t in threading.enumerate() if t.name.startswith("hooks-")])
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
@@ -385,7 +385,7 @@ def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
     def fault(*_: Any) -> None:
         raise LookupError
 
-    async def story() -> None:
+    async def scenario() -> None:
         monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", fault)
         for policy, refusal in (
             (HookFailurePolicy.IGNORE, ""),
@@ -404,7 +404,7 @@ def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
         assert await setup.ask(stop) == Outcome()
         assert setup.engine._context.runners.alive == 1, "it continues"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_an_internal_fault_in_validation_keeps_policy_fail(
@@ -417,7 +417,7 @@ def test_an_internal_fault_in_validation_keeps_policy_fail(
             raise LookupError
         return function(hook, event, tally)
 
-    async def story() -> None:
+    async def scenario() -> None:
         monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", fault)
         setup.use(
             hook("10-a", envs(A="1"), policy=HookFailurePolicy.FAIL, timeout=30.0),
@@ -425,4 +425,4 @@ def test_an_internal_fault_in_validation_keeps_policy_fail(
         )
         assert "cannot be called: LookupError" in (await setup.ask()).refusal
 
-    setup.run(story)
+    setup.run(scenario)

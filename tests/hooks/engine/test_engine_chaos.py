@@ -145,12 +145,12 @@ def test_a_call_always_ends_with_the_answers_of_good_hooks(setup: Any, specs: li
     outcomes: list[Outcome] = []
     fresh = type(setup)()
 
-    async def story() -> None:
+    async def scenario() -> None:
         fresh.use(*(made(number, spec, fresh.gate) for number, spec in enumerate(specs)))
         outcomes.append(await fresh.ask())
         fresh.engine.notify(fresh.created())
 
-    fresh.run(story)
+    fresh.run(scenario)
     refused_by, adjustment = expected(specs)
     outcome = outcomes[0]
     if refused_by:
@@ -171,7 +171,7 @@ def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(setup: Any) -> Non
         kind = "coroutine" if number % 3 == 2 else "function"
         hooks.append(made(number, (kind, what, points, HookFailurePolicy.IGNORE), setup.gate))
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(*hooks)
         waiting = []
         for number in range(300):
@@ -189,4 +189,4 @@ def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(setup: Any) -> Non
         await setup.until(lambda: all(report.hung == 0 for report in setup.engine.report()))
         await setup.until(lambda: setup.engine._context.runners.stuck == 0)
 
-    setup.run(story)
+    setup.run(scenario)

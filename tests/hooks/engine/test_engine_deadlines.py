@@ -65,7 +65,7 @@ async def spinning(event: Any) -> None:
 @pytest.mark.parametrize("policy", list(HookFailurePolicy))
 @pytest.mark.parametrize("how", ["hang", spin, asleep, spinning])
 def test_a_hook_that_does_not_answer_is_left_behind(setup: Any, how: Any, policy: HookFailurePolicy) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         handler = setup.hang if how == "hang" else how
         setup.use(hook("10-a", handler, policy=policy), hook("20-b", good, timeout=30.0))
         outcome = await setup.ask()
@@ -81,11 +81,11 @@ def test_a_hook_that_does_not_answer_is_left_behind(setup: Any, how: Any, policy
         await setup.until(lambda: setup.engine._context.runners.stuck == 0)
         await setup.until(lambda: sys.getswitchinterval() > 0.001)
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_catches_everything_is_thrown_at_again(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         stubborn.hits = 0  # type: ignore[attr-defined]
         setup.use(hook("10-a", stubborn))
         begun = time.monotonic()
@@ -95,7 +95,7 @@ def test_a_hook_that_catches_everything_is_thrown_at_again(setup: Any) -> None:
         assert stubborn.hits > 3  # type: ignore[attr-defined]
         assert time.monotonic() - begun < 15
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_an_answer_that_comes_late_is_not_used(setup: Any) -> None:
@@ -110,7 +110,7 @@ def test_an_answer_that_comes_late_is_not_used(setup: Any) -> None:
         back.wait(30)  # the first one is back while the call is still on its way
         return good(event)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", late), hook("20-b", slow, timeout=60.0))
         answers = setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").hung)
@@ -121,11 +121,11 @@ def test_an_answer_that_comes_late_is_not_used(setup: Any) -> None:
         await setup.until(lambda: setup.report("10-a").hung == 0)
         assert setup.report("10-a").failures == {"timeout": 1}
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_hangs_delays_only_calls_that_use_it(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(
             hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, "pre_start_container", timeout=30.0)
         )
@@ -143,7 +143,7 @@ def test_a_hook_that_hangs_delays_only_calls_that_use_it(setup: Any) -> None:
         assert setup.report("10-a").calls == 3 * PLACES
         assert setup.report("10-a").running == 0
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(setup: Any) -> None:
@@ -154,7 +154,7 @@ def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(setup: An
             raise OSError("away")
         return good(event)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.now = 1000.0
         setup.use(hook("10-a", sometimes), hook("20-b", lambda event: Adjustment(envs={"B": "2"})))
         for _ in range(3):
@@ -173,14 +173,14 @@ def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(setup: An
         assert (await setup.ask()).adjustment.envs == {"GOOD": "1", "B": "2"}
         assert setup.report("10-a").state == "ok"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(setup: Any) -> None:
     def bad(event: Any) -> None:
         raise OSError("away")
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.now = 1000.0
         setup.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for _ in range(3):
@@ -193,7 +193,7 @@ def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(setup: An
         )
         assert setup.report("10-a").calls == 3
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_while_it_is_probed_others_do_not_wait_for_the_probe(setup: Any) -> None:
@@ -202,7 +202,7 @@ def test_while_it_is_probed_others_do_not_wait_for_the_probe(setup: Any) -> None
             setup.gate.wait(30)
         raise OSError
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", bad, timeout=60.0))
         for _ in range(3):
             await setup.ask()
@@ -215,11 +215,11 @@ def test_while_it_is_probed_others_do_not_wait_for_the_probe(setup: Any) -> None
         setup.gate.set()
         await probe.wait()
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_with_too_many_overdue_calls_it_is_not_called(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", setup.hang))
         for _ in range(MOST_OVERDUE):
             setup.engine.call_hooks(setup.create())
@@ -236,25 +236,25 @@ def test_with_too_many_overdue_calls_it_is_not_called(setup: Any) -> None:
         await setup.until(lambda: setup.report("10-a").hung == 0)
         assert setup.report("10-a").state == "open"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_all_hooks_of_a_call_together_have_a_bound(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, timeout=60.0))
         assert (await setup.ask()).adjustment.envs == {}
         assert setup.report("10-a").failures == {"timeout": 1}
         assert setup.report("20-b").failures == {"queue": 1}
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", setup.hang, timeout=60.0))
         for _ in range(PLACES):
             setup.engine.call_hooks(setup.create())
@@ -266,7 +266,7 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
         await setup.until(lambda: setup.report("10-a").running == 0)
         assert setup.report("10-a").calls == PLACES
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
@@ -284,7 +284,7 @@ def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
             raise ValueError
         return good(event)
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = Hook(
             "10-a", "/hooks/10-a.py", {PRE: setup.hang, "pre_start_container": setup.hang}, timeout=30.0
         )
@@ -304,16 +304,16 @@ def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
         assert (await asyncio.wait_for(answers.wait(), 30)).adjustment.envs == {"GOOD": "1"}
         assert setup.report("30-c").state == "ok"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_the_second_hook_of_a_call_has_its_own_deadline(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", lambda event: time.sleep(0.02), timeout=60.0), hook("20-b", setup.hang))
         await setup.ask()
         assert setup.report("20-b").failures == {"timeout": 1}
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_server_has_extra_time_for_its_own_error(setup: Any) -> None:
@@ -329,7 +329,7 @@ def test_a_server_has_extra_time_for_its_own_error(setup: Any) -> None:
 
     ended = threading.Event()
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("koordlet", server, remote=True))
         await setup.ask()
         assert setup.logged == ["hook koordlet: deadline exceeded at koordlet.sock"]
@@ -337,11 +337,11 @@ def test_a_server_has_extra_time_for_its_own_error(setup: Any) -> None:
         await setup.ask()
         await setup.until(ended.is_set)
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_turns_stay_long_while_a_server_is_waited_for(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("koordlet", setup.hang, remote=True, timeout=30.0))
         answers = setup.engine.call_hooks(setup.create())
         before = sys.getswitchinterval()
@@ -351,7 +351,7 @@ def test_turns_stay_long_while_a_server_is_waited_for(setup: Any) -> None:
         setup.gate.set()
         await answers.wait()
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_loop_that_a_hook_blocks_is_replaced(setup: Any) -> None:
@@ -363,7 +363,7 @@ def test_a_loop_that_a_hook_blocks_is_replaced(setup: Any) -> None:
             setup.gate.wait(30)
         return good(event)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", sometimes, timeout=1.0))
         await setup.ask()
         slots = setup.engine._by_point[PRE].hook_slots[0]
@@ -374,11 +374,11 @@ def test_a_loop_that_a_hook_blocks_is_replaced(setup: Any) -> None:
         setup.gate.set()
         await setup.until(lambda: setup.report("10-a").hung == 0)
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_the_loop_turns_while_a_hook_spins(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", spin, timeout=1.0))
         await setup.until(lambda: sys.getswitchinterval() > 0.001)  # another engine's hook may still run
         usual, shortest = sys.getswitchinterval(), 1.0
@@ -391,7 +391,7 @@ def test_the_loop_turns_while_a_hook_spins(setup: Any) -> None:
         assert turns > 20
         assert shortest < usual
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_cannot_be_given_a_thread_fails(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,7 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(setup: Any, monkeypatch: pyt
     async def coroutine(event: Any) -> None:
         return None
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(
             hook("10-a", good), hook("20-b", coroutine), hook("30-c", good, policy=HookFailurePolicy.FAIL)
         )
@@ -414,7 +414,7 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(setup: Any, monkeypatch: pyt
         setup.use(hook("10-a", good, timeout=30.0))
         assert (await setup.ask()).adjustment.envs == {"GOOD": "1"}
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
@@ -426,28 +426,28 @@ def test_a_late_answer_is_not_used_even_if_the_loop_was_busy(setup: Any, kind: s
     async def as_coroutine(event: Any) -> Adjustment:
         return late(event)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", late if kind == "function" else as_coroutine))
         answers = setup.engine.call_hooks(setup.create())
         time.sleep(6 * SHORT_S)
         assert (await answers.wait()).adjustment.envs == {}
         assert setup.report("10-a").failures == {"timeout": 1}
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_coroutines_that_are_cancelled_before_their_first_step_are_back(setup: Any) -> None:
     async def blocking(event: Any) -> None:
         time.sleep(3 * SHORT_S)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", blocking))
         for answers in [setup.engine.call_hooks(setup.create()) for _ in range(PLACES)]:
             await asyncio.wait_for(answers.wait(), 30)
         await setup.until(lambda: setup.report("10-a").hung == 0)
         assert setup.report("10-a").running == 0
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
@@ -483,12 +483,12 @@ def test_a_fault_of_ours_about_a_late_hook_ends_the_call(setup: Any, monkeypatch
     def fault(*_: Any) -> None:
         raise LookupError
 
-    async def story() -> None:
+    async def scenario() -> None:
         monkeypatch.setattr("proxy.hooks.engine.dispatch.cancel", fault)
         setup.use(hook("10-a", setup.hang))
         assert (await setup.ask()).refusal == ""
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_loop_that_is_given_up_ends_when_it_can() -> None:
@@ -504,7 +504,7 @@ def test_a_stuck_thread_is_interrupted_a_limited_number_of_times(
     monkeypatch.setattr(invoke, "_PAUSES", Backoff(0.0, 5.0))
     thrown: list[Any] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         runners = SimpleNamespace(switch_interval=SimpleNamespace(interrupt=thrown.append))
         shared: Any = SimpleNamespace(loop=asyncio.get_running_loop(), runners=runners)
         never: Any = SimpleNamespace(has_returned=False)
@@ -513,4 +513,4 @@ def test_a_stuck_thread_is_interrupted_a_limited_number_of_times(
             await asyncio.sleep(0.001)
         assert len(thrown) == invoke._MOST
 
-    asyncio.run(story())
+    asyncio.run(scenario())

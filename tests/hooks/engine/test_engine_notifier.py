@@ -49,7 +49,7 @@ def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(setup:
         await asyncio.sleep(0)
         quick.append(of(event))
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-slow", slowly), hook("20-quick", coroutine))
         for number in range(50):
             setup.engine.notify(numbered(setup, number))
@@ -60,7 +60,7 @@ def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(setup:
         await setup.until(lambda: len(slow) == 50)
         assert slow == quick == list(range(50))
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
@@ -73,7 +73,7 @@ def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
         setup.gate.wait(30)
         reported.append(of(event))
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-slow", slowly))
         for number in range(10):
             setup.engine.notify(numbered(setup, number))
@@ -83,21 +83,21 @@ def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
         await setup.until(lambda: len(reported) == 6)
         assert reported == list(range(6))
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_what_they_want_is_handed_on_with_its_owner(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", lambda _: shares("other", 7)))
         setup.engine.notify(setup.created())
         await setup.until(lambda: setup.updates)
         assert setup.updates == [({"other": Update(cpu_shares=7)}, {"updates[other].cpu_shares": "10-a"})]
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_two_updates_conflict_within_one_event_only(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", lambda _: shares("other", 7)), hook("20-b", lambda _: shares("other", 8)))
         setup.engine.notify(setup.created())
         await setup.until(lambda: setup.logged)
@@ -108,7 +108,7 @@ def test_two_updates_conflict_within_one_event_only(setup: Any) -> None:
         await setup.until(lambda: len(setup.logged) == 2)
         assert len(setup.updates) == 2
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(setup: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(setup: Any) 
             raise OSError("gone")
         return Adjustment(envs={"A": "1"})
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for number in range(2):
             setup.engine.notify(numbered(setup, number))
@@ -130,7 +130,7 @@ def test_a_failed_notification_refuses_nothing_and_the_next_is_sent(setup: Any) 
         assert "cannot set envs" in setup.logged[1]
         assert setup.updates == []
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_is_notified_alone_before_and_after_use(setup: Any) -> None:
@@ -142,7 +142,7 @@ def test_a_hook_is_notified_alone_before_and_after_use(setup: Any) -> None:
     async def goodbye(event: Shutdown) -> None:
         reported.append(event.reason)
 
-    async def story() -> None:
+    async def scenario() -> None:
         handlers: dict[str, Any] = {
             "configure": bad,
             "synchronize": lambda _: shares("x", 3),
@@ -162,7 +162,7 @@ def test_a_hook_is_notified_alone_before_and_after_use(setup: Any) -> None:
         silent = hook("20-b", print)
         assert await setup.engine.notify_one(silent, Configure()) is None
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_gets_later_events_only_after_the_existing_state(setup: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_hook_gets_later_events_only_after_the_existing_state(setup: Any) -> N
         setup.gate.wait(30)
         reported.append("all")
 
-    async def story() -> None:
+    async def scenario() -> None:
         handlers: dict[str, Any] = {
             "synchronize": everything,
             POST: lambda event: reported.append(of(event)),
@@ -200,13 +200,13 @@ def test_a_hook_gets_later_events_only_after_the_existing_state(setup: Any) -> N
         setup.use()
         assert setup.engine.points == frozenset()
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_gets_the_state_that_is_known_before_it_is_in_use(setup: Any) -> None:
     reported: list[Any] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         handlers: dict[str, Any] = {"synchronize": reported.append}
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
         setup.engine.expect(new)
@@ -220,13 +220,13 @@ def test_a_hook_gets_the_state_that_is_known_before_it_is_in_use(setup: Any) -> 
         await asyncio.sleep(0.05)
         assert len(reported) == 2, "a hook in use gets each event once"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_is_shut_down_before_use_gets_no_events(setup: Any) -> None:
     reported: list[Any] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         handlers: dict[str, Any] = {
             "synchronize": reported.append,
             POST: reported.append,
@@ -240,14 +240,14 @@ def test_a_hook_that_is_shut_down_before_use_gets_no_events(setup: Any) -> None:
         await asyncio.sleep(0.05)
         assert [each.NAME for each in reported] == ["synchronize", "shutdown"]
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_an_open_breaker_does_not_stop_single_notifications(setup: Any) -> None:
     def bad(event: Any) -> None:
         raise OSError
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.now = 1.0
         lone = Hook("10-a", "/hooks/10-a.py", {POST: bad, "configure": lambda _: None})
         setup.use(lone)
@@ -257,7 +257,7 @@ def test_an_open_breaker_does_not_stop_single_notifications(setup: Any) -> None:
         assert await setup.engine.notify_one(lone, Configure()) is None
         assert setup.report("10-a").state == "open"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_configuring_has_a_longer_deadline_than_an_answer(
@@ -265,12 +265,12 @@ def test_configuring_has_a_longer_deadline_than_an_answer(
 ) -> None:
     monkeypatch.setattr(engine_module, "ALONE_S", 0.2)
 
-    async def story() -> None:
+    async def scenario() -> None:
         new = hook("10-a", setup.hang, "configure", timeout=0.01)
         error = await asyncio.wait_for(setup.engine.notify_one(new, Configure()), 30)
         assert error == "no answer within 200 ms at configure"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_removed_hook_does_not_get_waiting_events(setup: Any) -> None:
@@ -280,7 +280,7 @@ def test_a_removed_hook_does_not_get_waiting_events(setup: Any) -> None:
         setup.gate.wait(30)
         reported.append(event.NAME)
 
-    async def story() -> None:
+    async def scenario() -> None:
         old = Hook("10-a", "/hooks/10-a.py", {POST: slowly, "shutdown": slowly}, timeout=60.0)
         setup.use(old)
         for _ in range(5):
@@ -291,20 +291,20 @@ def test_a_removed_hook_does_not_get_waiting_events(setup: Any) -> None:
         assert await asyncio.wait_for(ended, 30) is None
         assert reported == [POST, "shutdown"]
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(setup: Any) -> None:
-    story_of: list[str] = []
+    events: list[str] = []
 
     def asked(event: Any) -> None:
         setup.gate.wait(30)
-        story_of.append("answered")
+        events.append("answered")
 
-    async def story() -> None:
+    async def scenario() -> None:
         handlers: dict[str, Any] = {
             "pre_create_container": asked,
-            "shutdown": lambda event: story_of.append(event.reason),
+            "shutdown": lambda event: events.append(event.reason),
         }
         patient = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
         setup.use(patient)
@@ -312,27 +312,27 @@ def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(setup: Any) -> 
         setup.use()
         ends = setup.engine.notify_one(patient, Shutdown("replaced"))
         await asyncio.sleep(0.1)
-        assert story_of == []
+        assert events == []
         setup.gate.set()
         await ends
         await answers.wait()
-        assert story_of == ["answered", "replaced"]
+        assert events == ["answered", "replaced"]
         setup.gate.clear()
         hasty = Hook("10-a", "/hooks/10-a.py", handlers, timeout=0.1)
         setup.use(hasty)
         setup.engine.call_hooks(setup.create())
         setup.use()
         await setup.engine.notify_one(hasty, Shutdown("removed"))
-        assert story_of[2:] == ["removed"]
+        assert events[2:] == ["removed"]
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_has_gone_leaves_no_loop_behind(setup: Any) -> None:
     async def goodbye(event: Any) -> None:
         asyncio.get_running_loop().create_task(asyncio.sleep(60))
 
-    async def story() -> None:
+    async def scenario() -> None:
         old = hook("10-a", goodbye, "shutdown", timeout=0.1)
         setup.use(old)
         setup.use()
@@ -340,7 +340,7 @@ def test_a_hook_that_has_gone_leaves_no_loop_behind(setup: Any) -> None:
         await setup.until(lambda: not [t for t in threading.enumerate() if t.name == "hooks-10-a"])
         assert setup.engine._notifiers == {}
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(setup: Any) -> None:
@@ -353,7 +353,7 @@ def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(setup: Any)
     async def leaves(event: Any) -> None:
         kept.append(asyncio.get_running_loop().create_task(later()))
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", leaves))
         setup.engine.notify(setup.created())
         await setup.until(lambda: kept and kept[0].done())
@@ -362,7 +362,7 @@ def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(setup: Any)
         await setup.until(lambda: setup.logged)
         assert setup.logged[0] == "hook 10-a: a task of it has failed: OSError"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(setup: Any) -> None:
@@ -374,7 +374,7 @@ def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(setup:
     async def leaves(event: Any) -> None:
         kept.append(asyncio.get_running_loop().create_task(exits()))
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(hook("10-a", leaves))
         for number in range(1, 3):
             setup.engine.notify(setup.created())
@@ -382,4 +382,4 @@ def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(setup:
         await setup.until(lambda: setup.logged)
         assert setup.logged[0] == "hook 10-a: a task of it has ended with SystemExit"
 
-    setup.run(story)
+    setup.run(scenario)

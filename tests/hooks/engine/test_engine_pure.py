@@ -47,7 +47,7 @@ def on_loop(setup: Any) -> bool:
 
 
 def test_a_pure_hook_is_called_on_the_loop_and_others_are_not(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(pure("10-a", good))
         assert on_loop(setup)
         setup.use(pure("10-a", good, pure=False))
@@ -59,7 +59,7 @@ def test_a_pure_hook_is_called_on_the_loop_and_others_are_not(setup: Any) -> Non
         setup.use(pure("10-a", good), Hook("20-b", "/b", validates, timeout=30.0))
         assert (await setup.ask()).adjustment.envs["ON"] != threading.main_thread().name
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def spin() -> None:
@@ -95,7 +95,7 @@ def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
             stay()
         return good(event)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(pure("10-a", stays))
         for turn in range(MOST_INTERRUPTED):
             outcome = await setup.ask()
@@ -106,7 +106,7 @@ def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
         assert setup.report("10-a").failures == {}
         assert setup.report("10-a").running == 0
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
@@ -117,13 +117,13 @@ def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
     def hangs(event: Any) -> None:
         setup.gate.wait(60)
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(pure("10-a", hangs, timeout=0.1), pure("20-b", good))
         assert "ON" in (await setup.ask()).adjustment.envs
         assert setup.report("10-a").failures == {"timeout": 1}
         setup.gate.set()
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
     ],
 )
 def test_failures_are_reported_and_count_as_elsewhere(setup: Any, handler: Any, kind: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(pure("10-a", good), pure("20-b", handler))
         assert on_loop(setup)
         assert setup.report("20-b").failures == {kind: 1}
@@ -145,18 +145,18 @@ def test_failures_are_reported_and_count_as_elsewhere(setup: Any, handler: Any, 
         setup.use(pure("10-a", lambda event: Veto("no")), pure("20-b", handler))
         assert setup.engine.call_hooks(setup.create()).outcome.refusal.endswith("hook 10-a: no")
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_three_failures_open_the_breaker(setup: Any) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(pure("10-a", lambda event: 1 / 0))
         for _ in range(5):
             assert setup.engine.call_hooks(setup.create()).outcome is not None
         assert setup.report("10-a").calls == 3
         assert setup.report("10-a").state == "open"
 
-    setup.run(story)
+    setup.run(scenario)
 
 
 def test_there_is_no_alarm_if_the_signal_is_used_or_on_other_threads() -> None:
@@ -207,7 +207,7 @@ def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
     def broken(*_: object) -> None:
         raise KeyError("ours")
 
-    async def story() -> None:
+    async def scenario() -> None:
         setup.use(pure("10-a", good, policy=policy))
         monkeypatch.setattr("proxy.hooks.engine.invoke.invoke", broken)
         outcome = (setup.engine.call_hooks(setup.create())).outcome
@@ -216,4 +216,4 @@ def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
         assert ("cannot be called: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
         assert "KeyError: 'ours'" in setup.logged[0]
 
-    setup.run(story)
+    setup.run(scenario)
