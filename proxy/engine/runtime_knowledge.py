@@ -12,7 +12,7 @@ container.
 
 It includes the creates that were decided here, and that another program sends to the runtime. As a hook
 server, topoproxy answers with CPUs and never sees the call itself. The same create may still arrive a second
-time: the caller asks again because the create failed, or the call passes through topoproxy on its way to the
+time: the caller repeats it because it failed, or the call passes through topoproxy on its way to the
 runtime. Both are one container, so the first decision is withdrawn before the second is made. The values that
 the first decision wrote into the request are not the client's, so the client's own values count again.
 """

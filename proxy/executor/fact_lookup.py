@@ -117,7 +117,7 @@ class FactLookup:
         assert self._kubelet is not None
         kubelet = self._kubelet
 
-        def asked() -> Pod:
+        def with_requests() -> Pod:
             answer = kubelet.pod_requests(pod.uid, pod.namespace, pod.name)
             if answer is None:
                 return pod
@@ -127,7 +127,7 @@ class FactLookup:
             requests = structs.replace(requests, uid=pod.key, guaranteed=guaranteed)
             return structs.replace(pod, requests=requests, source=source)
 
-        return self._try(asked, pod)
+        return self._try(with_requests, pod)
 
     def _devices(self, pod: Pod, name: str, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
         if self._kubelet is not None and self._kubelet.knows_devices:
@@ -147,13 +147,13 @@ class FactLookup:
     def _device_nodes(self, kubelet: Kubelet, pod: Pod, names: Iterable[str]) -> tuple[LocatedDevice, ...]:
         """Query kubelet for the devices of some containers of a pod."""
 
-        def asked() -> tuple[LocatedDevice, ...]:
+        def located() -> tuple[LocatedDevice, ...]:
             found: list[LocatedDevice] = []
             for name in names:
                 found += kubelet.devices(pod.namespace, pod.name, name) or ()
             return measured(tuple(found), kubelet.allocatable()) if found else ()
 
-        return self._try(asked, ())
+        return self._try(located, ())
 
     def _try(self, query: Callable[[], T], otherwise: T) -> T:
         """Query; an internal error is reported, and the decision only goes without the answer."""

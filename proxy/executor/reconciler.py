@@ -286,7 +286,7 @@ class Reconciler:
         return comparing.result()
 
     async def _also(self, work: Awaitable[None]) -> None:
-        """Perform an additional job of a pass: a fault in it must not prevent the node from being in step."""
+        """Perform an additional job of a pass: a fault in it must not fail the pass."""
         try:
             async with asyncio.timeout(ALSO_S):
                 await work

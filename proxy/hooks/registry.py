@@ -130,7 +130,7 @@ class _Known:
 
 
 class HookRegistry:
-    """Keeps the engine's hooks in step with the directories; all methods on the event loop."""
+    """Keeps the engine's hooks as the directories have them; all methods on the event loop."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class Stream(Outgoing):
         ahead: Window that the client was granted beyond the runtime's, for the rest of the message.
         spent: Window that the client has spent on the body and was not granted back.
         message: The original message while WAITING.
-        asked: ``request`` was called.
+        reported: The complete request was passed to the interceptor.
         answered: The runtime began to answer.
         closing: The last header of the answer is on its way.
         tee: The part of the answer that has arrived; None once nothing more is read.

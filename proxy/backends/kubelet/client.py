@@ -210,7 +210,7 @@ class KubeletClient:
             self._errors.add(source, str(error))
         except TopoproxyError as error:
             self._errors.add(source, str(error))
-        except Exception as error:  # noqa: BLE001 - an internal error must not stop the node: it asks for less
+        except Exception as error:  # noqa: BLE001 - an internal error must not stop the node: it knows less
             self._errors.add(source, f"cannot query {source}: {type(error).__name__}: {error}")
         else:
             self._hung.succeeded(source)

@@ -244,7 +244,7 @@ class Link:
         if self._eof and not session.unsent:
             self.server.end()
 
-    # -- what the owner asks ------------------------------------------------------------------------------
+    # -- called by the acceptor ---------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
@@ -265,7 +265,7 @@ class Link:
         return list(self._calls.values())
 
     def goaway(self) -> None:
-        """Ask the client to begin nothing more on this connection; once asked, nothing happens."""
+        """Request that the client begins no more calls on this connection; a second request does nothing."""
         try:
             self._session.goaway()
             self._send()
