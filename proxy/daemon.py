@@ -518,12 +518,12 @@ class Daemon:
             if server is not None:
                 most = HOOKS_S if server is self.hooking else SERVER_S
                 await ending.step(
-                    "end what serves others", server.stop(), min(most, ending.remaining() - CONTROLLER_S)
+                    "end the servers", server.stop(), min(most, ending.remaining() - CONTROLLER_S)
                 )
         if self.executor is not None:
             if self._suppression is not None and not handing_over:
                 most = min(SUPPRESSION_S, ending.remaining() - CONTROLLER_S)
-                await ending.step("give BE pods back what they had", self._suppression.stop(), most)
+                await ending.step("restore the limits of BE pods", self._suppression.stop(), most)
                 if self._runtime_sync is not None:
                     most = min(SETTLE_LIMIT_S, ending.remaining() - CONTROLLER_S)
                     await ending.step("update the runtime", self._runtime_sync.finish(SETTLE_LIMIT_S), most)

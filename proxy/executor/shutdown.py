@@ -45,6 +45,6 @@ class ShutdownTime:
             async with asyncio.timeout(max(least, min(most, self.remaining()))):
                 await work
         except TimeoutError:
-            self._report("cannot finish a step of the shutdown in time: it is left behind", step=what)
+            self._report("cannot finish a step of the shutdown in time: it is abandoned", step=what)
         except Exception as error:  # noqa: BLE001  no fault may prevent the next step
             self._report("cannot finish a step of the shutdown", step=what, err=error)
