@@ -178,7 +178,7 @@ class Daemon:
             "kind": "TopoproxyConfiguration",
             "cpuManagerPolicy": "static",
             "reconcilePeriod": f"{PERIOD_S}s",
-            "callTimeout": "40s",
+            "callTimeout": "60s",
             "admission": {"sharedFloor": 0, "sharedFloorPerNUMANode": 0},  # owners fill whole NUMA nodes here
             "listen": f"unix://{SOCKET}",
             "runtime": f"unix://{RUNTIME}",

@@ -43,7 +43,7 @@ EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
 ExecStart=
 ExecStart=/in/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS
 """
-SETTINGS = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0", "callTimeout": "40s"}
+SETTINGS = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0", "callTimeout": "60s"}
 SLOW = "[Service]\nTimeoutStartSec=300\nWatchdogSec=300\nTimeoutStopSec=300\n"
 """Emulated, everything takes 25 times as long."""
 LISTING = (

@@ -57,7 +57,7 @@ def install() -> None:
     program.chmod(0o755)
     shutil.copytree("systemd", UNITS, dirs_exist_ok=True)
     CONFIG.parent.mkdir(mode=0o755)
-    values = {"runtime": f"unix://{RUNTIME}", "callTimeout": "40s", "reconcilePeriod": "5s"}
+    values = {"runtime": f"unix://{RUNTIME}", "callTimeout": "60s", "reconcilePeriod": "5s"}
     CONFIG.write_text(json.dumps(values))
     (UNITS / "topoproxy.service.d").mkdir()
     # Emulated, everything takes 25 times as long. A site that a manager's environment names must not count.
