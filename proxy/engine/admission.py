@@ -114,7 +114,7 @@ def requested_cpus(pod: Pod, request: Request) -> int:
         return (requested if pod.requests.own is None else pod.requests.own.get(CPU, requested)) // MILLI
     total = pod.total or request
     if total.cpu_shares >= MOST_CPU_SHARES:  # the kernel takes no more shares: beyond them the limit counts
-        limit = total.cpu_quota // (total.cpu_period or CFS_PERIOD_US)
+        limit = total.cpu_quota // total.period_us
         return max(limit, MOST_CPU_SHARES // _SHARES)
     return total.cpu_shares // _SHARES
 
@@ -126,9 +126,7 @@ def sum_requests(requests: list[Request]) -> Request:
     limit.
     """
     shares = sum(request.cpu_shares for request in requests if request.cpu_shares > 2)
-    quotas = [
-        request.cpu_quota * CFS_PERIOD_US // (request.cpu_period or CFS_PERIOD_US) for request in requests
-    ]
+    quotas = [request.cpu_quota * CFS_PERIOD_US // request.period_us for request in requests]
     quota = sum(quotas) if all(quota_us > 0 for quota_us in quotas) else shares * CFS_PERIOD_US // _SHARES
     return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=CFS_PERIOD_US)
 
@@ -140,11 +138,9 @@ def ownership_problem(pod: Pod, total: Request) -> str:
     limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED
     if limited and whole_cpus(total):
         return ""
-    requested_milli = total.cpu_shares * MILLI // 1024
-    limit_milli = total.cpu_quota * MILLI // (total.cpu_period or CFS_PERIOD_US)
-    limit_text = f"{limit_milli}m" if total.cpu_quota > 0 else "nothing"
+    limit_text = f"{total.limit_milli}m" if total.cpu_quota > 0 else "nothing"
     return (
-        f"{pod.qos} pod: its containers request about {requested_milli}m CPU together"
+        f"{pod.qos} pod: its containers request about {total.requested_milli}m CPU together"
         f" and are limited to {limit_text}; both must be the same number of whole CPUs"
     )
 

@@ -12,7 +12,7 @@ from proxy.model.phrases import listed, nodes
 from proxy.model.quantity import show_quantity
 from proxy.model.quoting import printable
 from proxy.model.requests import ContainerResources, in_bytes
-from proxy.model.workload import CFS_PERIOD_US, Container, Placement, Pod, Pool, QosClass, Request, Verdict
+from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.pools.claims import STRICT, whole_cpus
 
 MAX_MOVED = 20
@@ -169,10 +169,10 @@ def _from_cri(request: Request) -> list[Fact]:
     facts = []
     if request.cpu_shares > NO_SHARES:
         count = whole_cpus(request)
-        milli = f"{count} CPUs" if count else f"about {request.cpu_shares * MILLI // 1024}m"
+        milli = f"{count} CPUs" if count else f"about {request.requested_milli}m"
         facts.append(Fact("cpu request", milli, f"cpu_shares {request.cpu_shares} of the CRI request"))
     if request.cpu_quota > 0:
-        limit = _amount(CPU, request.cpu_quota * MILLI // (request.cpu_period or CFS_PERIOD_US))
+        limit = _amount(CPU, request.limit_milli)
         facts.append(Fact("cpu limit", limit, "cpu_quota and cpu_period of the CRI request"))
     if request.memory_limit:
         facts.append(Fact("memory limit", _amount("memory", request.memory_limit), "the CRI request"))

@@ -60,7 +60,7 @@ def shared_request_milli(pod: Pod, total: Request) -> int:
             container.requests.get(CPU, 0)
             for container in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
         )
-    return total.cpu_shares * MILLI // 1024 if total.cpu_shares > NO_SHARES else 0
+    return total.requested_milli if total.cpu_shares > NO_SHARES else 0
 
 
 def bind_to_nodes(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:

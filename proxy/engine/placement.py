@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.allocation.cpu_request import CPU, MILLI
+from proxy.allocation.cpu_request import CPU
 from proxy.allocation.koordinator.burst import burst_nodes
 from proxy.engine.node import Node
 from proxy.model.grants import Blocks
@@ -36,7 +36,7 @@ from proxy.model.machine import Machine
 from proxy.model.phrases import listed
 from proxy.model.phrases import nodes as named
 from proxy.model.phrases import nodes as nodes_text
-from proxy.model.workload import CFS_PERIOD_US, Phase, Placement, Pod, Pool, Request
+from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
 from proxy.pools.pools import CpuPools
 
@@ -123,9 +123,7 @@ def _limit(pod: Pod, request: Request) -> int | None:
     if pod.requests is not None:
         limits = [container.limits.get(CPU, 0) for container in pod.requests.containers]
         return sum(limits) if limits and all(limits) else None
-    if request.cpu_quota <= 0:
-        return None
-    return request.cpu_quota * MILLI // (request.cpu_period or CFS_PERIOD_US)
+    return request.limit_milli if request.cpu_quota > 0 else None
 
 
 def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[str, ...]]:

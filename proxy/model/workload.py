@@ -205,6 +205,21 @@ class Request(Struct, frozen=True):
     huge_pages: tuple[tuple[str, int], ...] = ()
     devices: tuple[LocatedDevice, ...] = ()
 
+    @property
+    def period_us(self) -> int:
+        """The period of the CFS quota in microseconds; kubelet's where none is set."""
+        return self.cpu_period or CFS_PERIOD_US
+
+    @property
+    def requested_milli(self) -> int:
+        """The requested CPU time in thousandths of a CPU, rounded as its shares are."""
+        return self.cpu_shares * 1000 // 1024
+
+    @property
+    def limit_milli(self) -> int:
+        """The limit of CPU time in thousandths of a CPU; not positive where there is none."""
+        return self.cpu_quota * 1000 // self.period_us
+
 
 class Pool(enum.StrEnum):
     """Where a placement takes its CPUs from."""

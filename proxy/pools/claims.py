@@ -62,7 +62,7 @@ from proxy.model.phrases import cpus as named_cpus
 from proxy.model.phrases import cpus_are, listed
 from proxy.model.phrases import nodes as named_nodes
 from proxy.model.requests import ContainerKind, PodRequests
-from proxy.model.workload import CFS_PERIOD_US, MOST_CPU_SHARES, KubeQos, Pod, Pool, QosClass, Request
+from proxy.model.workload import MOST_CPU_SHARES, KubeQos, Pod, Pool, QosClass, Request
 
 
 class DecisionRow(enum.IntEnum):
@@ -145,12 +145,12 @@ def whole_cpus(request: Request) -> int:
     """
     if request.cpu_shares == MOST_CPU_SHARES:
         # The kernel accepts no more shares, so from 256 CPUs on only the limit counts.
-        count, remainder = divmod(request.cpu_quota, request.cpu_period or CFS_PERIOD_US)
+        count, remainder = divmod(request.cpu_quota, request.period_us)
         return count if count >= MOST_CPU_SHARES // 1024 and not remainder else 0
     if request.cpu_shares < 1024 or request.cpu_shares % 1024:
         return 0
     count = request.cpu_shares // 1024
-    if request.cpu_quota > 0 and request.cpu_quota != count * (request.cpu_period or CFS_PERIOD_US):
+    if request.cpu_quota > 0 and request.cpu_quota != count * request.period_us:
         return 0
     return count
 
