@@ -229,7 +229,7 @@ def test_two_agents_under_churn_agree(cluster: ControlPlane) -> None:
     def test(bed: Bed) -> None:
         with running_agent(cluster, bed.node.directory):
             wait_until_quiet(cluster, 1)
-            before, began = writes(cluster), time.monotonic()
+            before, began = writes(cluster, events=True), time.monotonic()
             for number in range(8):
                 held = bed.launch(owner(f"o{number}"))
                 time.sleep(0.6)
