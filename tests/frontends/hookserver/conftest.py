@@ -1,4 +1,4 @@
-"""A node whose calls go through another program that asks us: a played peer, real gRPC, a stand-in."""
+"""A node on which a peer calls the hook server: a simulated peer, real gRPC, a stand-in runtime."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ SERVICE = "/runtime.v1alpha1.RuntimeHookService/"
 
 
 class Hooks:
-    """A client of the protocol."""
+    """A client of the hook server, by Koordinator's hook protocol."""
 
     def __init__(self, socket: Path) -> None:
         self._channel = grpc.insecure_channel(f"unix:{socket}")
 
-    def ask(self, stage: str, request: Any, timeout: float = 60.0) -> Any:
+    def call_stage(self, stage: str, request: Any, timeout: float = 60.0) -> Any:
         return self._call(stage)(request, timeout=timeout, wait_for_ready=True)
 
-    def begin(self, stage: str, request: Any) -> Any:
+    def start_stage(self, stage: str, request: Any) -> Any:
         return self._call(stage).future(request, wait_for_ready=True)
 
     def _call(self, stage: str) -> Any:
@@ -54,12 +54,12 @@ class Hooks:
 
 
 class Peer(CriClient):
-    """Asks before and after its calls, and puts the answers into them, as koord-runtime-proxy does.
+    """Calls the hook server around each CRI call and merges its responses, as koord-runtime-proxy does.
 
     Attributes:
-        policy: ``Fail``: a refusal goes to the client; else the call continues as it was.
-        skips: Stages that it does not ask about.
-        log: What was asked and answered.
+        policy: ``Fail``: the client receives a refusal; else the CRI call continues unchanged.
+        skips: Stages for which it does not call the hook server.
+        log: The stage, the request and the response of each call.
     """
 
     def __init__(self, runtime: Path, hooks: Path) -> None:
@@ -75,103 +75,103 @@ class Peer(CriClient):
         self.hooks.close()
         super().close()
 
-    def ask(self, stage: str, request: Any) -> Any:
+    def call_stage(self, stage: str, request: Any) -> Any:
         if stage in self.skips:
             return None
-        asked = copy.deepcopy(request)
+        hook_request = copy.deepcopy(request)
         try:
-            answer = self.hooks.ask(stage, asked)
+            response = self.hooks.call_stage(stage, hook_request)
         except grpc.RpcError:
             if self.policy == "Fail":
                 raise
             return None
-        self.log.append((stage, asked, answer))
-        return answer
+        self.log.append((stage, hook_request, response))
+        return response
 
     def call(self, method: str, request: Any) -> Any:
         handler = getattr(self, f"_{method}", None)
         return super().call(method, request) if handler is None else handler(copy.deepcopy(request))
 
     def _RunPodSandbox(self, request: cri.RunPodSandboxRequest) -> Any:  # noqa: N802
-        config, asked = request.config, pb.PodSandboxHookRequest()
-        asked.pod_meta.name, asked.pod_meta.uid = config.metadata.name, config.metadata.uid
-        asked.pod_meta.namespace = config.metadata.namespace  # the attempt is never reported
-        asked.labels.update(config.labels)
-        asked.annotations.update(config.annotations)
-        asked.cgroup_parent = config.linux.cgroup_parent
-        answer = self.ask("PreRunPodSandbox", asked)
-        if answer is not None:
-            config.labels.update(answer.labels)
-            config.annotations.update(answer.annotations)
-            config.linux.cgroup_parent = answer.cgroup_parent or config.linux.cgroup_parent
-        made = super().call("RunPodSandbox", request)
-        self._pods[made.pod_sandbox_id] = asked
-        return made
+        config, hook_request = request.config, pb.PodSandboxHookRequest()
+        hook_request.pod_meta.name, hook_request.pod_meta.uid = config.metadata.name, config.metadata.uid
+        hook_request.pod_meta.namespace = config.metadata.namespace  # the attempt is never reported
+        hook_request.labels.update(config.labels)
+        hook_request.annotations.update(config.annotations)
+        hook_request.cgroup_parent = config.linux.cgroup_parent
+        response = self.call_stage("PreRunPodSandbox", hook_request)
+        if response is not None:
+            config.labels.update(response.labels)
+            config.annotations.update(response.annotations)
+            config.linux.cgroup_parent = response.cgroup_parent or config.linux.cgroup_parent
+        response = super().call("RunPodSandbox", request)
+        self._pods[response.pod_sandbox_id] = hook_request
+        return response
 
     def _StopPodSandbox(self, request: cri.StopPodSandboxRequest) -> Any:  # noqa: N802
         try:
             return super().call("StopPodSandbox", request)
         finally:
             if (pod := self._pods.pop(request.pod_sandbox_id, None)) is not None:
-                self.ask("PostStopPodSandbox", pod)
+                self.call_stage("PostStopPodSandbox", pod)
 
     def _CreateContainer(self, request: cri.CreateContainerRequest) -> Any:  # noqa: N802
         config, pod = request.config, self._pods[request.pod_sandbox_id]
-        asked = pb.ContainerResourceHookRequest(pod_meta=pod.pod_meta)
-        asked.pod_annotations.update(pod.annotations)
-        asked.pod_labels.update(pod.labels)
-        asked.container_meta.name = config.metadata.name
-        asked.container_meta.attempt = config.metadata.attempt
-        asked.container_annotations.update(config.annotations)
-        asked.container_resources.ParseFromString(config.linux.resources.SerializeToString())
-        asked.pod_cgroup_parent = request.sandbox_config.linux.cgroup_parent
-        asked.container_envs.update({e.key: e.value.decode() for e in config.envs})
-        if (answer := self.ask("PreCreateContainer", asked)) is not None:
-            self._merge(asked, answer)
-            config.annotations.update(asked.container_annotations)
-            config.linux.resources.ParseFromString(asked.container_resources.SerializeToString())
+        hook_request = pb.ContainerResourceHookRequest(pod_meta=pod.pod_meta)
+        hook_request.pod_annotations.update(pod.annotations)
+        hook_request.pod_labels.update(pod.labels)
+        hook_request.container_meta.name = config.metadata.name
+        hook_request.container_meta.attempt = config.metadata.attempt
+        hook_request.container_annotations.update(config.annotations)
+        hook_request.container_resources.ParseFromString(config.linux.resources.SerializeToString())
+        hook_request.pod_cgroup_parent = request.sandbox_config.linux.cgroup_parent
+        hook_request.container_envs.update({e.key: e.value.decode() for e in config.envs})
+        if (response := self.call_stage("PreCreateContainer", hook_request)) is not None:
+            self._merge(hook_request, response)
+            config.annotations.update(hook_request.container_annotations)
+            config.linux.resources.ParseFromString(hook_request.container_resources.SerializeToString())
             config.ClearField("envs")
-            for key, value in answer.container_envs.items():
+            for key, value in response.container_envs.items():
                 config.envs.add(key=key, value=value.encode())
-        made = super().call("CreateContainer", request)
-        asked.container_meta.id = made.container_id
-        self._containers[made.container_id] = asked
-        return made
+        response = super().call("CreateContainer", request)
+        hook_request.container_meta.id = response.container_id
+        self._containers[response.container_id] = hook_request
+        return response
 
     def _StartContainer(self, request: cri.StartContainerRequest) -> Any:  # noqa: N802
-        asked = self._containers[request.container_id]
-        self.ask("PreStartContainer", asked)
+        hook_request = self._containers[request.container_id]
+        self.call_stage("PreStartContainer", hook_request)
         try:
             return super().call("StartContainer", request)
         finally:
-            self.ask("PostStartContainer", asked)
+            self.call_stage("PostStartContainer", hook_request)
 
     def _StopContainer(self, request: cri.StopContainerRequest) -> Any:  # noqa: N802
-        asked = self._containers.pop(request.container_id)
+        hook_request = self._containers.pop(request.container_id)
         try:
             return super().call("StopContainer", request)
         finally:
-            self.ask("PostStopContainer", asked)
+            self.call_stage("PostStopContainer", hook_request)
 
     def _UpdateContainerResources(self, request: cri.UpdateContainerResourcesRequest) -> Any:  # noqa: N802
-        asked, new = self._containers[request.container_id], request.linux
+        hook_request, new = self._containers[request.container_id], request.linux
         for name in ("cpu_period", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes"):
             if getattr(new, name) > 0:
-                setattr(asked.container_resources, name, getattr(new, name))
+                setattr(hook_request.container_resources, name, getattr(new, name))
         for name in ("cpu_quota", "cpuset_cpus", "cpuset_mems"):
             if getattr(new, name):
-                setattr(asked.container_resources, name, getattr(new, name))
-        if (answer := self.ask("PreUpdateContainerResources", asked)) is not None:
-            self._merge(asked, answer)
-        request.linux.ParseFromString(asked.container_resources.SerializeToString())
+                setattr(hook_request.container_resources, name, getattr(new, name))
+        if (response := self.call_stage("PreUpdateContainerResources", hook_request)) is not None:
+            self._merge(hook_request, response)
+        request.linux.ParseFromString(hook_request.container_resources.SerializeToString())
         return super().call("UpdateContainerResources", request)
 
-    def _merge(self, asked: Any, answer: Any) -> None:
+    def _merge(self, hook_request: Any, response: Any) -> None:
         """The merge of Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource."""
-        asked.container_annotations.update(answer.container_annotations)
-        if not answer.HasField("container_resources"):
+        hook_request.container_annotations.update(response.container_annotations)
+        if not response.HasField("container_resources"):
             return
-        into, new = asked.container_resources, answer.container_resources
+        into, new = hook_request.container_resources, response.container_resources
         for name in ("cpu_period", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes"):
             if getattr(new, name) > 0:
                 setattr(into, name, getattr(new, name))
@@ -182,7 +182,7 @@ class Peer(CriClient):
 
 
 class Node:
-    """Where everything of one test lies."""
+    """The daemon, the stand-in runtime, the cgroups and the peer of one test."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -193,7 +193,7 @@ class Node:
         self.serving: HookServerRunner
         self.peer: Peer
 
-    def configured(self, text: str) -> Any:
+    def parse_config(self, text: str) -> Any:
         return parse(
             f"""{text}
 listen: unix://{self.directory}/cri.sock
@@ -209,13 +209,13 @@ hooks:
         )
 
     async def start(self, text: str) -> None:
-        self.daemon = Daemon(self.configured(text), machine=MACHINE, cgroups=self.cgroups)
+        self.daemon = Daemon(self.parse_config(text), machine=MACHINE, cgroups=self.cgroups)
         await self.daemon.start()
         executor, sync, start_update = self.daemon.executor, self.daemon.reconciler, self.daemon._start_update
         assert executor is not None
         assert sync is not None
         assert start_update is not None
-        # The daemon itself serves nothing here: what is tried is what it would start.
+        # The daemon's own hook server is not configured: the test starts one as the daemon would.
         self.serving = HookServerRunner(
             self.socket, executor, start_update, CallFlow(executor, sync, start_update)
         )
@@ -236,29 +236,29 @@ hooks:
         return self.serving.servicer.pending
 
     def cpus(self, container_id: str) -> str:
-        """What the kernel says."""
+        """The CPUs in the container's cgroup."""
         path = self.cgroups.find("", container_id)
         return "" if path is None else str(self.cgroups.read(path).cpus)
 
-    def made(self, text: str) -> Daemon:
-        """A daemon of this node."""
+    def make_daemon(self, text: str) -> Daemon:
+        """A daemon with the given configuration on this node."""
         return Daemon(parse(text, "test"), machine=MACHINE, cgroups=self.cgroups)
 
     def peer_of(self, runtime: Path) -> Peer:
-        """A peer before a runtime."""
+        """A peer that forwards its CRI calls to the given runtime socket."""
         return Peer(runtime, self.socket)
 
     def saved(self, container_id: str) -> cri.LinuxContainerResources:
-        """The resources that the runtime was sent when it made a container."""
+        """The resources in the CreateContainer request that the runtime received."""
         return self.config(container_id).linux.resources
 
     def config(self, container_id: str) -> cri.ContainerConfig:
-        """What the runtime was sent when it made a container."""
+        """The configuration in the CreateContainer request that the runtime received."""
         calls = [c for c in self.runtime.calls if c.method == "CreateContainer"]
         record = self.runtime.containers[container_id]
-        named = [c.request for c in calls if c.request.pod_sandbox_id == record.pod_id]
-        found: cri.ContainerConfig = named[-1].config
-        return found
+        pod_requests = [c.request for c in calls if c.request.pod_sandbox_id == record.pod_id]
+        config: cri.ContainerConfig = pod_requests[-1].config
+        return config
 
     until = staticmethod(until)
 
@@ -266,18 +266,18 @@ hooks:
         return sorted(str(held.cpus) for held in self.executor.state.owners.values())
 
 
-async def off(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Do a client's blocking work beside the daemon's loop."""
+async def run_in_thread(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a client's blocking call in a thread, so that the daemon's event loop goes on."""
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
     with tempfile.TemporaryDirectory(prefix="tp-") as directory:
-        made = Node(Path(directory))
-        made.runtime.start()
-        yield made
-        made.runtime.stop()
+        node = Node(Path(directory))
+        node.runtime.start()
+        yield node
+        node.runtime.stop()
 
 
 Scenario = Callable[[Node], Coroutine[Any, Any, None]]
@@ -285,7 +285,7 @@ Scenario = Callable[[Node], Coroutine[Any, Any, None]]
 
 @pytest.fixture
 def run_scenario(node: Node) -> Callable[..., None]:
-    """Run a scenario on a node that serves hooks; ``faults``: internal errors of the daemon are expected."""
+    """Run a scenario on a node with a hook server; ``faults``: internal errors of the daemon are expected."""
 
     def runner(
         scenario: Scenario,
@@ -293,7 +293,7 @@ def run_scenario(node: Node) -> Callable[..., None]:
         *,
         faults: bool = False,
     ) -> None:
-        async def whole() -> None:
+        async def run() -> None:
             await node.start(text)
             try:
                 await scenario(node)
@@ -301,12 +301,12 @@ def run_scenario(node: Node) -> Callable[..., None]:
             finally:
                 await node.stop()
 
-        asyncio.run(whole())
+        asyncio.run(run())
 
     return runner
 
 
 @pytest.fixture
-def beside() -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Do a client's blocking work beside the daemon's loop."""
-    return off
+def in_thread() -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Run a client's blocking call in a thread, so that the daemon's event loop goes on."""
+    return run_in_thread

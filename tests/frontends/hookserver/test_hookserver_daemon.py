@@ -1,4 +1,4 @@
-"""The daemon with ``hooks.serve``: it answers, with the hooks that it has, and leaves nothing behind."""
+"""The daemon with ``hooks.serve``: it runs its hooks for a peer and removes its socket at the end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def pre_create_container(event: PreCreateContainer) -> Adjustment:
 """
 
 
-def test_a_daemon_answers_a_peer_with_the_hooks_that_it_has(node: Any, beside: Any) -> None:
+def test_the_hook_server_runs_the_hooks_of_the_daemon(node: Any, in_thread: Any) -> None:
     directory = node.directory / "hooks.d"
     directory.mkdir(mode=0o755)
     (directory / "10-own.py").write_text(HOOK)
-    # Our own file may lie where hook servers are looked for: we do not ask ourselves.
+    # The daemon's own registration may be in the directory of hook servers: it does not call itself.
     servers = node.directory / "hookserver.d"
     servers.mkdir(mode=0o755)
     (servers / "topoproxy.json").write_text(
@@ -43,12 +43,12 @@ hooks: {{directory: {directory}, vendorDirectory: {directory}-no, serverDirector
   serve: {node.socket}}}
 """
 
-    async def whole() -> None:
-        daemon: Any = node.made(text)
+    async def run() -> None:
+        daemon: Any = node.make_daemon(text)
         await daemon.start()
         peer = node.peer_of(node.directory / "runtime.sock")
         try:
-            lse = await beside(peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
+            lse = await in_thread(peer.launch, DemoPod("lse", "LSE", cpuset="2-3", cpus=2))
             assert node.cpus(lse.container_id) == "2-3"
             config = node.config(lse.container_id)
             assert [(e.key, e.value) for e in config.envs] == [("OWN", b"2-3")]
@@ -56,9 +56,9 @@ hooks: {{directory: {directory}, vendorDirectory: {directory}-no, serverDirector
             assert daemon.executor.telemetry.value(metrics.HOOK_SERVER_REQUESTS) == len(peer.log)
             problems = [p["what"] for p in daemon.executor.telemetry.problems()]
             assert not [p for p in problems if "topoproxy.json" in p]
-            lacks = "Koordinator's hook protocol has no fields for it"
-            known = f"cannot change a container: {lacks} pod=demo/lse container=main fields=labels"
-            assert known in problems
+            reason = "Koordinator's hook protocol has no fields for it"
+            expected = f"cannot change a container: {reason} pod=demo/lse container=main fields=labels"
+            assert expected in problems
             hooking = daemon.hooking
             assert hooking is not None
             assert hooking.page()["serving"] == {"socket": str(node.socket), "listening": True}
@@ -66,5 +66,5 @@ hooks: {{directory: {directory}, vendorDirectory: {directory}-no, serverDirector
             peer.close()
             await daemon.stop()
 
-    asyncio.run(whole())
+    asyncio.run(run())
     assert not node.socket.exists()

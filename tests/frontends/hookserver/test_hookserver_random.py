@@ -22,13 +22,13 @@ FAILING = ("RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer"
 FAILURES = (grpc.RpcError, RuntimeCallError, UnavailableError)
 
 
-class RandomDay:
-    """Clients that do what comes to their mind."""
+class RandomClients:
+    """Clients that make random calls: by a peer, by the CRI proxy, and by both."""
 
     def __init__(self, node: Any, seed: int) -> None:
         self.node = node
         self.dice = random.Random(seed)
-        self.beside = CriClient(str(node.directory / "cri.sock"))
+        self.cri_only = CriClient(str(node.directory / "cri.sock"))
         self.both = node.peer_of(node.directory / "cri.sock")
         self.running: list[tuple[Any, Any]] = []
         self.number = 0
@@ -46,7 +46,7 @@ class RandomDay:
         return DemoPod(name, self.dice.choice(["LS", ""]))
 
     def step(self) -> None:
-        client = self.dice.choice([self.node.peer, self.node.peer, self.both, self.beside])
+        client = self.dice.choice([self.node.peer, self.node.peer, self.both, self.cri_only])
         if self.dice.random() < 0.25:
             self.node.runtime.fail_next(self.dice.choice(FAILING), "not now")
         act = self.dice.random()
@@ -70,45 +70,47 @@ class RandomDay:
                 client.end_pod(pod)
 
     def close(self) -> None:
-        self.beside.close()
+        self.cri_only.close()
         self.both.close()
 
 
-def judged(node: Any) -> list[str]:
-    """Containers on CPUs that another one owns, by what the kernel and the runtime say."""
+def misplaced(node: Any) -> list[str]:
+    """Broken invariants, and the containers whose cgroup has CPUs that another container owns."""
     state, bad = node.executor.state, violations(node.executor.state)
     for container in state.containers.values():
         cpus = CpuSet.parse(node.cpus(container.id) or "")
-        others = CpuSet()
+        owned = CpuSet()
         for owner in state.containers.values():
             if owner.placement.exclusive and owner.owner != container.owner and owner.phase != "exited":
-                others |= owner.placement.exclusive
+                owned |= owner.placement.exclusive
         hard = container.placement.pool != "be"  # LSR's are shared with BE
-        if hard and cpus & others:
-            bad.append(f"{container.ref} runs on {cpus & others}")
+        if hard and cpus & owned:
+            bad.append(f"{container.ref} runs on {cpus & owned}")
     return bad
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_owned_cpus_have_one_owner(run_scenario: Callable[..., None], beside: Any, seed: int) -> None:
+def test_owned_cpus_have_one_owner(run_scenario: Callable[..., None], in_thread: Any, seed: int) -> None:
     async def scenario(node: Any) -> None:
-        clients = RandomDay(node, seed)
+        clients = RandomClients(node, seed)
         for _ in range(STEPS):
-            await beside(clients.step)
-            assert not judged(node)
-        await node.until(lambda: not judged(node))
+            await in_thread(clients.step)
+            assert not misplaced(node)
+        await node.until(lambda: not misplaced(node))
 
-        def known() -> bool:
-            there = {i for i, c in node.runtime.containers.items() if c.state == cri.CONTAINER_RUNNING}
-            ours = {c.id for c in node.executor.state.containers.values() if c.phase == "running"}
-            return there == ours
+        def reconciled() -> bool:
+            in_runtime = {i for i, c in node.runtime.containers.items() if c.state == cri.CONTAINER_RUNNING}
+            in_daemon = {c.id for c in node.executor.state.containers.values() if c.phase == "running"}
+            return in_runtime == in_daemon
 
-        await node.until(known)
-        await node.until(lambda: not judged(node))
+        await node.until(reconciled)
+        await node.until(lambda: not misplaced(node))
         for container in list(node.executor.state.containers.values()):
             if container.phase == "running":
-                want = str(node.executor.state.desired_cpus(container))
-                await node.until(lambda container_id=container.id, want=want: node.cpus(container_id) == want)
+                expected = str(node.executor.state.desired_cpus(container))
+                await node.until(
+                    lambda container_id=container.id, expected=expected: node.cpus(container_id) == expected
+                )
         clients.close()
 
     run_scenario(scenario)

@@ -1,4 +1,4 @@
-"""The socket of the hook server, and the file that names it."""
+"""The socket of the hook server, and the registration file that names it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.testkit.captured_log import telemetry
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="tp-") as path:
+        yield Path(path)
 
 
 def binder(held: list[socket.socket]) -> Callable[[str], int]:
-    """Bind as the library does: at once, with the mode that new files get."""
+    """Bind as gRPC does: at once, with the default mode of new files."""
 
     def bind(path: str) -> int:
         held.append(socket.socket(socket.AF_UNIX))
         held[-1].bind(path)
         held[-1].listen()
         mode = stat.S_IMODE(Path(path).parent.stat().st_mode)
-        assert mode == 0o700, "others could reach it before it has its mode"
+        assert mode == 0o700, "other users could connect before the socket has its mode"
         return 1
 
     return bind
@@ -50,8 +50,8 @@ def binder(held: list[socket.socket]) -> Callable[[str], int]:
 def bind() -> Iterator[Callable[[str], int]]:
     held: list[socket.socket] = []
     yield binder(held)
-    for one in held:
-        one.close()
+    for listener in held:
+        listener.close()
 
 
 def reach(path: Path) -> None:
@@ -59,36 +59,36 @@ def reach(path: Path) -> None:
         client.connect(str(path))
 
 
-def test_it_has_its_mode_from_the_first_moment(directory: Path, bind: Any) -> None:
-    place = SocketPath(directory / "hooks.sock", "serve hooks")
-    place.take(bind)
+def test_a_socket_has_its_mode_from_the_first_moment(directory: Path, bind: Any) -> None:
+    socket_path = SocketPath(directory / "hooks.sock", "serve hooks")
+    socket_path.take(bind)
     assert stat.S_IMODE((directory / "hooks.sock").stat().st_mode) == 0o600
     reach(directory / "hooks.sock")
     assert os.listdir(directory) == ["hooks.sock"]
-    place.give_back()
+    socket_path.give_back()
     assert not os.listdir(directory)
 
 
-def test_a_dead_socket_is_replaced_and_others_are_left_alone(directory: Path, bind: Any) -> None:
+def test_a_dead_socket_is_replaced_and_other_files_are_kept(directory: Path, bind: Any) -> None:
     path = directory / "hooks.sock"
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(path))
     dead.close()
-    place = SocketPath(path, "serve hooks")
-    place.take(bind)
+    socket_path = SocketPath(path, "serve hooks")
+    socket_path.take(bind)
     with pytest.raises(CannotCreateError, match="another process answers there"):
         SocketPath(path, "serve hooks").take(bind)
     reach(path)
     path.unlink()
     path.write_text("another's")
-    place.give_back()
+    socket_path.give_back()
     assert path.read_text() == "another's"
     with pytest.raises(CannotCreateError, match="a file is there"):
         SocketPath(path, "serve hooks").take(bind)
     assert os.listdir(directory) == ["hooks.sock"]
 
 
-def test_it_says_why_it_cannot(directory: Path, bind: Any) -> None:
+def test_the_error_names_why_a_socket_cannot_be_created(directory: Path, bind: Any) -> None:
     with pytest.raises(CannotCreateError, match=r"cannot serve hooks on .*No such file"):
         SocketPath(directory / "no" / "hooks.sock", "serve hooks").take(bind)
     deep = directory / ("d" * (98 - len(str(directory))))
@@ -106,24 +106,24 @@ def test_it_says_why_it_cannot(directory: Path, bind: Any) -> None:
     assert os.listdir(directory) == [deep.name]
 
 
-def test_a_second_one_waits_for_the_socket(node: Any, run_scenario: Callable[..., None]) -> None:
+def test_a_second_hook_server_waits_for_the_socket(node: Any, run_scenario: Callable[..., None]) -> None:
     async def scenario(node: Any) -> None:
         assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
-        again = type(node.serving)(node.socket, node.executor, node.daemon._start_update, None)
+        second = type(node.serving)(node.socket, node.executor, node.daemon._start_update, None)
         with pytest.raises(CannotCreateError, match="another process answers there"):
-            await again.start()
-        trying = asyncio.create_task(again.run())
+            await second.start()
+        trying = asyncio.create_task(second.run())
         await node.until(
             lambda: any("another process answers" in p["what"] for p in node.executor.telemetry.problems())
         )
         await node.serving.stop()
         await trying
-        assert again.listening
+        assert second.listening
         await asyncio.to_thread(reach, node.socket)
-        looks = again._task
-        await again.stop()
-        assert looks is not None
-        assert looks.cancelled()
+        check_task = second._task
+        await second.stop()
+        assert check_task is not None
+        assert check_task.cancelled()
         assert not node.socket.exists()
         await node.serving.start()
         await asyncio.to_thread(reach, node.socket)
@@ -132,35 +132,37 @@ def test_a_second_one_waits_for_the_socket(node: Any, run_scenario: Callable[...
     assert not node.socket.exists()
 
 
-def test_nothing_is_left_of_a_server_that_cannot_start(
+def test_a_server_that_cannot_start_leaves_no_socket(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Any) -> None:
+    def fail(self: Any) -> None:
         raise RuntimeError("no more threads")
 
     async def scenario(node: Any) -> None:
         other = node.directory / "other.sock"
-        again = HookServerRunner(other, node.executor, node.daemon._start_update, node.serving.servicer._flow)
+        second = HookServerRunner(
+            other, node.executor, node.daemon._start_update, node.serving.servicer._flow
+        )
         with monkeypatch.context() as patched:
-            patched.setattr("grpc._server._Server.start", fails)
+            patched.setattr("grpc._server._Server.start", fail)
             with pytest.raises(RuntimeError, match="no more threads"):
-                await again.start()
+                await second.start()
         assert not other.exists()
-        await again.start()
+        await second.start()
         await asyncio.to_thread(reach, other)
-        await again.stop()
+        await second.stop()
 
     run_scenario(scenario)
 
 
-def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[float] = []
+def test_a_socket_that_is_in_use_is_retried_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[float] = []
     reported: list[str] = []
 
     class Late(HookServerRunner):
         async def start(self) -> None:
-            tries.append(time.monotonic())
-            if len(tries) < 4:
+            attempts.append(time.monotonic())
+            if len(attempts) < 4:
                 raise CannotCreateError("it is taken")
 
     late = Late.__new__(Late)
@@ -170,11 +172,11 @@ def test_the_socket_is_tried_again_after_pauses(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(late.run())
     assert reported == ['cannot listen as a hook server path=/s err="it is taken"']
     assert [problem["count"] for problem in late._executor.telemetry.problems()] == [3]
-    pauses = [later - sooner for sooner, later in pairwise(tries)]
-    assert all(had > wanted for had, wanted in zip(pauses, (0.01, 0.03, 0.05), strict=True))
+    pauses = [later - sooner for sooner, later in pairwise(attempts)]
+    assert all(pause > minimum for pause, minimum in zip(pauses, (0.01, 0.03, 0.05), strict=True))
 
 
-def test_the_file_names_all_that_is_answered() -> None:
+def test_the_registration_names_the_socket_and_all_stages() -> None:
     config = parse("hooks: {serve: /run/topoproxy/hooks.sock}", "test")
     entry = json.loads(registration(config))
     assert entry == {
@@ -184,15 +186,15 @@ def test_the_file_names_all_that_is_answered() -> None:
     }
 
 
-def test_no_file_without_a_socket() -> None:
+def test_there_is_no_registration_without_a_socket() -> None:
     with pytest.raises(ConfigError, match=r"hooks\.serve"):
         registration(parse("", "test"))
 
 
-def test_every_stage_has_its_answer() -> None:
-    class Anybody:
+def test_every_stage_has_an_rpc_method() -> None:
+    class AnyServicer:
         def __getattr__(self, name: str) -> str:
             return name
 
-    servicer: Any = Anybody()
+    servicer: Any = AnyServicer()
     assert {name.removesuffix("Hook") for name in rpc_methods(servicer)} == set(STAGES)
