@@ -1,4 +1,4 @@
-"""An engine, and a log and an updater that remember what they were sent."""
+"""A hook engine, with a log and an updater that record their messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.testkit.captured_log import of_hooks
 from tests.testkit.waiting import until
 
 PATIENCE_S = 30.0
-"""Whatever is waited for is there long before, on whatever machine."""
+"""A time limit for each wait, long enough for any machine."""
 
 
 def _facts() -> tuple[PodFacts, ContainerFacts, Decision]:
@@ -58,7 +58,7 @@ class Setup:
     def use(self, *hooks: Hook) -> None:
         self.engine.use(hooks)
 
-    async def ask(self, event: Point | None = None) -> Outcome:
+    async def call(self, event: Point | None = None) -> Outcome:
         answers = self.engine.call_hooks(event or self.create())
         return await asyncio.wait_for(answers.wait(), PATIENCE_S)
 
@@ -77,7 +77,7 @@ class Setup:
                 await scenario()
             finally:
                 self.gate.set()
-                # It is the whole interpreter's: a hook that still spins would change that of the next test.
+                # The switch interval is global: a hook that still spins would change it for the next test.
                 await until(lambda: sys.getswitchinterval() > 0.001)
                 self.engine.close()
 
@@ -86,7 +86,7 @@ class Setup:
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
-    """Provide a setup; what hangs in it ends with it."""
-    made = Setup()
-    yield made
-    made.gate.set()
+    """Provide a setup, and release its hanging handlers at the end."""
+    engine_setup = Setup()
+    yield engine_setup
+    engine_setup.gate.set()

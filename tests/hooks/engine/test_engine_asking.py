@@ -1,4 +1,4 @@
-"""Calling hooks: which ones, in which order, and what comes of their answers."""
+"""Calls of hooks: their selection, their order, and the effect of their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("policy", list(HookFailurePolicy))
 
 
 def hook(name: str, answer: Any = None, point: str = PRE, **fields: Any) -> Hook:
-    """Make a hook that answers always the same, or what a function answers."""
+    """Make a hook with a constant answer, or with the given function as its handler."""
     handler: Callable[..., Any] = answer if callable(answer) else lambda *_: answer
     return Hook(name, f"/hooks/{name}.py", {point: handler}, **fields)
 
@@ -39,33 +39,33 @@ def test_nothing_is_started_or_called_without_hooks(setup: Any) -> None:
         assert await answers.wait() is AS_IT_IS
         setup.engine.notify(setup.created())
         setup.use(hook("10-a", point="post_create_container"))
-        assert (await setup.ask()) is AS_IT_IS
+        assert (await setup.call()) is AS_IT_IS
         assert setup.engine.points == {"post_create_container"}
         assert threading.active_count() == threads
 
     setup.run(scenario)
 
 
-def test_hooks_are_asked_by_name_and_what_they_want_comes_together(setup: Any) -> None:
-    asked: list[str] = []
+def test_hooks_are_called_by_name_and_their_adjustments_are_merged(setup: Any) -> None:
+    called: list[str] = []
 
-    def noting(name: str, answer: Adjustment | None) -> Hook:
+    def recording_hook(name: str, answer: Adjustment | None) -> Hook:
         def pre_create_container(event: Any) -> Adjustment | None:
-            asked.append(name)
+            called.append(name)
             return answer
 
         return hook(name, pre_create_container)
 
     async def slowly(_: Any) -> Adjustment:
         await asyncio.sleep(0)
-        asked.append("20-b")
+        called.append("20-b")
         return envs(B="2")
 
     async def scenario() -> None:
-        setup.use(noting("koordlet", None), noting("10-a", envs(A="1")), hook("20-b", slowly),
-                  noting("05-x", Adjustment(cpus=CpuSet([1]), labels={"l": CLEAR})))  # fmt: skip
-        outcome = await setup.ask()
-        assert asked == ["05-x", "10-a", "20-b", "koordlet"]
+        setup.use(recording_hook("koordlet", None), recording_hook("10-a", envs(A="1")), hook("20-b", slowly),
+                  recording_hook("05-x", Adjustment(cpus=CpuSet([1]), labels={"l": CLEAR})))  # fmt: skip
+        outcome = await setup.call()
+        assert called == ["05-x", "10-a", "20-b", "koordlet"]
         assert outcome.adjustment == Adjustment(
             cpus=CpuSet([1]), labels={"l": CLEAR}, envs={"A": "1", "B": "2"}
         )
@@ -78,14 +78,14 @@ def test_hooks_are_asked_by_name_and_what_they_want_comes_together(setup: Any) -
 def test_a_second_claim_of_a_field_drops_the_later_answer(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2", B="2")), hook("30-c", envs(C="3")))
-        outcome = await setup.ask()
+        outcome = await setup.call()
         assert outcome.adjustment == envs(A="1", C="3")
         assert setup.logged == [
             "hook 20-b: cannot set envs[A]: hook 10-a has set it, and both cannot be right"
         ]
         assert (setup.report("20-b").conflicts, setup.report("20-b").state) == (1, "ok")
         setup.use(hook("10-a", envs(A="1")), hook("20-b", envs(A="2"), policy=HookFailurePolicy.FAIL))
-        outcome = await setup.ask()
+        outcome = await setup.call()
         assert outcome.refusal.startswith(
             "cannot create container ns/pod/main: hook 20-b: cannot set envs[A]"
         )
@@ -98,22 +98,22 @@ def test_a_second_claim_of_a_field_drops_the_later_answer(setup: Any) -> None:
 
 @BOTH
 def test_a_veto_refuses_under_any_policy_and_ends_the_sequence(setup: Any, policy: HookFailurePolicy) -> None:
-    asked: list[int] = []
+    called: list[int] = []
 
     async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1")), hook("20-b", Veto("no room"), policy=policy),
-                  hook("30-c", lambda _: asked.append(1)))  # fmt: skip
-        outcome = await setup.ask()
+                  hook("30-c", lambda _: called.append(1)))  # fmt: skip
+        outcome = await setup.call()
         assert outcome.refusal == "cannot create container ns/pod/main: hook 20-b: no room"
         assert outcome.adjustment is NOTHING
-        assert asked == []
+        assert called == []
         assert setup.logged == []
         assert setup.report("20-b").vetoes == 1
 
     setup.run(scenario)
 
 
-def test_a_validating_hook_sees_all_changes_and_may_refuse(setup: Any) -> None:
+def test_a_validating_hook_receives_all_changes_and_may_refuse(setup: Any) -> None:
     seen: list[Any] = []
 
     def validate(event: Any) -> Veto | None:
@@ -123,24 +123,24 @@ def test_a_validating_hook_sees_all_changes_and_may_refuse(setup: Any) -> None:
 
     async def scenario() -> None:
         setup.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(A="1")))
-        outcome = await setup.ask()
+        outcome = await setup.call()
         assert seen == [("main", envs(A="changed"), {"envs[A]": "10-a"})]
         assert outcome.adjustment == envs(A="1")
         setup.use(hook("05-v", validate, VALIDATE), hook("10-a", envs(B="1")))
-        outcome = await setup.ask()
+        outcome = await setup.call()
         assert outcome.refusal == "cannot create container ns/pod/main: hook 05-v: not that"
         assert outcome.adjustment is NOTHING
 
     setup.run(scenario)
 
 
-def test_a_hook_that_only_validates_is_called_although_none_adjusts(setup: Any) -> None:
+def test_a_validating_hook_is_called_without_adjusting_hooks(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("05-v", Veto("never"), VALIDATE))
         assert setup.engine.points == {PRE, VALIDATE}
-        assert "never" in (await setup.ask()).refusal
+        assert "never" in (await setup.call()).refusal
         setup.use(hook("05-v", envs(A="1"), VALIDATE))
-        assert await setup.ask() is AS_IT_IS
+        assert await setup.call() is AS_IT_IS
         assert "cannot be changed at validate_create_container" in setup.logged[0]
 
     setup.run(scenario)
@@ -178,20 +178,20 @@ FAULTS: dict[str, Any] = {
 
 @BOTH
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
-@pytest.mark.parametrize("words", list(FAULTS))
-def test_a_failed_hook_does_to_the_call_what_its_policy_says(
-    setup: Any, policy: HookFailurePolicy, words: str, kind: str
+@pytest.mark.parametrize("error", list(FAULTS))
+def test_a_failed_hook_fails_the_call_or_is_skipped_by_policy(
+    setup: Any, policy: HookFailurePolicy, error: str, kind: str
 ) -> None:
-    bad: Any = FAULTS[words]
+    handler: Any = FAULTS[error]
 
     async def as_coroutine(event: Any) -> Any:
-        return bad(event)
+        return handler(event)
 
     async def scenario() -> None:
-        handler = bad if kind == "function" else as_coroutine
-        setup.use(hook("10-a", envs(A="1")), hook("20-b", handler, policy=policy), hook("30-c", envs(C="3")))
-        outcome = await setup.ask()
-        expected = words if kind == "function" or words != "StopIteration" else "RuntimeError"
+        used = handler if kind == "function" else as_coroutine
+        setup.use(hook("10-a", envs(A="1")), hook("20-b", used, policy=policy), hook("30-c", envs(C="3")))
+        outcome = await setup.call()
+        expected = error if kind == "function" or error != "StopIteration" else "RuntimeError"
         assert setup.logged[0].startswith(f"hook 20-b: {expected}")
         if policy is HookFailurePolicy.FAIL:
             assert outcome.refusal.startswith(f"cannot create container ns/pod/main: hook 20-b: {expected}")
@@ -200,7 +200,7 @@ def test_a_failed_hook_does_to_the_call_what_its_policy_says(
             assert outcome.adjustment == envs(A="1", C="3")
         report = setup.report("20-b")
         assert (report.state, sum(report.failures.values()), report.calls) == ("failing", 1, 1)
-        assert (await setup.ask()).adjustment == outcome.adjustment, "the next call is asked as well"
+        assert (await setup.call()).adjustment == outcome.adjustment, "it is called for the next call as well"
 
     setup.run(scenario)
 
@@ -210,7 +210,7 @@ def test_a_call_that_cannot_be_refused_continues(setup: Any) -> None:
         event = setup.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
         setup.use(hook("10-a", Veto("stay"), "pre_stop_container", policy=HookFailurePolicy.FAIL))
-        assert await setup.ask(stop) is AS_IT_IS
+        assert await setup.call(stop) is AS_IT_IS
         assert "cannot refuse at pre_stop_container" in setup.logged[0]
 
     setup.run(scenario)
@@ -220,7 +220,7 @@ def test_a_call_that_cannot_be_refused_continues(setup: Any) -> None:
 @pytest.mark.parametrize(
     "where", ["slots.HookSlots.enter", "invoke.MergedAnswers.add", "invoke.MergedAnswers.outcome"]
 )
-def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
+def test_an_internal_error_is_reported_and_refuses_under_policy_fail(
     setup: Any, monkeypatch: pytest.MonkeyPatch, policy: HookFailurePolicy, where: str
 ) -> None:
     def fault(*_: Any) -> None:
@@ -229,7 +229,7 @@ def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
     async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1"), policy=policy), hook("20-b", envs(B="1")))
         monkeypatch.setattr(f"proxy.hooks.engine.{where}", fault)
-        outcome = await setup.ask()
+        outcome = await setup.call()
         assert outcome.adjustment is NOTHING
         assert ("cannot be called: KeyError" in outcome.refusal) is (policy is HookFailurePolicy.FAIL)
         await setup.until(lambda: setup.logged)
@@ -238,7 +238,7 @@ def test_an_internal_fault_is_reported_and_refuses_for_policy_fail(
     setup.run(scenario)
 
 
-def test_a_hook_that_skips_a_pod_is_not_asked_about_it(setup: Any) -> None:
+def test_a_hook_that_skips_a_pod_is_not_called_for_it(setup: Any) -> None:
     def broken(labels: Any) -> bool:
         raise KeyError
 
@@ -247,24 +247,24 @@ def test_a_hook_that_skips_a_pod_is_not_asked_about_it(setup: Any) -> None:
                   hook("20-b", envs(B="1"), skip=lambda labels: "x" in labels),
                   hook("30-c", envs(C="1"), skip=broken),
                   hook("40-v", Veto("no"), VALIDATE, skip=lambda labels: True))  # fmt: skip
-        assert (await setup.ask()).adjustment == envs(B="1", C="1")
+        assert (await setup.call()).adjustment == envs(B="1", C="1")
         assert setup.report("10-a").calls == 0
 
     setup.run(scenario)
 
 
-def test_a_hook_that_echoes_gets_the_changes_of_earlier_hooks(setup: Any) -> None:
+def test_an_echoing_hook_receives_the_changes_of_earlier_hooks(setup: Any) -> None:
     def echo(event: Any, so_far: Any) -> Adjustment:
         return envs(SEEN=so_far.envs["A"])
 
     async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1")), hook("20-b", echo, echoes=True))
-        assert (await setup.ask()).adjustment == envs(A="1", SEEN="1")
+        assert (await setup.call()).adjustment == envs(A="1", SEEN="1")
 
     setup.run(scenario)
 
 
-def test_a_call_ends_with_the_hooks_that_it_began_with(setup: Any) -> None:
+def test_a_pending_call_keeps_the_hooks_that_it_began_with(setup: Any) -> None:
     inside = threading.Event()
 
     def wait(event: Any) -> Adjustment:
@@ -279,26 +279,26 @@ def test_a_call_ends_with_the_hooks_that_it_began_with(setup: Any) -> None:
         await setup.until(inside.is_set)
         setup.use(hook("10-a", envs(A="new")), hook("30-c", envs(C="new")))
         await setup.engine.notify_one(old, Shutdown("replaced"))
-        assert (await setup.ask()).adjustment == envs(A="new", C="new")
+        assert (await setup.call()).adjustment == envs(A="new", C="new")
         setup.gate.set()
         assert (await answers.wait()).adjustment == envs(A="old", B="old")
         setup.use()
         assert setup.engine.points == frozenset()
-        assert await setup.ask() is AS_IT_IS
+        assert await setup.call() is AS_IT_IS
 
     setup.run(scenario)
 
 
-def test_hooks_kept_keep_how_they_stand(setup: Any) -> None:
+def test_hooks_that_stay_in_use_keep_their_statistics(setup: Any) -> None:
     async def scenario() -> None:
-        kept, other = hook("10-a", envs(A="1")), hook("20-b")
-        setup.use(kept)
-        await setup.ask()
-        setup.use(other, kept)
-        await setup.ask()
+        kept_hook, other = hook("10-a", envs(A="1")), hook("20-b")
+        setup.use(kept_hook)
+        await setup.call()
+        setup.use(other, kept_hook)
+        await setup.call()
         setup.use(hook("10-a", envs(A="1")))
         assert setup.report("10-a").calls == 0
-        setup.use(kept)
+        setup.use(kept_hook)
         assert setup.report("10-a").calls == 2
 
     setup.run(scenario)
@@ -314,25 +314,25 @@ def test_quick_hooks_are_awaited_at_once_and_slow_ones_later(setup: Any) -> None
     async def scenario() -> None:
         setup.use(hook("10-a", pre_create_container))
 
-        def waited_for() -> bool:
+        def is_quick() -> bool:
             return bool(setup.engine._by_point[PRE].quick())
 
-        assert not waited_for(), "nothing is known of it yet"
-        await setup.ask()
-        while not waited_for():
-            await setup.ask()
+        assert not is_quick(), "the duration of its calls is not known yet"
+        await setup.call()
+        while not is_quick():
+            await setup.call()
         slow[0] = 0.01
-        await setup.ask()
-        slow[0], asked = 0.0, 0
-        while not waited_for():
-            await setup.ask()
-            asked += 1
-        assert asked >= 20
+        await setup.call()
+        slow[0], called = 0.0, 0
+        while not is_quick():
+            await setup.call()
+            called += 1
+        assert called >= 20
 
     setup.run(scenario)
 
 
-def test_servers_and_coroutines_are_not_waited_for_at_once(setup: Any) -> None:
+def test_servers_and_coroutines_are_never_awaited_at_once(setup: Any) -> None:
     async def coroutine(event: Any) -> None:
         return None
 
@@ -340,7 +340,7 @@ def test_servers_and_coroutines_are_not_waited_for_at_once(setup: Any) -> None:
         for other in (hook("20-b", remote=True), hook("20-b", coroutine), hook("20-b", coroutine, VALIDATE)):
             setup.use(hook("10-a"), other)
             for _ in range(50):
-                await setup.ask()
+                await setup.call()
             assert not setup.engine._by_point[PRE].quick()
 
     setup.run(scenario)
@@ -364,9 +364,9 @@ def test_answers_may_have_several_waiters_or_none(setup: Any) -> None:
 def test_no_hook_is_called_after_closing(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("10-a", envs(A="1")))
-        await setup.ask()
+        await setup.call()
         setup.engine.close()
-        assert await setup.ask() is AS_IT_IS
+        assert await setup.call() is AS_IT_IS
         assert setup.engine.report() == []
         reported: list[Any] = []
         setup.use(Hook("20-b", "b.py", {"post_create_container": reported.append}, timeout=30.0))
@@ -379,7 +379,7 @@ def test_no_hook_is_called_after_closing(setup: Any) -> None:
     setup.run(scenario)
 
 
-def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
+def test_an_internal_error_lets_the_call_pass_under_policy_ignore(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fault(*_: Any) -> None:
@@ -395,19 +395,19 @@ def test_an_internal_fault_lets_the_call_pass_under_policy_ignore(
             ),
         ):
             setup.use(hook("10-a", envs(A="1"), policy=policy, timeout=30.0))
-            assert await setup.ask() == Outcome(refusal=refusal)
+            assert await setup.call() == Outcome(refusal=refusal)
         event = setup.create()
         stop = PreStopContainer(event.pod, event.container, event.decision)
         setup.use(
             hook("10-a", envs(A="1"), "pre_stop_container", policy=HookFailurePolicy.FAIL, timeout=30.0)
         )
-        assert await setup.ask(stop) == Outcome()
-        assert setup.engine._context.runners.alive == 1, "it continues"
+        assert await setup.call(stop) == Outcome()
+        assert setup.engine._context.runners.alive == 1, "the runner stays alive"
 
     setup.run(scenario)
 
 
-def test_an_internal_fault_in_validation_keeps_policy_fail(
+def test_an_internal_error_in_validation_refuses_under_policy_fail(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = invoke.invoke
@@ -423,6 +423,6 @@ def test_an_internal_fault_in_validation_keeps_policy_fail(
             hook("10-a", envs(A="1"), policy=HookFailurePolicy.FAIL, timeout=30.0),
             hook("20-v", None, VALIDATE, timeout=30.0),
         )
-        assert "cannot be called: LookupError" in (await setup.ask()).refusal
+        assert "cannot be called: LookupError" in (await setup.call()).refusal
 
     setup.run(scenario)

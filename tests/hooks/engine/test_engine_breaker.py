@@ -1,4 +1,4 @@
-"""The circuit breaker, with a clock of our own."""
+"""The circuit breaker, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def is_open(breaker: Breaker) -> bool:
     return breaker.open
 
 
-def end(breaker: Breaker, what: str, token: int, now: float) -> None:
-    if what == "good":
+def end(breaker: Breaker, action: str, token: int, now: float) -> None:
+    if action == "good":
         breaker.succeeded(token)
-    elif what == "bad":
+    elif action == "bad":
         breaker.failed(token, now)
     else:
         breaker.unused(token)
@@ -46,7 +46,7 @@ def test_three_failures_in_a_row_open_it_and_a_success_between_does_not() -> Non
     assert breaker.remaining(0.25) == pytest.approx(FIRST_S - 0.25)
 
 
-def test_after_the_pause_one_call_is_let_through_and_may_close_it() -> None:
+def test_one_call_after_the_pause_may_close_the_breaker() -> None:
     breaker = opened()
     assert breaker.permit(FIRST_S - 0.01) == 0
     probe = breaker.permit(FIRST_S)
@@ -80,7 +80,7 @@ def test_a_probe_that_is_not_made_lets_the_next_one_through() -> None:
     assert breaker.permit(FIRST_S)
 
 
-def test_what_began_before_it_opened_is_not_taken_for_the_probe() -> None:
+def test_a_call_from_before_the_opening_is_not_the_probe() -> None:
     breaker = Breaker()
     early = breaker.permit(0.0)
     for _ in range(FAILURES):
@@ -95,21 +95,21 @@ def test_what_began_before_it_opened_is_not_taken_for_the_probe() -> None:
     assert not is_open(breaker)
     for late in (early, probe):
         breaker.failed(late, FIRST_S)
-    assert breaker.failures == 0, "what ends after it has closed does not count either"
+    assert breaker.failures == 0, "a call that ends after the closing does not count either"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ask", "good", "bad", "unused"]), st.floats(0, 90)), max_size=60))
-def test_it_never_lets_two_probes_through_and_never_stays_shut(steps: list[tuple[str, float]]) -> None:
+def test_the_breaker_never_passes_two_probes_and_never_stays_open(steps: list[tuple[str, float]]) -> None:
     breaker, now, held = Breaker(), 0.0, []
-    for what, later in steps:
+    for action, later in steps:
         now += later
-        if what == "ask":
+        if action == "ask":
             shut = breaker.open
             if token := breaker.permit(now):
                 held.append((token, shut))
         elif held:
             token, _ = held.pop(0)
-            end(breaker, what, token, now)
+            end(breaker, action, token, now)
         probes = [token for token, shut in held if shut]
         assert len(probes) == len(set(probes))
         assert breaker.remaining(now) <= LONGEST_S

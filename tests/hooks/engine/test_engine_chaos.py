@@ -1,4 +1,4 @@
-"""Chains of hooks that do whatever hooks can do: a call always ends, and nothing of a failed hook stays.
+"""Random chains of hooks: a call always ends, and no change of a failed hook is kept.
 
 Koordinator v1.8.0 pkg/runtimeproxy/dispatcher/dispatcher.go has no timeout: it hangs with its hook server.
 """
@@ -28,7 +28,7 @@ GOOD: list[Adjustment | None] = [
     Adjustment(updates={"x": Update(cpus=CpuSet([9]))}),
     Adjustment(updates={"x": Update(cpu_shares=7)}, cpu_quota=-1),
 ]
-LIES: list[Any] = [
+INVALID: list[Any] = [
     1,
     "no",
     Adjustment(cpus=CpuSet([7])),
@@ -46,7 +46,7 @@ async def endless() -> None:
 
 
 def behave(what: Any, gate: Any) -> Any:
-    """Do what a hook of that kind does; gives its answer."""
+    """Behave as a hook of that kind; return its answer."""
     if what == "raise":
         raise ValueError("LIE")
     if what == "exit":
@@ -64,7 +64,7 @@ def behave(what: Any, gate: Any) -> Any:
     return what
 
 
-def made(number: int, spec: tuple[str, Any, list[str], HookFailurePolicy], gate: Any) -> Hook:
+def make_hook(number: int, spec: tuple[str, Any, list[str], HookFailurePolicy], gate: Any) -> Hook:
     kind, what, points, policy = spec
 
     def function(event: Any) -> Any:
@@ -77,7 +77,7 @@ def made(number: int, spec: tuple[str, Any, list[str], HookFailurePolicy], gate:
         return behave(what, gate)
 
     handler = function if kind == "function" else coroutine
-    # A hook that behaves has all the time that a slow machine may take.
+    # A hook without faults has a deadline that is long enough for a slow machine.
     timeout = TIMEOUT_S if isinstance(what, str) and what in ("sleep", "late", "spin", "gate") else 20.0
     return Hook(f"{number:02}", f"/{number}", dict.fromkeys(points, handler), policy, timeout)
 
@@ -85,7 +85,7 @@ def made(number: int, spec: tuple[str, Any, list[str], HookFailurePolicy], gate:
 HOOKS = st.lists(
     st.tuples(
         st.sampled_from(["function", "function", "coroutine"]),
-        st.sampled_from(GOOD) | st.sampled_from(LIES) | st.sampled_from(BAD) | st.just(Veto("no")),
+        st.sampled_from(GOOD) | st.sampled_from(INVALID) | st.sampled_from(BAD) | st.just(Veto("no")),
         st.sampled_from([[PRE], [PRE], [PRE, VALIDATE], [VALIDATE], [PRE, POST]]),
         st.sampled_from([HookFailurePolicy.IGNORE, HookFailurePolicy.IGNORE, HookFailurePolicy.FAIL]),
     ),
@@ -128,10 +128,10 @@ def names(answer: Any) -> set[str]:
 def add(values: dict[str, Any], answer: Adjustment) -> None:
     for field, value in answer.set_fields():
         if field == "updates":
-            known = values.get(field, {}).get("x", Update())
+            previous = values.get(field, {}).get("x", Update())
             new: Any = answer.updates["x"]
-            cpus = new.cpus if isinstance(new.cpus, CpuSet) else known.cpus
-            shares = new.cpu_shares if isinstance(new.cpu_shares, int) else known.cpu_shares
+            cpus = new.cpus if isinstance(new.cpus, CpuSet) else previous.cpus
+            shares = new.cpu_shares if isinstance(new.cpu_shares, int) else previous.cpu_shares
             values[field] = {"x": Update(cpus=cpus, cpu_shares=shares)}
         elif isinstance(value, dict):
             values[field] = values.get(field, {}) | value
@@ -146,8 +146,8 @@ def test_a_call_always_ends_with_the_answers_of_good_hooks(setup: Any, specs: li
     fresh = type(setup)()
 
     async def scenario() -> None:
-        fresh.use(*(made(number, spec, fresh.gate) for number, spec in enumerate(specs)))
-        outcomes.append(await fresh.ask())
+        fresh.use(*(make_hook(number, spec, fresh.gate) for number, spec in enumerate(specs)))
+        outcomes.append(await fresh.call())
         fresh.engine.notify(fresh.created())
 
     fresh.run(scenario)
@@ -164,12 +164,12 @@ def test_a_call_always_ends_with_the_answers_of_good_hooks(setup: Any, specs: li
 
 
 def test_hundreds_of_calls_among_hooks_that_misbehave_all_end(setup: Any) -> None:
-    kinds: list[Any] = [GOOD[4], "raise", LIES[4], GOOD[3], "sleep", "late", GOOD[2]]
+    kinds: list[Any] = [GOOD[4], "raise", INVALID[4], GOOD[3], "sleep", "late", GOOD[2]]
     hooks = []
     for number, what in enumerate(kinds):
-        points = [PRE] if isinstance(what, Adjustment) and what is not LIES[4] else [PRE, POST]
+        points = [PRE] if isinstance(what, Adjustment) and what is not INVALID[4] else [PRE, POST]
         kind = "coroutine" if number % 3 == 2 else "function"
-        hooks.append(made(number, (kind, what, points, HookFailurePolicy.IGNORE), setup.gate))
+        hooks.append(make_hook(number, (kind, what, points, HookFailurePolicy.IGNORE), setup.gate))
 
     async def scenario() -> None:
         setup.use(*hooks)

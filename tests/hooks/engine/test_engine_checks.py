@@ -1,4 +1,4 @@
-"""What may be answered where."""
+"""Checks of the answers that hooks may give at each point."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_a_coroutine_that_is_never_awaited_is_closed_and_refused() -> None:
     assert "not coroutine" in refusal(answer())
 
 
-def test_nothing_reported_is_nothing() -> None:
+def test_no_answer_is_no_change() -> None:
     assert taken(None, CREATE) is None
     assert taken(Adjustment(), CREATE) is None
     assert taken(Adjustment(updates={"id": Update()}), CREATE) is None
 
 
-def test_a_good_answer_is_taken_as_it_is() -> None:
+def test_a_valid_answer_is_accepted_unchanged() -> None:
     good = Adjustment(
         cpus=CpuSet([1]),
         mems=Mask([0]),
@@ -102,14 +102,14 @@ def test_each_value_can_be_cleared(field: str) -> None:
 )
 def test_an_invalid_value_is_refused_with_field_and_container(field: str, values: list[Any]) -> None:
     for value in values:
-        words = refusal(Adjustment(**{field: value}))
-        assert field in words
-        assert "ns/pod/main" in words
+        message = refusal(Adjustment(**{field: value}))
+        assert field in message
+        assert "ns/pod/main" in message
 
 
-def test_the_refusal_says_what_was_wanted_and_what_may_be() -> None:
-    words = refusal(Adjustment(cpus=CpuSet([3])))
-    assert words == "cannot set cpus of ns/pod/main to 3: a hook may choose from 0-1 there"
+def test_the_refusal_names_the_value_and_the_allowed_ones() -> None:
+    message = refusal(Adjustment(cpus=CpuSet([3])))
+    assert message == "cannot set cpus of ns/pod/main to 3: a hook may choose from 0-1 there"
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_the_refusal_says_what_was_wanted_and_what_may_be() -> None:
 )
 def test_an_invalid_entry_is_refused_with_its_key_only(field: str, key: Any, value: Any) -> None:
     values: Any = {field: {key: value}}
-    words = refusal(Adjustment(**values))
-    assert words.startswith(f"cannot set {field}[")
-    assert "xxx" not in words
+    message = refusal(Adjustment(**values))
+    assert message.startswith(f"cannot set {field}[")
+    assert "xxx" not in message
 
 
-def test_keys_of_kubelet_may_be_repeated_and_others_are_free() -> None:
+def test_keys_of_kubelet_may_only_be_repeated_and_others_are_free() -> None:
     keys = {"io.kubernetes.pod.uid": "u"}
     mine = {"io.kubernetes.container.hash": "h"}
     pod = PodFacts(namespace="ns", name="pod", labels=keys, annotations=mine)
@@ -174,13 +174,15 @@ def test_keys_of_kubelet_may_be_repeated_and_others_are_free() -> None:
     assert taken(echo, PreCreateContainer(POD, container, DECISION)) == {"labels": keys, "annotations": mine}
     assert taken(echo, PreRunPodSandbox(pod)) is not None
     assert "kubelet" in refusal(echo, PreCreateContainer(pod, ContainerFacts(name="main"), DECISION))
-    asked = PreUpdateContainerResources(POD, ContainerFacts(name="main"), DECISION, asked_annotations=mine)
-    assert taken(Adjustment(annotations=mine), asked) == {"annotations": mine}
+    event_with_annotations = PreUpdateContainerResources(
+        POD, ContainerFacts(name="main"), DECISION, asked_annotations=mine
+    )
+    assert taken(Adjustment(annotations=mine), event_with_annotations) == {"annotations": mine}
     free = {"io.kubernetes.cri-o.ShmSize": "1", "kubernetes.io/config.source": "x"}
     assert taken(Adjustment(annotations=free), RUN) == {"annotations": free}
 
 
-def test_a_path_is_taken_as_the_runtimes_spell_it_and_once() -> None:
+def test_a_path_is_normalized_and_accepted_once() -> None:
     reported: Any = taken(Adjustment(mounts={"//a/./b/": Mount("/a/b", "/x")}), CREATE)
     assert reported["mounts"] == {"/a/b": Mount("/a/b", "/x")}
     twice: Any = {"/dev/x": Device("/dev/x", "/dev/x"), "/dev/x/": CLEAR}
@@ -188,7 +190,7 @@ def test_a_path_is_taken_as_the_runtimes_spell_it_and_once() -> None:
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
-def test_what_a_point_does_not_take_is_refused_there(field: str) -> None:
+def test_a_field_that_a_point_does_not_accept_is_refused(field: str) -> None:
     value: Any = {"/a": CLEAR} if field in MAPS else CLEAR
     values: Any = {field: value}
     for event in (CREATE, UPDATE, POST, RUN):
@@ -205,7 +207,7 @@ def test_a_cgroup_parent_is_a_path_or_a_slice() -> None:
         refusal(Adjustment(cgroup_parent=bad), RUN)
 
 
-def test_the_container_of_an_update_is_not_updated_beside_the_call() -> None:
+def test_an_update_of_the_calls_own_container_is_refused() -> None:
     mine = Adjustment(updates={"mine": Update(cpu_shares=2)})
     assert "set it in the adjustment" in refusal(mine, UPDATE)
     assert taken(mine, POST) is not None
@@ -220,7 +222,7 @@ def test_a_veto_is_taken_only_where_a_call_can_be_refused() -> None:
     refusal(Veto(1))  # type: ignore[arg-type]
 
 
-def test_an_answer_has_a_size() -> None:
+def test_the_size_of_an_answer_is_limited() -> None:
     many = {f"A{i}": "x" for i in range(MOST_ENTRIES)}
     assert taken(Adjustment(envs=many), CREATE) is not None
     assert f"at most {MOST_ENTRIES}" in refusal(Adjustment(envs=many | {"B": "x"}))
@@ -232,7 +234,7 @@ def test_an_answer_has_a_size() -> None:
 
 
 class Endless(Mapping[str, str]):
-    """A map that never ends, and says something else each time it is read."""
+    """A map that never ends, with another value at each read."""
 
     reads = 0
 
@@ -250,11 +252,11 @@ class Endless(Mapping[str, str]):
         return 1
 
 
-def test_maps_of_a_hooks_own_are_read_once_and_not_for_ever() -> None:
+def test_custom_maps_are_read_once_and_not_for_ever() -> None:
     assert "at most" in refusal(Adjustment(envs=Endless()))
 
 
-def test_what_is_taken_is_plain() -> None:
+def test_an_accepted_answer_has_plain_types() -> None:
     class Number(IntEnum):
         FEW = 2
 
@@ -287,5 +289,5 @@ def test_whatever_is_answered_is_taken_or_refused_in_words(values: dict[str, Any
     except HookError:
         return
     assert reported is None or reported.keys() <= event.TAKES
-    # What was taken once is taken again, unchanged.
+    # An accepted answer is accepted again, unchanged.
     assert taken(Adjustment(**(reported or {})), event) == reported

@@ -1,4 +1,4 @@
-"""OwnerTracker of fields, and what comes together."""
+"""Owners of fields, and merged answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UPDATES: st.SearchStrategy[Update] = st.builds(
     cpus=st.sampled_from([CpuSet([1]), CLEAR]),
     unified=st.dictionaries(KEYS, st.just("x"), min_size=1, max_size=2),
 ) | st.builds(Update, cpu_shares=st.integers(2, 9))
-SAID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+ANSWERS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},
     optional={
         "cpus": st.just(CpuSet([0, 1])) | st.just(CLEAR),
@@ -31,13 +31,13 @@ SAID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-def together(answers: list[tuple[str, AnswerFields]]) -> tuple[FieldClaims, list[str]]:
+def merge(answers: list[tuple[str, AnswerFields]]) -> tuple[FieldClaims, list[str]]:
     claims = FieldClaims()
     return claims, [claims.claim(name, reported) for name, reported in answers]
 
 
 def test_owners_are_named_by_field_by_key_and_by_field_of_a_key() -> None:
-    claims, clashes = together(
+    claims, clashes = merge(
         [
             ("10-a", {"cpus": CpuSet([1]), "envs": {"A": "1"}}),
             (
@@ -67,7 +67,7 @@ def test_owners_are_named_by_field_by_key_and_by_field_of_a_key() -> None:
 
 
 def test_a_conflict_names_field_and_owner_and_drops_the_answer() -> None:
-    claims, clashes = together(
+    claims, clashes = merge(
         [("10-a", {"envs": {"A": "1"}}), ("20-b", {"cpus": CpuSet([1]), "envs": {"B": "2", "A": "1"}})]
     )
     assert "envs[A]" in clashes[1]
@@ -76,20 +76,20 @@ def test_a_conflict_names_field_and_owner_and_drops_the_answer() -> None:
     assert dict(claims.owners) == {"envs[A]": "10-a"}
 
 
-def test_a_silent_hook_changes_nothing() -> None:
+def test_a_hook_without_answer_changes_nothing() -> None:
     assert FieldClaims().merged() is NOTHING
 
 
-def test_what_is_shown_can_be_written_into_without_effect() -> None:
-    claims, _ = together([("10-a", {"envs": {"A": "1"}})])
-    shown: Any = claims.merged().envs
-    shown["A"] = "mine"
+def test_a_change_of_the_merged_adjustment_has_no_effect() -> None:
+    claims, _ = merge([("10-a", {"envs": {"A": "1"}})])
+    merged_envs: Any = claims.merged().envs
+    merged_envs["A"] = "mine"
     assert claims.merged().envs == {"A": "1"}
 
 
-@given(st.lists(SAID, max_size=6))
+@given(st.lists(ANSWERS, max_size=6))
 def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[AnswerFields]) -> None:
-    claims, owners, kept = FieldClaims(), dict[str, str](), []
+    claims, owners, accepted = FieldClaims(), dict[str, str](), []
     for number, reported in enumerate(answers):
         fields = set(named(reported))
         clash = claims.claim(str(number), reported)
@@ -97,20 +97,20 @@ def test_there_is_a_conflict_exactly_where_a_field_has_an_owner(answers: list[An
         if clash:
             assert any(f"{field}: hook {owners[field]} " in clash for field in fields & owners.keys())
         else:
-            kept.append(reported)
+            accepted.append(reported)
             owners |= dict.fromkeys(fields, str(number))
         assert dict(claims.owners) == owners
-    # Nothing of a refused answer stays, and every field that is said has exactly one owner.
-    assert claims.merged() == together([(str(i), reported) for i, reported in enumerate(kept)])[0].merged()
+    # A refused answer leaves no change, and each reported field has exactly one owner.
+    assert claims.merged() == merge([(str(i), reported) for i, reported in enumerate(accepted)])[0].merged()
     assert sorted(named(fields_set_by(claims.merged()))) == sorted(owners)
 
 
-@given(st.lists(SAID, max_size=5), st.randoms(use_true_random=False))
-def test_what_comes_together_does_not_depend_on_the_order(answers: list[AnswerFields], random: Any) -> None:
+@given(st.lists(ANSWERS, max_size=5), st.randoms(use_true_random=False))
+def test_merging_does_not_depend_on_the_order(answers: list[AnswerFields], random: Any) -> None:
     probe = FieldClaims()
     disjoint = [(str(i), reported) for i, reported in enumerate(answers) if not probe.claim(str(i), reported)]
     shuffled = list(disjoint)
     random.shuffle(shuffled)
-    one, other = together(disjoint)[0], together(shuffled)[0]
+    one, other = merge(disjoint)[0], merge(shuffled)[0]
     assert one.merged() == other.merged()
     assert one.owners == other.owners

@@ -1,4 +1,4 @@
-"""Hooks that hang, spin, come late or come in crowds: no call waits for them longer than their time."""
+"""Hooks that hang, spin or answer late, and many calls at once: no call waits past its deadline."""
 
 from __future__ import annotations
 
@@ -63,16 +63,18 @@ async def spinning(event: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", list(HookFailurePolicy))
-@pytest.mark.parametrize("how", ["hang", spin, asleep, spinning])
-def test_a_hook_that_does_not_answer_is_left_behind(setup: Any, how: Any, policy: HookFailurePolicy) -> None:
+@pytest.mark.parametrize("fault", ["hang", spin, asleep, spinning])
+def test_a_hook_that_does_not_answer_is_left_behind(
+    setup: Any, fault: Any, policy: HookFailurePolicy
+) -> None:
     async def scenario() -> None:
-        handler = setup.hang if how == "hang" else how
+        handler = setup.hang if fault == "hang" else fault
         setup.use(hook("10-a", handler, policy=policy), hook("20-b", good, timeout=30.0))
-        outcome = await setup.ask()
-        words = "hook 10-a: no answer within 50 ms at pre_create_container"
-        assert setup.logged == [words]
+        outcome = await setup.call()
+        error = "hook 10-a: no answer within 50 ms at pre_create_container"
+        assert setup.logged == [error]
         if policy is HookFailurePolicy.FAIL:
-            assert outcome.refusal == f"cannot create container ns/pod/main: {words}"
+            assert outcome.refusal == f"cannot create container ns/pod/main: {error}"
         else:
             assert outcome.adjustment.envs == {"GOOD": "1"}
         assert setup.report("10-a").failures == {"timeout": 1}
@@ -84,30 +86,30 @@ def test_a_hook_that_does_not_answer_is_left_behind(setup: Any, how: Any, policy
     setup.run(scenario)
 
 
-def test_a_hook_that_catches_everything_is_thrown_at_again(setup: Any) -> None:
+def test_a_hook_that_catches_the_interrupt_is_interrupted_again(setup: Any) -> None:
     async def scenario() -> None:
         stubborn.hits = 0  # type: ignore[attr-defined]
         setup.use(hook("10-a", stubborn))
-        begun = time.monotonic()
-        await setup.ask()
+        started = time.monotonic()
+        await setup.call()
         assert setup.report("10-a").hung == 1
         await setup.until(lambda: setup.report("10-a").hung == 0)
         assert stubborn.hits > 3  # type: ignore[attr-defined]
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - started < 15
 
     setup.run(scenario)
 
 
-def test_an_answer_that_comes_late_is_not_used(setup: Any) -> None:
-    back = threading.Event()
+def test_a_late_answer_is_not_used(setup: Any) -> None:
+    returned = threading.Event()
 
     def late(event: Any) -> Adjustment:
         setup.gate.wait(30)
-        back.set()
+        returned.set()
         return Adjustment(envs={"LATE": "1"})
 
     def slow(event: Any) -> Adjustment:
-        back.wait(30)  # the first one is back while the call is still on its way
+        returned.wait(30)  # the first hook returns while the call is still pending
         return good(event)
 
     async def scenario() -> None:
@@ -124,21 +126,23 @@ def test_an_answer_that_comes_late_is_not_used(setup: Any) -> None:
     setup.run(scenario)
 
 
-def test_a_hook_that_hangs_delays_only_calls_that_use_it(setup: Any) -> None:
+def test_a_hanging_hook_delays_only_calls_that_use_it(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(
             hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, "pre_start_container", timeout=30.0)
         )
-        held = [setup.engine.call_hooks(setup.create()) for _ in range(3 * PLACES)]
+        pending = [setup.engine.call_hooks(setup.create()) for _ in range(3 * PLACES)]
         event = setup.create()
         answers = setup.engine.call_hooks(PreStartContainer(event.pod, event.container, event.decision))
         await asyncio.wait_for(answers.wait(), 30)
-        assert "cannot be changed at pre_start_container" in setup.logged[0], "it was asked, and answered"
+        assert "cannot be changed at pre_start_container" in setup.logged[0], (
+            "the other hook was called and has answered"
+        )
         assert setup.report("10-a").running == PLACES
         assert setup.engine._context.runners.alive <= PLACES + 2
-        assert not any(answer.outcome for answer in held)
+        assert not any(answer.outcome for answer in pending)
         setup.gate.set()
-        for answer in held:
+        for answer in pending:
             await asyncio.wait_for(answer.wait(), 30)
         assert setup.report("10-a").calls == 3 * PLACES
         assert setup.report("10-a").running == 0
@@ -158,25 +162,27 @@ def test_three_failures_in_a_row_suspend_a_hook_until_a_probe_succeeds(setup: An
         setup.now = 1000.0
         setup.use(hook("10-a", sometimes), hook("20-b", lambda event: Adjustment(envs={"B": "2"})))
         for _ in range(3):
-            await setup.ask()
+            await setup.call()
         assert setup.report("10-a").state == "open"
         reported = len(setup.logged)
-        assert (await setup.ask()).adjustment.envs == {"B": "2"}
+        assert (await setup.call()).adjustment.envs == {"B": "2"}
         report = setup.report("10-a")
-        assert (report.calls, report.skipped, len(setup.logged)) == (3, 1, reported), "silently"
+        assert (report.calls, report.skipped, len(setup.logged)) == (3, 1, reported), (
+            "a skipped call is not logged"
+        )
         setup.now += 1.0
-        await setup.ask()
+        await setup.call()
         assert setup.report("10-a").calls == 4
         assert setup.report("10-a").retry_in == 2.0
         bad[0] = False
         setup.now += 2.0
-        assert (await setup.ask()).adjustment.envs == {"GOOD": "1", "B": "2"}
+        assert (await setup.call()).adjustment.envs == {"GOOD": "1", "B": "2"}
         assert setup.report("10-a").state == "ok"
 
     setup.run(scenario)
 
 
-def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(setup: Any) -> None:
+def test_a_suspended_hook_with_policy_fail_refuses_with_the_next_try(setup: Any) -> None:
     def bad(event: Any) -> None:
         raise OSError("away")
 
@@ -184,9 +190,9 @@ def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(setup: An
         setup.now = 1000.0
         setup.use(hook("10-a", bad, policy=HookFailurePolicy.FAIL))
         for _ in range(3):
-            await setup.ask()
+            await setup.call()
         setup.now += 0.25
-        assert (await setup.ask()).refusal == (
+        assert (await setup.call()).refusal == (
             "cannot create container ns/pod/main: hook 10-a: it is not called after 3 failures in a row; "
             "next try in 750 ms; last failure: OSError: away (test_engine_deadlines.py:"
             f"{bad.__code__.co_firstlineno + 1} in bad)"
@@ -196,7 +202,7 @@ def test_a_suspended_hook_with_policy_fail_refuses_and_says_until_when(setup: An
     setup.run(scenario)
 
 
-def test_while_it_is_probed_others_do_not_wait_for_the_probe(setup: Any) -> None:
+def test_other_calls_do_not_wait_for_the_probe_of_a_hook(setup: Any) -> None:
     def bad(event: Any) -> None:
         if setup.report("10-a").calls >= 3:
             setup.gate.wait(30)
@@ -205,12 +211,12 @@ def test_while_it_is_probed_others_do_not_wait_for_the_probe(setup: Any) -> None
     async def scenario() -> None:
         setup.use(hook("10-a", bad, timeout=60.0))
         for _ in range(3):
-            await setup.ask()
+            await setup.call()
         await setup.until(lambda: setup.report("10-a").retry_in == 0)
         probe = setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").running)
         assert setup.report("10-a").state == "probing"
-        await setup.ask()
+        await setup.call()
         assert probe.outcome is None
         setup.gate.set()
         await probe.wait()
@@ -218,13 +224,13 @@ def test_while_it_is_probed_others_do_not_wait_for_the_probe(setup: Any) -> None
     setup.run(scenario)
 
 
-def test_with_too_many_overdue_calls_it_is_not_called(setup: Any) -> None:
+def test_a_hook_with_too_many_overdue_calls_is_not_called(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("10-a", setup.hang))
         for _ in range(MOST_OVERDUE):
             setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").hung == MOST_OVERDUE)
-        await setup.ask()
+        await setup.call()
         report = setup.report("10-a")
         assert (report.state, report.calls, report.failures) == (
             "hangs",
@@ -244,7 +250,7 @@ def test_all_hooks_of_a_call_together_have_a_bound(setup: Any, monkeypatch: pyte
 
     async def scenario() -> None:
         setup.use(hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, timeout=60.0))
-        assert (await setup.ask()).adjustment.envs == {}
+        assert (await setup.call()).adjustment.envs == {}
         assert setup.report("10-a").failures == {"timeout": 1}
         assert setup.report("20-b").failures == {"queue": 1}
 
@@ -260,7 +266,7 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
             setup.engine.call_hooks(setup.create())
         await setup.until(lambda: setup.report("10-a").running == PLACES)
         monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
-        await setup.ask()
+        await setup.call()
         assert setup.logged == ["hook 10-a: it did not begin in time: it is busy with other calls"]
         setup.gate.set()
         await setup.until(lambda: setup.report("10-a").running == 0)
@@ -272,7 +278,7 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
 def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A probe that is asked for twice would never be made."""
+    """A probe that is requested twice would never be made."""
     monkeypatch.setattr("proxy.hooks.engine.breaker.PAUSES", Backoff(0.05, 60.0, tolerated=2))
     failing = [True]
 
@@ -291,7 +297,7 @@ def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
         setup.use(first, hook("20-b", nothing, timeout=30.0), hook("30-c", third, timeout=30.0))
         setup.gate.set()
         for _ in range(3):
-            await setup.ask()
+            await setup.call()
         assert setup.report("30-c").state == "open"
         setup.gate.clear()
         failing.clear()
@@ -310,7 +316,7 @@ def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
 def test_the_second_hook_of_a_call_has_its_own_deadline(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("10-a", lambda event: time.sleep(0.02), timeout=60.0), hook("20-b", setup.hang))
-        await setup.ask()
+        await setup.call()
         assert setup.report("20-b").failures == {"timeout": 1}
 
     setup.run(scenario)
@@ -331,16 +337,16 @@ def test_a_server_has_extra_time_for_its_own_error(setup: Any) -> None:
 
     async def scenario() -> None:
         setup.use(hook("koordlet", server, remote=True))
-        await setup.ask()
+        await setup.call()
         assert setup.logged == ["hook koordlet: deadline exceeded at koordlet.sock"]
         setup.use(hook("koordlet", dead, remote=True))
-        await setup.ask()
+        await setup.call()
         await setup.until(ended.is_set)
 
     setup.run(scenario)
 
 
-def test_turns_stay_long_while_a_server_is_waited_for(setup: Any) -> None:
+def test_the_switch_interval_is_unchanged_during_a_server_call(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("koordlet", setup.hang, remote=True, timeout=30.0))
         answers = setup.engine.call_hooks(setup.create())
@@ -354,7 +360,7 @@ def test_turns_stay_long_while_a_server_is_waited_for(setup: Any) -> None:
     setup.run(scenario)
 
 
-def test_a_loop_that_a_hook_blocks_is_replaced(setup: Any) -> None:
+def test_an_event_loop_blocked_by_a_hook_is_replaced(setup: Any) -> None:
     first = [True]
 
     async def sometimes(event: Any) -> Adjustment:
@@ -365,11 +371,11 @@ def test_a_loop_that_a_hook_blocks_is_replaced(setup: Any) -> None:
 
     async def scenario() -> None:
         setup.use(hook("10-a", sometimes, timeout=1.0))
-        await setup.ask()
+        await setup.call()
         slots = setup.engine._by_point[PRE].hook_slots[0]
         blocked = slots.loop_thread()
         await setup.until(lambda: blocked.lost)
-        assert (await setup.ask()).adjustment.envs == {"GOOD": "1"}
+        assert (await setup.call()).adjustment.envs == {"GOOD": "1"}
         assert setup.report("10-a").hung == 1
         setup.gate.set()
         await setup.until(lambda: setup.report("10-a").hung == 0)
@@ -377,7 +383,7 @@ def test_a_loop_that_a_hook_blocks_is_replaced(setup: Any) -> None:
     setup.run(scenario)
 
 
-def test_the_loop_turns_while_a_hook_spins(setup: Any) -> None:
+def test_the_event_loop_runs_while_a_hook_spins(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("10-a", spin, timeout=1.0))
         await setup.until(lambda: sys.getswitchinterval() > 0.001)  # another engine's hook may still run
@@ -394,7 +400,7 @@ def test_the_loop_turns_while_a_hook_spins(setup: Any) -> None:
     setup.run(scenario)
 
 
-def test_a_hook_that_cannot_be_given_a_thread_fails(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_without_a_thread_fails(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(self: Any) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -407,12 +413,12 @@ def test_a_hook_that_cannot_be_given_a_thread_fails(setup: Any, monkeypatch: pyt
         )
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", no_thread)
-            outcome = await setup.ask()
+            outcome = await setup.call()
         assert "hook 30-c: it cannot be called: can't start new thread" in outcome.refusal
         assert len(setup.logged) == 3
         assert setup.engine._context.runners.alive == 0
         setup.use(hook("10-a", good, timeout=30.0))
-        assert (await setup.ask()).adjustment.envs == {"GOOD": "1"}
+        assert (await setup.call()).adjustment.envs == {"GOOD": "1"}
 
     setup.run(scenario)
 
@@ -436,7 +442,7 @@ def test_a_late_answer_is_not_used_even_if_the_loop_was_busy(setup: Any, kind: s
     setup.run(scenario)
 
 
-def test_coroutines_that_are_cancelled_before_their_first_step_are_back(setup: Any) -> None:
+def test_coroutines_cancelled_before_their_first_step_have_returned(setup: Any) -> None:
     async def blocking(event: Any) -> None:
         time.sleep(3 * SHORT_S)
 
@@ -451,10 +457,10 @@ def test_coroutines_that_are_cancelled_before_their_first_step_are_back(setup: A
 
 
 def test_a_coroutine_whose_loop_ended_before_it_began_has_returned() -> None:
-    gone = threading.Event()
-    loop_thread = LoopThread("x", print, gone.set)
+    has_ended = threading.Event()
+    loop_thread = LoopThread("x", print, has_ended.set)
     loop_thread.close()
-    assert gone.wait(30)
+    assert has_ended.wait(30)
     slots = HookSlots(hook("10-a", asleep), print)
     slots.leave(0, SHORT_S, HookFailure("timeout", "no answer"), 0.0, overdue=HookTask(loop_thread))
     assert slots.report(0.0, 0).hung == 0
@@ -467,50 +473,52 @@ def test_a_cancelled_coroutine_is_cancelled_only_once() -> None:
     loop_thread.close()
 
 
-def test_a_fault_in_a_runner_that_was_abandoned_is_not_the_calls(setup: Any) -> None:
+def test_an_error_in_an_abandoned_runner_does_not_end_the_call(setup: Any) -> None:
     slots = HookSlots(hook("10-a", good), print)
     call = Dispatch(DispatchContext(time.monotonic, print), setup.create(), (slots,))
-    gone, busy = Runner.__new__(Runner), Runner.__new__(Runner)
-    assert call._take_from_hook(CallHolder([True], slots, gone, 0.0))
-    assert not call._take_from_hook(CallHolder([], slots, busy, 0.0)), "it has just answered"
-    assert call.on_internal_error(OverdueError(), gone) is JobResult.LOST
+    has_ended, busy = Runner.__new__(Runner), Runner.__new__(Runner)
+    assert call._take_from_hook(CallHolder([True], slots, has_ended, 0.0))
+    assert not call._take_from_hook(CallHolder([], slots, busy, 0.0)), "the hook has just answered"
+    assert call.on_internal_error(OverdueError(), has_ended) is JobResult.LOST
     assert call.outcome is None
     assert call.on_internal_error(OverdueError(), busy) is JobResult.DONE
     assert call.outcome is not None
 
 
-def test_a_fault_of_ours_about_a_late_hook_ends_the_call(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_about_a_late_hook_ends_the_call(
+    setup: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fault(*_: Any) -> None:
         raise LookupError
 
     async def scenario() -> None:
         monkeypatch.setattr("proxy.hooks.engine.dispatch.cancel", fault)
         setup.use(hook("10-a", setup.hang))
-        assert (await setup.ask()).refusal == ""
+        assert (await setup.call()).refusal == ""
 
     setup.run(scenario)
 
 
-def test_a_loop_that_is_given_up_ends_when_it_can() -> None:
-    gone = threading.Event()
-    loop_thread = LoopThread("x", print, gone.set)
+def test_an_abandoned_event_loop_thread_ends() -> None:
+    has_ended = threading.Event()
+    loop_thread = LoopThread("x", print, has_ended.set)
     loop_thread.abandon()
-    assert gone.wait(30)
+    assert has_ended.wait(30)
 
 
 def test_a_stuck_thread_is_interrupted_a_limited_number_of_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(invoke, "_PAUSES", Backoff(0.0, 5.0))
-    thrown: list[Any] = []
+    interrupts: list[Any] = []
 
     async def scenario() -> None:
-        runners = SimpleNamespace(switch_interval=SimpleNamespace(interrupt=thrown.append))
+        runners = SimpleNamespace(switch_interval=SimpleNamespace(interrupt=interrupts.append))
         shared: Any = SimpleNamespace(loop=asyncio.get_running_loop(), runners=runners)
-        never: Any = SimpleNamespace(has_returned=False)
-        invoke._interrupt(shared, never, 0)
+        hanging: Any = SimpleNamespace(has_returned=False)
+        invoke._interrupt(shared, hanging, 0)
         for _ in range(3 * invoke._MOST):
             await asyncio.sleep(0.001)
-        assert len(thrown) == invoke._MOST
+        assert len(interrupts) == invoke._MOST
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""What people read: exceptions cut to the hook's frames, complaints, records of hooks, how they stand."""
+"""Reports to the operator: exceptions cut to the hook's frames, log records and states of hooks."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_an_error_of_a_server_is_reported_without_a_line(handler: Any) -> None:
     reported = failure_of(raised(handler, "{"), of(handler, remote=True))
     assert reported.text.startswith("Expecting property name")
     assert (".py" in reported.text, reported.trace) == (False, "")
-    assert failure_of(HookError("cannot ask it: away"), of(handler)).text == "cannot ask it: away"
+    assert failure_of(HookError("cannot call it: away"), of(handler)).text == "cannot call it: away"
 
 
-def test_an_exception_that_cannot_be_written_or_is_long_is_cut() -> None:
+def test_an_exception_without_text_or_with_a_long_one_is_shortened() -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -84,7 +84,7 @@ def test_an_exception_that_cannot_be_written_or_is_long_is_cut() -> None:
     assert "\x1b" not in failure_of(ValueError("\x1b[31m"), of(raised)).text
 
 
-def test_a_fault_outside_the_hooks_file_is_reported_with_its_place() -> None:
+def test_an_error_outside_the_hooks_file_is_reported_with_its_place() -> None:
     reported = failure_of(raised(json.loads, "{"), of(raised))
     assert "test_engine_errors.py" in reported.text or "decoder.py" in reported.text
 
@@ -93,39 +93,39 @@ def test_a_fault_outside_the_hooks_file_is_reported_with_its_place() -> None:
     ("value", "text"),
     [(0.5, "500 ms"), (0.0123, "12.3 ms"), (2.0, "2 s"), (100.0, "100 s")],
 )
-def test_times_are_short(value: float, text: str) -> None:
+def test_durations_are_written_shortly(value: float, text: str) -> None:
     assert errors.duration(value) == text
 
 
-def test_complaints_about_a_hook_are_bounded_and_the_rest_is_counted() -> None:
-    said: list[str] = []
+def test_reports_about_a_hook_are_limited_and_the_rest_is_counted() -> None:
+    messages: list[str] = []
     now = [0.0]
-    people = FailureLog(of_hooks(said), lambda: now[0])
+    failure_log = FailureLog(of_hooks(messages), lambda: now[0])
     slots = HookSlots(of(raised), print)
     for number in range(errors.MOST + 5):
-        people.note(slots.hook, HookFailure("error", f"no {number}"))
-    people.report_problem("other", "mine")
-    assert len(said) == errors.MOST + 1
+        failure_log.note(slots.hook, HookFailure("error", f"no {number}"))
+    failure_log.report_problem("other", "mine")
+    assert len(messages) == errors.MOST + 1
     now[0] = errors.EACH_S
-    people.note(slots.hook, HookFailure("error", "again"))
-    assert said[-2:] == ["failures of a hook were not reported hook=10-x count=5", "hook 10-x: again"]
+    failure_log.note(slots.hook, HookFailure("error", "again"))
+    assert messages[-2:] == ["failures of a hook were not reported hook=10-x count=5", "hook 10-x: again"]
     for number in range(errors.MOST):
-        people.report_problem("10-x", f"no {number}")
-    assert said[-1] == f"hook 10-x: no {errors.MOST - 2}"
+        failure_log.report_problem("10-x", f"no {number}")
+    assert messages[-1] == f"hook 10-x: no {errors.MOST - 2}"
     now[0] *= 2
-    people.report_problem("10-x", "still")
-    assert said[-2:] == ["failures of a hook were not reported hook=10-x count=1", "hook 10-x: still"]
+    failure_log.report_problem("10-x", "still")
+    assert messages[-2:] == ["failures of a hook were not reported hook=10-x count=1", "hook 10-x: still"]
 
 
-def test_the_trace_of_a_failure_is_in_our_log_where_that_is_asked_for(written: io.StringIO) -> None:
-    log.setup("debug", "json", written)
+def test_the_traceback_of_a_failure_is_logged_if_configured(log_stream: io.StringIO) -> None:
+    log.setup("debug", "json", log_stream)
     FailureLog(silent, lambda: 0.0).note(of(raised), HookFailure("error", "no", "Traceback"))
-    (record,) = records(written)
+    (record,) = records(log_stream)
     assert (record["hook"], record["error"], record["trace"]) == ("10-x", "no", "Traceback")
 
 
 @pytest.fixture
-def written() -> Iterator[io.StringIO]:
+def log_stream() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     before = logging.getLogger().handlers[:], logging.getLogger().level
     log.setup("info", "json", stream)
@@ -138,7 +138,7 @@ def records(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_hook_files_are_loaded_under_the_name_that_their_log_uses(tmp_path: Path) -> None:
+def test_hook_files_are_loaded_under_the_name_of_their_logger(tmp_path: Path) -> None:
     file = tmp_path / "10-x.py"
     file.write_text("API_VERSION = 1\ndef pre_create_container(event):\n    return __name__\n")
     hook = loading.load_file(file, trusted=False).hook
@@ -146,7 +146,7 @@ def test_hook_files_are_loaded_under_the_name_that_their_log_uses(tmp_path: Path
     assert hook.handlers["pre_create_container"](None).startswith(f"{PREFIX}.")
 
 
-def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -> None:
+def test_log_records_of_a_hook_are_logged_under_its_name(log_stream: io.StringIO) -> None:
     now = [0.0]
     handler = HookLogHandler(lambda: now[0])
     logger = logging.getLogger(f"{PREFIX}.10_x_1")
@@ -156,7 +156,7 @@ def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -
         logger.debug("not this")
         handler.emit(logger.makeRecord(logger.name, 30, __file__, 1, "bad %d", ("arguments",), None))
         logger.error("failed", exc_info=OSError("gone"))
-        first = records(written)
+        first = records(log_stream)
         assert [(r["msg"], r["hook"]) for r in first] == [
             ("said this", "10-x"),
             ("bad %d", "10-x"),
@@ -166,11 +166,11 @@ def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -
         assert first[2]["severity"] == "error"
         for number in range(100):
             logger.info("flood %d", number)
-        assert len(records(written)) == log_capture.MOST - 1, "one was for debugging"
+        assert len(records(log_stream)) == log_capture.MOST - 1, "one was for debugging"
         assert handler.dropped("10-x") == 84
         now[0] = 1.5
         logger.info("after")
-        assert records(written)[-1] | {"left_out": 84} == records(written)[-1]
+        assert records(log_stream)[-1] | {"left_out": 84} == records(log_stream)[-1]
         for number in range(100):
             logger.info("flood %d", number)
         assert handler.dropped("10-x") == 84 + 101 - log_capture.MOST
@@ -181,14 +181,14 @@ def test_what_a_hook_writes_is_in_our_log_under_its_name(written: io.StringIO) -
     assert not logging.getLogger(PREFIX).handlers
 
 
-def test_how_long_it_usually_takes_says_whether_it_is_waited_for() -> None:
-    stats, known = HookStats(), []
+def test_the_usual_duration_decides_whether_a_hook_is_awaited_at_once() -> None:
+    stats, is_quick = HookStats(), []
     for seconds in [0.00001, 0.001] + [0.00001] * AGAIN + [0.0002] * 100:
-        known.append(stats.quick)
+        is_quick.append(stats.quick)
         stats.took(seconds)
-    assert known[: AGAIN + 2] == [False, True] + [False] * AGAIN
-    assert known[AGAIN + 2]
-    assert not known[-1]
+    assert is_quick[: AGAIN + 2] == [False, True] + [False] * AGAIN
+    assert is_quick[AGAIN + 2]
+    assert not is_quick[-1]
     stats.usual = 0.0
     stats.took(0.0008)
     assert stats.usual == 0.0001, "one that is slow counts an eighth"

@@ -1,4 +1,4 @@
-"""Notifying hooks: in order, each at its own pace, never more than it can hold."""
+"""Notifications of hooks: in order, each hook at its own pace, with a bounded queue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shares(container: str, count: int) -> Adjustment:
     return Adjustment(updates={container: Update(cpu_shares=count)})
 
 
-def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(setup: Any) -> None:
+def test_hooks_are_notified_in_order_and_a_slow_one_delays_only_itself(setup: Any) -> None:
     quick: list[int] = []
     slow: list[int] = []
 
@@ -63,7 +63,7 @@ def test_each_hook_is_notified_in_order_and_a_slow_one_delays_only_itself(setup:
     setup.run(scenario)
 
 
-def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
+def test_events_that_do_not_fit_are_dropped_counted_and_reported_once(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "MOST_WAITING", 5)
@@ -86,7 +86,7 @@ def test_events_that_do_not_fit_are_lost_counted_and_reported_once(
     setup.run(scenario)
 
 
-def test_what_they_want_is_handed_on_with_its_owner(setup: Any) -> None:
+def test_updates_are_passed_on_with_their_owner(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("10-a", lambda _: shares("other", 7)))
         setup.engine.notify(setup.created())
@@ -168,35 +168,35 @@ def test_a_hook_is_notified_alone_before_and_after_use(setup: Any) -> None:
 def test_a_hook_gets_later_events_only_after_the_existing_state(setup: Any) -> None:
     reported: list[Any] = []
 
-    def everything(event: Any) -> None:
+    def record(event: Any) -> None:
         setup.gate.wait(30)
         reported.append("all")
 
     async def scenario() -> None:
         handlers: dict[str, Any] = {
-            "synchronize": everything,
+            "synchronize": record,
             POST: lambda event: reported.append(of(event)),
-            "pre_create_container": lambda event: reported.append("asked"),
+            "pre_create_container": lambda event: reported.append("called"),
         }
         new = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
         setup.engine.notify(numbered(setup, 0))
         synchronized = setup.engine.notify_one(new, Synchronize(None, None))  # type: ignore[arg-type]
-        deaf = Hook("20-b", "/hooks/20-b.py", {"synchronize": print}, timeout=30.0)
-        setup.engine.notify_one(deaf, Synchronize(None, None))  # type: ignore[arg-type]
+        hanging = Hook("20-b", "/hooks/20-b.py", {"synchronize": print}, timeout=30.0)
+        setup.engine.notify_one(hanging, Synchronize(None, None))  # type: ignore[arg-type]
         assert setup.engine.points == {POST, "synchronize"}
         setup.engine.notify(numbered(setup, 1))
-        await setup.ask()
+        await setup.call()
         setup.gate.set()
         assert await synchronized is None
         setup.engine.notify(numbered(setup, 2))
         setup.use(Hook("30-c", "/hooks/30-c.py", {"synchronize": print}, timeout=30.0))
-        setup.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]  # labels were learned meanwhile
+        setup.engine.notify(Synchronize(None, None))  # type: ignore[arg-type]  # newly known labels
         setup.use(new)
         setup.engine.notify(numbered(setup, 3))
         await setup.until(lambda: len(reported) == 5)
         assert reported == ["all", 1, 2, "all", 3]
         assert setup.logged == []
-        await setup.engine.notify_one(deaf, Shutdown("removed"))
+        await setup.engine.notify_one(hanging, Shutdown("removed"))
         setup.use()
         assert setup.engine.points == frozenset()
 
@@ -294,16 +294,16 @@ def test_a_removed_hook_does_not_get_waiting_events(setup: Any) -> None:
     setup.run(scenario)
 
 
-def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(setup: Any) -> None:
+def test_a_hook_is_shut_down_after_its_calls_or_a_limit(setup: Any) -> None:
     events: list[str] = []
 
-    def asked(event: Any) -> None:
+    def on_create(event: Any) -> None:
         setup.gate.wait(30)
         events.append("answered")
 
     async def scenario() -> None:
         handlers: dict[str, Any] = {
-            "pre_create_container": asked,
+            "pre_create_container": on_create,
             "shutdown": lambda event: events.append(event.reason),
         }
         patient = Hook("10-a", "/hooks/10-a.py", handlers, timeout=30.0)
@@ -328,7 +328,7 @@ def test_a_hook_is_shut_down_after_its_calls_but_not_without_end(setup: Any) -> 
     setup.run(scenario)
 
 
-def test_a_hook_that_has_gone_leaves_no_loop_behind(setup: Any) -> None:
+def test_a_removed_hook_leaves_no_event_loop(setup: Any) -> None:
     async def goodbye(event: Any) -> None:
         asyncio.get_running_loop().create_task(asyncio.sleep(60))
 
@@ -344,20 +344,20 @@ def test_a_hook_that_has_gone_leaves_no_loop_behind(setup: Any) -> None:
 
 
 def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(setup: Any) -> None:
-    kept: list[Any] = []
+    tasks: list[Any] = []
 
     async def later() -> None:
         await asyncio.sleep(0.01)
         raise OSError("later")
 
     async def leaves(event: Any) -> None:
-        kept.append(asyncio.get_running_loop().create_task(later()))
+        tasks.append(asyncio.get_running_loop().create_task(later()))
 
     async def scenario() -> None:
         setup.use(hook("10-a", leaves))
         setup.engine.notify(setup.created())
-        await setup.until(lambda: kept and kept[0].done())
-        kept.clear()
+        await setup.until(lambda: tasks and tasks[0].done())
+        tasks.clear()
         setup.engine.notify(setup.created())
         await setup.until(lambda: setup.logged)
         assert setup.logged[0] == "hook 10-a: a task of it has failed: OSError"
@@ -365,20 +365,20 @@ def test_a_task_left_by_a_coroutine_hook_runs_on_and_may_fail_loudly(setup: Any)
     setup.run(scenario)
 
 
-def test_a_task_that_wants_the_process_to_exit_ends_alone_and_is_reported(setup: Any) -> None:
+def test_a_task_that_exits_the_process_ends_alone_and_is_reported(setup: Any) -> None:
     async def exits() -> None:
         raise SystemExit
 
-    kept: list[Any] = []
+    tasks: list[Any] = []
 
     async def leaves(event: Any) -> None:
-        kept.append(asyncio.get_running_loop().create_task(exits()))
+        tasks.append(asyncio.get_running_loop().create_task(exits()))
 
     async def scenario() -> None:
         setup.use(hook("10-a", leaves))
         for number in range(1, 3):
             setup.engine.notify(setup.created())
-            await setup.until(lambda n=number: len(kept) == n and kept[-1].done())
+            await setup.until(lambda n=number: len(tasks) == n and tasks[-1].done())
         await setup.until(lambda: setup.logged)
         assert setup.logged[0] == "hook 10-a: a task of it has ended with SystemExit"
 

@@ -16,7 +16,7 @@ from proxy.hooks.engine.loop_interrupt import Alarm, alarm
 from proxy.hooks.engine.slots import MOST_INTERRUPTED
 from proxy.hooks.hook import Hook, HookFailurePolicy
 
-# pytest's own limit would have the signal.
+# pytest's own time limit would use the signal.
 pytestmark = pytest.mark.timeout(0)
 
 PRE = "pre_create_container"
@@ -40,7 +40,7 @@ def good(event: Any) -> Adjustment:
 
 
 def on_loop(setup: Any) -> bool:
-    """Ask, and return whether the answer came at once from this very thread."""
+    """Call the hooks, and return whether the answer came at once from this thread."""
     answers = setup.engine.call_hooks(setup.create())
     assert answers.outcome is not None
     return bool(answers.outcome.adjustment.envs["ON"] == threading.main_thread().name)
@@ -51,13 +51,13 @@ def test_a_pure_hook_is_called_on_the_loop_and_others_are_not(setup: Any) -> Non
         setup.use(pure("10-a", good))
         assert on_loop(setup)
         setup.use(pure("10-a", good, pure=False))
-        assert (await setup.ask()).adjustment.envs["ON"] != threading.main_thread().name
+        assert (await setup.call()).adjustment.envs["ON"] != threading.main_thread().name
         others = Hook("20-b", "/b", {PRE: lambda event: None}, timeout=30.0)
         setup.use(pure("10-a", good), others)
-        assert (await setup.ask()).adjustment.envs["ON"] != threading.main_thread().name
+        assert (await setup.call()).adjustment.envs["ON"] != threading.main_thread().name
         validates = {"validate_create_container": lambda event: None}
         setup.use(pure("10-a", good), Hook("20-b", "/b", validates, timeout=30.0))
-        assert (await setup.ask()).adjustment.envs["ON"] != threading.main_thread().name
+        assert (await setup.call()).adjustment.envs["ON"] != threading.main_thread().name
 
     setup.run(scenario)
 
@@ -87,29 +87,29 @@ def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
     setup: Any, stay: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
-    asked: list[str] = []
+    threads: list[str] = []
 
-    def stays(event: Any) -> Adjustment:
-        asked.append(threading.current_thread().name)
-        if asked[-1] == threading.main_thread().name:
+    def hang_on_loop(event: Any) -> Adjustment:
+        threads.append(threading.current_thread().name)
+        if threads[-1] == threading.main_thread().name:
             stay()
         return good(event)
 
     async def scenario() -> None:
-        setup.use(pure("10-a", stays))
+        setup.use(pure("10-a", hang_on_loop))
         for turn in range(MOST_INTERRUPTED):
-            outcome = await setup.ask()
+            outcome = await setup.call()
             assert outcome.adjustment.envs["ON"] != threading.main_thread().name
-            assert len(asked) == 2 * (turn + 1)
-        await setup.ask()
-        assert len(asked) == 2 * MOST_INTERRUPTED + 1, "it is not called on the loop any more"
+            assert len(threads) == 2 * (turn + 1)
+        await setup.call()
+        assert len(threads) == 2 * MOST_INTERRUPTED + 1, "it is not called on the loop any more"
         assert setup.report("10-a").failures == {}
         assert setup.report("10-a").running == 0
 
     setup.run(scenario)
 
 
-def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
+def test_a_hanging_pure_hook_delays_a_call_by_its_deadline_only(
     setup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
@@ -119,7 +119,7 @@ def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
 
     async def scenario() -> None:
         setup.use(pure("10-a", hangs, timeout=0.1), pure("20-b", good))
-        assert "ON" in (await setup.ask()).adjustment.envs
+        assert "ON" in (await setup.call()).adjustment.envs
         assert setup.report("10-a").failures == {"timeout": 1}
         setup.gate.set()
 
@@ -135,7 +135,7 @@ def test_a_hook_that_hangs_everywhere_costs_only_its_deadline(
         (lambda event: Adjustment(envs={"ON": "conflict"}), "conflict"),
     ],
 )
-def test_failures_are_reported_and_count_as_elsewhere(setup: Any, handler: Any, kind: str) -> None:
+def test_failures_of_pure_hooks_are_reported_and_counted(setup: Any, handler: Any, kind: str) -> None:
     async def scenario() -> None:
         setup.use(pure("10-a", good), pure("20-b", handler))
         assert on_loop(setup)
@@ -148,7 +148,7 @@ def test_failures_are_reported_and_count_as_elsewhere(setup: Any, handler: Any, 
     setup.run(scenario)
 
 
-def test_three_failures_open_the_breaker(setup: Any) -> None:
+def test_three_failures_of_a_pure_hook_open_the_breaker(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(pure("10-a", lambda event: 1 / 0))
         for _ in range(5):
@@ -159,7 +159,7 @@ def test_three_failures_open_the_breaker(setup: Any) -> None:
     setup.run(scenario)
 
 
-def test_there_is_no_alarm_if_the_signal_is_used_or_on_other_threads() -> None:
+def test_there_is_no_alarm_if_the_signal_is_in_use_or_on_other_threads() -> None:
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(alarm()))
     thread.start()
@@ -170,7 +170,7 @@ def test_there_is_no_alarm_if_the_signal_is_used_or_on_other_threads() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     one = alarm()
     assert isinstance(one, Alarm)
-    assert alarm() is None, "one has it"
+    assert alarm() is None, "an alarm is in use"
     one.close()
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
@@ -193,7 +193,7 @@ def test_an_alarm_passes_results_and_errors_and_is_off_afterwards(
     assert one.call(divmod, 7, 2) == (3, 1)
 
 
-def test_a_hook_that_swallows_the_first_alarm_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_catches_the_first_alarm_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "LIMIT_S", 0.02)
     one = Alarm()
     assert one.call(spin_and_catch_once) is None
@@ -201,7 +201,7 @@ def test_a_hook_that_swallows_the_first_alarm_gets_another(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("policy", list(HookFailurePolicy))
-def test_a_fault_of_our_own_costs_the_hooks_answer_and_not_their_policy(
+def test_an_internal_error_drops_the_answers_and_keeps_the_policies(
     setup: Any, policy: HookFailurePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Threads that call hooks, and those that hooks do not give back."""
+"""Threads that call hooks, and threads in which a hook does not return."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LIMIT_S = 30.0
 
 
 class Work:
-    """A job that does what it is reported."""
+    """A job that calls the given function."""
 
-    def __init__(self, does: Callable[[], Any], way: JobResult = JobResult.DONE) -> None:
+    def __init__(self, does: Callable[[], Any], result: JobResult = JobResult.DONE) -> None:
         self.does = does
-        self.way = way
+        self.way = result
         self.runner: Runner | None = None
         self.notified = threading.Event()
         self.has_returned = threading.Event()
@@ -46,66 +46,66 @@ class Work:
 
 
 @pytest.fixture
-def house() -> Any:
-    made = Runners()
-    yield made
-    made.close()
+def runners() -> Any:
+    pool = Runners()
+    yield pool
+    pool.close()
 
 
-def test_an_idle_runner_is_used_again_and_a_second_one_only_if_busy(house: Runners) -> None:
+def test_an_idle_runner_is_used_again_and_a_second_one_only_if_busy(runners: Runners) -> None:
     gate = threading.Event()
     for _ in range(20):
         work = Work(lambda: None)
-        house.start(work)
+        runners.start(work)
         assert work.notified.wait(LIMIT_S)
-    assert house.alive == 1
+    assert runners.alive == 1
     held = [Work(lambda: gate.wait(LIMIT_S)) for _ in range(3)]
     for work in held:
-        house.start(work)
-    assert house.alive == 3
+        runners.start(work)
+    assert runners.alive == 3
     gate.set()
     assert all(work.notified.wait(LIMIT_S) for work in held)
 
 
 def test_idle_runners_end_after_a_while_and_at_closing(
-    house: Runners, monkeypatch: pytest.MonkeyPatch
+    runners: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runners_module, "IDLE_S", 0.02)
-    house.start(Work(lambda: None))
-    wait_until(lambda: house.alive == 0)
-    assert house.idle == []
+    runners.start(Work(lambda: None))
+    wait_until(lambda: runners.alive == 0)
+    assert runners.idle == []
     monkeypatch.setattr(runners_module, "IDLE_S", 60.0)
     gate = threading.Event()
-    house.start(Work(lambda: None))
-    house.start(Work(lambda: gate.wait(LIMIT_S)))
-    house.close()
+    runners.start(Work(lambda: None))
+    runners.start(Work(lambda: gate.wait(LIMIT_S)))
+    runners.close()
     gate.set()
-    wait_until(lambda: house.alive == 0)
+    wait_until(lambda: runners.alive == 0)
 
 
 def test_many_jobs_at_once_are_all_done_while_runners_come_and_go(
-    house: Runners, monkeypatch: pytest.MonkeyPatch
+    runners: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runners_module, "IDLE_S", 0.001)
     works = []
     for number in range(300):
         works.append(Work(lambda: None))
-        house.start(works[-1])
+        runners.start(works[-1])
         if number % 10 == 0:
             time.sleep(0.002)
     assert all(work.notified.wait(LIMIT_S) for work in works)
-    wait_until(lambda: house.alive == 0)
+    wait_until(lambda: runners.alive == 0)
 
 
-def test_a_job_that_breaks_does_not_end_its_runner(house: Runners) -> None:
+def test_a_failing_job_does_not_end_its_runner(runners: Runners) -> None:
     def bad() -> None:
         raise SystemExit
 
     work = Work(bad)
-    house.start(work)
+    runners.start(work)
     assert work.notified.wait(LIMIT_S)
     assert isinstance(work.errors[0], SystemExit)
-    assert house.alive == 1
+    assert runners.alive == 1
 
 
 def spin() -> None:
@@ -114,40 +114,40 @@ def spin() -> None:
         pass
 
 
-def test_an_abandoned_call_is_interrupted_and_ends(house: Runners) -> None:
+def test_an_abandoned_call_is_interrupted_and_ends(runners: Runners) -> None:
     work = Work(spin, JobResult.LOST)
-    house.start(work)
+    runners.start(work)
     wait_until(lambda: work.runner is not None and work.runner.ident)
     assert work.runner is not None
-    house.abandon(work.runner)
-    assert (house.alive, house.stuck) == (0, 1)
+    runners.abandon(work.runner)
+    assert (runners.alive, runners.stuck) == (0, 1)
     begun = time.monotonic()
     while not work.has_returned.is_set() and time.monotonic() - begun < LIMIT_S:
-        house.switch_interval.interrupt(work.runner)
+        runners.switch_interval.interrupt(work.runner)
         time.sleep(0.01)
     assert time.monotonic() - begun < LIMIT_S / 2
     assert isinstance(work.errors[0], OverdueError)
-    wait_until(lambda: house.stuck == 0)
+    wait_until(lambda: runners.stuck == 0)
     assert not work.notified.is_set()
-    assert work.runner not in house.idle
+    assert work.runner not in runners.idle
 
 
 @pytest.mark.parametrize(
     "module", ["logging.config", "importlib", "threading", "asyncio.events", "grpc._channel"]
 )
-def test_nothing_is_thrown_into_code_that_holds_locks_of_others(house: Runners, module: str) -> None:
+def test_code_that_may_hold_shared_locks_is_not_interrupted(runners: Runners, module: str) -> None:
     source = "def hold(until, call):\n    while not until():\n        call()\n"
     space: dict[str, Any] = {"__name__": module}
     exec(source, space)
     over = threading.Event()
     # The innermost frame is harmless; the one below it is not.
     work = Work(lambda: space["hold"](over.is_set, lambda: sum(range(50))), JobResult.LOST)
-    house.start(work)
+    runners.start(work)
     wait_until(lambda: work.runner is not None and work.runner.ident)
     assert work.runner is not None
-    house.abandon(work.runner)
+    runners.abandon(work.runner)
     for _ in range(20):
-        house.switch_interval.interrupt(work.runner)
+        runners.switch_interval.interrupt(work.runner)
         time.sleep(0.001)
     over.set()
     assert work.has_returned.wait(LIMIT_S)

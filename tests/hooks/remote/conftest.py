@@ -1,4 +1,4 @@
-"""A real hook server on a unix socket, for the tests of the asking side."""
+"""A real hook server on a unix socket, for the tests of its client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST = 64 << 20
 
 
 def echo(request: Any) -> Any:
-    """Answer with all that a server was sent, as koordlet does."""
+    """Answer with all fields of the request, as koordlet does."""
     if isinstance(request, pb.PodSandboxHookRequest):
         return pb.PodSandboxHookResponse(
             labels=request.labels,
@@ -40,13 +40,13 @@ def echo(request: Any) -> Any:
 
 
 class HookServer:
-    """A server whose answers a test chooses; ``answer`` gives a message, or bytes of anything."""
+    """A server with answers that a test sets; ``answer`` returns a message, or arbitrary bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.answer: Callable[[Any], Any] = echo
         self.asked: list[tuple[str, Any]] = []
-        self.let_go = threading.Event()  # what a hanging answer waits for
+        self.let_go = threading.Event()  # ends the wait of hang()
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
@@ -88,15 +88,15 @@ class HookServer:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[HookServer]:
-    one = HookServer(tmp_path / "hook.sock")
-    one.start()
-    yield one
-    one.stop()
+    server = HookServer(tmp_path / "hook.sock")
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Callable[[str], HookServer]]:
-    """Start more servers, each on a socket of its name."""
+    """Start more servers, each on its own named socket."""
     started: list[HookServer] = []
 
     def start(name: str) -> HookServer:
@@ -105,13 +105,13 @@ def servers(tmp_path: Path) -> Iterator[Callable[[str], HookServer]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.stop()
+    for server in started:
+        server.stop()
 
 
 @pytest.fixture
 def hook_of(tmp_path: Path) -> Iterator[Callable[..., Hook]]:
-    """Make hooks of sockets, and let go of them at the end."""
+    """Make a hook for the server at a socket, and shut all hooks down at the end."""
     made: list[Hook] = []
 
     def make(
@@ -122,8 +122,8 @@ def hook_of(tmp_path: Path) -> Iterator[Callable[..., Hook]]:
         timeout: float = 5,
         **more: Any,
     ) -> Hook:
-        every = [method.removesuffix("Hook") for method in METHODS]
-        text = json.dumps({"remote-endpoint": str(path), "runtime-hooks": every})
+        stages = [method.removesuffix("Hook") for method in METHODS]
+        text = json.dumps({"remote-endpoint": str(path), "runtime-hooks": stages})
         sentences: list[str] = [] if reported is None else reported
         file = tmp_path / f"{name}.json"
         hook = server_of(name, file, text.encode(), HooksConfig(timeout=timeout, **more), of_hooks(sentences))

@@ -1,4 +1,4 @@
-"""One hook server through its socket: answers, and all that can go wrong on the way."""
+"""One hook server called through its socket: its answers, faults and trust checks."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ METHOD = "PreCreateContainerHook"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
 
 
-def ask(hook: Hook, point: str = "pre_create_container", so_far: Adjustment | None = None) -> Any:
+def call_hook(hook: Hook, point: str = "pre_create_container", so_far: Adjustment | None = None) -> Any:
     event = sample(point)
     return hook.handlers[point](event) if so_far is None else hook.handlers[point](event, so_far)
 
 
 def changing(**fields: Any) -> Callable[[Any], Any]:
-    """Answer with an echo in which some resources are changed."""
+    """Answer with an echo that changes some resources."""
 
     def answer(request: Any) -> Any:
         from_request = pb.ContainerResourceHookResponse(container_resources=request.container_resources)
@@ -64,96 +64,98 @@ def changing(**fields: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("point", SANDBOX + CONTAINER)
-def test_every_hook_is_asked_by_its_name_and_an_echo_wants_nothing(
+def test_every_hook_calls_its_stage_and_an_echo_is_no_adjustment(
     server: HookServer, hook_of: MakeHook, point: str
 ) -> None:
-    assert ask(hook_of(server.path), point) is None
+    assert call_hook(hook_of(server.path), point) is None
     name, request = server.asked[0]
     assert name == f"{POINTS[point].__name__}Hook"
     assert request.pod_meta.name
 
 
-def test_what_a_server_changes_is_wanted(server: HookServer, hook_of: MakeHook) -> None:
+def test_a_change_by_a_server_is_an_adjustment(server: HookServer, hook_of: MakeHook) -> None:
     server.answer = changing(cpu_shares=77)
     hook = hook_of(server.path)
-    assert ask(hook) == Adjustment(cpu_shares=77)
-    assert ask(hook, "pre_update_container_resources") == Adjustment(cpu_shares=77)
+    assert call_hook(hook) == Adjustment(cpu_shares=77)
+    assert call_hook(hook, "pre_update_container_resources") == Adjustment(cpu_shares=77)
 
 
 @pytest.mark.parametrize("point", ["pre_start_container", "post_start_container", "post_stop_container"])
-def test_answers_that_cannot_be_used_at_a_point_are_none(
+def test_a_change_at_a_point_without_changes_is_ignored(
     server: HookServer, hook_of: MakeHook, point: str
 ) -> None:
     server.answer = changing(cpu_shares=77)
-    assert ask(hook_of(server.path), point) is None
+    assert call_hook(hook_of(server.path), point) is None
 
 
-def test_a_server_that_hangs_is_given_up_in_time(server: HookServer, hook_of: MakeHook) -> None:
+def test_a_call_of_a_hanging_server_ends_at_the_timeout(server: HookServer, hook_of: MakeHook) -> None:
     server.answer = server.hang
     hook = hook_of(server.path, timeout=0.2)
-    ask_again = hook.handlers["pre_create_container"]
+    handler = hook.handlers["pre_create_container"]
     started = time.monotonic()
     with pytest.raises(
         HookError, match=r"^cannot call PreCreateContainerHook at /.*: no answer within 0\.2 s$"
     ):
-        ask_again(sample("pre_create_container"))
+        handler(sample("pre_create_container"))
     assert time.monotonic() - started < 5
 
 
-def test_a_socket_without_answer_is_given_up_in_time(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(tmp_path / "deaf.sock"))
-        deaf.listen(1)
+def test_a_call_of_a_socket_without_answer_ends_at_the_timeout(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "deaf.sock"))
+        silent.listen(1)
         client = Client(tmp_path / "deaf.sock", 0.3)
         with pytest.raises(HookError, match=r"no answer within 0\.3 s|no process answers there"):
             client.call("PreCreateContainerHook", b"")
         client.close()
 
 
-def test_a_missing_socket_fails_at_once_in_one_sentence(tmp_path: Path, hook_of: MakeHook) -> None:
+def test_a_call_of_a_missing_socket_fails_at_once_with_a_short_error(
+    tmp_path: Path, hook_of: MakeHook
+) -> None:
     hook = hook_of(tmp_path / "gone.sock", timeout=60)
     with pytest.raises(HookError) as raised:
-        ask(hook)
-    words = str(raised.value)
-    assert words.startswith(
+        call_hook(hook)
+    message = str(raised.value)
+    assert message.startswith(
         f"cannot call PreCreateContainerHook at {tmp_path}/gone.sock: no process answers there ("
     )
-    assert "No such file or directory" in words
-    assert len(words) < 200 + len(str(tmp_path))
+    assert "No such file or directory" in message
+    assert len(message) < 200 + len(str(tmp_path))
 
 
-def test_a_server_that_dies_and_comes_back_is_used_again(server: HookServer, hook_of: MakeHook) -> None:
+def test_a_restarted_server_is_called_again(server: HookServer, hook_of: MakeHook) -> None:
     hook = hook_of(server.path)
-    assert ask(hook) is None
+    assert call_hook(hook) is None
     server.stop()
     for _ in range(3):
         with pytest.raises(HookError, match="no process answers there"):
-            ask(hook)
+            call_hook(hook)
     server.start()
-    back = time.monotonic()
-    while time.monotonic() - back < 20:
+    restarted = time.monotonic()
+    while time.monotonic() - restarted < 20:
         try:
-            assert ask(hook) is None
+            assert call_hook(hook) is None
             break
         except HookError:
             time.sleep(0.05)
     else:
-        pytest.fail("the server is not asked again")
+        pytest.fail("the restarted server is not called again")
     assert len(server.asked) == 2
 
 
-def test_a_server_that_dies_while_it_is_asked(server: HookServer, hook_of: MakeHook) -> None:
+def test_a_server_that_stops_during_a_call_fails_it(server: HookServer, hook_of: MakeHook) -> None:
     server.answer = server.hang
     hook = hook_of(server.path, timeout=30)
     failed: list[HookError] = []
 
-    def ask_it() -> None:
+    def call_and_keep_error() -> None:
         try:
-            ask(hook)
+            call_hook(hook)
         except HookError as error:
             failed.append(error)
 
-    thread = threading.Thread(target=ask_it)
+    thread = threading.Thread(target=call_and_keep_error)
     thread.start()
     while not server.asked:
         time.sleep(0.01)
@@ -166,44 +168,46 @@ def test_a_server_that_dies_while_it_is_asked(server: HookServer, hook_of: MakeH
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff\xff", b"\x0a\xff", b"\x1a\x01\xff"])
-def test_garbage_is_not_an_answer(server: HookServer, hook_of: MakeHook, content: bytes) -> None:
+def test_an_answer_that_cannot_be_decoded_is_an_error(
+    server: HookServer, hook_of: MakeHook, content: bytes
+) -> None:
     server.answer = lambda _request: content
     with pytest.raises(HookError, match="cannot use the answer of a hook server: it cannot be decoded"):
-        ask(hook_of(server.path))
+        call_hook(hook_of(server.path))
 
 
 def test_an_answer_of_another_type_is_none(server: HookServer, hook_of: MakeHook) -> None:
-    """On the wire it decodes; what it says would be taken for an empty set of CPUs."""
+    """It can be decoded, but would be read as an empty CPU set."""
     hook = hook_of(server.path)
     sandbox = pb.PodSandboxHookResponse(labels={"a": "b"}, annotations={"c": "d"}, cgroup_parent="/x")
     server.answer = lambda _request: sandbox
     with pytest.raises(HookError, match="it is not a ContainerResourceHookResponse"):
-        ask(hook)
+        call_hook(hook)
     container = pb.ContainerResourceHookResponse(container_resources={"cpu_period": 5})
     server.answer = lambda _request: container
     with pytest.raises(HookError, match="it is not a PodSandboxHookResponse"):
-        ask(hook, "pre_run_pod_sandbox")
+        call_hook(hook, "pre_run_pod_sandbox")
 
 
-def test_fields_of_later_versions_do_not_matter(server: HookServer, hook_of: MakeHook) -> None:
+def test_unknown_fields_of_an_answer_are_ignored(server: HookServer, hook_of: MakeHook) -> None:
     hook = hook_of(server.path)
     answers = changing(cpu_shares=77)
     server.answer = lambda request: answers(request).SerializeToString() + b"\xa2\x06\x01x"
-    assert ask(hook) == Adjustment(cpu_shares=77)
+    assert call_hook(hook) == Adjustment(cpu_shares=77)
 
 
-def test_messages_of_five_mebibytes_pass_both_ways(server: HookServer, hook_of: MakeHook) -> None:
-    """Koordinator's proxy ends at 4 MiB."""
+def test_messages_of_five_mebibytes_pass_in_both_directions(server: HookServer, hook_of: MakeHook) -> None:
+    """Koordinator's proxy accepts at most 4 MiB."""
     large = "x" * (5 << 20)
 
     def answer(request: Any) -> Any:
-        said = changing(cpu_shares=77)(request)
-        said.container_annotations["more"] = large
-        return said
+        response = changing(cpu_shares=77)(request)
+        response.container_annotations["more"] = large
+        return response
 
     server.answer = answer
-    wanted = ask(hook_of(server.path, timeout=30), so_far=Adjustment(annotations={"much": large}))
-    assert wanted == Adjustment(cpu_shares=77, annotations={"more": large})
+    adjustment = call_hook(hook_of(server.path, timeout=30), so_far=Adjustment(annotations={"much": large}))
+    assert adjustment == Adjustment(cpu_shares=77, annotations={"more": large})
     assert server.asked[0][1].container_annotations["much"] == large
 
 
@@ -211,31 +215,33 @@ def test_messages_without_end_are_refused(server: HookServer, hook_of: MakeHook)
     hook = hook_of(server.path, timeout=30)
     flood = "x" * (17 << 20)
     with pytest.raises(HookError, match=r"the request has \d+ bytes, and 16777216 is the most"):
-        ask(hook, so_far=Adjustment(annotations={"much": flood}))
+        call_hook(hook, so_far=Adjustment(annotations={"much": flood}))
     assert not server.asked
     server.answer = lambda _request: pb.ContainerResourceHookResponse(container_annotations={"more": flood})
     with pytest.raises(HookError, match=r"larger than max .*\(RESOURCE_EXHAUSTED\)"):
-        ask(hook)
+        call_hook(hook)
 
 
-def test_a_refusal_of_the_server_is_named(server: HookServer, hook_of: MakeHook) -> None:
+def test_a_refusal_by_the_server_is_in_the_error(server: HookServer, hook_of: MakeHook) -> None:
     def refuse(_request: Any) -> Any:
         raise PermissionError("not\n  today " + "z" * 5000)
 
     server.answer = refuse
     with pytest.raises(HookError, match=r": not today z+ \(PERMISSION_DENIED\)$") as raised:
-        ask(hook_of(server.path))
+        call_hook(hook_of(server.path))
     assert len(str(raised.value)) < 1000
 
 
-def test_a_server_that_does_not_know_the_hook(server: HookServer) -> None:
+def test_a_hook_that_the_server_does_not_implement_is_an_error(server: HookServer) -> None:
     client = Client(server.path, 5)
     with pytest.raises(HookError, match="the server does not implement this hook"):
         client.call("PreDanceHook", b"")
     client.close()
 
 
-def test_a_shut_down_hook_sends_nothing_and_lets_calls_end(server: HookServer, hook_of: MakeHook) -> None:
+def test_a_shut_down_hook_sends_no_calls_and_lets_pending_ones_end(
+    server: HookServer, hook_of: MakeHook
+) -> None:
     hook = hook_of(server.path, timeout=30)
     entered, leave = threading.Event(), threading.Event()
 
@@ -245,39 +251,39 @@ def test_a_shut_down_hook_sends_nothing_and_lets_calls_end(server: HookServer, h
         return changing(cpu_shares=77)(request)
 
     server.answer = slowly
-    got: list[object] = []
-    thread = threading.Thread(target=lambda: got.append(ask(hook)))
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(call_hook(hook)))
     thread.start()
     assert entered.wait(20)
     hook.handlers["shutdown"](sample("shutdown"))
     with pytest.raises(HookError, match="the hook has been shut down"):
-        ask(hook)
+        call_hook(hook)
     leave.set()
     thread.join(20)
-    assert got == [Adjustment(cpu_shares=77)]
+    assert results == [Adjustment(cpu_shares=77)]
     with pytest.raises(HookError, match="the hook has been shut down"):
-        ask(hook)
+        call_hook(hook)
     assert len(server.asked) == 1
 
 
-def test_a_socket_with_an_unusual_name(servers: Callable[[str], HookServer], hook_of: MakeHook) -> None:
+def test_a_socket_path_may_contain_a_space(servers: Callable[[str], HookServer], hook_of: MakeHook) -> None:
     server = servers("a b")
     hook = hook_of(server.path)
-    assert ask(hook) is None
+    assert call_hook(hook) is None
 
 
-def test_what_cannot_be_done_is_reported_once(server: HookServer, hook_of: MakeHook) -> None:
+def test_a_dropped_field_is_reported_once(server: HookServer, hook_of: MakeHook) -> None:
     reported: list[str] = []
     hook = hook_of(server.path, reported=reported)
     server.answer = changing(cpuset_cpus="2,4095", cpu_shares=9)
     for _ in range(3):
-        assert ask(hook).cpu_shares == 9
+        assert call_hook(hook).cpu_shares == 9
     assert len(reported) == 1
     assert reported[0].startswith(
         "dropped a field of the answer of a hook server hook=koordlet point=pre_create_container"
         ' field=cpuset_cpus reason="4095'
     )
-    ask(hook, "pre_update_container_resources")
+    call_hook(hook, "pre_update_container_resources")
     assert len(reported) == 2
 
 
@@ -292,22 +298,22 @@ def another_user() -> Iterator[None]:
 
 @pytest.fixture
 def listen() -> Iterator[Callable[[Path], socket.socket]]:
-    """Listen at a path as another user than the path's owner."""
+    """Listen on a socket as another user than its owner."""
     with ExitStack() as stack:
 
         def make(path: Path, owner: int = 0) -> socket.socket:
-            made = stack.enter_context(socket.socket(socket.AF_UNIX))
-            made.bind(str(path))
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(path))
             os.chown(path, owner, 0)
             with another_user():
-                made.listen()
-            made.settimeout(0.2)
-            return made
+                listener.listen()
+            listener.settimeout(0.2)
+            return listener
 
         yield make
 
 
-def asked(client: Client) -> str:
+def error_of_call(client: Client) -> str:
     with pytest.raises(HookError) as caught:
         client.call(METHOD, b"secret")
     message = str(caught.value)
@@ -316,7 +322,7 @@ def asked(client: Client) -> str:
 
 
 def received(listening: socket.socket) -> bytes:
-    """Return all that was sent to a listening socket, over all connections."""
+    """Return all bytes sent to a listening socket, over all connections."""
     content = b""
     while True:
         try:
@@ -335,8 +341,8 @@ def received(listening: socket.socket) -> bytes:
 def test_a_process_of_another_user_is_not_asked(tmp_path: Path, listen: Callable[..., socket.socket]) -> None:
     listening = listen(tmp_path / "hook.sock")
     client = Client(tmp_path / "hook.sock", 2)
-    words = f"process {os.getpid()} of user {OTHER} answers there, which hooks.serverUsers does not name"
-    assert [asked(client), asked(client)] == [words, words]
+    message = f"process {os.getpid()} of user {OTHER} answers there, which hooks.serverUsers does not name"
+    assert [error_of_call(client), error_of_call(client)] == [message, message]
     assert received(listening) == b""
     client.close()
 
@@ -344,29 +350,29 @@ def test_a_process_of_another_user_is_not_asked(tmp_path: Path, listen: Callable
 def test_a_socket_of_another_user_is_not_asked(tmp_path: Path, listen: Callable[..., socket.socket]) -> None:
     listening = listen(tmp_path / "hook.sock", owner=OTHER)
     client = Client(tmp_path / "hook.sock", 2)
-    assert asked(client) == f"the socket is owned by user {OTHER}, which hooks.serverUsers does not name"
+    assert (
+        error_of_call(client) == f"the socket is owned by user {OTHER}, which hooks.serverUsers does not name"
+    )
     assert received(listening) == b""
     client.close()
 
 
-def test_users_that_the_configuration_names_are_asked(
-    tmp_path: Path, listen: Callable[..., socket.socket]
-) -> None:
+def test_users_in_the_configuration_are_trusted(tmp_path: Path, listen: Callable[..., socket.socket]) -> None:
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", OTHER, OTHER)
     path = tmp_path / "theirs/hook.sock"
     listen(path, owner=OTHER)
-    words = f"the directory {path.parent} is owned by user {OTHER}: chown root {path.parent}"
-    assert Peer(path).distrust_reason(1) == Peer(path, [OTHER + 1]).distrust_reason(1) == words
+    message = f"the directory {path.parent} is owned by user {OTHER}: chown root {path.parent}"
+    assert Peer(path).distrust_reason(1) == Peer(path, [OTHER + 1]).distrust_reason(1) == message
     assert Peer(path, [OTHER]).distrust_reason(1) == ""
 
 
 def test_a_socket_in_a_directory_that_others_can_write_is_not_asked(server: HookServer) -> None:
-    """There another user could put a socket in its place, also where the directory is sticky."""
+    """Another user could replace the socket there, even in a sticky directory."""
     client = Client(server.path, 2)
     for mode in (0o777, 0o1777, 0o775):
         server.path.parent.chmod(mode)
-        assert f"(mode {mode:04o}): chmod g" in asked(client)
+        assert f"(mode {mode:04o}): chmod g" in error_of_call(client)
     server.path.parent.chmod(0o755)
     assert client.call(METHOD, b"") is not None
     assert len(server.asked) == 1
@@ -376,22 +382,22 @@ def test_a_socket_in_a_directory_that_others_can_write_is_not_asked(server: Hook
 def test_a_process_that_takes_the_place_of_a_server_is_not_asked(
     server: HookServer, hook_of: MakeHook, listen: Callable[..., socket.socket]
 ) -> None:
-    """After a restart the socket is another one, and is checked again before gRPC's connection is used."""
+    """The socket is another one after a restart, and is checked again before gRPC connects."""
     hook = hook_of(server.path)
-    ask = hook.handlers["pre_create_container"]
-    assert ask(sample("pre_create_container")) is None
+    handler = hook.handlers["pre_create_container"]
+    assert handler(sample("pre_create_container")) is None
     server.stop()
     listening = listen(server.path)
     for _ in range(2):
         with pytest.raises(HookError, match=f"of user {OTHER} answers there"):
-            ask(sample("pre_create_container"))
+            handler(sample("pre_create_container"))
     listening.close()
     server.path.unlink()
     server.start()
     until = time.monotonic() + 20
     while True:
         try:
-            assert ask(sample("pre_create_container")) is None
+            assert handler(sample("pre_create_container")) is None
             break
         except HookError:
             assert time.monotonic() < until
@@ -399,14 +405,14 @@ def test_a_process_that_takes_the_place_of_a_server_is_not_asked(
     assert len(server.asked) == 2
 
 
-def test_a_socket_that_is_known_is_not_connected_to_again(
+def test_a_checked_socket_is_not_connected_to_again(
     server: HookServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = Peer(server.path)
     assert peer.distrust_reason(1) == ""
     monkeypatch.setattr("proxy.hooks.remote.client._listener", lambda *_: pytest.fail("another connection"))
     assert peer.distrust_reason(1) == ""
-    os.chmod(server.path, 0o600)  # anything that changes it is looked at
+    os.chmod(server.path, 0o600)  # any change of the socket causes a new check
     with pytest.raises(pytest.fail.Exception, match="another connection"):
         peer.distrust_reason(1)
 
@@ -414,26 +420,26 @@ def test_a_socket_that_is_known_is_not_connected_to_again(
 def test_a_file_that_is_not_a_socket_is_not_called(tmp_path: Path) -> None:
     (tmp_path / "hook.sock").write_text("")
     client = Client(tmp_path / "hook.sock", 2)
-    assert asked(client) == "it is not a socket"
+    assert error_of_call(client) == "it is not a socket"
     client.close()
 
 
-def test_a_full_queue_ends_in_time(tmp_path: Path) -> None:
+def test_a_full_listen_queue_ends_at_the_timeout(tmp_path: Path) -> None:
     path = tmp_path / "hook.sock"
-    with socket.socket(socket.AF_UNIX) as deaf, ExitStack() as clients:
-        deaf.bind(str(path))
-        deaf.listen(0)
+    with socket.socket(socket.AF_UNIX) as silent, ExitStack() as clients:
+        silent.bind(str(path))
+        silent.listen(0)
         waiting = clients.enter_context(socket.socket(socket.AF_UNIX))
         waiting.connect(str(path))
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(TimeoutError, match="its queue has been full for 0"):
             Peer(path).distrust_reason(0.3)
-        assert 0.2 < time.monotonic() - begun < 5
+        assert 0.2 < time.monotonic() - started < 5
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> tuple[Path, Path]:
-    """A configuration with one server's file; gives the configuration and the socket."""
+    """A configuration with the file of one server; returns the configuration file and the socket."""
     directory = tmp_path / "hookserver.d"
     directory.mkdir()
     path = tmp_path / "hook.sock"
@@ -448,31 +454,33 @@ def node(tmp_path: Path) -> tuple[Path, Path]:
     return file, path
 
 
-def test_check_config_and_validate_report_it(
+def test_check_config_and_validate_report_an_untrusted_server(
     node: tuple[Path, Path], listen: Callable[..., socket.socket]
 ) -> None:
     file, path = node
     server = file.parent / "hookserver.d/koordlet.json"
     check = ["check-config", "--config", str(file)]
     validate = ["hooks", "validate", str(server), "--config", str(file)]
-    words = f"of user {OTHER} answers there, which hooks.serverUsers does not name"
+    message = f"of user {OTHER} answers there, which hooks.serverUsers does not name"
 
-    def said(*command: str) -> tuple[int, str]:
-        done = CliRunner().invoke(cli, list(command))
-        return done.exit_code, done.output
+    def run_cli(*command: str) -> tuple[int, str]:
+        result = CliRunner().invoke(cli, list(command))
+        return result.exit_code, result.output
 
-    assert words not in said(*check)[1]  # nothing runs there yet
-    assert said(*validate)[0] == 0
+    assert message not in run_cli(*check)[1]  # no process listens there yet
+    assert run_cli(*validate)[0] == 0
     listen(path)
-    assert f"note: hook {server} cannot be used: {path}: process {os.getpid()} {words}" in said(*check)[1]
-    code, output = said(*validate)
+    assert (
+        f"note: hook {server} cannot be used: {path}: process {os.getpid()} {message}" in run_cli(*check)[1]
+    )
+    code, output = run_cli(*validate)
     assert code != 0
     assert f"koordlet.json: untrusted\n  cannot trust hook server {server}: {path}: process" in output
     file.write_text(
         file.read_text().replace("{serverDirectory", f"{{serverUsers: [{OTHER}], serverDirectory")
     )
-    assert words not in said(*check)[1]
-    assert said(*validate)[0] == 0
+    assert message not in run_cli(*check)[1]
+    assert run_cli(*validate)[0] == 0
 
 
 @pytest.mark.parametrize("value", ["root", "[root]", "[-1]", "[4294967295]", "{1: 2}", "[[1]]"])
@@ -481,7 +489,7 @@ def test_users_that_are_not_numbers_are_refused(value: str) -> None:
         parse(f"hooks: {{serverUsers: {value}}}", "f")
 
 
-def test_users_are_read_once_each() -> None:
+def test_repeated_users_are_read_once() -> None:
     config = parse("hooks: {serverUsers: [1000, 0, 1000]}", "f").hooks
     assert config.server_users == (0, 1000)
     assert HooksConfig().server_users == ()

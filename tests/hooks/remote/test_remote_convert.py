@@ -1,4 +1,4 @@
-"""What servers are sent: what will be, with what hooks before have set, and only what is text."""
+"""Requests to servers: the resulting values, with earlier hooks' changes, and only valid text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POD = PodFacts(
     labels={"app": "db"},
     annotations={"note": "x"},
 )
-ASKED = Resources(
+REQUESTED = Resources(
     cpu_period=100_000,
     cpu_quota=200_000,
     cpu_shares=1024,
@@ -37,7 +37,7 @@ ASKED = Resources(
     unified={"memory.high": "9"},
 )
 CONTAINER = ContainerFacts(
-    id="c1", name="main", attempt=2, annotations={"a": "1"}, envs={"PATH": "/bin"}, resources=ASKED
+    id="c1", name="main", attempt=2, annotations={"a": "1"}, envs={"PATH": "/bin"}, resources=REQUESTED
 )
 DECIDED = Decision(cpus=CpuSet.parse("4-5"), mems=Mask((0,)), unlimited=True, allowed=CpuSet.parse("4-5"))
 
@@ -47,17 +47,17 @@ def resources(event: Any, so_far: Adjustment | None = None) -> Any:
     return request.container_resources
 
 
-def test_a_sandbox() -> None:
+def test_a_sandbox_request_has_the_pod_and_its_resources() -> None:
     reported = sandbox_request(PreRunPodSandbox(POD))
     meta = reported.pod_meta
     assert (meta.name, meta.namespace, meta.uid, meta.attempt) == ("db", "shop", "u1", 3)
     assert (reported.runtime_handler, reported.cgroup_parent) == ("kata", "/kubepods/pod1")
     assert (dict(reported.labels), dict(reported.annotations)) == ({"app": "db"}, {"note": "x"})
     assert not reported.HasField("resources")
-    assert sandbox_request(PreRunPodSandbox(POD, ASKED)).resources.cpu_shares == 1024
+    assert sandbox_request(PreRunPodSandbox(POD, REQUESTED)).resources.cpu_shares == 1024
 
 
-def test_a_sandbox_with_what_hooks_before_have_set() -> None:
+def test_a_sandbox_request_has_the_changes_of_earlier_hooks() -> None:
     so_far = Adjustment(labels={"app": CLEAR, "b": "2"}, annotations={"note": "y"}, cgroup_parent="/else")
     reported = sandbox_request(PreRunPodSandbox(POD), so_far)
     assert (dict(reported.labels), dict(reported.annotations)) == ({"b": "2"}, {"note": "y"})
@@ -65,7 +65,7 @@ def test_a_sandbox_with_what_hooks_before_have_set() -> None:
     assert sandbox_request(PreRunPodSandbox(POD), Adjustment(cgroup_parent=CLEAR)).cgroup_parent == ""
 
 
-def test_a_container_before_anything_is_decided() -> None:
+def test_a_container_request_before_a_decision_has_the_clients_values() -> None:
     reported = container_request(PreCreateContainer(POD, CONTAINER, Decision()))
     assert (reported.pod_meta.uid, reported.pod_cgroup_parent) == ("u1", "/kubepods/pod1")
     meta = reported.container_meta
@@ -73,21 +73,21 @@ def test_a_container_before_anything_is_decided() -> None:
     assert (dict(reported.pod_labels), dict(reported.pod_annotations)) == ({"app": "db"}, {"note": "x"})
     assert dict(reported.container_annotations) == {"a": "1"}
     assert dict(reported.container_envs) == {"PATH": "/bin"}
-    asked = reported.container_resources
-    numbers = asked.cpu_period, asked.cpu_quota, asked.cpu_shares, asked.oom_score_adj
+    requested = reported.container_resources
+    numbers = requested.cpu_period, requested.cpu_quota, requested.cpu_shares, requested.oom_score_adj
     assert numbers == (100_000, 200_000, 1024, 900)
-    assert (asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes) == (1 << 30, 1 << 31)
-    assert (asked.cpuset_cpus, asked.cpuset_mems) == ("0-1", "1")
-    assert [(page.page_size, page.limit) for page in asked.hugepage_limits] == [("2MB", 5)]
-    assert dict(asked.unified) == {"memory.high": "9"}
+    assert (requested.memory_limit_in_bytes, requested.memory_swap_limit_in_bytes) == (1 << 30, 1 << 31)
+    assert (requested.cpuset_cpus, requested.cpuset_mems) == ("0-1", "1")
+    assert [(page.page_size, page.limit) for page in requested.hugepage_limits] == [("2MB", 5)]
+    assert dict(requested.unified) == {"memory.high": "9"}
 
 
-def test_what_the_engine_has_decided_is_what_servers_see() -> None:
+def test_a_container_request_has_the_decided_cpus() -> None:
     reported = resources(PreCreateContainer(POD, CONTAINER, DECIDED))
     assert (reported.cpuset_cpus, reported.cpuset_mems, reported.cpu_quota) == ("4-5", "0", -1)
 
 
-def test_a_container_with_what_hooks_before_have_set() -> None:
+def test_a_container_request_has_the_changes_of_earlier_hooks() -> None:
     so_far = Adjustment(
         cpus=CpuSet.parse("5"),
         mems=Mask((1,)),
@@ -114,8 +114,8 @@ def test_a_container_with_what_hooks_before_have_set() -> None:
 
 
 def test_an_update_contains_all_earlier_requests() -> None:
-    asked = Resources(cpu_shares=2, cpuset_cpus="7", unified={"memory.low": "1"}, oom_score_adj=5)
-    event = PreUpdateContainerResources(POD, CONTAINER, Decision(), asked, {"new": "1"})
+    requested = Resources(cpu_shares=2, cpuset_cpus="7", unified={"memory.low": "1"}, oom_score_adj=5)
+    event = PreUpdateContainerResources(POD, CONTAINER, Decision(), requested, {"new": "1"})
     reported = container_request(event)
     has = reported.container_resources
     assert (has.cpu_shares, has.cpu_period, has.cpuset_cpus, has.cpuset_mems) == (2, 100_000, "7", "1")

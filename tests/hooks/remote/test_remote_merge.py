@@ -11,7 +11,7 @@ from proxy.hooks.remote.merge import merge_answer, merge_resources, merge_update
 from proxy.model.errors import HookError
 
 R = pb.LinuxContainerResources
-HAD: dict[str, Any] = {
+PRESENT: dict[str, Any] = {
     "cpu_period": 100_000,
     "cpu_quota": 200_000,
     "cpu_shares": 1024,
@@ -26,39 +26,39 @@ HAD: dict[str, Any] = {
 POSITIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes", "memory_swap_limit_in_bytes")
 
 
-def merged(**said: Any) -> R:
-    """Merge an answer that echoes all but what is given."""
-    after = merge_resources(R(**HAD), R(**{**HAD, **said}))
+def merged(**changes: Any) -> R:
+    """Merge an answer that echoes all fields except the given ones."""
+    after = merge_resources(R(**PRESENT), R(**{**PRESENT, **changes}))
     assert after is not None
     return after
 
 
-def updated(**asked: Any) -> R:
-    after = merge_update(R(**HAD), R(**asked))
+def updated(**changes: Any) -> R:
+    after = merge_update(R(**PRESENT), R(**changes))
     assert after is not None
     return after
 
 
 @pytest.mark.parametrize("name", POSITIVE)
-def test_only_values_above_zero_count(name: str) -> None:
-    for value, kept in ((7, 7), (0, HAD[name]), (-1, HAD[name])):
+def test_only_values_above_zero_are_merged(name: str) -> None:
+    for value, kept in ((7, 7), (0, PRESENT[name]), (-1, PRESENT[name])):
         assert getattr(merged(**{name: value}), name) == kept
         assert getattr(updated(**{name: value}), name) == kept
 
 
 @pytest.mark.parametrize(("quota", "kept"), [(7, 7), (-1, -1), (0, 200_000)])
-def test_a_quota_counts_if_it_is_present(quota: int, kept: int) -> None:
+def test_a_quota_is_merged_unless_it_is_zero(quota: int, kept: int) -> None:
     assert merged(cpu_quota=quota).cpu_quota == kept
     assert updated(cpu_quota=quota).cpu_quota == kept
 
 
 @pytest.mark.parametrize(("score", "kept"), [(-1000, -1000), (1000, 1000), (0, 0), (-1001, 900), (1001, 900)])
-def test_a_score_counts_if_it_is_one_and_in_no_update(score: int, kept: int) -> None:
+def test_a_valid_oom_score_is_merged_from_answers_only(score: int, kept: int) -> None:
     assert merged(oom_score_adj=score).oom_score_adj == kept
     assert updated(oom_score_adj=score).oom_score_adj == 900
 
 
-def test_sets_of_an_answer_always_count_those_of_an_update_if_there() -> None:
+def test_empty_cpusets_are_merged_from_answers_and_not_from_updates() -> None:
     both = merged(cpuset_cpus="", cpuset_mems="")
     assert (both.cpuset_cpus, both.cpuset_mems) == ("", "")
     both = merged(cpuset_cpus="5", cpuset_mems="1")
@@ -69,7 +69,7 @@ def test_sets_of_an_answer_always_count_those_of_an_update_if_there() -> None:
     assert (both.cpuset_cpus, both.cpuset_mems) == ("5", "1")
 
 
-def test_maps_are_joined_and_huge_pages_kept() -> None:
+def test_maps_are_merged_and_huge_pages_kept() -> None:
     pages = [pb.HugepageLimit(page_size="1GB", limit=9)]
     more = {"memory.high": "2", "memory.low": "3"}
     for after in (
@@ -78,31 +78,31 @@ def test_maps_are_joined_and_huge_pages_kept() -> None:
     ):
         assert dict(after.unified) == more
         assert [(page.page_size, page.limit) for page in after.hugepage_limits] == [("2MB", 4)]
-    assert dict(merged(unified={}).unified) == HAD["unified"]
+    assert dict(merged(unified={}).unified) == PRESENT["unified"]
 
 
-def test_what_one_side_does_not_know_changes_nothing() -> None:
+def test_missing_resources_on_one_side_change_nothing() -> None:
     assert merge_resources(None, R(cpu_shares=5)) is None
     assert merge_update(None, R(cpu_shares=5)) is None
     for merge in (merge_resources, merge_update):
-        kept = merge(R(**HAD), None)
-        assert kept == R(**HAD)
+        kept = merge(R(**PRESENT), None)
+        assert kept == R(**PRESENT)
 
 
-def test_inputs_stay_as_they_are() -> None:
-    had, said = R(**HAD), R(cpu_shares=5, unified={"a": "b"})
-    merge_resources(had, said)
-    merge_update(had, said)
-    assert had == R(**HAD)
-    reported = pb.ContainerResourceHookRequest(container_envs={"A": "1"}, container_resources=had)
+def test_merging_does_not_change_its_inputs() -> None:
+    present, changes = R(**PRESENT), R(cpu_shares=5, unified={"a": "b"})
+    merge_resources(present, changes)
+    merge_update(present, changes)
+    assert present == R(**PRESENT)
+    reported = pb.ContainerResourceHookRequest(container_envs={"A": "1"}, container_resources=present)
     merge_answer(
-        reported, pb.ContainerResourceHookResponse(container_envs={"B": "1"}, container_resources=said)
+        reported, pb.ContainerResourceHookResponse(container_envs={"B": "1"}, container_resources=changes)
     )
     assert dict(reported.container_envs) == {"A": "1"}
-    assert reported.container_resources == R(**HAD)
+    assert reported.container_resources == R(**PRESENT)
 
 
-def test_a_sandbox() -> None:
+def test_an_answer_for_a_sandbox_is_merged() -> None:
     reported = pb.PodSandboxHookRequest(
         labels={"a": "1", "b": "1"}, annotations={"a": "1"}, cgroup_parent="/old", runtime_handler="kata"
     )
@@ -116,7 +116,7 @@ def test_a_sandbox() -> None:
     assert merge_answer(reported, pb.PodSandboxHookResponse()) == reported
 
 
-def test_a_container() -> None:
+def test_an_answer_for_a_container_is_merged() -> None:
     reported = pb.ContainerResourceHookRequest(
         container_annotations={"a": "1"}, container_envs={"A": "1", "B": "1"}, pod_cgroup_parent="/old",
         container_resources=R(cpu_shares=5),
@@ -134,9 +134,9 @@ def test_a_container() -> None:
     assert not merge_answer(reported, answer).HasField("container_resources")
 
 
-def test_an_answer_to_another_question() -> None:
-    words = "a PodSandboxHookResponse does not answer a ContainerResourceHookRequest"
-    with pytest.raises(HookError, match=words):
+def test_an_answer_of_another_type_is_an_error() -> None:
+    message = "a PodSandboxHookResponse does not answer a ContainerResourceHookRequest"
+    with pytest.raises(HookError, match=message):
         merge_answer(pb.ContainerResourceHookRequest(), pb.PodSandboxHookResponse())
     with pytest.raises(HookError):
         merge_answer(pb.PodSandboxHookRequest(), pb.ContainerResourceHookResponse())

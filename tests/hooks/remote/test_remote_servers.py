@@ -24,7 +24,7 @@ KOORDLET = {
 FILE = Path("/etc/runtime/hookserver.d/koordlet.json")
 
 
-def made(data: object, config: HooksConfig | None = None, reported: list[str] | None = None) -> Hook:
+def make_hook(data: object, config: HooksConfig | None = None, reported: list[str] | None = None) -> Hook:
     content = data if isinstance(data, bytes) else json.dumps(data).encode()
     sentences: list[str] = [] if reported is None else reported
     return server_of("koordlet", FILE, content, config or HooksConfig(), of_hooks(sentences))
@@ -35,9 +35,9 @@ def changed(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if value is not ...}
 
 
-def test_koordlets_own_file() -> None:
+def test_a_file_of_koordlet_is_read() -> None:
     reported: list[str] = []
-    hook = made(KOORDLET, reported=reported)
+    hook = make_hook(KOORDLET, reported=reported)
     assert hook.name == "koordlet"
     assert set(hook.handlers) == {
         "pre_run_pod_sandbox", "pre_create_container", "pre_update_container_resources", "shutdown",
@@ -53,62 +53,62 @@ def test_koordlets_own_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "policy", "sentences"),
+    ("value", "policy", "sentences"),
     [("Fail", "Fail", 0), ("Ignore", "Ignore", 0), ("", "Ignore", 0), (None, "Ignore", 0), (..., "Ignore", 0),
      ("fail", "Ignore", 1), ("None", "Ignore", 1)],
 )  # fmt: skip
-def test_only_the_exact_word_fails_calls(said: object, policy: str, sentences: int) -> None:
+def test_only_the_exact_policy_fail_fails_calls(value: object, policy: str, sentences: int) -> None:
     reported: list[str] = []
-    assert made(changed(failure_policy=said), reported=reported).policy == policy
+    assert make_hook(changed(failure_policy=value), reported=reported).policy == policy
     assert len(reported) == sentences
-    assert all(repr(said) in sentence for sentence in reported)
+    assert all(repr(value) in sentence for sentence in reported)
 
 
 @pytest.mark.parametrize("address", ["/run/x.sock", "unix:///run/x.sock", "unix:/run/x.sock"])
-def test_addresses(address: str) -> None:
-    assert made(changed(remote_endpoint=address)).source.endswith(" (/run/x.sock)")
+def test_addresses_of_unix_sockets_are_read(address: str) -> None:
+    assert make_hook(changed(remote_endpoint=address)).source.endswith(" (/run/x.sock)")
 
 
 def test_all_hooks_of_koordinator() -> None:
     reported: list[str] = []
     names = ["PreRunPodSandbox", "PostStopPodSandbox", "PreCreateContainer", "PreStartContainer"]
     names += ["PostStartContainer", "PostStopContainer", "PreUpdateContainerResources"]
-    hook = made(changed(runtime_hooks=[*names, "PreRemoveRunPodSandbox", names[0]]), reported=reported)
+    hook = make_hook(changed(runtime_hooks=[*names, "PreRemoveRunPodSandbox", names[0]]), reported=reported)
     assert len(hook.handlers) == 8
     assert not reported
 
 
-def test_unknown_hooks_are_reported_and_left_out() -> None:
+def test_unknown_hooks_are_reported_and_ignored() -> None:
     reported: list[str] = []
-    hook = made(
+    hook = make_hook(
         changed(runtime_hooks=["PreDance", "PostStopContainer", "precreatecontainer"]), reported=reported
     )
     assert set(hook.handlers) == {"post_stop_container", "shutdown"}
     assert len(reported) == 1
     assert "'PreDance', 'precreatecontainer'" in reported[0]
     empty: tuple[object, ...] = (None, [], ...)
-    assert all(set(made(changed(runtime_hooks=none)).handlers) == {"shutdown"} for none in empty)
+    assert all(set(make_hook(changed(runtime_hooks=none)).handlers) == {"shutdown"} for none in empty)
 
 
 def test_keys_are_read_as_go_reads_them() -> None:
     data = {key.title(): value for key, value in KOORDLET.items()} | {"more": 1}
-    assert len(made(data).handlers) == 4
+    assert len(make_hook(data).handlers) == 4
 
 
-def test_settings_go_before_the_file() -> None:
+def test_settings_override_the_file() -> None:
     settings = FrozenMapping({"koordlet": HookSettings(timeout=2.0, policy=FailurePolicy.FAIL)})
-    hook = made(KOORDLET, HooksConfig(settings=settings))
+    hook = make_hook(KOORDLET, HooksConfig(settings=settings))
     assert (hook.timeout, hook.policy) == (2.0, HookFailurePolicy.FAIL)
     settings = FrozenMapping({"koordlet": HookSettings(policy=FailurePolicy.IGNORE)})
-    hook = made(changed(failure_policy="Fail"), HooksConfig(timeout=0.1, settings=settings))
+    hook = make_hook(changed(failure_policy="Fail"), HooksConfig(timeout=0.1, settings=settings))
     assert (hook.timeout, hook.policy) == (0.1, HookFailurePolicy.IGNORE)
-    hook = made(
+    hook = make_hook(
         changed(failure_policy="Fail"),
         HooksConfig(settings=FrozenMapping({"koordlet": HookSettings(timeout=3.0)})),
     )
     assert (hook.timeout, hook.policy) == (3.0, HookFailurePolicy.FAIL)
     other = FrozenMapping({"other": HookSettings(timeout=9.0, policy=FailurePolicy.FAIL)})
-    hook = made(KOORDLET, HooksConfig(settings=other))
+    hook = make_hook(KOORDLET, HooksConfig(settings=other))
     assert (hook.timeout, hook.policy) == (0.5, HookFailurePolicy.IGNORE)
 
 
@@ -120,28 +120,28 @@ def test_without_a_notifier_faults_are_logged(monkeypatch: pytest.MonkeyPatch) -
     assert "unknown failure-policy of a hook server: Ignore is used hook=koordlet" in lines[0]
 
 
-def test_pods_with_the_label_are_left_out() -> None:
-    skip = made(KOORDLET).skip
+def test_pods_with_the_label_are_skipped() -> None:
+    skip = make_hook(KOORDLET).skip
     assert skip is not None
     label = "runtimeproxy.koordinator.sh/skip-hookserver"
     assert skip({"a": "b", label: "true"})
     assert not skip({label: "false"})
     assert not skip({})
-    assert made(KOORDLET, HooksConfig(skip_label="")).skip is None
-    empty = made(KOORDLET, HooksConfig(skip_label="quiet=")).skip
+    assert make_hook(KOORDLET, HooksConfig(skip_label="")).skip is None
+    empty = make_hook(KOORDLET, HooksConfig(skip_label="quiet=")).skip
     assert empty is not None
     assert empty({"quiet": ""})
     assert not empty({})
 
 
-def test_our_own_socket_is_refused(tmp_path: Path) -> None:
+def test_the_socket_of_the_daemon_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     config = HooksConfig(serve=tmp_path / "real" / "hook.sock")
     for path in (f"{tmp_path}/real/hook.sock", f"unix://{tmp_path}/link/../real//hook.sock"):
         with pytest.raises(HookError, match=r"is the socket of hooks\.serve: topoproxy would call itself"):
-            made(changed(remote_endpoint=path), config)
-    assert made(changed(remote_endpoint=f"{tmp_path}/other.sock"), config)
+            make_hook(changed(remote_endpoint=path), config)
+    assert make_hook(changed(remote_endpoint=f"{tmp_path}/other.sock"), config)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_our_own_socket_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_name_no_server(data: object, cause: str) -> None:
-    """Koordinator's proxy dies of some of these at its next call."""
+    """Some of these make Koordinator's proxy crash at its next call."""
     with pytest.raises(HookError) as raised:
-        made(data)
-    words = str(raised.value)
-    assert words.startswith(f"cannot use the hook server of {FILE}: ")
-    assert cause in words
-    assert "\n" not in words
-    assert len(words) < 600
+        make_hook(data)
+    message = str(raised.value)
+    assert message.startswith(f"cannot use the hook server of {FILE}: ")
+    assert cause in message
+    assert "\n" not in message
+    assert len(message) < 600
