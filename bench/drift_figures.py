@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
 
 import daemon
-from bed import Bed, wait_for, why_not
+from bed import Bed, skip_reason, wait_for
 from cri import cgroup_of, online
 from table import number, render
 
@@ -156,7 +156,7 @@ def measure(directory: Path, bed: Bed) -> list[tuple[list[str], bool]]:
 
 
 def main() -> int:
-    reason = why_not()
+    reason = skip_reason()
     if reason:
         print(f"drift: not measured, {reason}")
         return 0

@@ -235,9 +235,9 @@ def once(found: object, stalling: object) -> tuple[float, float]:
 
 def windows() -> list[list[str]]:
     """Measure on a real containerd; empty where none can be had."""
-    from bed import why_not
+    from bed import skip_reason
 
-    reason = why_not() or ("" if Path("/dev/fuse").exists() else "no /dev/fuse")
+    reason = skip_reason() or ("" if Path("/dev/fuse").exists() else "no /dev/fuse")
     if reason:
         print(f"hanging starts on containerd: not measured, {reason}")
         return []

@@ -38,7 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
 
-from bed import Bed, why_not
+from bed import Bed, skip_reason
 from beside import sources
 from cri import Cri, RpcError
 from hostile import ATTACKS, NAMESPACE, HonestPod, HostilePod, attack, attacks, on_the_wire
@@ -446,7 +446,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     chosen = arguments()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    if reason := why_not():
+    if reason := skip_reason():
         print(f"hostile-day: {reason}", file=sys.stderr)
         return 2
     honest = honest_pods(chosen.honest)

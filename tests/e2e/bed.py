@@ -1,12 +1,12 @@
-"""A private containerd with real cgroups, for the length of a test run.
+"""A private containerd with real cgroups for the duration of a test run.
 
-The runtime lives in a network and a mount namespace of its own, so its bridges, firewall rules and mounts
-are never the machine's, and vanish with its last process. The processes are in the machine's pid namespace
-and the cgroups are the machine's, as on a node: a container's files are below
+The runtime has its own network and mount namespaces, so its bridges, firewall rules and mounts are separate
+from the host's and vanish with its last process. The processes are in the host's pid namespace and use the
+host's cgroups, as on a node: the files of a container are below
 ``<hierarchy>/<bed.cgroup>/<pod's cgroup parent>/<id>``.
 
-The holder of the namespaces is the registry of ``images.py``, which must run inside them anyway. Unix
-sockets of the file system work across network namespaces, so clients and proxies stay outside.
+The registry of ``images.py`` keeps the namespaces open, because it must run inside them anyway. Unix sockets
+with a path work across network namespaces, so clients and proxies stay outside.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from cri import Cri, RpcError
 
 CGROUPS = Path("/sys/fs/cgroup")
 RUNTIME = os.environ.get("TOPOPROXY_CONTAINERD") or ""
-"""A directory with another containerd than the machine's (by ``runtimes.sh``); runc may be in it too."""
+"""A directory with another containerd than the host's (see ``runtimes.sh``), and optionally runc."""
 PATH = os.pathsep.join([*([RUNTIME] if RUNTIME else []), os.environ.get("PATH") or os.defpath])
 TOOLS = ("containerd", "runc", "ctr", "unshare", "nsenter", "ip", "iptables", "/bin/busybox")
 START_LIMIT = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
 STOP_LIMIT = 10.0
 
 
-def why_not() -> str:
-    """Return the reason why no bed can be made here, or an empty string."""
+def skip_reason() -> str:
+    """Return why this host cannot run a bed; an empty string if it can."""
     if os.geteuid() != 0:
         return "a container runtime needs root"
     if RUNTIME and not Path(RUNTIME, "containerd").is_file():
@@ -51,7 +51,7 @@ def why_not() -> str:
 
 
 def wait_for(what: str, check: Callable[[], object], limit: float = START_LIMIT, pause: float = 0.02) -> None:
-    """Wait until the check is true; an error that it raises counts as not yet."""
+    """Wait until the check returns true; an error that the check raises counts as false."""
     end = time.monotonic() + limit
     last: Exception | None = None
     while time.monotonic() < end:
@@ -61,11 +61,11 @@ def wait_for(what: str, check: Callable[[], object], limit: float = START_LIMIT,
         except (RpcError, OSError, AssertionError) as error:
             last = error
         time.sleep(pause)
-    raise TimeoutError(f"waited {limit:g} s for {what}: {last or 'still not so'}")
+    raise TimeoutError(f"waited {limit:g} s for {what}: {last or 'the check returned false'}")
 
 
 def end_process(process: subprocess.Popen[str], limit: float = STOP_LIMIT) -> None:
-    """End a process that we started: politely, then not."""
+    """End a child process: first by SIGTERM, then by SIGKILL."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -78,7 +78,7 @@ def end_process(process: subprocess.Popen[str], limit: float = STOP_LIMIT) -> No
 
 
 def hierarchies() -> list[Path]:
-    """The roots of all cgroup hierarchies: one on v2, one per controller on v1."""
+    """Return the roots of all cgroup hierarchies: one on v2, one per controller on v1."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     return [entry for entry in CGROUPS.iterdir() if entry.is_dir() and not entry.is_symlink()]
@@ -90,7 +90,7 @@ def _kill(pid: int) -> None:
 
 
 def write_toml(path: Path, tables: Mapping[str, Mapping[str, object]]) -> None:
-    """Write a runtime's settings."""
+    """Write the configuration of a runtime."""
     lines = []
     for table, entries in tables.items():
         lines += [f"[{table}]"] if table else []
@@ -103,11 +103,11 @@ class Bed:
 
     Attributes:
         name: The runtime's program.
-        monitor: What the names of processes begin with that outlive the runtime.
-        directory: Where everything of it lives.
-        socket: Its CRI socket.
-        cgroup: The cgroup below which pods of this bed belong, with a leading slash; no other bed has it.
-        log: What the runtime wrote.
+        monitor: The prefix of the names of the processes that outlive the runtime.
+        directory: The directory of all files of the bed.
+        socket: The CRI socket of the runtime.
+        cgroup: The parent cgroup of the pods of this bed, with a leading slash; unique to this bed.
+        log: The log of the runtime.
     """
 
     name = "containerd"
@@ -122,10 +122,10 @@ class Bed:
         self._runtime: subprocess.Popen[str] | None = None
         self._default_parents = [root / "k8s.io" for root in hierarchies() if not (root / "k8s.io").exists()]
 
-    # Making it.
+    # Setup.
 
     def start(self) -> Bed:
-        """Make images, namespaces and runtime; ready for pods when this returns. Undone when it fails."""
+        """Create images and namespaces, and start the runtime. If this fails, everything is removed again."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             archive = images.build(self.directory / "images")
@@ -200,7 +200,7 @@ class Bed:
         (self.directory / "cni/10-bed.conflist").write_text(json.dumps(network))
 
     def _hold(self) -> None:
-        """Start the process that holds the namespaces, and wait until its registry listens."""
+        """Start the process that keeps the namespaces open, and wait until its registry listens."""
         script = 'mount --make-rshared / && ip link set lo up && exec "$@"'
         registry = [sys.executable, images.__file__, "serve", str(self.directory / "images"), "5000"]
         unshare = ["unshare", "--mount", "--net", "--propagation", "private"]
@@ -218,14 +218,14 @@ class Bed:
             raise RuntimeError(f"cannot make the namespaces: {(self.directory / 'registry.log').read_text()}")
 
     def inside(self, command: Sequence[str], *, network: bool = True) -> list[str]:
-        """Return the command line that runs a command in the bed's namespaces, or in the mount one alone."""
+        """Return the command line of a command in the bed's namespaces: both, or only the mount namespace."""
         assert self._holder is not None
         which = ["-m", "-n"] if network else ["-m"]
         # The runtime and its shims find their programs by PATH.
         return ["nsenter", "-t", str(self._holder.pid), *which, "--", "env", f"PATH={PATH}", *command]
 
     def run(self, command: Sequence[str], limit: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command in the bed's namespaces; its output, errors too, is in ``stdout``."""
+        """Run a command in the bed's namespaces; ``stdout`` of the result also has its error output."""
         return subprocess.run(
             self.inside(command),
             stdin=subprocess.DEVNULL,
@@ -237,10 +237,10 @@ class Bed:
         )
 
     def client(self) -> Cri:
-        """A client of the runtime itself."""
+        """Return a client that is connected directly to the runtime."""
         return Cri(self.socket, self.cgroup)
 
-    # The runtime's life.
+    # The runtime process.
 
     @property
     def pid(self) -> int:
@@ -252,7 +252,7 @@ class Bed:
         return ["containerd", "-c", str(self.directory / "config.toml")]
 
     def restart(self) -> None:
-        """Start the runtime (it must not run) and wait until it answers."""
+        """Start the runtime, which must not run, and wait until it answers."""
         with self.log.open("a") as log:
             self._runtime = subprocess.Popen(
                 self.inside(self._command()),
@@ -268,21 +268,21 @@ class Bed:
                 raise RuntimeError(
                     f"{self.name} ended with {process.returncode}: {self.log.read_text()[-2000:]}"
                 )
-            # A client that was refused once waits longer and longer before it tries again: take a new one.
+            # A client backs off longer after each refused connection, so each attempt uses a new one.
             with self.client() as cri:
                 return bool(cri.list_pods(timeout=START_LIMIT / 15) is not None)
 
         wait_for(self.name, answers, pause=0.1)
 
     def kill9(self) -> None:
-        """End the runtime as a crash would; pods and their monitors live on."""
+        """Kill the runtime, as a crash would; pods and their monitors continue to run."""
         assert self._runtime is not None
         self._runtime.kill()
         self._runtime.wait(STOP_LIMIT)
 
     @contextlib.contextmanager
     def frozen(self):  # type: ignore[no-untyped-def]
-        """Stop the runtime from doing anything for a while: what changes now was done by another party."""
+        """Suspend the runtime: whatever changes meanwhile was changed by another process."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield
@@ -290,10 +290,10 @@ class Bed:
             os.kill(self.pid, signal.SIGCONT)
 
     def clear(self) -> None:
-        """Remove all pods, again where the runtime refuses.
+        """Remove all pods; retry while the runtime refuses.
 
-        A start whose client is gone continues in containerd 2.1, and its container cannot be removed before
-        it ends. kubelet tries again, too.
+        In containerd 2.1 a start whose client has disconnected continues, and its container cannot be removed
+        before the start ends. kubelet retries, too.
         """
         with self.client() as cri:
 
@@ -306,16 +306,16 @@ class Bed:
             wait_for("all pods to be removed", cleared)
 
     def widen(self) -> None:
-        """Give the groups of classes all CPUs: a daemon that ends beside an owner leaves them narrow (v1)."""
+        """Give the cgroups of the QoS classes all CPUs; a daemon that ends before an owner does not (v1)."""
         top = CGROUPS / "cpuset" / self.cgroup.lstrip("/")
         for path in (top / "kubepods", top / "kubepods/burstable", top / "kubepods/besteffort"):
             with contextlib.suppress(OSError):
                 (path / "cpuset.cpus").write_text((top / "cpuset.cpus").read_text())
 
-    # Unmaking it.
+    # Teardown.
 
     def stop(self) -> None:
-        """Remove pods, end processes, remove cgroups. Mounts go with the namespace. Every step is tried."""
+        """Remove pods, processes and cgroups, whatever fails. Mounts vanish with the namespace."""
         if self._runtime is not None:
             with contextlib.suppress(RpcError):
                 self.clear()
@@ -333,14 +333,14 @@ class Bed:
         self._runtime = self._holder = None
 
     def _monitors(self) -> list[int]:
-        """Monitors that were not ended; each names our directory in its command line."""
+        """Return the pids of monitors that still run: the bed's directory is in their command lines."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                    ours = any(word.startswith(f"{self.directory}/") for word in words)
-                    if ours and Path(words[0]).name.startswith(self.monitor):
+                    args = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    ours = any(arg.startswith(f"{self.directory}/") for arg in args)
+                    if ours and Path(args[0]).name.startswith(self.monitor):
                         found.append(int(entry.name))
         return found
 
@@ -355,6 +355,6 @@ class Bed:
             directories := [directory for directory in directories if directory.exists()]
         ) and time.monotonic() < end:
             for directory in directories:
-                with contextlib.suppress(OSError):  # busy until the kernel has buried the last process
+                with contextlib.suppress(OSError):  # busy until the kernel has released the last process
                     directory.rmdir()
             time.sleep(0.01)

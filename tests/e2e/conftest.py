@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
+sys.path.insert(0, str(Path(__file__).parent))  # the helper modules in this directory are imported by name
 
-from bed import Bed, why_not
+from bed import Bed, skip_reason
 from crio import DIRECTORY as CRIO
-from crio import CrioBed, why_not_crio
+from crio import CrioBed, crio_skip_reason
 from daemon import Daemon, Node
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def pytest_runtest_setup() -> None:
-    """Make SIGTERM (a CI that has waited enough) end the run as Ctrl-C does: nothing is left behind."""
+    """Make SIGTERM (sent by a CI after its timeout) end the run as Ctrl-C does: with all cleanup."""
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", 143))
 
 
 @pytest.fixture(scope="session")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    """A private runtime that is shared by all tests; each test leaves it without pods."""
-    if reason := why_not() or (CRIO and why_not_crio()):
+    """A private runtime that all tests share; each test removes its pods."""
+    if reason := skip_reason() or (CRIO and crio_skip_reason()):
         pytest.skip(reason)
     bed = (CrioBed if CRIO else Bed)(tmp_path_factory.mktemp("bed")).start()
     yield bed
@@ -38,7 +38,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 @pytest.fixture
 def cri(bed: Bed) -> Iterator[Cri]:
-    """A client of the runtime itself."""
+    """A client that is connected directly to the runtime."""
     with bed.client() as client:
         yield client
     bed.clear()
@@ -46,7 +46,7 @@ def cri(bed: Bed) -> Iterator[Cri]:
 
 @pytest.fixture
 def proxies(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Make daemons in front of the bed; all are ended after the test."""
+    """Start daemons in front of the bed; all are stopped after the test."""
     made: list[Daemon] = []
 
     def make(directory: Path | None = None, **config: object) -> Daemon:
@@ -63,13 +63,13 @@ def proxies(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture
 def proxy(proxies: Callable[..., Daemon]) -> Daemon:
-    """One daemon with the settings of most tests."""
+    """A daemon with the default settings of the tests."""
     return proxies()
 
 
 @pytest.fixture
 def calm_node(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Node]:
-    """As ``node``, but the daemon compares nothing by itself: only the calls show it what happens."""
+    """Like ``node``, but without periodic reconciles: only calls and events reveal changes."""
     daemon = proxies(reconcilePeriod="1h")
     with daemon.client() as client:
         yield Node(bed, daemon, client)
@@ -78,7 +78,7 @@ def calm_node(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Node]:
 
 @pytest.fixture
 def node(bed: Bed, proxy: Daemon) -> Iterator[Node]:
-    """A client of the daemon that also knows what each container's CPUs should be."""
+    """A client of the daemon that computes the expected CPUs of each container."""
     with proxy.client() as client:
         yield Node(bed, proxy, client)
     bed.clear()

@@ -1,4 +1,4 @@
-"""The process of a running container, as the kernel shows it."""
+"""Read the process of a running container from /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cri import cgroup_of
 
 
 def pid_of(container: str) -> int:
-    """The process of a running container, once it runs the container's program.
+    """Return the pid of a running container, once the process runs the container's program.
 
     A container is started when the runtime lets ``runc init`` continue, which then executes the program.
     Until the kernel has built the new process image (``begin_new_exec`` to ``create_elf_tables``), the
@@ -21,19 +21,19 @@ def pid_of(container: str) -> int:
     process = Path("/proc") / str(pid)
 
     def runs_the_program() -> bool:
-        words = (process / "cmdline").read_bytes().split(b"\0")
-        return b"init" not in words and bool((process / "environ").read_bytes())
+        args = (process / "cmdline").read_bytes().split(b"\0")
+        return b"init" not in args and bool((process / "environ").read_bytes())
 
     wait_for("the container's program", runs_the_program)
     return pid
 
 
 def inside(container: str, path: str) -> Path:
-    """A path as a running container sees it."""
+    """Return the path on the host of a path in a running container."""
     return Path(f"/proc/{pid_of(container)}/root") / path.lstrip("/")
 
 
 def environment(container: str) -> dict[str, str]:
-    """The environment of a running container's process."""
-    words = Path(f"/proc/{pid_of(container)}/environ").read_bytes().decode().split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    """Return the environment of a running container's process."""
+    entries = Path(f"/proc/{pid_of(container)}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

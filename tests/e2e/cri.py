@@ -1,7 +1,8 @@
-"""A small CRI client, and what the kernel says about a container's CPUs.
+"""A small CRI client, and functions that read the CPUs of a container from the kernel.
 
-Only what the tests call is here. Messages are the project's own (fields that it does not declare are set as
-bytes); the service name is a parameter, as ``runtime.v1`` and ``runtime.v1alpha2`` have the same messages.
+It has only the methods that the tests call. It uses the project's own messages (fields that they do not
+declare are set as bytes). The service name is a parameter: ``runtime.v1`` and ``runtime.v1alpha2`` have the
+same messages.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 os.environ.setdefault(
     "GRPC_ENABLE_FORK_SUPPORT", "false"
-)  # we start processes, and none of them speaks gRPC of ours
+)  # child processes of the tests use no gRPC channel of this process
 
 import grpc
 
@@ -26,10 +27,10 @@ RpcError = grpc.RpcError
 IMAGE = "localhost/busybox:1"
 STATUS = "scheduling.koordinator.sh/resource-status"
 PATIENCE_S = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
-"""How long a call may take where the caller does not say; a virtual machine on a busy host needs more."""
+"""The default timeout of a call; a virtual machine on a busy host needs more."""
 CREATED, RUNNING, EXITED = range(3)
 
-# NamespaceOption { network (1) = NODE (2), pid (2) = CONTAINER (1) }, as of kubelet; for pods and containers
+# NamespaceOption { network (1) = NODE (2), pid (2) = CONTAINER (1) }, for pods and for containers
 HOST_NETWORK = b"\x08\x02\x10\x01"
 OWN_NETWORK = b"\x10\x01"
 AS_GIVEN = b"\x92\x01"
@@ -43,8 +44,8 @@ def code(error: RpcError) -> grpc.StatusCode:
     return error.code()  # type: ignore[attr-defined, no-any-return]
 
 
-UNTIL_TOLD = "until [ -e /go ]; do sleep 0.1; done"
-"""For a shell in a container: it continues from here with ``Cri.proceed``."""
+UNTIL_PROCEED = "until [ -e /go ]; do sleep 0.1; done"
+"""A shell command that waits in a container until the test calls ``Cri.proceed``."""
 
 
 def security(key: int, host_network: bool) -> bytes:
@@ -54,8 +55,8 @@ def security(key: int, host_network: bool) -> bytes:
     return b"\x12" + bytes([len(context)]) + context
 
 
-def asked_by(annotations: Mapping[str, str]) -> dict[str, int]:
-    """Return what a pod asks for that a scheduler has bound to CPUs; nothing for others."""
+def requests_of(annotations: Mapping[str, str]) -> dict[str, int]:
+    """Return the CPU resources of a pod whose annotation names CPUs; an empty dict for other pods."""
     try:
         count = len(CpuSet.parse(json.loads(annotations.get(STATUS, "{}"))["cpuset"]))
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -68,8 +69,8 @@ class Cri:
 
     Args:
         socket: Path of the unix socket.
-        cgroup: Put before every pod's ``cgroup_parent``.
-        service: Prefix of the services' names.
+        cgroup: The prefix of every pod's ``cgroup_parent``.
+        service: The prefix of the names of the services.
     """
 
     def __init__(self, socket: Path, cgroup: str, service: str = "runtime.v1") -> None:
@@ -110,21 +111,21 @@ class Cri:
         method(request, timeout=PATIENCE_S)
 
     def proceed(self, container: str) -> None:
-        """Let a container continue that waits with ``UNTIL_TOLD``."""
+        """Let a container continue that waits in ``UNTIL_PROCEED``."""
         self.execute(container, "touch", "/go")
 
     def call(self, name: str, timeout: float = PATIENCE_S, **fields: Any) -> Any:
-        """Call a method of the runtime service with a request made of the fields."""
+        """Call a method of the runtime service; the fields are those of its request."""
         return self.method(name)(getattr(pb, f"{name}Request")(**fields), timeout=timeout)
 
     def version(self, timeout: float = 5) -> Any:
         return self.call("Version", timeout)
 
     def has_image(self, name: str) -> bool:
-        """Ask whether an image is there (ImageStatusRequest.image is field 1, and so is the answer's)."""
+        """Return whether an image exists (``image`` is field 1 of ImageStatusRequest and of its response)."""
         spec = pb.ImageSpec(image=name).SerializeToString()
-        ask = self.channel.unary_unary(f"/{self._service}.ImageService/ImageStatus")
-        return ask(b"\x0a" + bytes([len(spec)]) + spec, timeout=5).startswith(b"\x0a")
+        image_status = self.channel.unary_unary(f"/{self._service}.ImageService/ImageStatus")
+        return image_status(b"\x0a" + bytes([len(spec)]) + spec, timeout=5).startswith(b"\x0a")
 
     def pull(self, name: str) -> None:
         """Pull an image (PullImageRequest.image is field 1)."""
@@ -147,12 +148,12 @@ class Cri:
         resources: Mapping[str, int] | None = None,
         namespace: str = "default",
     ) -> Any:
-        """Make a PodSandboxConfig as kubelet does; the default cgroup parent is that of a Guaranteed pod.
+        """Return a PodSandboxConfig like kubelet's; the default cgroup parent is that of a Guaranteed pod.
 
-        ``resources`` are fields of LinuxContainerResources: the sum over the pod's containers. Where they are
-        not given, a pod whose annotation names CPUs asks for as many.
+        ``resources`` are fields of LinuxContainerResources: the sum over the pod's containers. By default a
+        pod whose annotation names CPUs requests that number of CPUs.
         """
-        resources = resources or asked_by(annotations or {})
+        resources = resources or requests_of(annotations or {})
         uid = uid or f"uid-{name}"
         parent = cgroup_parent or f"/kubepods/pod{uid}"
         config = pb.PodSandboxConfig(
@@ -189,7 +190,7 @@ class Cri:
         return list(self.call("ListPodSandbox", timeout).items)
 
     def adopt(self, other: Cri) -> None:
-        """Take over the pods that another client made (a create needs the pod's config again)."""
+        """Copy the pod configs of another client (a create must repeat the config of its pod)."""
         self._configs.update(other._configs)
 
     # Containers.
@@ -213,12 +214,12 @@ class Cri:
         Args:
             pod: The sandbox's id.
             name: The container's name.
-            image: What it is made of.
-            command: What it runs.
+            image: The container's image.
+            command: The container's command.
             attempt: As in ContainerMetadata.
-            device: A device file of the host that it is given.
-            cdi: Names of CDI devices that it is given.
-            mounts: Path in the container to path of the host.
+            device: The device file of the host that the request names.
+            cdi: The CDI devices that the request names.
+            mounts: Path in the container to path on the host.
             huge_pages: Page size (``2MB``) to limit in bytes.
             resources: Fields of LinuxContainerResources.
         """
@@ -251,7 +252,7 @@ class Cri:
         self.call("StartContainer", container_id=container)
 
     def run(self, pod: str, name: str = "main", **options: Any) -> str:
-        """Create and start."""
+        """Create and start a container; returns its id."""
         container = self.create(pod, name, **options)
         self.start(container)
         return container
@@ -286,12 +287,12 @@ class Cri:
         yield from stream(pb.GetEventsRequest(), timeout=timeout)
 
 
-# What the kernel says.
+# What the kernel reports.
 
 
 @dataclass(frozen=True)
 class Cpuset:
-    """A container's cpuset: as written, as in force, and as its tasks have it."""
+    """A container's cpuset: as written, as in effect, and as the affinity of its tasks."""
 
     cpus: CpuSet
     mems: Mask
@@ -347,5 +348,5 @@ def online() -> CpuSet:
     name = "cpuset.cpus.effective" if is_v2() else "cpuset.effective_cpus"
     try:
         return CpuSet.parse((cpuset_root() / name).read_text())
-    except OSError:  # no cpuset controller here: the tests are skipped, and must still be collected
+    except OSError:  # no cpuset controller: pytest must still collect the tests to skip them
         return CpuSet(range(os.cpu_count() or 1))

@@ -1,11 +1,11 @@
 """A private CRI-O with real cgroups, in place of the bed's containerd.
 
-What is different for a program that places containers: a container has a group as soon as it is created (runc
-makes it before CreateContainer is answered), groups have the prefix ``crio-`` under both drivers, each
-container's monitor has a group beside it, sandboxes have no process unless the pod needs one, and only the
-CRI reports events.
+The differences from containerd: a container has a cgroup as soon as it is created (runc makes it before CRI-O
+answers CreateContainer), the names of cgroups have the prefix ``crio-`` under both drivers, the monitor of
+each container has a sibling cgroup, a sandbox has no process unless the pod needs one, and only the CRI
+reports events.
 
-``build_crio.sh`` makes the programs; ``TOPOPROXY_CRIO`` names their directory.
+``build_crio.sh`` builds the programs; ``TOPOPROXY_CRIO`` names their directory.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from bed import PATH, Bed, write_toml
 from cri import cgroup_of
 
 DIRECTORY = os.environ.get("TOPOPROXY_CRIO") or ""
-"""A directory with crio, pinns and perhaps a runtime; tests run on containerd where it is not named."""
+"""A directory with crio, pinns and optionally a runtime; if it is empty, the tests run on containerd."""
 PROGRAMS = ("crio", "pinns")
 HOSTS = ("localhost", "docker.io", "gcr.io", "registry.k8s.io")
 
 RUNC = r"""#!/bin/sh
-# CRI-O asks for a low oom_score_adj, which a machine for tests is often not allowed to give.
+# CRI-O requests a low oom_score_adj, which a test machine is often not permitted to set.
 read -r now </proc/self/oom_score_adj
-for word; do
-    [ ! -f "$word/config.json" ] ||
-        sed -i -E 's/("oomScoreAdj": *)-[0-9]+/\1'"$now"'/' "$word/config.json"
+for arg; do
+    [ ! -f "$arg/config.json" ] ||
+        sed -i -E 's/("oomScoreAdj": *)-[0-9]+/\1'"$now"'/' "$arg/config.json"
 done
 exec {runc} "$@"
 """
 
 
-def why_not_crio() -> str:
-    """Return the reason why there is no CRI-O, or an empty string."""
+def crio_skip_reason() -> str:
+    """Return why this host cannot run CRI-O; an empty string if it can."""
     missing = [name for name in PROGRAMS if not Path(DIRECTORY, name).is_file()]
     if missing:
         return (
-            f"no {' and '.join(missing)} in {DIRECTORY} (TOPOPROXY_CRIO; tests/e2e/build_crio.sh makes them)"
+            f"no {' and '.join(missing)} in {DIRECTORY} (TOPOPROXY_CRIO; tests/e2e/build_crio.sh builds them)"
         )
     return "" if shutil.which("conmon") else "not installed: conmon"
 
@@ -60,13 +60,13 @@ class CrioBed(Bed):
         self._attach: list[str] = []
 
     def _bring_images(self, archive: Path) -> None:
-        """Pull them: a copy into its storage would need another tool."""
+        """Pull the images: to copy them into CRI-O's storage would need another tool."""
         with self.client() as cri:
             for name in (images.PAUSE, images.BUSYBOX):
                 cri.pull(name)
 
     def _serve_own_images(self) -> None:
-        """Make the registry serve what containerd would import."""
+        """Make the registry serve the images that containerd would import."""
         directory = self.directory / "images"
         names = json.loads((directory / "names.json").read_text())
         with tarfile.open(directory / "images.tar") as tar:
@@ -79,7 +79,7 @@ class CrioBed(Bed):
         shutil.copytree(directory / "local", directory / "blobs", dirs_exist_ok=True)
 
     def clear(self) -> None:
-        """Remove all pods; CRI-O ends containers, and sandboxes' processes, with a grace period."""
+        """Remove all pods; end their processes first, for which CRI-O would wait a grace period."""
         with self.client() as cri:
             for container in cri.list():
                 cri.stop(container.id)
@@ -90,7 +90,7 @@ class CrioBed(Bed):
         super().clear()
 
     def stop(self) -> None:
-        """Do the same, and remove the directory for attach sockets."""
+        """Stop the bed, and remove the directory for attach sockets."""
         super().stop()
         for directory in self._attach:
             shutil.rmtree(directory, ignore_errors=True)
@@ -103,13 +103,13 @@ class CrioBed(Bed):
         wrapper.write_text(RUNC.format(runc=shutil.which("runc", path=os.pathsep.join([DIRECTORY, PATH]))))
         wrapper.chmod(0o755)
         own = str(self.directory)
-        # CRI-O connects to DIRECTORY/ID/attach (internal/oci/runtime_oci.go): 71 bytes of the 107 of a path.
+        # CRI-O connects to DIRECTORY/ID/attach (internal/oci/runtime_oci.go): 71 of the 107 bytes of a path.
         self._attach.append(tempfile.mkdtemp(prefix="crio-", dir="/tmp"))
         tables: dict[str, dict[str, object]] = {
             "crio": {
                 "root": f"{own}/root",
                 "runroot": f"{own}/runroot",
-                "storage_driver": "vfs",  # anywhere, and the images are tiny
+                "storage_driver": "vfs",  # works on every file system, and the images are tiny
                 "log_dir": f"{own}/log",
                 "version_file": f"{own}/version",
                 "clean_shutdown_file": f"{own}/clean.shutdown",
@@ -126,7 +126,7 @@ class CrioBed(Bed):
                 "namespaces_dir": f"{own}/ns",
                 "pinns_path": f"{DIRECTORY}/pinns",
                 "enable_criu_support": False,
-                # Without nft, a host port ends CRI-O 1.34 (internal/hostport/meta_hostport_manager.go, Add).
+                # Without nft a host port ends CRI-O 1.34 (internal/hostport/meta_hostport_manager.go, Add).
                 "disable_hostport_mapping": shutil.which("nft") is None,
                 "default_runtime": "runc",
                 "irqbalance_config_file": "",

@@ -1,4 +1,4 @@
-"""The daemon under test, and a second opinion on where each container belongs."""
+"""The daemon under test, and an independent model of the expected CPUs of each container."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Daemon:
     """A ``topoproxy serve`` in front of a bed.
 
     Attributes:
-        directory: Configuration, sockets, state and log.
-        socket: Where it listens.
-        log: What it wrote.
+        directory: The directory of configuration, sockets, state and log.
+        socket: The CRI socket on which the daemon listens.
+        log: The log of the daemon.
     """
 
     def __init__(self, directory: Path, bed: Bed, config: dict[str, object]) -> None:
@@ -52,7 +52,7 @@ class Daemon:
         (directory / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
 
     def start(self) -> None:
-        """Start it and wait until it hands on a call."""
+        """Start the daemon and wait until it forwards a call."""
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 [
@@ -79,34 +79,34 @@ class Daemon:
         wait_for("the proxy to answer", answers, limit=20)
 
     def client(self) -> Cri:
-        """A client that speaks through it."""
+        """Return a client that is connected to the daemon."""
         return Cri(self.socket, self.bed.cgroup)
 
     @property
     def pid(self) -> int:
-        """Its pid."""
+        """The pid of the daemon."""
         assert self._process is not None
         return self._process.pid
 
     def kill9(self) -> None:
-        """End it as a crash would."""
+        """Kill the daemon, as a crash would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(10)
 
     def stop(self) -> int:
-        """End it as systemd does; returns its exit status."""
+        """Stop the daemon as systemd does; returns its exit status."""
         assert self._process is not None
         end_process(self._process)
         return self._process.returncode
 
     def restart(self) -> None:
-        """End it and start it again, with the same state."""
+        """Stop the daemon and start it again with the same state."""
         self.stop()
         self.start()
 
     def status(self) -> Any:
-        """What ``topoproxy status --json`` says."""
+        """Return the output of ``topoproxy status --json``."""
         done = subprocess.run(
             [PROGRAM, "status", "--json", "--admin", f"unix://{self.directory / 'admin.sock'}"],
             capture_output=True,
@@ -114,18 +114,18 @@ class Daemon:
             timeout=20,
             check=False,
         )
-        if done.returncode != 1:  # it is not ready, and says so
+        if done.returncode != 1:  # 1: the daemon is not ready
             done.check_returncode()
         return json.loads(done.stdout)
 
     def passes(self) -> int:
-        """How often it has compared everything with the runtime and the kernel since it started."""
+        """Return the number of completed reconciles since the daemon started."""
         answer: Any = query_admin(self.directory / "admin.sock", "/status", timeout=20)
         return int(answer["counters"].get("passes", 0))
 
     def compared(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:
-        """Wait until it has begun and ended so many comparisons; the check is made all the while."""
-        goal = self.passes() + times + 1  # one may be under way
+        """Wait until so many reconciles have begun and ended; call the check repeatedly meanwhile."""
+        goal = self.passes() + times + 1  # one may be in progress
 
         def done() -> bool:
             check()
@@ -133,11 +133,11 @@ class Daemon:
 
         end = time.monotonic() + COMPARED_LIMIT
         while not done():
-            assert time.monotonic() < end, f"no {times} comparisons in {COMPARED_LIMIT:g} s"
+            assert time.monotonic() < end, f"fewer than {times} reconciles in {COMPARED_LIMIT:g} s"
             time.sleep(0.02)
 
     def explain(self, subject: str, *more: str) -> subprocess.CompletedProcess[str]:
-        """Run ``topoproxy explain``; the caller looks at its exit status."""
+        """Run ``topoproxy explain``; the caller checks its exit status."""
         admin = f"unix://{self.directory / 'admin.sock'}"
         return subprocess.run(
             [PROGRAM, "explain", subject, *more, "--admin", admin],
@@ -151,14 +151,14 @@ class Daemon:
 
 @dataclass(frozen=True)
 class Kind:
-    """A class of pods: how kubelet and the scheduler present it, and which CPUs follow from that.
+    """A class of pods: how kubelet and the scheduler describe it, and where its containers must run.
 
     Attributes:
         label: Koordinator's class; empty for a plain Kubernetes pod.
-        parent: kubelet's directory for Kubernetes' class.
-        resources: As kubelet writes them in CreateContainer.
-        pool: ``named`` (the annotation's CPUs), ``picked`` (as many as asked for), ``shared`` or ``be``.
-        hard: Its own CPUs leave the BE pool too.
+        parent: kubelet's cgroup parent for the Kubernetes QoS class.
+        resources: The resources as kubelet writes them in CreateContainer.
+        pool: ``named`` (the CPUs of the annotation), ``picked`` (the daemon chooses), ``shared`` or ``be``.
+        hard: Whether its CPUs leave the BE pool too.
     """
 
     label: str
@@ -192,7 +192,7 @@ KINDS = {
 
 @dataclass
 class Member:
-    """A container that holds its place."""
+    """A container in the model."""
 
     kind: Kind
     own: CpuSet
@@ -202,7 +202,7 @@ class Member:
 
 @dataclass
 class Node:
-    """A client of the daemon, and its own account of which container should be where."""
+    """A client of the daemon, and a model of the CPUs that each container must have."""
 
     bed: Bed
     daemon: Daemon
@@ -210,7 +210,7 @@ class Node:
     members: dict[str, Member] = field(default_factory=dict)
     _pods: dict[str, tuple[Kind, CpuSet]] = field(default_factory=dict)
 
-    # Acting.
+    # Calls.
 
     def pod(
         self,
@@ -224,10 +224,10 @@ class Node:
 
         Args:
             kind: One of ``KINDS``.
-            cpus: What the scheduler's annotation gives it.
-            name: Its name.
-            annotation: The whole annotation instead.
-            total: What its containers ask for together, as kubelet puts it into the sandbox's config.
+            cpus: The CPUs in the scheduler's annotation.
+            name: The name of the pod.
+            annotation: The whole annotation, instead of ``cpus``.
+            total: The sum of its containers' resources, as kubelet writes it into the sandbox's config.
         """
         what = KINDS[kind]
         name = name or f"{kind}-{len(self._pods)}"
@@ -252,7 +252,7 @@ class Node:
         return container
 
     def start(self, container: str) -> None:
-        """Start it; CPUs that the daemon picked are looked up here."""
+        """Start a container; read the CPUs that the daemon picked from the kernel."""
         self.cri.start(container)
         member = self.members[container]
         member.running = True
@@ -260,25 +260,25 @@ class Node:
             member.own = cpuset_of(container).cpus
 
     def run(self, pod: str, name: str = "main", **options: Any) -> str:
-        """Create and start."""
+        """Create and start a container; returns its id."""
         container = self.create(pod, name, **options)
         self.start(container)
         return container
 
     def spawn(self, kind: str, cpus: CpuSet | None = None) -> str:
-        """A pod of a kind with one running container; returns the container's id."""
+        """Run a pod of a kind with one container; returns the container's id."""
         return self.run(self.pod(kind, cpus))
 
     def remove(self, container: str) -> None:
-        """Stop and remove."""
+        """Stop and remove a container."""
         self.cri.stop(container)
         self.members.pop(container, None)
         self.cri.remove(container)
 
-    # Judging.
+    # Checks.
 
     def owned(self, hard: bool = False) -> CpuSet:
-        """All CPUs with an owner; with ``hard`` only those that leave the BE pool."""
+        """Return all CPUs with an owner; with ``hard`` only those that leave the BE pool."""
         found = CpuSet()
         for member in self.members.values():
             if member.kind.hard or not hard:
@@ -286,32 +286,32 @@ class Node:
         return found
 
     def expected(self, member: Member) -> CpuSet:
-        """Where a member belongs."""
+        """Return the CPUs that a member must have."""
         if member.kind.pool in ("named", "picked"):
             return member.own
         return online() - self.owned(hard=member.kind.pool == "be")
 
     def check(self) -> None:
-        """Compare the kernel with our own account, for every running container."""
+        """Check that the kernel agrees with the model for every running container."""
         for container, member in self.members.items():
             if member.running:
                 found, wanted = cpuset_of(container), self.expected(member)
-                reported = (
+                message = (
                     f"{member.kind.label or member.kind.parent} {container[:12]}: {found}, expected {wanted}"
                 )
-                assert wanted, f"nothing is left: {reported}"
-                assert found.cpus == wanted, reported
-                assert found.effective == wanted, reported
-                assert found.tasks <= {wanted}, reported
-                assert found.mems, f"no memory nodes: {reported}"
+                assert wanted, f"no CPUs are left: {message}"
+                assert found.cpus == wanted, message
+                assert found.effective == wanted, message
+                assert found.tasks <= {wanted}, message
+                assert found.mems, f"no memory nodes: {message}"
                 if member.kind.pool == "picked":
-                    assert len(found.cpus) == 1, reported
+                    assert len(found.cpus) == 1, message
 
     def settle(self, limit: float = 5) -> None:
-        """Wait until every running container is where it belongs."""
+        """Wait until every running container has its expected CPUs."""
 
         def settled() -> bool:
             self.check()
             return True
 
-        wait_for("containers to be where they belong", settled, limit)
+        wait_for("containers to have their expected CPUs", settled, limit)

@@ -1,10 +1,10 @@
-"""A device plug-in whose devices are files, so that a test in another process can change and hold it.
+"""A device plug-in whose devices are files, so that a test in another process can control it.
 
     python file_plugin.py DIRECTORY SOCKETS RESOURCE
 
-Each file of DIRECTORY/devices is a device: ``healthy`` or ``unhealthy``, and its NUMA nodes. What is
-allocated is a line in DIRECTORY/allocated. While DIRECTORY/hold exists, Allocate waits, and writes
-DIRECTORY/held.
+Each file in DIRECTORY/devices is a device and contains ``healthy`` or ``unhealthy`` and its NUMA nodes. Each
+allocation is appended to DIRECTORY/allocated as a line. While DIRECTORY/hold exists, Allocate waits and
+creates DIRECTORY/held.
 """
 
 from __future__ import annotations

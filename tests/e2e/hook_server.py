@@ -1,6 +1,6 @@
 """A hook server of Koordinator's protocol as a process: ``hook_server.py SOCKET``.
 
-It answers with all that it was sent, as koordlet does, and one annotation of its own on what is created.
+Like koordlet, it returns the content of the request; to a create it adds one annotation.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ SEEN = "example.com/seen-by"
 
 
 def create(content: bytes, _context: object) -> Any:
-    """Answer before a create."""
-    asked = pb.ContainerResourceHookRequest.FromString(content)
-    reported = pb.ContainerResourceHookResponse(
-        container_annotations=asked.container_annotations,
-        container_resources=asked.container_resources,
-        pod_cgroup_parent=asked.pod_cgroup_parent,
-        container_envs=asked.container_envs,
+    """Return the response of the hook before a create."""
+    request = pb.ContainerResourceHookRequest.FromString(content)
+    response = pb.ContainerResourceHookResponse(
+        container_annotations=request.container_annotations,
+        container_resources=request.container_resources,
+        pod_cgroup_parent=request.pod_cgroup_parent,
+        container_envs=request.container_envs,
     )
-    reported.container_annotations[SEEN] = "server"
-    return reported
+    response.container_annotations[SEEN] = "server"
+    return response
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A node with directories of hooks, for the end-to-end tests."""
+"""A node with hook directories, for the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class HookedNode:
     """A daemon, a client of it, and the hooks that are put into its directories.
 
     Attributes:
-        directory: Where its hook files are.
-        servers: Where its hook servers are named.
+        directory: The directory of its hook files.
+        servers: The directory of the configurations of its hook servers.
     """
 
     def __init__(self, daemon: Daemon, cri: Cri, directory: Path) -> None:
@@ -36,7 +36,7 @@ class HookedNode:
     # Hooks.
 
     def put(self, name: str, text: str, *, wait: bool = True) -> None:
-        """Put a hook file there as a whole; what every hook begins with is added."""
+        """Write a hook file atomically, with the common header of all hooks."""
         draft = self.directory / f".{name}.new"
         draft.write_text(HEAD + textwrap.dedent(text))
         draft.replace(self.directory / f"{name}.py")
@@ -44,9 +44,9 @@ class HookedNode:
             self.runs(name)
 
     def name_server(self, name: str, socket: Path, policy: str, *points: str) -> None:
-        """Name a hook server as koordlet does, and wait until it is asked."""
-        reported = {"remote-endpoint": str(socket), "failure-policy": policy, "runtime-hooks": points}
-        (self.servers / f"{name}.json").write_text(json.dumps(reported))
+        """Register a hook server as koordlet does, and wait until the daemon uses it."""
+        config = {"remote-endpoint": str(socket), "failure-policy": policy, "runtime-hooks": points}
+        (self.servers / f"{name}.json").write_text(json.dumps(config))
         self.runs(name)
 
     def runs(self, name: str) -> None:
@@ -54,23 +54,23 @@ class HookedNode:
         wait_for(f"hook {name} to be in use", lambda: self.hook(name)["state"] == "running")
 
     def hooks(self) -> dict[str, dict[str, Any]]:
-        """What the daemon says of each of its hooks."""
+        """Return the daemon's status of each of its hooks."""
         answer: Any = query_admin(self.daemon.directory / "admin.sock", "/status", timeout=20)
         return {entry["name"]: entry for entry in answer.get("hooks", {}).get("hooks", [])}
 
     def hook(self, name: str) -> dict[str, Any]:
-        """What the daemon says of one; no state as long as it does not know it."""
+        """Return the daemon's status of a hook; an empty state if the daemon does not know the hook."""
         return self.hooks().get(name, {"state": ""})
 
     def problems(self) -> str:
-        """All that is wrong, as the daemon's status has it."""
+        """Return the problems in the daemon's status, as JSON."""
         answer: Any = query_admin(self.daemon.directory / "admin.sock", "/status", timeout=20)
         return json.dumps(answer["problems"])
 
-    def command(self, *words: str) -> str:
-        """Run ``topoproxy hooks``, which must succeed; returns what it prints."""
+    def command(self, *args: str) -> str:
+        """Run ``topoproxy hooks``, which must succeed; returns its output."""
         done = subprocess.run(
-            [PROGRAM, "hooks", *words, "--config", self.daemon.directory / "config.yaml"],
+            [PROGRAM, "hooks", *args, "--config", self.daemon.directory / "config.yaml"],
             capture_output=True,
             text=True,
             timeout=60,
@@ -81,5 +81,5 @@ class HookedNode:
 
 
 def labels_of(cri: Cri, container: str) -> dict[str, str]:
-    """A container's labels, as the runtime has them."""
+    """Return the labels of a container from the runtime."""
     return dict(cri.status(container).status.labels)

@@ -1,10 +1,10 @@
-"""Container images made by hand, and a read-only registry that serves them.
+"""Minimal container images, and a read-only registry that serves them.
 
 No container tool, compiler or network is needed: an image is a few JSON documents and a tar of files around
-the static busybox. The registry knows repositories by path only, so it stands in for any registry host; a
-runtime that is reported to ask it for everything can then pull what the CRI conformance suite wants.
+the static busybox. The registry ignores the host in an image name, so it can stand in for any registry: a
+runtime that uses it as the mirror of all hosts can pull the images of the CRI conformance suite.
 
-Run as a program (``images.py serve DIRECTORY PORT``) it is the registry of a bed; it prints ``ready`` when it
+Run as a program (``images.py serve DIRECTORY PORT``) it is the registry of a bed and prints ``ready`` once it
 listens.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAUSE = "localhost/pause:1"
-WAIT = ["/bin/tail", "-f", "/dev/null"]  # what a sandbox does (not sleep, which the suite looks for by name)
+WAIT = ["/bin/tail", "-f", "/dev/null"]  # of a sandbox; not sleep: the suite searches for that name
 BUSYBOX = "localhost/busybox:1"
 STOP_SIGNAL = "SIGKILL"
 """Most containers here run a program that does not end at SIGTERM. When a sandbox is stopped with such a
@@ -42,7 +42,7 @@ GROUPS = "root:x:0:\nwww-data:x:33:\nnogroup:x:65534:\n"
 
 
 def web_server(port: int) -> str:
-    """A script in place of a web server: the suite looks at its pid file, command line, log and page."""
+    """Return a script in place of a web server: the suite checks its pid file, command line, log and page."""
     return (
         "#!/bin/sh\ntrap 'exit 0' TERM QUIT INT\necho $$ > /var/run/nginx.pid; echo httpd is up\n"
         f"httpd -p {port} -h /srv\nwhile :; do sleep 3600 & wait $!; done\n"
@@ -50,20 +50,20 @@ def web_server(port: int) -> str:
 
 
 def euid_program() -> bytes:
-    """An x86-64 program that says its effective uid, as the no-new-privileges image does: 0, else 1000."""
+    """Return an x86-64 program that prints its effective uid, like the no-new-privileges image."""
     root, user = b"Effective uid: 0\n", b"Effective uid: 1000\n"
 
     def choose(text: bytes, away: int) -> bytes:  # lea rsi,[rip+away]; mov edx,len
         return b"\x48\x8d\x35" + struct.pack("<i", away) + b"\xba" + struct.pack("<i", len(text))
 
-    ask = b"\xb8\x6b\0\0\0\x0f\x05\x85\xc0"  # geteuid(); test eax,eax
+    query = b"\xb8\x6b\0\0\0\x0f\x05\x85\xc0"  # geteuid(); test eax,eax
     write = (
         b"\xb8\x01\0\0\0\xbf\x01\0\0\0\x0f\x05\xb8\x3c\0\0\0\x31\xff\x0f\x05"  # write(1, rsi, edx); exit(0)
     )
     one = len(choose(root, 0))
     first = choose(root, one - 7 + 2 + one + len(write))
     second = choose(user, one - 7 + len(write) + len(root))
-    code = ask + first + b"\x74" + bytes([one]) + second + write + root + user
+    code = query + first + b"\x74" + bytes([one]) + second + write + root + user
     base, head = 0x400000, 64 + 56
     size = head + len(code)
     elf = b"\x7fELF\x02\x01\x01" + bytes(9)
@@ -72,7 +72,7 @@ def euid_program() -> bytes:
 
 
 class Layer:
-    """Files on their way into an uncompressed tar."""
+    """The files of an uncompressed tar."""
 
     def __init__(self) -> None:
         self._buffer = io.BytesIO()
@@ -103,7 +103,7 @@ class Layer:
 
 
 def base_layer(busybox: Path) -> bytes:
-    """The system of every image: busybox with a link for each of its applets, and the least of /etc."""
+    """Return the base layer of every image: busybox with a link for each applet, and a minimal /etc."""
     layer = Layer()
     for name in (
         "bin",
@@ -126,7 +126,7 @@ def base_layer(busybox: Path) -> bytes:
     for applet in listing.stdout.split():
         if applet != "busybox":
             layer.link(f"bin/{applet}", "busybox")
-    # Debian's static build leaves these two out, and the suite calls them.
+    # Debian's static busybox lacks these two commands, which the suite calls.
     layer.file("usr/bin/pgrep", '#!/bin/sh\npidof "$@"\n', 0o755)
     layer.file("usr/bin/ipcs", "#!/bin/sh\ncat /proc/sysvipc/shm\n", 0o755)
     layer.file("srv/index.html", "<html><body>a page of the test bed</body></html>\n")
@@ -135,7 +135,7 @@ def base_layer(busybox: Path) -> bytes:
 
 @dataclass
 class Store:
-    """A directory of blobs named by digest, and the table of names that point into it."""
+    """A directory of blobs named by digest, and a table of image names and their digests."""
 
     directory: Path
     names: dict[str, dict[str, str | int]] = field(default_factory=dict)
@@ -173,13 +173,13 @@ class Store:
 
 
 def _suite_images(store: Store, base: bytes) -> None:
-    """What the conformance suite pulls, by repository path (no host)."""
+    """Store the images that the conformance suite pulls, by repository path (without a host)."""
     shell = {"Cmd": ["sh"]}
     pause = {"Entrypoint": WAIT}
     mark = [
         base,
         Layer().file("mark", "3.9").close(),
-    ]  # the suite removes this one: never the sandbox image in use
+    ]  # the suite removes this image, so it must differ from the sandbox image
     store.image(["pause:3.9"], mark, **pause)
     store.image([f"pause:{version}" for version in ("3.6", "3.8", "3.10")], [base], **pause)
     e2e, own = "e2e-test-images/", "k8s-staging-cri-tools/"
@@ -214,7 +214,7 @@ def _suite_images(store: Store, base: bytes) -> None:
 
 
 def build(directory: Path, busybox: Path = Path("/bin/busybox")) -> Path:
-    """Make all images; returns the tar (OCI layout) to import, which holds ``PAUSE`` and ``BUSYBOX``."""
+    """Build all images; returns the tar (OCI layout) to import, which contains ``PAUSE`` and ``BUSYBOX``."""
     blobs = directory / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     base = base_layer(busybox)
@@ -245,7 +245,7 @@ def build(directory: Path, busybox: Path = Path("/bin/busybox")) -> Path:
 
 
 class Registry(http.server.BaseHTTPRequestHandler):
-    """GET and HEAD of ``/v2/NAME/manifests/REF`` and ``/v2/NAME/blobs/DIGEST``; nothing else exists."""
+    """Serves GET and HEAD of ``/v2/NAME/manifests/REF`` and ``/v2/NAME/blobs/DIGEST`` only."""
 
     protocol_version = "HTTP/1.1"
     directory: Path
@@ -281,11 +281,11 @@ class Registry(http.server.BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    do_HEAD = do_GET  # noqa: N815 - the base class names it
+    do_HEAD = do_GET  # noqa: N815 - the name is given by the base class
 
 
 def serve(directory: Path, port: int) -> None:
-    """Answer on the loopback address until ended."""
+    """Serve on the loopback address until the process ends."""
     Registry.directory = directory
     Registry.names = json.loads((directory / "names.json").read_text())
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Registry) as server:

@@ -1,4 +1,4 @@
-"""A stand-in for kubelet's own server: a list of pods over TLS, for clients with a certificate."""
+"""A stand-in for kubelet's server: it serves a list of pods over TLS to clients with a certificate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
-    """Make a certificate for 127.0.0.1 that vouches for itself, and its key."""
+    """Create a self-signed certificate for 127.0.0.1, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
@@ -29,23 +29,23 @@ def certificate(directory: Path) -> tuple[Path, Path]:
 
 
 class Kubelet:
-    """Serves the list until it is closed.
+    """Serves the list of pods until it is closed.
 
     Attributes:
         items: The pods.
-        asked: How often the list was read.
-        settings: What a daemon is configured with to read it.
+        request_count: The number of requests so far.
+        settings: The daemon's configuration to read the list.
     """
 
     def __init__(self, directory: Path) -> None:
         self.items: list[Mapping[str, Any]] = []
-        self.asked = 0
+        self.request_count = 0
         cert, key = certificate(directory)
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                outer.asked += 1
+                outer.request_count += 1
                 content = json.dumps({"kind": "PodList", "apiVersion": "v1", "items": outer.items}).encode()
                 self.send_response(200 if self.path == "/pods" else 404)
                 self.send_header("Content-Length", str(len(content)))

@@ -9,7 +9,7 @@ import pytest
 
 
 def built_sample_plugin() -> Path:
-    """Return the program, which is built if need be; where it cannot be, the test is skipped."""
+    """Build the program if necessary and return its path; skip the test if the build fails."""
     script = str(Path(__file__).with_name("build_sample_plugin.sh"))
     done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=1200)
     if done.returncode:

@@ -1,8 +1,8 @@
-"""A file system that stops answering on request: what a mount of an unreachable server looks like.
+"""A file system that can stop answering, like a mount from an unreachable server.
 
-It has one directory, speaks the kernel's FUSE protocol (include/uapi/linux/fuse.h) itself, and needs root and
-/dev/fuse. While the file ``stall`` exists in its control directory it takes requests and answers none; what
-has waited is answered when that file is gone. Run as a program it mounts itself and serves until it is ended:
+It has one directory, implements the kernel's FUSE protocol (include/uapi/linux/fuse.h), and needs root and
+/dev/fuse. While the file ``stall`` exists in its control directory, it reads requests without answering; it
+answers them once that file is removed. Run as a program it mounts itself and serves until it is ended:
 
     stalling.py MOUNTPOINT CONTROL
 """
@@ -37,14 +37,14 @@ POLL_S = 0.01
 
 
 def attributes(node: int) -> bytes:
-    """Make the answer to GETATTR: a directory that nothing may be remembered of."""
+    """Return the answer to GETATTR: a directory whose attributes the kernel must not cache."""
     now = int(time.time())
     attr = ATTR.pack(node, 0, 0, now, now, now, 0, 0, 0, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 4096, 0)
     return struct.pack("<QII", 0, 0, 0) + attr
 
 
 def answer(opcode: int, node: int) -> tuple[int, bytes]:
-    """Return the error number and the body that answer a request."""
+    """Return the error number and the body of the answer to a request."""
     if opcode == INIT:
         return 0, struct.pack("<IIIIHHIIHHI7I", 7, 31, 1 << 16, 0, 12, 9, 1 << 16, 1, 0, 0, *[0] * 8)
     if opcode == GETATTR:
@@ -78,7 +78,7 @@ def serve(fuse: int, stalls: Callable[[], bool]) -> None:
         try:
             os.write(fuse, HEAD_OUT.pack(HEAD_OUT.size + len(body), -number, unique) + body)
         except OSError as error:
-            if error.errno != errno.ENOENT:  # else the request was interrupted
+            if error.errno != errno.ENOENT:  # ENOENT: the request was interrupted
                 raise
 
 
@@ -86,8 +86,8 @@ def main(mountpoint: str, control: str) -> None:
     fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={fuse},rootmode={stat.S_IFDIR:o},user_id=0,group_id=0,allow_other"
     libc = ctypes.CDLL(None, use_errno=True)
-    words = (word.encode() for word in ("stalling", mountpoint, "fuse.stalling"))
-    if libc.mount(*words, 0, options.encode()):
+    args = (arg.encode() for arg in ("stalling", mountpoint, "fuse.stalling"))
+    if libc.mount(*args, 0, options.encode()):
         raise OSError(ctypes.get_errno(), "cannot mount", mountpoint)
     print("ready", flush=True)
     serve(fuse, (Path(control) / "stall").exists)
@@ -109,11 +109,11 @@ class Stalling:
         self._server = subprocess.Popen(bed.inside(command), stdout=subprocess.PIPE, text=True)
         assert self._server.stdout is not None
         if self._server.stdout.readline() != "ready\n":
-            raise OSError("cannot mount a file system of our own")
+            raise OSError("cannot mount the stalling file system")
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
-        """Let nothing be answered for a while."""
+        """Leave all requests unanswered within the block."""
         (self._control / "stall").touch()
         try:
             yield
@@ -121,11 +121,11 @@ class Stalling:
             self.go_on()
 
     def go_on(self) -> None:
-        """Answer again."""
+        """Answer requests again."""
         (self._control / "stall").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End it; what is mounted of it fails from then on."""
+        """End the file system; accesses to its mounts fail from then on."""
         self.go_on()
         self._server.kill()
         self._server.wait()

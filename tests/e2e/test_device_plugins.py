@@ -22,7 +22,7 @@ import grpc
 import pytest
 from bed import Bed, end_process, wait_for
 from container_process import environment, inside
-from cri import EXITED, UNTIL_TOLD, code
+from cri import EXITED, UNTIL_PROCEED, code
 from daemon import Daemon, Node
 from kubelet import Kubelet
 from sample_plugin import built_sample_plugin
@@ -225,7 +225,7 @@ def test_unhealthy_devices_are_not_given_and_running_containers_keep_theirs(devi
 
 def test_a_container_that_starts_again_keeps_its_device(devices: DeviceNodes) -> None:
     pod = devices.pod("db")
-    first = devices.node.run(pod, command=["sh", "-c", UNTIL_TOLD])
+    first = devices.node.run(pod, command=["sh", "-c", UNTIL_PROCEED])
     name = device_of(first)
     devices.run("other")
     devices.node.cri.proceed(first)

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from bed import Bed, wait_for
-from cri import CREATED, EXITED, RUNNING, UNTIL_TOLD, cgroup_of, cpuset_of, online
+from cri import CREATED, EXITED, RUNNING, UNTIL_PROCEED, cgroup_of, cpuset_of, online
 from crio import DIRECTORY as CRIO
 from daemon import MIB, Node
 
@@ -56,10 +56,10 @@ def back(sharer: str) -> float:
 
 
 ENDS = {
-    "by itself": UNTIL_TOLD,
+    "by itself": UNTIL_PROCEED,
     "by a signal": "sleep 3600",
     # It reads all of /dev/zero into its memory.
-    "by its memory": f"{UNTIL_TOLD}; exec tail /dev/zero",
+    "by its memory": f"{UNTIL_PROCEED}; exec tail /dev/zero",
 }
 
 

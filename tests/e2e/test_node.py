@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from bed import Bed, wait_for
-from cri import CREATED, EXITED, UNTIL_TOLD, Cri, cgroup_of, code, cpuset_of, online
+from cri import CREATED, EXITED, UNTIL_PROCEED, Cri, cgroup_of, code, cpuset_of, online
 from daemon import KINDS, Daemon, Member, Node
 
 from proxy.admin.client import query_admin
@@ -178,7 +178,7 @@ def test_the_end_of_a_pod_gives_cpus_back(calm_node: Node, how: str) -> None:
 
 def test_a_container_that_ends_by_itself_gives_cpus_back(node: Node) -> None:
     sharer = node.spawn("ls")
-    owner = node.run(node.pod("lse", LAST), command=["sh", "-c", UNTIL_TOLD])
+    owner = node.run(node.pod("lse", LAST), command=["sh", "-c", UNTIL_PROCEED])
     node.check()
     node.cri.proceed(owner)
     wait_for("the end", lambda: node.cri.status(owner).status.state == EXITED, limit=10)

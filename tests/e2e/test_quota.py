@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bed import CGROUPS, Bed, wait_for
-from cri import EXITED, UNTIL_TOLD, Cri, cgroup_of, online
+from cri import EXITED, UNTIL_PROCEED, Cri, cgroup_of, online
 from daemon import Daemon, Node
 
 from proxy.model.idset import CpuSet
@@ -105,7 +105,7 @@ def test_owners_have_no_quota_and_others_keep_theirs(make: Callable[..., Pods]) 
 def test_an_end_by_itself_brings_the_pods_quota_back(make: Callable[..., Pods]) -> None:
     pods = make()
     pod, path = lsr(pods)
-    owner = pods.node.run(pod, command=["sh", "-c", UNTIL_TOLD])
+    owner = pods.node.run(pod, command=["sh", "-c", UNTIL_PROCEED])
     assert quota(path) == -1
     pods.node.cri.proceed(owner)
     wait_for("the end", lambda: pods.node.cri.status(owner).status.state == EXITED, limit=10)

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from bed import CGROUPS, Bed, hierarchies, wait_for
-from cri import EXITED, IMAGE, UNTIL_TOLD, code, cpuset_of, online
+from cri import EXITED, IMAGE, UNTIL_PROCEED, code, cpuset_of, online
 from daemon import MIB, Daemon, Node
 from kubelet import Kubelet
 
@@ -386,7 +386,7 @@ def test_a_container_made_again_keeps_its_place(make: Callable[..., Node]) -> No
     node = make(topologyManagerScope="pod")
     total = free_memory(node)
     pod = node.pod("whole", name="db", total=whole(1, GIB))
-    first = node.run(pod, command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
+    first = node.run(pod, command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
@@ -413,9 +413,9 @@ def test_kubelet_describes_a_pod_over_tls(make: Callable[..., Node], kubelet: Ku
     total = free_memory(node)
     kubelet.add("db", init=(("prepare", "1", "1Gi"),), cpu="1", memory="64Mi")
     pod = node.pod("whole", name="db", total=whole(1, GIB))
-    assert kubelet.asked == 1
+    assert kubelet.request_count == 1
     assert free_memory(node) == total - GIB
-    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
+    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
@@ -425,7 +425,7 @@ def test_kubelet_describes_a_pod_over_tls(make: Callable[..., Node], kubelet: Ku
     node.check()
     (record, *_) = [r for r in reported(node, "default/db") if r["container"] == "main"]
     assert "kubelet's list of pods" in {fact["source"] for fact in record["facts"]}
-    assert kubelet.asked == 1
+    assert kubelet.request_count == 1
     assert node.daemon.status()["problems"] == []
 
 
@@ -494,7 +494,7 @@ def test_an_init_container_leaves_its_place_to_the_next(make: Callable[..., Node
     node = make(topologyManagerScope=scope)
     total = free_memory(node)
     pod = node.pod("whole", name="db", total=whole(1, GIB))
-    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_TOLD], **whole(1, GIB))
+    first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
     wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "vm"))
 import disk
 import images
 from crio import DIRECTORY as CRIO
-from crio import why_not_crio
+from crio import crio_skip_reason
 from machine import HOST, NETFILTER, Machine, import_images, run
 from packaging.requirements import Requirement
 from sample_plugin import built_sample_plugin
@@ -202,7 +202,7 @@ def test_pools(scenario: Scenario, kind: str) -> None:
 @pytest.fixture(scope="module")
 def crio(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """CRI-O's programs, and what they need beyond what the disk has."""
-    if reason := why_not_crio() if CRIO else "no CRI-O: name its directory in TOPOPROXY_CRIO":
+    if reason := crio_skip_reason() if CRIO else "no CRI-O: name its directory in TOPOPROXY_CRIO":
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("crio") / "crio-programs"
     directory.mkdir()

@@ -1,4 +1,4 @@
-"""The machines' files are plain modules, as those of the end-to-end tests are."""
+"""Put the modules of the virtual machines and of the end-to-end tests on the import path."""
 
 from __future__ import annotations
 

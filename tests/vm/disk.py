@@ -1,10 +1,10 @@
-"""Build the disk that virtual machines of the tests start from: Debian, containerd, Python, our images.
+"""Build the disk from which the virtual machines of the tests boot: Debian, containerd, Python, test images.
 
     python tests/vm/disk.py DIRECTORY
 
-Needs root and Debian: packages come from where this machine's apt has its own. Nothing is installed and
-nothing is mounted here: the kernel is only unpacked, and ``mke2fs`` fills the disk from a directory. The disk
-is built again when this recipe changes. Takes about two minutes.
+Needs root and Debian: packages come from the mirror that this host's apt uses. The host installs and mounts
+nothing: the kernel package is only unpacked, and ``mke2fs`` fills the disk from a directory. The disk is
+rebuilt when this recipe changes. The build takes about two minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import images
 
 HERE = Path(__file__).parent
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
-"""Which Debian has the Python that runs this: compiled modules of this environment are used in the guest."""
+"""Debian suite by Python version: the guest uses the compiled modules of this environment."""
 KERNEL = "linux-image-cloud-amd64"
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "iproute2", "iptables", "procps", "util-linux"),
@@ -81,13 +81,13 @@ def why_not() -> str:
 
 
 def recipe() -> str:
-    """Return of what a disk is built."""
+    """Return the hash of everything that determines the content of a disk."""
     parts = [Path(__file__), HERE / "init.sh", Path(images.__file__)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
 
 
 def place_in(top: Path) -> Path:
-    """The directory of today's disk: each recipe has its own, so that no disk changes below a machine."""
+    """The directory of the current disk: each recipe has its own; running machines keep theirs."""
     return top / f"disk-{recipe()[:12]}"
 
 
@@ -96,7 +96,7 @@ def is_built(directory: Path) -> bool:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a program; what it printed is the answer, and goes into the error where it fails."""
+    """Run a program and return its output; if the program fails, the error contains the output."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -114,21 +114,21 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 def archive() -> str:
-    """The address of the Debian archive that apt has here."""
-    reported = run(
+    """Return the URL of the Debian archive that this host's apt uses."""
+    output = run(
         "apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"
     )
-    for line in reported.splitlines():
+    for line in output.splitlines():
         origin, label, address = line.split()
         if origin == label == "Debian":
             return address
-    raise RuntimeError("cannot find the Debian archive: apt knows none")
+    raise RuntimeError("cannot find the Debian archive: apt has none configured")
 
 
 def unpack_kernel(root: Path, work: Path) -> str:
-    """Put a kernel and its modules into a system, without installing it; returns its release."""
-    reported = run("apt-cache", "depends", KERNEL).split()
-    package = reported[reported.index("Depends:") + 1]
+    """Copy a kernel and its modules into a root file system, without installing it; return its release."""
+    output = run("apt-cache", "depends", KERNEL).split()
+    package = output[output.index("Depends:") + 1]
     run("apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", package, cwd=work)
     (file,) = work.glob(f"{package}_*.deb")
     run("dpkg-deb", "-x", file, work / "kernel")
@@ -142,12 +142,12 @@ def unpack_kernel(root: Path, work: Path) -> str:
 
 
 def with_needed(names: Sequence[str], modules: Path) -> list[Path]:
-    """Kernel modules in an order in which each finds what it needs."""
-    needs, found = {}, {}
+    """Return kernel modules in an order in which each one comes after its dependencies."""
+    needs, paths = {}, {}
     for line in (modules / "modules.dep").read_text().splitlines():
         path, _, rest = line.partition(":")
         name = Path(path).name.partition(".")[0]
-        found[name] = modules / path
+        paths[name] = modules / path
         needs[name] = [Path(word).name.partition(".")[0] for word in rest.split()]
     order: list[str] = []
 
@@ -159,11 +159,11 @@ def with_needed(names: Sequence[str], modules: Path) -> list[Path]:
 
     for name in names:
         add(name)
-    return [found[name] for name in order]
+    return [paths[name] for name in order]
 
 
 def cpio(entries: Iterator[tuple[str, int, bytes]]) -> bytes:
-    """An archive as the kernel unpacks it ("newc", Documentation/driver-api/early-userspace)."""
+    """Return a cpio archive in the format that the kernel unpacks ("newc", driver-api/early-userspace)."""
     out = bytearray()
 
     def pad() -> None:
@@ -183,7 +183,7 @@ def cpio(entries: Iterator[tuple[str, int, bytes]]) -> bytes:
 
 
 def first_stage(modules: Path) -> bytes:
-    """What the kernel starts: it loads the disks' drivers, and continues to the system on the disk."""
+    """Return the initial RAM disk: its init loads the disk drivers and switches to the system on the disk."""
 
     def entries() -> Iterator[tuple[str, int, bytes]]:
         for directory in ("bin", "dev", "mod", "new", "proc"):
@@ -199,7 +199,7 @@ def first_stage(modules: Path) -> bytes:
 
 
 def create_files(root: Path, work: Path) -> None:
-    """Put our files into a fresh Debian, and remove what is not needed."""
+    """Copy the files of the tests into a fresh Debian, and remove what is not needed."""
     for junk in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
         shutil.rmtree(root / junk, ignore_errors=True)
     for name, text in {
@@ -213,7 +213,7 @@ def create_files(root: Path, work: Path) -> None:
     }.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a link, perhaps, to a file of this machine
+        path.unlink(missing_ok=True)  # may be a symlink to a file of the host
         path.write_text(text)
     for directory in ("in", "out"):
         (root / directory).mkdir(exist_ok=True)
@@ -221,18 +221,18 @@ def create_files(root: Path, work: Path) -> None:
 
 
 def build(
-    directory: Path, import_images: Callable[[Path], None], say: Callable[[str], object] = print
+    directory: Path, import_images: Callable[[Path], None], report: Callable[[str], object] = print
 ) -> None:
-    """Build a disk, an initial RAM disk and a kernel in a directory, unless they are there.
+    """Build a disk, an initial RAM disk and a kernel in a directory, unless they exist.
 
     Args:
-        directory: Where; made if it is not there.
-        import_images: Starts a machine on the directory's disk that keeps what it writes: containerd itself
-            must import the images.
-        say: Gets what is being done.
+        directory: Where the disk is built; created if it does not exist.
+        import_images: Boots a machine whose writes to the directory's disk persist: containerd itself must
+            import the images.
+        report: Called with a message about each step.
 
     Raises:
-        RuntimeError: A program failed; its words are in the message.
+        RuntimeError: A program failed; the message contains its output.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (
@@ -244,9 +244,9 @@ def build(
             return
         work, root = Path(name), Path(name, "root")
         suite = SUITES[sys.version_info[:2]]
-        say(f"building the disk of the virtual machines in {directory}: Debian {suite}")
+        report(f"building the disk of the virtual machines in {directory}: Debian {suite}")
         run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, root, archive())
-        say("the kernel, our images, and compiled Python")
+        report("adding the kernel, the test images, and compiled Python")
         release = unpack_kernel(root, work)
         create_files(root, work)
         run("chroot", root, "python3", "-m", "compileall", "-q", "/usr/lib/python3")
@@ -258,7 +258,7 @@ def build(
         run("mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d", root, disk)
         for file_name in FILES:
             (work / file_name).replace(directory / file_name)
-        say("the first start, in which containerd imports the images")
+        report("first boot: containerd imports the images")
         import_images(directory)
         (directory / "complete").touch()
 

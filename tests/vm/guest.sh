@@ -1,8 +1,8 @@
 #!/bin/bash
-# Inside the virtual machine: make it a node, run the job, hand back its results, switch off.
-# As the first process (cgroup driver cgroupfs) it mounts everything itself; else systemd has.
+# Runs inside the virtual machine: set up a node, run the job, write its results to a disk, power off.
+# As the first process (cgroup driver cgroupfs) this script mounts everything; otherwise systemd has done so.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
-export OUT=/out GOMAXPROCS=2 # Go's idle threads look for work all the time: dear where CPUs are emulated
+export OUT=/out GOMAXPROCS=2 # idle threads of Go poll for work: expensive on emulated CPUs
 . /in/.bed/settings.sh       # CGROUP, DRIVER, MODULES, GATEWAY, LIMIT_S
 
 mount_cgroups() {
@@ -53,8 +53,8 @@ start_containerd() {
     [ "$DRIVER" = systemd ] && driver=true
     mkdir -p /etc/containerd
     sed "s/DRIVER/$driver/" /bed/containerd.toml >/etc/containerd/config.toml
-    # A shim that is asked for its state has two seconds; on a busy host that is too little, and containerd then
-    # takes a sandbox for ended.
+    # By default a shim has two seconds to report its state; on a busy host that is too short, and containerd
+    # then treats the sandbox as exited.
     cat >>/etc/containerd/config.toml <<'END'
 [timeouts]
   "io.containerd.timeout.task.state" = "60s"
@@ -89,7 +89,7 @@ cd /in
         echo "containerd does not start"
         echo 99 >$OUT/.status
     fi
-} 2>&1 | tee $OUT/.said >/dev/ttyS1
+} 2>&1 | tee $OUT/.output >/dev/ttyS1
 [ "$DRIVER" = systemd ] && journalctl -b -u containerd --no-pager >$OUT/containerd.log 2>/dev/null
 tar c -C $OUT . >/dev/vdc
 sync

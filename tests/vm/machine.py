@@ -1,8 +1,8 @@
-"""A throw-away machine with any topology: qemu emulates it, and it needs no virtualisation to do so.
+"""A disposable virtual machine with any topology, emulated by qemu without hardware virtualisation.
 
-A machine starts from the disk of ``disk.py``, which stays as it is; what a run brings comes on a second disk,
-and what the run leaves in /out is written to a third: both are plain tar files. One host thread emulates all
-CPUs in turn (``thread=single``): with more, guests of 32 CPUs lock up now and then in calls between CPUs.
+A machine boots from the disk of ``disk.py``, which is not modified. The input of a run is on a second disk,
+and the content of /out is written to a third one; both are plain tar files. One host thread emulates all CPUs
+in turn (``thread=single``): with several threads, guests of 32 CPUs sometimes lock up in calls between CPUs.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ BOOT_S = 600
 NO_STATUS = 125
 NETFILTER = "nf_tables nft_compat nft_chain_nat xt_comment xt_mark xt_conntrack xt_MASQUERADE br_netfilter"
 HOST = "10.0.2.2"
-"""The address at which a machine with a network reaches this one's loopback (qemu's user networking)."""
+"""The address at which a machine with a network reaches the host's loopback (qemu's user networking)."""
 MASKED = ("udev-trigger", "hwdb-update", "journal-catalog-update", "random-seed", "update-utmp", "firstboot")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine is like.
+    """The configuration of a machine.
 
     Attributes:
         sockets, nodes, cores, threads: Sockets, NUMA nodes of each, cores of each node, threads of each core.
         memory: MiB of each NUMA node.
         memory_only: Further NUMA nodes, which have memory and no CPUs.
-        plugged: MiB of the memory of one more NUMA node, after these, that can be taken out while it runs.
+        plugged: MiB of memory of one more NUMA node, after these, that can be unplugged while it runs.
         without_memory: NUMA nodes that have CPUs and no memory.
-        distances: NUMA nodes report how far they are from each other; else all are alike.
-        cards: NUMA nodes with a network card behind a root bridge of theirs.
-        kernel: Words for the kernel's command line.
-        cgroup: v1, v2, or hybrid: all controllers that v1 has are there, and v2 beside them at ``unified``.
-        driver: What makes cgroups: ``cgroupfs``, or ``systemd``, which then is the first process.
+        distances: NUMA nodes report different distances; otherwise all distances are equal.
+        cards: NUMA nodes that have a network card behind their own root bridge.
+        kernel: Further arguments for the kernel's command line.
+        cgroup: v1, v2, or hybrid: all controllers on v1, and a v2 hierarchy mounted at ``unified``.
+        driver: The cgroup driver: ``cgroupfs``, or ``systemd``, which then is the first process.
         modules: Kernel modules that are loaded before containerd starts.
-        network: It can open connections to servers on this machine's loopback, at ``HOST``.
+        network: The guest can open connections to servers on the host's loopback, at ``HOST``.
     """
 
     sockets: int = 2
@@ -67,7 +67,7 @@ class Machine:
 
     @property
     def numa_nodes(self) -> int:
-        """How many NUMA nodes have CPUs; they come first."""
+        """The number of NUMA nodes with CPUs; they come first."""
         return self.sockets * self.nodes
 
     @property
@@ -75,7 +75,7 @@ class Machine:
         return self.numa_nodes * self.cores * self.threads
 
     def distance(self, one: int, other: int) -> int:
-        """How far two NUMA nodes are from each other, in the units of firmware: 10 is the node itself."""
+        """Return the distance between two NUMA nodes, in the units of firmware: 10 is the node itself."""
         if one == other:
             return LOCAL
         if max(one, other) >= self.numa_nodes:
@@ -83,30 +83,30 @@ class Machine:
         return SOCKET if one // self.nodes == other // self.nodes else REMOTE
 
     def command_line(self) -> str:
-        """The kernel's command line."""
-        words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "tsc=reliable", "no_timer_check"]
-        words += ["random.trust_cpu=on", "modprobe.blacklist=kvm,kvm_amd,kvm_intel"]
-        words += ["memhp_default_state=online_movable"] if self.plugged else []
-        words += ["net.ifnames=0"] if self.network else []
+        """Return the kernel's command line."""
+        args = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "tsc=reliable", "no_timer_check"]
+        args += ["random.trust_cpu=on", "modprobe.blacklist=kvm,kvm_amd,kvm_intel"]
+        args += ["memhp_default_state=online_movable"] if self.plugged else []
+        args += ["net.ifnames=0"] if self.network else []
         if self.driver == "systemd":
-            words += ["bed.init=systemd", "systemd.unit=bed.service", "systemd.show_status=0"]
-            words += [f"systemd.mask=systemd-{name}.service" for name in MASKED]
-            words.append(f"systemd.unified_cgroup_hierarchy={int(self.cgroup == 'v2')}")
-            words += ["systemd.legacy_systemd_cgroup_controller=1"] if self.cgroup == "v1" else []
-        return " ".join([*words, self.kernel]).strip()
+            args += ["bed.init=systemd", "systemd.unit=bed.service", "systemd.show_status=0"]
+            args += [f"systemd.mask=systemd-{name}.service" for name in MASKED]
+            args.append(f"systemd.unified_cgroup_hierarchy={int(self.cgroup == 'v2')}")
+            args += ["systemd.legacy_systemd_cgroup_controller=1"] if self.cgroup == "v1" else []
+        return " ".join([*args, self.kernel]).strip()
 
     def _numa(self) -> Iterator[str]:
         filled, each = self.numa_nodes + self.memory_only, self.cores * self.threads
         every = range(filled + bool(self.plugged))
         for node in every:
-            words = f"node,nodeid={node}"
+            option = f"node,nodeid={node}"
             if node < self.numa_nodes:
-                words += f",cpus={node * each}-{(node + 1) * each - 1}"
+                option += f",cpus={node * each}-{(node + 1) * each - 1}"
             if node not in self.without_memory and node < filled:
                 yield from ("-object", f"memory-backend-ram,id=mem{node},size={self.memory}M")
-                words += f",memdev=mem{node}"
-            yield from ("-numa", words)
-        if self.plugged:  # not reported at the start: the kernel finds it as memory that was put in
+                option += f",memdev=mem{node}"
+            yield from ("-numa", option)
+        if self.plugged:  # not reported at boot: the kernel detects it as hot-plugged memory
             yield from ("-object", f"memory-backend-ram,id=plugged,size={self.plugged}M")
             yield from ("-device", f"pc-dimm,memdev=plugged,node={filled}")
         pairs = ((one, other) for one in every for other in every if self.distances and one != other)
@@ -121,39 +121,39 @@ class Machine:
         """Return qemu's command line.
 
         Args:
-            directory: The disk's.
-            work: Where the run has ``in.tar`` and ``out.tar``, and gets ``console`` and ``said``.
-            keep: What is written to the disk stays.
+            directory: The directory of the disk.
+            work: Contains ``in.tar`` and ``out.tar``; qemu writes ``console`` and ``output`` there.
+            keep: Make writes to the disk persistent.
         """
-        # An AMD model would show no threads of a core: emulation lacks what reports of them.
-        words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
-        words += ["-machine", "q35", "-accel", "tcg,thread=single,tb-size=1024"]
-        # Linux 6.12 wants to be emulated without cx16; older ones do not miss it.
-        words += ["-cpu", "max,vendor=GenuineIntel,cx16=off", "-m", self._memory()]
+        # An AMD model would show no threads of a core: qemu does not emulate their CPUID leaf.
+        args = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+        args += ["-machine", "q35", "-accel", "tcg,thread=single,tb-size=1024"]
+        # Linux 6.12 must be emulated without cx16; older kernels do not need it.
+        args += ["-cpu", "max,vendor=GenuineIntel,cx16=off", "-m", self._memory()]
         shape = f"sockets={self.sockets},cores={self.nodes * self.cores},threads={self.threads}"
-        words += ["-smp", f"{self.cpus},{shape}", *self._numa()]
+        args += ["-smp", f"{self.cpus},{shape}", *self._numa()]
         for number, node in enumerate(self.cards):
             at = f"id=bridge{number},bus=pcie.0,bus_nr={64 + 16 * number},numa_node={node}"
             port = f"id=port{number},bus=bridge{number},chassis={number + 1},slot={number + 1}"
-            words += ["-device", f"pxb-pcie,{at}", "-device", f"pcie-root-port,{port}"]
-            words += ["-device", f"virtio-net-pci,bus=port{number}"]
+            args += ["-device", f"pxb-pcie,{at}", "-device", f"pcie-root-port,{port}"]
+            args += ["-device", f"virtio-net-pci,bus=port{number}"]
         files = (directory / "disk.img", work / "in.tar", work / "out.tar")
         for number, path in enumerate(files):
             kind = "" if number or keep else ",snapshot=on"
-            words += ["-drive", f"if=none,id=disk{number},file={path},format=raw,cache=unsafe{kind}"]
+            args += ["-drive", f"if=none,id=disk{number},file={path},format=raw,cache=unsafe{kind}"]
             place = f"bus=pcie.0,addr={0x18 + number:#x}"
-            words += ["-device", f"virtio-blk-pci,num-queues=1,drive=disk{number},{place}"]
+            args += ["-device", f"virtio-blk-pci,num-queues=1,drive=disk{number},{place}"]
         if self.network:
-            words += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]
-        words += ["-kernel", str(directory / "vmlinuz"), "-initrd", str(directory / "initrd.img")]
-        words += ["-append", self.command_line()]
-        for file in ("console", "said"):
-            words += ["-serial", f"file:{work / file}"]
-        return words
+            args += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]
+        args += ["-kernel", str(directory / "vmlinuz"), "-initrd", str(directory / "initrd.img")]
+        args += ["-append", self.command_line()]
+        for file in ("console", "output"):
+            args += ["-serial", f"file:{work / file}"]
+        return args
 
 
 def _pack(machine: Machine, job: str, carried: Mapping[str, Path], limit: float, to: Path) -> None:
-    """Write the tar that a run brings along."""
+    """Write the tar file with the input of a run."""
     settings = {
         "CGROUP": machine.cgroup,
         "DRIVER": machine.driver,
@@ -175,15 +175,17 @@ def _pack(machine: Machine, job: str, carried: Mapping[str, Path], limit: float,
             tar.add(path, name)
 
 
-def _watch(process: subprocess.Popen[bytes], said: Path, limit: float, say: Callable[[str], object]) -> None:
-    """Wait for a machine to end, and return what its job says meanwhile."""
-    end, reported = time.monotonic() + limit, 0
+def _watch(
+    process: subprocess.Popen[bytes], output: Path, limit: float, report: Callable[[str], object]
+) -> None:
+    """Wait for a machine to end, and report the lines that its job prints."""
+    end, line_count = time.monotonic() + limit, 0
     while True:
         over = process.poll() is not None or time.monotonic() > end
-        lines = said.read_text(errors="replace").replace("\r", "").split("\n") if said.exists() else [""]
-        for line in lines[reported : len(lines) - (not over)]:
-            say(line)
-        reported = max(reported, len(lines) - 1)
+        lines = output.read_text(errors="replace").replace("\r", "").split("\n") if output.exists() else [""]
+        for line in lines[line_count : len(lines) - (not over)]:
+            report(line)
+        line_count = max(line_count, len(lines) - 1)
         if over:
             return
         time.sleep(0.2)
@@ -196,24 +198,24 @@ def run(
     carried: Mapping[str, Path],
     out: Path,
     limit: float = 300,
-    say: Callable[[str], object] = print,
+    report: Callable[[str], object] = print,
     *,
     keep: bool = False,
 ) -> tuple[int, str]:
-    """Start a machine, run a job in it, and bring back what the job left in /out.
+    """Start a machine, run a job in it, and copy the content of its /out to the host.
 
     Args:
-        machine: What it is like.
-        directory: Of the disk.
-        job: A line for bash, run as root in /in.
-        carried: Files and directories for /in, by the name that they have there.
-        out: Where results go, and what the console said (``console``).
-        limit: Seconds for the job.
-        say: Gets each line that the job prints, while it runs.
-        keep: What is written to the disk stays.
+        machine: The configuration of the machine.
+        directory: The directory of the disk.
+        job: A bash command line, run as root in /in.
+        carried: Files and directories for /in, by their names there.
+        out: The directory for the results and the output of the console (``console``).
+        limit: Seconds that the job may take.
+        report: Called with each line that the job prints, while it runs.
+        keep: Make writes to the disk persistent.
 
     Returns:
-        The job's exit status (124 where it took too long, 125 where nothing came back), and what it printed.
+        The job's exit status (124: it exceeded its time limit, 125: there are no results), and its output.
     """
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vm-") as name:
@@ -225,30 +227,33 @@ def run(
             command = machine.qemu(directory, work, keep=keep)
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            _watch(process, work / "said", limit + BOOT_S, say)
+            _watch(process, work / "output", limit + BOOT_S, report)
         finally:
             process.kill()
             process.wait()
-        for file in ("console", "said"):
+        for file in ("console", "output"):
             if (work / file).exists():
                 shutil.copy(work / file, out / file)
         try:
             with tarfile.open(work / "out.tar") as tar:
                 tar.extractall(out, filter="data")
-            return int((out / ".status").read_text()), (out / ".said").read_text()
+            return int((out / ".status").read_text()), (out / ".output").read_text()
         except (OSError, tarfile.TarError, ValueError) as error:
             console = (out / "console").read_text(errors="replace") if (out / "console").exists() else ""
-            return NO_STATUS, f"nothing came back: {error}\n{(out / 'qemu.log').read_text()}{console[-3000:]}"
+            return (
+                NO_STATUS,
+                f"no results: {error}\n{(out / 'qemu.log').read_text()}{console[-3000:]}",
+            )
 
 
 def import_images(directory: Path) -> None:
-    """Let containerd import the images into the disk itself.
+    """Let containerd import the images on the disk itself.
 
     Raises:
-        RuntimeError: It did not.
+        RuntimeError: The import failed.
     """
     job = "ctr -n k8s.io images import /bed/images.tar && ctr -n k8s.io images ls -q && rm /bed/images.tar"
-    small = Machine(1, 1, 2, 1)
-    status, said = run(small, directory, job, {}, directory / "first-start", say=lambda _: None, keep=True)
-    if status or images.PAUSE not in said or images.BUSYBOX not in said:
-        raise RuntimeError(f"cannot import the images into {directory}: status {status}: {said}")
+    vm = Machine(1, 1, 2, 1)
+    status, output = run(vm, directory, job, {}, directory / "first-start", report=lambda _: None, keep=True)
+    if status or images.PAUSE not in output or images.BUSYBOX not in output:
+        raise RuntimeError(f"cannot import the images into {directory}: status {status}: {output}")
