@@ -1,4 +1,4 @@
-"""A daemon to ask: its admin socket, served in a thread."""
+"""The admin socket of a daemon, served in a thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _serving(path: Path, routes: Mapping[str, Route]) -> Iterator[None]:
 
 @pytest.fixture
 def serve_admin(tmp_path: Path) -> Iterator[Serve]:
-    """Serve routes at an admin socket; gives the configuration that leads to it."""
+    """Serve routes at an admin socket; returns the configuration file that names it."""
     with ExitStack() as stack:
 
         def serve(routes: Mapping[str, Route]) -> Path:

@@ -23,12 +23,12 @@ def machine(tmp_path: Path) -> Path:
     return root
 
 
-def run(*words: object) -> str:
-    done = CliRunner().invoke(check_config, [str(w) for w in words])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.stdout
+def run(*args: object) -> str:
+    result = CliRunner().invoke(check_config, [str(w) for w in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -36,13 +36,13 @@ def write(tmp_path: Path, text: str) -> Path:
     return tmp_path / "c.yaml"
 
 
-def test_the_defaults_are_a_commented_file() -> None:
+def test_the_defaults_are_printed_as_a_commented_file() -> None:
     text = run("--defaults")
     assert "# CPUs that are never given to owners" in text
     assert parse(text, "f") == Config()
 
 
-def test_what_is_in_effect_is_printed_as_a_file(tmp_path: Path, machine: Path) -> None:
+def test_the_effective_configuration_is_printed_as_a_file(tmp_path: Path, machine: Path) -> None:
     file = write(tmp_path, "cpuManagerPolicy: static\nreservedSystemCPUs: 0\n")
     out = run("--config", file, "--sysfs-root", machine, "--mode", "observe")
     left = "can have owners; the shared pool keeps at least 2 of them"
@@ -84,7 +84,7 @@ def test_the_runtimes_socket_is_checked(tmp_path: Path, machine: Path) -> None:
         assert "note" not in run("--config", file, "--sysfs-root", machine)
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_invalid_configurations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="line 1: mode: 'x' is not"):
         run("--config", write(tmp_path, "mode: x"))
     with pytest.raises(UsageError, match="cannot use --mode: 'x' is not"):

@@ -37,59 +37,59 @@ class Node:
             f"serverDirectory: {self.servers}{more}}}\n"
         )
 
-    def run(self, *words: object, config: bool = True) -> tuple[int, str]:
-        """Run a command; gives the exit code and what it said."""
+    def run(self, *args: object, config: bool = True) -> tuple[int, str]:
+        """Run a command; returns its exit code and its output."""
         more = ["--config", str(self.config)] if config else []
-        code = command_line(["hooks", *map(str, words), *more])
+        code = command_line(["hooks", *map(str, args), *more])
         assert isinstance(code, int)
         reported = self.capsys.readouterr()
         return code, reported.out + reported.err
 
-    def did(self, *words: object) -> str:
-        code, reported = self.run(*words)
+    def run_ok(self, *args: object) -> str:
+        code, reported = self.run(*args)
         assert code == 0, reported
         return reported
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Node:
-    made = Node(tmp_path, capsys)
-    monkeypatch.setattr(file_commands, "shipped_directory", lambda: made.shipped)
-    return made
+    created = Node(tmp_path, capsys)
+    monkeypatch.setattr(file_commands, "shipped_directory", lambda: created.shipped)
+    return created
 
 
-def test_a_new_hook_is_the_template_for_its_owner_alone_to_write(node: Node) -> None:
+def test_a_new_hook_is_a_copy_of_the_template_writable_by_its_owner(node: Node) -> None:
     before = os.umask(0o077)
     try:
-        reported = node.did("new", "50-mine")
+        reported = node.run_ok("new", "50-mine")
     finally:
         os.umask(before)
-    made = node.directory / "50-mine.py"
-    assert made.read_text() == TEMPLATE
-    assert made.stat().st_mode & 0o777 == 0o644
+    created = node.directory / "50-mine.py"
+    assert created.read_text() == TEMPLATE
+    assert created.stat().st_mode & 0o777 == 0o644
     assert node.directory.stat().st_mode & 0o022 == 0
-    assert reported.startswith(f"created {made}; next:\n")
-    assert f"topoproxy hooks validate {made}\n" in reported
+    assert reported.startswith(f"created {created}; next:\n")
+    assert f"topoproxy hooks validate {created}\n" in reported
     assert [entry.name for entry in node.directory.iterdir()] == ["50-mine.py"], "no draft is left"
 
 
 def test_a_new_hook_is_configured_under_its_own_name(tmp_path: Path) -> None:
-    """With the template that is shipped."""
+    """The template is the shipped one."""
     assert command_line(["hooks", "new", "50-mine", "--directory", str(tmp_path)]) == 0
     text = (tmp_path / "50-mine.py").read_text()
     assert "\n        50-mine:\n" in text
     assert "00-template" not in text
 
 
-def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path: Path) -> None:
+def test_a_new_hook_may_copy_a_shipped_one_into_another_directory(node: Node, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
-    node.did("new", "51-mine.py", "--from", "30-cpus-file", "--directory", tmp_path / "src")
+    node.run_ok("new", "51-mine.py", "--from", "30-cpus-file", "--directory", tmp_path / "src")
     assert (tmp_path / "src/51-mine.py").read_text() == "# 30-cpus-file\n"
     assert not node.directory.exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "reported"),
+    ("args", "code", "reported"),
     [
         (
             ["mine"],
@@ -110,10 +110,12 @@ def test_a_new_hook_in_an_own_directory_from_a_shipped_one(node: Node, tmp_path:
         ),
     ],
 )
-def test_a_hook_that_cannot_be_made(node: Node, words: list[str], code: int, reported: str) -> None:
-    ended = node.run("new", *words)
-    assert ended[0] == code
-    assert reported in ended[1]
+def test_a_hook_that_cannot_be_created_is_reported(
+    node: Node, args: list[str], code: int, reported: str
+) -> None:
+    result = node.run("new", *args)
+    assert result[0] == code
+    assert reported in result[1]
 
 
 def test_only_the_directory_of_the_configuration_is_created(node: Node, tmp_path: Path) -> None:
@@ -125,11 +127,11 @@ def test_only_the_directory_of_the_configuration_is_created(node: Node, tmp_path
         )
     assert not missing.parent.exists()
     assert not node.directory.exists()
-    node.did("new", "50-mine", "--directory", node.directory)
+    node.run_ok("new", "50-mine", "--directory", node.directory)
     assert (node.directory / "50-mine.py").read_text() == TEMPLATE
 
 
-def test_a_file_that_is_there_is_left_alone(node: Node) -> None:
+def test_an_existing_file_is_not_overwritten(node: Node) -> None:
     node.directory.mkdir(parents=True)
     (node.directory / "50-mine.py").write_text("mine")
     assert node.run("new", "50-mine") == (
@@ -141,19 +143,21 @@ def test_a_file_that_is_there_is_left_alone(node: Node) -> None:
 
 def test_a_shipped_hook_is_enabled_by_a_link_and_disabled_by_removing_it(node: Node) -> None:
     link = node.directory / "30-cpus-file.py"
-    reported = node.did("enable", "cpus-file")
+    reported = node.run_ok("enable", "cpus-file")
     assert link.readlink() == node.shipped / "30-cpus-file.py"
     assert reported.startswith(f"enabled 30-cpus-file: {link} -> {link.readlink()}\n")
-    assert "is enabled already" in node.did("enable", "30-cpus-file.py")
-    assert node.did("disable", "cpus-file").startswith(f"disabled 30-cpus-file: the link {link} is removed\n")
+    assert "is enabled already" in node.run_ok("enable", "30-cpus-file.py")
+    assert node.run_ok("disable", "cpus-file").startswith(
+        f"disabled 30-cpus-file: the link {link} is removed\n"
+    )
     assert not os.path.lexists(link)
-    assert node.did("disable", "cpus-file") == "30-cpus-file is not enabled\n"
+    assert node.run_ok("disable", "cpus-file") == "30-cpus-file is not enabled\n"
     assert list(node.directory.iterdir()) == []
 
 
-def test_what_others_could_write_is_enabled_with_a_note(node: Node) -> None:
+def test_a_file_writable_by_others_is_enabled_with_a_note(node: Node) -> None:
     (node.shipped / "10-quota.py").chmod(0o666)
-    reported = node.did("enable", "10-quota")
+    reported = node.run_ok("enable", "10-quota")
     assert reported.startswith("enabled 10-quota: ")
     assert reported.endswith(f"chmod go-w {node.shipped}/10-quota.py\n")
     assert "note: the daemon will not run it: " in reported
@@ -162,12 +166,12 @@ def test_what_others_could_write_is_enabled_with_a_note(node: Node) -> None:
 def test_a_vendors_hook_is_masked_and_unmasked(node: Node) -> None:
     (node.vendor / "20-theirs.py").write_text("# theirs\n")
     mask = node.directory / "20-theirs.py"
-    assert "20-theirs is enabled already" in node.did("enable", "20-theirs")
-    reported = node.did("disable", "theirs")
+    assert "20-theirs is enabled already" in node.run_ok("enable", "20-theirs")
+    reported = node.run_ok("disable", "theirs")
     assert mask.readlink() == Path("/dev/null")
     assert f"{mask} -> /dev/null masks {node.vendor}/20-theirs.py" in reported
-    assert node.did("disable", "theirs") == "20-theirs is not enabled\n"
-    assert "is no longer masked" in node.did("enable", "theirs")
+    assert node.run_ok("disable", "theirs") == "20-theirs is not enabled\n"
+    assert "is no longer masked" in node.run_ok("enable", "theirs")
     assert not os.path.lexists(mask)
 
 
@@ -175,44 +179,46 @@ def test_a_link_over_a_vendors_hook_becomes_a_mask(node: Node) -> None:
     (node.vendor / "10-quota.py").write_text("# theirs\n")
     node.directory.mkdir(parents=True)
     (node.directory / "10-quota.py").symlink_to(node.shipped / "10-quota.py")
-    node.did("disable", "10-quota")
+    node.run_ok("disable", "10-quota")
     assert (node.directory / "10-quota.py").readlink() == Path("/dev/null")
 
 
-def test_a_mask_without_a_file_gives_way_to_the_shipped_one(node: Node) -> None:
+def test_a_mask_without_a_file_is_replaced_by_the_shipped_hook(node: Node) -> None:
     node.directory.mkdir(parents=True)
     (node.directory / "10-quota.py").symlink_to("/dev/null")
     (node.directory / "70-gone.py").symlink_to("/dev/null")
-    node.did("enable", "10-quota")
+    node.run_ok("enable", "10-quota")
     assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
     assert node.run("enable", "70-gone")[1].endswith("masks a file that does not exist; remove it\n")
 
 
-def test_an_empty_file_is_a_mask_too(node: Node) -> None:
+def test_an_empty_file_is_removed_like_a_mask(node: Node) -> None:
     node.directory.mkdir(parents=True)
     ours = node.directory / "20-theirs.py"
     (node.vendor / "20-theirs.py").write_text("# theirs\n")
     for name in ("20-theirs", "10-quota"):
         (node.directory / f"{name}.py").touch()
-        assert node.did("disable", name) == f"{name} is not enabled\n"
-    assert "is no longer masked" in node.did("enable", "theirs")
+        assert node.run_ok("disable", name) == f"{name} is not enabled\n"
+    assert "is no longer masked" in node.run_ok("enable", "theirs")
     assert not os.path.lexists(ours)
-    node.did("enable", "10-quota")
+    node.run_ok("enable", "10-quota")
     assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
     (node.vendor / "60-quota.py").touch()
-    node.did("enable", "60-quota")
-    assert (node.directory / "60-quota.py").readlink() == node.shipped / "60-quota.py", "it goes first"
+    node.run_ok("enable", "60-quota")
+    assert (node.directory / "60-quota.py").readlink() == node.shipped / "60-quota.py", (
+        "the file of the directory goes first"
+    )
     (node.vendor / "80-none.py").touch()
     assert node.run("enable", "80-none")[1].endswith("80-none.py is empty, and so disables it\n")
 
 
-def test_a_link_that_leads_nowhere_is_replaced(node: Node) -> None:
+def test_a_dangling_link_is_replaced(node: Node) -> None:
     node.directory.mkdir(parents=True)
     for name in ("10-quota", "70-gone"):
         (node.directory / f"{name}.py").symlink_to("/nonexistent/old.py")
     (node.directory / "60-quota.py").symlink_to("60-quota.py")
-    node.did("enable", "10-quota")
-    node.did("enable", "60-quota")
+    node.run_ok("enable", "10-quota")
+    node.run_ok("enable", "60-quota")
     assert (node.directory / "10-quota.py").readlink() == node.shipped / "10-quota.py"
     assert (node.directory / "60-quota.py").readlink() == node.shipped / "60-quota.py"
     code, reported = node.run("enable", "70-gone")
@@ -222,14 +228,14 @@ def test_a_link_that_leads_nowhere_is_replaced(node: Node) -> None:
     )
 
 
-def test_a_directory_of_its_name_is_not_a_hook(node: Node) -> None:
+def test_a_directory_with_the_name_of_a_hook_is_no_hook(node: Node) -> None:
     (node.directory / "10-quota.py").mkdir(parents=True)
     code, reported = node.run("enable", "10-quota")
     assert code == 1
     assert reported.endswith("10-quota.py is not a file; remove it, or rename it\n")
 
 
-def test_what_is_ones_own_is_not_touched(node: Node) -> None:
+def test_the_users_own_file_is_not_changed(node: Node) -> None:
     node.directory.mkdir(parents=True)
     (node.directory / "50-mine.py").write_text("# mine\n")
     (node.servers / "koordlet.json").write_text("{}")
@@ -242,29 +248,29 @@ def test_what_is_ones_own_is_not_touched(node: Node) -> None:
     assert node.run("enable", "nothing")[0] == node.run("disable", "nothing")[0] == 2
 
 
-def test_drafts_and_missing_directories_are_nothing(node: Node) -> None:
+def test_drafts_and_missing_directories_are_ignored(node: Node) -> None:
     node.directory.mkdir(parents=True)
     (node.directory / ".77-draft.py").write_text("half")
     node.set(more=", ownedCPUs: true")
     node.config.write_text(node.config.read_text().replace(str(node.servers), '""'))
     assert node.run("disable", ".77-draft")[0] == node.run("disable", "draft")[0] == 2
-    assert node.did("disable", "cpus-file") == "30-cpus-file is not enabled\n"
+    assert node.run_ok("disable", "cpus-file") == "30-cpus-file is not enabled\n"
 
 
-def test_what_names_us_to_koordinators_proxy(node: Node) -> None:
+def test_the_registration_for_koordinators_proxy_is_printed(node: Node) -> None:
     assert node.run("registration")[0] == 78
     node.set(", serve: /run/topoproxy/hooks.sock")
-    assert '"remote-endpoint": "/run/topoproxy/hooks.sock"' in node.did("registration")
+    assert '"remote-endpoint": "/run/topoproxy/hooks.sock"' in node.run_ok("registration")
 
 
-def test_the_output_says_that_no_hook_runs(node: Node) -> None:
+def test_the_output_reports_that_no_hook_runs(node: Node) -> None:
     node.set(", enabled: false")
-    assert node.did("enable", "cpus-file").endswith(
+    assert node.run_ok("enable", "cpus-file").endswith(
         "hooks.enabled is false in the configuration: no hook runs\n"
     )
 
 
-def test_a_directory_that_cannot_be_written(node: Node) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(node: Node) -> None:
     node.directory.parent.mkdir()
     node.directory.write_text("no directory")
     code, reported = node.run("enable", "cpus-file")
@@ -272,14 +278,14 @@ def test_a_directory_that_cannot_be_written(node: Node) -> None:
     assert reported.startswith(f"topoproxy: cannot create the link {node.directory}/30-cpus-file.py: ")
 
 
-def test_a_directory_that_is_a_link_to_itself(node: Node) -> None:
+def test_a_directory_that_is_a_link_to_itself_is_reported(node: Node) -> None:
     node.directory.parent.mkdir()
     node.directory.symlink_to(node.directory)
     reported = f"topoproxy: cannot create {node.directory}/50-mine.py: {node.directory} is not a directory\n"
     assert node.run("new", "50-mine") == (73, reported)
 
 
-def test_a_directory_without_permission_to_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_read_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: Path) -> list[str]:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -291,9 +297,9 @@ def test_a_directory_without_permission_to_read(node: Node, monkeypatch: pytest.
         )
 
 
-def test_the_reference_in_the_terminal(node: Node) -> None:
-    def points(*words: str) -> tuple[int, str]:
-        return node.run("points", *words, config=False)
+def test_the_reference_is_printed_in_the_terminal(node: Node) -> None:
+    def points(*args: str) -> tuple[int, str]:
+        return node.run("points", *args, config=False)
 
     lines = points()[1].splitlines()
     assert lines[0].split() == ["POINT", "MAY", "ANSWER", "WHEN"]

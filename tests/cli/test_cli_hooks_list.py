@@ -1,4 +1,4 @@
-"""``topoproxy hooks list``: what a daemon says, what the directories say; ``check-config`` on hooks."""
+"""``topoproxy hooks list`` with and without a daemon, and what ``check-config`` reports on hooks."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ NAME      STATE    POLICY  TIMEOUT  CALLS  FAILED  P50    MAX     POINTS
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def started(*words: object) -> tuple[int, str, str]:
-        code = command_line(list(map(str, words)))
-        said = capsys.readouterr()
+    def run_command(*message: object) -> tuple[int, str, str]:
+        code = command_line(list(map(str, message)))
+        output = capsys.readouterr()
         assert isinstance(code, int)
-        return code, said.out, said.err
+        return code, output.out, output.err
 
-    return started
+    return run_command
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """Directories with one of each; gives the directory of all."""
+    """Hook directories with one file of each state; returns their parent directory."""
     for directory in ("etc", "usr", "servers"):
         (tmp_path / directory).mkdir()
     (tmp_path / "c.yaml").write_text(
@@ -105,7 +105,7 @@ def node(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_a_daemon_says(serve_admin: Callable[..., Path], run: Run) -> None:
+def test_the_hooks_of_a_daemon_are_listed(serve_admin: Callable[..., Path], run: Run) -> None:
     config = serve_admin({"/hooks": lambda: {"hooks": HOOKS, "serving": {"socket": "/s"}}})
     assert run("hooks", "list", "--config", config) == (0, TABLE, "")
     assert run("hooks", "list", "--wide", "--config", config)[1].startswith(WIDE)
@@ -119,7 +119,7 @@ def test_what_a_daemon_says(serve_admin: Callable[..., Path], run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("state", "expected"),
     [
         ("hangs", "    not called: its calls hang"),
         ("probing", "    tried again now"),
@@ -127,47 +127,53 @@ def test_what_a_daemon_says(serve_admin: Callable[..., Path], run: Run) -> None:
         ("failing", ""),
     ],
 )
-def test_why_a_hook_is_not_asked(serve_admin: Callable[..., Path], run: Run, asked: str, said: str) -> None:
-    config = serve_admin({"/hooks": lambda: {"hooks": [HOOKS[0] | {"asked": asked}]}})
-    assert run("hooks", "list", "--config", config)[1].splitlines()[2:] == [said] * bool(said)
+def test_the_reason_why_a_hook_is_not_called_is_listed(
+    serve_admin: Callable[..., Path], run: Run, state: str, expected: str
+) -> None:
+    config = serve_admin({"/hooks": lambda: {"hooks": [HOOKS[0] | {"asked": state}]}})
+    assert run("hooks", "list", "--config", config)[1].splitlines()[2:] == [expected] * bool(expected)
 
 
-def test_those_that_could_be_enabled(
+def test_hooks_that_can_be_enabled_are_listed_with_all(
     serve_admin: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {"10-well": Path("/s/10-well.py"), "90-more": Path("/s/90-more.py")}
     monkeypatch.setattr("proxy.cli.hooks.list_command.shipped", lambda: others)
     config = serve_admin({"/hooks": lambda: {"hooks": HOOKS}})
     assert run("hooks", "list", "--config", config)[1] == TABLE
-    said = run("hooks", "list", "--all", "--config", config)[1].splitlines()
-    assert [line.split()[0] for line in said if line[0] != " "] == [
+    output = run("hooks", "list", "--all", "--config", config)[1].splitlines()
+    assert [line.split()[0] for line in output if line[0] != " "] == [
         "NAME", "10-well", "20-bad", "koordlet", "90-more"
     ]  # fmt: skip
-    assert said[-1].split()[1:3] == ["not", "enabled"]
+    assert output[-1].split()[1:3] == ["not", "enabled"]
 
 
-def test_a_daemon_that_asks_no_hooks_says_so(serve_admin: Callable[..., Path], run: Run) -> None:
+def test_a_daemon_without_hooks_reports_why(serve_admin: Callable[..., Path], run: Run) -> None:
     config = serve_admin({"/hooks": lambda: {"hooks": [], "note": "hooks need mode enforce"}})
-    code, said, errors = run("hooks", "list", "--config", config)
+    code, output, errors = run("hooks", "list", "--config", config)
     assert (code, errors) == (0, "note: hooks need mode enforce\n")
-    assert said == "No hooks. topoproxy hooks list --all shows those that come with topoproxy.\n"
+    assert output == "No hooks. topoproxy hooks list --all shows those that come with topoproxy.\n"
 
 
-def test_what_is_wrong_is_shown_to_its_end(
+def test_a_long_error_is_wrapped_and_not_cut(
     serve_admin: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = " ".join(["cannot trust hook /etc/topoproxy/hooks.d/20-bad.py:", *["word"] * 40, "chmod go-w it"])
-    config = serve_admin({"/hooks": lambda: {"hooks": [HOOKS[1] | {"error": words}]}})
+    message = " ".join(
+        ["cannot trust hook /etc/topoproxy/hooks.d/20-bad.py:", *["word"] * 40, "chmod go-w it"]
+    )
+    config = serve_admin({"/hooks": lambda: {"hooks": [HOOKS[1] | {"error": message}]}})
     monkeypatch.setenv("COLUMNS", "60")
-    assert f"    {words}\n" in run("hooks", "list", "--config", config)[1], "whole lines for programs"
+    assert f"    {message}\n" in run("hooks", "list", "--config", config)[1], (
+        "the lines are not wrapped for programs"
+    )
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     lines = run("hooks", "list", "--config", config)[1].splitlines()
     assert max(map(len, lines)) <= 60
-    assert words in " ".join(line.strip() for line in lines)
+    assert message in " ".join(line.strip() for line in lines)
 
 
 @pytest.mark.parametrize("answer", [[], {}, "hello", {"hooks": "all"}, None])
-def test_an_invalid_answer_does_not_count_as_no_hooks(
+def test_after_an_invalid_answer_the_directories_are_listed(
     serve_admin: Callable[..., Path], run: Run, answer: object
 ) -> None:
     config = serve_admin({"/hooks": lambda: answer})
@@ -180,15 +186,15 @@ def test_an_invalid_answer_does_not_count_as_no_hooks(
 
 
 def test_without_a_daemon_the_directories_are_listed(node: Path, run: Run) -> None:
-    code, said, errors = run("hooks", "list", "--config", node / "c.yaml")
+    code, output, errors = run("hooks", "list", "--config", node / "c.yaml")
     assert code == 0
     first, second = errors.splitlines()
     assert first.endswith("no process listens there (so this is the state of the directories)")
     assert second.startswith(f"note: hook file {node}/etc/mine.py is not used")
     wide = run("hooks", "list", "--wide", "--config", node / "c.yaml")[1].splitlines()
-    elsewhere = ("--admin", f"unix://{node}/missing.sock")
-    assert run("hooks", "list", "--config", node / "c.yaml", *elsewhere)[1] == said
-    lines = said.splitlines()
+    other_socket = ("--admin", f"unix://{node}/missing.sock")
+    assert run("hooks", "list", "--config", node / "c.yaml", *other_socket)[1] == output
+    lines = output.splitlines()
     assert [line.split()[:2] for line in lines if line[0] != " "] == [
         ["NAME", "STATE"],
         ["10-good", "loads"],
@@ -205,33 +211,35 @@ def test_without_a_daemon_the_directories_are_listed(node: Path, run: Run) -> No
     assert (data["daemon"], len(data["hooks"])) == (False, 6)
 
 
-def test_the_output_says_that_hooks_are_off(tmp_path: Path, run: Run) -> None:
+def test_disabled_hooks_are_reported(tmp_path: Path, run: Run) -> None:
     (tmp_path / "c.yaml").write_text(f"listen: unix://{tmp_path}/cri.sock\nhooks: {{enabled: false}}\n")
-    said = run("hooks", "list", "--config", tmp_path / "c.yaml")[1].splitlines()
-    assert said[0] == "hooks.enabled is false in the configuration: no hook runs."
+    output = run("hooks", "list", "--config", tmp_path / "c.yaml")[1].splitlines()
+    assert output[0] == "hooks.enabled is false in the configuration: no hook runs."
 
 
-def test_check_config_names_what_is_there_and_runs_nothing(node: Path, run: Run) -> None:
+def test_check_config_lists_the_hooks_and_runs_none(node: Path, run: Run) -> None:
     (node / "etc/50-loud.py").write_text(f"open('{node}/ran', 'w')\n")
-    code, said, _ = run("check-config", "--config", node / "c.yaml")
+    code, output, _ = run("check-config", "--config", node / "c.yaml")
     assert code == 0
-    assert "# hooks: 10-good, 20-bad, 30-open, 40-off, 50-loud, koordlet (topoproxy hooks list " in said
-    assert f"# note: hook {node}/etc/30-open.py cannot be used: {node}/etc/30-open.py can be written" in said
-    assert f"# note: hook file {node}/etc/mine.py is not used" in said
-    assert "# note: hooks.settings.10-god: there is no such hook; did you mean 10-good?" in said
+    assert "# hooks: 10-good, 20-bad, 30-open, 40-off, 50-loud, koordlet (topoproxy hooks list " in output
+    assert (
+        f"# note: hook {node}/etc/30-open.py cannot be used: {node}/etc/30-open.py can be written" in output
+    )
+    assert f"# note: hook file {node}/etc/mine.py is not used" in output
+    assert "# note: hooks.settings.10-god: there is no such hook; did you mean 10-good?" in output
     assert not (node / "ran").exists()
 
 
-def test_check_config_knows_what_could_be_enabled(tmp_path: Path, run: Run) -> None:
+def test_check_config_reports_settings_of_a_hook_that_is_not_enabled(tmp_path: Path, run: Run) -> None:
     settings = "{30-cpus-file: {timeout: 2s}}"
     (tmp_path / "c.yaml").write_text(
         f"hooks: {{directory: {tmp_path}, vendorDirectory: {tmp_path}/v, settings: {settings}}}\n"
     )
-    said = run("check-config", "--config", tmp_path / "c.yaml")[1]
-    assert "hooks.settings.30-cpus-file: it is not enabled: topoproxy hooks enable 30-cpus-file" in said
+    output = run("check-config", "--config", tmp_path / "c.yaml")[1]
+    assert "hooks.settings.30-cpus-file: it is not enabled: topoproxy hooks enable 30-cpus-file" in output
 
 
-def test_times() -> None:
+def test_durations_are_printed_with_their_unit() -> None:
     reported = [span(s) for s in (None, "x", 0, 12, 0.25, 0.0000125, 1e-9)]
     assert reported == ["-", "-", "-", "12 s", "250 ms", "12.5 us", "0 us"]
 

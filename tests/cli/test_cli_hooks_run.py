@@ -1,4 +1,4 @@
-"""``topoproxy hooks validate`` and ``run``: files that are loaded, and asked by the real engine."""
+"""``topoproxy hooks validate`` and ``run``: files are loaded, and called by the real engine."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ BROKEN = "API_VERSION = 1\ndef pre_create_container(event):\n    return 1 / 0\n"
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def started(*words: object) -> tuple[int, str, str]:
-        code = command_line(["hooks", *map(str, words)])
+    def run_command(*args: object) -> tuple[int, str, str]:
+        code = command_line(["hooks", *map(str, args)])
         reported = capsys.readouterr()
         assert isinstance(code, int)
         return code, reported.out, reported.err
 
-    return started
+    return run_command
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_good_file_is_described(files: Path, run: Run) -> None:
+def test_a_valid_file_is_described(files: Path, run: Run) -> None:
     code, reported, errors = run("validate", files / "50-pinned.py", "--config", files / "c.yaml")
     assert (code, errors) == (0, "")
     assert reported == (
@@ -98,7 +98,9 @@ def test_a_good_file_is_described(files: Path, run: Run) -> None:
         ("koordlet.json", "{", "it is not JSON"),
     ],
 )
-def test_faults_are_named(files: Path, run: Run, name: str, text: str, reported: str) -> None:
+def test_a_broken_file_is_reported_with_its_fault(
+    files: Path, run: Run, name: str, text: str, reported: str
+) -> None:
     (files / name).write_text(text)
     (files / "c.yaml").write_text("hooks: {settings: {50-pinned: {config: {nmae: CPUS}}}}\n")
     code, out, errors = run("validate", files / name, "--config", files / "c.yaml")
@@ -108,7 +110,7 @@ def test_faults_are_named(files: Path, run: Run, name: str, text: str, reported:
     assert errors == "topoproxy: cannot use the hook file: see above\n"
 
 
-def test_the_owner_of_a_file_counts_unless_checked_for_the_node(files: Path, run: Run) -> None:
+def test_an_untrusted_file_is_reported_unless_disabled_by_option(files: Path, run: Run) -> None:
     (files / "60-second.py").chmod(0o666)
     code, reported, errors = run("validate", files / "60-second.py", files / "50-pinned.py", "--json")
     assert (code, errors) == (65, "topoproxy: cannot use 1 of 2 hook files: see above\n")
@@ -123,7 +125,7 @@ def test_the_owner_of_a_file_counts_unless_checked_for_the_node(files: Path, run
     assert run("validate", files / "60-second.py", "--untrusted")[0] == 0
 
 
-def test_a_server_and_a_mask_are_files_too(files: Path, run: Run) -> None:
+def test_server_files_and_masks_can_be_validated(files: Path, run: Run) -> None:
     server = {
         "remote-endpoint": "/run/x.sock",
         "failure-policy": "Fail",
@@ -138,7 +140,7 @@ def test_a_server_and_a_mask_are_files_too(files: Path, run: Run) -> None:
     assert "10-none.py: disabled\n  it disables a hook 10-none of hooks.vendorDirectory\n" in reported
 
 
-def test_a_file_that_is_not_there(files: Path, run: Run) -> None:
+def test_a_missing_file_is_reported(files: Path, run: Run) -> None:
     code, reported, _ = run("validate", files / "11-gone.py")
     assert (code, reported.splitlines()[1]) == (
         65,
@@ -155,7 +157,7 @@ def example(files: Path, run: Run, **pod: Any) -> Path:
     return files / "event.json"
 
 
-def test_what_a_hook_wants_is_shown(files: Path, run: Run) -> None:
+def test_the_adjustment_of_a_hook_is_printed(files: Path, run: Run) -> None:
     pinned, event = files / "50-pinned.py", example(files, run)
     code, reported, errors = run("run", pinned, "--event", event)
     assert (code, errors) == (0, "")
@@ -171,31 +173,38 @@ def test_what_a_hook_wants_is_shown(files: Path, run: Run) -> None:
 
 
 def empty(files: Path) -> Path:
-    """A configuration that says nothing."""
+    """An empty configuration."""
     (files / "empty.yaml").write_text("")
     return files / "empty.yaml"
 
 
-def test_events_of_the_node_are_about_no_pod(files: Path, run: Run) -> None:
+def test_an_event_of_the_node_is_printed_without_a_pod(files: Path, run: Run) -> None:
     (files / "50-sync.py").write_text("API_VERSION = 1\ndef synchronize(event):\n    return None\n")
-    words = ["run", files / "50-sync.py", files / "60-second.py", "--example", "synchronize"]
-    assert run(*words) == (0, "synchronize: nothing to change\n", "")
+    args = ["run", files / "50-sync.py", files / "60-second.py", "--example", "synchronize"]
+    assert run(*args) == (0, "synchronize: nothing to change\n", "")
 
 
 def test_settings_come_from_the_configuration_and_from_the_command_line(files: Path, run: Run) -> None:
-    words = [files / "50-pinned.py", "--example", "pre_create_container", "--config", files / "c.yaml"]
-    assert "envs[CPUS]" in run("run", *words)[1]
-    assert "envs[MINE]" in run("run", *words, "--set", "name=MINE", "--set", "loud=true")[1]
-    code, _, errors = run("run", *words, "--set", "loud=perhaps")
+    args = [files / "50-pinned.py", "--example", "pre_create_container", "--config", files / "c.yaml"]
+    assert "envs[CPUS]" in run("run", *args)[1]
+    assert "envs[MINE]" in run("run", *args, "--set", "name=MINE", "--set", "loud=true")[1]
+    code, _, errors = run("run", *args, "--set", "loud=perhaps")
     assert (code, "config.loud: must be true or false, not a string" in errors) == (65, True)
-    bare = ["run", files / "50-pinned.py", "--example", "pre_create_container", "--set", "name=MINE"]
-    assert "envs[MINE]" in run(*bare, "--config", empty(files))[1]
+    without_config = [
+        "run",
+        files / "50-pinned.py",
+        "--example",
+        "pre_create_container",
+        "--set",
+        "name=MINE",
+    ]
+    assert "envs[MINE]" in run(*without_config, "--config", empty(files))[1]
     for pair in ("loud", "lo-ud=true", "loud=true\nx: y"):
-        assert run("run", *words, "--set", pair)[0] == 2
-    assert run("run", *words, files / "60-second.py", "--set", "loud=true")[0] == 2
+        assert run("run", *args, "--set", pair)[0] == 2
+    assert run("run", *args, files / "60-second.py", "--set", "loud=true")[0] == 2
 
 
-def test_mounts_devices_and_several_kinds_of_keys_are_shown(files: Path, run: Run) -> None:
+def test_mounts_and_devices_are_printed(files: Path, run: Run) -> None:
     (files / "50-mounts.py").write_text(
         "from proxy.hooks.api import Adjustment, CpuSet, Device, Mount\nAPI_VERSION = 1\n"
         "def pre_create_container(event):\n"
@@ -211,7 +220,7 @@ def test_mounts_devices_and_several_kinds_of_keys_are_shown(files: Path, run: Ru
     ]
 
 
-def test_a_refusal_is_an_answer(files: Path, run: Run) -> None:
+def test_a_refusal_by_a_hook_is_printed_and_no_error(files: Path, run: Run) -> None:
     code, reported, _ = run("run", files / "50-pinned.py", "--event", example(files, run, labels={"no": "1"}))
     assert code == 0
     assert reported == (
@@ -220,15 +229,15 @@ def test_a_refusal_is_an_answer(files: Path, run: Run) -> None:
     )
 
 
-def test_a_conflict_names_both_and_the_policy_decides(files: Path, run: Run) -> None:
-    words = ["--example", "pre_create_container"]
-    code, reported, _ = run("run", files / "60-second.py", files / "50-pinned.py", *words)
+def test_a_conflict_names_both_hooks_and_is_handled_by_policy(files: Path, run: Run) -> None:
+    args = ["--example", "pre_create_container"]
+    code, reported, _ = run("run", files / "60-second.py", files / "50-pinned.py", *args)
     assert code == 1
     assert reported.startswith("pre_create_container, shop/db-0/main: refused\n")
     assert "FAILED 60-second (policy Fail): cannot set envs[PINNED]: hook 50-pinned has set it" in reported
 
 
-def test_a_failure_shows_the_hooks_own_lines(files: Path, run: Run) -> None:
+def test_a_failure_is_printed_with_the_hooks_own_lines(files: Path, run: Run) -> None:
     code, reported, _ = run("run", files / "70-broken.py", "--example", "pre_create_container")
     assert code == 1
     assert reported.startswith(
@@ -237,19 +246,19 @@ def test_a_failure_shows_the_hooks_own_lines(files: Path, run: Run) -> None:
     assert f'  File "{files}/70-broken.py", line 3, in pre_create_container\n' in reported
 
 
-def test_all_of_it_as_data(files: Path, run: Run) -> None:
+def test_the_result_can_be_printed_as_json(files: Path, run: Run) -> None:
     _, reported, _ = run("run", files / "60-second.py", "--example", "pre_create_container", "--json")
     data = json.loads(reported)
-    (asked,) = data["asked"]
-    assert asked["outcome"]["adjustment"] == {"envs": {"PINNED": "all"}}
-    assert asked["outcome"]["owners"] == {"envs[PINNED]": "60-second"}
-    assert asked["event"]["point"] == "pre_create_container"
+    (call,) = data["asked"]
+    assert call["outcome"]["adjustment"] == {"envs": {"PINNED": "all"}}
+    assert call["outcome"]["owners"] == {"envs[PINNED]": "60-second"}
+    assert call["event"]["point"] == "pre_create_container"
     (hook,) = data["hooks"]
     assert (hook["name"], hook["calls"], hook["failures"], hook["asked"]) == ("60-second", 1, {}, "ok")
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "reported"),
+    ("args", "code", "reported"),
     [
         ([], 2, "name a file"),
         (
@@ -281,12 +290,12 @@ def test_all_of_it_as_data(files: Path, run: Run) -> None:
         (["60-second.py", "--print-example", "nothing"], 2, "topoproxy hooks points lists them"),
     ],
 )
-def test_what_cannot_be_run(
-    files: Path, run: Run, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, reported: str
+def test_a_command_line_that_cannot_be_run_is_reported(
+    files: Path, run: Run, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, reported: str
 ) -> None:
     monkeypatch.chdir(files)
-    ended = run("run", *words)
-    assert (ended[0], reported in ended[2]) == (code, True), ended
+    result = run("run", *args)
+    assert (result[0], reported in result[2]) == (code, True), result
 
 
 COUNTS = """
@@ -307,26 +316,26 @@ def pools_changed(event):
 """
 
 
-def test_what_happens_one_after_the_other(files: Path, run: Run) -> None:
+def test_several_events_are_sent_in_order(files: Path, run: Run) -> None:
     (files / "40-counts.py").write_text(COUNTS)
-    started = {"point": "post_start_container", "container": {"id": "c7", "name": "main"}}
+    run_command = {"point": "post_start_container", "container": {"id": "c7", "name": "main"}}
     bad = {"point": "post_start_container", "container": {"id": "bad"}}
-    (files / "a.json").write_text(json.dumps([started, bad, {"point": "pre_stop_container"}]))
+    (files / "a.json").write_text(json.dumps([run_command, bad, {"point": "pre_stop_container"}]))
     (files / "b.json").write_text("\ufeff" + json.dumps({"point": "pools_changed"}))
-    words = ("run", files / "40-counts.py", "--event", files / "a.json", "--event", files / "b.json")
-    code, reported, _ = run(*words)
+    args = ("run", files / "40-counts.py", "--event", files / "a.json", "--event", files / "b.json")
+    code, reported, _ = run(*args)
     assert code == 1
     lines = reported.splitlines()
     assert lines[0] == "post_start_container, //main: nothing to change"
     assert lines[1] == "post_start_container: nothing to change"
     assert lines[2].startswith("FAILED 40-counts (policy Ignore): ValueError: no")
-    (at,) = [i for i, line in enumerate(lines) if line == "pre_stop_container: no hook handles it"]
-    assert lines[at + 1] == "pools_changed:"
-    assert [line.split()[0] for line in lines[at + 3 :]] == [
+    (last_start,) = [i for i, line in enumerate(lines) if line == "pre_stop_container: no hook handles it"]
+    assert lines[last_start + 1] == "pools_changed:"
+    assert [line.split()[0] for line in lines[last_start + 3 :]] == [
         "updates[bad].cpu_shares",
         "updates[c7].cpu_shares",
     ]
-    data = json.loads(run(*words, "--json")[1])
+    data = json.loads(run(*args, "--json")[1])
     assert [one["event"]["point"] for one in data["asked"]] == [
         "post_start_container",
         "post_start_container",
@@ -335,7 +344,7 @@ def test_what_happens_one_after_the_other(files: Path, run: Run) -> None:
     ]
 
 
-def test_which_of_several_events_is_none(files: Path, run: Run) -> None:
+def test_an_invalid_event_is_reported_with_its_number(files: Path, run: Run) -> None:
     (files / "a.json").write_text('[{"point": "pre_create_container"}, {"point": "pre_create"}]')
     _, _, reported = run("run", files / "60-second.py", "--event", files / "a.json")
     assert (
@@ -348,22 +357,22 @@ def test_which_of_several_events_is_none(files: Path, run: Run) -> None:
 def test_control_characters_and_invalid_text_are_removed(files: Path, run: Run) -> None:
     event = {"point": "pre_create_container", "pod": {"name": "a\x1b[31m\nb\ud800"}}
     (files / "a.json").write_text(json.dumps(event))
-    words = ("run", files / "60-second.py", "--event", files / "a.json")
-    code, reported, _ = run(*words)
+    args = ("run", files / "60-second.py", "--event", files / "a.json")
+    code, reported, _ = run(*args)
     assert code == 0
     assert reported.startswith("pre_create_container, /a [31m b /:\n")
-    code, reported, _ = run(*words, "--json")
+    code, reported, _ = run(*args, "--json")
     assert json.loads(reported)["asked"][0]["event"]["pod"]["name"] == event["pod"]["name"]  # type: ignore[index]
     assert (code, reported.isascii()) == (0, True)
 
 
-def test_settings_of_several_values(files: Path, run: Run) -> None:
-    words = ("run", files / "50-pinned.py", "--example", "pre_create_container")
-    code, reported, errors = run(*words, "--set", "words=[a, b]", "--set", "name=C")
+def test_a_setting_may_have_several_values(files: Path, run: Run) -> None:
+    args = ("run", files / "50-pinned.py", "--example", "pre_create_container")
+    code, reported, errors = run(*args, "--set", "words=[a, b]", "--set", "name=C")
     assert (code, "envs[C]" in reported) == (0, True), errors
 
 
-def test_a_hook_that_cannot_be_configured_is_not_asked(files: Path, run: Run) -> None:
+def test_a_hook_that_cannot_be_configured_is_not_called(files: Path, run: Run) -> None:
     (files / "50-no.py").write_text(f"{BROKEN}def configure(event):\n    raise ValueError('no disk')\n")
     code, reported, errors = run("run", files / "50-no.py", "--example", "pre_create_container")
     assert (code, reported) == (1, "")
@@ -371,5 +380,5 @@ def test_a_hook_that_cannot_be_configured_is_not_asked(files: Path, run: Run) ->
 
 
 @pytest.mark.parametrize("path", file_commands.shipped().values(), ids=lambda path: path.stem)
-def test_shipped_hooks_are_good(path: Path, run: Run) -> None:
+def test_shipped_hooks_are_valid(path: Path, run: Run) -> None:
     assert run("validate", path, "--untrusted")[0] == 0

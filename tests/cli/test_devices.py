@@ -36,7 +36,7 @@ SERVE = DemoPod("serve", kube_qos=KubeQos.GUARANTEED, cpus=2)
 
 
 def write_machine(root: Path) -> Path:
-    """Two GPUs, a network card with two virtual functions, a disk, a bridge, a graphics chip of the board."""
+    """Two GPUs, a network card with two virtual functions, a disk, a bridge, an onboard graphics chip."""
     write_sysfs(MACHINE, root)
     pci, nvidia = PciTree(root / "sys"), "0x10de:0x2330"
     pci.add("0000:00:00.0", "0x060000", ids="0x8086:0x09a2")
@@ -97,19 +97,19 @@ class Kubelet:
         return pb.GetPodResourcesResponse(pod_resources=self.pods[name])
 
     def _method(self, answer: Callable[[bytes], Any]) -> Callable[[bytes, Any], bytes]:
-        def answered(content: bytes, context: Any) -> bytes:
+        def handler(content: bytes, context: Any) -> bytes:
             if self.fails:
                 context.abort(grpc.StatusCode.INTERNAL, "out of order")
-            done: bytes = answer(content).SerializeToString()
-            return done
+            result: bytes = answer(content).SerializeToString()
+            return result
 
-        return answered
+        return handler
 
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonNode]:
-    with temporary_node() as made:
-        directory = made.directory
+    with temporary_node() as created:
+        directory = created.directory
         (directory / "cdi").mkdir()
         nodes = [{"path": "/sys/bus/pci/devices/0000:81:00.0"}]
         spec = {
@@ -119,41 +119,41 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonNode]:
         (directory / "cdi/nvme.json").write_text(json.dumps(spec))
         monkeypatch.setattr("proxy.topology.cdi.CDI_ROOTS", (directory / "cdi",))
         write_machine(directory / "machine")
-        made.settings = (
+        created.settings = (
             "cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\nreconcilePeriod: 200ms\n"
             f"sysfsRoot: {directory}/machine/sys\nprocfsRoot: {directory}/machine/proc\n"
         )
-        yield made
+        yield created
 
 
 @pytest.fixture
 def kubelet(node: DaemonNode) -> Iterator[Kubelet]:
-    made = Kubelet(node.directory / "kubelet.sock")
+    created = Kubelet(node.directory / "kubelet.sock")
     node.settings += f"kubelet: {{podResources: 'unix://{node.directory}/kubelet.sock', timeout: 5s}}\n"
-    yield made
-    made.server.stop(None).wait()
+    yield created
+    created.server.stop(None).wait()
 
 
-def typed(node: DaemonNode, *words: str) -> Result:
+def run_devices(node: DaemonNode, *args: str) -> Result:
     """Run the command with the configuration of the node."""
     config = node.directory / "config.yaml"
     config.write_text(node.configuration())
     config.chmod(0o600)
-    return CliRunner().invoke(cli, ["devices", *words, "--config", str(config)], env={"COLUMNS": "160"})
+    return CliRunner().invoke(cli, ["devices", *args, "--config", str(config)], env={"COLUMNS": "160"})
 
 
-def listed(node: DaemonNode, *words: str) -> dict[str, Any]:
-    done = typed(node, *words, "--json")
-    assert done.exit_code == 0, done.output
-    answer = json.loads(done.stdout)
+def listed_devices(node: DaemonNode, *args: str) -> dict[str, Any]:
+    result = run_devices(node, *args, "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
     check(answer)
     return {"daemon": answer["daemon"], "kubelet": answer["kubelet"]} | {
         d["name"]: d for d in answer["devices"]
     }
 
 
-def lived(daemon: Any, node: DaemonNode, then: Callable[[], Any]) -> None:
-    """Run two pods with devices, end one of them, and then do something in a thread."""
+def run_pods_then(daemon: Any, node: DaemonNode, then: Callable[[], Any]) -> None:
+    """Run two pods with devices, end one of them, and then call a function in a thread."""
 
     async def scenario() -> None:
         await node.launch(TRAIN)
@@ -163,8 +163,8 @@ def lived(daemon: Any, node: DaemonNode, then: Callable[[], Any]) -> None:
     run(daemon, scenario, reconciled=True)
 
 
-def test_without_a_daemon_the_machine_is_shown_and_all_else_is_unknown(node: DaemonNode) -> None:
-    found = listed(node)
+def test_without_a_daemon_only_the_machine_is_listed(node: DaemonNode) -> None:
+    found = listed_devices(node)
     assert not found["daemon"]["answered"]
     assert "no process listens there" in found["daemon"]["problem"]
     gpu, disk = found["0000:3b:00.0"], found["0000:81:00.0"]
@@ -172,17 +172,17 @@ def test_without_a_daemon_the_machine_is_shown_and_all_else_is_unknown(node: Dae
     assert (disk["cdi"], disk["interfaces"]) == (["example.com/nvme=0"], ["nvme0"])
     assert all((d["managers"], d["containers"], d["health"]) == ([], [], None) for d in (gpu, disk))
     assert "0000:00:00.0" not in found
-    assert "0000:00:00.0" in listed(node, "--all")
-    done = typed(node)
-    assert done.exit_code == 0
-    row = next(line for line in done.stdout.splitlines() if line.startswith("0000:3b:00.0"))
+    assert "0000:00:00.0" in listed_devices(node, "--all")
+    result = run_devices(node)
+    assert result.exit_code == 0
+    row = next(line for line in result.stdout.splitlines() if line.startswith("0000:3b:00.0"))
     assert row.split() == ["0000:3b:00.0", "3D", "controller", "-", "0", "0-3,8-11", *["unknown"] * 3]
-    assert "Only the machine is shown: cannot query the daemon" in done.stdout
+    assert "Only the machine is shown: cannot query the daemon" in result.stdout
 
 
 def test_with_kubelet_containers_managers_and_health_are_known(node: DaemonNode, kubelet: Kubelet) -> None:
     def then() -> None:
-        found = listed(node)
+        found = listed_devices(node)
         gpu, other = found["0000:3b:00.0"], found["0000:86:00.0"]
         assert (gpu["managers"], gpu["containers"], gpu["health"]) == (
             ["kubelet"],
@@ -197,10 +197,10 @@ def test_with_kubelet_containers_managers_and_health_are_known(node: DaemonNode,
         assert found["0000:5e:00.3"]["health"] is None, "kubelet does not list it"
         assert found["0000:5e:00.3"]["managers"] == []
 
-    lived(node.daemon(), node, then)
+    run_pods_then(node.daemon(), node, then)
 
 
-def test_the_history_names_containers_that_are_gone(node: DaemonNode, kubelet: Kubelet) -> None:
+def test_the_history_names_removed_containers(node: DaemonNode, kubelet: Kubelet) -> None:
     daemon: Any = node.daemon()
 
     async def scenario() -> None:
@@ -209,38 +209,38 @@ def test_the_history_names_containers_that_are_gone(node: DaemonNode, kubelet: K
             sandbox = daemon.executor.state.containers[container].pod.sandbox_id
             await asyncio.to_thread(client.end_pod, sandbox)
         del kubelet.pods["train"]
-        gpu = (await asyncio.to_thread(listed, node))["0000:3b:00.0"]
+        gpu = (await asyncio.to_thread(listed_devices, node))["0000:3b:00.0"]
         assert (gpu["containers"], gpu["containersKnown"]) == ([], True)
         assert [(h["container"], h["exists"]) for h in gpu["history"]] == [("demo/train/main", False)]
-        text = (await asyncio.to_thread(typed, node, UUIDS[0])).stdout
+        text = (await asyncio.to_thread(run_devices, node, UUIDS[0])).stdout
         assert re.search(r"history     \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  demo/train/main \(gone\)", text)
         assert "container   none" in text
 
     run(daemon, scenario, reconciled=True)
 
 
-def test_a_kubelet_that_does_not_answer_makes_nothing_free(node: DaemonNode, kubelet: Kubelet) -> None:
+def test_without_an_answer_of_kubelet_no_device_is_free(node: DaemonNode, kubelet: Kubelet) -> None:
     def then() -> None:
         kubelet.fails = True
-        found = listed(node)
+        found = listed_devices(node)
         assert "out of order" in found["kubelet"]["problem"]
         assert (found["0000:86:00.0"]["managers"], found["0000:86:00.0"]["containersKnown"]) == ([], False)
         gpu = found["0000:3b:00.0"]
         assert (gpu["containers"], gpu["containersKnown"]) == (["demo/train/main"], False), "by its request"
         assert gpu["health"] is None
-        assert "are unknown: cannot query kubelet" in typed(node).stdout
+        assert "are unknown: cannot query kubelet" in run_devices(node).stdout
 
-    lived(node.daemon(), node, then)
+    run_pods_then(node.daemon(), node, then)
 
 
 @pytest.mark.parametrize("mode", ["observe", "passthrough"])
-def test_in_other_modes_kubelets_assignments_are_shown_too(
+def test_kubelets_assignments_are_listed_in_other_modes(
     node: DaemonNode, kubelet: Kubelet, mode: str
 ) -> None:
     daemon: Any = node.daemon(f"mode: {mode}")
 
     async def scenario() -> None:
-        found = await asyncio.to_thread(listed, node)
+        found = await asyncio.to_thread(listed_devices, node)
         assert found["0000:3b:00.0"]["containers"] == ["demo/train/main"]
 
     run(daemon, scenario)
@@ -258,44 +258,44 @@ def test_devices_that_topoproxy_manages_are_shown_and_those_of_two_managers_are_
 
     def then() -> None:
         daemon.executor.store.handle(DevicesChanged("example.com/fast", devices))
-        found = listed(node)
+        found = listed_devices(node)
         assert (found[fast]["managers"], found[fast]["health"]) == (["topoproxy"], "unhealthy")
         assert found[disk]["managers"] == ["DRA", "topoproxy"]
-        text = typed(node).stdout
+        text = run_devices(node).stdout
         assert f"Several managers have: {disk}. Only one of them may assign a device" in text
-        assert "manager     DRA,topoproxy (conflict: only one" in typed(node, disk).stdout
+        assert "manager     DRA,topoproxy (conflict: only one" in run_devices(node, disk).stdout
 
-    lived(daemon, node, then)
+    run_pods_then(daemon, node, then)
 
 
 def test_a_device_is_found_by_each_of_its_names(node: DaemonNode) -> None:
     for name in ("0000:81:00.0", "nvme0", "example.com/nvme=0"):
-        assert list(listed(node, name))[2:] == ["0000:81:00.0"]
-    done = typed(node, "eth7")
-    assert isinstance(done.exception, InputError)
-    assert str(done.exception) == "cannot show the device eth7: no source lists it"
+        assert list(listed_devices(node, name))[2:] == ["0000:81:00.0"]
+    result = run_devices(node, "eth7")
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception) == "cannot show the device eth7: no source lists it"
 
 
-def test_another_machine_is_shown_without_this_nodes_daemon_and_specs(
+def test_another_machine_is_listed_without_this_nodes_daemon_and_specs(
     node: DaemonNode, kubelet: Kubelet
 ) -> None:
     def then() -> None:
-        found = listed(node, "--sysfs-root", str(node.directory / "machine"))
+        found = listed_devices(node, "--sysfs-root", str(node.directory / "machine"))
         assert found["daemon"] == {"answered": False, "problem": "--sysfs-root is given"}
         assert found["0000:3b:00.0"]["containers"] == []
         assert found["0000:81:00.0"]["cdi"] == []
 
-    lived(node.daemon(), node, then)
+    run_pods_then(node.daemon(), node, then)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not there")
-def test_the_page_shows_what_the_command_says(node: DaemonNode, kubelet: Kubelet) -> None:
-    shown = dict(CONSOLE.findall(PAGE.read_text()))
-    assert len(shown) == 2
+def test_the_page_has_the_output_of_the_command(node: DaemonNode, kubelet: Kubelet) -> None:
+    consoles = dict(CONSOLE.findall(PAGE.read_text()))
+    assert len(consoles) == 2
 
     def then() -> None:
-        for line, wanted in shown.items():
-            reported = typed(node, *line.split()[2:]).stdout
-            assert re.sub(r"\d{4}-\d\d-\d\d [\d:]{8}", "2026-11-20 10:00:00", reported) == wanted
+        for line, expected in consoles.items():
+            reported = run_devices(node, *line.split()[2:]).stdout
+            assert re.sub(r"\d{4}-\d\d-\d\d [\d:]{8}", "2026-11-20 10:00:00", reported) == expected
 
-    lived(node.daemon(), node, then)
+    run_pods_then(node.daemon(), node, then)

@@ -36,31 +36,31 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def doctor(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["doctor", *map(str, words)])
+def doctor(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["doctor", *map(str, args)])
 
 
 def test_each_check_has_a_line_and_each_failure_its_advice(config: Path) -> None:
     done = doctor("--config", config)
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
-    shown = [line for line in lines if line[:4].strip() in ("ok", "WARN", "FAIL", "skip")]
-    assert [line.split()[1] for line in shown] == list(CHECKS)
-    assert [line.split()[1] for line in shown if line.startswith("FAIL")] == ["runtime", "daemon"]
+    check_lines = [line for line in lines if line[:4].strip() in ("ok", "WARN", "FAIL", "skip")]
+    assert [line.split()[1] for line in check_lines] == list(CHECKS)
+    assert [line.split()[1] for line in check_lines if line.startswith("FAIL")] == ["runtime", "daemon"]
     for number, line in enumerate(lines):
         if line.startswith(("FAIL", "WARN")):
             assert lines[number + 1].strip().startswith("advice: ")
     assert lines[-1] == f"{len(CHECKS)} checks: 2 failed, 0 with a warning"
 
 
-def test_a_check_that_is_ignored_does_not_count(config: Path) -> None:
+def test_an_ignored_check_does_not_change_the_exit_code(config: Path) -> None:
     done = doctor("--config", config, "--ignore", "runtime", "--ignore", "daemon")
     assert done.exit_code == 0
     assert done.stdout.splitlines()[-1] == f"{len(CHECKS)} checks: none failed"
     assert doctor("--config", config, "--ignore", "daemon").exit_code == 1
 
 
-def test_the_json_is_as_its_schema_says(config: Path) -> None:
+def test_the_json_matches_its_schema(config: Path) -> None:
     done = doctor("--config", config, "--json")
     answer = json.loads(done.stdout)
     check(answer)
@@ -72,7 +72,7 @@ def test_the_json_is_as_its_schema_says(config: Path) -> None:
     assert answer["ok"] is True
 
 
-def test_a_configuration_that_is_refused_is_a_finding(config: Path) -> None:
+def test_an_invalid_configuration_is_a_finding(config: Path) -> None:
     config.write_text(f"{config.read_text()}mod: observe\n")
     answer = json.loads(doctor("--config", config, "--json").stdout)
     found = {each["id"]: each for each in answer["checks"]}

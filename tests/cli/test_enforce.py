@@ -1,4 +1,4 @@
-"""``topoproxy enforce``: the page in words."""
+"""``topoproxy enforce``: the text page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_counts_agree_with_their_nouns() -> None:
     ]
 
 
-def test_containers_are_named_only_where_there_are_some() -> None:
+def test_containers_are_named_only_if_there_are_any() -> None:
     pods = {"enforced": 1, "observed": 0, "toEnforce": 0, "toGiveBack": 1, "inStep": 1}
     assert list(_lines(page(pods=pods, observedContainers=0, paused=True)))[2:] == [
         "enforced: 1 pod",
@@ -42,7 +42,7 @@ def test_containers_are_named_only_where_there_are_some() -> None:
 
 
 @pytest.mark.parametrize(
-    ("selection", "words"),
+    ("selection", "expected"),
     [
         ({"namespaces": []}, "namespaces none"),
         (
@@ -59,8 +59,8 @@ def test_containers_are_named_only_where_there_are_some() -> None:
         ),
     ],
 )
-def test_the_selection_in_words(selection: dict[str, Any], words: str) -> None:
-    assert list(_lines(page(selection=SELECTION | selection)))[1] == f"selected: {words}, 50 %"
+def test_the_selection_is_described(selection: dict[str, Any], expected: str) -> None:
+    assert list(_lines(page(selection=SELECTION | selection)))[1] == f"selected: {expected}, 50 %"
 
 
 def test_a_pod_that_cannot_be_changed_is_named() -> None:

@@ -25,7 +25,7 @@ ARGUMENTS = {
     "hooks disable": ["30-cpus-file"],
     "upgrade": ["--now"],
 }
-"""What commands need beside options."""
+"""Required arguments of the commands."""
 
 
 EACH = commands()
@@ -36,17 +36,17 @@ def those_with(code: int) -> list[str]:
     return list(found)
 
 
-def end(command: str, *words: str) -> int:
-    code = command_line([*command.split(), *ARGUMENTS.get(command, []), *words])
+def end(command: str, *args: str) -> int:
+    code = command_line([*command.split(), *ARGUMENTS.get(command, []), *args])
     assert isinstance(code, int)
     return code
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_table_of_the_code() -> None:
     assert table() in (ROOT / PAGE).read_text()
 
 
-def test_the_table_names_commands_and_errors_that_there_are() -> None:
+def test_the_table_names_existing_commands_and_errors() -> None:
     codes = [each.code for each in EXIT_CODES]
     assert codes == sorted(set(codes))
     assert {name for each in EXIT_CODES if each.commands != ALL for name in each.commands} <= EACH.keys()
@@ -105,27 +105,27 @@ def test_every_command_that_reads_the_configuration_is_in_the_row() -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_paths_are_read_by_the_command_and_not_judged_before(name: str) -> None:
+def test_an_unreadable_file_is_not_a_wrong_command_line(name: str) -> None:
     """An unreadable file has the code of its error, not that of a wrong command line."""
     types = [each.type for each in EACH[name].params]
     assert not any(kind.readable for kind in types if isinstance(kind, click.Path))
 
 
 @pytest.mark.parametrize("name", [name for name in those_with(69) if name != "demo"])
-def test_no_daemon_is_69(name: str, tmp_path: Path) -> None:
+def test_a_missing_daemon_is_69(name: str, tmp_path: Path) -> None:
     assert end(name, "--admin", f"unix://{tmp_path}/none.sock") == 69
 
 
-def test_every_command_that_asks_the_daemon_is_in_the_row() -> None:
-    asking = {
+def test_every_command_that_queries_the_daemon_is_in_the_row() -> None:
+    querying = {
         name for name, command in EACH.items() if any("--timeout" in each.opts for each in command.params)
     }
     others = {"hooks list", "devices", "bundle", "doctor", "attach", "detach"}
-    assert asking - others == set(those_with(69)) - {"demo"}, "these look at files then"
+    assert querying - others == set(those_with(69)) - {"demo"}, "these commands read files instead"
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ["topology", "--machine", "m.json"],
         ["simulate", "pod.yaml", "--machine", "m.json"],
@@ -138,15 +138,13 @@ def test_every_command_that_asks_the_daemon_is_in_the_row() -> None:
         ["hooks", "run", "50-a.py", "--example", "configure"],
     ],
 )
-def test_a_file_that_is_not_what_it_should_be_is_65(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_file_is_65(args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "m.json").write_text('{"schema": "machine-facts/1"}')
     (tmp_path / "pod.yaml").write_text("{kind: Pod, metadata: {name: a}, spec: {containers: [{name: a}]}}")
     (tmp_path / "50-a.py").write_text("this is no Python\n")
-    assert command_line(words) == 65
+    assert command_line(args) == 65
 
 
 def test_a_daemon_whose_machine_cannot_be_read_ends_with_65(tmp_path: Path) -> None:

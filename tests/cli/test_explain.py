@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "tests" / "observe" / "records"
 DOCUMENT = ROOT / "docs" / "explain.md"
 BEGIN = 1795164800
-# Which records there are, when they came (seconds after BEGIN) and whose id they have.
+# The records, their time (seconds after BEGIN) and the ids of their containers.
 DAY = (
     ("be", 0, "3f0c8d7a91b2e4d5"),
     ("observed", 20, "e4da3b7fbbce2345"),
@@ -50,7 +50,7 @@ def history() -> History:
 
 @pytest.fixture
 def daemon(serve_admin, history: History, monkeypatch: pytest.MonkeyPatch):
-    """A daemon's admin socket in a thread; gives the configuration that leads to it."""
+    """A daemon's admin socket in a thread; returns the configuration file that names it."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
@@ -59,15 +59,15 @@ def daemon(serve_admin, history: History, monkeypatch: pytest.MonkeyPatch):
     time.tzset()
 
 
-def run(*words: object) -> str:
-    done = CliRunner().invoke(explain, [str(w) for w in words])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.stdout
+def run(*args: object) -> str:
+    result = CliRunner().invoke(explain, [str(w) for w in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
-def test_the_newest_decision_of_each_container(daemon: Path) -> None:
+def test_the_newest_decision_of_each_container_is_printed(daemon: Path) -> None:
     page = run("ml/pair", "--config", daemon)
     assert page.startswith(
         "[2026-11-20 08:54:21, RunPodSandbox, sandbox c81e728d9d4c2]\nPod ml/pair was admitted"
@@ -76,7 +76,7 @@ def test_the_newest_decision_of_each_container(daemon: Path) -> None:
     assert "older" not in page
 
 
-def test_older_decisions_are_counted_and_shown_with_all(daemon: Path) -> None:
+def test_older_decisions_are_counted_and_printed_with_all(daemon: Path) -> None:
     page = run("wide", "--config", daemon)
     assert page.count("was rejected") == 1
     assert "[2026-11-20 09:01:20, CreateContainer]" in page
@@ -87,11 +87,11 @@ def test_older_decisions_are_counted_and_shown_with_all(daemon: Path) -> None:
     assert "older" not in everything
 
 
-def test_one_container_and_an_id(daemon: Path) -> None:
+def test_a_container_is_selected_by_name_or_by_id(daemon: Path) -> None:
     assert run("ml/trainer/main", "--config", daemon) == run("containerd://a87ff679a2f3", "--config", daemon)
 
 
-def test_without_a_pod_what_can_be_asked_about_is_listed(daemon: Path) -> None:
+def test_without_a_pod_the_known_pods_are_listed(daemon: Path) -> None:
     lines = run("--config", daemon).splitlines()
     assert [line.split()[2] for line in lines[1:-2]] == [
         "batch/scan",
@@ -108,7 +108,7 @@ def test_without_a_pod_what_can_be_asked_about_is_listed(daemon: Path) -> None:
     assert lines[-1] == "topoproxy explain POD[/CONTAINER] shows why."
 
 
-def test_json(daemon: Path) -> None:
+def test_the_decisions_can_be_printed_as_json(daemon: Path) -> None:
     data = json.loads(run("trainer", "--json", "--config", daemon))
     assert list(data) == ["schema", "query", "records", "pods", "remembered"]
     assert (data["schema"], data["query"], data["pods"]) == ("topoproxy-explain/1", "trainer", [])
@@ -122,10 +122,10 @@ def test_json(daemon: Path) -> None:
     assert listed["records"] == []
 
 
-def test_nothing_is_known_of_the_pod(daemon: Path) -> None:
-    words = r"cannot explain ml/trianer: there is no decision for it \(did you mean ml/trainer\?\); "
+def test_a_pod_without_decisions_is_an_error(daemon: Path) -> None:
+    message = r"cannot explain ml/trianer: there is no decision for it \(did you mean ml/trainer\?\); "
     with pytest.raises(
-        TopoproxyError, match=words + "10 decisions are remembered, topoproxy explain lists"
+        TopoproxyError, match=message + "10 decisions are remembered, topoproxy explain lists"
     ) as caught:
         run("ml/trianer", "--config", daemon)
     assert caught.value.exit_code == 1
@@ -137,7 +137,7 @@ def test_nothing_is_known_of_the_pod(daemon: Path) -> None:
         run("trainr", "--config", daemon)
 
 
-def test_nothing_is_known_at_all(daemon: Path, history: History) -> None:
+def test_an_empty_history_is_an_error(daemon: Path, history: History) -> None:
     history.limit = 0
     for _, _, key in DAY:
         history.removed(key)
@@ -146,7 +146,7 @@ def test_nothing_is_known_at_all(daemon: Path, history: History) -> None:
         run("x", "--config", daemon)
 
 
-def test_a_name_that_is_far_too_long(daemon: Path) -> None:
+def test_a_name_that_is_too_long_is_refused(daemon: Path) -> None:
     with pytest.raises(InputError, match="longer than 1024 bytes"):
         run("x" * 2000, "--config", daemon)
 
@@ -157,11 +157,11 @@ def test_a_named_socket_needs_no_configuration(daemon: Path) -> None:
     assert "ml/trainer/main was admitted" in run("trainer", "--admin", f"unix://{socket}", "--config", daemon)
 
 
-def test_no_daemon_answers(tmp_path: Path) -> None:
-    words = (
+def test_a_missing_daemon_is_an_error(tmp_path: Path) -> None:
+    message = (
         r"no process listens there \(systemctl status topoproxy shows whether it runs, --admin names another"
     )
-    with pytest.raises(UnavailableError, match=words) as caught:
+    with pytest.raises(UnavailableError, match=message) as caught:
         run("x", "--admin", tmp_path / "no.sock")
     assert caught.value.exit_code == 69
     with pytest.raises(UsageError, match="cannot use --admin: 'tcp://x'"):
@@ -174,27 +174,27 @@ def test_a_name_that_is_not_text_is_answered_in_one_line(daemon: Path) -> None:
     assert str(caught.value).startswith("cannot explain ? ?[31mred: there is no decision for it")
 
 
-def test_ascii_terminals_are_enough(daemon: Path) -> None:
+def test_the_output_is_ascii(daemon: Path) -> None:
     assert run("--all", "ml/pair", "--config", daemon).isascii()
 
 
-# -- what is written about it ------------------------------------------------------------------------------
+# -- docs and help ------------------------------------------------------------------------------------------
 
 
 def examples() -> list[tuple[str, str]]:
-    """Return the commands of the document, each with what it is said to print."""
+    """Return the commands of the document, each with the output that the document has for it."""
     blocks = re.findall(r"```console\n\$ topoproxy explain ?(.*)\n((?:.*\n)*?)```\n", DOCUMENT.read_text())
-    return [(words, shown) for words, shown in blocks]
+    return [(args, expected) for args, expected in blocks]
 
 
 def test_the_document_shows_what_the_command_prints(daemon: Path) -> None:
     assert len(examples()) >= 5
-    for words, shown in examples():
+    for args, expected in examples():
         try:
-            printed = run(*shlex.split(words), "--config", daemon)
+            printed = run(*shlex.split(args), "--config", daemon)
         except TopoproxyError as error:
             printed = f"topoproxy: {error}\n"
-        assert shown == printed, words
+        assert expected == printed, args
 
 
 def test_the_document_names_every_field() -> None:
@@ -205,13 +205,15 @@ def test_the_document_names_every_field() -> None:
             return set(value).union(*map(fields, value.values()))
         return set().union(*map(fields, value)) if isinstance(value, list) else set()
 
-    known = set().union(*(fields(json.loads(path.read_text())) for path in RECORDS.glob("*.json")))
-    missing = {name for name in known | {"when", "id", "there", "wanted", "free"} if f"`{name}`" not in text}
+    recorded = set().union(*(fields(json.loads(path.read_text())) for path in RECORDS.glob("*.json")))
+    missing = {
+        name for name in recorded | {"when", "id", "there", "wanted", "free"} if f"`{name}`" not in text
+    }
     assert not missing
 
 
-def test_the_help_shows_what_the_command_prints(daemon: Path) -> None:
-    shown = explain.get_help(click.Context(explain, info_name="explain"))
+def test_the_help_has_the_output_of_the_command(daemon: Path) -> None:
+    expected = explain.get_help(click.Context(explain, info_name="explain"))
     printed = run("shop/web-0", "--config", daemon)
     for line in printed.splitlines():
-        assert f"    {line}\n" in shown
+        assert f"    {line}\n" in expected

@@ -1,4 +1,4 @@
-"""Files of users that hold garbage: one line that says what is wrong, and the exit code for bad input."""
+"""Invalid files of users: a one-line error, and the exit code for bad input."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ EXPECTED: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {
 @pytest.mark.parametrize(
     ("command", "content"),
     [(command, content) for command, (_, expected) in EXPECTED.items() for content in expected],
-    ids=lambda part: part if isinstance(part, str) else " ".join(Path(word).name for word in part),
+    ids=lambda part: part if isinstance(part, str) else " ".join(Path(item).name for item in part),
 )
 def test_garbage_is_refused_in_one_line(
     command: tuple[str, ...], content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,4 @@
-"""docs/hooks.md: its files are written, its commands typed, beside a daemon that runs; what it says is so."""
+"""docs/hooks.md: its files are created and its commands run with a daemon; the outputs match."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = ROOT / "docs/hooks.md"
 TEXT = PAGE.read_text() if PAGE.exists() else ""
 FILE = re.compile(r"`([\w.-]+\.(?:py|json|yaml))`[^`\n]*:\n\n```\w+\n(.*?)^```", re.M | re.S)
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
-OURS = ("/etc/topoproxy", "/usr/lib/topoproxy", "/etc/runtime", "/run/topoproxy")
+GUIDE_PATHS = ("/etc/topoproxy", "/usr/lib/topoproxy", "/etc/runtime", "/run/topoproxy")
 COMMAND = """#!{python}
 from pathlib import Path
 from proxy.cli.main import main
@@ -49,15 +49,15 @@ pytestmark = [
 
 
 @dataclass
-class Place:
-    """Where the guide is followed: a root for its absolute paths, and a directory to work in."""
+class GuideRoot:
+    """The place of the guide's files: a root for its absolute paths, and a working directory."""
 
     root: Path
     work: Path
 
-    def typed(self, command: str) -> str:
-        """Run a command; gives what it said, with the guide's paths."""
-        for path in OURS:
+    def run_command(self, command: str) -> str:
+        """Run a command; returns its output, with the guide's paths."""
+        for path in GUIDE_PATHS:
             command = command.replace(path, f"{self.root}{path}")
         path = f"{self.root}/bin{os.pathsep}{os.environ['PATH']}"
         surroundings = {
@@ -78,11 +78,11 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def guide_root() -> Iterator[GuideRoot]:
     machine = described(2, 1, 4, 2)
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         root = Path(short).resolve()
-        made = Place(root, root / "work")
+        created = GuideRoot(root, root / "work")
         for directory in ("work", "bin", "proc", "etc/topoproxy/hooks.d", "etc/runtime/hookserver.d"):
             (root / directory).mkdir(parents=True)
         write_sysfs(machine, root / "machine")
@@ -112,7 +112,7 @@ def place() -> Iterator[Place]:
             proxy.start()
             try:
                 _until_ready(proxy)
-                yield made
+                yield created
             finally:
                 proxy.stop()
 
@@ -129,28 +129,28 @@ def _until_ready(proxy: ProxyProcess) -> None:
         time.sleep(0.02)
 
 
-def _pattern(shown: str) -> re.Pattern[str]:
-    return re.compile(re.escape(shown).replace(re.escape("[...]"), ".*?"))
+def _pattern(expected: str) -> re.Pattern[str]:
+    return re.compile(re.escape(expected).replace(re.escape("[...]"), ".*?"))
 
 
-def test_every_command(place: Place) -> None:
+def test_every_command_prints_what_the_guide_has(guide_root: GuideRoot) -> None:
     for name, body in FILE.findall(TEXT):
-        (place.work / name).write_text(body)
-        (place.work / name).chmod(0o644)
+        (guide_root.work / name).write_text(body)
+        (guide_root.work / name).chmod(0o644)
     blocks = CONSOLE.findall(TEXT)
     assert len(blocks) >= 10
     for block in blocks:
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
-            command, _, shown = part.partition("\n")
-            reported, end = place.typed(command), time.monotonic() + LIMIT_S
-            while not _pattern(shown).fullmatch(reported) and command.startswith(PATIENT):
-                assert time.monotonic() < end, f"{command}\n{reported}\ninstead of\n{shown}"
+            command, _, expected = part.partition("\n")
+            reported, end = guide_root.run_command(command), time.monotonic() + LIMIT_S
+            while not _pattern(expected).fullmatch(reported) and command.startswith(PATIENT):
+                assert time.monotonic() < end, f"{command}\n{reported}\ninstead of\n{expected}"
                 time.sleep(0.1)
-                reported = place.typed(command)
-            assert _pattern(shown).fullmatch(reported), f"{command}\n{reported}\ninstead of\n{shown}"
+                reported = guide_root.run_command(command)
+            assert _pattern(expected).fullmatch(reported), f"{command}\n{reported}\ninstead of\n{expected}"
 
 
-def test_every_piece_of_python_runs() -> None:
+def test_every_python_example_runs() -> None:
     named = {body for _, body in FILE.findall(TEXT)}
     pieces = [body for body in re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S) if body not in named]
     assert pieces
@@ -158,7 +158,7 @@ def test_every_piece_of_python_runs() -> None:
         exec(compile(piece, str(PAGE), "exec"), {})
 
 
-def test_the_defaults_are_the_defaults() -> None:
+def test_the_documented_defaults_are_those_of_the_code() -> None:
     pieces = [
         parse(body, "the guide").hooks for body in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.M | re.S)
     ]
@@ -172,7 +172,7 @@ def test_all_shipped_hooks_are_in_the_table() -> None:
 
 
 def test_every_explained_message_exists_in_the_code() -> None:
-    """A cell of the tables of faults has sentences in backticks, with ``...`` for what varies."""
+    """A cell of the tables of faults has messages in backticks, with ``...`` for variable parts."""
     sources = [
         re.sub(r'"\s*\n\s*f?"', "", path.read_text())  # strings in several pieces
         for path in [*ROOT.glob("proxy/**/*.py")]
@@ -186,10 +186,10 @@ def test_every_explained_message_exists_in_the_code() -> None:
     for sentence in (s for cell in cells for s in re.findall(r"`([^`]+)`", cell)):
         pieces = [p.strip(" :;?") for p in re.split(r"\.\.\.|NN?AME|SyntaxError|hooks\.settings\.", sentence)]
         for piece in (p for p in pieces if len(p) > 4):
-            assert piece in reported, f"nothing says {piece!r} ({sentence})"
+            assert piece in reported, f"no message of the code contains {piece!r} ({sentence})"
 
 
-def test_metrics_that_are_named_are_there() -> None:
+def test_documented_metrics_exist() -> None:
     declared = {metric.name for metric in metrics.ALL}
     named = re.findall(r"^\| `topoproxy_(hook\w*?)(?:_total)?\{", TEXT, re.M)
     assert len(named) == 11

@@ -1,4 +1,4 @@
-"""Ends of the command line: words and exit codes, no tracebacks."""
+"""Ends of the command line: messages and exit codes, no tracebacks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from proxy.model.errors import ConfigError, LockedError
 CODE = "from proxy.cli.main import main; main()"
 
 
-def process(*words: str, **more: object) -> subprocess.CompletedProcess:
+def process(*args: str, **more: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", CODE, *words], capture_output=True, text=True, timeout=60, **more
+        [sys.executable, "-c", CODE, *args], capture_output=True, text=True, timeout=60, **more
     )
 
 
@@ -31,15 +31,15 @@ def modules_after(word: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def run(*words: str) -> int:
+def run(*args: str) -> int:
     with pytest.raises(SystemExit) as end:
-        module.main(list(words))
+        module.main(list(args))
     assert isinstance(end.value.code, int)
     return end.value.code
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
+def end_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
     """Run a command that ends with an exception."""
 
     def start(error: BaseException) -> int:
@@ -53,17 +53,17 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
     return start
 
 
-def test_help_teaches_and_imports_no_command() -> None:
-    done = process("--help")
-    assert done.returncode == 0
+def test_the_help_has_examples_and_imports_no_command() -> None:
+    result = process("--help")
+    assert result.returncode == 0
     for word in (*module.COMMANDS, "containerRuntimeEndpoint", "crictl", "/etc/topoproxy/config.yaml"):
-        assert word in done.stdout
+        assert word in result.stdout
     reported = modules_after("--help")
     assert "'proxy.cli.main'" in reported
     assert "'proxy.cli.serve'" not in reported
 
 
-def test_version_imports_little() -> None:
+def test_version_imports_few_modules() -> None:
     reported = modules_after("version")
     for name in ("asyncio", "yaml", "grpc", "loguru", "proxy.config", "proxy.topology"):
         assert f"'{name}'" not in reported
@@ -75,7 +75,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "reported"),
+    ("args", "reported"),
     [
         (["statsu"], "There is no command 'statsu'. Did you mean status?"),
         (["zzz"], "There is no command 'zzz'."),
@@ -84,8 +84,10 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture) -> N
         (["version", "more"], "unexpected extra argument"),
     ],
 )
-def test_wrong_usage(words: list[str], reported: str, capsys: pytest.CaptureFixture) -> None:
-    assert run(*words) == 2
+def test_wrong_usage_is_reported_with_exit_code_2(
+    args: list[str], reported: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert run(*args) == 2
     assert reported in capsys.readouterr().err
 
 
@@ -104,15 +106,17 @@ def test_wrong_usage(words: list[str], reported: str, capsys: pytest.CaptureFixt
         (SystemExit(7), 7, ""),
     ],
 )
-def test_ends(ends, error: BaseException, code: int, reported: str, capsys: pytest.CaptureFixture) -> None:
-    assert ends(error) == code
+def test_each_error_has_its_message_and_exit_code(
+    end_with, error: BaseException, code: int, reported: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert end_with(error) == code
     assert capsys.readouterr().err == reported
 
 
-def test_developers_see_where(ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_is_printed_if_requested(end_with, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPOPROXY_DEBUG", "1")
     with pytest.raises(ValueError, match="odd"):
-        ends(ValueError("odd"))
+        end_with(ValueError("odd"))
 
 
 def test_a_missing_part_breaks_only_its_command(
@@ -125,24 +129,24 @@ def test_a_missing_part_breaks_only_its_command(
 
 
 @pytest.mark.parametrize(
-    "words", [["check-config", "--defaults"], ["--help"], ["version"], ["topology", "--json"]]
+    "args", [["check-config", "--defaults"], ["--help"], ["version"], ["topology", "--json"]]
 )
-def test_a_reader_that_leaves_ends_the_command_without_a_message(words: list[str]) -> None:
+def test_a_closed_pipe_ends_the_command_without_a_message(args: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, *words],
+        result = subprocess.run(
+            [sys.executable, "-c", CODE, *args],
             stdout=writing,
             stderr=subprocess.PIPE,
             timeout=60,
         )
     finally:
         os.close(writing)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (result.returncode, result.stderr) == (141, b"")
 
 
-def test_every_command_explains_itself(capsys: pytest.CaptureFixture) -> None:
+def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture) -> None:
     for name in module.COMMANDS:
         if not (Path(module.__file__).parent / f"{name.replace('-', '_')}.py").exists():
             continue
@@ -153,23 +157,23 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_a_closed_output_is_not_an_error() -> None:
-    # As under a service manager of another kind: Python then has no sys.stdout at all.
-    done = subprocess.run(
+    # Python has no sys.stdout if the parent process has closed the descriptor.
+    result = subprocess.run(
         ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", CODE, "version"],
         stderr=subprocess.PIPE,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("words", [["version"], ["check-config", "--defaults"], ["--help"]])
-def test_full_output_is_reported_in_words(words: list[str]) -> None:
+@pytest.mark.parametrize("args", [["version"], ["check-config", "--defaults"], ["--help"]])
+def test_an_output_without_space_is_reported_without_a_traceback(args: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        result = subprocess.run(
+            [sys.executable, "-c", CODE, *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
-    assert (done.returncode, done.stderr) == (
+    assert (result.returncode, result.stderr) == (
         74,
         "topoproxy: cannot write the output: No space left on device\n",
     )

@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[2]
 ANSWER = {"mode": "observe", "sums": {"containers": 1, "moves": 1}, "pods": []}
 
 
-def run(*words: object) -> str:
-    done = CliRunner().invoke(observe, ["report", *(str(w) for w in words)])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.stdout
+def run(*args: object) -> str:
+    result = CliRunner().invoke(observe, ["report", *(str(w) for w in args)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
-def test_the_report(serve_admin) -> None:
+def test_the_report_is_printed(serve_admin) -> None:
     config = serve_admin({"/observe/report": lambda: ANSWER})
     assert run("--config", config).startswith(
         "Mode observe: the plan is applied to 0 of 1 running container.\n"
@@ -33,7 +33,7 @@ def test_the_report(serve_admin) -> None:
     assert json.loads(run("--json", "--config", config)) == ANSWER
 
 
-def test_no_daemon_answers(tmp_path: Path) -> None:
+def test_a_missing_daemon_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError) as caught:
         run("--admin", tmp_path / "no.sock")
     assert caught.value.exit_code == 69
@@ -44,5 +44,5 @@ def test_the_page_shows_what_the_command_prints(serve_admin, monkeypatch: pytest
     answer = json.loads((ROOT / "tests/observe/observe_report.json").read_text())
     check(answer)
     config = serve_admin({"/observe/report": lambda: answer})
-    shown = (ROOT / "docs/observe.md").read_text().split("$ topoproxy observe report\n")[1].split("```")[0]
-    assert run("--config", config) == shown
+    expected = (ROOT / "docs/observe.md").read_text().split("$ topoproxy observe report\n")[1].split("```")[0]
+    assert run("--config", config) == expected

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import pytest
 
 
-def start(*words: object) -> object:
-    return command_line(["serve", *map(str, words)])
+def start(*args: object) -> object:
+    return command_line(["serve", *map(str, args)])
 
 
-def test_the_command_reads_what_the_daemon_shall_do(tmp_path: Path) -> None:
+def test_the_command_passes_the_configuration_to_the_daemon(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("cpuManagerPolicy: static\n")
     config = start(
         "--config",
@@ -35,7 +35,9 @@ def test_the_command_reads_what_the_daemon_shall_do(tmp_path: Path) -> None:
     assert (config.mode, config.cpu_manager_policy) == ("observe", "static")
 
 
-def test_a_refused_configuration_does_not_start_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_invalid_configuration_does_not_start_the_daemon(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "c.yaml").write_text("mode: maybe\n")
     assert start("--config", tmp_path / "c.yaml") == 78
     assert "c.yaml" in capsys.readouterr().err
@@ -52,7 +54,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, end: object) -> int:
     return run_to_end(Config())
 
 
-def test_a_daemon_that_cannot_start_says_why(
+def test_a_daemon_that_cannot_start_reports_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     assert ending(monkeypatch, LockedError("cannot listen on /l: pid 1 holds the lock")) == 75
@@ -61,7 +63,7 @@ def test_a_daemon_that_cannot_start_says_why(
     assert ending(monkeypatch, KeyboardInterrupt()) == 130
 
 
-def test_a_fault_of_ours_is_logged_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_logged_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = []
     monkeypatch.setattr("proxy.logs.log.exception", reported.append)
     assert ending(monkeypatch, ValueError("odd")) == 1

@@ -1,4 +1,4 @@
-"""Options over the file."""
+"""Options of the command line override the configuration file."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def test_every_option_names_a_setting_and_explains_it() -> None:
     assert {key for _, _, key, _ in _OPTIONS} <= known
 
 
-def test_the_command_line_has_the_last_word(file: Path) -> None:
-    words = {
+def test_the_command_line_overrides_the_file(file: Path) -> None:
+    options = {
         "listen": "unix:///x/y.sock",
         "mode": None,
         "log_format": "json",
         "state_dir": "/s",
         "admin": "/z/a.sock",
     }
-    config = read_config(file, words)
+    config = read_config(file, options)
     assert (str(config.listen), config.mode, config.log.level, config.log.format) == (
         "/x/y.sock",
         "observe",
@@ -56,7 +56,7 @@ def test_a_relative_directory_is_relative_to_the_caller(
     assert os.fspath(read_config(file, {"cgroup_root": "../g"}).cgroup_root) == str(tmp_path.parent / "g")
 
 
-def test_refusals(file: Path, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"cannot use --listen: 'x\.sock': the path of the socket must be absolute"
     ):

@@ -31,7 +31,7 @@ spec:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a pod, a machine of 16 CPUs on two nodes, and two configurations."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pod.yaml").write_text(POD)
@@ -43,22 +43,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoke(words: str, stdin: str = "") -> Result:
-    done = CliRunner().invoke(simulate, shlex.split(words), input=stdin)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        assert done.stdout == "", "nothing half-printed"
-        raise done.exception
-    return done
+def invoke(args: str, stdin: str = "") -> Result:
+    result = CliRunner().invoke(simulate, shlex.split(args), input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        assert result.stdout == "", "a failed command prints no partial result"
+        raise result.exception
+    return result
 
 
-def run(words: str, stdin: str = "") -> str:
-    done = invoke(words, stdin)
-    assert done.exit_code == 0, done.output
-    assert done.stderr == ""
-    return done.stdout
+def run(args: str, stdin: str = "") -> str:
+    result = invoke(args, stdin)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return result.stdout
 
 
-def test_pods_on_a_described_machine() -> None:
+def test_pods_are_placed_on_a_described_machine() -> None:
     out = run("pod.yaml --replicas 3 --machine m.json --config single.yaml")
     assert out.splitlines()[:3] == [
         "m: 2 pods, 12 of 16 CPUs owned; requested: cpu 12 of 16, memory 2 GiB of 128 GiB",
@@ -68,22 +68,24 @@ def test_pods_on_a_described_machine() -> None:
     assert "default/job-3: unschedulable: m has too little cpu" in out
 
 
-def test_the_same_machine_as_a_tree(place: Path) -> None:
-    write_sysfs(described(2, 1, 4), place / "root")
+def test_the_machine_may_be_a_sysfs_tree(workspace: Path) -> None:
+    write_sysfs(described(2, 1, 4), workspace / "root")
     out = run("pod.yaml --sysfs-root root --config static.yaml")
     assert "machine: 1 pod, 6 of 16 CPUs owned" in out
 
 
-def test_the_machine_of_the_configuration(place: Path) -> None:
-    write_sysfs(described(2, 1, 4), place / "root")
-    (place / "here.yaml").write_text(f"sysfsRoot: {place}/root/sys\nprocfsRoot: {place}/root/proc\n")
+def test_the_machine_may_be_that_of_the_configuration(workspace: Path) -> None:
+    write_sysfs(described(2, 1, 4), workspace / "root")
+    (workspace / "here.yaml").write_text(
+        f"sysfsRoot: {workspace}/root/sys\nprocfsRoot: {workspace}/root/proc\n"
+    )
     assert "machine: 1 pod, 0 of 16 CPUs owned" in run("pod.yaml --config here.yaml")
 
 
-def test_a_machine_that_is_too_small_for_a_pod_is_named(place: Path) -> None:
+def test_a_machine_that_is_too_small_for_a_pod_is_named(workspace: Path) -> None:
     """The example of the help, on a laptop with two CPUs."""
-    write_sysfs(described(1, 1, 2, 1), place / "laptop")
-    (place / "two.yaml").write_text(POD.replace("cpu: 6", "cpu: 2"))
+    write_sysfs(described(1, 1, 2, 1), workspace / "laptop")
+    (workspace / "two.yaml").write_text(POD.replace("cpu: 6", "cpu: 2"))
     out = run("two.yaml --sysfs-root laptop --config static.yaml --replicas 5")
     assert "  rejected                   5" in out
     note = "machine is too small for 5 pods that requested 2 CPUs of their own: of its 2 CPUs, 1 can be owned"
@@ -96,7 +98,7 @@ def test_a_machine_that_is_too_small_for_a_pod_is_named(place: Path) -> None:
     assert "too small" not in roomy
 
 
-def test_standard_input_and_copies() -> None:
+def test_pods_from_standard_input_may_be_repeated() -> None:
     out = run("- --machine a=m.json --machine b=m.json --nodes 2 --config static.yaml --replicas 4", POD)
     assert [line.split(":")[0] for line in out.splitlines() if " owned; " in line] == [
         "a-1",
@@ -106,7 +108,7 @@ def test_standard_input_and_copies() -> None:
     ]
 
 
-def test_data() -> None:
+def test_the_result_can_be_printed_as_json() -> None:
     data = json.loads(
         run("pod.yaml --replicas 3 --machine m.json --config single.yaml --explain job-1 --json")
     )
@@ -144,8 +146,8 @@ def test_data() -> None:
     assert (last["outcome"], last["machine"], last["lacking"]) == ("unschedulable", None, ["cpu"])
 
 
-def test_memory_as_data(place: Path) -> None:
-    (place / "counted.yaml").write_text(
+def test_the_json_has_the_memory_of_each_node(workspace: Path) -> None:
+    (workspace / "counted.yaml").write_text(
         "cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n"
         "reservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]\n"
     )
@@ -157,42 +159,42 @@ def test_memory_as_data(place: Path) -> None:
     assert container["memory"] == [{"nodes": [0], "resource": "memory", "bytes": 1 << 30}]
 
 
-def test_two_configurations() -> None:
-    words = "pod.yaml --replicas 2 --machine m.json --config static.yaml --compare /dev/null"
-    out = run(f"{words} --explain job-2")
+def test_two_configurations_are_compared() -> None:
+    args = "pod.yaml --replicas 2 --machine m.json --config static.yaml --compare /dev/null"
+    out = run(f"{args} --explain job-2")
     assert "A: static.yaml\nB: /dev/null\n" in out
     assert "2 pods: together under A, sharing under B" in out
     assert "\nA: default/job-2: placed on m\n" in out
     assert "\nB: default/job-2: placed on m\n" in out
-    data = json.loads(run(f"{words} --json"))
+    data = json.loads(run(f"{args} --json"))
     assert (data["a"]["summary"]["together"], data["b"]["summary"]["together"]) == (2, 0)
     assert [each["pod"] for each in data["differences"]] == ["default/job-1", "default/job-2"]
 
 
-def test_devices(place: Path) -> None:
-    (place / "d.yaml").write_text("example.com/gpu: [{id: g1, numa: [1]}]")
-    (place / "gpu.yaml").write_text(POD.replace("cpu: 6,", "cpu: 2, example.com/gpu: 1,"))
+def test_devices(workspace: Path) -> None:
+    (workspace / "d.yaml").write_text("example.com/gpu: [{id: g1, numa: [1]}]")
+    (workspace / "gpu.yaml").write_text(POD.replace("cpu: 6,", "cpu: 2, example.com/gpu: 1,"))
     out = run("gpu.yaml --machine m.json --config single.yaml --devices d.yaml")
     assert "  node 1  ##......  2 owned  6 left  example.com/gpu 1 of 1  1 pod" in out
 
 
 def test_the_exit_code_depends_on_refused_pods() -> None:
-    words = "pod.yaml --machine m.json --config static.yaml --fail-on-refused --replicas"
-    assert invoke(f"{words} 2").exit_code == 0
-    done = invoke(f"{words} 3")
-    assert (done.exit_code, "too little cpu" in done.stdout) == (1, True)
+    args = "pod.yaml --machine m.json --config static.yaml --fail-on-refused --replicas"
+    assert invoke(f"{args} 2").exit_code == 0
+    result = invoke(f"{args} 3")
+    assert (result.exit_code, "too little cpu" in result.stdout) == (1, True)
 
 
 def test_progress_is_for_terminals_or_on_request() -> None:
-    words = "pod.yaml --machine m.json --config static.yaml --replicas 2"
-    assert invoke(words).stderr == ""
-    done = invoke(f"{words} --progress")
-    assert "2 of 2 pods" in done.stderr
-    assert done.stdout == invoke(words).stdout
+    args = "pod.yaml --machine m.json --config static.yaml --replicas 2"
+    assert invoke(args).stderr == ""
+    result = invoke(f"{args} --progress")
+    assert "2 of 2 pods" in result.stderr
+    assert result.stdout == invoke(args).stdout
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "message"),
+    ("args", "error", "message"),
     [
         ("no.yaml --machine m.json", InputError, "cannot read no.yaml: No such file"),
         ("pod.yaml --machine no.json", InputError, "cannot read the machine description no.json"),
@@ -207,29 +209,31 @@ def test_progress_is_for_terminals_or_on_request() -> None:
         ("pod.yaml --machine m.json --explain jab", UsageError, "did you mean default/job"),
     ],
 )
-def test_refusals(place: Path, words: str, error: type[TopoproxyError], message: str) -> None:
-    (place / "r.yaml").write_text("reservedSystemCPUs: 99")
+def test_invalid_input_is_refused(
+    workspace: Path, args: str, error: type[TopoproxyError], message: str
+) -> None:
+    (workspace / "r.yaml").write_text("reservedSystemCPUs: 99")
     with pytest.raises(error, match=message):
-        invoke(words)
+        invoke(args)
 
 
-def test_exit_codes_of_the_process(place: Path) -> None:
-    def code(*words: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "proxy", "simulate", *words], capture_output=True, text=True, timeout=60
+def test_the_process_ends_with_the_exit_code_of_the_error(workspace: Path) -> None:
+    def code(*args: str) -> tuple[int, str]:
+        result = subprocess.run(
+            [sys.executable, "-m", "proxy", "simulate", *args], capture_output=True, text=True, timeout=60
         )
-        assert done.stdout == ""
-        assert len(done.stderr.splitlines()) == 1
-        assert done.stderr.startswith("topoproxy: cannot ")
-        return done.returncode, done.stderr
+        assert result.stdout == ""
+        assert len(result.stderr.splitlines()) == 1
+        assert result.stderr.startswith("topoproxy: cannot ")
+        return result.returncode, result.stderr
 
-    (place / "bad.yaml").write_text("kind: Service")
+    (workspace / "bad.yaml").write_text("kind: Service")
     assert code("bad.yaml", "--machine", "m.json")[0] == 65
-    (place / "config.yaml").write_text("mode: x")
+    (workspace / "config.yaml").write_text("mode: x")
     assert code("pod.yaml", "--machine", "m.json", "--config", "config.yaml")[0] == 78
 
 
-def test_help_teaches() -> None:
+def test_the_help_has_examples() -> None:
     out = CliRunner().invoke(simulate, ["--help"]).stdout
     for word in ("topoproxy topology --json", "--compare", "kubectl", "cpuManagerPolicy: static", "65"):
         assert word in out
@@ -243,8 +247,8 @@ fill: 1.2
 """
 
 
-def test_a_cluster_is_simulated_with_both_schedulers(place: Path) -> None:
-    (place / "fleet.yaml").write_text(FLEET)
+def test_a_cluster_is_simulated_with_both_schedulers(workspace: Path) -> None:
+    (workspace / "fleet.yaml").write_text(FLEET)
     reported = run("--cluster fleet.yaml")
     assert reported.startswith("3 nodes, 6 NUMA nodes, 45 CPUs that can be owned\n")
     assert re.search(r"^ +stock  with extender$", reported, re.M)
@@ -253,10 +257,10 @@ def test_a_cluster_is_simulated_with_both_schedulers(place: Path) -> None:
     assert data["settings"]["seed"] == 7
     assert [each["scheduler"] for each in data["runs"]] == ["stock", "with extender"]
     assert [len(each["each_pod"]) for each in data["runs"]] == [data["fleet"]["pods"]] * 2
-    assert (place / "fleet.svg").read_text().startswith("<svg ")
+    assert (workspace / "fleet.svg").read_text().startswith("<svg ")
 
 
-def test_nodes_of_a_cluster_may_be_described_machines(place: Path) -> None:
+def test_nodes_of_a_cluster_may_be_described_machines(workspace: Path) -> None:
     data = json.loads(
         run("--cluster pod.yaml --machine m.json --nodes 3 --replicas 4 --config single.yaml --json")
     )
@@ -264,15 +268,15 @@ def test_nodes_of_a_cluster_may_be_described_machines(place: Path) -> None:
     assert [each["placed"] for each in data["runs"]] == [4, 4]
 
 
-def test_a_cluster_that_does_not_hold_its_pods_ends_with_1_if_asked(place: Path) -> None:
-    (place / "fleet.yaml").write_text(FLEET)
+def test_a_cluster_too_small_for_its_pods_ends_with_1_if_requested(workspace: Path) -> None:
+    (workspace / "fleet.yaml").write_text(FLEET)
     assert invoke("--cluster fleet.yaml --fail-on-refused").exit_code == 1
-    (place / "fleet.yaml").write_text(FLEET.replace("1.2", "0.2"))
+    (workspace / "fleet.yaml").write_text(FLEET.replace("1.2", "0.2"))
     assert invoke("--cluster fleet.yaml --fail-on-refused").exit_code == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "message"),
+    ("args", "error", "message"),
     [
         ("pod.yaml --seed 1", UsageError, "cannot use --seed without --cluster"),
         (
@@ -292,29 +296,29 @@ def test_a_cluster_that_does_not_hold_its_pods_ends_with_1_if_asked(place: Path)
         ),
     ],
 )
-def test_a_wrong_command_line_for_a_cluster(
-    place: Path, words: str, error: type[TopoproxyError], message: str
+def test_a_wrong_command_line_for_a_cluster_is_refused(
+    workspace: Path, args: str, error: type[TopoproxyError], message: str
 ) -> None:
-    (place / "fleet.yaml").write_text(FLEET)
+    (workspace / "fleet.yaml").write_text(FLEET)
     with pytest.raises(error) as refused:
-        invoke(words)
+        invoke(args)
     assert str(refused.value).startswith(message)
 
 
-def test_a_fleet_without_its_option_names_the_option(place: Path) -> None:
-    (place / "fleet.yaml").write_text(FLEET)
+def test_a_fleet_without_its_option_names_the_option(workspace: Path) -> None:
+    (workspace / "fleet.yaml").write_text(FLEET)
     with pytest.raises(InputError, match=r"'Fleet' is not supported .* --cluster reads fleets and nodes"):
         invoke("fleet.yaml")
 
 
-def test_a_picture_that_cannot_be_written_is_refused_before_the_simulation(place: Path) -> None:
-    (place / "fleet.yaml").write_text("kind: Fleet")
+def test_a_picture_that_cannot_be_written_is_refused_before_the_simulation(workspace: Path) -> None:
+    (workspace / "fleet.yaml").write_text("kind: Fleet")
     with pytest.raises(CannotCreateError, match=r"cannot write the picture \.: Is a directory"):
         invoke("--cluster fleet.yaml --svg .")
 
 
-def test_the_progress_of_a_cluster_is_a_bar(place: Path) -> None:
-    (place / "fleet.yaml").write_text(FLEET)
-    done = invoke("--cluster fleet.yaml --progress")
-    assert "[" + "#" * 30 + "]" in done.stderr
-    assert re.search(r"\r\d+ pods in [\d.]+ s", done.stderr)
+def test_the_progress_of_a_cluster_is_a_bar(workspace: Path) -> None:
+    (workspace / "fleet.yaml").write_text(FLEET)
+    result = invoke("--cluster fleet.yaml --progress")
+    assert "[" + "#" * 30 + "]" in result.stderr
+    assert re.search(r"\r\d+ pods in [\d.]+ s", result.stderr)

@@ -1,4 +1,4 @@
-"""The pages of a takeover for people, also of answers that are not what they should be."""
+"""The text pages of a takeover, also for incomplete answers of the daemon."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from proxy.cli.takeover import done_text, plan_text, status_text
 @pytest.mark.parametrize(
     "answer", [None, [], "odd", {}, {"left": 1, "next": {}, "kubelet": [], "allocations": ["x"]}]
 )
-def test_what_is_missing_is_left_out(answer: object) -> None:
+def test_missing_fields_of_an_answer_are_not_printed(answer: object) -> None:
     assert plan_text(answer).startswith("takeover:  ?\nkubelet:   does not run\n")
     assert status_text(answer).startswith("takeover:  ?\n")
     assert done_text(answer) == "\n"
 
 
-def test_names_of_pods_cannot_draw_on_the_terminal() -> None:
+def test_control_characters_in_pod_names_are_removed() -> None:
     row = {"container": "ns/\x1b[31mred", "cpus": "1", "state": "runs", "from_file": True}
     page = plan_text({"stage": "none", "allocations": [row], "conflicts": ["a\nb"]})
     assert "1     -          runs   ns/ [31mred (static pod)" in page
     assert "Obstacles\n  - a b\n" in page
 
 
-def test_a_finished_takeover_with_nothing_left() -> None:
+def test_a_finished_takeover_is_printed() -> None:
     page = status_text(
         {"stage": "finished", "target": "none", "since": 1.0, "old": 2, "left": [], "next": []}
     )
@@ -32,7 +32,7 @@ def test_a_finished_takeover_with_nothing_left() -> None:
     assert page.endswith("\nNothing remains to be done.\n")
 
 
-def test_options_of_kubelet_and_a_file_that_cannot_be_used() -> None:
+def test_kubelets_options_and_unusable_files_are_printed() -> None:
     kubelet = {
         "policy": "static",
         "options": {"full-pcpus-only": "true"},

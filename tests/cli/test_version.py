@@ -11,7 +11,7 @@ from proxy import __version__
 from proxy.cli.version import version
 
 
-def test_text_and_json() -> None:
+def test_the_version_is_printed_as_text_and_json() -> None:
     assert CliRunner().invoke(version).output == f"topoproxy {__version__}\n"
     facts = json.loads(CliRunner().invoke(version, ["--json"]).output)
     assert (facts["name"], facts["version"], facts["python"]) == (
