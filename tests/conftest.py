@@ -31,8 +31,8 @@ EXIT_S = 120
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--shuffle``, which ``make test`` uses."""
-    words = "run the tests in random order; SEED repeats the order of an earlier run"
-    parser.addoption("--shuffle", metavar="SEED", nargs="?", const=shuffle.RANDOM, help=words)
+    help_text = "run the tests in random order; SEED repeats the order of an earlier run"
+    parser.addoption("--shuffle", metavar="SEED", nargs="?", const=shuffle.RANDOM, help=help_text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,7 +75,7 @@ def _end_process(status: int) -> None:
 
 
 @pytest.fixture
-def slow_door() -> Iterator[Callable[[Path, Path, float], None]]:
+def slow_socket() -> Iterator[Callable[[Path, Path, float], None]]:
     """Listen at a path; a client is connected to the server behind it, but only after some seconds."""
     threads: list[threading.Thread] = []
 
@@ -85,9 +85,9 @@ def slow_door() -> Iterator[Callable[[Path, Path, float], None]]:
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
-    def lead_in(door: socket.socket, behind: Path, delay: float) -> None:
-        with door, socket.socket(socket.AF_UNIX) as server:
-            client, _ = door.accept()
+    def lead_in(listener: socket.socket, behind: Path, delay: float) -> None:
+        with listener, socket.socket(socket.AF_UNIX) as server:
+            client, _ = listener.accept()
             time.sleep(delay)
             server.connect(str(behind))
             with client:
@@ -97,10 +97,10 @@ def slow_door() -> Iterator[Callable[[Path, Path, float], None]]:
                 back.join()
 
     def opened(path: Path, behind: Path, delay: float) -> None:
-        door = socket.socket(socket.AF_UNIX)
-        door.bind(str(path))
-        door.listen()
-        threads.append(threading.Thread(target=lead_in, args=(door, behind, delay), daemon=True))
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        threads.append(threading.Thread(target=lead_in, args=(listener, behind, delay), daemon=True))
         threads[-1].start()
 
     yield opened

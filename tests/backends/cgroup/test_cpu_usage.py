@@ -80,12 +80,12 @@ def test_files_stay_open_and_are_read_again(tree: Tree) -> None:
 
 def test_more_files_than_stay_open(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_OPEN", 2)
-    asked = {f"p{i}": UsageGroup(f"/kubepods/podp{i}") for i in range(5)}
+    requested = {f"p{i}": UsageGroup(f"/kubepods/podp{i}") for i in range(5)}
     for i in range(5):
         tree.put(f"kubepods/podp{i}", 1000 * i)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
-        reported = tree.usage.read(asked).groups
+        reported = tree.usage.read(requested).groups
         assert [reported[f"p{i}"][f"kubepods/podp{i}"] for i in range(5)] == [0, 1000, 2000, 3000, 4000]
     assert len(os.listdir("/proc/self/fd")) == before + 2
 

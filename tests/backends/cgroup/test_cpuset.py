@@ -113,7 +113,7 @@ class Stubborn:
 
 
 @pytest.mark.parametrize(
-    ("number", "says", "seen"),
+    ("number", "message", "seen"),
     [
         (errno.EBUSY, "below still holds", errno.EBUSY),
         (errno.ENOSPC, "without any CPU", errno.ENOSPC),
@@ -123,8 +123,8 @@ class Stubborn:
         (errno.EIO, "EIO", errno.EIO),
     ],
 )
-def test_refusals_are_explained(number: int, says: str, seen: int) -> None:
-    with pytest.raises(CgroupError, match=says) as caught:
+def test_refusals_are_explained(number: int, message: str, seen: int) -> None:
+    with pytest.raises(CgroupError, match=message) as caught:
         KernelCgroups(Path("/none"), 1, Stubborn(number)).write("pod/c", CpuSet([1]), None)
     assert caught.value.errno == seen
     assert "cannot set CPUs to 1 in cgroup /pod/c" in str(caught.value)

@@ -28,7 +28,7 @@ def pod(uid: str = "u1", cpu: str = "2", **metadata: Any) -> dict[str, Any]:
     }
 
 
-class AskedKubelet:
+class QueriedKubelet:
     """A kubelet that knows one pod."""
 
     knows_pods = True
@@ -36,11 +36,11 @@ class AskedKubelet:
 
     def __init__(self, answer: tuple[PodRequests, str] | None) -> None:
         self.answer = answer
-        self.asked = 0
+        self.queries = 0
         self.closed = False
 
     def pod_requests(self, uid: str, namespace: str, name: str) -> tuple[PodRequests, str] | None:
-        self.asked += 1
+        self.queries += 1
         return self.answer
 
     def devices(self, namespace: str, pod: str, container: str) -> None:
@@ -57,7 +57,7 @@ KUBELETS = (PodRequests("u1", (ContainerResources("other"),)), "kubelet")
 
 
 class World:
-    def __init__(self, directory: Path, kubelet: AskedKubelet | None) -> None:
+    def __init__(self, directory: Path, kubelet: QueriedKubelet | None) -> None:
         directory.chmod(0o700)
         self.now = 1000.0
         self.lines: list[str] = []
@@ -75,25 +75,25 @@ class World:
 
 
 def test_the_exact_requests_of_a_pod(tmp_path: Path) -> None:
-    kubelet = AskedKubelet(KUBELETS)
+    kubelet = QueriedKubelet(KUBELETS)
     w = World(tmp_path, kubelet)
     w.write(pod())
     found = w.pod_requests()
     assert found is not None
-    asks, source = found
+    requests, source = found
     assert source == SOURCE
-    assert [(c.name, c.kind) for c in asks.containers] == [
+    assert [(c.name, c.kind) for c in requests.containers] == [
         ("side", ContainerKind.SIDECAR),
         ("main", ContainerKind.APP),
     ]
-    assert asks.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
-    assert asks.own == {"cpu": 2000, "memory": 1 << 30}
-    assert asks.guaranteed
-    assert kubelet.asked == 0, "kubelet is not asked for what is there"
+    assert requests.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
+    assert requests.own == {"cpu": 2000, "memory": 1 << 30}
+    assert requests.guaranteed
+    assert kubelet.queries == 0, "kubelet is not asked for what is there"
 
 
 def test_a_pod_that_is_not_there_is_asked_of_kubelet(tmp_path: Path) -> None:
-    w = World(tmp_path, AskedKubelet(KUBELETS))
+    w = World(tmp_path, QueriedKubelet(KUBELETS))
     assert w.pod_requests() == KUBELETS, "there is no file yet"
     w.write(pod("other"))
     assert w.pod_requests() == KUBELETS
@@ -101,7 +101,7 @@ def test_a_pod_that_is_not_there_is_asked_of_kubelet(tmp_path: Path) -> None:
 
 
 def test_an_old_file_is_better_than_nothing_and_worse_than_kubelet(tmp_path: Path) -> None:
-    kubelet = AskedKubelet(KUBELETS)
+    kubelet = QueriedKubelet(KUBELETS)
     w = World(tmp_path, kubelet)
     w.write(pod())
     w.now += CURRENT_S + 1
@@ -124,11 +124,11 @@ def test_a_static_pod_is_found_by_its_hash_in_its_own_namespace_only(tmp_path: P
 
 
 def test_a_pod_that_makes_no_sense_is_reported_and_left_out(tmp_path: Path) -> None:
-    kubelet = AskedKubelet(None)
+    kubelet = QueriedKubelet(None)
     w = World(tmp_path, kubelet)
     w.write(pod(cpu="many"), pod("u2"))
     assert w.pod_requests() is None
-    assert kubelet.asked == 1
+    assert kubelet.queries == 1
     (line,) = w.lines
     assert line.startswith("cannot use a fact of the cluster pod=ns/web reason=")
     assert w.pod_requests("u2") is not None, "the other pods count"
@@ -136,7 +136,7 @@ def test_a_pod_that_makes_no_sense_is_reported_and_left_out(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("there", [True, False])
 def test_devices_are_kubelets(tmp_path: Path, there: bool) -> None:
-    kubelet = AskedKubelet(KUBELETS)
+    kubelet = QueriedKubelet(KUBELETS)
     w = World(tmp_path, kubelet if there else None)
     assert w.sources.knows_pods
     assert w.sources.knows_devices is there

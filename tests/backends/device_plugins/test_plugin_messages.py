@@ -32,8 +32,8 @@ def test_devices_with_their_health_and_nodes() -> None:
 
 
 def test_only_the_word_healthy_is_healthy() -> None:
-    words = ("Healthy", "healthy", "", "Unknown")
-    found = messages.read_devices(listed(*(pb.Device(ID=w or "none", health=w) for w in words)))
+    states = ("Healthy", "healthy", "", "Unknown")
+    found = messages.read_devices(listed(*(pb.Device(ID=w or "none", health=w) for w in states)))
     assert [name for name, each in found.items() if each.healthy] == ["Healthy"]
 
 
@@ -42,7 +42,7 @@ def test_a_device_that_is_listed_twice_in_the_same_way_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (listed(device("a", 1), device("a", 0)), "twice, with different values"),
         (listed(device("")), "0 characters"),
@@ -52,8 +52,8 @@ def test_a_device_that_is_listed_twice_in_the_same_way_is_one() -> None:
         (b"\x0a\x04\x0a\x02\xff\xfe", "no ListAndWatchResponse"),
     ],
 )
-def test_lists_that_are_refused(content: bytes, words: str) -> None:
-    with pytest.raises(PluginAnswerError, match=words):
+def test_lists_that_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(PluginAnswerError, match=message):
         messages.read_devices(content)
 
 
@@ -72,10 +72,10 @@ def preferred(*ids: str, times: int = 1) -> bytes:
 
 
 def test_preferences() -> None:
-    asked = pb.PreferredAllocationRequest.FromString(messages.preference_request({"b", "a"}, {"a"}, 2))
-    assert asked.container_requests[0].available_deviceIDs == ["a", "b"]
-    assert asked.container_requests[0].must_include_deviceIDs == ["a"]
-    assert asked.container_requests[0].allocation_size == 2
+    request = pb.PreferredAllocationRequest.FromString(messages.preference_request({"b", "a"}, {"a"}, 2))
+    assert request.container_requests[0].available_deviceIDs == ["a", "b"]
+    assert request.container_requests[0].must_include_deviceIDs == ["a"]
+    assert request.container_requests[0].allocation_size == 2
     assert messages.read_preference(preferred("b", "a"), {"a", "b"}, 2) == ("b", "a")
     assert messages.read_preference(preferred("b"), {"a", "b"}, 2) == ("b",)
     assert messages.read_preference(b"", {"a"}, 1) == ()
@@ -86,7 +86,7 @@ def test_preferences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (preferred("c"), "'c', which was not offered"),
         (preferred("a", "a"), "a device twice"),
@@ -94,8 +94,8 @@ def test_preferences() -> None:
         (preferred("a", times=2), "2 containers"),
     ],
 )
-def test_preferences_that_are_refused(content: bytes, words: str) -> None:
-    with pytest.raises(PluginAnswerError, match=words):
+def test_preferences_that_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(PluginAnswerError, match=message):
         messages.read_preference(content, {"a", "b"}, 2)
 
 
@@ -123,7 +123,7 @@ def test_an_allocation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"", "0 containers"),
         (answer() * 2, "2 containers"),
@@ -140,12 +140,12 @@ def test_an_allocation() -> None:
         (b"\xff", "no AllocateResponse"),
     ],
 )
-def test_allocations_that_are_refused(content: bytes, words: str) -> None:
-    with pytest.raises(PluginAnswerError, match=words):
+def test_allocations_that_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(PluginAnswerError, match=message):
         messages.read_allocation(content)
 
 
 def test_requests_name_the_devices_of_one_container() -> None:
-    asked = pb.AllocateRequest.FromString(messages.allocate_request(("b", "a")))
-    assert [list(one.devices_ids) for one in asked.container_requests] == [["b", "a"]]
+    request = pb.AllocateRequest.FromString(messages.allocate_request(("b", "a")))
+    assert [list(one.devices_ids) for one in request.container_requests] == [["b", "a"]]
     assert pb.PreStartContainerRequest.FromString(messages.pre_start_request(("a",))).devices_ids == ["a"]

@@ -134,10 +134,10 @@ def test_calls_pass_what_is_asked_and_answered(node: Node) -> None:
     )
     prepared: list[list[str]] = []
     plugin.pre_start = prepared.append
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def prefer(request: Any) -> pb.PreferredAllocationResponse:
-        asked.append(request)
+        requests.append(request)
         one = pb.ContainerPreferredAllocationResponse(deviceIDs=["b"])
         return pb.PreferredAllocationResponse(container_responses=[one])
 
@@ -149,7 +149,7 @@ def test_calls_pass_what_is_asked_and_answered(node: Node) -> None:
         assert calls.offers_preference(NAME)
         assert calls.needs_pre_start(NAME)
         assert await calls.preferred(NAME, ALL, frozenset(), 1) == ("b",)
-        assert asked[0].allocation_size == 1
+        assert requests[0].allocation_size == 1
         answer = await calls.allocate(NAME, ("a", "b"))
         assert answer.envs == {"DEVICES": "a,b"}
         assert [each.host_path for each in answer.devices] == ["/dev/a", "/dev/b"]
@@ -195,8 +195,8 @@ def test_devices_are_unhealthy_at_once_when_a_plugin_vanishes_and_withdrawn_afte
         assert node.devices.keys() == ALL
         assert node.row()["state"] == "down"
         assert "does not serve" in str(node.telemetry.problems())
-        words = await node.refused(node.registry.allocate(NAME, ("a",)))
-        assert str(plugin.path) in words
+        message = await node.refused(node.registry.allocate(NAME, ("a",)))
+        assert str(plugin.path) in message
         await until(lambda: node.devices is None)
         assert node.registry.page() == []
         assert node.telemetry.problems() == []
@@ -253,8 +253,8 @@ def test_a_plugin_that_hangs_is_isolated_and_comes_back_when_it_answers(node: No
         assert node.row()["state"] == "isolated"
         assert node.healthy == frozenset()
         assert node.telemetry.value(metrics.DEVICE_PLUGINS_ISOLATED) == 1
-        words = await node.refused(node.registry.allocate(NAME, ("a",)))
-        assert "3 calls in a row had no usable answer" in words
+        message = await node.refused(node.registry.allocate(NAME, ("a",)))
+        assert "3 calls in a row had no usable answer" in message
         await asyncio.sleep(0.7)  # probes that are not answered
         assert node.row()["state"] == "isolated"
         plugin.hanging.set()
@@ -346,7 +346,7 @@ def test_errors_that_a_plugin_answers_with_do_not_isolate_it(node: Node) -> None
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
         (pb.AllocateResponse(), "answers for 0 containers"),
         (pb.AllocateResponse(container_responses=[pb.ContainerAllocateResponse()] * 2), "for 2 containers"),
@@ -355,15 +355,15 @@ def test_errors_that_a_plugin_answers_with_do_not_isolate_it(node: Node) -> None
         (allocated(*("x" * 100_000 + str(i) for i in range(50))), "RESOURCE_EXHAUSTED"),
     ],
 )
-def test_a_plugin_that_lies_in_its_answers(node: Node, answer: Any, words: str) -> None:
+def test_a_plugin_that_lies_in_its_answers(node: Node, answer: Any, message: str) -> None:
     plugin = node.plugin()
     plugin.allocate = lambda ids: answer
 
     async def scenario() -> None:
         await node.serve(plugin)
         for _ in range(3):
-            assert words in await node.refused(node.registry.allocate(NAME, ("a",)))
-        assert (node.row()["state"] == "isolated") is ("RESOURCE" not in words)
+            assert message in await node.refused(node.registry.allocate(NAME, ("a",)))
+        assert (node.row()["state"] == "isolated") is ("RESOURCE" not in message)
 
     play(node, scenario)
 
@@ -414,7 +414,7 @@ def test_preferences_that_cannot_be_used_are_not_asked_for_again_soon(node: Node
     plugin = node.plugin()
     plugin.options = lambda: pb.DevicePluginOptions(get_preferred_allocation_available=True)
     one = pb.ContainerPreferredAllocationResponse(deviceIDs=["not offered"])
-    plugin.prefer = lambda asked: pb.PreferredAllocationResponse(container_responses=[one])
+    plugin.prefer = lambda request: pb.PreferredAllocationResponse(container_responses=[one])
 
     async def scenario() -> None:
         await node.serve(plugin)
@@ -449,8 +449,8 @@ def test_a_plugin_that_registers_again_and_again_is_slowed_down(node: Node) -> N
     async def scenario() -> None:
         for _ in range(6):
             await node.registry.register(NAME, plugin.path)
-        words = await node.refused(node.registry.register(NAME, plugin.path))
-        assert "registered too often" in words
+        message = await node.refused(node.registry.register(NAME, plugin.path))
+        assert "registered too often" in message
 
     play(node, scenario)
 
@@ -462,8 +462,8 @@ def test_the_number_of_resources_is_limited(node: Node, monkeypatch: pytest.Monk
     async def scenario() -> None:
         for name in ("example.com/a", "example.com/b"):
             await node.registry.register(name, plugin.path)
-        words = await node.refused(node.registry.register("example.com/c", plugin.path))
-        assert "2 resources already" in words
+        message = await node.refused(node.registry.register("example.com/c", plugin.path))
+        assert "2 resources already" in message
         await node.registry.register("example.com/a", plugin.path)
         for number in range(20):
             assert "2 resources already" in await node.refused(
@@ -509,9 +509,9 @@ def test_a_call_does_not_wait_longer_for_a_list_than_for_an_answer(node: Node) -
 
     async def scenario() -> None:
         await node.registry.register(NAME, silent.path)
-        words = await node.refused(node.registry.allocate(NAME, ("a",)))
+        message = await node.refused(node.registry.allocate(NAME, ("a",)))
         never.set()
-        assert "it has listed no devices within 0.3 s" in words
+        assert "it has listed no devices within 0.3 s" in message
         assert "Allocate" not in silent.calls
 
     play(node, scenario, timeout=0.3)

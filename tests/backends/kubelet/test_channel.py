@@ -19,22 +19,26 @@ PATIENT = 60.0
 """Seconds: more than any machine needs."""
 
 
-def test_a_server_that_is_slow_to_begin_is_waited_for(tmp_path: Path, serve: Any, slow_door: Any) -> None:
+def test_a_server_that_is_slow_to_begin_is_waited_for(tmp_path: Path, serve: Any, slow_socket: Any) -> None:
     """A node that is busy starting its pods is when kubelet is asked for the first time."""
-    there, door = tmp_path / "server", tmp_path / "door"
-    serve(there, "v1.PodResourcesLister", List=lambda *_: pb.ListPodResourcesResponse().SerializeToString())
-    slow_door(door, there, 0.5)
-    channel = UnixChannel(str(door), PATIENT)
+    server_path, path = tmp_path / "server", tmp_path / "slow.sock"
+    serve(
+        server_path,
+        "v1.PodResourcesLister",
+        List=lambda *_: pb.ListPodResourcesResponse().SerializeToString(),
+    )
+    slow_socket(path, server_path, 0.5)
+    channel = UnixChannel(str(path), PATIENT)
     answer = channel.call("list", METHOD, pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
     assert not answer.pod_resources
     channel.close()
 
 
 def test_a_server_that_never_begins_has_the_time_of_one_call(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(tmp_path / "door"))
-        door.listen()
-        channel = UnixChannel(str(tmp_path / "door"), 0.3)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "slow.sock"))
+        listener.listen()
+        channel = UnixChannel(str(tmp_path / "slow.sock"), 0.3)
         begin = time.monotonic()
         with pytest.raises(KubeletError) as caught:
             channel.call("list", METHOD, pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)

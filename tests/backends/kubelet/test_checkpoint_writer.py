@@ -69,15 +69,15 @@ def test_version_1_has_container_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "reserved", "words"),
+    ("held", "reserved", "message"),
     [
         ("8", "", "CPUs 8 of containers are not online"),
         ("1-2", "0-1", "CPUs 1 of containers are those that kubelet keeps back"),
         ("0-7", "", "no CPU is left for its default set"),
     ],
 )
-def test_what_kubelet_would_not_start_with(held: str, reserved: str, words: str) -> None:
-    with pytest.raises(CheckpointError, match=f"cannot write kubelet's cpu_manager_state: {words}"):
+def test_what_kubelet_would_not_start_with(held: str, reserved: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"cannot write kubelet's cpu_manager_state: {message}"):
         static_state(EIGHT, {"a": {"x": cpus(held)}}, reserved=cpus(reserved))
 
 

@@ -53,9 +53,9 @@ def test_the_hash_is_fnv_1a(text: str, value: int) -> None:
 
 
 def test_a_cpu_state() -> None:
-    got = read_cpu(with_checksum(CPU_FILE, CPU_TEXT))
-    assert (got.version, got.text, got.policy) == (2, CPU_TEXT, "static")
-    cpus = held_cpus(got)
+    result = read_cpu(with_checksum(CPU_FILE, CPU_TEXT))
+    assert (result.version, result.text, result.policy) == (2, CPU_TEXT, "static")
+    cpus = held_cpus(result)
     assert cpus.default == CpuSet([0, 6, 7])
     assert cpus.held == {"a": {"x": CpuSet([1])}, "b": {"y": CpuSet([2, 3]), "z": CpuSet([4, 5])}}
 
@@ -75,27 +75,27 @@ def test_versions_are_distinguished_by_their_checksums() -> None:
 
 
 def test_an_edited_file_can_still_be_read() -> None:
-    got = read_cpu(json.dumps({**CPU_FILE, "checksum": 5}))
-    assert (got.version, got.text, got.checksum) == (None, "", 5)
-    assert held_cpus(got).default == CpuSet([0, 6, 7])
+    result = read_cpu(json.dumps({**CPU_FILE, "checksum": 5}))
+    assert (result.version, result.text, result.checksum) == (None, "", 5)
+    assert held_cpus(result).default == CpuSet([0, 6, 7])
     assert read_cpu(json.dumps(CPU_FILE)).checksum == 0
 
 
 def test_a_memory_state() -> None:
-    got = read_memory(with_checksum(MEMORY_FILE, MEMORY_TEXT))
-    assert (got.version, got.text) == (1, MEMORY_TEXT)
-    state = held_memory(got)
+    result = read_memory(with_checksum(MEMORY_FILE, MEMORY_TEXT))
+    assert (result.version, result.text) == (1, MEMORY_TEXT)
+    state = held_memory(result)
     assert list(state.nodes) == [2, 10]
     assert state.nodes[10].table("memory") == ResourceTable(9, 1, 8, 3, 5)
     assert (state.nodes[10].cells, state.nodes[10].assignments) == (Mask([0, 10]), 2)
     assert state.blocks("p", "c") == (Block(Mask([0, 10]), "memory", 3),)
     blocks = "[{NUMAAffinity:([]int)<nil> Type:(v1.ResourceName)memory Size:(uint64)1}]"
     more = {"podEntries": {"p": {"memoryBlocks": [{"type": "memory", "size": 1}]}}}
-    shown = (
+    entries = (
         f" PodEntries:(state.PodMemoryAssignments)map[p:{{MemoryBlocks:([]state.Block){blocks}}}] Checksum"
     )
     assert (
-        read_memory(with_checksum({**MEMORY_FILE, **more}, MEMORY_TEXT.replace(" Checksum", shown))).version
+        read_memory(with_checksum({**MEMORY_FILE, **more}, MEMORY_TEXT.replace(" Checksum", entries))).version
         == 2
     )
 
@@ -127,10 +127,10 @@ def test_invalid_contents() -> None:
         {"entries": [1]},
         {"entries": {"a": 1}},
     ):
-        got = read_cpu(json.dumps(fields))
+        result = read_cpu(json.dumps(fields))
         with pytest.raises(CheckpointError, match="cannot read kubelet's cpu_manager_state"):
-            held_cpus(got)
+            held_cpus(result)
     for fields in ({"entries": {"a": {"b": [{}]}}}, {"machineState": {"x": {}}}, {"machineState": {"0": 1}}):
-        got = read_memory(json.dumps(fields))
+        result = read_memory(json.dumps(fields))
         with pytest.raises(CheckpointError, match="cannot read kubelet's memory_manager_state"):
-            held_memory(got)
+            held_memory(result)

@@ -43,7 +43,7 @@ class Clock:
         return self.now
 
 
-class Asking:
+class ClientFactory:
     """Makes clients, and hears what they report_problem about."""
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class Asking:
 
 
 @pytest.fixture
-def asking() -> Iterator[Asking]:
-    made = Asking()
+def make_client() -> Iterator[ClientFactory]:
+    made = ClientFactory()
     yield made
     for client in made.clients:
         client.close()
@@ -83,22 +83,22 @@ def until(answer: Callable[[], Any], wanted: Any) -> None:
         time.sleep(0.02)
 
 
-def test_it_is_what_the_controller_wants(asking: Asking) -> None:
-    none: Kubelet = asking()
+def test_it_is_what_the_controller_wants(make_client: ClientFactory) -> None:
+    none: Kubelet = make_client()
     assert not none.knows_pods
     assert not none.knows_devices
     assert none.pod_requests("u-1", "shop", "web") is None
     assert none.devices("shop", "web", "main") is None
-    assert asking().allocatable() == {}
-    assert asking(pods_url="http://x").knows_pods
-    assert asking(pods_api="x").knows_pods
-    assert asking(pod_resources="x").knows_devices
-    assert not asking.received
+    assert make_client().allocatable() == {}
+    assert make_client(pods_url="http://x").knows_pods
+    assert make_client(pods_api="x").knows_pods
+    assert make_client(pod_resources="x").knows_devices
+    assert not make_client.received
 
 
-def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
+def test_asks_from_the_list(make_client: ClientFactory, pods_server: Any) -> None:
     pods_server.items = [ITEM]
-    client = asking(pods_url=pods_server.url)
+    client = make_client(pods_url=pods_server.url)
     reported = client.pod_requests("u-1", "shop", "web")
     assert reported is not None
     assert (reported[0].uid, reported[0].containers, reported[0].guaranteed) == (
@@ -110,109 +110,117 @@ def test_asks_from_the_list(asking: Asking, pods_server: Any) -> None:
     assert client.pod_requests("u-2", "shop", "db") is None
     assert client.pod_requests("", "shop", "web") is None
     assert len(pods_server.seen) == 2
-    assert not asking.received
+    assert not make_client.received
 
 
-def test_a_static_pod_keeps_the_uid_that_the_runtime_knows(asking: Asking, pods_server: Any) -> None:
+def test_a_static_pod_keeps_the_uid_that_the_runtime_knows(
+    make_client: ClientFactory, pods_server: Any
+) -> None:
     annotations = {"kubernetes.io/config.hash": "h-1", "kubernetes.io/config.mirror": "h-1"}
     pods_server.items = [{**ITEM, "metadata": {**ITEM["metadata"], "uid": "m-1", "annotations": annotations}}]
-    reported = asking(pods_url=pods_server.url).pod_requests("h-1", "shop", "web")
+    reported = make_client(pods_url=pods_server.url).pod_requests("h-1", "shop", "web")
     assert reported is not None
     assert reported[0].uid == "h-1"
 
 
-def test_the_pods_api_goes_first(asking: Asking, pods_server: Any, serve: Any, tmp_path: Path) -> None:
+def test_the_pods_api_goes_first(
+    make_client: ClientFactory, pods_server: Any, serve: Any, tmp_path: Path
+) -> None:
     pods_server.items = [ITEM, {**ITEM, "metadata": {**ITEM["metadata"], "uid": "u-2"}}]
     serve(tmp_path / "pods.sock", PODS, GetPod=lambda *_: pod_answer())
-    client = asking(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
+    client = make_client(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
     assert cpus(client) == (3000, PODS_API)
     assert not pods_server.seen
     assert cpus(client, "u-2") == (2000, POD_LIST)
-    assert len(asking.received) == 1
-    assert "it gave another one" in asking.received[0]
+    assert len(make_client.received) == 1
+    assert "it gave another one" in make_client.received[0]
 
 
 @pytest.mark.parametrize("served", ["nothing", "another service"])
 def test_the_list_replaces_a_missing_pods_api_for_a_minute(
-    asking: Asking, pods_server: Any, serve: Any, tmp_path: Path, served: str
+    make_client: ClientFactory, pods_server: Any, serve: Any, tmp_path: Path, served: str
 ) -> None:
     pods_server.items = [ITEM]
     path = tmp_path / "pods.sock"
     if served == "another service":
         serve(path, LISTER, Get=lambda *_: b"")
-    client = asking(pods_url=pods_server.url, pods_api=str(path))
+    client = make_client(pods_url=pods_server.url, pods_api=str(path))
     assert cpus(client) == (2000, POD_LIST)
-    asking.clock.now += 50
+    make_client.clock.now += 50
     assert cpus(client) == (2000, POD_LIST)
-    assert len(asking.received) == 1
-    assert asking.received[0].startswith(f"cannot query kubelet for a pod at {path}: ")
+    assert len(make_client.received) == 1
+    assert make_client.received[0].startswith(f"cannot query kubelet for a pod at {path}: ")
     if served == "nothing":
         serve(path, PODS, GetPod=lambda *_: pod_answer())
         assert cpus(client) == (2000, POD_LIST)
 
         def a_minute_later() -> tuple[int, str] | None:
-            asking.clock.now += 61
+            make_client.clock.now += 61
             return cpus(client)
 
         until(a_minute_later, (3000, PODS_API))
 
 
-def test_without_a_list_the_pods_api_is_asked_each_time(asking: Asking, serve: Any, tmp_path: Path) -> None:
+def test_without_a_list_the_pods_api_is_asked_each_time(
+    make_client: ClientFactory, serve: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "pods.sock"
-    client = asking(pods_api=str(path))
+    client = make_client(pods_api=str(path))
     assert cpus(client) is None
     serve(path, PODS, GetPod=lambda *_: pod_answer())
     until(lambda: cpus(client), (3000, PODS_API))
 
 
-def test_a_cause_is_reported_once_until_it_works_again(asking: Asking, pods_server: Any, answer: Any) -> None:
-    client = asking(pods_url=pods_server.url)
+def test_a_cause_is_reported_once_until_it_works_again(
+    make_client: ClientFactory, pods_server: Any, answer: Any
+) -> None:
+    client = make_client(pods_url=pods_server.url)
 
-    def ask(status: int) -> tuple[int, str] | None:
+    def query(status: int) -> tuple[int, str] | None:
         pods_server.items, pods_server.reply = [ITEM], answer(status, b"") if status else None
-        asking.clock.now += 60  # older than any list, and longer than any rest
+        make_client.clock.now += 60  # older than any list, and longer than any rest
         return cpus(client)
 
-    assert [ask(401), ask(401), ask(403), ask(401)] == [None] * 4
-    assert [("401" in said, "403" in said) for said in asking.received] == [(True, False), (False, True)]
-    assert ask(0) == (2000, POD_LIST)
-    assert len(asking.received) == 2
-    assert ask(401) is None
-    assert len(asking.received) == 3
-    assert "401" in asking.received[2]
+    assert [query(401), query(401), query(403), query(401)] == [None] * 4
+    assert [("401" in text, "403" in text) for text in make_client.received] == [(True, False), (False, True)]
+    assert query(0) == (2000, POD_LIST)
+    assert len(make_client.received) == 2
+    assert query(401) is None
+    assert len(make_client.received) == 3
+    assert "401" in make_client.received[2]
 
 
-def test_a_kubelet_that_restarts(asking: Asking, serve: Any, tmp_path: Path) -> None:
+def test_a_kubelet_that_restarts(make_client: ClientFactory, serve: Any, tmp_path: Path) -> None:
     path = tmp_path / "kubelet.sock"
-    client = asking(pods_api=str(path))
+    client = make_client(pods_api=str(path))
     server = serve(path, PODS, GetPod=lambda *_: pod_answer())
     assert cpus(client) == (3000, PODS_API)
     server.stop(None).wait()
     until(lambda: cpus(client), None)
-    assert asking.received
+    assert make_client.received
     path.unlink(missing_ok=True)
     serve(path, PODS, GetPod=lambda *_: pod_answer("4"))
     until(lambda: cpus(client), (4000, PODS_API))
 
 
 def test_an_error_of_the_pods_api_is_not_a_reason_to_leave_it(
-    asking: Asking, pods_server: Any, serve: Any, tmp_path: Path
+    make_client: ClientFactory, pods_server: Any, serve: Any, tmp_path: Path
 ) -> None:
     def fail_once(_: bytes, context: Any) -> bytes:
-        if not asking.received:
+        if not make_client.received:
             context.abort(grpc.StatusCode.INTERNAL, "oh")
         return pod_answer()
 
     pods_server.items = [ITEM]
     serve(tmp_path / "pods.sock", PODS, GetPod=fail_once)
-    client = asking(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
+    client = make_client(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
     assert cpus(client) == (2000, POD_LIST)
     assert cpus(client) == (3000, PODS_API)
-    assert [said.rpartition(": ")[2] for said in asking.received] == ["oh (INTERNAL)"]
+    assert [message.rpartition(": ")[2] for message in make_client.received] == ["oh (INTERNAL)"]
 
 
 def test_a_pods_api_that_never_answers_costs_its_time_once(
-    asking: Asking, pods_server: Any, serve: Any, tmp_path: Path
+    make_client: ClientFactory, pods_server: Any, serve: Any, tmp_path: Path
 ) -> None:
     over = threading.Event()
     calls: list[bytes] = []
@@ -224,17 +232,19 @@ def test_a_pods_api_that_never_answers_costs_its_time_once(
 
     pods_server.items = [ITEM]
     serve(tmp_path / "pods.sock", PODS, GetPod=hang)
-    client = asking(pods_api=str(tmp_path / "pods.sock"), pods_url=pods_server.url, timeout=2.0)
+    client = make_client(pods_api=str(tmp_path / "pods.sock"), pods_url=pods_server.url, timeout=2.0)
     try:
         assert cpus(client) == (2000, POD_LIST)
         assert cpus(client) == (2000, POD_LIST)
     finally:
         over.set()
     assert len(calls) == 1
-    assert "DEADLINE_EXCEEDED" in asking.received[0]
+    assert "DEADLINE_EXCEEDED" in make_client.received[0]
 
 
-def test_a_source_that_hangs_is_left_alone_for_a_while(asking: Asking, serve: Any, tmp_path: Path) -> None:
+def test_a_source_that_hangs_is_left_alone_for_a_while(
+    make_client: ClientFactory, serve: Any, tmp_path: Path
+) -> None:
     over, hangs = threading.Event(), [True]
     calls: list[bytes] = []
     path = tmp_path / "kubelet.sock"
@@ -246,14 +256,14 @@ def test_a_source_that_hangs_is_left_alone_for_a_while(asking: Asking, serve: An
         return podresources_pb2.GetPodResourcesResponse().SerializeToString()
 
     serve(path, LISTER, Get=get)
-    client = asking(pod_resources=f"unix://{path}", timeout=1.5)
+    client = make_client(pod_resources=f"unix://{path}", timeout=1.5)
     try:
         for _ in range(4):
             assert client.devices("shop", "web", "main") is None
         assert len(calls) == 2, "the third pod does not wait"
         hangs[0] = False
         over.set()
-        asking.clock.now += 15.1
+        make_client.clock.now += 15.1
         client.devices("shop", "web", "main")
         client.devices("shop", "web", "main")
         assert len(calls) == 4
@@ -261,42 +271,42 @@ def test_a_source_that_hangs_is_left_alone_for_a_while(asking: Asking, serve: An
         over.set()
 
 
-def test_devices(asking: Asking, serve: Any, tmp_path: Path) -> None:
+def test_devices(make_client: ClientFactory, serve: Any, tmp_path: Path) -> None:
     gpu = podresources_pb2.ContainerDevices(resource_name="v.com/gpu", device_ids=["g0"])
     gpu.topology.nodes.add()
     main = podresources_pb2.ContainerResources(name="main", devices=[gpu])
     pod = podresources_pb2.PodResources(name="web", namespace="shop", containers=[main])
-    got = podresources_pb2.GetPodResourcesResponse(pod_resources=pod).SerializeToString()
+    reply = podresources_pb2.GetPodResourcesResponse(pod_resources=pod).SerializeToString()
     every = podresources_pb2.AllocatableResourcesResponse(devices=[gpu]).SerializeToString()
     path = tmp_path / "kubelet.sock"
-    server = serve(path, LISTER, Get=lambda *_: got, GetAllocatableResources=lambda *_: every)
-    client = asking(pod_resources=f"unix://{path}")
+    server = serve(path, LISTER, Get=lambda *_: reply, GetAllocatableResources=lambda *_: every)
+    client = make_client(pod_resources=f"unix://{path}")
     near = LocatedDevice("g0", "v.com/gpu", Mask([0]), "kubelet's pod-resources API")
     assert client.devices("shop", "web", "main") == (near,)
     assert client.devices("shop", "web", "init") is None
     assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}
-    assert not asking.received
+    assert not make_client.received
     server.stop(None).wait()
     until(lambda: client.devices("shop", "web", "main"), None)
     assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}
-    asking.clock.now += 11
+    make_client.clock.now += 11
     assert client.allocatable() == {}
-    assert asking.received
+    assert make_client.received
 
 
 def test_an_internal_fault_is_reported_and_goes_no_further(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch
+    make_client: ClientFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("oh")
 
     monkeypatch.setattr(PodList, "find", broken)
-    assert asking(pods_url="http://127.0.0.1:1").pod_requests("u-1", "shop", "web") is None
-    assert asking.received == ["cannot query kubelet's list of pods: RuntimeError: oh"]
+    assert make_client(pods_url="http://127.0.0.1:1").pod_requests("u-1", "shop", "web") is None
+    assert make_client.received == ["cannot query kubelet's list of pods: RuntimeError: oh"]
 
 
-def test_a_closed_client_answers_nothing(asking: Asking, tmp_path: Path) -> None:
-    client = asking(pods_api=str(tmp_path / "a"), pod_resources=str(tmp_path / "b"))
+def test_a_closed_client_answers_nothing(make_client: ClientFactory, tmp_path: Path) -> None:
+    client = make_client(pods_api=str(tmp_path / "a"), pod_resources=str(tmp_path / "b"))
     client.close()
     client.close()
     assert client.pod_requests("u-1", "shop", "web") is None

@@ -33,7 +33,7 @@ def test_it_is_asked_at_its_usual_path_with_token_and_certificate(
         "newField": [{}],
     }
     tls_server.reply = answer(200, json.dumps({"kubeletconfig": config, "more": 1}).encode())
-    got = read_configz(
+    result = read_configz(
         KubeletSettings(
             configz=tls_server.url,
             token_file=str(tmp_path / "token"),
@@ -41,7 +41,7 @@ def test_it_is_asked_at_its_usual_path_with_token_and_certificate(
             timeout=PATIENT,
         )
     )
-    assert (got.policy, got.reserved, got.problems) == ("static", CpuSet([0, 1]), ())
+    assert (result.policy, result.reserved, result.problems) == ("static", CpuSet([0, 1]), ())
     path, headers = tls_server.seen[0]
     assert (path, headers["Authorization"]) == ("/configz", "Bearer secret")
 

@@ -46,7 +46,7 @@ class Clock:
         return self.now
 
 
-def beside(directory: Path, clock: Clock | None = None, **settings: Any) -> KubeletCpuManagerReader:
+def reader(directory: Path, clock: Clock | None = None, **settings: Any) -> KubeletCpuManagerReader:
     found = KubeletSettings(**{"timeout": PATIENT, **settings})
     return KubeletCpuManagerReader(found, str(directory), "", lambda: TOPOLOGY, clock or Clock())
 
@@ -57,30 +57,30 @@ def seen(found: KubeletCpuManagerReader) -> CpuManager:
 
 
 def test_nothing_is_known_without_kubelet(tmp_path: Path) -> None:
-    assert seen(beside(tmp_path)) == CpuManager()
+    assert seen(reader(tmp_path)) == CpuManager()
 
 
 def test_the_state_file_alone(tmp_path: Path) -> None:
     write_text(tmp_path, STATIC)
-    got = seen(beside(tmp_path))
+    result = seen(reader(tmp_path))
     file = f"{tmp_path}/cpu_manager_state"
-    assert (got.policy, got.held, str(got.default)) == ("static", HELD, "0-1,5-15")
-    assert got.sources == {"policy": file, "held": file, "default": file}
-    assert (got.options, got.topology_policy, got.problems) == ({}, "", ())
+    assert (result.policy, result.held, str(result.default)) == ("static", HELD, "0-1,5-15")
+    assert result.sources == {"policy": file, "held": file, "default": file}
+    assert (result.options, result.topology_policy, result.problems) == ({}, "", ())
 
 
 def test_a_file_of_policy_none_holds_nothing(tmp_path: Path) -> None:
     write_text(tmp_path, none_state())
-    got = seen(beside(tmp_path))
-    assert (got.policy, got.held, got.default, got.problems) == ("none", {}, CpuSet(), ())
+    result = seen(reader(tmp_path))
+    assert (result.policy, result.held, result.default, result.problems) == ("none", {}, CpuSet(), ())
 
 
 def test_what_a_configuration_does_not_say_is_kubelets_default(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("kind: KubeletConfiguration\n")
-    got = seen(beside(tmp_path))
-    assert (got.policy, got.topology_policy, got.topology_scope) == ("none", "none", "container")
-    assert set(got.sources.values()) == {f"kubelet's default, {path} does not set it"}
+    result = seen(reader(tmp_path))
+    assert (result.policy, result.topology_policy, result.topology_scope) == ("none", "none", "container")
+    assert set(result.sources.values()) == {f"kubelet's default, {path} does not set it"}
 
 
 @pytest.mark.parametrize(
@@ -95,34 +95,34 @@ def test_what_a_configuration_does_not_say_is_kubelets_default(tmp_path: Path) -
 def test_the_reserve(tmp_path: Path, reserve: str, cpus: str, source: str | None) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"cpuManagerPolicy: static\n{reserve}\n")
-    got = seen(beside(tmp_path))
-    assert str(got.reserved) == cpus
-    assert got.sources.get("reserved") == (None if source is None else f"{path}{source}")
+    result = seen(reader(tmp_path))
+    assert str(result.reserved) == cpus
+    assert result.sources.get("reserved") == (None if source is None else f"{path}{source}")
 
 
 def test_a_reserve_that_cannot_be_chosen_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\nkubeReserved: {cpu: 99}\n")
-    got = seen(beside(tmp_path))
-    assert got.reserved == CpuSet()
-    assert got.problems[0].startswith("cannot determine which 99 CPUs kubelet keeps back: ")
+    result = seen(reader(tmp_path))
+    assert result.reserved == CpuSet()
+    assert result.problems[0].startswith("cannot determine which 99 CPUs kubelet keeps back: ")
 
 
 def test_an_option_that_is_newer_than_we_are_does_no_harm(tmp_path: Path) -> None:
     options = 'cpuManagerPolicyOptions: {full-pcpus-only: "true", from-tomorrow: "yes"}'
     (tmp_path / "config.yaml").write_text(f"cpuManagerPolicy: static\nkubeReserved: {{cpu: 1}}\n{options}\n")
-    got = seen(beside(tmp_path))
-    assert got.options == {"full-pcpus-only": "true", "from-tomorrow": "yes"}
-    assert (str(got.reserved), got.problems) == ("0", ())
+    result = seen(reader(tmp_path))
+    assert result.options == {"full-pcpus-only": "true", "from-tomorrow": "yes"}
+    assert (str(result.reserved), result.problems) == ("0", ())
 
 
 def test_a_contradicting_file_is_reported_and_its_cpus_count(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: none\n")
     write_text(tmp_path, STATIC)
-    got = seen(beside(tmp_path))
-    assert (got.policy, got.held) == ("none", HELD), "kubelet has not been started with the new file yet"
+    result = seen(reader(tmp_path))
+    assert (result.policy, result.held) == ("none", HELD), "kubelet has not read the new file yet"
     by, file = f"{tmp_path}/config.yaml", f"{tmp_path}/cpu_manager_state"
-    words = f"kubelet's CPU manager has policy none by {by}, but {file} was written under policy static"
-    assert got.problems == (words,)
+    message = f"kubelet's CPU manager has policy none by {by}, but {file} was written under policy static"
+    assert result.problems == (message,)
 
 
 def test_the_running_kubelets_word_goes_before_its_file(
@@ -132,11 +132,11 @@ def test_the_running_kubelets_word_goes_before_its_file(
     pods_server.reply = answer(200, json.dumps(config).encode())
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\n")
     write_text(tmp_path, STATIC)
-    got = seen(beside(tmp_path, configz=pods_server.url))
-    assert (got.policy, got.held, got.sources["policy"]) == ("none", {}, "kubelet's configz")
-    assert len(got.problems) == 2
-    assert "topologyManagerScope: 5 is not one of" in got.problems[0]
-    assert "was written under policy static" in got.problems[1]
+    result = seen(reader(tmp_path, configz=pods_server.url))
+    assert (result.policy, result.held, result.sources["policy"]) == ("none", {}, "kubelet's configz")
+    assert len(result.problems) == 2
+    assert "topologyManagerScope: 5 is not one of" in result.problems[0]
+    assert "was written under policy static" in result.problems[1]
 
 
 def test_a_kubelet_that_does_not_answer_leaves_its_file(
@@ -145,17 +145,17 @@ def test_a_kubelet_that_does_not_answer_leaves_its_file(
     pods_server.reply = answer(500, b"no")
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\n")
     clock = Clock()
-    found = beside(tmp_path, clock, configz=pods_server.url)
-    got = seen(found)
-    assert (got.policy, got.sources["policy"]) == ("static", f"{tmp_path}/config.yaml")
-    assert "it answers 500" in got.problems[0]
+    found = reader(tmp_path, clock, configz=pods_server.url)
+    result = seen(found)
+    assert (result.policy, result.sources["policy"]) == ("static", f"{tmp_path}/config.yaml")
+    assert "it answers 500" in result.problems[0]
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
     assert (seen(found).policy, seen(found).problems) == ("none", ())
     pods_server.reply = answer(500, b"no")
     clock.now += QUERY_AGAIN_S
-    got = seen(found)
-    assert (got.policy, got.sources["policy"]) == ("none", "kubelet's configz"), "what it said stands"
-    assert "it answers 500" in got.problems[0]
+    result = seen(found)
+    assert (result.policy, result.sources["policy"]) == ("none", "kubelet's configz"), "what it said stands"
+    assert "it answers 500" in result.problems[0]
 
 
 def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
@@ -164,7 +164,7 @@ def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "static"}}')
     write_text(tmp_path, STATIC)
     clock = Clock()
-    found = beside(tmp_path, clock, configz=pods_server.url)
+    found = reader(tmp_path, clock, configz=pods_server.url)
     first = seen(found)
     for _ in range(3):
         assert seen(found) is first
@@ -175,19 +175,19 @@ def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
     write_text(tmp_path, none_state())
     found.read()
-    got = seen(found)
-    assert (got.policy, got.problems, len(pods_server.seen)) == ("none", (), 3)
+    result = seen(found)
+    assert (result.policy, result.problems, len(pods_server.seen)) == ("none", (), 3)
 
 
 def test_a_kubelet_that_hangs_is_left_alone_for_a_while(tmp_path: Path, pods_server: Any) -> None:
     pods_server.reply = lambda handler: pods_server.over.wait(PATIENT)
     clock = Clock()
-    found = beside(tmp_path, clock, configz=pods_server.url, timeout=0.05)
+    found = reader(tmp_path, clock, configz=pods_server.url, timeout=0.05)
     for _ in range(5):
-        got = seen(found)
-        assert "no complete answer within 0.05 s" in got.problems[0]
-    asked = len(pods_server.seen)
-    assert asked <= 2
+        result = seen(found)
+        assert "no complete answer within 0.05 s" in result.problems[0]
+    queries = len(pods_server.seen)
+    assert queries <= 2
     clock.now += 60
     seen(found)
     assert found.read().problems
@@ -204,16 +204,16 @@ def test_a_file_that_names_no_pods_is_reported(tmp_path: Path) -> None:
     )
     old = {"policyName": "static", "defaultCpuSet": "0", "entries": {"id": "1"}}
     (tmp_path / "cpu_manager_state").write_text(with_checksum(old, text))
-    got = seen(beside(tmp_path))
-    assert (got.policy, got.held) == ("static", {})
-    assert "it is of a kubelet before 1.18" in got.problems[0]
+    result = seen(reader(tmp_path))
+    assert (result.policy, result.held) == ("static", {})
+    assert "it is of a kubelet before 1.18" in result.problems[0]
 
 
 def test_cpus_of_a_pod_as_a_whole_are_held_too(tmp_path: Path) -> None:
     held, pods = {"u": {"c": CpuSet([4])}}, {"u": CpuSet([4, 5, 6]), "v": CpuSet([7])}
     write_text(tmp_path, static_state(MACHINE.online, held, pods=pods, version=3))
-    got = seen(beside(tmp_path))
-    assert got.held == {"u": {"c": CpuSet([4]), REST: CpuSet([5, 6])}, "v": {REST: CpuSet([7])}}
+    result = seen(reader(tmp_path))
+    assert result.held == {"u": {"c": CpuSet([4]), REST: CpuSet([5, 6])}, "v": {REST: CpuSet([7])}}
 
 
 def test_an_invalid_set_is_reported_although_the_checksum_is_right(tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_an_invalid_set_is_reported_although_the_checksum_is_right(tmp_path: Pat
     )
     bad = {"policyName": "static", "defaultCpuSet": "0", "entries": {"u": {"c": "x"}}}
     (tmp_path / "cpu_manager_state").write_text(with_checksum(bad, text))
-    got = seen(beside(tmp_path))
-    assert got.held == {}
-    assert got.problems[0].startswith(f"cannot use {tmp_path}/cpu_manager_state")
+    result = seen(reader(tmp_path))
+    assert result.held == {}
+    assert result.problems[0].startswith(f"cannot use {tmp_path}/cpu_manager_state")
 
 
 def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
@@ -239,10 +239,10 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
         "reservedSystemCPUs": "0,8",
     }
     plain.write_text(f" {json.dumps(config)}")
-    got = ConfigFile(str(yaml)).read()
-    assert got is not None
-    assert (got.policy, got.reserved, got.reserved_milli) == ("static", CpuSet([0, 8]), 500)
-    assert ConfigFile(str(plain)).read() == got
+    result = ConfigFile(str(yaml)).read()
+    assert result is not None
+    assert (result.policy, result.reserved, result.reserved_milli) == ("static", CpuSet([0, 8]), 500)
+    assert ConfigFile(str(plain)).read() == result
 
 
 def test_no_file_says_nothing_and_a_new_one_is_read(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_drop_ins_win_over_the_configuration_of_the_running_kubelet(tmp_path: Pa
 
 def test_the_flags_of_the_running_kubelet(tmp_path: Path) -> None:
     assert running_flags(tmp_path / "none") is None
-    for pid, words in ((1, "/sbin/init"), (20, "/usr/bin/kubelet\0--v=2\0--config\0/k.yaml\0--v=3\0--x")):
+    for pid, cmdline in ((1, "/sbin/init"), (20, "/usr/bin/kubelet\0--v=2\0--config\0/k.yaml\0--v=3\0--x")):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cmdline").write_text(words)
+        (tmp_path / str(pid) / "cmdline").write_text(cmdline)
     (tmp_path / "7").mkdir()
     assert running_flags(tmp_path) == {"v": "3", "config": "/k.yaml", "x": ""}
     (tmp_path / "20/cmdline").write_text("/usr/bin/kubelet-helper\0--v=2")

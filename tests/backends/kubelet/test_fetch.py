@@ -42,12 +42,12 @@ def test_the_token_is_read_for_each_exchange(
     tls_server: Any, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
-    asked = KubeletSettings(
+    settings = KubeletSettings(
         pods_url=tls_server.url, token_file=str(token), ca_file=str(certificate[0]), timeout=PATIENT
     )
     for word in ("first", "second"):
         token.write_text(f"{word}\n")
-        fetch_pods(asked)
+        fetch_pods(settings)
     assert [headers["Authorization"] for _, headers in tls_server.seen] == ["Bearer first", "Bearer second"]
 
 
@@ -119,10 +119,10 @@ def test_our_own_certificate_is_shown(
     cert, key = map(str, certificate)
     both = tmp_path / "both.pem"
     both.write_bytes(certificate[0].read_bytes() + certificate[1].read_bytes())
-    asked = {"pods_url": tls_server.url, "ca_file": cert}
-    failure(**asked)
-    failure(**asked, cert_file=cert, key_file=key)
-    failure(**asked, cert_file=str(both))
+    settings = {"pods_url": tls_server.url, "ca_file": cert}
+    failure(**settings)
+    failure(**settings, cert_file=cert, key_file=key)
+    failure(**settings, cert_file=str(both))
     assert names == [None, *[((("commonName", "node-1"),),)] * 2]
 
 
@@ -163,7 +163,7 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("status", "body", "message"),
     [
         (401, b"Unauthorized", "it answers 401 Unauthorized: Unauthorized; name the file of a valid token"),
         (403, b"Forbidden (user=\n x\x1b)", "403 Forbidden: Forbidden (user= x?); allow get on nodes/pods"),
@@ -172,11 +172,11 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         (302, b"", "it answers 302 Found"),
     ],
 )
-def test_refusals_are_reported(pods_server: Any, answer: Any, status: int, body: bytes, words: str) -> None:
+def test_refusals_are_reported(pods_server: Any, answer: Any, status: int, body: bytes, message: str) -> None:
     pods_server.reply = answer(status, body)
     reported = failure(pods_url=pods_server.url)
     assert reported.startswith(f"cannot read the pods of kubelet at {pods_server.url}: ")
-    assert words in reported
+    assert message in reported
     assert len(reported) < 400
 
 
@@ -250,7 +250,7 @@ def test_a_port_without_a_listener() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("ftp://127.0.0.1", "ftp://127.0.0.1: this is not an http or https address"),
         ("127.0.0.1:10250", "this is not an http or https address"),
@@ -259,10 +259,10 @@ def test_a_port_without_a_listener() -> None:
         ("http://[::1", "'http://[::1': Invalid IPv6 URL"),
     ],
 )
-def test_invalid_addresses(url: str, words: str) -> None:
+def test_invalid_addresses(url: str, message: str) -> None:
     reported = failure(pods_url=url)
     assert reported.startswith("cannot read the pods of kubelet at ")
-    assert words in reported
+    assert message in reported
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def reader(kubelet: Kubelet, reported: Telemetry) -> OtherManagersReader:
 
 
 def test_what_kubelet_can_assign_and_what_claims_have_is_managed_elsewhere() -> None:
-    words = "claim ml/train, driver gpu.example.com"
+    claim = "claim ml/train, driver gpu.example.com"
     assert reader(Kubelet(), telemetry()).read() == ManagedElsewhere(
-        {"example.com/vf": {"a", "b"}}, {"0000:3b:00.0": words, "a": words, "b": words}
+        {"example.com/vf": {"a", "b"}}, {"0000:3b:00.0": claim, "a": claim, "b": claim}
     )
 
 

@@ -60,17 +60,17 @@ def test_what_is_not_reported_is_none() -> None:
     ],
 )
 def test_an_invalid_value_is_reported_and_the_others_are_read(name: str, value: Any, reported: str) -> None:
-    got = manager_settings({**FULL, name: value})
-    assert len(got.problems) == 1
-    assert got.problems[0].startswith(reported)
+    result = manager_settings({**FULL, name: value})
+    assert len(result.problems) == 1
+    assert result.problems[0].startswith(reported)
     without = manager_settings({key: other for key, other in FULL.items() if key != name})
-    assert changed_copy(got, problems=()) == without
+    assert changed_copy(result, problems=()) == without
 
 
 def test_a_reader_without_types_gives_texts() -> None:
     texts = {"reservedSystemCPUs": 3, "kubeReserved": {"cpu": "1"}, "cpuManagerPolicyOptions": {"x": "true"}}
-    got = manager_settings(texts)
-    assert (got.reserved, got.reserved_milli, got.options) == (CpuSet([3]), 1000, {"x": "true"})
+    result = manager_settings(texts)
+    assert (result.reserved, result.reserved_milli, result.options) == (CpuSet([3]), 1000, {"x": "true"})
 
 
 ANYTHING = st.recursive(
@@ -85,7 +85,7 @@ ANYTHING = st.recursive(
     others=st.dictionaries(st.text(), ANYTHING),
 )
 def test_no_content_is_a_fault(values: dict[str, Any], others: dict[str, Any]) -> None:
-    got = manager_settings({**others, **values})
-    assert got.policy in (None, "none", "static")
+    result = manager_settings({**others, **values})
+    assert result.policy in (None, "none", "static")
     unused = {name: value for name, value in values.items() if name in FULL}
-    assert manager_settings(unused) == got, "what is not used does not matter"
+    assert manager_settings(unused) == result, "what is not used does not matter"

@@ -76,7 +76,7 @@ def test_invalid_files(tmp_path: Path) -> None:
     binary.write_bytes(b'{"a": "\xff"}')
     with huge.open("wb") as file:
         file.truncate(node_file.LIMIT + 1)
-    for path, words in (
+    for path, message in (
         (fifo, "not a regular file"),
         (directory, "not a regular file"),
         (binary, "not UTF-8"),
@@ -84,7 +84,7 @@ def test_invalid_files(tmp_path: Path) -> None:
     ):
         looked = quick(path)
         assert looked.read() is None
-        assert words in looked.problem.lower() or words in looked.problem
+        assert message in looked.problem.lower() or message in looked.problem
 
 
 def test_it_is_tried_a_few_times_and_no_more(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ class Kubelet:
 
     def get(self, request: bytes, context: Any) -> bytes:
         self.called("Get", context)
-        asked = pb.GetPodResourcesRequest.FromString(request)
+        wanted = pb.GetPodResourcesRequest.FromString(request)
         for pod in self.pods:
-            if (pod.name, pod.namespace) == (asked.pod_name, asked.pod_namespace):
+            if (pod.name, pod.namespace) == (wanted.pod_name, wanted.pod_namespace):
                 return pb.GetPodResourcesResponse(pod_resources=pod).SerializeToString()
-        words = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
-        context.abort(grpc.StatusCode.UNKNOWN, words)
+        message = f"pod {wanted.pod_name} in namespace {wanted.pod_namespace} not found"
+        context.abort(grpc.StatusCode.UNKNOWN, message)
         raise AssertionError
 
     def list(self, _: bytes, context: Any) -> bytes:

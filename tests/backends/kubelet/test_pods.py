@@ -41,11 +41,11 @@ class World:
         self.failure: KubeletError | None = None
         self.now = 100.0
         self.took = 0.1
-        self.asked = 0
+        self.fetch_count = 0
         self.pods = PodList(self.fetch, lambda: self.now)
 
     def fetch(self) -> bytes:
-        self.asked += 1
+        self.fetch_count += 1
         self.now += self.took
         if self.failure is not None:
             raise self.failure
@@ -59,10 +59,10 @@ class World:
 def test_one_list_serves_all_its_pods_for_a_while() -> None:
     world = World(pod("u-1"), pod("u-2", cpu="2"))
     assert (world.cpu("u-1"), world.cpu("u-2"), world.cpu("u-1")) == (1000, 2000, 1000)
-    assert world.asked == 1
+    assert world.fetch_count == 1
     world.now += 5
     assert world.cpu("u-1") == 1000
-    assert world.asked == 2
+    assert world.fetch_count == 2
 
 
 def test_a_pod_that_is_missing_in_the_list_renews_it_once_a_second() -> None:
@@ -70,12 +70,12 @@ def test_a_pod_that_is_missing_in_the_list_renews_it_once_a_second() -> None:
     world.cpu("u-1")
     world.content["items"].append(pod("u-2"))
     assert world.cpu("u-2") == 1000
-    assert world.asked == 2
+    assert world.fetch_count == 2
     assert world.cpu("u-3") is None
     assert world.cpu("u-3") is None
-    assert world.asked == 3
+    assert world.fetch_count == 3
     assert world.cpu("u-4") is None  # another pod is not made to wait
-    assert world.asked == 4
+    assert world.fetch_count == 4
     world.now += 1
     world.content["items"].append(pod("u-3"))
     assert world.cpu("u-3") == 1000
@@ -91,10 +91,10 @@ def test_pods_that_kubelet_does_not_know_are_not_remembered_for_ever() -> None:
 
 def test_waiting_callers_share_one_list() -> None:
     going, go = threading.Event(), threading.Event()
-    asked = []
+    fetches = []
 
     def fetch() -> bytes:
-        asked.append(1)
+        fetches.append(1)
         going.set()
         assert go.wait(60)
         return json.dumps({"items": [pod("u-1"), pod("u-2")]}).encode()
@@ -106,7 +106,7 @@ def test_waiting_callers_share_one_list() -> None:
         others = [many.submit(pods.find, uid, "shop", "web") for uid in ("u-1", "u-2", "u-1", "u-2")]
         go.set()
         assert all(found.result(60) is not None for found in (first, *others))
-    assert len(asked) == 1
+    assert len(fetches) == 1
 
 
 def test_a_list_older_than_the_question_does_not_make_a_pod_unknown() -> None:
@@ -115,7 +115,7 @@ def test_a_list_older_than_the_question_does_not_make_a_pod_unknown() -> None:
 
     def fetch() -> bytes:
         content = world.fetch()
-        if world.asked == 1:  # meanwhile kubelet gets a pod, and asks for it
+        if world.fetch_count == 1:  # meanwhile kubelet gets a pod, and asks for it
             world.content["items"].append(pod("u-2"))
             caller.start()
             came.wait(60)
@@ -135,7 +135,7 @@ def test_a_list_older_than_the_question_does_not_make_a_pod_unknown() -> None:
     assert world.cpu("u-1") is None
     caller.join(60)
     assert late == [1000]
-    assert world.asked == 2
+    assert world.fetch_count == 2
 
 
 def test_static_pods_go_by_the_hash_of_their_file() -> None:
@@ -155,7 +155,7 @@ def test_failures_are_reported_and_retried_after_ten_times_their_cost() -> None:
     for uid in ("u-1", "u-2", "u-1"):
         with pytest.raises(KubeletError, match="it is gone"):
             world.cpu(uid)
-    assert world.asked == 1
+    assert world.fetch_count == 1
     world.failure = None
     world.now += 10 * world.took
     assert world.cpu("u-2") == 1000
@@ -183,7 +183,7 @@ def test_the_longest_rest_after_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"<html>", "'{' is missing at character 0"),
         (b"\xff\xfe", "can't decode byte"),
@@ -194,10 +194,10 @@ def test_the_longest_rest_after_a_failure() -> None:
         (b'{"items": [{}', "',' is missing"),
     ],
 )
-def test_invalid_lists_of_pods(content: bytes, words: str) -> None:
+def test_invalid_lists_of_pods(content: bytes, message: str) -> None:
     world = World()
     world.content = content
-    with pytest.raises(KubeletError, match=words) as caught:
+    with pytest.raises(KubeletError, match=message) as caught:
         world.cpu("u-1")
     assert str(caught.value).startswith("cannot read kubelet's list of pods: ")
 
@@ -222,7 +222,7 @@ def test_a_bad_pod_spoils_no_other() -> None:
         world.cpu("u-2")
     with pytest.raises(InputError):
         world.cpu("u-3")
-    assert world.asked == 1
+    assert world.fetch_count == 1
 
 
 def test_nothing_is_lost_that_matters() -> None:
@@ -279,7 +279,7 @@ def test_a_list_that_ends_early_is_refused(end: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("[]", "'{' is missing at character 0"),
         ("{1: 2}", "a key is missing"),
@@ -292,7 +292,7 @@ def test_a_list_that_ends_early_is_refused(end: int) -> None:
         ('{"kind": "NodeList"}', "it is not a PodList"),
     ],
 )
-def test_invalid_lists(text: str, words: str) -> None:
+def test_invalid_lists(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         list(read_items(text.encode(), "PodList"))
-    assert words in str(caught.value)
+    assert message in str(caught.value)

@@ -86,15 +86,15 @@ def answering(pod: pb.Pod) -> Callable[[bytes, Any], bytes]:
 
 
 def test_a_pod_says_what_its_json_says(api: PodsApi, socket_path: Path, serve: Any) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def get(request: bytes, _: Any) -> bytes:
-        asked.append(pb.GetPodRequest.FromString(request).pod_uid)
+        requested.append(pb.GetPodRequest.FromString(request).pod_uid)
         return pb.GetPodResponse(pod=message(JSON)).SerializeToString()
 
     serve(socket_path, PODS, GetPod=get)
     assert api.find("u-1") == pod_spec(JSON, listed=True)
-    assert asked == ["u-1"]
+    assert requested == ["u-1"]
 
 
 def test_a_static_pod(api: PodsApi, socket_path: Path, serve: Any) -> None:

@@ -17,19 +17,19 @@ from proxy.backends.kubelet.shared_pod_resources import FRESH_S, SharedAnswer, S
 class Source:
     def __init__(self) -> None:
         self.now = 100.0
-        self.asked = 0
+        self.queries = 0
         self.fails = False
         self.waits: threading.Event | None = None
         self.begun = threading.Event()
 
-    def ask(self) -> int:
-        self.asked += 1
+    def query(self) -> int:
+        self.queries += 1
         self.begun.set()
         if self.waits is not None:
             assert self.waits.wait(60)
         if self.fails:
             raise KubeletError("out of order")
-        return self.asked
+        return self.queries
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def source() -> Source:
 
 @pytest.fixture
 def answer(source: Source) -> SharedAnswer[int]:
-    return SharedAnswer(source.ask, lambda: source.now)
+    return SharedAnswer(source.query, lambda: source.now)
 
 
 def test_an_answer_serves_for_a_tenth_of_a_second(source: Source, answer: SharedAnswer[int]) -> None:
@@ -63,7 +63,7 @@ def test_an_error_serves_those_that_waited_and_no_later_reader(
         for job in waiting:
             with pytest.raises(KubeletError, match="out of order"):
                 job.result(60)
-    assert source.asked == 1
+    assert source.queries == 1
     source.fails, source.now = False, source.now + 0.001
     assert answer.get() == 2
 

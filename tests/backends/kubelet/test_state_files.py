@@ -184,9 +184,9 @@ def test_whatever_a_hand_does_to_it_no_set_is_invented(
     path.write_bytes(whole)
     assert held(file) == CpuSet([2, 3, 5])
     path.write_bytes((whole[:at] + junk + whole[at + drop :])[: cut or None])
-    got = file.read()
-    assert got.checkpoint is not None
-    assert held_cpus(got.checkpoint).held == {"uid": {"c": CpuSet([2, 3, 5])}}
+    result = file.read()
+    assert result.checkpoint is not None
+    assert held_cpus(result.checkpoint).held == {"uid": {"c": CpuSet([2, 3, 5])}}
 
 
 @pytest.mark.parametrize("way", ["renamed", "in place", "torn"])
@@ -217,9 +217,9 @@ def test_a_file_that_is_written_all_the_time_gives_only_what_was_written(path: P
     try:
         until = time.monotonic() + 1
         while time.monotonic() < until or (len(found) < 3 and time.monotonic() < until + 30):
-            got = held(file)
-            assert got in sets
-            found.add(str(got))
+            result = held(file)
+            assert result in sets
+            found.add(str(result))
     finally:
         over.set()
         writer.join()

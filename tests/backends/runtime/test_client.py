@@ -89,9 +89,9 @@ def runtime(server: Server) -> Iterator[GrpcRuntime]:
     made.close()
 
 
-def refuse(code: grpc.StatusCode, words: str) -> Callable[[bytes, grpc.ServicerContext], Any]:
+def refuse(code: grpc.StatusCode, message: str) -> Callable[[bytes, grpc.ServicerContext], Any]:
     def answer(request: bytes, context: grpc.ServicerContext) -> Any:
-        context.abort(code, words)
+        context.abort(code, message)
 
     return answer
 
@@ -105,8 +105,8 @@ def test_an_old_runtime_is_asked_in_its_own_version(server: Server, runtime: Grp
     server.v1("Version", pb.VersionResponse(runtime_name="old", runtime_version="1"), "runtime.v1alpha2")
     assert runtime.version() == "old 1"
     assert runtime.version() == "old 1"
-    asked = [method.split(".")[1] for method, _ in server.seen]
-    assert asked == ["v1", "v1alpha2", "v1alpha2"]  # found out once
+    versions = [method.split(".")[1] for method, _ in server.seen]
+    assert versions == ["v1", "v1alpha2", "v1alpha2"]  # found out once
 
 
 def test_an_unknown_method(server: Server, runtime: GrpcRuntime) -> None:
@@ -256,8 +256,9 @@ def test_errors_of_the_runtime(
     server.v1("ContainerStatus", refuse(code, "no such\n thing"))
     with pytest.raises(kind) as caught:
         runtime.detail("c1")
-    words = str(caught.value)
-    assert words == f"cannot read the status of container c1 at {server.socket}: no such thing ({code.name})"
+    assert str(caught.value) == (
+        f"cannot read the status of container c1 at {server.socket}: no such thing ({code.name})"
+    )
     if isinstance(caught.value, RuntimeCallError):
         assert caught.value.code == code.value[0]
 
@@ -300,18 +301,18 @@ def test_after_close(server: Server) -> None:
         runtime.version()
 
 
-def test_a_runtime_that_is_slow_to_begin_is_waited_for(server: Server, slow_door: Any) -> None:
+def test_a_runtime_that_is_slow_to_begin_is_waited_for(server: Server, slow_socket: Any) -> None:
     """A machine that is busy starting has a runtime that accepts, and says nothing for a while."""
     server.v1("Version", pb.VersionResponse(runtime_name="slow", runtime_version="1"))
-    path = server.socket.with_name("door")
-    slow_door(path, server.socket, 0.5)
+    path = server.socket.with_name("slow.sock")
+    slow_socket(path, server.socket, 0.5)
     runtime = GrpcRuntime(f"unix://{path}", timeout_s=30)
     assert runtime.version() == "slow 1"
     runtime.close()
 
 
 @pytest.mark.parametrize(
-    ("entry", "unread", "words"),
+    ("entry", "unread", "message"),
     [
         (field(1, b"deep") + DEEP, {"deep"}, "cannot read container 'deep' of the runtime's list"),
         (DEEP, {""}, "cannot read container '' of the runtime's list"),
@@ -321,13 +322,13 @@ def test_a_runtime_that_is_slow_to_begin_is_waited_for(server: Server, slow_door
     ],
     ids=["deep", "deep without an id", "id not first", "id not UTF-8", "cut"],
 )
-def test_one_entry_costs_only_itself(entry: bytes, unread: set[str], words: str) -> None:
+def test_one_entry_costs_only_itself(entry: bytes, unread: set[str], message: str) -> None:
     reported: list[str] = []
     raw = field(1, entry) + field(1, GOOD) + field(1, entry)
     found = entries_of(raw, "container", read_container, reported.append)
     assert (list(found), found.unread) == ([ENTRY], unread)
     assert len(reported) == 2
-    assert all(each.startswith(words) for each in reported)
+    assert all(each.startswith(message) for each in reported)
 
 
 def test_a_list_that_cannot_be_split_is_a_failed_call() -> None:

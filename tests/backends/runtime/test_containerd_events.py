@@ -106,7 +106,7 @@ class Containerd(grpc.GenericRpcHandler):
         self.socket = socket
         self.serves = {VERSION, SUBSCRIBE}
         self.seen: list[str] = []
-        self.asked: list[pb.SubscribeRequest] = []
+        self.subscriptions: list[pb.SubscribeRequest] = []
         self.reported: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.left = threading.Event()
         self.server: grpc.Server | None = None
@@ -122,7 +122,7 @@ class Containerd(grpc.GenericRpcHandler):
         )
 
     def subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        self.asked.append(request)
+        self.subscriptions.append(request)
         reported = self.reported
 
         def left() -> None:
@@ -171,7 +171,7 @@ def test_events_come_in_order(containerd: Containerd, events: ContainerdEvents) 
 def test_it_asks_for_what_it_reads_and_nothing_else(containerd: Containerd, events: ContainerdEvents) -> None:
     containerd.reported.put(None)
     assert list(events.listen()) == []
-    (request,) = containerd.asked
+    (request,) = containerd.subscriptions
     assert list(request.filters) == [
         'namespace=="k8s.io",topic=="/tasks/exit"',
         'namespace=="k8s.io",topic=="/tasks/start"',

@@ -31,7 +31,7 @@ class PlayedSystemd:
 
     def __init__(self, path: Path) -> None:
         self.properties: dict[str, dict[str, bytes]] = {object_path(SCOPE): {}}
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.silent = self.rude = False
         self.connections: list[socket.socket] = []
         self._server = socket.socket(socket.AF_UNIX)
@@ -51,10 +51,10 @@ class PlayedSystemd:
 
     def _serve(self, connection: socket.socket) -> None:
         with suppress(OSError):
-            got = b""
-            while not got.endswith(b"\r\n"):
-                got += connection.recv(100)
-            assert got == b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n"
+            login = b""
+            while not login.endswith(b"\r\n"):
+                login += connection.recv(100)
+            assert login == b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n"
             if self.rude:
                 connection.sendall(b"REJECTED EXTERNAL\r\n")
                 connection.close()
@@ -70,7 +70,7 @@ class PlayedSystemd:
 
     def _answer(self, message: Message) -> Message:
         member = message.header.fields[HeaderFields.member]
-        self.asked.append(member)
+        self.calls.append(member)
         if member == "Get":
             kind, name = message.body
             path = message.header.fields[HeaderFields.path]
@@ -162,7 +162,7 @@ def test_what_is_set_is_read(systemd: PlayedSystemd, units: SystemdUnits) -> Non
 def test_a_set_returns_when_the_files_are_written(systemd: PlayedSystemd, units: SystemdUnits) -> None:
     """systemd writes them before it looks at another call."""
     units.set(SCOPE, CpuSet.parse("1"), None)
-    assert systemd.asked[-2:] == ["SetUnitProperties", "Get"]
+    assert systemd.calls[-2:] == ["SetUnitProperties", "Get"]
 
 
 def test_slices_are_asked_as_slices(systemd: PlayedSystemd, units: SystemdUnits) -> None:
@@ -268,7 +268,7 @@ def test_on_a_bus_signals_are_asked_for(tmp_path: Path) -> None:
     units = SystemdUnits(lambda: [str(path)], LONG_S)
     units.watch(lambda _: None)
     units.set(SCOPE, CpuSet.parse("3"), None)
-    assert played.asked[:3] == ["Hello", "AddMatch", "Subscribe"]
+    assert played.calls[:3] == ["Hello", "AddMatch", "Subscribe"]
     units.close()
     played.close()
 
@@ -290,12 +290,12 @@ def test_calls_of_many_threads(systemd: PlayedSystemd, units: SystemdUnits) -> N
         systemd.properties[object_path(name)] = {"AllowedCPUs": bytes([1 << number])}
     wrong: list[int] = []
 
-    def ask(number: int) -> None:
+    def read(number: int) -> None:
         found = {units.read(names[number]).cpus for _ in range(20)}
         if found != {CpuSet([number])}:
             wrong.append(number)
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
