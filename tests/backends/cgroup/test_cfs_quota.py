@@ -1,4 +1,4 @@
-"""Finding the cpu controller; what it does is in tests/contract/test_cpu_quota.py."""
+"""Finding the cpu controller; its quotas are tested in tests/contract/test_cpu_quota.py."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def test_v1_mounts(tmp_path: Path, name: str) -> None:
     assert (found.root, found.version) == (mount, 1)
 
 
-def test_beside_a_cpuset_mount_that_is_named_itself(tmp_path: Path) -> None:
+def test_a_named_cpuset_mount_leads_to_the_cpu_mount(tmp_path: Path) -> None:
     (tmp_path / "cpuset").mkdir()
     (tmp_path / "cpuset/cpuset.cpus").write_text("0-3\n")
     mount = v1(tmp_path / "cpu,cpuacct")
@@ -50,7 +50,7 @@ def test_v1_goes_before_a_v2_side_without_the_controller(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("controllers", [None, "cpuset io", "cpuacct"])
-def test_nowhere(tmp_path: Path, controllers: str | None) -> None:
+def test_a_machine_without_the_controller_is_reported(tmp_path: Path, controllers: str | None) -> None:
     if controllers is not None:
         v2(tmp_path, controllers)
     (tmp_path / "cpu").mkdir()
@@ -58,7 +58,7 @@ def test_nowhere(tmp_path: Path, controllers: str | None) -> None:
         open_cpu_groups(tmp_path)
 
 
-def test_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_writable_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     v1(tmp_path / "cpu")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(CgroupError, match=r"cannot write to .*/cpu: it is mounted read-only"):
@@ -73,7 +73,7 @@ def test_a_group_without_the_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "many\n"])
-def test_what_cannot_be_read(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_quota_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "cpu.cfs_quota_us").write_text(text)
     (tmp_path / "cpu.max").write_text(text)
     for version in (1, 2):
@@ -82,7 +82,7 @@ def test_what_cannot_be_read(tmp_path: Path, text: str) -> None:
 
 
 def test_another_writer_is_noticed(tmp_path: Path) -> None:
-    class Deaf:
+    class IgnoredWrites:
         def read(self, path: str, name: str) -> str:
             return "20000\n"
 
@@ -96,4 +96,4 @@ def test_another_writer_is_noticed(tmp_path: Path) -> None:
             return []
 
     with pytest.raises(CgroupError, match="reads 20000 afterwards"):
-        KernelCpuGroups(tmp_path, 1, Deaf()).set_quota("a", -1)
+        KernelCpuGroups(tmp_path, 1, IgnoredWrites()).set_quota("a", -1)

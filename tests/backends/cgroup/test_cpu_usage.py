@@ -45,7 +45,7 @@ def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Tree]:
     tree.usage.close()
 
 
-def test_pods_and_the_node(tree: Tree) -> None:
+def test_pods_and_the_node_are_counted(tree: Tree) -> None:
     tree.put("kubepods/besteffort/podb", 7_000_000)
     tree.put("kubepods.slice/kubepods-podg.slice", 9_000_000)
     reported = tree.read(
@@ -58,7 +58,7 @@ def test_pods_and_the_node(tree: Tree) -> None:
     assert reported.node == (100 + 20 + 30 + 6 + 7) * TICK_NS
 
 
-def test_a_pod_without_a_group_of_its_own_is_its_containers(tree: Tree) -> None:
+def test_a_pod_without_a_group_is_the_sum_of_its_containers(tree: Tree) -> None:
     tree.put("k8s.io/c1", 1000)
     tree.put("system.slice/cri-containerd-c2.scope", 2000)
     reported = tree.read(p=UsageGroup("", ("c1", "c2", "c3")))
@@ -74,11 +74,11 @@ def test_files_stay_open_and_are_read_again(tree: Tree) -> None:
     assert (first.groups["a"], again.groups["a"]) == ({"kubepods/poda": 1000}, {"kubepods/poda": 5000})
     assert len(os.listdir("/proc/self/fd")) == count
     assert again.at > first.at
-    tree.read()  # nothing asks for it any more
+    tree.read()  # nothing reads this group any more
     assert len(os.listdir("/proc/self/fd")) == count - 1
 
 
-def test_more_files_than_stay_open(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_groups_than_open_files_are_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_OPEN", 2)
     requested = {f"p{i}": UsageGroup(f"/kubepods/podp{i}") for i in range(5)}
     for i in range(5):
@@ -98,7 +98,7 @@ def test_without_proc_the_root_group_is_read(tree: Tree) -> None:
     assert tree.read().node == 123_000
 
 
-def test_an_invalid_counter(tree: Tree) -> None:
+def test_an_invalid_counter_is_reported(tree: Tree) -> None:
     tree.put("kubepods/poda", 0)
     (tree.root / "kubepods/poda" / tree.file).write_text("much\n")
     with pytest.raises(CgroupError, match=r"^cannot read "):
@@ -123,7 +123,9 @@ def test_the_group_above_best_effort_pods(tree: Tree) -> None:
         (["cpuacct/cpuacct.usage", "unified/cgroup.controllers", "unified/cpu.stat"], "cpuacct", V1),
     ],
 )
-def test_where_the_counters_are(tmp_path: Path, files: list[str], where: str, file: str) -> None:
+def test_the_mount_with_the_counters_is_found(
+    tmp_path: Path, files: list[str], where: str, file: str
+) -> None:
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("0\n")
@@ -131,13 +133,13 @@ def test_where_the_counters_are(tmp_path: Path, files: list[str], where: str, fi
     assert (found.root, found._file) == (tmp_path / where, file)
 
 
-def test_a_cpuset_mount_has_the_counters_beside_it(tmp_path: Path) -> None:
+def test_a_named_cpuset_mount_leads_to_the_counters(tmp_path: Path) -> None:
     for name in ("cpuset/cpuset.cpus", "cpuacct/cpuacct.usage"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("0\n")
     assert open_usage(tmp_path / "cpuset").root.resolve() == tmp_path / "cpuacct"
 
 
-def test_no_counters_at_all(tmp_path: Path) -> None:
+def test_a_machine_without_counters_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CgroupError, match="cannot find the kernel's CPU times"):
         open_usage(tmp_path)

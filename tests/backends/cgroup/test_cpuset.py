@@ -1,4 +1,4 @@
-"""Which hierarchy is used, and what errors say; the rules of writing are in contract/test_cgroups.py."""
+"""Which hierarchy is used, and error messages; the write rules are tested in contract/test_cgroups.py."""
 
 import errno
 from collections.abc import Sequence
@@ -83,14 +83,14 @@ def test_v2_root_has_no_configured_list(tmp_path: Path) -> None:
     assert value.effective_cpus == CpuSet.parse("0-7")
 
 
-def test_garbage_in_a_file(tmp_path: Path) -> None:
+def test_an_invalid_list_in_a_file_is_reported(tmp_path: Path) -> None:
     lay(tmp_path, {"a/cpuset.cpus": "pear\n", "a/cpuset.mems": "0\n"})
     with pytest.raises(CgroupError, match="cannot read CPUs of cgroup /a: 'pear"):
         KernelCgroups(tmp_path, 1).read("a")
 
 
-class Stubborn:
-    """Files that refuse or forget writes."""
+class RefusingFiles:
+    """Files that refuse or ignore writes."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -123,22 +123,22 @@ class Stubborn:
         (errno.EIO, "EIO", errno.EIO),
     ],
 )
-def test_refusals_are_explained(number: int, message: str, seen: int) -> None:
+def test_refused_writes_are_explained(number: int, message: str, seen: int) -> None:
     with pytest.raises(CgroupError, match=message) as caught:
-        KernelCgroups(Path("/none"), 1, Stubborn(number)).write("pod/c", CpuSet([1]), None)
+        KernelCgroups(Path("/none"), 1, RefusingFiles(number)).write("pod/c", CpuSet([1]), None)
     assert caught.value.errno == seen
     assert "cannot set CPUs to 1 in cgroup /pod/c" in str(caught.value)
 
 
 def test_refused_permission_is_not_repeated_for_ever() -> None:
-    files = Stubborn(errno.EACCES)
+    files = RefusingFiles(errno.EACCES)
     with pytest.raises(CgroupError, match="EACCES"):
         KernelCgroups(Path("/none"), 1, files).write("pod/c", CpuSet([1]), None)
     assert files.writes == [("pod/c", "cpuset.cpus", "1")]
 
 
-def test_parents_are_widened_for_no_other_refusal() -> None:
-    files = Stubborn(errno.EBUSY)
+def test_parents_are_widened_for_no_other_error() -> None:
+    files = RefusingFiles(errno.EBUSY)
     with pytest.raises(CgroupError, match="EBUSY"):
         KernelCgroups(Path("/none"), 1, files).write("pod/c", CpuSet([12]), None)
     assert files.writes == [("pod/c", "cpuset.cpus", "12")]
@@ -146,21 +146,21 @@ def test_parents_are_widened_for_no_other_refusal() -> None:
 
 def test_a_value_that_does_not_stick_is_an_error() -> None:
     with pytest.raises(CgroupError, match="reads 0 afterwards"):
-        KernelCgroups(Path("/none"), 1, Stubborn()).write("pod/c", CpuSet([1]), None)
+        KernelCgroups(Path("/none"), 1, RefusingFiles()).write("pod/c", CpuSet([1]), None)
 
 
 def test_only_what_differs_is_written() -> None:
-    files = Stubborn()
+    files = RefusingFiles()
     assert KernelCgroups(Path("/none"), 1, files).write("pod/c", CpuSet([0]), Mask([0])) is False
     assert files.writes == []
 
 
 @pytest.mark.parametrize(("cpus", "above"), [("5", "0-3,5"), ("3,5", "0-3")])
 @pytest.mark.parametrize("many", [False, True])
-def test_v2_groups_above_are_widened_before_a_list_that_has_no_cpu_of_theirs(
+def test_v2_parents_are_widened_before_a_list_outside_their_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: str, above: str, *, many: bool
 ) -> None:
-    """Else the container would have all CPUs of its pod until they are, those of other containers too."""
+    """Otherwise the container would temporarily have all CPUs of its pod, those of other containers too."""
     (tmp_path / "pod/c").mkdir(parents=True)
     pod = tmp_path / "pod/cpuset.cpus"
     for path, text in (("pod", "0-3"), ("pod/c", "1")):

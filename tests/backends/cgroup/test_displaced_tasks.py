@@ -58,9 +58,9 @@ def test_tasks_come_back_to_their_group(
 ) -> None:
     ours, other = groups
     mine, foreign = tasks
-    (other / "cgroup.procs").write_text(str(mine.pid))  # where nothing moved
+    (other / "cgroup.procs").write_text(str(mine.pid))  # nothing was moved
     for process in tasks:
-        (ours.parent / "cgroup.procs").write_text(str(process.pid))  # where the kernel moved it
+        (ours.parent / "cgroup.procs").write_text(str(process.pid))  # the kernel moved it here
     displaced = KernelDisplaced(CPUSET, Path("/proc"))
     assert displaced.bring_back(f"{POD}/{ID}") == 1
     assert held(ours) == {mine.pid}

@@ -20,14 +20,14 @@ def slice_file(tmp_path: Path) -> Path:
     return directory / "cpuset.cpus"
 
 
-def test_it_writes_and_returns_the_previous_value(tmp_path: Path, slice_file: Path) -> None:
+def test_a_swap_writes_and_returns_the_previous_value(tmp_path: Path, slice_file: Path) -> None:
     fences, path = KernelFences(tmp_path), "kubepods.slice/kubepods-podx.slice"
     assert fences.swap(path, CpuSet.parse("2-3")) == CpuSet()
     assert slice_file.read_text() == "2-3\n"
     assert fences.swap(path, CpuSet.parse("0-7")) == CpuSet.parse("2-3")
 
 
-def test_nothing_is_written_that_is_there(tmp_path: Path, slice_file: Path) -> None:
+def test_an_unchanged_value_is_not_written(tmp_path: Path, slice_file: Path) -> None:
     slice_file.write_text("2-3\n")
     slice_file.chmod(0o444)
     before = slice_file.stat().st_mtime_ns
@@ -43,14 +43,16 @@ def test_nothing_is_written_that_is_there(tmp_path: Path, slice_file: Path) -> N
         ("/", "1", errno.EINVAL),
     ],
 )
-def test_what_cannot_be(tmp_path: Path, slice_file: Path, path: str, cpus: str, number: int) -> None:
+def test_an_impossible_swap_is_an_error(
+    tmp_path: Path, slice_file: Path, path: str, cpus: str, number: int
+) -> None:
     with pytest.raises(CgroupError, match="cannot set CPUs") as caught:
         KernelFences(tmp_path).swap(path, CpuSet.parse(cpus))
     assert caught.value.errno == number
     assert slice_file.read_text() == "\n"
 
 
-def test_a_file_with_something_else_in_it(tmp_path: Path, slice_file: Path) -> None:
+def test_a_file_without_a_cpu_list_is_an_error(tmp_path: Path, slice_file: Path) -> None:
     slice_file.write_text("what\n")
     with pytest.raises(CgroupError, match="cannot read CPUs"):
         KernelFences(tmp_path).swap("kubepods.slice/kubepods-podx.slice", CpuSet([1]))

@@ -1,4 +1,4 @@
-"""Something else in the place of a cgroup's file is an error. It is not waited for."""
+"""A FIFO in the place of a cgroup file is an error, and nothing blocks on it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_fifo_is_refused_at_once(group: Path, work: Callable[[Path], object]) 
 
 
 @pytest.mark.timeout(30)
-def test_a_fifo_with_another_end_is_refused_too(group: Path) -> None:
+def test_a_fifo_with_an_open_reader_is_refused_too(group: Path) -> None:
     other = os.open(group / "g" / NAME, os.O_RDWR | os.O_NONBLOCK)
     try:
         os.write(other, b"0-3\n")
@@ -57,7 +57,7 @@ def test_a_fifo_with_another_end_is_refused_too(group: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_a_bulk_write_passes_over_a_fifo(group: Path) -> None:
+def test_a_bulk_write_skips_a_fifo(group: Path) -> None:
     (group / "h").mkdir()
     (group / "h" / NAME).write_text("0-3\n")
     assert OsFiles(group).swap(["g", "h"], NAME, b"0-1\n") == [None, b"0-3\n"]

@@ -1,4 +1,4 @@
-"""Places of containers, by parent and id."""
+"""Cgroup paths of containers, by parent and id."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_parent_path(parent: str, path: str | None) -> None:
         ("/", ID),
     ],
 )
-def test_the_likeliest_place_comes_first(parent: str, first: str) -> None:
+def test_the_most_likely_path_comes_first(parent: str, first: str) -> None:
     assert next(candidates(parent, ID)) == first
 
 

@@ -1,4 +1,4 @@
-"""A container's group by what the runtime reports: its path, and its first process."""
+"""Finding a container's group by the path and the first process that the runtime reports."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from proxy.model.idset import CpuSet, Mask
 ID = "4f1c9d"
 
 
-class Place:
-    """A tree in a directory, and a /proc beside it."""
+class MachineTree:
+    """A cgroup tree in a directory, and a /proc next to it."""
 
     def __init__(self, directory: Path, version: int = 1) -> None:
         self.directory = directory
@@ -47,7 +47,7 @@ class Place:
 
 
 def test_the_path_of_the_spec_is_checked_first(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = MachineTree(tmp_path)
     path = place.make(f"odd/{ID}")
     assert place.locator.locate(ID, RuntimeDetail(f"/odd/{ID}", pid=7)).path == path
     assert place.tree.find("/kubepods/podx", ID) == path, "and remembered"
@@ -64,7 +64,7 @@ def test_the_path_of_the_spec_is_checked_first(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_first_process_names_the_group(tmp_path: Path, reported: str, group: str, version: int) -> None:
-    place = Place(tmp_path, version)
+    place = MachineTree(tmp_path, version)
     place.make(reported.strip("/"))
     lines = (
         f"3:cpuset:{reported}\n0::/elsewhere\n" if version == 1 else f"3:cpuset:/elsewhere\n0::{reported}\n"
@@ -74,7 +74,7 @@ def test_the_first_process_names_the_group(tmp_path: Path, reported: str, group:
 
 
 def test_a_group_that_is_not_the_containers_own_is_none(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = MachineTree(tmp_path)
     place.make("kubepods/podx/kata_abcd")
     place.process(7, "3:cpuset:/kubepods/podx/kata_abcd\n")
     found = place.locator.locate(ID, RuntimeDetail(f"/kubepods/podx/{ID}", pid=7))
@@ -94,16 +94,18 @@ def test_a_group_that_is_not_the_containers_own_is_none(tmp_path: Path) -> None:
         ("3:cpuset:/\n", 9, "cannot be read"),
     ],
 )
-def test_why_it_is_not_found(tmp_path: Path, lines: str, pid: int, why: str) -> None:
-    place = Place(tmp_path)
+def test_the_reason_is_reported_where_no_group_is_found(
+    tmp_path: Path, lines: str, pid: int, why: str
+) -> None:
+    place = MachineTree(tmp_path)
     place.process(7, lines)
     found = place.locator.locate(ID, RuntimeDetail(pid=pid))
     assert found.path == ""
     assert why in found.why
 
 
-def test_a_mount_that_shows_a_part(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_a_mount_of_a_part_of_the_tree(tmp_path: Path) -> None:
+    place = MachineTree(tmp_path)
     place.mounted_at("/docker/ab12")
     path = place.make(f"kubelet/podx/{ID}")
     place.process(7, f"3:cpuset:/docker/ab12/kubelet/podx/{ID}\n")
@@ -111,8 +113,8 @@ def test_a_mount_that_shows_a_part(tmp_path: Path) -> None:
 
 
 def test_unknown_levels_are_searched(tmp_path: Path) -> None:
-    """We are in a container, two levels below what is mounted; the other is three levels away."""
-    place = Place(tmp_path)
+    """The daemon is in a container, two levels below the mounted group; the group is three levels away."""
+    place = MachineTree(tmp_path)
     place.mounted_at("/../../..")
     place.make("kubepods/burstable/podus/we")
     path = place.make(f"kubepods/burstable/podx/{ID}")
@@ -125,7 +127,7 @@ def test_unknown_levels_are_searched(tmp_path: Path) -> None:
 
 
 def test_other_trees_are_reported(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = MachineTree(tmp_path)
     path = place.make(f"odd/place/{ID}")
     cpu = KernelCpuGroups(place.tree.root, 1, place.tree.files)
     found = Locator(place.tree, (cpu,)).locate(ID, RuntimeDetail(f"/odd/place/{ID}"))
@@ -136,12 +138,12 @@ def test_other_trees_are_reported(tmp_path: Path) -> None:
     assert memory.use("/kubepods/podx", "another") is None
     Locator(place.tree, (again, memory)).remember(ID, path)
     assert again.find("/kubepods/podx", ID) == path
-    place.make("kubepods/podx")  # where its name says, so that nothing searches
+    place.make("kubepods/podx")  # at the path that follows from its name, so that no search is needed
     assert memory.use("/kubepods/podx", ID) is not None
 
 
-def test_our_own_group_is_where_the_kernel_says() -> None:
-    """On this machine, whatever it has: the group of this very process holds it."""
+def test_the_group_of_this_process_is_found() -> None:
+    """On this machine, whatever hierarchy it has: the group that is found holds this process."""
     try:
         groups = open_cgroups(Path("/sys/fs/cgroup"))
     except CgroupError:

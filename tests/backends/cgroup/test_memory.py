@@ -1,4 +1,4 @@
-"""Reading where memory is: the forms of v1 and v2, and this machine's own."""
+"""Reading on which NUMA nodes memory is: the formats of v1 and v2, and this machine's own."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_containers_memory(tree: tuple[Path, Path]) -> None:
     assert memory.use("/kubepods/podx", "c") is None
 
 
-def test_where_v1_moves_pages(tmp_path: Path) -> None:
+def test_memory_migrate_of_v1_is_read(tmp_path: Path) -> None:
     group = tmp_path / "cpuset/g"
     group.mkdir(parents=True)
     memory = KernelMemory(tmp_path / "memory", 1, cpusets=tmp_path / "cpuset")
@@ -94,7 +94,7 @@ def test_where_v1_moves_pages(tmp_path: Path) -> None:
     assert not memory.migrates("gone")
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
+def test_a_machine_without_the_memory_controller(tmp_path: Path) -> None:
     assert open_memory(tmp_path) is None
     (tmp_path / "cgroup.controllers").write_text("cpuset\n")
     assert open_memory(tmp_path) is None

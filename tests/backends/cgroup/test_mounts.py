@@ -50,7 +50,7 @@ def test_hierarchies_are_read_by_type_and_controller() -> None:
     assert list(mounted_v2(parse_mounts(V2_WITH_V1_ELSEWHERE))) == [Path("/sys/fs/cgroup")]
 
 
-def test_the_mount_that_shows_all_comes_first() -> None:
+def test_the_mount_of_the_whole_hierarchy_comes_first() -> None:
     mounts = parse_mounts(IN_A_CONTAINER)
     assert list(mounted_v1(mounts, "cpuset")) == [Path("/host/cpuset"), Path("/sys/fs/cgroup/cpuset")]
     assert root_of(mounts, Path("/sys/fs/cgroup/cpuset")) == "/docker/ab12"
@@ -95,12 +95,12 @@ def test_the_line_of_the_hierarchy_in_use(text: str, version: int, path: str | N
         ("/../../../../kubepods/podx/ID", "/../../../..", MountedPath("kubepods/podx/ID")),
         ("/../../podx/ID", "/../../../..", MountedPath("podx/ID", 2)),
         ("/below/ID", "/..", MountedPath("below/ID", 1)),
-        # What is seen is less than where the process is.
+        # The visible part of the tree does not contain the process.
         ("/../other/ID", "/", None),
         ("/../a/ID", "/../b", None),
     ],
 )
-def test_what_is_left_of_a_path_below_a_mount(path: str, root: str, place: MountedPath | None) -> None:
+def test_a_path_is_made_relative_to_a_mount(path: str, root: str, place: MountedPath | None) -> None:
     assert below(path, root) == place
 
 

@@ -1,4 +1,4 @@
-"""What cannot be done above and below a group; what can is shown in contract/test_cgroups.py."""
+"""Writes to parents and children that fail; those that succeed are tested in contract/test_cgroups.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUSY = CgroupError("cannot set: a group below still holds it", errno.EBUSY)
 
 
 class Groups:
-    """Groups by path with what they hold; some refuse, whatever is written."""
+    """Groups by path with their sets; some refuse every write."""
 
     def __init__(self, *paths: str, refuse: dict[str, int] | None = None) -> None:
         self.sets: dict[str, IdSet] = dict.fromkeys(paths, ALL)
@@ -43,7 +43,7 @@ class Groups:
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.ENOSPC])
-def test_a_refusal_below_is_the_groups_own(number: int) -> None:
+def test_a_refused_write_below_is_the_error_of_the_group(number: int) -> None:
     groups = Groups("c", "c/a", "c/b", refuse={"c/b": number})
     with pytest.raises(CgroupError, match="cannot set c/b") as caught:
         narrow(groups.lists, "c", FEW, BUSY)
@@ -52,7 +52,7 @@ def test_a_refusal_below_is_the_groups_own(number: int) -> None:
     assert groups.writes.count("c/b") == 1, "it is not tried again"
 
 
-def test_a_group_that_has_gone_is_in_nobodys_way() -> None:
+def test_a_group_that_no_longer_exists_is_skipped() -> None:
     groups = Groups("c", "c/a", "c/b", refuse={"c/a": errno.ENOENT})
     groups.sets["c/a"] = FEW
 
@@ -65,7 +65,7 @@ def test_a_group_that_has_gone_is_in_nobodys_way() -> None:
     assert groups.sets["c"] == groups.sets["c/b"] == FEW
 
 
-def test_what_is_never_ready_ends_with_the_refusal() -> None:
+def test_a_group_that_stays_busy_ends_with_the_error() -> None:
     groups = Groups("c", "c/a", refuse={"c": errno.EBUSY})
     with pytest.raises(CgroupError, match="cannot set c") as caught:
         narrow(groups.lists, "c", FEW, BUSY)
@@ -81,7 +81,7 @@ def test_nothing_below_needs_no_write() -> None:
     assert groups.writes == []
 
 
-def test_those_that_cannot_follow_are_left() -> None:
+def test_groups_that_cannot_follow_are_skipped() -> None:
     groups = Groups("c", "c/a", "c/b", "c/b/d", refuse={"c/a": errno.EACCES})
     more = CpuSet.parse("0-7")
     groups.sets["c"] = more
@@ -97,7 +97,7 @@ def test_those_that_cannot_follow_are_left() -> None:
 @pytest.mark.parametrize("refuses", ["c", "c/b", "c/b/d"])
 @pytest.mark.parametrize("value", ["0", "0,7"])
 def test_a_group_that_cannot_be_narrowed_completely_is_restored(refuses: str, value: str) -> None:
-    """The first child gives way, and then the second one, one below it, or the group itself does not."""
+    """The first child is narrowed; then the second one, its child, or the group itself refuses."""
     groups = Groups("c", "c/a", "c/a/e", "c/b", "c/b/d")
     groups.sets["c/a"] = groups.sets["c/a/e"] = CpuSet.parse("0-1")
     before = dict(groups.sets)

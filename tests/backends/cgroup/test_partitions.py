@@ -19,7 +19,7 @@ OWN, REST = CpuSet.parse("4-5"), CpuSet.parse("0-3,6-7")
 
 
 class Node:
-    """A tree with an owner, a container beside it in its pod, and one in another pod."""
+    """A tree with an owner, another container in its pod, and a container in another pod."""
 
     def __init__(self, directory: Path, version: int = 2, *, exclusive: bool = True) -> None:
         online, nodes = CpuSet.parse("0-7"), Mask.parse("0-1")
@@ -43,7 +43,7 @@ class Node:
         return CpuSet.parse(self.file(path, "cpuset.cpus.effective"))
 
     def untouched(self) -> bool:
-        """Nothing of a partition is left anywhere."""
+        """Return whether no file has a trace of a partition."""
         groups = ("kubepods", POD, ONE, "kubepods/pody")
         clean = all(not self.file(path, "cpuset.cpus.exclusive") for path in groups)
         return clean and self.file(ONE, "cpuset.cpus.partition") == "member" and len(self.effective("")) == 8
@@ -55,7 +55,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize("kind", ["root", "isolated"])
-def test_all_others_stay_off(node: Node, kind: str) -> None:
+def test_other_groups_lose_the_cpus_of_a_partition(node: Node, kind: str) -> None:
     assert node.make(kind=kind) == PartitionState(kind, valid=True)
     assert node.effective(ONE) == OWN
     assert [node.effective(path) for path in ("", "kubepods", POD, TWO, OTHER)] == [REST] * 5
@@ -63,7 +63,7 @@ def test_all_others_stay_off(node: Node, kind: str) -> None:
     assert node.partitions.isolated() == (OWN if kind == "isolated" else CpuSet())
 
 
-def test_ending_leaves_nothing(node: Node) -> None:
+def test_an_ended_partition_leaves_nothing(node: Node) -> None:
     exclusive_added = node.partitions.exclusive_added(ONE, OWN)
     assert exclusive_added == {"kubepods": OWN, POD: OWN}
     node.make()
@@ -88,7 +88,7 @@ def test_two_owners_share_the_groups_above(node: Node) -> None:
     assert node.file("kubepods/pody", "cpuset.cpus.exclusive") == ""
 
 
-def test_what_others_have_lent_stays(node: Node) -> None:
+def test_exclusive_cpus_of_other_programs_stay(node: Node) -> None:
     node.groups.files.write("kubepods", "cpuset.cpus.exclusive", "3-5")
     exclusive_added = node.partitions.exclusive_added(ONE, OWN)
     assert exclusive_added == {POD: OWN}
@@ -105,7 +105,7 @@ def test_an_overlap_is_reported_and_nothing_is_left(node: Node) -> None:
     assert node.untouched()
 
 
-def test_a_sibling_within_it_is_reported(node: Node) -> None:
+def test_a_sibling_inside_the_cpus_is_reported(node: Node) -> None:
     node.groups.files.write(TWO, "cpuset.cpus", "4")
     made = node.make()
     assert not made.valid
@@ -113,7 +113,7 @@ def test_a_sibling_within_it_is_reported(node: Node) -> None:
     assert node.untouched()
 
 
-def test_another_pod_within_it_is_reported(node: Node) -> None:
+def test_another_pod_inside_the_cpus_is_reported(node: Node) -> None:
     node.groups.files.write("kubepods/pody", "cpuset.cpus", "4")
     made = node.make()
     assert not made.valid
@@ -121,7 +121,7 @@ def test_another_pod_within_it_is_reported(node: Node) -> None:
     assert node.untouched()
 
 
-def test_one_that_turned_invalid_is_seen_and_can_be_made_again(node: Node) -> None:
+def test_an_invalid_partition_is_detected_and_can_be_made_again(node: Node) -> None:
     exclusive_added = node.partitions.exclusive_added(ONE, OWN)
     node.make()
     node.groups.files.write(TWO, "cpuset.cpus", "0-7")
@@ -133,14 +133,14 @@ def test_one_that_turned_invalid_is_seen_and_can_be_made_again(node: Node) -> No
     assert node.make().valid
 
 
-def test_a_foreign_write_does_not_move_it(node: Node) -> None:
+def test_a_foreign_write_does_not_change_a_partition(node: Node) -> None:
     node.make()
     node.groups.files.write(ONE, "cpuset.cpus", "0-3")
     assert node.effective(ONE) == OWN
     assert node.partitions.read(ONE).valid
 
 
-def test_the_group_goes(node: Node) -> None:
+def test_a_partition_ends_with_its_group(node: Node) -> None:
     exclusive_added = node.partitions.exclusive_added(ONE, OWN)
     node.make()
     node.groups.rmdir(ONE)
@@ -151,7 +151,7 @@ def test_the_group_goes(node: Node) -> None:
     assert node.file("kubepods", "cpuset.cpus.exclusive") == ""
 
 
-def test_an_older_kernel_says_why_not(tmp_path: Path) -> None:
+def test_an_older_kernel_reports_why_it_has_no_partitions(tmp_path: Path) -> None:
     node = Node(tmp_path / "t", exclusive=False)
     made = node.make()
     assert not made.valid
@@ -171,7 +171,7 @@ def test_an_older_kernel_can_use_partitions_made_by_another_program(tmp_path: Pa
     assert node.effective("") == CpuSet.parse("0")
 
 
-def test_v1_has_none(tmp_path: Path) -> None:
+def test_v1_has_no_partitions(tmp_path: Path) -> None:
     groups = FakeCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0"), 1)
     made = open_partitions(groups)
     assert made is not None

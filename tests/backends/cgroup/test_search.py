@@ -1,4 +1,4 @@
-"""Finding groups: at their place, beside it, and elsewhere in the tree."""
+"""Finding groups: at the expected path, next to it, and elsewhere in the tree."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ ID = "0123456789abcdef"
 
 
 class Tree:
-    """Groups by name; counts what is looked at."""
+    """Groups by name; counts the groups that are listed."""
 
     def __init__(self, *paths: str) -> None:
         self.groups = {""}
@@ -51,7 +51,7 @@ def test_expected_places_need_no_search(parent: str, place: str) -> None:
     assert tree.listed == 0
 
 
-def test_an_unknown_prefix_is_seen_in_the_pods_group() -> None:
+def test_an_unknown_prefix_is_found_in_the_pods_group() -> None:
     tree = Tree(f"kubepods.slice/kubepods-podx.slice/pouch-{ID}.scope")
     assert (
         GroupFinder(tree).find("kubepods-podx.slice", ID)
@@ -66,7 +66,7 @@ def test_a_container_that_was_not_started_costs_no_search() -> None:
     assert tree.listed == 1
 
 
-def test_below_a_cgroup_root_it_is_searched_once_and_remembered() -> None:
+def test_a_cgroup_root_is_searched_once_and_remembered() -> None:
     place = f"kubelet/kubepods/podx/{ID}"
     tree = Tree(place, "system/a/b", "user")
     finder = GroupFinder(tree)
@@ -79,7 +79,7 @@ def test_below_a_cgroup_root_it_is_searched_once_and_remembered() -> None:
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_what_lies_above_the_names_is_found_out_once(learned: bool) -> None:
+def test_the_levels_above_are_searched_once(learned: bool) -> None:
     top = "docker/node/kubelet"
     pods = [f"{top}/kubepods/pod{n}/{ID}{n}" for n in range(3)]
     slices = f"{top}/kubepods.slice/kubepods-podx.slice/crio-{ID}x.scope"
@@ -94,12 +94,12 @@ def test_what_lies_above_the_names_is_found_out_once(learned: bool) -> None:
     assert finder.find("kubepods-podx.slice", f"{ID}x") == slices
     assert tree.listed == listed
     assert finder.find("/kubepods/pod1", "other") is None
-    assert tree.listed == listed + 1, "the pod is there, and so it is looked at alone"
+    assert tree.listed == listed + 1, "the pod exists, so only its group is listed"
     assert finder.group("kubepods/pod1") == f"{top}/kubepods/pod1"
     assert finder.group("kubepods/pod9") is None
 
 
-def test_what_is_learned_of_another_tree_or_name_is_not_kept() -> None:
+def test_levels_found_for_another_tree_or_name_are_not_kept() -> None:
     tree = Tree("a/b/kubepods/podx", "c/odd")
     finder = GroupFinder(tree)
     finder.learn(ID, "gone/kubepods/podx", "/kubepods")
@@ -108,7 +108,7 @@ def test_what_is_learned_of_another_tree_or_name_is_not_kept() -> None:
     assert finder.find("/kubepods/podx", ID) == "c/odd"
 
 
-def test_the_search_has_a_bound() -> None:
+def test_the_search_is_bounded() -> None:
     tree = Tree(*(f"a{i}" for i in range(30)), f"z/{ID}")
     assert GroupFinder(tree, limit=20).find("/kubepods/podx", ID) is None
     assert tree.listed == 20

@@ -23,7 +23,7 @@ def test_a_directory_tree(tmp_path: Path, version: int) -> None:
     assert seen["kubepods/podx/c"].cpus == CpuSet.parse("2-3")
 
 
-def test_v1_files_as_the_kernel_lays_them(tmp_path: Path) -> None:
+def test_v1_files_as_cgroupspy_reads_them(tmp_path: Path) -> None:
     """The layout of a v1 mount, read by cgroupspy, agrees with our own reader."""
     made = FakeCgroups(tmp_path / "cpuset", CpuSet.parse("0-7"), Mask.parse("0-1"), 1)
     Runc(made).start("kubepods/podx/c", Resources(cpuset_cpus="2-3,7"), 1)
@@ -33,7 +33,7 @@ def test_v1_files_as_the_kernel_lays_them(tmp_path: Path) -> None:
     assert survey(groups)["kubepods/podx/c"].cpus == CpuSet.parse("2-3,7")
 
 
-def test_v2_files_as_the_kernel_lays_them(tmp_path: Path) -> None:
+def test_v2_files_as_cgroupspy_reads_them(tmp_path: Path) -> None:
     """The layout of a v2 mount, read by cgroupspy, agrees with our own reader, also about inherited sets."""
     made = FakeCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0-1"), 2)
     Runc(made).start("kubepods/podx/c", Resources(cpuset_cpus="2-3,7"), 1)

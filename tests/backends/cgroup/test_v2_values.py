@@ -34,7 +34,7 @@ def test_invalid_quotas(text: str) -> None:
         quota_of(text)
 
 
-def test_the_ends_of_weights_and_shares_meet() -> None:
+def test_the_limits_of_weights_and_shares_correspond() -> None:
     assert (shares_of(1), shares_of(10_000)) == (2, 262_144)
     assert (weight_of(2), weight_of("262144")) == (1, 10_000)
     assert weight_of("1024") == 39

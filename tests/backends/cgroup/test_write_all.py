@@ -1,4 +1,4 @@
-"""Many groups written in one go: the quick way, and which ones are left for the careful one."""
+"""Bulk writes of many groups, and which groups are left to the careful single writes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_group_that_has_the_set_is_not_written(tmp_path: Path, monkeypatch: py
     assert len(writes) == 2
 
 
-def test_what_is_known_is_not_read_before_but_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_set_is_read_only_after_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = lay(tmp_path)
     reads = counted(monkeypatch, "pread")
     assert groups.write_all(NAMES, FEW, ALL) == [True] * 3
@@ -66,7 +66,7 @@ def test_what_is_known_is_not_read_before_but_after(tmp_path: Path, monkeypatch:
     assert groups.write_all(NAMES, ALL, FEW) == [None] * 3, "it was written, and does not hold"
 
 
-def test_groups_that_are_gone_or_hold_too_much_block_no_other(tmp_path: Path) -> None:
+def test_missing_or_busy_groups_block_no_other(tmp_path: Path) -> None:
     groups = lay(tmp_path)
     long = ",".join(str(cpu) for cpu in range(0, 400, 2)) + "\n"
     assert len(long) > QUICK_BYTES
@@ -79,7 +79,7 @@ def test_groups_that_are_gone_or_hold_too_much_block_no_other(tmp_path: Path) ->
     assert seen(tmp_path, "a") == "0-2\n"
 
 
-def test_it_ends_on_request(tmp_path: Path) -> None:
+def test_a_bulk_write_stops_on_request(tmp_path: Path) -> None:
     groups = lay(tmp_path)
     answers = iter((True, False, True))
     assert groups.write_all(NAMES, FEW, None, lambda: next(answers)) == [True, None, None]
@@ -87,7 +87,7 @@ def test_it_ends_on_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [FEW, None])
-def test_groups_inside_one_that_has_grown_follow_it(tmp_path: Path, known: CpuSet | None) -> None:
+def test_child_groups_follow_a_group_that_has_grown(tmp_path: Path, known: CpuSet | None) -> None:
     groups = lay(tmp_path)
     for name, text in (
         ("a", "0-2\n"),

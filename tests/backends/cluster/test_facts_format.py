@@ -60,7 +60,7 @@ def label(file: ClusterNode) -> str | None:
     return None if meta is None else meta.labels["a"]
 
 
-def test_what_is_encoded_is_decoded_again() -> None:
+def test_encoded_facts_decode_to_the_same() -> None:
     facts = ClusterFacts(FactsKind.PODS, "n1", 12.5, "77", [{"metadata": {"name": "web"}}])
     assert decode_facts(encode_facts(facts), FactsKind.PODS) == facts
     assert json.loads(encode_facts(facts)).keys() == {
@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_effect(
     written(file.path, node_facts("1"))
     assert (label(file), file.problem) == ("1", "")
     written(file.path, data)
-    for _ in range(2):  # it is not read again, and what is wrong with it is not forgotten
+    for _ in range(2):  # it is not read again, and its error stays reported
         assert label(file) == "1"
         assert why in file.problem
         assert file.problem.endswith("(its last content stays in effect)")
@@ -114,7 +114,7 @@ def test_a_huge_file_is_not_read(file: ClusterNode) -> None:
     assert "larger than 16 MiB" in file.problem
 
 
-def test_what_is_too_large_is_not_written() -> None:
+def test_facts_that_are_too_large_are_not_written() -> None:
     with pytest.raises(ValueError, match="the limit is 16 MiB"):
         node_facts("x" * LARGEST)
 
@@ -138,13 +138,13 @@ def test_a_file_that_others_may_write_is_not_used(file: ClusterNode) -> None:
     assert label(file) == "1"
 
 
-def test_something_else_than_a_file(file: ClusterNode) -> None:
+def test_a_path_that_is_not_a_regular_file(file: ClusterNode) -> None:
     file.path.mkdir()
     assert label(file) is None
     assert "not a regular file" in file.problem
 
 
-def test_confirming_a_file_says_that_it_is_current_and_reads_nothing_new(tmp_path: Path) -> None:
+def test_confirming_a_file_makes_it_current_and_reads_nothing(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     clock = Clock()
     file = ClusterNode(tmp_path, clock)
@@ -162,7 +162,7 @@ def test_confirming_a_file_says_that_it_is_current_and_reads_nothing_new(tmp_pat
     assert (file.page()["read_s"], file.page()["confirmed_s"]) == (clock.now - 100.0, 0.0)
 
 
-def test_a_clock_that_was_set_back_makes_no_file_current_for_ever(tmp_path: Path) -> None:
+def test_a_clock_set_back_does_not_keep_a_file_current(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     clock = Clock()
     file = ClusterNode(tmp_path, clock)

@@ -1,4 +1,4 @@
-"""Pods from the files of the cluster agent, before kubelet is asked."""
+"""Pods from the files of the cluster agent, which are read before kubelet is queried."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def test_the_exact_requests_of_a_pod(tmp_path: Path) -> None:
     assert requests.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
     assert requests.own == {"cpu": 2000, "memory": 1 << 30}
     assert requests.guaranteed
-    assert kubelet.queries == 0, "kubelet is not asked for what is there"
+    assert kubelet.queries == 0, "kubelet is not queried for a pod that the file has"
 
 
-def test_a_pod_that_is_not_there_is_asked_of_kubelet(tmp_path: Path) -> None:
+def test_kubelet_is_queried_for_a_pod_without_facts(tmp_path: Path) -> None:
     w = World(tmp_path, QueriedKubelet(KUBELETS))
     assert w.pod_requests() == KUBELETS, "there is no file yet"
     w.write(pod("other"))
@@ -100,7 +100,7 @@ def test_a_pod_that_is_not_there_is_asked_of_kubelet(tmp_path: Path) -> None:
     assert w.pod_requests("") is None
 
 
-def test_an_old_file_is_better_than_nothing_and_worse_than_kubelet(tmp_path: Path) -> None:
+def test_an_old_file_is_used_only_if_kubelet_does_not_answer(tmp_path: Path) -> None:
     kubelet = QueriedKubelet(KUBELETS)
     w = World(tmp_path, kubelet)
     w.write(pod())
@@ -123,7 +123,7 @@ def test_a_static_pod_is_found_by_its_hash_in_its_own_namespace_only(tmp_path: P
     assert w.pod_requests("abc", "another") is None
 
 
-def test_a_pod_that_makes_no_sense_is_reported_and_left_out(tmp_path: Path) -> None:
+def test_an_invalid_pod_is_reported_and_skipped(tmp_path: Path) -> None:
     kubelet = QueriedKubelet(None)
     w = World(tmp_path, kubelet)
     w.write(pod(cpu="many"), pod("u2"))
@@ -135,7 +135,7 @@ def test_a_pod_that_makes_no_sense_is_reported_and_left_out(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_devices_are_kubelets(tmp_path: Path, there: bool) -> None:
+def test_devices_come_from_kubelet(tmp_path: Path, there: bool) -> None:
     kubelet = QueriedKubelet(KUBELETS)
     w = World(tmp_path, kubelet if there else None)
     assert w.sources.knows_pods

@@ -1,4 +1,4 @@
-"""Messages of device plug-ins: what is taken, and what is refused with a reason."""
+"""Messages of device plug-ins: which are accepted, and which are refused with a reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_devices_with_their_health_and_nodes() -> None:
     }
 
 
-def test_only_the_word_healthy_is_healthy() -> None:
+def test_only_the_state_healthy_is_healthy() -> None:
     states = ("Healthy", "healthy", "", "Unknown")
     found = messages.read_devices(listed(*(pb.Device(ID=w or "none", health=w) for w in states)))
     assert [name for name, each in found.items() if each.healthy] == ["Healthy"]

@@ -1,4 +1,4 @@
-"""Device plug-ins that are honest, and those that hang, lie, flood, flap and vanish: real gRPC servers."""
+"""Device plug-ins as real gRPC servers: valid ones, and ones that hang, flood, restart or send bad data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = frozenset({"a", "b"})
 
 
 class Node:
-    """The side of the executor: what it is notified of."""
+    """The side of the executor: it records the events that it receives."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -127,7 +127,7 @@ def test_devices_are_reported_once_for_each_change(node: Node) -> None:
     play(node, scenario)
 
 
-def test_calls_pass_what_is_asked_and_answered(node: Node) -> None:
+def test_calls_pass_requests_and_responses(node: Node) -> None:
     plugin = node.plugin()
     plugin.options = lambda: pb.DevicePluginOptions(
         pre_start_required=True, get_preferred_allocation_available=True
@@ -163,10 +163,10 @@ def test_a_resource_of_an_earlier_run_needs_its_plugin_before_a_start(node: Node
     async def scenario() -> None:
         calls = node.registry
         node.state.devices.registered = {NAME: {}}
-        assert calls.needs_pre_start(NAME), "it is not known otherwise before the plug-in is back"
+        assert calls.needs_pre_start(NAME), "the value is unknown before the plug-in is back"
         assert "no device plug-in has registered it" in await node.refused(calls.pre_start(NAME, ("a",)))
         await node.serve(node.plugin())
-        assert not calls.needs_pre_start(NAME), "the plug-in does not want it"
+        assert not calls.needs_pre_start(NAME), "the plug-in does not request it"
 
     play(node, scenario)
 
@@ -207,7 +207,7 @@ def test_devices_are_unhealthy_at_once_when_a_plugin_vanishes_and_withdrawn_afte
     play(node, scenario, grace=1.0)
 
 
-def test_a_plugin_that_is_back_on_its_socket_serves_again_without_registering(node: Node) -> None:
+def test_a_restarted_plugin_serves_again_without_registering(node: Node) -> None:
     plugin = node.plugin()
 
     async def scenario() -> None:
@@ -326,7 +326,7 @@ def test_a_resource_of_an_earlier_run_can_be_withdrawn_for_a_reason(node: Node) 
     play(node, scenario)
 
 
-def test_errors_that_a_plugin_answers_with_do_not_isolate_it(node: Node) -> None:
+def test_error_responses_do_not_isolate_a_plugin(node: Node) -> None:
     plugin = node.plugin()
 
     def refuse(ids: list[str]) -> Any:
@@ -368,7 +368,7 @@ def test_a_plugin_that_lies_in_its_answers(node: Node, answer: Any, message: str
     play(node, scenario)
 
 
-def test_a_plugin_that_lies_in_its_list_is_down_until_it_does_not(node: Node) -> None:
+def test_a_plugin_with_an_invalid_list_is_down_until_the_list_is_valid(node: Node) -> None:
     plugin = node.plugin()
 
     async def scenario() -> None:
@@ -410,7 +410,7 @@ def test_a_flood_of_lists_is_coalesced(node: Node) -> None:
     play(node, scenario)
 
 
-def test_preferences_that_cannot_be_used_are_not_asked_for_again_soon(node: Node) -> None:
+def test_unusable_preferences_are_not_requested_again_soon(node: Node) -> None:
     plugin = node.plugin()
     plugin.options = lambda: pb.DevicePluginOptions(get_preferred_allocation_available=True)
     one = pb.ContainerPreferredAllocationResponse(deviceIDs=["not offered"])

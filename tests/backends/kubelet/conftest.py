@@ -1,4 +1,4 @@
-"""Kubelets to ask: a server of pod lists over HTTP or TLS, and gRPC services on unix sockets."""
+"""Imitated kubelets: a server of pod lists over HTTP or TLS, and gRPC services on unix sockets."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class PodsServer:
                 pass
 
         class Server(ThreadingHTTPServer):
-            server_bind = socketserver.TCPServer.server_bind  # http.server's looks its own name up
+            server_bind = socketserver.TCPServer.server_bind  # http.server's version looks up the host name
 
             def handle_error(self, *_: object) -> None:
-                """Clients that give up are part of the tests."""
+                """Ignore errors of clients that close the connection: some tests do so."""
 
             def finish_request(self, request: Any, client_address: Any) -> None:
                 # In the connection's thread, so that a client that stalls in its handshake stops no other.

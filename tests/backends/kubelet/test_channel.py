@@ -19,8 +19,10 @@ PATIENT = 60.0
 """Seconds: more than any machine needs."""
 
 
-def test_a_server_that_is_slow_to_begin_is_waited_for(tmp_path: Path, serve: Any, slow_socket: Any) -> None:
-    """A node that is busy starting its pods is when kubelet is asked for the first time."""
+def test_the_channel_waits_for_a_server_that_starts_slowly(
+    tmp_path: Path, serve: Any, slow_socket: Any
+) -> None:
+    """The first query to kubelet comes while the node is busy starting its pods."""
     server_path, path = tmp_path / "server", tmp_path / "slow.sock"
     serve(
         server_path,
@@ -34,7 +36,7 @@ def test_a_server_that_is_slow_to_begin_is_waited_for(tmp_path: Path, serve: Any
     channel.close()
 
 
-def test_a_server_that_never_begins_has_the_time_of_one_call(tmp_path: Path) -> None:
+def test_a_server_that_never_starts_costs_the_timeout_of_one_call(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "slow.sock"))
         listener.listen()

@@ -33,11 +33,11 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def test_the_file_of_none_is_that_of_every_real_node() -> None:
+def test_the_file_for_policy_none_equals_that_of_real_nodes() -> None:
     assert none_state() == '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
 
 
-def test_a_static_file() -> None:
+def test_a_file_for_policy_static() -> None:
     held = {"b": {"z": cpus("4-5"), "y": cpus("2-3")}, "a": {"x": cpus("1")}}
     text = static_state(EIGHT, held, reserved=cpus("0"))
     assert text.startswith(
@@ -48,7 +48,7 @@ def test_a_static_file() -> None:
     assert (found.version, found.policy, held_cpus(found).held) == (2, "static", held)
 
 
-def test_a_strict_reserve_is_in_neither() -> None:
+def test_strictly_reserved_cpus_are_in_no_set() -> None:
     text = static_state(EIGHT, {"a": {"x": cpus("2")}}, reserved=cpus("0-1"), strict=True)
     assert json.loads(text)["defaultCpuSet"] == "3-7"
 
@@ -76,7 +76,7 @@ def test_version_1_has_container_ids() -> None:
         ("0-7", "", "no CPU is left for its default set"),
     ],
 )
-def test_what_kubelet_would_not_start_with(held: str, reserved: str, message: str) -> None:
+def test_a_file_that_kubelet_would_reject_is_not_written(held: str, reserved: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=f"cannot write kubelet's cpu_manager_state: {message}"):
         static_state(EIGHT, {"a": {"x": cpus(held)}}, reserved=cpus(reserved))
 
@@ -85,7 +85,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_ca
 
 
 @given(st.dictionaries(names, st.dictionaries(names, st.sampled_from(range(1, 8)), min_size=1), max_size=3))
-def test_whatever_the_names_the_file_reads_back(held: dict[str, dict[str, int]]) -> None:
+def test_a_file_with_any_names_reads_back(held: dict[str, dict[str, int]]) -> None:
     sets = {uid: {name: CpuSet([cpu]) for name, cpu in pod.items()} for uid, pod in held.items()}
     for version in (2, 3):
         found = read_cpu(static_state(EIGHT, sets, version=version))
@@ -95,7 +95,7 @@ def test_whatever_the_names_the_file_reads_back(held: dict[str, dict[str, int]])
         assert cpus.default == EIGHT - taken
 
 
-def test_a_write_is_private_and_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_a_written_file_is_private_and_leaves_no_other_file(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("old")
     (tmp_path / NAME).chmod(0o644)
     (tmp_path / f".{NAME}.topoproxy").write_text("of a write that was cut off")

@@ -1,4 +1,4 @@
-"""State files of kubelet: checksums, versions, contents, and files that are none."""
+"""State files of kubelet: checksums, versions, contents, and invalid files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_versions_are_distinguished_by_their_checksums() -> None:
     assert read_cpu(with_checksum({**CPU_FILE, **pods}, text)).version == 3
 
 
-def test_an_edited_file_can_still_be_read() -> None:
+def test_a_file_with_a_wrong_checksum_can_still_be_read() -> None:
     result = read_cpu(json.dumps({**CPU_FILE, "checksum": 5}))
     assert (result.version, result.text, result.checksum) == (None, "", 5)
     assert held_cpus(result).default == CpuSet([0, 6, 7])

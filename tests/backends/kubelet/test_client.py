@@ -1,4 +1,4 @@
-"""The client as a whole: where asks and devices come from, and what is said when they cannot be had."""
+"""The whole kubelet client: the sources of requests and devices, and the errors that it reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ITEM: dict[str, Any] = {
 
 
 class Clock:
-    """Seconds that pass only on request, so that no test waits for a rest to end."""
+    """A clock that a test advances, so that no test waits for a retry delay to end."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -44,7 +44,7 @@ class Clock:
 
 
 class ClientFactory:
-    """Makes clients, and hears what they report_problem about."""
+    """Makes clients, and records the problems that they report."""
 
     def __init__(self) -> None:
         self.received: list[str] = []
@@ -52,16 +52,16 @@ class ClientFactory:
         self.clients: list[KubeletClient] = []
 
     def __call__(self, **settings: Any) -> KubeletClient:
-        made = KubeletSettings(**{"timeout": 60.0, **settings})
-        self.clients.append(KubeletClient(made, reasons(self.received), self.clock))
+        client_settings = KubeletSettings(**{"timeout": 60.0, **settings})
+        self.clients.append(KubeletClient(client_settings, reasons(self.received), self.clock))
         return self.clients[-1]
 
 
 @pytest.fixture
 def make_client() -> Iterator[ClientFactory]:
-    made = ClientFactory()
-    yield made
-    for client in made.clients:
+    factory = ClientFactory()
+    yield factory
+    for client in factory.clients:
         client.close()
 
 
@@ -77,13 +77,13 @@ def cpus(client: KubeletClient, uid: str = "u-1") -> tuple[int, str] | None:
     return None if reported is None else (reported[0].named("main").requests["cpu"], reported[1])
 
 
-def until(answer: Callable[[], Any], wanted: Any) -> None:
-    """Ask until it is so; the test's own timeout ends what never comes."""
-    while answer() != wanted:
+def wait_until(answer: Callable[[], Any], expected: Any) -> None:
+    """Query until the result is the expected one; the timeout of the test ends a wait without end."""
+    while answer() != expected:
         time.sleep(0.02)
 
 
-def test_it_is_what_the_controller_wants(make_client: ClientFactory) -> None:
+def test_a_client_reports_only_the_sources_in_its_settings(make_client: ClientFactory) -> None:
     none: Kubelet = make_client()
     assert not none.knows_pods
     assert not none.knows_devices
@@ -96,7 +96,7 @@ def test_it_is_what_the_controller_wants(make_client: ClientFactory) -> None:
     assert not make_client.received
 
 
-def test_asks_from_the_list(make_client: ClientFactory, pods_server: Any) -> None:
+def test_requests_come_from_the_pod_list(make_client: ClientFactory, pods_server: Any) -> None:
     pods_server.items = [ITEM]
     client = make_client(pods_url=pods_server.url)
     reported = client.pod_requests("u-1", "shop", "web")
@@ -123,7 +123,7 @@ def test_a_static_pod_keeps_the_uid_that_the_runtime_knows(
     assert reported[0].uid == "h-1"
 
 
-def test_the_pods_api_goes_first(
+def test_the_pods_api_is_queried_before_the_pod_list(
     make_client: ClientFactory, pods_server: Any, serve: Any, tmp_path: Path
 ) -> None:
     pods_server.items = [ITEM, {**ITEM, "metadata": {**ITEM["metadata"], "uid": "u-2"}}]
@@ -158,27 +158,27 @@ def test_the_list_replaces_a_missing_pods_api_for_a_minute(
             make_client.clock.now += 61
             return cpus(client)
 
-        until(a_minute_later, (3000, PODS_API))
+        wait_until(a_minute_later, (3000, PODS_API))
 
 
-def test_without_a_list_the_pods_api_is_asked_each_time(
+def test_without_a_list_the_pods_api_is_queried_each_time(
     make_client: ClientFactory, serve: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "pods.sock"
     client = make_client(pods_api=str(path))
     assert cpus(client) is None
     serve(path, PODS, GetPod=lambda *_: pod_answer())
-    until(lambda: cpus(client), (3000, PODS_API))
+    wait_until(lambda: cpus(client), (3000, PODS_API))
 
 
-def test_a_cause_is_reported_once_until_it_works_again(
+def test_an_error_is_reported_once_until_a_query_succeeds(
     make_client: ClientFactory, pods_server: Any, answer: Any
 ) -> None:
     client = make_client(pods_url=pods_server.url)
 
     def query(status: int) -> tuple[int, str] | None:
         pods_server.items, pods_server.reply = [ITEM], answer(status, b"") if status else None
-        make_client.clock.now += 60  # older than any list, and longer than any rest
+        make_client.clock.now += 60  # longer than a list is used and than any retry delay
         return cpus(client)
 
     assert [query(401), query(401), query(403), query(401)] == [None] * 4
@@ -190,44 +190,44 @@ def test_a_cause_is_reported_once_until_it_works_again(
     assert "401" in make_client.received[2]
 
 
-def test_a_kubelet_that_restarts(make_client: ClientFactory, serve: Any, tmp_path: Path) -> None:
+def test_a_restarted_kubelet_is_queried_again(make_client: ClientFactory, serve: Any, tmp_path: Path) -> None:
     path = tmp_path / "kubelet.sock"
     client = make_client(pods_api=str(path))
     server = serve(path, PODS, GetPod=lambda *_: pod_answer())
     assert cpus(client) == (3000, PODS_API)
     server.stop(None).wait()
-    until(lambda: cpus(client), None)
+    wait_until(lambda: cpus(client), None)
     assert make_client.received
     path.unlink(missing_ok=True)
     serve(path, PODS, GetPod=lambda *_: pod_answer("4"))
-    until(lambda: cpus(client), (4000, PODS_API))
+    wait_until(lambda: cpus(client), (4000, PODS_API))
 
 
-def test_an_error_of_the_pods_api_is_not_a_reason_to_leave_it(
+def test_the_pods_api_is_still_queried_after_an_internal_error(
     make_client: ClientFactory, pods_server: Any, serve: Any, tmp_path: Path
 ) -> None:
-    def fail_once(_: bytes, context: Any) -> bytes:
+    def fail_first_call(_: bytes, context: Any) -> bytes:
         if not make_client.received:
             context.abort(grpc.StatusCode.INTERNAL, "oh")
         return pod_answer()
 
     pods_server.items = [ITEM]
-    serve(tmp_path / "pods.sock", PODS, GetPod=fail_once)
+    serve(tmp_path / "pods.sock", PODS, GetPod=fail_first_call)
     client = make_client(pods_url=pods_server.url, pods_api=str(tmp_path / "pods.sock"))
     assert cpus(client) == (2000, POD_LIST)
     assert cpus(client) == (3000, PODS_API)
     assert [message.rpartition(": ")[2] for message in make_client.received] == ["oh (INTERNAL)"]
 
 
-def test_a_pods_api_that_never_answers_costs_its_time_once(
+def test_a_pods_api_that_never_answers_costs_one_timeout(
     make_client: ClientFactory, pods_server: Any, serve: Any, tmp_path: Path
 ) -> None:
-    over = threading.Event()
+    released = threading.Event()
     calls: list[bytes] = []
 
     def hang(request: bytes, _: Any) -> bytes:
         calls.append(request)
-        over.wait(60)
+        released.wait(60)
         return b""
 
     pods_server.items = [ITEM]
@@ -237,22 +237,22 @@ def test_a_pods_api_that_never_answers_costs_its_time_once(
         assert cpus(client) == (2000, POD_LIST)
         assert cpus(client) == (2000, POD_LIST)
     finally:
-        over.set()
+        released.set()
     assert len(calls) == 1
     assert "DEADLINE_EXCEEDED" in make_client.received[0]
 
 
-def test_a_source_that_hangs_is_left_alone_for_a_while(
+def test_a_source_that_hangs_is_not_queried_for_a_while(
     make_client: ClientFactory, serve: Any, tmp_path: Path
 ) -> None:
-    over, hangs = threading.Event(), [True]
+    released, hangs = threading.Event(), [True]
     calls: list[bytes] = []
     path = tmp_path / "kubelet.sock"
 
     def get(request: bytes, _: Any) -> bytes:
         calls.append(request)
         if hangs[0]:
-            over.wait(60)
+            released.wait(60)
         return podresources_pb2.GetPodResourcesResponse().SerializeToString()
 
     serve(path, LISTER, Get=get)
@@ -260,15 +260,15 @@ def test_a_source_that_hangs_is_left_alone_for_a_while(
     try:
         for _ in range(4):
             assert client.devices("shop", "web", "main") is None
-        assert len(calls) == 2, "the third pod does not wait"
+        assert len(calls) == 2, "the query for the third pod does not wait"
         hangs[0] = False
-        over.set()
+        released.set()
         make_client.clock.now += 15.1
         client.devices("shop", "web", "main")
         client.devices("shop", "web", "main")
         assert len(calls) == 4
     finally:
-        over.set()
+        released.set()
 
 
 def test_devices(make_client: ClientFactory, serve: Any, tmp_path: Path) -> None:
@@ -281,20 +281,20 @@ def test_devices(make_client: ClientFactory, serve: Any, tmp_path: Path) -> None
     path = tmp_path / "kubelet.sock"
     server = serve(path, LISTER, Get=lambda *_: reply, GetAllocatableResources=lambda *_: every)
     client = make_client(pod_resources=f"unix://{path}")
-    near = LocatedDevice("g0", "v.com/gpu", Mask([0]), "kubelet's pod-resources API")
-    assert client.devices("shop", "web", "main") == (near,)
+    device = LocatedDevice("g0", "v.com/gpu", Mask([0]), "kubelet's pod-resources API")
+    assert client.devices("shop", "web", "main") == (device,)
     assert client.devices("shop", "web", "init") is None
     assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}
     assert not make_client.received
     server.stop(None).wait()
-    until(lambda: client.devices("shop", "web", "main"), None)
+    wait_until(lambda: client.devices("shop", "web", "main"), None)
     assert client.allocatable() == {"v.com/gpu": {"g0": Mask([0])}}
     make_client.clock.now += 11
     assert client.allocatable() == {}
     assert make_client.received
 
 
-def test_an_internal_fault_is_reported_and_goes_no_further(
+def test_an_internal_error_is_reported_and_not_raised(
     make_client: ClientFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -305,7 +305,7 @@ def test_an_internal_fault_is_reported_and_goes_no_further(
     assert make_client.received == ["cannot query kubelet's list of pods: RuntimeError: oh"]
 
 
-def test_a_closed_client_answers_nothing(make_client: ClientFactory, tmp_path: Path) -> None:
+def test_a_closed_client_returns_nothing(make_client: ClientFactory, tmp_path: Path) -> None:
     client = make_client(pods_api=str(tmp_path / "a"), pod_resources=str(tmp_path / "b"))
     client.close()
     client.close()
@@ -313,14 +313,14 @@ def test_a_closed_client_answers_nothing(make_client: ClientFactory, tmp_path: P
     assert client.devices("shop", "web", "main") is None
 
 
-def test_causes_do_not_fill_the_memory() -> None:
+def test_the_number_of_remembered_errors_is_bounded() -> None:
     received: list[str] = []
     errors = SourceErrorLog(reasons(received))
     for i in range(1000):
         errors.add("list", f"cause {i}")
     assert len(received) == 1000
     errors.add("list", "cause 999")
-    errors.add("list", "cause 0")  # forgotten by now
+    errors.add("list", "cause 0")  # no longer remembered
     assert len(received) == 1001
     errors.clear("other")
     errors.add("list", "cause 0")

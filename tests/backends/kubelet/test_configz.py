@@ -1,4 +1,4 @@
-"""Asking kubelet for the configuration that it runs with."""
+"""Queries to kubelet for the configuration that it runs with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def failure(**settings: Any) -> KubeletError:
     return caught.value
 
 
-def test_it_is_asked_at_its_usual_path_with_token_and_certificate(
+def test_configz_is_requested_at_its_usual_path_with_token_and_certificate(
     tls_server: Any, certificate: tuple[Path, Path], tmp_path: Path, answer: Any
 ) -> None:
     (tmp_path / "token").write_text("secret")
@@ -64,13 +64,13 @@ def test_an_invalid_answer_is_reported(pods_server: Any, answer: Any, content: b
     assert cause in reported
 
 
-def test_a_refusal_says_what_to_allow(pods_server: Any, answer: Any) -> None:
+def test_a_refused_request_names_the_permission_to_grant(pods_server: Any, answer: Any) -> None:
     pods_server.reply = answer(403, b"no")
     reported = str(failure(configz=pods_server.url))
     assert reported.startswith("cannot read the configuration of kubelet at")
     assert "allow get on nodes/configz or nodes/proxy" in reported
 
 
-def test_a_kubelet_that_hangs_is_known_as_such(pods_server: Any) -> None:
+def test_a_kubelet_that_hangs_is_reported_as_such(pods_server: Any) -> None:
     pods_server.reply = lambda handler: pods_server.over.wait(PATIENT)
     assert failure(configz=pods_server.url, timeout=0.05).code == GrpcStatus.DEADLINE_EXCEEDED

@@ -1,4 +1,4 @@
-"""What is found out of kubelet's CPU manager, from which source, and what contradicts."""
+"""The state of kubelet's CPU manager: its sources, their precedence, and contradictions between them."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ class Clock:
 
 
 def reader(directory: Path, clock: Clock | None = None, **settings: Any) -> KubeletCpuManagerReader:
-    found = KubeletSettings(**{"timeout": PATIENT, **settings})
-    return KubeletCpuManagerReader(found, str(directory), "", lambda: TOPOLOGY, clock or Clock())
+    kubelet_settings = KubeletSettings(**{"timeout": PATIENT, **settings})
+    return KubeletCpuManagerReader(kubelet_settings, str(directory), "", lambda: TOPOLOGY, clock or Clock())
 
 
-def seen(found: KubeletCpuManagerReader) -> CpuManager:
-    found.refresh()
-    return found.read()
+def refreshed(source: KubeletCpuManagerReader) -> CpuManager:
+    source.refresh()
+    return source.read()
 
 
-def test_nothing_is_known_without_kubelet(tmp_path: Path) -> None:
-    assert seen(reader(tmp_path)) == CpuManager()
+def test_without_kubelet_the_result_is_empty(tmp_path: Path) -> None:
+    assert refreshed(reader(tmp_path)) == CpuManager()
 
 
-def test_the_state_file_alone(tmp_path: Path) -> None:
+def test_the_state_file_alone_gives_policy_and_cpus(tmp_path: Path) -> None:
     write_text(tmp_path, STATIC)
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     file = f"{tmp_path}/cpu_manager_state"
     assert (result.policy, result.held, str(result.default)) == ("static", HELD, "0-1,5-15")
     assert result.sources == {"policy": file, "held": file, "default": file}
@@ -71,14 +71,14 @@ def test_the_state_file_alone(tmp_path: Path) -> None:
 
 def test_a_file_of_policy_none_holds_nothing(tmp_path: Path) -> None:
     write_text(tmp_path, none_state())
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert (result.policy, result.held, result.default, result.problems) == ("none", {}, CpuSet(), ())
 
 
-def test_what_a_configuration_does_not_say_is_kubelets_default(tmp_path: Path) -> None:
+def test_missing_settings_have_kubelets_defaults(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("kind: KubeletConfiguration\n")
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert (result.policy, result.topology_policy, result.topology_scope) == ("none", "none", "container")
     assert set(result.sources.values()) == {f"kubelet's default, {path} does not set it"}
 
@@ -92,69 +92,73 @@ def test_what_a_configuration_does_not_say_is_kubelets_default(tmp_path: Path) -
         ("kubeReserved: {memory: 1Gi}", "", None),
     ],
 )
-def test_the_reserve(tmp_path: Path, reserve: str, cpus: str, source: str | None) -> None:
+def test_the_reserved_cpus_are_read_or_computed(
+    tmp_path: Path, reserve: str, cpus: str, source: str | None
+) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"cpuManagerPolicy: static\n{reserve}\n")
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert str(result.reserved) == cpus
     assert result.sources.get("reserved") == (None if source is None else f"{path}{source}")
 
 
-def test_a_reserve_that_cannot_be_chosen_is_reported(tmp_path: Path) -> None:
+def test_a_reserve_that_cannot_be_computed_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\nkubeReserved: {cpu: 99}\n")
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert result.reserved == CpuSet()
     assert result.problems[0].startswith("cannot determine which 99 CPUs kubelet keeps back: ")
 
 
-def test_an_option_that_is_newer_than_we_are_does_no_harm(tmp_path: Path) -> None:
+def test_an_unknown_policy_option_is_kept(tmp_path: Path) -> None:
     options = 'cpuManagerPolicyOptions: {full-pcpus-only: "true", from-tomorrow: "yes"}'
     (tmp_path / "config.yaml").write_text(f"cpuManagerPolicy: static\nkubeReserved: {{cpu: 1}}\n{options}\n")
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert result.options == {"full-pcpus-only": "true", "from-tomorrow": "yes"}
     assert (str(result.reserved), result.problems) == ("0", ())
 
 
-def test_a_contradicting_file_is_reported_and_its_cpus_count(tmp_path: Path) -> None:
+def test_a_contradicting_state_file_is_reported_and_its_cpus_count(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: none\n")
     write_text(tmp_path, STATIC)
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert (result.policy, result.held) == ("none", HELD), "kubelet has not read the new file yet"
     by, file = f"{tmp_path}/config.yaml", f"{tmp_path}/cpu_manager_state"
     message = f"kubelet's CPU manager has policy none by {by}, but {file} was written under policy static"
     assert result.problems == (message,)
 
 
-def test_the_running_kubelets_word_goes_before_its_file(
+def test_the_running_kubelet_takes_precedence_over_its_file(
     tmp_path: Path, pods_server: Any, answer: Any
 ) -> None:
     config = {"kubeletconfig": {"cpuManagerPolicy": "none", "topologyManagerScope": 5}}
     pods_server.reply = answer(200, json.dumps(config).encode())
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\n")
     write_text(tmp_path, STATIC)
-    result = seen(reader(tmp_path, configz=pods_server.url))
+    result = refreshed(reader(tmp_path, configz=pods_server.url))
     assert (result.policy, result.held, result.sources["policy"]) == ("none", {}, "kubelet's configz")
     assert len(result.problems) == 2
     assert "topologyManagerScope: 5 is not one of" in result.problems[0]
     assert "was written under policy static" in result.problems[1]
 
 
-def test_a_kubelet_that_does_not_answer_leaves_its_file(
+def test_the_file_is_used_while_kubelet_does_not_answer(
     tmp_path: Path, pods_server: Any, answer: Any
 ) -> None:
     pods_server.reply = answer(500, b"no")
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\n")
     clock = Clock()
     found = reader(tmp_path, clock, configz=pods_server.url)
-    result = seen(found)
+    result = refreshed(found)
     assert (result.policy, result.sources["policy"]) == ("static", f"{tmp_path}/config.yaml")
     assert "it answers 500" in result.problems[0]
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
-    assert (seen(found).policy, seen(found).problems) == ("none", ())
+    assert (refreshed(found).policy, refreshed(found).problems) == ("none", ())
     pods_server.reply = answer(500, b"no")
     clock.now += QUERY_AGAIN_S
-    result = seen(found)
-    assert (result.policy, result.sources["policy"]) == ("none", "kubelet's configz"), "what it said stands"
+    result = refreshed(found)
+    assert (result.policy, result.sources["policy"]) == ("none", "kubelet's configz"), (
+        "the last answer stays in effect"
+    )
     assert "it answers 500" in result.problems[0]
 
 
@@ -165,31 +169,31 @@ def test_an_answer_is_valid_for_a_while_unless_kubelet_restarted(
     write_text(tmp_path, STATIC)
     clock = Clock()
     found = reader(tmp_path, clock, configz=pods_server.url)
-    first = seen(found)
+    first = refreshed(found)
     for _ in range(3):
-        assert seen(found) is first
+        assert refreshed(found) is first
     assert len(pods_server.seen) == 1
     clock.now += QUERY_AGAIN_S
-    assert seen(found) is first, "the same answer is the same picture"
+    assert refreshed(found) is first, "an unchanged answer gives the same object"
     assert len(pods_server.seen) == 2
     pods_server.reply = answer(200, b'{"kubeletconfig": {"cpuManagerPolicy": "none"}}')
     write_text(tmp_path, none_state())
     found.read()
-    result = seen(found)
+    result = refreshed(found)
     assert (result.policy, result.problems, len(pods_server.seen)) == ("none", (), 3)
 
 
-def test_a_kubelet_that_hangs_is_left_alone_for_a_while(tmp_path: Path, pods_server: Any) -> None:
+def test_a_kubelet_that_hangs_is_not_queried_for_a_while(tmp_path: Path, pods_server: Any) -> None:
     pods_server.reply = lambda handler: pods_server.over.wait(PATIENT)
     clock = Clock()
     found = reader(tmp_path, clock, configz=pods_server.url, timeout=0.05)
     for _ in range(5):
-        result = seen(found)
+        result = refreshed(found)
         assert "no complete answer within 0.05 s" in result.problems[0]
     queries = len(pods_server.seen)
     assert queries <= 2
     clock.now += 60
-    seen(found)
+    refreshed(found)
     assert found.read().problems
 
 
@@ -204,15 +208,15 @@ def test_a_file_that_names_no_pods_is_reported(tmp_path: Path) -> None:
     )
     old = {"policyName": "static", "defaultCpuSet": "0", "entries": {"id": "1"}}
     (tmp_path / "cpu_manager_state").write_text(with_checksum(old, text))
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert (result.policy, result.held) == ("static", {})
     assert "it is of a kubelet before 1.18" in result.problems[0]
 
 
-def test_cpus_of_a_pod_as_a_whole_are_held_too(tmp_path: Path) -> None:
+def test_cpus_assigned_to_a_whole_pod_are_held_too(tmp_path: Path) -> None:
     held, pods = {"u": {"c": CpuSet([4])}}, {"u": CpuSet([4, 5, 6]), "v": CpuSet([7])}
     write_text(tmp_path, static_state(MACHINE.online, held, pods=pods, version=3))
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert result.held == {"u": {"c": CpuSet([4]), REST: CpuSet([5, 6])}, "v": {REST: CpuSet([7])}}
 
 
@@ -223,12 +227,12 @@ def test_an_invalid_set_is_reported_although_the_checksum_is_right(tmp_path: Pat
     )
     bad = {"policyName": "static", "defaultCpuSet": "0", "entries": {"u": {"c": "x"}}}
     (tmp_path / "cpu_manager_state").write_text(with_checksum(bad, text))
-    result = seen(reader(tmp_path))
+    result = refreshed(reader(tmp_path))
     assert result.held == {}
     assert result.problems[0].startswith(f"cannot use {tmp_path}/cpu_manager_state")
 
 
-def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
+def test_yaml_and_json_give_the_same_settings(tmp_path: Path) -> None:
     yaml, plain = tmp_path / "config.yaml", tmp_path / "config.json"
     yaml.write_text(YAML)
     config = {
@@ -245,14 +249,14 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
     assert ConfigFile(str(plain)).read() == result
 
 
-def test_no_file_says_nothing_and_a_new_one_is_read(tmp_path: Path) -> None:
+def test_a_missing_file_gives_nothing_and_a_new_one_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     file = ConfigFile(str(path))
     assert file.read() is None
     path.write_text("cpuManagerPolicy: none\n")
     first = file.read()
     assert first is not None
-    assert file.read() is first, "not read again while it is the same"
+    assert file.read() is first, "an unchanged file is not read again"
     path.write_text("cpuManagerPolicy: static\n")
     again = file.read()
     assert again is not None
@@ -290,7 +294,7 @@ def test_an_invalid_file_is_reported_as_often_as_it_is_requested(
     assert file.read() is not None
 
 
-def test_a_missing_file_costs_no_time(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(KubeletError, match="it is not a regular file"):

@@ -37,7 +37,7 @@ def test_the_file_that_wins_comes_first(tmp_path: Path) -> None:
     assert [endpoint for _, endpoint in other_endpoints(tmp_path, OURS)] == ["unix:///b", "unix:///a"]
 
 
-def test_files_that_cannot_be_read_name_nothing(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_give_no_endpoint(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").mkdir()
     (tmp_path / "instance-config.yaml").write_bytes(b"\xff" * 100_000)
     (tmp_path / "kubeadm-flags.env").write_text("no flag here\n")

@@ -76,7 +76,7 @@ ANSWER = AllocateAnswer({"NIC": "a,b"})
 
 
 @pytest.mark.parametrize(("content", "text"), FILES)
-def test_checksums_are_those_of_go(content: str, text: str) -> None:
+def test_checksums_equal_those_of_go(content: str, text: str) -> None:
     data = lower(json.loads(content)["Data"])
     assert device_text(data) == text
     assert read_device_checkpoint(content).whole
@@ -127,7 +127,7 @@ def test_an_entry_that_cannot_be_read_costs_only_itself(values: dict[str, object
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"Data": 3}', '{"Data": {"PodDeviceEntries": [3]}}'])
-def test_what_is_no_checkpoint(content: str) -> None:
+def test_an_invalid_checkpoint_is_refused(content: str) -> None:
     with pytest.raises(CheckpointError, match="cannot read kubelet's device-plugins"):
         read_device_checkpoint(content)
 
@@ -160,7 +160,7 @@ def test_a_file_that_is_too_large_is_not_taken_over(tmp_path: Path, monkeypatch:
         KubeletDevicesReader(str(tmp_path), Telemetry(CapturedLog(), lambda: 0.0)).read(NIC)
 
 
-def test_the_reader_reports_what_is_wrong(tmp_path: Path) -> None:
+def test_the_reader_reports_errors(tmp_path: Path) -> None:
     logged: list[str] = []
     reader = KubeletDevicesReader(str(tmp_path), Telemetry(CapturedLog(logged), lambda: 0.0))
     assert reader.read(NIC) == {}
@@ -172,7 +172,7 @@ def test_the_reader_reports_what_is_wrong(tmp_path: Path) -> None:
         reader.read(NIC)
     path.write_text(FILES[0][0])
     assert set(reader.read(NIC)) == {"uid-1", "uid-2"}
-    assert set(reader.read(GPU)) == {"uid-1", "uid-2"}, "an entry without devices is of no container"
+    assert set(reader.read(GPU)) == {"uid-1", "uid-2"}, "an entry without devices belongs to no container"
     path.write_text(entry())
     assert set(reader.read(NIC)) == {"u"}
     assert len(logged) == 3

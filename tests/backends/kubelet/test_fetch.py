@@ -1,4 +1,4 @@
-"""The exchange with kubelet's server: what is sent, what is refused, and how long it may take."""
+"""Requests to kubelet's server: what is sent, which answers are refused, and the deadline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def failure(**settings: Any) -> str:
     return str(caught.value)
 
 
-def test_the_list_is_asked_for_at_its_usual_path(pods_server: Any) -> None:
+def test_the_pod_list_is_requested_at_its_usual_path(pods_server: Any) -> None:
     pods_server.items = [{"metadata": {"uid": "u-1"}}]
     content = fetch_pods(KubeletSettings(pods_url=pods_server.url, timeout=PATIENT))
     assert b'"u-1"' in content
@@ -38,7 +38,7 @@ def test_the_list_is_asked_for_at_its_usual_path(pods_server: Any) -> None:
     assert "Authorization" not in pods_server.seen[0][1]
 
 
-def test_the_token_is_read_for_each_exchange(
+def test_the_token_is_read_for_each_request(
     tls_server: Any, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
@@ -105,7 +105,7 @@ def test_a_certificate_for_another_host_is_refused(tls_server: Any, certificate:
     fetch_pods(KubeletSettings(pods_url=url, insecure=True, timeout=PATIENT))
 
 
-def test_our_own_certificate_is_shown(
+def test_the_client_certificate_is_presented(
     tls_server: Any, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     names: list[object] = []
@@ -126,8 +126,10 @@ def test_our_own_certificate_is_shown(
     assert names == [None, *[((("commonName", "node-1"),),)] * 2]
 
 
-def test_a_process_that_bars_tls_speaks_it_here(tls_server: Any, certificate: tuple[Path, Path]) -> None:
-    """As the daemon does: nothing else in it needs TLS, so nothing else may load it."""
+def test_tls_works_in_a_process_that_blocks_its_modules(
+    tls_server: Any, certificate: tuple[Path, Path]
+) -> None:
+    """The daemon blocks the TLS modules too: only this client may load them."""
     tls_server.items = [{"metadata": {"uid": "u-1"}}]
     code = """
 import sys
@@ -144,7 +146,7 @@ assert b'"u-1"' in content, content
     assert done.returncode == 0, done.stderr
 
 
-def test_a_key_with_a_password_does_not_prompt(
+def test_an_encrypted_key_does_not_prompt_for_a_password(
     tls_server: Any, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     openssl = shutil.which("openssl") or ""
@@ -172,7 +174,9 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         (302, b"", "it answers 302 Found"),
     ],
 )
-def test_refusals_are_reported(pods_server: Any, answer: Any, status: int, body: bytes, message: str) -> None:
+def test_refused_requests_are_reported(
+    pods_server: Any, answer: Any, status: int, body: bytes, message: str
+) -> None:
     pods_server.reply = answer(status, body)
     reported = failure(pods_url=pods_server.url)
     assert reported.startswith(f"cannot read the pods of kubelet at {pods_server.url}: ")
@@ -235,7 +239,7 @@ def test_a_server_that_sends_slowly_has_one_deadline(pods_server: Any, pieces: t
     assert time.monotonic() - begun >= 0.3
 
 
-def test_a_server_that_says_nothing_has_the_same_time() -> None:
+def test_a_silent_server_has_the_same_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         for scheme in ("http", "https"):
@@ -259,7 +263,7 @@ def test_a_port_without_a_listener() -> None:
         ("http://[::1", "'http://[::1': Invalid IPv6 URL"),
     ],
 )
-def test_invalid_addresses(url: str, message: str) -> None:
+def test_invalid_addresses_are_refused(url: str, message: str) -> None:
     reported = failure(pods_url=url)
     assert reported.startswith("cannot read the pods of kubelet at ")
     assert message in reported
@@ -273,7 +277,9 @@ def test_invalid_addresses(url: str, message: str) -> None:
         ("https://node:10250", ("node", 10250)),
     ],
 )
-def test_where_an_address_leads(url: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_selects_host_and_port(
+    url: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     dialled: list[tuple[str, int]] = []
 
     def connect(host: str, port: int, _: float) -> socket.socket:
@@ -285,7 +291,7 @@ def test_where_an_address_leads(url: str, place: tuple[str, int], monkeypatch: p
     assert dialled == [place]
 
 
-def test_a_password_in_the_address_is_not_shown() -> None:
+def test_a_password_in_the_address_is_not_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     reported = failure(pods_url=f"http://me:secret@127.0.0.1:{port}/pods")

@@ -1,4 +1,4 @@
-"""The generated classes of kubelet's APIs: in step with the .proto files and the interfaces."""
+"""The generated classes of kubelet's APIs: they match the .proto files and the interfaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
-def test_committed_classes_are_what_the_proto_files_say(tmp_path: Path) -> None:
+def test_committed_classes_match_the_proto_files(tmp_path: Path) -> None:
     options = ["-I", "proto/kubelet", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     names = ("deviceplugin", "pods", "podresources")
     protoc = [sys.executable, "-m", "grpc_tools.protoc", *options, *(f"{name}.proto" for name in names)]

@@ -51,21 +51,21 @@ def reader(kubelet: Kubelet, reported: Telemetry) -> OtherManagersReader:
     return OtherManagersReader(lists, lambda name: FUNCTIONS.get(name, ()), reported)
 
 
-def test_what_kubelet_can_assign_and_what_claims_have_is_managed_elsewhere() -> None:
+def test_devices_of_kubelet_and_of_claims_are_managed_elsewhere() -> None:
     claim = "claim ml/train, driver gpu.example.com"
     assert reader(Kubelet(), telemetry()).read() == ManagedElsewhere(
         {"example.com/vf": {"a", "b"}}, {"0000:3b:00.0": claim, "a": claim, "b": claim}
     )
 
 
-def test_a_kubelet_that_does_not_answer_is_a_problem_and_says_nothing() -> None:
+def test_a_kubelet_that_does_not_answer_is_reported_and_gives_nothing() -> None:
     kubelet, reported = Kubelet(), telemetry()
     kubelet.refuses = True
-    asking = reader(kubelet, reported)
-    assert asking.read() is None
+    source = reader(kubelet, reported)
+    assert source.read() is None
     assert [each["message"] for each in reported.problems()] == [PROBLEM]
     kubelet.refuses = False
-    found = asking.read()
+    found = source.read()
     assert found is not None
     assert found.plugged
     assert reported.problems() == []

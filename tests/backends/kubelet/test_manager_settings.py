@@ -35,7 +35,7 @@ def test_valid_settings_are_read() -> None:
     )
 
 
-def test_what_is_not_reported_is_none() -> None:
+def test_missing_settings_are_none() -> None:
     assert manager_settings({}) == ManagerSettings()
     empty = {"cpuManagerPolicy": "", "reservedSystemCPUs": "", "kubeReserved": None, "systemReserved": {}}
     assert manager_settings(empty) == ManagerSettings()
@@ -84,8 +84,8 @@ ANYTHING = st.recursive(
     values=st.dictionaries(st.sampled_from(sorted(FULL)), ANYTHING),
     others=st.dictionaries(st.text(), ANYTHING),
 )
-def test_no_content_is_a_fault(values: dict[str, Any], others: dict[str, Any]) -> None:
+def test_any_content_is_read_without_an_exception(values: dict[str, Any], others: dict[str, Any]) -> None:
     result = manager_settings({**others, **values})
     assert result.policy in (None, "none", "static")
     unused = {name: value for name, value in values.items() if name in FULL}
-    assert manager_settings(unused) == result, "what is not used does not matter"
+    assert manager_settings(unused) == result, "unused keys have no effect"

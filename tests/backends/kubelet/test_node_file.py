@@ -24,7 +24,7 @@ def labels(file: NodeFile) -> dict[str, str] | None:
     return None if found is None else dict(found.labels)
 
 
-def test_a_file_that_changes(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     file = quick(path)
     assert file.read() is None
@@ -32,12 +32,12 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     path.write_text(GOOD)
     assert labels(file) == {"a": "1"}
     assert file.problem == ""
-    assert file.read() is file.read(), "what has not changed is not read again"
+    assert file.read() is file.read(), "an unchanged file is not read again"
     path.write_text(LATER)
     assert labels(file) == {"a": "2"}, "of the same length, written in the same moment"
 
 
-def test_a_torn_write_is_waited_for(tmp_path: Path) -> None:
+def test_the_reader_waits_for_the_end_of_a_torn_write(tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     path.write_text(LATER[:20])
     pauses: list[float] = []
@@ -82,19 +82,19 @@ def test_invalid_files(tmp_path: Path) -> None:
         (binary, "not UTF-8"),
         (huge, "larger than 4 MiB"),
     ):
-        looked = quick(path)
-        assert looked.read() is None
-        assert message in looked.problem.lower() or message in looked.problem
+        reading = quick(path)
+        assert reading.read() is None
+        assert message in reading.problem.lower() or message in reading.problem
 
 
-def test_it_is_tried_a_few_times_and_no_more(tmp_path: Path) -> None:
+def test_the_number_of_attempts_is_limited(tmp_path: Path) -> None:
     pauses: list[float] = []
     NodeFile(tmp_path / "none", pauses.append).read()
     assert len(pauses) == TRIES - 1
     assert sum(pauses) < 1
 
 
-def test_a_file_that_has_nothing_to_read_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_would_block_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some files of /proc and /sys are regular ones, and answer as an empty pipe does."""
     path = tmp_path / "node.json"
     path.write_text(GOOD)

@@ -1,4 +1,4 @@
-"""Asking which devices a container was given: groups, node 0, kubelets without Get, and limits of calls."""
+"""Queries for the devices of a container: groups, node 0, kubelets without Get, and call limits."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_node_0_is_an_empty_message_on_the_wire() -> None:
     assert not pb.ContainerDevices.FromString(wire[:6] + b"\x1a\x00").topology.nodes
 
 
-def test_a_container_without_devices_is_not_an_unknown_one(kubelet: Kubelet, resources: PodResources) -> None:
+def test_a_container_without_devices_is_known(kubelet: Kubelet, resources: PodResources) -> None:
     kubelet.pods = [pod("web", gpu("main"))]
     assert resources.of_container("shop", "web", "main") == ()
     assert resources.of_container("shop", "web", "init") is None
@@ -156,7 +156,7 @@ def test_a_container_without_devices_is_not_an_unknown_one(kubelet: Kubelet, res
         (grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled"),
     ],
 )
-def test_without_get_the_list_is_asked_and_get_again_after_a_minute(
+def test_without_get_the_list_is_queried_and_get_is_tried_again_after_a_minute(
     kubelet: Kubelet, resources: PodResources, clock: Clock, refusal: tuple[grpc.StatusCode, str]
 ) -> None:
     kubelet.refuse["Get"] = refusal
@@ -190,7 +190,7 @@ def test_a_refused_request_is_repeated_a_few_times(kubelet: Kubelet, resources: 
     assert kubelet.calls == ["Get"] * 8
 
 
-def test_all_devices_are_asked_for_every_ten_seconds(
+def test_all_devices_are_queried_every_ten_seconds(
     kubelet: Kubelet, resources: PodResources, clock: Clock
 ) -> None:
     kubelet.all = [group("r", "a", nodes=(0, 1)), group("r", "b"), group("q", "c", nodes=(1,))]
@@ -204,7 +204,7 @@ def test_all_devices_are_asked_for_every_ten_seconds(
     assert resources.allocatable() == {}
 
 
-def test_a_kubelet_that_fails_slowly_is_not_asked_for_all_devices(
+def test_a_kubelet_that_fails_slowly_is_not_queried_for_all_devices(
     kubelet: Kubelet, resources: PodResources, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubelet.all = [group("r", "a")]

@@ -1,4 +1,4 @@
-"""Finding a pod in kubelet's list: which lists are requested, and which pod is the one."""
+"""Finding a pod in kubelet's list: when a list is requested, and which pod is returned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pod(uid: str, name: str = "web", cpu: str = "1", annotations: Raw | None = N
 
 
 class World:
-    """A kubelet whose list costs ``took`` seconds, and a clock."""
+    """A clock, and a kubelet that needs ``took`` seconds to return its list."""
 
     def __init__(self, *items: Raw) -> None:
         self.content: Any = {"kind": "PodList", "items": list(items)}
@@ -74,14 +74,14 @@ def test_a_pod_that_is_missing_in_the_list_renews_it_once_a_second() -> None:
     assert world.cpu("u-3") is None
     assert world.cpu("u-3") is None
     assert world.fetch_count == 3
-    assert world.cpu("u-4") is None  # another pod is not made to wait
+    assert world.cpu("u-4") is None  # the query for another pod does not wait
     assert world.fetch_count == 4
     world.now += 1
     world.content["items"].append(pod("u-3"))
     assert world.cpu("u-3") == 1000
 
 
-def test_pods_that_kubelet_does_not_know_are_not_remembered_for_ever() -> None:
+def test_unknown_pods_are_forgotten() -> None:
     world = World()
     for i in range(50):
         assert world.cpu(f"u-{i}") is None
@@ -109,13 +109,13 @@ def test_waiting_callers_share_one_list() -> None:
     assert len(fetches) == 1
 
 
-def test_a_list_older_than_the_question_does_not_make_a_pod_unknown() -> None:
+def test_a_list_older_than_the_query_does_not_make_a_pod_unknown() -> None:
     world = World()
     late: list[int | None] = []
 
     def fetch() -> bytes:
         content = world.fetch()
-        if world.fetch_count == 1:  # meanwhile kubelet gets a pod, and asks for it
+        if world.fetch_count == 1:  # meanwhile kubelet starts a pod, and its requests are queried
             world.content["items"].append(pod("u-2"))
             caller.start()
             came.wait(60)
@@ -138,12 +138,12 @@ def test_a_list_older_than_the_question_does_not_make_a_pod_unknown() -> None:
     assert world.fetch_count == 2
 
 
-def test_static_pods_go_by_the_hash_of_their_file() -> None:
+def test_static_pods_are_found_by_the_hash_of_their_file() -> None:
     mirror = {"kubernetes.io/config.hash": "h-1", "kubernetes.io/config.mirror": "h-1"}
     world = World(pod("m-1", "etcd", "2", mirror), pod("liar", "web", "64", mirror))
     assert world.cpu("h-1", "etcd") == 2000
     assert world.cpu("m-1", "etcd") == 2000
-    # An annotation that any user may write gives no pod another one's requests.
+    # Any user may write the annotation: it gives no pod the requests of another one.
     assert world.cpu("h-1", "db") is None
     own = World(pod("m-1", "etcd", "2", mirror), pod("h-1", "etcd", "3", mirror))
     assert own.cpu("h-1", "etcd") == 3000
@@ -162,7 +162,7 @@ def test_failures_are_reported_and_retried_after_ten_times_their_cost() -> None:
     assert world.cpu("u-1") == 1000
 
 
-def test_a_kubelet_that_refuses_at_once_is_asked_for_the_next_pod() -> None:
+def test_a_kubelet_that_refuses_at_once_is_queried_for_the_next_pod() -> None:
     world = World(pod("u-1"), pod("u-2"))
     world.took, world.failure = 0.0, KubeletError("refused")
     with pytest.raises(KubeletError):
@@ -172,7 +172,7 @@ def test_a_kubelet_that_refuses_at_once_is_asked_for_the_next_pod() -> None:
     assert world.cpu("u-2") == 1000
 
 
-def test_the_longest_rest_after_a_failure() -> None:
+def test_the_retry_delay_is_at_most_thirty_seconds() -> None:
     world = World(pod("u-1"))
     world.took, world.failure = 60.0, KubeletError("slow")
     with pytest.raises(KubeletError):
@@ -208,7 +208,7 @@ def test_an_empty_list_as_go_writes_it() -> None:
     assert world.cpu("u-1") is None
 
 
-def test_a_bad_pod_spoils_no_other() -> None:
+def test_an_invalid_pod_does_not_affect_other_pods() -> None:
     bad: list[Any] = [
         7,
         {},
@@ -225,7 +225,7 @@ def test_a_bad_pod_spoils_no_other() -> None:
     assert world.fetch_count == 1
 
 
-def test_nothing_is_lost_that_matters() -> None:
+def test_a_reduced_list_reads_as_the_whole_list() -> None:
     """The list's items are cut down; what is left reads as the whole does."""
     item = pod("u-1", annotations={"a": "b"})
     item["metadata"] |= {"labels": {"c": "d"}, "managedFields": [{}]}
@@ -241,7 +241,7 @@ def test_nothing_is_lost_that_matters() -> None:
     assert World(item).pods.find("u-1", "shop", "web") == pod_spec(item, listed=True)
 
 
-def test_kubelets_class_is_trusted() -> None:
+def test_the_qos_class_of_kubelet_is_used() -> None:
     item = pod("u-1")
     item["status"] = {"qosClass": "Guaranteed", "phase": "Running"}
     found = World(item).pods.find("u-1", "shop", "web")

@@ -1,4 +1,4 @@
-"""Asking kubelet's pods API: what a Pod message says is what its JSON would say."""
+"""Queries to kubelet's pods API: a Pod message reads as its JSON."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def answering(pod: pb.Pod) -> Callable[[bytes, Any], bytes]:
     return lambda *_: pb.GetPodResponse(pod=pod).SerializeToString()
 
 
-def test_a_pod_says_what_its_json_says(api: PodsApi, socket_path: Path, serve: Any) -> None:
+def test_a_pod_message_reads_as_its_json(api: PodsApi, socket_path: Path, serve: Any) -> None:
     requested: list[str] = []
 
     def get(request: bytes, _: Any) -> bytes:
@@ -106,13 +106,13 @@ def test_a_static_pod(api: PodsApi, socket_path: Path, serve: Any) -> None:
     assert found.name == "web"
 
 
-def test_another_pod_than_the_one_asked_for(api: PodsApi, socket_path: Path, serve: Any) -> None:
+def test_a_pod_other_than_the_requested_one_is_refused(api: PodsApi, socket_path: Path, serve: Any) -> None:
     serve(socket_path, PODS, GetPod=answering(message(JSON)))
     with pytest.raises(KubeletError, match="it gave another one"):
         api.find("u-2")
 
 
-def test_a_pod_that_kubelet_does_not_know(api: PodsApi, socket_path: Path, serve: Any) -> None:
+def test_an_unknown_pod_is_none(api: PodsApi, socket_path: Path, serve: Any) -> None:
     serve(socket_path, PODS, GetPod=lambda _, context: context.abort(grpc.StatusCode.NOT_FOUND, "no pod"))
     assert api.find("u-1") is None
 

@@ -1,4 +1,4 @@
-"""One answer of kubelet for many readers: how long it serves, and which readers share an error."""
+"""One answer of kubelet for many readers: how long it is used, and which readers get an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def answer(source: Source) -> SharedAnswer[int]:
     return SharedAnswer(source.query, lambda: source.now)
 
 
-def test_an_answer_serves_for_a_tenth_of_a_second(source: Source, answer: SharedAnswer[int]) -> None:
+def test_an_answer_is_shared_for_a_tenth_of_a_second(source: Source, answer: SharedAnswer[int]) -> None:
     assert [answer.get(), answer.get()] == [1, 1]
     source.now += FRESH_S - 0.01
     assert answer.get() == 1
@@ -50,7 +50,7 @@ def test_an_answer_serves_for_a_tenth_of_a_second(source: Source, answer: Shared
     assert answer.get() == 2
 
 
-def test_an_error_serves_those_that_waited_and_no_later_reader(
+def test_an_error_reaches_waiting_readers_and_no_later_reader(
     source: Source, answer: SharedAnswer[int]
 ) -> None:
     source.fails, source.waits = True, threading.Event()

@@ -33,7 +33,7 @@ def held(file: StateFile) -> CpuSet | None:
 
 
 class Pauses:
-    """Pauses that take no time; what is to happen in one happens."""
+    """Pauses that take no time; each runs the action that a test has planned for it."""
 
     def __init__(self) -> None:
         self.taken: list[float] = []
@@ -55,7 +55,7 @@ def opened(path: Path, **more: Any) -> tuple[StateFile, Pauses]:
     return StateFile(str(path), pauses, **more), pauses
 
 
-def test_no_file_says_that_nothing_is_known(path: Path) -> None:
+def test_without_a_file_nothing_is_known(path: Path) -> None:
     file, pauses = opened(path)
     assert (file.read().checkpoint, file.read().problem, pauses.taken) == (None, "", [])
     write_text(path.parent, content(2, 3))
@@ -79,7 +79,7 @@ def test_a_file_that_was_written_just_now_is_read_again(path: Path) -> None:
     stamp = path.stat()
     file, _ = opened(path, wall_clock_ns=lambda: stamp.st_mtime_ns + RECENT_NS)
     first = file.read()
-    assert file.read() is first, "the same content is the same answer all the same"
+    assert file.read() is first, "the same content gives the same answer nevertheless"
     with path.open("r+") as same:
         same.write(content(3))
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -106,7 +106,7 @@ def test_a_torn_file_is_read_again_for_a_short_while(path: Path, torn: str, caus
     file, pauses = opened(path)
     assert held(file) == CpuSet([2])
     path.write_bytes(torn.encode(errors="surrogateescape"))
-    assert held(file) == CpuSet([2]), "what was read well stands"
+    assert held(file) == CpuSet([2]), "the last valid content stays in effect"
     problem = file.read().problem
     assert problem.startswith(f"cannot use kubelet's state file {path}: ")
     assert cause in problem
@@ -117,7 +117,7 @@ def test_a_torn_file_is_read_again_for_a_short_while(path: Path, torn: str, caus
 
 
 @pytest.mark.parametrize(("torn", "cause"), TORN)
-def test_a_file_that_was_never_whole_says_nothing(path: Path, torn: str, cause: str) -> None:
+def test_a_file_that_was_never_complete_gives_nothing(path: Path, torn: str, cause: str) -> None:
     path.write_bytes(torn.encode(errors="surrogateescape"))
     later = path.stat().st_mtime_ns + 10**9
     file, pauses = opened(path, wall_clock_ns=lambda: later)
@@ -127,17 +127,17 @@ def test_a_file_that_was_never_whole_says_nothing(path: Path, torn: str, cause: 
     assert not seen.problem.endswith("stands")
     waited = list(pauses.taken)
     assert file.read() is seen
-    assert pauses.taken == waited, "a file that stays torn is not waited for at each look"
+    assert pauses.taken == waited, "a file that stays torn costs no pause at each check"
 
 
-def test_a_file_that_becomes_whole_in_a_pause_is_not_a_problem(path: Path) -> None:
+def test_a_file_completed_during_a_pause_is_not_a_problem(path: Path) -> None:
     path.write_text(content(2)[:30])
     file, pauses = opened(path)
     pauses.then = lambda times: write_text(path.parent, content(2)) if times == 3 else None
     assert (held(file), file.read().problem, len(pauses.taken)) == (CpuSet([2]), "", 3)
 
 
-def test_a_file_that_goes_in_a_pause_says_nothing(path: Path) -> None:
+def test_a_file_removed_during_a_pause_gives_nothing(path: Path) -> None:
     path.write_text("")
     file, pauses = opened(path)
     pauses.then = lambda times: path.unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def test_a_file_that_goes_in_a_pause_says_nothing(path: Path) -> None:
     assert file.read().problem == ""
 
 
-def test_a_large_or_strange_file_is_refused_at_once(path: Path) -> None:
+def test_a_large_or_special_file_is_refused_at_once(path: Path) -> None:
     write_text(path.parent, content(2))
     file, pauses = opened(path)
     assert held(file) == CpuSet([2])
@@ -176,7 +176,7 @@ def test_sets_that_no_machine_has_cost_no_memory(path: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 200), junk=st.binary(max_size=30), at=st.integers(0, 200), drop=st.integers(0, 30))
-def test_whatever_a_hand_does_to_it_no_set_is_invented(
+def test_an_edited_file_never_gives_a_set_that_was_not_written(
     path: Path, cut: int, junk: bytes, at: int, drop: int
 ) -> None:
     whole = content(2, 3, 5).encode()

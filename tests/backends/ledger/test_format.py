@@ -1,4 +1,4 @@
-"""The journal's lines: what survives a cut, what a damaged file is worth."""
+"""The journal's lines: what survives truncation, and what is read from a damaged file."""
 
 import zlib
 from typing import Any
@@ -62,7 +62,7 @@ def test_a_changed_byte_never_makes_another_state(changes: list[dict[str, Any]],
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_without_a_surprise(data: bytes) -> None:
+def test_any_bytes_are_read_without_an_unexpected_error(data: bytes) -> None:
     assert fmt.recover(data, "m1").entries == {}
     assert fmt.recover(fmt.header("m1") + data, "m1").entries == {}
 

@@ -1,4 +1,4 @@
-"""The ledger on disk: restarts, crashes at every step, full disks, files that are not ours."""
+"""The ledger on disk: restarts, crashes at every step, full disks, foreign files."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ NOON = 1_767_268_800.0  # 2026-01-01T12:00:00Z
 
 
 def fresh(directory: Path, machine: str = "m1", **options: Any) -> FileLedger:
-    """Open without anything to report."""
+    """Open a ledger, which must report nothing."""
     ledger, notes = open_ledger(directory, machine, **options)
     assert notes == []
     return ledger
@@ -64,7 +64,7 @@ def test_modes(home: Path) -> None:
     ledger, notes = open_ledger(home, "m1")
     ledger.close()
     assert "others may write" in notes[0]
-    assert stat.S_IMODE(home.stat().st_mode) == 0o777  # whose directory it is, we do not know
+    assert stat.S_IMODE(home.stat().st_mode) == 0o777  # the directory may belong to another program
 
 
 def test_readers_keep_what_they_saw(home: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_file_of_absurd_size_is_not_read(home: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["a file", "a read-only place"])
-def test_a_directory_that_cannot_be(tmp_path: Path, where: str) -> None:
+def test_an_impossible_directory_is_an_error(tmp_path: Path, where: str) -> None:
     if where == "a file":
         (tmp_path / "x").write_text("")
         bad = tmp_path / "x"
@@ -198,7 +198,7 @@ def test_a_failed_write_changes_nothing(
     assert stored(home) == {"a": {}, "c": {}}
 
 
-def test_a_torn_write_that_cannot_be_cut_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_write_that_cannot_be_truncated_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = fresh(home)
     ledger.write({"a": {}})
     disk = Disk(monkeypatch)
@@ -210,7 +210,7 @@ def test_a_torn_write_that_cannot_be_cut_at_once(home: Path, monkeypatch: pytest
         with pytest.raises(CannotCreateError):
             ledger.write({"b": {}})
         disk.room = None
-        with pytest.raises(CannotCreateError):  # it would stand behind rubbish
+        with pytest.raises(CannotCreateError):  # it would follow the torn record
             ledger.write({"c": {}})
     ledger.write({"d": {}})
     ledger.close()
@@ -264,11 +264,13 @@ def test_a_compaction_that_fails_loses_nothing(home: Path, monkeypatch: pytest.M
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Raised in the place of the end of the process."""
 
 
 @pytest.mark.parametrize("step", ["open", "write", "fsync", "replace", "after"])
-def test_killed_in_a_compaction(home: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_process_killed_during_a_compaction_loses_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     ledger = fresh(home)
     ledger.write({"a": {"n": 1}})
     ledger.write({"a": {"n": 2}, "b": {}})
@@ -299,7 +301,7 @@ def test_killed_in_a_compaction(home: Path, monkeypatch: pytest.MonkeyPatch, ste
     os.close(ledger._fd)
 
 
-def test_threads(home: Path) -> None:
+def test_concurrent_writers_lose_nothing(home: Path) -> None:
     ledger = fresh(home)
 
     def work(name: str) -> None:
@@ -330,8 +332,8 @@ while True:
 """
 
 
-def test_kill_9(home: Path) -> None:
-    """What the writer said it had written is there, whenever it is killed."""
+def test_acknowledged_writes_survive_a_kill(home: Path) -> None:
+    """Each write that the process has acknowledged is in the file, whenever the process is killed."""
     root = Path(__file__).resolve().parents[3]
     for _ in range(3):
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(home)], cwd=root, stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""A ledger on a disk that is really full, and one that ends anywhere, or is damaged anywhere."""
+"""A ledger on a disk that is really full, and ledgers that are truncated or damaged at any byte."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from proxy.backends.ledger import FileLedger, open_ledger
 from proxy.model.errors import CannotCreateError
 
 
-def lived(home: Path) -> tuple[bytes, dict[int, dict[str, Any]]]:
-    """Write some batches; gives the file, and the state at each of its lengths at which a batch was whole."""
+def written_ledger(home: Path) -> tuple[bytes, dict[int, dict[str, Any]]]:
+    """Write some batches; return the file, and the state after each complete batch by the file's length."""
     ledger, _ = open_ledger(home, "m1")
     file = home / "ledger.jsonl"
     states = {file.stat().st_size: dict(ledger.entries)}
@@ -30,8 +30,8 @@ def lived(home: Path) -> tuple[bytes, dict[int, dict[str, Any]]]:
     return file.read_bytes(), states
 
 
-def began_with(home: Path, data: bytes) -> dict[str, Any]:
-    """Start on a file, and write to it: neither may fail, and the next start finds what was written."""
+def entries_after_a_start(home: Path, data: bytes) -> dict[str, Any]:
+    """Open a ledger with this content and write to it: neither may fail, and the next start finds it."""
     file = home / "ledger.jsonl"
     file.write_bytes(data)
     file.chmod(0o600)
@@ -49,19 +49,19 @@ def began_with(home: Path, data: bytes) -> dict[str, Any]:
 
 
 def test_cut_at_every_byte(tmp_path: Path) -> None:
-    data, states = lived(tmp_path)
+    data, states = written_ledger(tmp_path)
     for length in range(len(data) + 1):
         whole = max((size for size in states if size <= length), default=0)
-        assert began_with(tmp_path, data[:length]) == states.get(whole, {}), length
+        assert entries_after_a_start(tmp_path, data[:length]) == states.get(whole, {}), length
 
 
 def test_damaged_at_every_byte(tmp_path: Path) -> None:
-    """Nothing that was never so: nothing, or all but the end (two batches, where what parts them is hit)."""
-    data, states = lived(tmp_path)
+    """Read only a state that existed: none, or all but the end (two batches if a line break is damaged)."""
+    data, states = written_ledger(tmp_path)
     whole = list(states.values())
     for place in range(0, len(data), 3):
         odd = bytes([data[place] ^ 0x11])
-        found = began_with(tmp_path, data[:place] + odd + data[place + 1 :])
+        found = entries_after_a_start(tmp_path, data[:place] + odd + data[place + 1 :])
         assert found == {} or found in whole[-3:], place
 
 
@@ -82,7 +82,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(ledger: FileLedger) -> int:
-    """Write until the disk is full; gives the number of the last record that was taken."""
+    """Write until the disk is full; return the number of the last record that was written."""
 
     def more() -> None:
         for number in range(10_000):
@@ -119,7 +119,7 @@ def test_a_full_disk_keeps_its_content_and_takes_more_later(small: Path) -> None
 
 
 def test_a_disk_that_is_full_at_the_start(small: Path) -> None:
-    """There is a ledger, or it is said that there can be none; the daemon continues without then."""
+    """The ledger opens, or opening fails with an error, and the daemon continues without one."""
     home = small / "state"
     home.mkdir()
     fd = os.open(small / "ballast", os.O_WRONLY | os.O_CREAT)

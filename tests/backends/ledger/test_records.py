@@ -1,4 +1,4 @@
-"""What a record holds never costs another record: surrogates, odd values, records that are too long."""
+"""A bad record never affects another one: surrogates, odd values, records that are too long."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_bad_record_is_dropped_alone_and_named_alone(ledger: FileLedger, tmp_p
     assert "tenant" not in str(raised.value)
     assert len(str(raised.value)) < 200
     expected = {"p/good": {"name": SECRET}, "i/owner": {"own": "0-3"}}
-    assert ledger.entries == expected, "an outdated record under the key would be believed after a restart"
+    assert ledger.entries == expected, "an outdated record under the key would be used after a restart"
     ledger.close()
     assert read_back(tmp_path) == expected
 
@@ -129,7 +129,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=()), max_size=4), anything, max_size=4))
-def test_whatever_a_record_holds_the_others_are_stored(changes: dict[str, Any]) -> None:
+def test_other_records_are_stored_whatever_one_record_holds(changes: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         ledger, _ = open_ledger(Path(directory), "m1")
         rejected: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Our own calls at the runtime, against a small gRPC server on a unix socket."""
+"""The proxy's own calls to the runtime, against a small gRPC server on a unix socket."""
 
 import json
 import tempfile
@@ -101,12 +101,12 @@ def test_version(server: Server, runtime: GrpcRuntime) -> None:
     assert runtime.version() == "containerd 1.6.20"
 
 
-def test_an_old_runtime_is_asked_in_its_own_version(server: Server, runtime: GrpcRuntime) -> None:
+def test_an_old_runtime_is_called_with_its_own_version(server: Server, runtime: GrpcRuntime) -> None:
     server.v1("Version", pb.VersionResponse(runtime_name="old", runtime_version="1"), "runtime.v1alpha2")
     assert runtime.version() == "old 1"
     assert runtime.version() == "old 1"
     versions = [method.split(".")[1] for method, _ in server.seen]
-    assert versions == ["v1", "v1alpha2", "v1alpha2"]  # found out once
+    assert versions == ["v1", "v1alpha2", "v1alpha2"]  # the version is determined once
 
 
 def test_an_unknown_method(server: Server, runtime: GrpcRuntime) -> None:
@@ -222,7 +222,7 @@ def test_detail_from_the_status_first(server: Server, runtime: GrpcRuntime) -> N
         {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": null, "memory": []}}}}'},
     ],
 )
-def test_detail_without_use(server: Server, runtime: GrpcRuntime, info: dict[str, str]) -> None:
+def test_a_detail_without_usable_fields(server: Server, runtime: GrpcRuntime, info: dict[str, str]) -> None:
     server.v1("ContainerStatus", pb.ContainerStatusResponse(info=info))
     assert runtime.detail("c1") == RuntimeDetail()
 
@@ -270,12 +270,12 @@ def test_no_answer_in_time(server: Server) -> None:
     started = time.monotonic()
     with pytest.raises(UnavailableError, match="DEADLINE_EXCEEDED"):
         runtime.version()
-    assert time.monotonic() - started < 30, "it did not wait for the answer"
+    assert time.monotonic() - started < 30, "the call did not wait for the answer"
     release.set()
     runtime.close()
 
 
-def test_a_runtime_that_is_away_and_comes_back(server: Server, runtime: GrpcRuntime) -> None:
+def test_a_runtime_that_stops_and_returns(server: Server, runtime: GrpcRuntime) -> None:
     server.v1("Version", pb.VersionResponse(runtime_name="r", runtime_version="1"))
     server.stop()
     with pytest.raises(UnavailableError, match="cannot read the version of the runtime at"):
@@ -301,8 +301,8 @@ def test_after_close(server: Server) -> None:
         runtime.version()
 
 
-def test_a_runtime_that_is_slow_to_begin_is_waited_for(server: Server, slow_socket: Any) -> None:
-    """A machine that is busy starting has a runtime that accepts, and says nothing for a while."""
+def test_the_client_waits_for_a_runtime_that_starts_slowly(server: Server, slow_socket: Any) -> None:
+    """On a machine that is starting, the runtime accepts connections and does not answer for a while."""
     server.v1("Version", pb.VersionResponse(runtime_name="slow", runtime_version="1"))
     path = server.socket.with_name("slow.sock")
     slow_socket(path, server.socket, 0.5)
@@ -336,8 +336,8 @@ def test_a_list_that_cannot_be_split_is_a_failed_call() -> None:
         entries_of(field(1, GOOD) + b"\x0a\x7f", "container", read_container, lambda what: None)
 
 
-def test_names_that_are_not_utf8_stay_apart() -> None:
-    """Replaced by one character for all, two pods would have one uid."""
+def test_names_that_are_not_utf8_stay_distinct() -> None:
+    """If all invalid bytes became the same character, two pods would have the same uid."""
     pods = [
         field(1, b"s%d" % n) + field(2, field(2, b"uid-" + odd)) for n, odd in enumerate((b"\xff", b"\xfe"))
     ]
@@ -349,7 +349,7 @@ def test_names_that_are_not_utf8_stay_apart() -> None:
 
 
 @given(st.dictionaries(st.sampled_from([QOS_LABEL, "app", "x/y"]), st.text(max_size=5)), st.booleans())
-def test_a_sandbox_is_what_the_whole_message_says(labels: dict[str, str], ready: bool) -> None:
+def test_a_sandbox_is_read_from_the_whole_message(labels: dict[str, str], ready: bool) -> None:
     item = pb.PodSandbox(
         id="s",
         metadata=pb.PodSandboxMetadata(name="n", uid="u", namespace="ns", attempt=3),

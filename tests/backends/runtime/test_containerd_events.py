@@ -89,7 +89,7 @@ def ended(container_id: str, process_id: str | None = None) -> bytes:
         (b"", None),
     ],
 )
-def test_what_an_envelope_says(message: bytes, event: RuntimeEvent | None) -> None:
+def test_an_envelope_gives_an_event_or_none(message: bytes, event: RuntimeEvent | None) -> None:
     assert read_event(message) == event
 
 
@@ -100,7 +100,7 @@ def test_fields_that_are_not_declared_do_not_matter() -> None:
 
 
 class Containerd(grpc.GenericRpcHandler):
-    """Serves version and events; what a test puts into ``reported`` is sent, None ends the stream."""
+    """Serves version and events; it sends the items of ``reported``, and None ends the stream."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -168,7 +168,9 @@ def test_events_come_in_order(containerd: Containerd, events: ContainerdEvents) 
     assert list(events.listen()) == [RuntimeEvent("exit", "a"), RuntimeEvent("exit", "b")]
 
 
-def test_it_asks_for_what_it_reads_and_nothing_else(containerd: Containerd, events: ContainerdEvents) -> None:
+def test_the_subscription_names_only_the_events_that_are_read(
+    containerd: Containerd, events: ContainerdEvents
+) -> None:
     containerd.reported.put(None)
     assert list(events.listen()) == []
     (request,) = containerd.subscriptions
@@ -194,13 +196,15 @@ def test_a_runtime_without_events(containerd: Containerd, events: ContainerdEven
     assert caught.value.code == 12
 
 
-def test_a_runtime_that_is_not_there(containerd: Containerd, events: ContainerdEvents) -> None:
+def test_a_missing_runtime_is_reported(containerd: Containerd, events: ContainerdEvents) -> None:
     containerd.stop()
     with pytest.raises(UnavailableError, match="cannot listen"):
         events.listen()
 
 
-def test_a_runtime_that_goes_and_comes_back(containerd: Containerd, events: ContainerdEvents) -> None:
+def test_events_resume_after_a_restart_of_the_runtime(
+    containerd: Containerd, events: ContainerdEvents
+) -> None:
     stream = events.listen()
     containerd.reported.put(ended("a"))
     assert next(stream) == RuntimeEvent("exit", "a")
@@ -215,7 +219,7 @@ def test_a_runtime_that_goes_and_comes_back(containerd: Containerd, events: Cont
 
 
 def until(what: Callable[[], Iterator[RuntimeEvent]]) -> Iterator[RuntimeEvent]:
-    """Try again while the channel finds its way back."""
+    """Try again until the channel is connected again."""
     pause = threading.Event()
     for _ in range(EVER * 10):
         try:

@@ -1,4 +1,4 @@
-"""A systemd that is played on a unix socket, in real D-Bus."""
+"""A stand-in for systemd on a unix socket, which uses real D-Bus messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG_S = 30.0
 
 
 class PlayedSystemd:
-    """Speaks for systemd at a socket; properties by object path."""
+    """Answers as systemd at a socket, with properties by object path."""
 
     def __init__(self, path: Path) -> None:
         self.properties: dict[str, dict[str, bytes]] = {object_path(SCOPE): {}}
@@ -125,14 +125,14 @@ def systemd(address: Path) -> Iterator[PlayedSystemd]:
 
 
 @pytest.fixture
-def news() -> list[UnitEvents]:
+def reloads() -> list[UnitEvents]:
     return []
 
 
 @pytest.fixture
-def units(systemd: PlayedSystemd, address: Path, news: list[UnitEvents]) -> Iterator[SystemdUnits]:
+def units(systemd: PlayedSystemd, address: Path, reloads: list[UnitEvents]) -> Iterator[SystemdUnits]:
     made = SystemdUnits(lambda: [str(address)], LONG_S)
-    made.watch(news.append)
+    made.watch(reloads.append)
     yield made
     made.close()
 
@@ -147,7 +147,7 @@ def test_paths_of_units_are_escaped() -> None:
     assert object_path("é.slice").endswith("/_c3_a9_2eslice")
 
 
-def test_what_is_set_is_read(systemd: PlayedSystemd, units: SystemdUnits) -> None:
+def test_properties_that_were_set_are_read(systemd: PlayedSystemd, units: SystemdUnits) -> None:
     assert units.read(SCOPE) == UnitSets(CpuSet(), Mask())
     units.set(SCOPE, CpuSet.parse("8-11"), Mask.parse("1"))
     assert systemd.properties[object_path(SCOPE)] == {
@@ -159,13 +159,13 @@ def test_what_is_set_is_read(systemd: PlayedSystemd, units: SystemdUnits) -> Non
     assert units.read(SCOPE) == UnitSets(CpuSet(), Mask.parse("1"))
 
 
-def test_a_set_returns_when_the_files_are_written(systemd: PlayedSystemd, units: SystemdUnits) -> None:
-    """systemd writes them before it looks at another call."""
+def test_a_set_call_returns_after_the_files_are_written(systemd: PlayedSystemd, units: SystemdUnits) -> None:
+    """systemd writes the files before it handles another call."""
     units.set(SCOPE, CpuSet.parse("1"), None)
     assert systemd.calls[-2:] == ["SetUnitProperties", "Get"]
 
 
-def test_slices_are_asked_as_slices(systemd: PlayedSystemd, units: SystemdUnits) -> None:
+def test_slices_are_queried_with_the_slice_interface(systemd: PlayedSystemd, units: SystemdUnits) -> None:
     systemd.properties[object_path("kubepods.slice")] = {"AllowedCPUs": b"\xff"}
     assert units.read("kubepods.slice").cpus == CpuSet.parse("0-7")
 
@@ -177,42 +177,44 @@ def test_a_unit_that_is_not_there(units: SystemdUnits) -> None:
 
 
 def test_reloads_are_reported_when_they_are_over(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitEvents]
+    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[UnitEvents]
 ) -> None:
-    wait_until(lambda: news == [UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [UnitEvents.CONNECTED])
     systemd.send("UnitNew", "so", ("a.scope", "/a"))
     systemd.send("Reloading", "b", (True,))
     systemd.send("Reloading", "b", (False,))
-    wait_until(lambda: UnitEvents.RELOADED in news)
+    wait_until(lambda: UnitEvents.RELOADED in reloads)
     assert units.read(SCOPE).cpus == CpuSet()
-    assert news == [UnitEvents.CONNECTED, UnitEvents.RELOADED]
+    assert reloads == [UnitEvents.CONNECTED, UnitEvents.RELOADED]
 
 
-def test_it_connects_again(systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitEvents]) -> None:
-    wait_until(lambda: news == [UnitEvents.CONNECTED])
+def test_the_client_reconnects(
+    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[UnitEvents]
+) -> None:
+    wait_until(lambda: reloads == [UnitEvents.CONNECTED])
     systemd.end()
-    wait_until(lambda: news == [UnitEvents.CONNECTED, UnitEvents.LOST, UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [UnitEvents.CONNECTED, UnitEvents.LOST, UnitEvents.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
-def test_noise_ends_the_connection_and_nothing_else(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitEvents]
+def test_invalid_bytes_end_only_the_connection(
+    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[UnitEvents]
 ) -> None:
-    wait_until(lambda: news == [UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [UnitEvents.CONNECTED])
     systemd.connections[0].sendall(b"l\x02" + bytes(14) + b"no D-Bus" * 9)
-    wait_until(lambda: news[1:] == [UnitEvents.LOST, UnitEvents.CONNECTED])
+    wait_until(lambda: reloads[1:] == [UnitEvents.LOST, UnitEvents.CONNECTED])
     assert units.read(SCOPE).cpus == CpuSet()
 
 
-def test_a_message_that_is_too_long_is_not_taken(
-    systemd: PlayedSystemd, units: SystemdUnits, news: list[UnitEvents]
+def test_a_message_that_is_too_long_is_refused(
+    systemd: PlayedSystemd, units: SystemdUnits, reloads: list[UnitEvents]
 ) -> None:
-    wait_until(lambda: news == [UnitEvents.CONNECTED])
+    wait_until(lambda: reloads == [UnitEvents.CONNECTED])
     systemd.connections[0].sendall(b"l\x04\x01\x01" + b"\xff\xff\xff\x0f" + bytes(8))
-    wait_until(lambda: UnitEvents.LOST in news)
+    wait_until(lambda: UnitEvents.LOST in reloads)
 
 
-def test_systemd_that_does_not_answer(systemd: PlayedSystemd, address: Path) -> None:
+def test_a_systemd_that_does_not_answer_is_reported(systemd: PlayedSystemd, address: Path) -> None:
     units = SystemdUnits(lambda: [str(address)], 0.3)
     with pytest.raises(UnavailableError, match="not connected yet"):
         units.read(SCOPE)
@@ -231,7 +233,9 @@ def test_a_refused_login_is_reported(systemd: PlayedSystemd, address: Path) -> N
     systemd.rude = True
     units = SystemdUnits(lambda: [str(address)], 0.5)
     units.watch(lambda _: None)
-    wait_until(lambda: len(systemd.connections) > 1)  # so the first was refused, and it knows
+    wait_until(
+        lambda: len(systemd.connections) > 1
+    )  # so the client has noticed that the first login was refused
     with pytest.raises(UnavailableError, match=r"cannot connect to .*private: .*REJECTED"):
         units.read(SCOPE)
     units.close()
@@ -249,7 +253,7 @@ def test_a_connection_that_is_closed_at_once_is_retried_ever_more_rarely(
 
     monkeypatch.setattr(units._closing, "wait", wait)
     monkeypatch.setattr("proxy.backends.systemd.units._PAUSES", Backoff(0.1, 10.0, steady=LONG_S))
-    units.watch(lambda news: systemd.end() if news is UnitEvents.CONNECTED else None)
+    units.watch(lambda reloads: systemd.end() if reloads is UnitEvents.CONNECTED else None)
     wait_until(lambda: len(pauses) > 9)
     units.close()
     assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
@@ -262,7 +266,7 @@ def test_the_next_socket_is_tried(systemd: PlayedSystemd, address: Path, tmp_pat
     units.close()
 
 
-def test_on_a_bus_signals_are_asked_for(tmp_path: Path) -> None:
+def test_the_client_subscribes_to_signals_on_a_bus(tmp_path: Path) -> None:
     path = tmp_path / "system_bus_socket"
     played = PlayedSystemd(path)
     units = SystemdUnits(lambda: [str(path)], LONG_S)

@@ -1,4 +1,4 @@
-"""What the directory adds to the kernel's rules; those are in tests/contract/test_cgroups.py."""
+"""What the imitated tree adds to the kernel's rules, which are tested in tests/contract/test_cgroups.py."""
 
 import threading
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_without_a_cpuset_v2_inherits(tmp_path: Path) -> None:
     assert (str(value.cpus), str(value.effective_cpus)) == ("", "0-7")
 
 
-def test_end_of_a_container(tmp_path: Path) -> None:
+def test_the_group_of_an_ended_container_is_removed(tmp_path: Path) -> None:
     groups = tree(tmp_path, 1)
     Runc(groups).start("podx/c1", Resources(), 10)
     with pytest.raises(OSError, match="busy"):
@@ -62,8 +62,8 @@ def test_a_task_is_in_one_group(tmp_path: Path) -> None:
     assert (tmp_path / "t/b/cgroup.procs").read_text() == "7\n"
 
 
-def test_threads_do_not_tear_it(tmp_path: Path) -> None:
-    """Writers of parents and children at once: v1's rule must hold whenever one looks."""
+def test_concurrent_writers_keep_the_rules_of_v1(tmp_path: Path) -> None:
+    """Threads write parents and children at the same time: the rule of v1 must hold at each read."""
     groups = tree(tmp_path, 1)
     Runc(groups).start("pod/c", Resources(), 1)
     wrong: list[str] = []

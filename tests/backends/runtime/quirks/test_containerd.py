@@ -1,4 +1,4 @@
-"""Where containerd puts the cgroups of containers."""
+"""The paths at which containerd creates the cgroups of containers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy.backends.runtime.quirks import containerd
 
 
 @pytest.mark.parametrize("parent", ["pod1.slice", "/kubepods.slice/pod1.slice", "kubepods.slice/pod1.slice/"])
-def test_a_runc_without_systemd_makes_a_directory_of_the_slices_name(parent: str) -> None:
+def test_runc_without_systemd_makes_a_directory_with_the_slices_name(parent: str) -> None:
     assert containerd.unexpanded(parent, "c1") == "pod1.slice:cri-containerd:c1"
     assert "pod1.slice:cri-containerd:c1" in candidates(parent, "c1")
 

@@ -19,7 +19,7 @@ from proxy.backends.runtime.quirks import QUIRKS, crio
         ("crio-s1", True, True),
     ],
 )
-def test_a_sandbox_of_crio_shows_in_the_name_of_its_group(
+def test_a_sandbox_of_crio_is_recognized_by_its_group_name(
     group: str, is_crio: bool, left_behind: bool
 ) -> None:
     assert (QUIRKS.has_monitors(group), QUIRKS.is_left_behind(group)) == (is_crio, left_behind)

@@ -12,7 +12,7 @@ cpus_of = CpuSet.parse
 
 
 @given(st.sets(st.integers(0, 80), min_size=1))
-def test_reversed_twice_is_as_before_where_no_byte_is_lost(ids: set[int]) -> None:
+def test_a_mask_reversed_twice_is_unchanged_unless_bytes_are_lost(ids: set[int]) -> None:
     cpus = CpuSet(ids)
     wrong = reversed_mask(cpus)
     assert len(wrong) == len(cpus)
@@ -20,7 +20,7 @@ def test_reversed_twice_is_as_before_where_no_byte_is_lost(ids: set[int]) -> Non
         assert reversed_mask(wrong) == cpus
 
 
-def test_it_is_what_runc_sent() -> None:
+def test_the_masks_equal_those_of_runc() -> None:
     assert reversed_mask(cpus_of("20-23")) == cpus_of("4-7")  # seen with runc 1.1.5
     assert reversed_mask(cpus_of("10-23")) == cpus_of("0-7,10-15")  # from its change log
     assert reversed_mask(cpus_of("0-6")) == cpus_of("0-6")
