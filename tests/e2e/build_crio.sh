@@ -1,11 +1,11 @@
 #!/bin/sh
-# Build CRI-O outside of the source tree, for the end-to-end tests to run on.
+# Build CRI-O outside of the source tree for the end-to-end tests.
 #
 #   sh tests/e2e/build_crio.sh
 #
-# On success the last line of standard output is the directory for TOPOPROXY_CRIO, and a second run finds it there at
-# once. Where it cannot be built, the reason goes to standard error and the exit status is 1. conmon and runc are
-# the machine's. CRIO names another release; TOPOPROXY_CRIO_LIMIT bounds the time (seconds).
+# On success the last line of standard output is the directory for TOPOPROXY_CRIO; a second run reuses the build. If
+# the build fails, the reason is printed to standard error and the exit status is 1. conmon and runc are those of
+# the host. CRIO names another release; TOPOPROXY_CRIO_LIMIT bounds the time (seconds).
 set -eu
 
 version=${CRIO:-v1.34.0}
@@ -13,7 +13,7 @@ what="CRI-O $version"
 limit=${TOPOPROXY_CRIO_LIMIT:-1200}
 directory=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/topoproxy/crio-$version
 . "$(dirname "$0")/../go_build.sh"
-# What would need libraries and their headers is left out: other storage drivers, seccomp, SELinux, signatures.
+# Omit the parts that need libraries and their headers: other storage drivers, seccomp, SELinux, signatures.
 tags="containers_image_ostree_stub containers_image_openpgp exclude_graphdriver_btrfs btrfs_noversion"
 
 ready() { [ -x "$directory/crio" ] && [ -x "$directory/pinns" ]; }

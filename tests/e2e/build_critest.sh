@@ -3,9 +3,9 @@
 #
 #   sh tests/e2e/build_critest.sh
 #
-# On success the last line of standard output is the directory that holds both programs, and a second run finds them
-# there at once. Where they cannot be built, the reason goes to standard error and the exit status is 1.
-# TOPOPROXY_CRITEST_LIMIT bounds the time (seconds); TOPOPROXY_CRITEST_DIR names a directory with ready programs.
+# On success the last line of standard output is the directory of both programs; a second run reuses the build. If
+# the build fails, the reason is printed to standard error and the exit status is 1.
+# TOPOPROXY_CRITEST_LIMIT bounds the time (seconds); TOPOPROXY_CRITEST_DIR names a directory with built programs.
 set -eu
 
 version=v1.36.0

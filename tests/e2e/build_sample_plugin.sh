@@ -4,9 +4,9 @@
 #
 #   sh tests/e2e/build_sample_plugin.sh
 #
-# On success the last line of standard output is the path of the program, and a second run finds it there at once.
-# Where it cannot be built, the reason goes to standard error and the exit status is 1. KUBERNETES names another
-# release; TOPOPROXY_SAMPLE_PLUGIN_LIMIT bounds the time (seconds); TOPOPROXY_SAMPLE_PLUGIN names a ready program.
+# On success the last line of standard output is the path of the program; a second run reuses the build. If the
+# build fails, the reason is printed to standard error and the exit status is 1. KUBERNETES names another release;
+# TOPOPROXY_SAMPLE_PLUGIN_LIMIT bounds the time (seconds); TOPOPROXY_SAMPLE_PLUGIN names a built program.
 set -eu
 
 version=${KUBERNETES:-v1.36.2}
@@ -21,8 +21,8 @@ if ! [ -x "$plugin" ]; then
     begin_build
 fi
 if ! [ -x "$plugin" ]; then
-    # Kubernetes takes its staging modules from its own tree, which is not in the module. They are published as
-    # modules of their own, v0.36.2 for v1.36.2: a module without any code names these, and its dependency is built.
+    # Kubernetes replaces its staging modules with directories that its module does not contain. They are also
+    # published as separate modules (v0.36.2 for v1.36.2): an empty module requires these, and go builds from it.
     download "k8s.io/kubernetes@$version"
     build=$directory/build
     rm -rf "$build"

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Install what the end-to-end tests need: a container runtime, static tools for images, CNI plug-ins.
+# Install the dependencies of the end-to-end tests: a container runtime, static tools for images, CNI plug-ins.
 #
 #   sh tests/e2e/install.sh [PACKAGE...]
 #
-# Packages that are named are installed instead.
-# As root on Debian (or a system with apt) the missing packages are installed; where all are there, nothing is
-# touched and no network is used. Elsewhere the reason is printed and the exit status is 0 all the same: the
-# end-to-end tests then skip themselves with the same reason. Time is bounded by TOPOPROXY_APT_LIMIT (seconds).
+# If packages are named, they are installed instead.
+# As root on Debian (or another system with apt) the missing packages are installed; if none is missing, nothing
+# is changed and no network is used. Elsewhere the reason is printed and the exit status is still 0: the
+# end-to-end tests are then skipped for the same reason. Time is bounded by TOPOPROXY_APT_LIMIT (seconds).
 # TOPOPROXY_INSTALL=no: only name what is missing, because an earlier run has already tried to install it.
 set -u
 
@@ -41,8 +41,8 @@ export DEBIAN_FRONTEND=noninteractive
 apt_get() { timeout -k 10 "$limit" apt-get -q -y -o DPkg::Lock::Timeout=60 -o Acquire::Retries=2 "$@" >>"$log" 2>&1; }
 
 echo "installing for the end-to-end tests:$missing"
-# The lists may be there already, and fetching them is the slow half: ask for them only when it fails without.
-# shellcheck disable=SC2086  # a list of words
+# The package lists may exist already, and to fetch them is slow: update them only if the first attempt fails.
+# shellcheck disable=SC2086  # a list of packages
 apt_get install --no-install-recommends $missing ||
     { apt_get update && apt_get install --no-install-recommends $missing; } ||
     { tail -n 5 "$log" >&2; skip "apt-get could not install$missing"; }

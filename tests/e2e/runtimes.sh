@@ -1,15 +1,15 @@
 #!/bin/sh
-# Get other container runtimes than the machine's, for the end-to-end tests to run on.
+# Download other container runtimes than the host's for the end-to-end tests.
 #
 #   sh tests/e2e/runtimes.sh DIRECTORY [SUITE...]
 #
-# Newer Debian suites (trixie: containerd 1.7, sid: 2.x, if none are named) are asked through the mirror and
-# the keys that this machine's apt uses; their packages are unpacked below DIRECTORY and never installed. Their
-# containerd runs on an older Debian; their runc wants a newer C library and is taken only where it runs. With
-# Go, a current runc is built from its module, beside the newest containerd: RUNC=VERSION, RUNC=no for none.
+# Packages of newer Debian suites (default: trixie with containerd 1.7, sid with 2.x) are downloaded from the
+# mirror that the host's apt uses, with its keys. They are unpacked below DIRECTORY and never installed. Their
+# containerd runs on an older Debian; their runc needs a newer C library and is used only if it runs here. With
+# Go, a current runc is built from its module for the newest containerd (RUNC=VERSION; RUNC=no builds none).
 #
-# Prints one directory a line, each for TOPOPROXY_CONTAINERD. What is there already is not fetched again. What
-# cannot be had is said on the error output and left out; the exit status is 1 if nothing could be had.
+# Prints one directory per line, each a value for TOPOPROXY_CONTAINERD. Existing directories are not downloaded
+# again. A failure is reported on standard error and its runtime omitted; the exit status is 1 if all fail.
 set -u
 
 directory=${1:?a directory}
@@ -19,9 +19,9 @@ runc=${RUNC:-v1.3.6}
 limit=${TOPOPROXY_APT_LIMIT:-240}
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
 
-say() { echo "runtimes.sh: $*" >&2; }
+report() { echo "runtimes.sh: $*" >&2; }
 for tool in apt-get dpkg-deb timeout; do
-    command -v "$tool" >/dev/null 2>&1 || { say "there is no $tool here"; exit 1; }
+    command -v "$tool" >/dev/null 2>&1 || { report "$tool is not installed"; exit 1; }
 done
 mkdir -p "$directory" || exit 1
 directory=$(cd "$directory" && pwd)
@@ -30,7 +30,7 @@ log=$directory/log
 
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' 'Created-By: Packages' 2>>"$log" |
     awk '$2 == "Debian" && $1 !~ /security/ { print $1; exit }')
-[ -n "$mirror" ] || { say "this machine's apt knows no Debian mirror"; exit 1; }
+[ -n "$mirror" ] || { report "apt has no Debian mirror configured"; exit 1; }
 apt=$directory/apt
 mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
 for suite in "$@"; do echo "deb [signed-by=$keys] $mirror $suite main"; done >"$apt/sources.list"
@@ -45,18 +45,18 @@ fetch() { # SUITE TO
     rm -rf "$2.new"
     mkdir -p "$2.new/deb" "$2.new/root"
     [ -n "$updated" ] || { apt_get update && updated=yes; } ||
-        { say "cannot read the lists, see $log"; return 1; }
+        { report "cannot update the package lists, see $log"; return 1; }
     (cd "$2.new/deb" && apt_get download "containerd/$1" "runc/$1") ||
-        { say "no packages of $1, see $log"; return 1; }
+        { report "no packages of $1, see $log"; return 1; }
     for package in "$2.new/deb"/*.deb; do
-        dpkg-deb -x "$package" "$2.new/root" >>"$log" 2>&1 || { say "cannot unpack $package"; return 1; }
+        dpkg-deb -x "$package" "$2.new/root" >>"$log" 2>&1 || { report "cannot unpack $package"; return 1; }
     done
     for name in containerd ctr containerd-shim-runc-v2 runc; do
         found=$(find "$2.new/root" -type f -name "$name" -path '*bin/*' | head -n 1)
         if [ -n "$found" ] && "$found" --version >>"$log" 2>&1 || [ "$name" = containerd-shim-runc-v2 ]; then
             mv "$found" "$2.new/$name"
         elif [ "$name" != runc ]; then
-            say "$name of $1 does not run here, see $log"
+            report "$name of $1 does not run here, see $log"
             return 1
         fi
     done
@@ -64,32 +64,32 @@ fetch() { # SUITE TO
     mv "$2.new" "$2"
 }
 
-build() { # TO: runc, without what needs libraries; its own module is the main one, as it replaces nothing
-    command -v go >/dev/null 2>&1 || { say "no runc $runc: there is no go here"; return 1; }
+build() { # TO: build runc without the parts that need libraries; its module has no replace directives
+    command -v go >/dev/null 2>&1 || { report "no runc $runc: go is not installed"; return 1; }
     module=github.com/opencontainers/runc@$runc
     at=$(cd / && timeout -k 10 "$limit" go mod download -json "$module" 2>>"$log" |
         awk -F '"' '$2 == "Dir" { print $4 }')
-    [ -n "$at" ] || { say "no runc $runc, see $log"; return 1; }
+    [ -n "$at" ] || { report "no runc $runc, see $log"; return 1; }
     rm -rf "$directory/source"
     cp -r "$at" "$directory/source" && chmod -R u+w "$directory/source" || return 1
     (cd "$directory/source" && timeout -k 10 600 go build -mod=mod -trimpath -o "$1/runc" . >>"$log" 2>&1) ||
-        { say "runc $runc does not build, see $log"; return 1; }
+        { report "runc $runc does not build, see $log"; return 1; }
     rm -rf "$directory/source"
 }
 
-got=
+newest=
 for suite in "$@"; do
     to=$directory/$suite
     [ -x "$to/containerd" ] || fetch "$suite" "$to" || continue
-    got=$to
+    newest=$to
     echo "$to"
 done
-[ -n "$got" ] || exit 1
+[ -n "$newest" ] || exit 1
 if [ "$runc" != no ]; then
-    to=$got-runc-$runc
+    to=$newest-runc-$runc
     if [ ! -x "$to/runc" ]; then
         mkdir -p "$to" || exit 0
-        for name in containerd ctr containerd-shim-runc-v2; do cp "$got/$name" "$to" || exit 0; done
+        for name in containerd ctr containerd-shim-runc-v2; do cp "$newest/$name" "$to" || exit 0; done
         build "$to" || exit 0
     fi
     echo "$to"

@@ -1,4 +1,4 @@
-"""BE containers whose requests are erased: on a real containerd the groups above them hold the BE pool."""
+"""BE containers whose cpuset requests are erased: their parent cgroups have the CPUs of the BE pool."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def cpus(directory: Path) -> CpuSet:
     return CpuSet.parse((directory / "cpuset.cpus").read_text())
 
 
-def held(container: str) -> list[CpuSet]:
-    """What a BE container has, all groups of its pod, and the group of its class."""
+def group_cpus(container: str) -> list[CpuSet]:
+    """Return the CPUs of the cgroups of a BE container, of its pod and sandbox, and of its class."""
     own = cgroup_of(container)
     assert own is not None
     pod = own.parent
@@ -32,23 +32,27 @@ def held(container: str) -> list[CpuSet]:
     return [cpus(path) for path in (own, pod, pod.parent, *(p for p in pod.iterdir() if p.is_dir()))]
 
 
-def test_groups_hold_the_be_pool_and_requests_name_nothing(bed: Bed, proxies: Callable[..., Daemon]) -> None:
+def test_cgroups_have_the_be_pool_and_requests_have_no_cpuset(
+    bed: Bed, proxies: Callable[..., Daemon]
+) -> None:
     daemon = proxies(koordinator={"beCpuset": "erase"})
     client = daemon.client()
     try:
         node = Node(bed, daemon, client)
         pod = node.pod("be")
         first = node.run(pod, "first")
-        assert set(held(first)) == {ALL}
+        assert set(group_cpus(first)) == {ALL}
         waiting = node.create(pod, "waiting")
         lse = node.run(node.pod("lse", LAST))
-        assert set(held(first)) == {REST}, "the sandbox and the groups above have left the CPU too"
+        assert set(group_cpus(first)) == {REST}, "the sandbox and the parent cgroups have left the CPU too"
         node.start(waiting)
-        assert cpuset_of(waiting).cpus == REST, "created before, started after"
+        assert cpuset_of(waiting).cpus == REST, (
+            "the container was created before the owner and started after it"
+        )
         client.update(first, cpuset_cpus=str(ALL))
-        assert set(held(first)) == {REST}, "kubelet's own list is erased as well"
+        assert set(group_cpus(first)) == {REST}, "the cpuset in kubelet's update is erased as well"
         node.remove(lse)
-        wait_for("the CPU to come back", lambda: set(held(first)) == {ALL})
+        wait_for("the CPU to come back", lambda: set(group_cpus(first)) == {ALL})
         assert cpuset_of(waiting).cpus == ALL
         assert daemon.status()["problems"] == []
     finally:
@@ -56,16 +60,16 @@ def test_groups_hold_the_be_pool_and_requests_name_nothing(bed: Bed, proxies: Ca
         bed.clear()
 
 
-def test_the_first_pod_starts_beside_an_owner(bed: Bed, proxies: Callable[..., Daemon]) -> None:
+def test_the_first_be_pod_beside_an_owner_has_the_be_pool(bed: Bed, proxies: Callable[..., Daemon]) -> None:
     daemon = proxies(koordinator={"beCpuset": "erase"})
     client = daemon.client()
     try:
         node = Node(bed, daemon, client)
         lse = node.run(node.pod("lse", LAST))
         first = node.run(node.pod("be"))
-        assert set(held(first)) == {REST}, "its groups were made with all CPUs"
+        assert set(group_cpus(first)) == {REST}, "its cgroups were created with all CPUs and then narrowed"
         node.remove(lse)
-        wait_for("the groups to be wide again, for those that come next", lambda: set(held(first)) == {ALL})
+        wait_for("the cgroups to have all CPUs again", lambda: set(group_cpus(first)) == {ALL})
         assert daemon.status()["problems"] == []
     finally:
         client.close()

@@ -1,7 +1,7 @@
 """BE suppression by a CFS quota, with a real load in real cgroups.
 
-What the node uses beside pods is not the test's to say, so the daemon is shown a ``/proc/stat`` that stands
-still; what pods use it reads from the kernel.
+The test cannot control the CPU time that the host uses outside of pods, so the daemon gets a constant
+``/proc/stat``; it reads the CPU time of pods from the kernel.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.e2e
 CPUS = os.cpu_count() or 1
 THRESHOLD = 60
 IDLE = CPUS * THRESHOLD * 1000
-"""Microseconds: what BE pods have where nothing else uses any CPU."""
+"""The quota of BE pods on an idle node, in microseconds."""
 BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done")
 LIMIT_S = 60
 
 
 class Group:
-    """The group above all BE pods, as the kernel has it."""
+    """The parent cgroup of all BE pods."""
 
     def __init__(self, bed: Bed) -> None:
         self.path = f"{bed.cgroup.lstrip('/')}/kubepods/besteffort"
@@ -36,21 +36,21 @@ class Group:
 
     @property
     def is_idle(self) -> bool:
-        """Whether BE pods have what they have on an idle node; a hundredth of the machine is not written."""
+        """Whether BE pods have the quota of an idle node, give or take 1 % of the machine."""
         return IDLE - CPUS * 1000 < self.quota <= IDLE
 
     @property
     def quota(self) -> int:
         """Microseconds in 100 ms; -1 for none."""
         if (self.directory / "cpu.max").exists():
-            word = (self.directory / "cpu.max").read_text().split()[0]
-            return -1 if word == "max" else int(word)
+            value = (self.directory / "cpu.max").read_text().split()[0]
+            return -1 if value == "max" else int(value)
         return int((self.directory / "cpu.cfs_quota_us").read_text())
 
 
 @pytest.fixture
-def still(tmp_path: Path) -> Path:
-    """A /proc on which the node's own counter stands still."""
+def constant_proc(tmp_path: Path) -> Path:
+    """A /proc directory in which the node's CPU counters are constant."""
     directory = tmp_path / "proc"
     directory.mkdir()
     for name in ("meminfo", "cmdline", "cpuinfo", "self", "sys"):
@@ -60,16 +60,18 @@ def still(tmp_path: Path) -> Path:
 
 
 def steps_up(log: Path) -> list[float]:
-    """By how many CPUs the quota was raised, each time."""
-    reported = re.findall(
+    """Return by how many CPUs the quota was raised, for each increase in the log."""
+    changes = re.findall(
         r'now="a CFS quota of ([\d.]+) CPUs" before="a CFS quota of ([\d.]+) CPUs"', log.read_text()
     )
-    return [float(now) - float(was) for now, was in reported if float(now) > float(was)]
+    return [float(now) - float(was) for now, was in changes if float(now) > float(was)]
 
 
-def test_be_pods_live_on_what_the_others_leave(bed: Bed, proxies: Callable[..., Daemon], still: Path) -> None:
+def test_the_quota_of_be_pods_follows_the_load_of_other_pods(
+    bed: Bed, proxies: Callable[..., Daemon], constant_proc: Path
+) -> None:
     mode = {"mode": "cfs-quota", "threshold": THRESHOLD, "period": "0.5s"}
-    daemon = proxies(beSuppress=mode, procfsRoot=str(still), log={"level": "debug"})
+    daemon = proxies(beSuppress=mode, procfsRoot=str(constant_proc), log={"level": "debug"})
     group = Group(bed)
     try:
         with daemon.client() as client:
@@ -91,20 +93,20 @@ def test_be_pods_live_on_what_the_others_leave(bed: Bed, proxies: Callable[..., 
             node.remove(load)
             wait_for("the quota to rise again", lambda: group.is_idle, LIMIT_S)
             assert steps_up(daemon.log), daemon.log.read_text()[-2000:]
-            assert max(steps_up(daemon.log)) <= 0.1 * CPUS + 0.02, "a tenth of the machine at a time"
+            assert max(steps_up(daemon.log)) <= 0.1 * CPUS + 0.02, "at most a tenth of the machine per step"
 
             daemon.kill9()
-            assert group.is_idle, "no daemon was there to remove it"
+            assert group.is_idle, "the quota remains after a kill of the daemon"
             config = json.loads((daemon.directory / "config.yaml").read_text())
             (daemon.directory / "config.yaml").write_text(
                 json.dumps(config | {"beSuppress": {"mode": "off"}})
             )
             daemon.start()
-            wait_for("it to be taken off", lambda: group.quota == -1, LIMIT_S)
+            wait_for("the quota to be removed", lambda: group.quota == -1, LIMIT_S)
             daemon.stop()
             (daemon.directory / "config.yaml").write_text(json.dumps(config))
             daemon.start()
-            wait_for("it to be set again", lambda: group.is_idle, LIMIT_S)
+            wait_for("the quota to be set again", lambda: group.is_idle, LIMIT_S)
             assert daemon.stop() == 0
             assert group.quota == -1
     finally:

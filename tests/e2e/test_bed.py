@@ -1,6 +1,6 @@
-"""The bed itself, and the facts about containerd, CRI-O and runc that the design rests on.
+"""The bed itself, and the behaviour of containerd, CRI-O and runc on which the design depends.
 
-A fact that changes with a new runtime fails here first, and says so before the tests of the daemon do.
+If a new runtime behaves differently, these tests fail and show it before the tests of the daemon do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAST = CpuSet([max(CPUS)])
 FIRST = CpuSet([CPUS.first()])
 
 
-def test_a_cpuset_of_the_cri_reaches_the_kernel(cri: Cri) -> None:
+def test_the_cpuset_of_a_create_request_reaches_the_kernel(cri: Cri) -> None:
     container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST), cpuset_mems="0")
     found = cpuset_of(container)
     assert (found.cpus, found.effective, found.tasks) == (LAST, LAST, {LAST})
@@ -29,7 +29,7 @@ def test_a_cpuset_of_the_cri_reaches_the_kernel(cri: Cri) -> None:
 
 
 def test_an_update_of_the_quota_undoes_a_written_cpuset(bed: Bed, cri: Cri) -> None:
-    """So every update must carry the cpuset that is wanted. CRI-O hands on only what an update carries."""
+    """Therefore every update must carry the desired cpuset. CRI-O forwards only the fields of the update."""
     kept = bed.name == "crio"
     container = cri.run(cri.run_pod("direct"), cpuset_cpus=str(LAST), cpu_quota=50000, cpu_period=100000)
     directory = cgroup_of(container)
@@ -43,17 +43,17 @@ def test_an_update_of_the_quota_undoes_a_written_cpuset(bed: Bed, cri: Cri) -> N
     cri.update(container, cpuset_cpus=str(FIRST))
     assert cpuset_of(container).cpus == FIRST
     cri.update(container, cpu_quota=70000, cpu_period=100000)
-    assert cpuset_of(container).cpus == FIRST, "the cpuset of the last update is the one that lasts"
+    assert cpuset_of(container).cpus == FIRST, "the runtime keeps the cpuset of the last update"
 
 
-def test_a_container_without_a_cpuset_has_its_parents(cri: Cri) -> None:
+def test_a_container_without_a_cpuset_inherits_that_of_its_parent(cri: Cri) -> None:
     found = cpuset_of(cri.run(cri.run_pod("direct")))
     assert found.cpus == (CpuSet() if is_v2() else CPUS)
     assert found.effective == CPUS
 
 
 def test_a_created_container_starts_with_the_last_update(bed: Bed, cri: Cri) -> None:
-    """containerd makes its cgroup only then; CRI-O has made it, with runc waiting in it."""
+    """containerd creates the cgroup at the start; CRI-O at the create, with a waiting runc process in it."""
     container = cri.create(cri.run_pod("direct"), cpuset_cpus=str(FIRST))
     made = bed.name == "crio"
     assert (cgroup_of(container) is not None) is made
@@ -63,7 +63,7 @@ def test_a_created_container_starts_with_the_last_update(bed: Bed, cri: Cri) -> 
     assert cpuset_of(container).cpus == LAST
 
 
-def test_a_failed_create_says_what_is_missing(bed: Bed, cri: Cri) -> None:
+def test_a_create_with_an_unknown_image_fails(bed: Bed, cri: Cri) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         cri.create(cri.run_pod("direct"), image="localhost/absent:1")
     status = grpc.StatusCode.UNKNOWN if bed.name == "crio" else grpc.StatusCode.NOT_FOUND
@@ -92,7 +92,7 @@ def test_a_crash_of_the_runtime_leaves_containers_running(bed: Bed, cri: Cri) ->
     assert cri.status(container).status.state == EXITED
 
 
-def test_two_beds_do_not_meet_and_leave_nothing_behind(bed: Bed, cri: Cri, tmp_path: Path) -> None:
+def test_two_beds_are_isolated_and_remove_their_cgroups(bed: Bed, cri: Cri, tmp_path: Path) -> None:
     mine = cri.run(cri.run_pod("same"), cpuset_cpus=str(FIRST))
     other = Bed(tmp_path / "other").start()
     try:

@@ -1,4 +1,4 @@
-"""What CRI-O does in its own way: a create makes groups, there are monitors, and lists do not show all."""
+"""Differences of CRI-O: a create makes cgroups, containers have monitors, and lists are incomplete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def monitor_of(container: str) -> Path:
 
 
 def waiting(bed: Bed) -> set[str]:
-    """Ids of containers in the bed that wait for their start, listed or not."""
+    """Return the ids of the bed's containers that wait for their start, even if they are not listed."""
     found = set()
     for group in (cpuset_root() / bed.cgroup.lstrip("/")).glob("**/crio-*"):
         for pid in (group / "cgroup.procs").read_text().split():
@@ -45,8 +45,8 @@ def waiting(bed: Bed) -> set[str]:
     return found
 
 
-def test_a_created_container_follows_before_it_starts(calm_node: Node) -> None:
-    """Its group is there, with runc waiting in it; the CPUs that it gets at its start are of today."""
+def test_a_created_container_leaves_the_cpus_of_an_owner_before_its_start(calm_node: Node) -> None:
+    """Its cgroup exists, with a waiting runc process in it; at its start it has the current shared CPUs."""
     node = calm_node
     early = node.create(node.pod("ls"))
     assert cpuset_of(early).cpus == ALL
@@ -57,38 +57,40 @@ def test_a_created_container_follows_before_it_starts(calm_node: Node) -> None:
     node.settle(LIMIT_S)
 
 
-def test_monitors_leave_cpus_that_are_owned(calm_node: Node) -> None:
+def test_monitors_leave_owned_cpus(calm_node: Node) -> None:
     node = calm_node
     shared = node.spawn("ls")
     lse = node.spawn("lse", LAST)
     assert effective(monitor_of(shared)) == REST
-    wait_for("the owner's own to leave", lambda: effective(monitor_of(lse)) == REST, LIMIT_S)
+    wait_for("the owner's monitor to leave", lambda: effective(monitor_of(lse)) == REST, LIMIT_S)
     late = node.spawn("be")
-    wait_for("a new one to leave", lambda: effective(monitor_of(late)) == REST, LIMIT_S)
+    wait_for(
+        "the monitor of the new container to leave", lambda: effective(monitor_of(late)) == REST, LIMIT_S
+    )
     pids = (monitor_of(late) / "cgroup.procs").read_text().split()
-    assert pids, "no monitor is there"
+    assert pids, "the monitor's cgroup has no process"
     assert node.daemon.status()["problems"] == []
 
 
-def test_a_sandbox_with_a_process_leaves_them_too(calm_node: Node) -> None:
-    """As of a pod that shares its process namespace."""
+def test_a_sandbox_with_a_process_leaves_owned_cpus_too(calm_node: Node) -> None:
+    """A sandbox has a process if the pod shares its pid namespace."""
     node = calm_node
     config = node.cri.pod_config("sharing", cgroup_parent="/kubepods/burstable/pod-sharing")
     config.linux.MergeFromString(b"\x12\x04\x0a\x02\x10\x00")  # NamespaceOption.pid = POD
     pod = node.cri.call("RunPodSandbox", config=config).pod_sandbox_id
     group = cgroup_of(pod)
     assert group is not None
-    assert (group / "cgroup.procs").read_text().split(), "no process is there"
+    assert (group / "cgroup.procs").read_text().split(), "the sandbox's cgroup has no process"
     node.spawn("lse", LAST)
     assert effective(group) == REST
     for pid in (group / "cgroup.procs").read_text().split():
-        os.kill(int(pid), signal.SIGKILL)  # it would be waited for
+        os.kill(int(pid), signal.SIGKILL)  # otherwise CRI-O waits for it
 
 
-def test_what_an_earlier_request_made_starts_with_todays_cpus(
+def test_a_container_of_a_timed_out_create_starts_with_the_current_cpus(
     bed: Bed, calm_node: Node, tmp_path: Path
 ) -> None:
-    """The client of a create gives up, CPUs get an owner, and the create is tried again."""
+    """A create times out at the client, another pod gets CPUs, and the client retries the create."""
     node = calm_node
     pod = node.pod("ls")
     script = "grep Cpus_allowed_list /proc/self/status >/seen/first; exec sleep 3600"
@@ -100,21 +102,21 @@ def test_what_an_earlier_request_made_starts_with_todays_cpus(
         with pytest.raises(grpc.RpcError) as caught:
             call(request, timeout=0.5)
         assert code(caught.value) is grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_for("CRI-O to have made it", lambda: waiting(bed), LIMIT_S)
+    wait_for("CRI-O to create the container", lambda: waiting(bed), LIMIT_S)
     time.sleep(1)
     hidden = waiting(bed)
-    assert node.cri.list() == [], "CRI-O keeps it back"
+    assert node.cri.list() == [], "CRI-O does not list the container"
     node.spawn("lse", LAST)
     made = call(request, timeout=LIMIT_S).container_id
-    assert made in hidden, "CRI-O has made another one"
+    assert made in hidden, "CRI-O has created another container"
     assert cpuset_of(made).cpus == ALL
     node.cri.start(made)
     first = tmp_path / "first"
-    wait_for("its first words", lambda: first.is_file() and first.read_text(), LIMIT_S)
+    wait_for("the output of the program", lambda: first.is_file() and first.read_text(), LIMIT_S)
     assert CpuSet.parse(first.read_text().split(":")[1]) == REST
 
 
-def test_an_end_is_found_by_the_comparison(node: Node) -> None:
+def test_an_exit_is_found_by_a_reconcile(node: Node) -> None:
     sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
     assert node.daemon.status()["runtime"]["events"] == "not offered"
     group = cgroup_of(owner)

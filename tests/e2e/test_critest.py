@@ -1,7 +1,7 @@
-"""The CRI conformance suite and crictl, at the runtime itself and through the daemon: no difference.
+"""The CRI conformance suite and crictl have the same results directly and through the daemon.
 
-By default a part of the suite is run that takes seconds; TOPOPROXY_CRITEST=full runs all of it. What fails or
-is skipped at the runtime itself must fail or be skipped through the daemon too, and nothing else may.
+By default a part of the suite runs, which takes seconds; TOPOPROXY_CRITEST=full runs all of it. The same
+specs must fail or be skipped in both runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PART = "|".join(
     )
 )
 FULL = os.environ.get("TOPOPROXY_CRITEST") == "full"
-UNSTEADY = re.compile("OOMKilled")  # an event race of containerd 1.6: fails now and then by itself
+UNSTEADY = re.compile("OOMKilled")  # flaky because of an event race in containerd 1.6
 LAST = CpuSet([max(online())])
 
 
@@ -51,7 +51,7 @@ def tools(bed: Bed) -> Path:
 
 
 def results(bed: Bed, tools: Path, socket: Path, directory: Path, focus: str) -> dict[str, str]:
-    """Run the suite; returns each spec's result, by name."""
+    """Run the suite; returns the result of each spec by name."""
     directory.mkdir()
     command = [
         *(str(tools / "critest"), f"-runtime-endpoint=unix://{socket}", f"-image-endpoint=unix://{socket}"),
@@ -81,7 +81,7 @@ def test_the_suite_gives_the_same_results(
         assert again, unsteady
         differing -= unsteady
     tally = Counter(direct.values())
-    print(f"of {len(direct)} specs, at the runtime itself: {dict(tally)}; {len(differing)} differ")
+    print(f"of {len(direct)} specs, directly at the runtime: {dict(tally)}; {len(differing)} differ")
     assert not differing, {name: (direct.get(name), proxied.get(name)) for name in differing}
     assert tally["passed"] >= (80 if FULL else 25), tally
 
@@ -91,9 +91,9 @@ def test_crictl_runs_a_pod_through_the_daemon(
 ) -> None:
     daemon = proxies()
 
-    def crictl(*words: str) -> str:
+    def crictl(*args: str) -> str:
         endpoint = f"unix://{daemon.socket}"
-        done = bed.run([str(tools / "crictl"), "-r", endpoint, "-i", endpoint, "-t", "20s", *words])
+        done = bed.run([str(tools / "crictl"), "-r", endpoint, "-i", endpoint, "-t", "20s", *args])
         assert done.returncode == 0, done.stdout
         return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
 
@@ -119,7 +119,7 @@ def test_crictl_runs_a_pod_through_the_daemon(
     assert cpuset_of(container).cpus == LAST
     crictl("update", "--cpu-quota", "50000", container)
     assert cpuset_of(container).cpus == LAST
-    assert crictl("exec", container, "echo", "heard").endswith("heard")
+    assert crictl("exec", container, "echo", "output").endswith("output")
     assert crictl("exec", "-s", container, "nproc") == "1"
     assert container[:13] in crictl("ps", "--no-trunc")
     crictl("stop", container)

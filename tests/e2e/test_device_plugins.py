@@ -1,8 +1,8 @@
 """Devices of plug-ins that registered with the daemon, in containers of a real containerd.
 
-The plug-ins are one of the author kit, in a process of its own, and the sample device plug-in of Kubernetes,
-unmodified. Kubernetes' sample has kubelet's socket built in, so it runs in a mount namespace where the
-daemon's directory is at that place.
+One plug-in uses the device plug-in kit and runs as a process; the other is the unmodified sample device
+plug-in of Kubernetes. The path of kubelet's socket is a constant in the sample, so it runs in a mount
+namespace in which the daemon's directory is mounted there.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Plugin:
         self.process.wait(10)
 
     def hold(self) -> None:
-        """Make the next Allocate wait."""
+        """Make the plug-in wait in the next Allocate."""
         (self.directory / "held").unlink(missing_ok=True)
         (self.directory / "hold").touch()
 
     def wait_held(self) -> None:
-        """Wait until an Allocate is under way."""
+        """Wait until an Allocate is in progress."""
         wait_for("an Allocate", (self.directory / "held").exists, limit=PATIENCE_S)
 
     def let_go(self) -> None:
@@ -87,11 +87,11 @@ class Plugin:
 
 @dataclass
 class DeviceNodes:
-    """A daemon with kubelet's pods, a plug-in, and the containers that a test makes.
+    """A daemon with a stand-in for kubelet, a plug-in, and the containers of a test.
 
     Attributes:
         node: The daemon and its containers.
-        kubelet: What describes pods.
+        kubelet: The server from which the daemon reads the pods.
         plugin: The plug-in.
     """
 
@@ -101,7 +101,7 @@ class DeviceNodes:
     given: dict[str, str] = field(default_factory=dict)
 
     def pod(self, name: str, count: int = 1, resource: str = DEVICE) -> str:
-        """Run the sandbox of a pod that asks for devices, or for none."""
+        """Run the sandbox of a pod that requests ``count`` devices, which may be 0."""
         limits = {"cpu": "500m", "memory": "64Mi", **({resource: str(count)} if count else {})}
         self.kubelet.add(name, **limits)
         return self.node.pod("part", name=name)
@@ -111,7 +111,7 @@ class DeviceNodes:
         return self.node.run(self.pod(name, count, resource))
 
     def healthy(self, resource: str = DEVICE) -> int:
-        """How many devices of a resource the daemon could give out, in use or not."""
+        """Return the number of allocatable devices of a resource, in use or not."""
         page: Any = query_admin(self.node.daemon.directory / "admin.sock", "/devices/capacity", timeout=20)
         found = {each["name"]: int(each["allocatable"]) for each in page["resources"]}
         return found.get(resource, 0)
@@ -121,22 +121,22 @@ class DeviceNodes:
         wait_for(f"{count} devices", lambda: self.healthy(resource) == count, limit=PATIENCE_S)
 
     def holders(self) -> dict[str, list[str]]:
-        """Which containers hold each device, by the daemon."""
+        """Return the containers that hold each device, as the daemon reports them."""
         page: Any = query_admin(self.node.daemon.directory / "admin.sock", "/devices", timeout=20)
         return {each["id"]: each["containers"] for each in page["managed"]}
 
 
 def device_of(container: str) -> str:
-    """The devices of a running container, by what its process can see."""
+    """Return the devices in the environment of a running container."""
     return environment(container)["DEVICES"]
 
 
-def refused(what: Callable[[], object]) -> str:
+def refused(call: Callable[[], object]) -> str:
     with pytest.raises(grpc.RpcError) as caught:
-        what()
-    words: str = caught.value.details()  # type: ignore[attr-defined]
-    assert code(caught.value) is not grpc.StatusCode.UNKNOWN, words
-    return words
+        call()
+    message: str = caught.value.details()  # type: ignore[attr-defined]
+    assert code(caught.value) is not grpc.StatusCode.UNKNOWN, message
+    return message
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def devices(
     bed.clear()
 
 
-def test_a_container_gets_what_the_plugin_answers(devices: DeviceNodes) -> None:
+def test_a_container_gets_the_devices_of_the_plugins_response(devices: DeviceNodes) -> None:
     container = devices.run("db")
     name = device_of(container)
     assert name in {"dev0", "dev1", "dev2"}
@@ -181,25 +181,25 @@ def test_a_container_gets_what_the_plugin_answers(devices: DeviceNodes) -> None:
     devices.node.check()
 
 
-def test_pods_that_ask_for_none_are_as_before(devices: DeviceNodes) -> None:
+def test_pods_without_plugin_devices_are_not_changed(devices: DeviceNodes) -> None:
     plain = devices.run("plain", 0)
     assert "DEVICES" not in environment(plain)
     assert not inside(plain, "/library").exists()
     foreign = devices.node.run(devices.pod("foreign", 2, "nvidia.com/gpu"), device="/dev/full")
     assert "DEVICES" not in environment(foreign)
     assert inside(foreign, "/dev/full").is_char_device()
-    beside = devices.node.run(devices.pod("beside"), device="/dev/full")
-    assert inside(beside, "/dev/full").is_char_device()
-    assert inside(beside, f"/dev/{device_of(beside)}").is_char_device()
+    mixed = devices.node.run(devices.pod("mixed"), device="/dev/full")
+    assert inside(mixed, "/dev/full").is_char_device()
+    assert inside(mixed, f"/dev/{device_of(mixed)}").is_char_device()
 
 
-def test_no_device_is_given_twice_and_one_that_is_given_back_is_given_again(devices: DeviceNodes) -> None:
+def test_no_device_is_allocated_twice_and_a_released_one_is_allocated_again(devices: DeviceNodes) -> None:
     first = {name: devices.run(name) for name in ("a", "b", "c")}
     given = {device_of(container) for container in first.values()}
     assert given == {"dev0", "dev1", "dev2"}
     pod = devices.pod("d")
-    words = refused(lambda: devices.node.create(pod))
-    assert DEVICE in words
+    message = refused(lambda: devices.node.create(pod))
+    assert DEVICE in message
     freed = device_of(first["b"])
     holding = devices.node.members[first["b"]].pod
     devices.node.remove(first["b"])
@@ -209,7 +209,7 @@ def test_no_device_is_given_twice_and_one_that_is_given_back_is_given_again(devi
     assert device_of(again) == freed
 
 
-def test_unhealthy_devices_are_not_given_and_running_containers_keep_theirs(devices: DeviceNodes) -> None:
+def test_unhealthy_devices_are_not_allocated_and_running_containers_keep_theirs(devices: DeviceNodes) -> None:
     holder = devices.run("holder")
     for number in range(3):
         devices.plugin.device(f"dev{number}", "unhealthy")
@@ -223,7 +223,7 @@ def test_unhealthy_devices_are_not_given_and_running_containers_keep_theirs(devi
         assert device_of(devices.node.run(pod)) == "dev2"
 
 
-def test_a_container_that_starts_again_keeps_its_device(devices: DeviceNodes) -> None:
+def test_a_restarted_container_keeps_its_device(devices: DeviceNodes) -> None:
     pod = devices.pod("db")
     first = devices.node.run(pod, command=["sh", "-c", UNTIL_PROCEED])
     name = device_of(first)
@@ -235,7 +235,7 @@ def test_a_container_that_starts_again_keeps_its_device(devices: DeviceNodes) ->
     assert device_of(second) == name
 
 
-def test_a_plugin_that_dies_in_the_middle_of_an_allocate_loses_no_device(devices: DeviceNodes) -> None:
+def test_no_device_is_lost_if_the_plugin_is_killed_during_an_allocate(devices: DeviceNodes) -> None:
     plugin = devices.plugin
     pod = devices.pod("db")
     plugin.hold()
@@ -255,7 +255,7 @@ def test_a_plugin_that_dies_in_the_middle_of_an_allocate_loses_no_device(devices
     assert {device_of(container) for container in everything} == {"dev0", "dev1", "dev2"}
 
 
-def test_a_plugin_that_hangs_fails_the_create_in_time_and_nothing_else(devices: DeviceNodes) -> None:
+def test_a_hanging_plugin_fails_its_create_after_the_timeout_and_no_other_call(devices: DeviceNodes) -> None:
     plugin, pod = devices.plugin, devices.pod("db")
     plugin.hold()
     begun = time.monotonic()
@@ -272,11 +272,11 @@ def test_a_plugin_that_hangs_fails_the_create_in_time_and_nothing_else(devices: 
     assert device_of(devices.node.run(pod))
 
 
-# The daemon is killed.
+# Kills of the daemon.
 
 
-def all_given_once(devices: DeviceNodes, *running: str) -> None:
-    """Give out what is left: all devices are in different containers, and none is missing."""
+def check_all_allocated_once(devices: DeviceNodes, *running: str) -> None:
+    """Allocate the remaining devices: each device is in one container, and none is missing."""
     fillers = [devices.run(f"filler{number}") for number in range(3 - len(running))]
     given = [device_of(container) for container in (*running, *fillers)]
     assert sorted(given) == ["dev0", "dev1", "dev2"]
@@ -289,23 +289,23 @@ def start_again(devices: DeviceNodes) -> None:
     devices.served(3)
 
 
-def test_the_daemon_is_killed_while_containers_run(devices: DeviceNodes) -> None:
+def test_a_daemon_killed_while_containers_run_loses_no_device(devices: DeviceNodes) -> None:
     first, second = devices.run("a"), devices.run("b")
     devices.node.daemon.kill9()
     start_again(devices)
     assert sorted(len(names) for names in devices.holders().values()) == [0, 1, 1]
-    all_given_once(devices, first, second)
+    check_all_allocated_once(devices, first, second)
 
 
-def test_the_daemon_is_killed_between_create_and_start(devices: DeviceNodes) -> None:
+def test_a_daemon_killed_between_create_and_start_loses_no_device(devices: DeviceNodes) -> None:
     created = devices.node.create(devices.pod("a"))
     devices.node.daemon.kill9()
     start_again(devices)
     devices.node.start(created)
-    all_given_once(devices, created)
+    check_all_allocated_once(devices, created)
 
 
-def test_the_daemon_is_killed_during_an_allocate(devices: DeviceNodes) -> None:
+def test_a_daemon_killed_during_an_allocate_loses_no_device(devices: DeviceNodes) -> None:
     pod = devices.pod("a")
     devices.plugin.hold()
     with contextlib.suppress(grpc.RpcError):
@@ -316,26 +316,28 @@ def test_the_daemon_is_killed_during_an_allocate(devices: DeviceNodes) -> None:
         call.result()
     devices.plugin.let_go()
     start_again(devices)
-    all_given_once(devices, devices.node.run(pod))
+    check_all_allocated_once(devices, devices.node.run(pod))
 
 
-def test_the_daemon_is_killed_while_the_runtime_makes_the_container(devices: DeviceNodes) -> None:
+def test_a_daemon_killed_while_the_runtime_creates_the_container_loses_no_device(
+    devices: DeviceNodes,
+) -> None:
     pod = devices.pod("a")
     with contextlib.suppress(grpc.RpcError), devices.node.bed.frozen():
         request = devices.node.cri.create_request(pod)
-        # A call that nothing refers to is cancelled.
+        # gRPC cancels a call without references, so keep one.
         call = devices.node.cri.method("CreateContainer").future(request, timeout=PATIENCE_S)
         wait_for("the plug-in's answer", (devices.plugin.directory / "allocated").exists, limit=PATIENCE_S)
         time.sleep(0.5)
         devices.node.daemon.kill9()
         assert call.code() is grpc.StatusCode.UNAVAILABLE
     start_again(devices)
-    for container in devices.node.cri.list():  # as kubelet does with what it did not get an answer for
+    for container in devices.node.cri.list():  # as kubelet does after a create without an answer
         devices.node.cri.remove(container.id)
-    all_given_once(devices, devices.node.run(pod, attempt=1))
+    check_all_allocated_once(devices, devices.node.run(pod, attempt=1))
 
 
-def test_the_daemon_is_killed_when_a_pod_is_going(devices: DeviceNodes) -> None:
+def test_a_daemon_killed_before_a_pod_is_removed_loses_no_device(devices: DeviceNodes) -> None:
     first = devices.run("a")
     pod = devices.node.members[first].pod
     devices.node.remove(first)
@@ -344,21 +346,21 @@ def test_the_daemon_is_killed_when_a_pod_is_going(devices: DeviceNodes) -> None:
         direct.stop_pod(pod)
         direct.remove_pod(pod)
     start_again(devices)
-    all_given_once(devices)
+    check_all_allocated_once(devices)
 
 
-# Kubernetes' own sample.
+# The sample plug-in of Kubernetes.
 
 
 @pytest.fixture(scope="module")
 def sample(bed: Bed) -> Path:
-    """The program of Kubernetes."""
+    """The path of the sample plug-in."""
     return built_sample_plugin()
 
 
 @contextlib.contextmanager
 def sampled(program: Path, sockets: Path, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run it where the directory is at kubelet's place."""
+    """Run the sample with the daemon's directory mounted at kubelet's path."""
     shim = (
         f"mount -t tmpfs none /var/lib && mkdir -p {KUBELET_DIRECTORY} && "
         f'mount --bind "$1" {KUBELET_DIRECTORY} && exec "$2"'
@@ -372,7 +374,9 @@ def sampled(program: Path, sockets: Path, log: Path) -> Iterator[subprocess.Pope
         end_process(process)
 
 
-def test_the_sample_plugin_of_kubernetes(devices: DeviceNodes, sample: Path, tmp_path: Path) -> None:
+def test_devices_of_the_kubernetes_sample_plugin_are_allocated_once(
+    devices: DeviceNodes, sample: Path, tmp_path: Path
+) -> None:
     sockets = devices.plugin.sockets
     with sampled(sample, sockets, tmp_path / "sample.log") as process:
         devices.served(2, SAMPLE)
@@ -391,10 +395,10 @@ def test_the_sample_plugin_of_kubernetes(devices: DeviceNodes, sample: Path, tmp
     assert sorted(holders[name] for name in ("Dev-1", "Dev-2")) == [["default/a/main"], ["default/b/main"]]
 
 
-def test_the_sample_plugin_of_kubernetes_registers_again(
+def test_the_kubernetes_sample_plugin_registers_again_after_a_kill_of_the_daemon(
     devices: DeviceNodes, sample: Path, tmp_path: Path
 ) -> None:
-    """It watches for kubelet.sock, and looks ten seconds later."""
+    """The plug-in watches kubelet.sock, and registers ten seconds after its creation."""
     with sampled(sample, devices.plugin.sockets, tmp_path / "sample.log"):
         devices.served(2, SAMPLE)
         running = devices.run("a", 1, SAMPLE)

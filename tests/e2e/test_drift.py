@@ -1,7 +1,7 @@
-"""Cpusets that another program writes, on a real containerd and real cgroups.
+"""Drift: cpusets that another program writes, on a real containerd and real cgroups.
 
-The daemon compares once an hour here, so nothing but the kernel's word of a write can have it put back. How
-long it took is printed (``pytest -s``); ``bench/drift_figures.py`` measures it.
+The daemon reconciles once an hour here, so it can repair a cpuset only because the kernel reports the write.
+The tests print how long the repair took (``pytest -s``); ``bench/drift_figures.py`` measures it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def drift(node: Node) -> Any:
     return node.daemon.status()["drift"]
 
 
-def begin(node: Node) -> tuple[str, str]:
-    """A sharer and an owner, both watched; gives their ids."""
+def start_sharer_and_owner(node: Node) -> tuple[str, str]:
+    """Run a sharer and an owner, and wait until the daemon watches both; returns their ids."""
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
     wait_for("the daemon to watch", lambda: drift(node)["watched"] == 2, LIMIT_S)
@@ -47,25 +47,25 @@ def counter(node: Node, name: str) -> int:
 
 
 def write(container: str, cpus: CpuSet) -> None:
-    """Write as a shell does: opened, cut off, written, closed."""
+    """Write as a shell does: open, truncate, write, close."""
     directory = cgroup_of(container)
     assert directory is not None
     subprocess.run(["sh", "-c", f"echo {cpus} > {directory}/cpuset.cpus"], check=True)
 
 
-def back(container: str, cpus: CpuSet, what: str) -> None:
+def check_repaired(container: str, cpus: CpuSet, what: str) -> None:
     begun = time.monotonic()
-    wait_for("the set to be back", lambda: cpuset_of(container).cpus == cpus, LIMIT_S, pause=0.001)
-    print(f"{what}: back {(time.monotonic() - begun) * 1000:.0f} ms after it had returned")
+    wait_for("the cpuset to be repaired", lambda: cpuset_of(container).cpus == cpus, LIMIT_S, pause=0.001)
+    print(f"{what}: repaired {(time.monotonic() - begun) * 1000:.0f} ms after the write")
 
 
 def test_a_direct_write_is_repaired(calm_node: Node) -> None:
     node = calm_node
-    sharer, owner = begin(node)
+    sharer, owner = start_sharer_and_owner(node)
     write(sharer, ALL)
-    back(sharer, REST, "a sharer's set")
+    check_repaired(sharer, REST, "a sharer's set")
     write(owner, ALL)
-    back(owner, LAST, "an owner's set")
+    check_repaired(owner, LAST, "an owner's set")
     wait_for("both to be reported", lambda: sum(drift(node)["by"].values()) == 2, LIMIT_S)
     log = node.daemon.log.read_text()
     assert f"cpus={REST} found={ALL}" in log
@@ -73,52 +73,54 @@ def test_a_direct_write_is_repaired(calm_node: Node) -> None:
     assert drift(node)["wars"] == []
 
 
-def test_an_update_behind_our_back_is_repaired_also_at_the_runtime(bed: Bed, calm_node: Node) -> None:
+def test_an_update_that_bypasses_the_daemon_is_repaired_also_at_the_runtime(
+    bed: Bed, calm_node: Node
+) -> None:
     node = calm_node
-    sharer, _ = begin(node)
+    sharer, _ = start_sharer_and_owner(node)
     settled = counter(node, "settled")
-    with bed.client() as behind:
-        behind.update(sharer, cpuset_cpus=str(ALL))
-    back(sharer, REST, "an update at the runtime's own socket")
-    wait_for("it to be reported", lambda: drift(node)["by"].get("runc") == 1, LIMIT_S)
+    with bed.client() as direct:
+        direct.update(sharer, cpuset_cpus=str(ALL))
+    check_repaired(sharer, REST, "an update at the runtime's own socket")
+    wait_for("the drift to be reported", lambda: drift(node)["by"].get("runc") == 1, LIMIT_S)
     wait_for("the runtime to be updated", lambda: counter(node, "settled") > settled, LIMIT_S)
-    with bed.client() as behind:
-        behind.update(sharer, cpu_shares=300)  # brings what the runtime has saved
+    with bed.client() as direct:
+        direct.update(sharer, cpu_shares=300)  # the runtime applies its saved cpuset, too
     assert cpuset_of(sharer).cpus == REST
 
 
 def test_an_update_by_runc_itself_is_repaired(bed: Bed, calm_node: Node) -> None:
     node = calm_node
-    sharer, _ = begin(node)
+    sharer, _ = start_sharer_and_owner(node)
     if not Path(bed.directory, "runc/k8s.io").is_dir():
         pytest.skip("the runtime does not keep runc's state there")
     runc = ["runc", "--root", f"{bed.directory}/runc/k8s.io", "update", "--cpuset-cpus", str(ALL), sharer]
     done = bed.run(runc)
     assert done.returncode == 0, done.stdout
-    back(sharer, REST, "an update by runc")
+    check_repaired(sharer, REST, "an update by runc")
 
 
-def test_a_busy_writer_is_reported_and_fought_within_reason(calm_node: Node) -> None:
+def test_a_busy_writer_is_reported_and_repaired_at_a_limited_rate(calm_node: Node) -> None:
     node = calm_node
-    sharer, _ = begin(node)
+    sharer, _ = start_sharer_and_owner(node)
     directory = cgroup_of(sharer)
     assert directory is not None
     loop = f"while sleep 0.01; do echo {ALL} > {directory}/cpuset.cpus; done"
     with subprocess.Popen(["sh", "-c", loop]) as writer:
         try:
-            wait_for("a war", lambda: drift(node)["wars"], LIMIT_S)
+            wait_for("the write conflict to be reported", lambda: drift(node)["wars"], LIMIT_S)
             before = counter(node, "drift_repaired")
             begun = time.monotonic()
             time.sleep(5)
             repaired, seconds = counter(node, "drift_repaired") - before, time.monotonic() - begun
-            print(f"a writer with 100 writes a second: put back {repaired} times in {seconds:.1f} s")
-            assert 1 <= repaired <= seconds / 0.5, "an owner's CPUs are at stake: each second, and no faster"
+            print(f"a writer with 100 writes a second: repaired {repaired} times in {seconds:.1f} s")
+            assert 1 <= repaired <= seconds / 0.5, "an owner's CPUs are affected: about one repair per second"
             status = node.daemon.status()
             war = status["drift"]["wars"][0]
             assert (war["id"], war["cpus"], war["found"]) == (sharer, str(REST), str(ALL))
             assert any("keeps writing the cpuset" in problem["what"] for problem in status["problems"])
         finally:
             writer.kill()
-    wait_for("the set to be right", lambda: cpuset_of(sharer).cpus == REST, LIMIT_S)
+    wait_for("the cpuset to be repaired", lambda: cpuset_of(sharer).cpus == REST, LIMIT_S)
     time.sleep(2)
     assert cpuset_of(sharer).cpus == REST

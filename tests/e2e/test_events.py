@@ -1,7 +1,8 @@
-"""Ends without a call, on a real containerd: CPUs come back by its events, not by a comparison.
+"""Exits of containers without a call, on a real containerd: its events release the CPUs, not a reconcile.
 
-The daemon compares once an hour here, so nothing but an event, or the comparison that follows a lost stream,
-can show it. How long it took is printed (``pytest -s``); what is asserted is that it came that way.
+The daemon reconciles once an hour here, so it learns of an exit only from an event, or from the reconcile
+after a lost event stream. The tests print how long it took (``pytest -s``), and check that an event was the
+cause.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ REST = ALL - LAST
 LIMIT_S = 30
 
 
-def hears(node: Node) -> dict[str, int]:
-    """Wait until the daemon listens and has compared what came before; gives its counters."""
+def wait_until_subscribed(node: Node) -> dict[str, int]:
+    """Wait until the daemon receives events and its counters are stable; returns the counters."""
 
     def steady() -> bool:
         before = node.daemon.status()
         time.sleep(1)
         after = node.daemon.status()
-        listens = after["runtime"]["events"] == "connected"
-        return listens and before["counters"] == after["counters"]
+        is_connected = after["runtime"]["events"] == "connected"
+        return is_connected and before["counters"] == after["counters"]
 
-    wait_for("the daemon to listen", steady, LIMIT_S)
+    wait_for("the daemon to receive events", steady, LIMIT_S)
     counters: dict[str, int] = node.daemon.status()["counters"]
     return counters
 
@@ -49,35 +50,35 @@ def init_of(container: str) -> int:
     return int((directory / "cgroup.procs").read_text().split()[0])
 
 
-def back(sharer: str) -> float:
-    """Wait until a sharer has all CPUs again; gives the time of day."""
-    wait_for("the CPUs to be back", lambda: cpuset_of(sharer).cpus == ALL, LIMIT_S, pause=0.002)
+def wait_for_all_cpus(sharer: str) -> float:
+    """Wait until a sharer has all CPUs again; returns the time of day."""
+    wait_for("the CPUs to be released", lambda: cpuset_of(sharer).cpus == ALL, LIMIT_S, pause=0.002)
     return time.time()
 
 
 ENDS = {
     "by itself": UNTIL_PROCEED,
     "by a signal": "sleep 3600",
-    # It reads all of /dev/zero into its memory.
+    # tail reads /dev/zero into memory until the OOM killer ends it.
     "by its memory": f"{UNTIL_PROCEED}; exec tail /dev/zero",
 }
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_cpus_are_back_by_the_event(calm_node: Node, how: str) -> None:
+def test_an_exit_event_releases_the_cpus(calm_node: Node, how: str) -> None:
     node = calm_node
     sharer, pod = node.spawn("ls"), node.pod("lse", LAST)
     owner = node.run(pod, command=["sh", "-c", ENDS[how]], memory_limit_in_bytes=16 * MIB)
     assert cpuset_of(sharer).cpus == REST
-    before = hears(node)
+    before = wait_until_subscribed(node)
     if how == "by a signal":
         os.kill(init_of(owner), signal.SIGKILL)
     else:
         node.cri.proceed(owner)
-    end = back(sharer)
-    wait_for("the runtime to say so", lambda: node.cri.status(owner).status.state == EXITED, LIMIT_S)
+    end = wait_for_all_cpus(sharer)
+    wait_for("the runtime to report the exit", lambda: node.cri.status(owner).status.state == EXITED, LIMIT_S)
     status = node.cri.status(owner).status
-    print(f"{how}: back {(end - status.finished_at / 1e9) * 1000:.0f} ms after the exit")
+    print(f"{how}: CPUs released {(end - status.finished_at / 1e9) * 1000:.0f} ms after the exit")
     after = node.daemon.status()
     assert after["counters"]["exits_by_event"] - before.get("exits_by_event", 0) == 1
     assert (owner, "exited") in {(c["id"], c["phase"]) for c in after["containers"]}
@@ -87,18 +88,18 @@ def test_cpus_are_back_by_the_event(calm_node: Node, how: str) -> None:
         assert status.exit_code == 137
 
 
-def test_the_runtime_kills_what_is_left(calm_node: Node) -> None:
-    """A container's processes are killed with its first one: nothing stays on its CPUs when they are back."""
+def test_remaining_processes_of_an_exited_owner_are_killed(calm_node: Node) -> None:
+    """All processes of a container end with its first one: none stays on the released CPUs."""
     node = calm_node
     sharer = node.spawn("ls")
     owner = node.run(node.pod("lse", LAST), command=["sh", "-c", "sleep 3600 & sleep 3600 & sleep 3600"])
-    hears(node)
+    wait_until_subscribed(node)
     directory = cgroup_of(owner)
     assert directory is not None
     pids = (directory / "cgroup.procs").read_text().split()
     assert len(pids) > 1
     os.kill(int(pids[0]), signal.SIGKILL)
-    back(sharer)
+    wait_for_all_cpus(sharer)
     wait_for("its processes to be gone", lambda: not [pid for pid in pids if alive(pid)], LIMIT_S)
 
 
@@ -110,17 +111,17 @@ def alive(pid: str) -> bool:
         return False
 
 
-def test_an_exec_that_ends_is_not_an_end(calm_node: Node) -> None:
+def test_the_exit_of_an_exec_is_not_counted_as_an_exit_of_its_container(calm_node: Node) -> None:
     node = calm_node
     owner = node.spawn("lse", LAST)
     sharer = node.spawn("ls")
-    before = hears(node)
+    before = wait_until_subscribed(node)
     for _ in range(3):
         node.cri.execute(owner, "true")
-    ended = node.run(node.pod("be"), command=["true"])  # its event comes after those of the three
+    ended = node.run(node.pod("be"), command=["true"])  # its exit event follows those of the three execs
     del node.members[ended]
     wait_for(
-        "its end",
+        "the exit of the last container",
         lambda: node.daemon.status()["counters"].get("exits_by_event", 0) > before.get("exits_by_event", 0),
         LIMIT_S,
     )
@@ -129,18 +130,19 @@ def test_an_exec_that_ends_is_not_an_end(calm_node: Node) -> None:
     node.settle(limit=LIMIT_S)
 
 
-def test_a_container_that_ends_at_once_holds_nothing(calm_node: Node) -> None:
-    """Its exit may come before the answer to its start."""
+def test_a_container_that_exits_at_once_releases_its_cpus(calm_node: Node) -> None:
+    """Its exit event may arrive before the response to its start."""
     node = calm_node
     sharer = node.spawn("ls")
-    hears(node)
+    wait_until_subscribed(node)
     for round_ in range(5):
         owner = node.run(node.pod("lsr", LAST, name=f"short-{round_}"), command=["true"])
         del node.members[owner]
-        back(sharer)
-        # The runtime's own books are behind its events: it may still call the container running.
+        wait_for_all_cpus(sharer)
+        # The runtime updates its state after it sends the event: it may still report the container as
+        # running.
         wait_for(
-            "the runtime to see it",
+            "the runtime to report the exit",
             lambda owner=owner: node.cri.status(owner).status.state == EXITED,  # type: ignore[misc]
             LIMIT_S,
         )
@@ -149,65 +151,70 @@ def test_a_container_that_ends_at_once_holds_nothing(calm_node: Node) -> None:
     node.settle(limit=LIMIT_S)
 
 
-def test_an_exit_while_the_runtime_was_away_is_found(calm_node: Node, bed: Bed) -> None:
+def test_an_exit_while_the_runtime_is_down_is_found_after_its_restart(calm_node: Node, bed: Bed) -> None:
     node = calm_node
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
-    before = hears(node)
+    before = wait_until_subscribed(node)
     pid = init_of(owner)
     bed.kill9()
     os.kill(pid, signal.SIGKILL)
-    wait_for("the end", lambda: not alive(str(pid)), LIMIT_S)
+    wait_for("the process to end", lambda: not alive(str(pid)), LIMIT_S)
     try:
-        wait_for("the status to say so", lambda: node.daemon.status()["runtime"]["events"] == "waiting")
+        wait_for(
+            "the status to report the lost stream",
+            lambda: node.daemon.status()["runtime"]["events"] == "waiting",
+        )
         assert cpuset_of(sharer).cpus == REST
     finally:
         bed.restart()
     began = time.time()
-    print(f"back {(back(sharer) - began) * 1000:.0f} ms after the runtime answered again")
+    print(
+        f"CPUs released {(wait_for_all_cpus(sharer) - began) * 1000:.0f} ms after the runtime answered again"
+    )
     del node.members[owner]
-    wait_for("the daemon to listen", lambda: node.daemon.status()["runtime"]["events"] == "connected")
+    wait_for("the daemon to receive events", lambda: node.daemon.status()["runtime"]["events"] == "connected")
     after = node.daemon.status()["counters"]
     assert after["event_streams"] > before["event_streams"]
     node.settle(limit=LIMIT_S)
 
 
-def test_made_and_removed_behind_our_back(calm_node: Node) -> None:
-    """What goes to the runtime directly is seen by its events too."""
+def test_creates_and_removals_that_bypass_the_daemon_are_found_by_events(calm_node: Node) -> None:
+    """Calls at the runtime's own socket are seen through its events."""
     node = calm_node
-    hears(node)
+    wait_until_subscribed(node)
     pod = node.pod("lse", LAST)
     with node.bed.client() as direct:
         direct.adopt(node.cri)
-        stranger = direct.run(pod, "stranger", cpuset_cpus=str(LAST))
-        wait_for("it to be taken in", lambda: stranger in known(node), LIMIT_S)
-        assert known(node)[stranger] == "running"
+        unknown = direct.run(pod, "stranger", cpuset_cpus=str(LAST))
+        wait_for("the container to be adopted", lambda: unknown in phases(node), LIMIT_S)
+        assert phases(node)[unknown] == "running"
         waiting = node.create(pod, "waiting")
         assert direct.status(waiting).status.state == CREATED
-        assert direct.status(stranger).status.state == RUNNING
+        assert direct.status(unknown).status.state == RUNNING
         direct.remove(waiting)
         del node.members[waiting]
-        wait_for("it to be forgotten", lambda: waiting not in known(node), LIMIT_S)
-        direct.stop(stranger)
-        wait_for("its end", lambda: known(node).get(stranger) == "exited", LIMIT_S)
+        wait_for("the container to be forgotten", lambda: waiting not in phases(node), LIMIT_S)
+        direct.stop(unknown)
+        wait_for("the exit to be known", lambda: phases(node).get(unknown) == "exited", LIMIT_S)
 
 
-def known(node: Node) -> dict[str, str]:
+def phases(node: Node) -> dict[str, str]:
     return {c["id"]: c["phase"] for c in node.daemon.status()["containers"]}
 
 
-def test_many_ends_at_once(calm_node: Node) -> None:
+def test_simultaneous_exits_are_all_counted(calm_node: Node) -> None:
     node = calm_node
     sharers = [node.spawn("ls"), node.spawn("be")]
     pod = node.pod("lse", LAST)
     owners = [node.run(pod, f"c{i}") for i in range(8)]
-    before = hears(node)
+    before = wait_until_subscribed(node)
     pids = [init_of(owner) for owner in owners]
     killers = [threading.Thread(target=os.kill, args=(pid, signal.SIGKILL)) for pid in pids]
     for killer in killers:
         killer.start()
     for sharer in sharers:
-        back(sharer)
+        wait_for_all_cpus(sharer)
     for killer in killers:
         killer.join()
     after = node.daemon.status()["counters"]

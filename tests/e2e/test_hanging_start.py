@@ -1,7 +1,7 @@
 """A start that hangs in a mount, on a real containerd, while owners of CPUs are created.
 
-The mount's source is a file system that does not answer for a while (``stalling``): runc has made the
-container's group by then and waits with its init in it.
+The source of the mount is a file system that stops answering for a while (``stalling``). At that time runc
+has created the container's cgroup, and its init process waits in it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ALL = online()
 LAST = CpuSet([max(ALL)])
 REST = ALL - LAST
 CALL_TIMEOUT_S = 5.0
-FIRST_WORDS = "grep Cpus_allowed_list /proc/self/status > /first; sleep 3600"
-"""A program that writes down where it may run when it begins."""
+RECORD_CPUS = "grep Cpus_allowed_list /proc/self/status > /first; sleep 3600"
+"""A program that writes its allowed CPUs into a file when it begins."""
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def stalling(bed: Bed, tmp_path: Path) -> Iterator[Stalling]:
 
 
 class HangingStart(threading.Thread):
-    """A start of a sharer, by a client of its own, that hangs until the mount's source answers."""
+    """A thread that starts a sharer with its own client; the start hangs until the mount's source answers."""
 
     def __init__(self, node: Node, stalling: Stalling) -> None:
         super().__init__()
         self.node = node
         mounts = {"/data": str(stalling.path)}
-        self.container = node.create(node.pod("ls"), mounts=mounts, command=["sh", "-c", FIRST_WORDS])
+        self.container = node.create(node.pod("ls"), mounts=mounts, command=["sh", "-c", RECORD_CPUS])
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -63,7 +63,7 @@ class HangingStart(threading.Thread):
             self.error = error
 
     def group(self) -> Path:
-        """Wait until runc has made the group and moved its init into it."""
+        """Wait until runc has created the cgroup and moved its init process into it; returns the cgroup."""
 
         def inside() -> bool:
             directory = cgroup_of(self.container)
@@ -107,8 +107,10 @@ def test_owners_are_created_while_a_start_hangs(calm_node: Node, stalling: Stall
     node.settle()
 
 
-def test_a_daemon_that_is_killed_beside_a_hanging_start(node: Node, stalling: Stalling) -> None:
-    """The next daemon does not know of the start; the owner stays alone on its CPUs all the same."""
+def test_an_owner_keeps_its_cpus_if_the_daemon_is_killed_during_a_hanging_start(
+    node: Node, stalling: Stalling
+) -> None:
+    """The restarted daemon does not know of the start; the owner still has its CPUs exclusively."""
     start = HangingStart(node, stalling)
     with stalling.stalled():
         start.start()

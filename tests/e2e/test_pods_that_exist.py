@@ -1,7 +1,7 @@
-"""Which pods exist, on a real containerd, without a call: sandboxes that are replaced, those that vanish.
+"""Sandboxes that are replaced and containers that vanish without a call, on a real containerd.
 
-The daemon compares once an hour here: what it learns it learns from calls and from events. How long that took
-is printed (``pytest -s``).
+The daemon reconciles once an hour here, so it learns of changes only from calls and from events. The tests
+print how long it took (``pytest -s``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from bed import Bed, wait_for
 from cri import CREATED, EXITED, cgroup_of, cpuset_of, online
 from daemon import CPUSET_ANNOTATION, KINDS, QOS_LABEL, Member, Node
-from test_events import back, hears, init_of, known, needs_events
+from test_events import init_of, needs_events, phases, wait_for_all_cpus, wait_until_subscribed
 
 from proxy.model.idset import CpuSet
 
@@ -28,11 +28,11 @@ REST = ALL - LAST
 LIMIT_S = 30
 
 
-def ctr(bed: Bed, *words: str) -> list[str]:
-    return ["ctr", "-a", str(bed.socket), "-n", "k8s.io", *words]
+def ctr(bed: Bed, *args: str) -> list[str]:
+    return ["ctr", "-a", str(bed.socket), "-n", "k8s.io", *args]
 
 
-WAYS = {
+COMMANDS = {
     "ctr task kill": lambda bed, i: ctr(bed, "tasks", "kill", "-s", "SIGKILL", i),
     "ctr task delete": lambda bed, i: ctr(bed, "tasks", "delete", "--force", i),
     "runc kill": lambda bed, i: ["runc", "--root", f"{bed.directory}/runc/k8s.io", "kill", i, "KILL"],
@@ -40,8 +40,8 @@ WAYS = {
 }
 
 
-def replaced(node: Node, name: str) -> str:
-    """Run another sandbox for a pod of class LSE that has one, as kubelet does; starts a container in it."""
+def run_second_sandbox(node: Node, name: str) -> str:
+    """Run a second sandbox for a pod of class LSE, as kubelet does; returns a container in it."""
     again = node.cri.run_pod(
         name,
         attempt=1,
@@ -55,42 +55,48 @@ def replaced(node: Node, name: str) -> str:
 
 
 @needs_events
-@pytest.mark.parametrize("how", WAYS)
-def test_a_container_that_vanishes_behind_our_back(calm_node: Node, bed: Bed, how: str) -> None:
+@pytest.mark.parametrize("how", COMMANDS)
+def test_a_container_that_a_tool_kills_or_deletes_releases_its_cpus(
+    calm_node: Node, bed: Bed, how: str
+) -> None:
     node = calm_node
     sharer, owner = node.spawn("ls"), node.spawn("lse", LAST)
     assert cpuset_of(sharer).cpus == REST
-    hears(node)
+    wait_until_subscribed(node)
     began = time.time()
-    bed.run(WAYS[how](bed, owner))  # the runtime deletes a task that has ended, and a tool may come second
-    print(f"{how}: back {(back(sharer) - began) * 1000:.0f} ms after the tool was called")
+    bed.run(
+        COMMANDS[how](bed, owner)
+    )  # the tool may fail because the runtime has already deleted the ended task
+    print(
+        f"{how}: CPUs released {(wait_for_all_cpus(sharer) - began) * 1000:.0f} ms after the tool was called"
+    )
     del node.members[owner]
     node.settle(limit=LIMIT_S)
     assert node.daemon.status()["violations"] == []
-    # A runtime is behind its own events, more so when its tools go past it.
-    wait_for("the runtime to see it", lambda: node.cri.status(owner).status.state == EXITED, LIMIT_S)
+    # The runtime updates its state after its events, even later if a tool bypasses it.
+    wait_for("the runtime to report the exit", lambda: node.cri.status(owner).status.state == EXITED, LIMIT_S)
     node.cri.remove(owner)
 
 
 @needs_events
-def test_a_sandbox_replaced_under_the_same_uid(calm_node: Node) -> None:
-    """Its pause process dies; kubelet stops what is left and makes a new sandbox for the same pod."""
+def test_a_replaced_sandbox_of_the_same_pod_keeps_its_cpus(calm_node: Node) -> None:
+    """The pause process is killed; kubelet stops the container and runs a new sandbox for the same pod."""
     node = calm_node
     sharer, pod = node.spawn("ls"), node.pod("lse", LAST, name="again")
     owner = node.run(pod)
-    hears(node)
+    wait_until_subscribed(node)
     group = cgroup_of(pod)
     assert group is not None
     os.kill(int((group / "cgroup.procs").read_text().split()[0]), signal.SIGKILL)
     wait_for(
         "the sandbox to end", lambda: node.cri.call("PodSandboxStatus", pod_sandbox_id=pod).status.state == 1
     )
-    assert cpuset_of(owner).cpus == LAST, "what runs keeps its CPUs"
+    assert cpuset_of(owner).cpus == LAST, "a running container keeps its CPUs"
     assert cpuset_of(sharer).cpus == REST
     node.cri.stop(owner)
     node.cri.stop_pod(pod)
     del node.members[owner]
-    second = replaced(node, "again")
+    second = run_second_sandbox(node, "again")
     assert cpuset_of(second).cpus == LAST
     assert cpuset_of(sharer).cpus == REST
     node.cri.remove(owner)
@@ -104,15 +110,15 @@ def test_a_sandbox_replaced_under_the_same_uid(calm_node: Node) -> None:
     assert cpuset_of(sharer).cpus == ALL
 
 
-def test_two_sandboxes_of_one_uid_at_once(calm_node: Node) -> None:
-    """The new one comes before anybody has stopped the old: the pod's CPUs are the pod's."""
+def test_two_sandboxes_of_one_pod_share_its_cpus(calm_node: Node) -> None:
+    """The second sandbox runs before kubelet stops the first one: both have the CPUs of the pod."""
     node = calm_node
     sharer = node.spawn("ls")
     old = node.run(node.pod("lse", LAST, name="twice"))
-    new = replaced(node, "twice")
+    new = run_second_sandbox(node, "twice")
     assert cpuset_of(old).cpus == cpuset_of(new).cpus == LAST
     node.remove(old)
-    assert cpuset_of(sharer).cpus == REST, "the pod is still there"
+    assert cpuset_of(sharer).cpus == REST, "the pod still has a container"
     assert cpuset_of(new).cpus == LAST
     node.remove(new)
     node.settle(limit=LIMIT_S)
@@ -120,24 +126,24 @@ def test_two_sandboxes_of_one_uid_at_once(calm_node: Node) -> None:
 
 
 @needs_events
-def test_a_runtime_that_comes_back_is_asked_again(calm_node: Node, bed: Bed) -> None:
-    """While it was away: one owner ended, one is left, and another program wrote a sharer's cpuset."""
+def test_the_daemon_reconciles_with_a_restarted_runtime(calm_node: Node, bed: Bed) -> None:
+    """While the runtime is down, an owner ends and another program writes the cpuset of a sharer."""
     node = calm_node
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
     created = node.create(node.pod("be"))
-    hears(node)
+    wait_until_subscribed(node)
     pid = init_of(owner)
     bed.kill9()
     group = cgroup_of(sharer)
     assert group is not None
     (group / "cpuset.cpus").write_text(str(ALL))
     os.kill(pid, signal.SIGKILL)
-    wait_for("its end", lambda: not Path(f"/proc/{pid}/cwd").exists(), LIMIT_S)
+    wait_for("the process to end", lambda: not Path(f"/proc/{pid}/cwd").exists(), LIMIT_S)
     bed.restart()
     began = time.time()
-    wait_for("the end to be known", lambda: known(node).get(owner) == "exited", LIMIT_S)
-    print(f"the end is known {(time.time() - began) * 1000:.0f} ms after the runtime answered")
+    wait_for("the exit to be known", lambda: phases(node).get(owner) == "exited", LIMIT_S)
+    print(f"the exit is known {(time.time() - began) * 1000:.0f} ms after the runtime answered")
     del node.members[owner]
     second = node.run(node.pod("lsr", LAST))
     assert cpuset_of(sharer).cpus == REST

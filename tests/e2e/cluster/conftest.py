@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
+sys.path.insert(0, str(Path(__file__).parent))  # the helper modules in this directory are imported by name
 
 from cri import online
 from crio import DIRECTORY as CRIO
@@ -52,7 +52,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def node_with_kubelet(
     plane: ControlPlane, bed: Bed, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Joined]:
-    """The node for all tests: kubelet and the daemon run on, agents come and go."""
+    """The node for all tests: kubelet and the daemon keep running; each test starts its own agents."""
     directory = tmp_path_factory.mktemp("node")
     directory.chmod(0o755)
     facts = directory / "proxy/cluster"
@@ -86,7 +86,7 @@ def joined(node_with_kubelet: Joined) -> Iterator[Joined]:
 
 @pytest.fixture
 def full(joined: Joined) -> Joined:
-    """The node, with CPUs for no further owner."""
+    """The node, with one owner and no CPUs left for another one."""
     many = len(online()) - 1
     joined.deploy("first", pod_spec(container(str(many))))
     (first,) = joined.running("first")

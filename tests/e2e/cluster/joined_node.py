@@ -1,4 +1,4 @@
-"""A node of a real cluster: containerd, daemon, kubelet and agent; and what `kubectl` would show."""
+"""A node of a real cluster: containerd, daemon, kubelet and agent, and queries like those of `kubectl`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ PREFERS = {
         ]
     }
 }
-"""Without a taint, the scheduler takes our node for such a pod whatever else there is."""
+"""The affinity of a pod that the scheduler binds to this node unless the node has a taint."""
 
 
 def until(what: str, holds: Callable[[], Any], limit: float = PATIENCE_S) -> Any:
-    """Wait until a check gives something true, and return that; an API server that is away is a "not yet"."""
+    """Wait until the check returns a true value, and return it; errors of the API server count as false."""
     end, last = time.monotonic() + limit, ""
     while time.monotonic() < end:
         try:
@@ -58,7 +58,7 @@ def until(what: str, holds: Callable[[], Any], limit: float = PATIENCE_S) -> Any
 
 
 def container(cpus: str, *, whole: bool = True, name: str = "main") -> Json:
-    """Return a container that sleeps; with ``whole`` its limits are its requests."""
+    """Return the spec of a container that sleeps; with ``whole`` its limits equal its requests."""
     amounts = {"cpu": cpus, "memory": "32Mi"}
     return {
         "name": name,
@@ -86,8 +86,8 @@ class Joined:
     Attributes:
         plane: The control plane.
         bed: The runtime.
-        daemon: Between kubelet and the runtime.
-        kubelet: Whose Node object is ``n1``.
+        daemon: The daemon between kubelet and the runtime.
+        kubelet: The kubelet; its Node object is ``n1``.
     """
 
     plane: ControlPlane
@@ -95,10 +95,10 @@ class Joined:
     daemon: Daemon
     kubelet: RealKubelet
 
-    # -- what a client does -------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------------
 
     def deploy(self, name: str, spec: Json, replicas: int = 1, **more: str) -> None:
-        """Create a Deployment; its pods have further labels."""
+        """Create a Deployment; ``more`` are further labels of its pods."""
         labels = {"app": name}
         template = {"metadata": {"labels": labels | more}, "spec": spec}
         self.plane.create(
@@ -127,7 +127,7 @@ class Joined:
         )
 
     def clear(self) -> None:
-        """Delete everything that tests have made, and wait until it has left the node."""
+        """Delete everything that tests have created, and wait until no pod or sandbox is left on the node."""
         self.plane.delete(DEPLOYMENTS)
         until("no ReplicaSets", lambda: not self._items("/apis/apps/v1/namespaces/demo/replicasets"))
         self.plane.delete(f"{DEMO}/pods?gracePeriodSeconds=0")
@@ -141,7 +141,7 @@ class Joined:
 
     @contextlib.contextmanager
     def second_node(self) -> Iterator[None]:
-        """Make the scheduler see another node, n2, that no kubelet stands for."""
+        """Create another Node object, n2, without a kubelet, to which the scheduler can bind pods."""
         nodes, amounts = "/api/v1/nodes", self.node()["status"]
         self.plane.node("n2", **{"kubernetes.io/hostname": "n2"})
         ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
@@ -152,7 +152,7 @@ class Joined:
         finally:
             self.plane.delete(f"{nodes}/n2")
 
-    # -- what it sees -------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------
 
     def _items(self, path: str) -> list[Json]:
         found: list[Json] = self.plane.request("GET", path)["items"]
@@ -170,17 +170,17 @@ class Joined:
         return self._items(f"{DEMO}/events?fieldSelector={fields.replace('=', '%3D').replace(',', '%2C')}")
 
     def reported(self, pod: Json, reason: str) -> list[str]:
-        """Return the messages of a pod's Events with a reason."""
+        """Return the messages of the Events of a pod with this reason."""
         return [each["message"] for each in self.described(pod) if each["reason"] == reason]
 
     def by_name(self, name: str) -> str:
-        """Return the id of the running container of a static pod; empty where there is none."""
+        """Return the id of the running container of a static pod; empty if there is none."""
         with self.bed.client() as runtime:
             found = [c for c in runtime.list() if c.labels.get("io.kubernetes.pod.name") == name]
         return next((c.id for c in found if c.state == RUNNING), "")
 
     def running(self, app: str, count: int = 1) -> list[Json]:
-        """Wait until so many pods of a Deployment run here."""
+        """Wait until so many pods of a Deployment run on this node."""
 
         def found() -> list[Json]:
             here = [p for p in self.pods(app) if p["spec"].get("nodeName") == NODE and is_running(p)]
@@ -201,7 +201,7 @@ class Joined:
 
     @contextlib.contextmanager
     def agent(self, settings: str = "", node: str = NODE, **more: Any) -> Iterator[AgentProcess]:
-        """Run an agent beside the daemon; it has read the cluster when this returns."""
+        """Run an agent for the daemon; on entry it has read the cluster."""
         files = self.daemon.directory / "cluster"
         facts, began = f"clusterFacts: {{directory: {files}}}\n", time.time()
         with running_agent(self.plane, self.daemon.directory, facts + settings, node, **more) as agent:
@@ -220,18 +220,18 @@ def is_running(pod: Json) -> bool:
 
 
 def waiting(pod: Json) -> str:
-    """Return why the first container of a pod waits, as `kubectl get pods` shows it."""
+    """Return the reason why the first container of a pod waits, as `kubectl get pods` shows it."""
     statuses = pod["status"].get("containerStatuses") or [{}]
     return str(statuses[0].get("state", {}).get("waiting", {}).get("reason", ""))
 
 
 def kernel(pod: Json) -> Cpuset:
-    """Return the cpuset of a pod's first container, as the kernel has it."""
+    """Read the cpuset of a pod's first container from the kernel."""
     return cpuset_of(pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2])
 
 
 def is_free(node: Joined, left: CpuSet) -> bool:
-    """Return whether the object shows as free what is left without the CPU that the floor needs."""
+    """Return whether the Numatopology lists the remaining CPUs as free, except one for the shared floor."""
     text = free_cpus(node.plane)
     found = CpuSet.parse(text) if text else CpuSet()
     return text is not None and found <= left and len(found) == len(left) - 1

@@ -1,8 +1,8 @@
-"""A real kubelet on this machine that joins a real API server; a daemon is between it and the bed's runtime.
+"""A real kubelet on this host that joins a real API server; a daemon is between it and the bed's runtime.
 
-kubelet runs in the bed's mount namespace, as the runtime does: what it mounts for pods must be seen there,
-and its directories below /var are the bed's own. Its network is the machine's, because the API server is
-there. It changes kernel settings when it starts: these files are covered by plain ones.
+kubelet runs in the bed's mount namespace, like the runtime: its mounts for pods must be visible there, and
+its directories below /var are private to the bed. It uses the host's network, where the API server listens.
+kubelet changes kernel settings when it starts, so regular files are mounted over them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 VAR = ("lib/kubelet", "log/pods", "log/containers")
 TUNABLES = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
-"""What kubelet sets (kubernetes pkg/kubelet/cm/container_manager_linux.go, setupKernelTunables)."""
+"""Files that kubelet writes (kubernetes pkg/kubelet/cm/container_manager_linux.go, setupKernelTunables)."""
 
 
 @dataclass(frozen=True)
 class CallFigures:
-    """How long calls of the CRI took, by kubelet's histograms since it started.
+    """The durations of CRI calls in kubelet's histograms since its start.
 
     Attributes:
-        counts: Calls by kind.
-        sums: Their seconds.
-        buckets: By kind and upper bound in seconds, how many were no longer than that.
-        errors: Failed calls by kind.
+        counts: The number of calls by kind.
+        sums: The total duration in seconds by kind.
+        buckets: The number of calls by kind and upper bound of the duration in seconds.
+        errors: The number of failed calls by kind.
     """
 
     counts: Mapping[str, float]
@@ -56,11 +56,11 @@ class CallFigures:
                 found[part][kind if bound is None else (kind, float(bound))] = float(value)
             elif match := _ERROR.match(line):
                 found["errors"][match[1]] = float(match[2])
-        assert found["count"], "kubelet has no figures of calls"
+        assert found["count"], "kubelet's metrics have no durations of calls"
         return CallFigures(found["count"], found["sum"], found["bucket"], found["errors"])
 
     def since(self, before: CallFigures, kind: str) -> tuple[int, float, float]:
-        """Return the number of calls of a kind since then, their mean, and a bound of the longest."""
+        """Return the number of calls of a kind since ``before``, their mean and an upper bound."""
         count = self.counts.get(kind, 0) - before.counts.get(kind, 0)
         total = self.sums.get(kind, 0) - before.sums.get(kind, 0)
         bounds = [
@@ -79,11 +79,11 @@ _ERROR = re.compile(r'kubelet_runtime_operations_errors_total\{operation_type="(
 
 
 class RealKubelet:
-    """A kubelet; ``start`` and ``stop`` as often as wanted.
+    """A kubelet that can be started and stopped repeatedly.
 
     Attributes:
-        name: Of its Node object.
-        log: What it wrote.
+        name: The name of its Node object.
+        log: Its log file.
     """
 
     def __init__(self, directory: Path, bed: Bed, plane: ControlPlane, socket: Path, name: str) -> None:
@@ -133,7 +133,7 @@ class RealKubelet:
         }
 
     def _cover(self, directory: Path) -> None:
-        """Cover in the bed's mount namespace what kubelet would leave on the machine."""
+        """Cover the files that kubelet would change on the host by mounts in the bed's namespace."""
         for each in VAR:
             target, own = Path("/var") / each, directory / each.replace("/", "-")
             own.mkdir()
@@ -151,7 +151,7 @@ class RealKubelet:
         assert done.returncode == 0, done.stdout
 
     def _make_cgroups(self) -> None:
-        """Make the cgroup below which kubelet has its pods; on v1 a cpuset begins empty."""
+        """Create the parent cgroup of kubelet's pods; on v1 a new cpuset is empty and must be filled."""
         for root in hierarchies():
             group = root / self._bed.cgroup.lstrip("/")
             group.mkdir(exist_ok=True)
@@ -161,13 +161,13 @@ class RealKubelet:
 
     @property
     def ready(self) -> bool:
-        """Whether the node is ready for pods, as the API server has it."""
+        """Whether the Node object is ready."""
         found = self._plane.get(f"/api/v1/nodes/{self.name}") or {}
         conditions = found.get("status", {}).get("conditions", [])
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     def start(self) -> None:
-        """Start it; it joins within seconds."""
+        """Start kubelet; it joins the cluster within seconds."""
         program = Path(os.environ["TOPOPROXY_CLUSTER"]) / "kubelet"
         kubeconfig = self._plane.kubeconfig(f"{self.name}-token", f"kubelet-{self.name}")
         command = [
@@ -184,7 +184,7 @@ class RealKubelet:
             )
 
     def add(self, name: str, spec: Mapping[str, object]) -> None:
-        """Give it a static pod, which needs no API server."""
+        """Add a static pod, which needs no API server."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -200,23 +200,23 @@ class RealKubelet:
         (self._manifests / f"{name}.yaml").unlink(missing_ok=True)
 
     def calls(self) -> CallFigures:
-        """Return its own figures of the calls that it has made at the runtime's socket."""
+        """Return kubelet's metrics of its calls to the runtime's socket."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._read_only}/metrics", timeout=10) as answer:
             return CallFigures.read(answer.read().decode())
 
     def check(self) -> None:
-        """Raise where it has ended."""
+        """Raise an error if kubelet has ended."""
         assert self._process is not None
         assert self._process.poll() is None, self.log.read_text()[-2000:]
 
     def stop(self) -> None:
-        """End it; pods run on."""
+        """Stop kubelet; its pods continue to run."""
         if self._process is not None:
             end_process(self._process)
             self._process = None
 
     def close(self) -> None:
-        """End it and remove its directories from the machine."""
+        """Stop kubelet and remove its directories from the host."""
         self.stop()
         for each in self._made:
             with contextlib.suppress(OSError):

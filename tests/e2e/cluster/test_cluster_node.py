@@ -1,4 +1,4 @@
-"""A node of a real cluster: stock scheduler and kubelet bring pods, and the cluster sees where they are."""
+"""A node of a real cluster with stock scheduler and kubelet: the API objects show the CPUs of its pods."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def test_a_scheduled_pod_is_pinned_and_the_cluster_sees_it(joined: Joined) -> No
         own = kernel(owner)
         assert (len(own.cpus), own.effective, own.tasks) == (1, own.cpus, {own.cpus})
         left = online() - own.cpus
-        until("the sharer to be beside it", lambda: kernel(sharer).effective == left)
+        until("the sharer to leave the owner's CPU", lambda: kernel(sharer).effective == left)
         assert kernel(sharer).tasks == {left}
         until("the Numatopology", lambda: is_free(joined, left))
         until("the NodeResourceTopology", lambda: available(joined) == len(left) - 1)
         (reported,) = until("the Event", lambda: joined.reported(owner, "PlacedExclusively"))
         assert reported.startswith(f"Container main has CPUs {own.cpus} exclusively")
-        beside = {each["reason"] for each in joined.described(owner)}
-        assert {"Scheduled", "Created", "Started"} <= beside, "those of the scheduler and of kubelet"
+        reasons = {each["reason"] for each in joined.described(owner)}
+        assert {"Scheduled", "Created", "Started"} <= reasons, "Events of the scheduler and of kubelet"
         joined.remove("owner")
         until("the CPU to be free again", lambda: is_free(joined, online()))
         until("the zones to be free again", lambda: available(joined) == len(online()) - 1)
         until("the sharer to have all CPUs", lambda: kernel(sharer).effective == online())
-    assert is_free(joined, online()), "an agent that ends leaves its objects"
+    assert is_free(joined, online()), "the objects of a stopped agent remain"
 
 
-def test_cpus_that_were_chosen_here_are_an_annotation_that_the_kernel_confirms(joined: Joined) -> None:
+def test_the_annotation_of_chosen_cpus_matches_the_kernel(joined: Joined) -> None:
     with joined.agent():
         pod = joined.run("lsr", pod_spec(container("1")), labels={QOS_LABEL: "LSR"})
         path = f"{DEMO}/pods/{pod['metadata']['name']}"
@@ -54,7 +54,7 @@ def test_cpus_that_were_chosen_here_are_an_annotation_that_the_kernel_confirms(j
         assert json.loads(text)["cpuset"] == str(kernel(ran).cpus)
 
 
-def test_pods_that_come_and_go_leave_what_the_kernel_has(joined: Joined) -> None:
+def test_the_object_matches_the_kernel_while_pods_come_and_go(joined: Joined) -> None:
     with joined.agent() as agent:
         for number in range(5):
             joined.deploy(f"o{number}", pod_spec(container("1")))

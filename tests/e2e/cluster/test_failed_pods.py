@@ -1,4 +1,4 @@
-"""Pods that the agent fails because the node rejects them, beside a kubelet that writes their status, too."""
+"""Pods that the agent sets to Failed because the node rejects them; kubelet writes their status, too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_failed_pod_stays_failed_and_its_controller_makes_another_one(full: Jo
         path = f"{DEMO}/pods/{pod['metadata']['name']}"
         until("the pod to fail", lambda: full.plane.get(path)["status"]["phase"] == "Failed")
         until("another pod", lambda: len(full.pods("second")) >= 2)
-        time.sleep(12)  # kubelet writes the status of its pods again and again
+        time.sleep(12)  # kubelet writes the status of its pods periodically
         failed = full.plane.get(path) or {}
         assert (failed["status"]["phase"], failed["status"]["reason"]) == ("Failed", "AdmissionSharedFloor")
         assert full.reported(pod, "RejectedPodFailed")
@@ -25,11 +25,11 @@ def test_a_failed_pod_stays_failed_and_its_controller_makes_another_one(full: Jo
         waits = [p for p in others if p["status"]["phase"] == "Pending"]
         assert len(waits) == 1, "the next pod of the same controller has to wait"
         by_kubelet = {p["status"].get("reason") for p in others if p not in waits}
-        assert by_kubelet <= {"OutOfcpu"}, "it counts the failed pod until the sandbox is gone"
+        assert by_kubelet <= {"OutOfcpu"}, "kubelet counts the failed pod until its sandbox is gone"
 
 
-def test_so_many_pods_end_in_a_minute(full: Joined) -> None:
-    """Half CPUs that an LSE pod asks for are rejected; three pods want that."""
+def test_at_most_two_pods_are_failed_in_a_minute(full: Joined) -> None:
+    """Three LSE pods request a fraction of a CPU, which is rejected; ``perMinute`` is 2."""
     names = ["a", "b", "c"]
     with full.agent("rejectedPods: {policy: fail, afterRejections: 1, perMinute: 2}\n"):
         for name in names:

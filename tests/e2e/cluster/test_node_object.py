@@ -1,4 +1,4 @@
-"""The Node object goes and comes, with the garbage collector and a kubelet that registers again."""
+"""The Node object is deleted and created again, with the garbage collector and a real kubelet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def free(joined: Joined, path: str) -> str:
     return str(found["spec"]["numares"]["cpu"]["allocatable"])
 
 
-def test_a_node_that_is_deleted_takes_its_objects_along_and_gets_them_again(joined: Joined) -> None:
+def test_the_objects_of_a_deleted_node_are_collected_and_created_again(joined: Joined) -> None:
     with joined.agent():
         until("the object", lambda: owner_uid(joined) == joined.node()["metadata"]["uid"])
         joined.kubelet.stop()
@@ -33,7 +33,7 @@ def test_a_node_that_is_deleted_takes_its_objects_along_and_gets_them_again(join
         for path in (NUMATOPOLOGY, TOPOLOGY):
             until("the garbage collector", lambda path=path: joined.plane.get(path) is None)
         time.sleep(5)
-        assert joined.plane.get(NUMATOPOLOGY) is None, "nothing is made again of a Node that is gone"
+        assert joined.plane.get(NUMATOPOLOGY) is None, "the agent creates no object for a deleted Node"
         joined.kubelet.start()
         until("the node to be ready", lambda: joined.kubelet.ready)
         until("the object", lambda: owner_uid(joined) == joined.node()["metadata"]["uid"])
@@ -43,10 +43,10 @@ def test_a_node_that_is_deleted_takes_its_objects_along_and_gets_them_again(join
         own = kernel(owner).cpus
         until("the free CPUs", lambda: own.isdisjoint(CpuSet.parse(free_cpus(joined.plane) or "")))
         time.sleep(5)
-        assert owner_uid(joined) == joined.node()["metadata"]["uid"], "and it stays"
+        assert owner_uid(joined) == joined.node()["metadata"]["uid"], "the new object is not collected"
 
 
-def test_a_node_with_another_name(joined: Joined) -> None:
+def test_the_objects_of_a_renamed_node_are_replaced(joined: Joined) -> None:
     other = "/".join((NUMATOPOLOGY.rpartition("/")[0], "n2"))
     with joined.agent():
         until("the object", lambda: owner_uid(joined))
@@ -58,7 +58,7 @@ def test_a_node_with_another_name(joined: Joined) -> None:
         with joined.agent(node="n2"):
             until("the object", lambda: owner_uid(joined, other))
             until("the condition", lambda: condition(joined.plane, "n2")["reason"] == "Enforcing")
-            assert owner_uid(joined), "that of the other name stays as long as its Node"
+            assert owner_uid(joined), "the object of the old name stays as long as its Node"
             joined.plane.delete(f"{NODES}/{NODE}")
             until("the garbage collector", lambda: joined.plane.get(NUMATOPOLOGY) is None)
             pod = joined.run("alone", pod_spec(container("1")))

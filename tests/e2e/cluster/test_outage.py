@@ -1,6 +1,6 @@
-"""The API server is killed under churn: the node continues, and the objects are right when it is back.
+"""The API server is killed under churn: the node continues, and the objects are correct after its restart.
 
-TOPOPROXY_OUTAGE_S is the length of the outage in seconds. It is compared with the time before it.
+TOPOPROXY_OUTAGE_S is the length of the outage in seconds. Calls during it are compared with calls before it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CALLS = ("run_podsandbox", "create_container", "start_container", "stop_containe
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300 + 3 * LASTS_S)]
 
 
-def come(node: Joined, name: str) -> str:
-    """Make a static pod own a CPU; returns its container."""
+def start_owner(node: Joined, name: str) -> str:
+    """Start a static pod that owns a CPU; returns the id of its container."""
     node.kubelet.add(name, pod_spec(container("1")))
     found: str = until(f"{name} to run", lambda: node.by_name(f"{name}-{NODE}"))
     owned = cpuset_of(found)
@@ -29,12 +29,12 @@ def come(node: Joined, name: str) -> str:
     return found
 
 
-def churn(node: Joined, word: str, seconds: float) -> None:
-    """Make owners come and go, one after the other."""
+def churn(node: Joined, prefix: str, seconds: float) -> None:
+    """Start and remove owners, one after the other."""
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
-        name = f"{word}{number}"
-        come(node, name)
+        name = f"{prefix}{number}"
+        start_owner(node, name)
         node.kubelet.drop(name)
         until(f"{name} to end", lambda name=name: not node.by_name(f"{name}-{NODE}"))
         number += 1
@@ -45,19 +45,19 @@ def test_an_outage_delays_no_call_and_the_objects_are_right_soon_after(joined: J
         idle = until("the free CPUs", lambda: free_cpus(joined.plane))
         started = joined.kubelet.calls()
         churn(joined, "before", min(LASTS_S, 60))
-        until("the object to be as at first", lambda: free_cpus(joined.plane) == idle)
+        until("the object to list the same CPUs as initially", lambda: free_cpus(joined.plane) == idle)
         memory, before = agent.rss_kb, joined.kubelet.calls()
         joined.plane.stop_api()
         try:
             churn(joined, "during", LASTS_S)
-            held = cpuset_of(come(joined, "held")).cpus
+            held = cpuset_of(start_owner(joined, "held")).cpus
             during = joined.kubelet.calls()
         finally:
             joined.plane.start_api()
         back = time.monotonic()
         until("the object", lambda: is_free(joined, online() - held))
         right = time.monotonic() - back
-        print(f"\nan outage of {LASTS_S:g} s; the object was right {right:.2f} s after it")
+        print(f"\nan outage of {LASTS_S:g} s; the object was correct {right:.2f} s after it")
         print(f"resident memory of the agent: {memory} kB before it, {agent.rss_kb} kB after it")
         for kind in CALLS:
             with_api, without = before.since(started, kind), during.since(before, kind)

@@ -1,7 +1,7 @@
-"""What becomes of rejected pods, with kubelet, scheduler and controllers as they are (kubernetes#84869).
+"""Rejected pods in a cluster with stock kubelet, scheduler and controllers (kubernetes#84869).
 
-The machine has few CPUs: one container owns all that may be owned, and the scheduler, which counts CPUs,
-sends another pod that wants one.
+One container owns all CPUs that may be owned. The scheduler, which only counts CPUs, binds another pod that
+requests one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def taints(node: Joined) -> list[Any]:
     return [each["effect"] for each in node.node()["spec"].get("taints", []) if each["key"] == KEY]
 
 
-def test_a_rejected_pod_is_tried_for_ever_where_nothing_else_is_wanted(full: Joined) -> None:
+def test_under_policy_retry_kubelet_retries_a_rejected_pod_until_it_fits(full: Joined) -> None:
     with full.agent("rejectedPods: {policy: retry}\n"):
         full.deploy("second", one_cpu())
         pod = rejected(full, "second")
-        until("three tries", lambda: full.rejections(pod) >= 3)
+        until("three attempts", lambda: full.rejections(pod) >= 3)
         (same,) = full.pods("second")
         assert (uid(same), same["status"]["phase"]) == (uid(pod), "Pending")
         (reported,) = full.reported(pod, "PlacementRejected")
@@ -34,11 +34,11 @@ def test_a_rejected_pod_is_tried_for_ever_where_nothing_else_is_wanted(full: Joi
         assert not taints(full)
         full.remove("first")
         (ran,) = full.running("second")
-        assert uid(ran) == uid(pod), "kubelet continues trying, and there is room now"
+        assert uid(ran) == uid(pod), "kubelet retried the same pod, and its CPUs are free now"
         assert len(kernel(ran).cpus) == 1
 
 
-def test_an_evicted_pod_goes_to_another_node_and_the_mark_comes_off(full: Joined) -> None:
+def test_an_evicted_pod_goes_to_another_node_and_the_taint_is_removed(full: Joined) -> None:
     with full.second_node(), full.agent("rejectedPods: {policy: evict, afterRejections: 2}\n"):
         full.deploy("second", one_cpu())
         pod = rejected(full, "second")
@@ -46,17 +46,17 @@ def test_an_evicted_pod_goes_to_another_node_and_the_mark_comes_off(full: Joined
         def elsewhere() -> Json | None:
             return next((p for p in full.pods("second") if p["spec"].get("nodeName") == "n2"), None)
 
-        until("another node to get it", elsewhere)
+        until("the next pod to be bound to another node", elsewhere)
         assert full.rejections(pod) <= 2
         assert taints(full) == ["PreferNoSchedule"]
         assert full.reported(pod, "RejectedPodEvicted")
         until("the rejected pod to be gone", lambda: [uid(p) for p in full.pods("second")] != [uid(pod)])
         full.remove("first")
-        until("the mark to come off", lambda: not taints(full))
+        until("the taint to be removed", lambda: not taints(full))
         assert KEY not in full.node()["metadata"].get("annotations", {})
 
 
-def test_without_a_mark_the_pod_comes_back_and_its_controller_waits(full: Joined) -> None:
+def test_without_a_taint_the_next_pod_is_rejected_and_not_evicted_within_a_minute(full: Joined) -> None:
     settings = "rejectedPods: {policy: evict, afterRejections: 1, keepAway: none}\n"
     with full.second_node(), full.agent(settings):
         full.deploy("second", one_cpu())
@@ -67,16 +67,16 @@ def test_without_a_mark_the_pod_comes_back_and_its_controller_waits(full: Joined
 
         again = until("another pod", replaced)
         until("its rejection", lambda: full.rejections(again) >= 2)
-        assert {uid(p) for p in full.pods("second")} == {uid(again)}, "once in a minute"
+        assert {uid(p) for p in full.pods("second")} == {uid(again)}, "at most one eviction in a minute"
         assert not taints(full)
 
 
-def test_a_pod_without_a_controller_ends_only_where_that_is_wanted(full: Joined) -> None:
+def test_a_pod_without_a_controller_is_evicted_only_if_configured(full: Joined) -> None:
     path = f"{DEMO}/pods/alone"
     with full.agent("rejectedPods: {policy: evict, afterRejections: 1}\n") as agent:
         pod = full.run("alone", one_cpu())
         until("the pod to be left alone", lambda: "left a rejected pod alone" in agent.log.read_text())
-        until("another try", lambda: full.rejections(pod) >= 2)
+        until("another attempt", lambda: full.rejections(pod) >= 2)
         assert uid(full.plane.get(path) or {}) == uid(pod)
     with full.agent("rejectedPods: {policy: evict, afterRejections: 1, withoutController: true}\n"):
-        until("the pod to end", lambda: full.plane.get(path) is None)
+        until("the pod to be evicted", lambda: full.plane.get(path) is None)

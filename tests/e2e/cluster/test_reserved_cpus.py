@@ -1,4 +1,4 @@
-"""Pods that the extender binds run on the CPUs that it has reserved; the others never come to the node."""
+"""Pods that the extender binds run on the CPUs that it has reserved; other pods are not bound to the node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster.extender_process import DEPLOY, SCHEDULER, ExtenderProcess, e
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 MORE = 2
-"""Pods beyond those that fit; the scheduler's own count of CPUs has room for one of them."""
+"""Pods beyond those that fit; by the scheduler's own count of CPUs one of them would fit."""
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +32,15 @@ def extender(plane: ControlPlane) -> Iterator[ExtenderProcess]:
     extender.stop()
 
 
-def shown(joined: Joined, pod: Json) -> CpuSet:
-    """Return the CPUs that the Numatopology shows for a pod."""
+def allocated(joined: Joined, pod: Json) -> CpuSet:
+    """Return the CPUs of a pod in the Numatopology."""
     spec = (joined.plane.get(NUMATOPOLOGY) or {})["spec"]
     found = [each for each in spec["podAllocations"] if each["uid"] == uid(pod)]
     return CpuSet.parse(found[0]["containerAllocations"][0]["allocations"]["cpu"])
 
 
 def unschedulable(joined: Joined, app: str) -> list[Json]:
-    """List pods that no node was found for."""
+    """List the pods that the scheduler reports as unschedulable."""
     return [
         pod
         for pod in joined.pods(app)
@@ -50,10 +50,10 @@ def unschedulable(joined: Joined, app: str) -> list[Json]:
 
 
 @pytest.mark.parametrize("qos", ["LSR", ""])
-def test_what_fits_runs_where_it_was_reserved_and_the_rest_waits(
+def test_pods_that_fit_run_on_their_reserved_cpus_and_the_others_wait(
     joined: Joined, extender: ExtenderProcess, qos: str
 ) -> None:
-    fitting = len(online()) - 1  # the shared pool keeps one
+    fitting = len(online()) - 1  # one CPU stays in the shared pool
     labels = {QOS_LABEL: qos} if qos else {}
     with joined.agent():
         until("the node to be known", lambda: 'nodes{state="known"} 1' in extender.get("/metrics"))
@@ -63,13 +63,14 @@ def test_what_fits_runs_where_it_was_reserved_and_the_rest_waits(
         for pod in ran:
             own = kernel(pod).cpus
             assert (len(own), kernel(pod).tasks) == (1, {own})
-            until("the object to show the pod", lambda pod=pod, own=own: shown(joined, pod) == own)
+            until("the object to show the pod", lambda pod=pod, own=own: allocated(joined, pod) == own)
             if qos:
                 assert json.loads(pod["metadata"]["annotations"][STATUS])["cpuset"] == str(own)
         ended = ran[0]
         joined.plane.delete(f"/api/v1/namespaces/demo/pods/{ended['metadata']['name']}?gracePeriodSeconds=0")
         until(
-            "its CPU to be used again", lambda: uid(ended) not in map(uid, joined.running("aligned", fitting))
+            "another pod to get its CPU",
+            lambda: uid(ended) not in map(uid, joined.running("aligned", fitting)),
         )
         until("the rest to wait", lambda: len(unschedulable(joined, "aligned")) == MORE)
         assert not joined.daemon.status()["rejections"]

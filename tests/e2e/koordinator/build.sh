@@ -1,12 +1,12 @@
 #!/bin/sh
-# Build what of Koordinator the tests talk to, outside of the source tree: koord-runtime-proxy, and a hook server
-# out of koordlet's own parts (hookserver/main.go).
+# Build the programs of Koordinator that the tests use, outside of the source tree: koord-runtime-proxy, and a hook
+# server made of koordlet's packages (hookserver/main.go).
 #
 #   sh tests/e2e/koordinator/build.sh
 #
-# On success the last line of standard output is the directory for TOPOPROXY_KOORDINATOR, and a second run finds it
-# there at once. Where it cannot be built, the reason goes to standard error and the exit status is 1. KOORDINATOR
-# names another release; TOPOPROXY_KOORDINATOR_LIMIT bounds the time (seconds).
+# On success the last line of standard output is the directory for TOPOPROXY_KOORDINATOR; a second run reuses the
+# build. If the build fails, the reason is printed to standard error and the exit status is 1. KOORDINATOR names
+# another release; TOPOPROXY_KOORDINATOR_LIMIT bounds the time (seconds).
 set -eu
 
 version=${KOORDINATOR:-v1.8.0}
@@ -21,9 +21,8 @@ ready() { [ -x "$directory/koord-runtime-proxy" ] && [ -x "$directory/hookserver
 
 ready || begin_build
 if ! ready; then
-    # Go builds what is where it keeps modules only as it is, so this is done in a copy. Our program is put next to its
-    # own, and Linux uses what it has for other systems in place of the one package that would need a C library (perf
-    # events, which no hook uses).
+    # The module cache is read-only, so build in a copy. The hook server is added to the commands of Koordinator. The
+    # one package that needs a C library (perf events, which no hook uses) is replaced by its stub for other systems.
     download "github.com/koordinator-sh/koordinator@$version"
     kept=$source
     source=$directory/source

@@ -1,4 +1,4 @@
-"""Fixtures of the tests with Koordinator's own programs."""
+"""Fixtures of the tests with real programs of Koordinator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file are plain modules
+sys.path.insert(0, str(Path(__file__).parent))  # the helper modules in this directory are imported by name
 
 from crio import DIRECTORY as CRIO
 from daemon import Daemon, Node
-from peers import HookServer, RuntimeProxy, why_not_koordinator
+from peers import HookServer, RuntimeProxy, koordinator_skip_reason
 
 from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import registration
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def _programs() -> None:
-    if reason := why_not_koordinator() or (CRIO and "on containerd only"):
+    if reason := koordinator_skip_reason() or (CRIO and "on containerd only"):
         pytest.skip(reason)
 
 
 @pytest.fixture
 def peers(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., RuntimeProxy]]:
-    """Make runtime proxies of Koordinator's; all are ended after the test."""
+    """Create runtime proxies of Koordinator; all are stopped after the test."""
     made: list[RuntimeProxy] = []
 
     def make(runtime: Path | None = None, directory: str = "koord") -> RuntimeProxy:
@@ -44,12 +44,12 @@ def peers(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., RuntimeProxy]]:
 
 @pytest.fixture
 def koordlets(tmp_path: Path) -> Iterator[Callable[..., HookServer]]:
-    """Make hook servers of koordlet's; all are ended after the test."""
+    """Start hook servers of koordlet; all are stopped after the test."""
     made: list[HookServer] = []
 
-    def make(servers: Path, **reported: str) -> HookServer:
+    def make(servers: Path, **options: str) -> HookServer:
         made.append(HookServer(tmp_path / "koordlet", servers))
-        made[-1].start(**reported)
+        made[-1].start(**options)
         return made[-1]
 
     yield make
@@ -59,7 +59,7 @@ def koordlets(tmp_path: Path) -> Iterator[Callable[..., HookServer]]:
 
 @pytest.fixture
 def serving(bed: Bed, proxies: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
-    """Make daemons that serve hooks, whose own hooks are in directories of the test."""
+    """Start daemons that serve as hook servers; their own hook directories belong to the test."""
 
     def make(**config: Any) -> Daemon:
         for name in ("hooks.d", "servers"):
@@ -75,7 +75,7 @@ def serving(bed: Bed, proxies: Callable[..., Daemon], tmp_path: Path) -> Callabl
 def through(
     bed: Bed, serving: Callable[..., Daemon], peers: Callable[..., RuntimeProxy]
 ) -> Iterator[Callable[..., Node]]:
-    """Make a daemon, a runtime proxy of Koordinator's that asks it, and a client of that proxy."""
+    """Start a daemon and a runtime proxy of Koordinator that calls it; return a client of the proxy."""
     clients: list[Any] = []
 
     def make(daemon: Daemon | None = None, runtime: Path | None = None, **config: Any) -> Node:

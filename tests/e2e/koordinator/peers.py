@@ -1,6 +1,6 @@
-"""Koordinator's own programs, for a test: its runtime proxy, and a hook server of koordlet's parts.
+"""Programs of Koordinator for the tests: its runtime proxy, and a hook server made of koordlet's packages.
 
-``build.sh`` makes them; ``TOPOPROXY_KOORDINATOR`` names their directory.
+``build.sh`` builds them; ``TOPOPROXY_KOORDINATOR`` names their directory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ INSIDE = """
 mount -t tmpfs none /etc && mkdir -p /etc/runtime/hookserver.d &&
     mount --bind "$0" /etc/runtime/hookserver.d && exec "$@"
 """
-"""Gives a program an /etc of its own: the directory of hook servers is a constant in it."""
+"""Run a program with its own /etc, because its directory of hook servers is a constant."""
 
 
-def why_not_koordinator() -> str:
-    """Return the reason why nothing of Koordinator's can be run here, or an empty string."""
+def koordinator_skip_reason() -> str:
+    """Return why Koordinator's programs cannot run; an empty string if they can."""
     if not DIRECTORY:
         return "Koordinator's programs are not named: make test-koordinator"
     missing = [name for name in PROGRAMS if not os.access(Path(DIRECTORY, name), os.X_OK)]
@@ -31,7 +31,7 @@ def why_not_koordinator() -> str:
 
 
 class Program:
-    """A process of Koordinator's; what it says is in ``log``."""
+    """A process of Koordinator; ``log`` has its output."""
 
     def __init__(self, directory: Path, name: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -46,26 +46,26 @@ class Program:
             )
 
     def lives(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def _must_live(self) -> None:
         if not self.lives():
-            raise RuntimeError(f"it has ended: {self.log.read_text()[-2000:]}")
+            raise RuntimeError(f"the process has ended: {self.log.read_text()[-2000:]}")
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         if self._process is not None:
             end_process(self._process)
             self._process = None
 
 
 class RuntimeProxy(Program):
-    """koord-runtime-proxy before a runtime.
+    """koord-runtime-proxy in front of a runtime.
 
     Attributes:
-        socket: Where it listens.
-        servers: Its directory of hook servers; it is notified of files in it at once.
+        socket: The socket on which it listens.
+        servers: Its directory of hook servers; it watches the directory for new files.
     """
 
     def __init__(self, directory: Path, runtime: Path) -> None:
@@ -76,7 +76,7 @@ class RuntimeProxy(Program):
         self._runtime = runtime
 
     def start(self, cgroup: str) -> None:
-        """Start it and wait until it hands on a call."""
+        """Start the proxy and wait until it forwards a call."""
         program = str(Path(DIRECTORY, "koord-runtime-proxy"))
         ends = [f"--koord-runtimeproxy-endpoint={self.socket}"]
         ends += [f"--remote-runtime-service-endpoint={self._runtime}"]
@@ -91,7 +91,7 @@ class RuntimeProxy(Program):
         wait_for("koord-runtime-proxy to answer", answers, limit=30, pause=0.1)
 
     def client(self, cgroup: str) -> Cri:
-        """A client that speaks through it."""
+        """Return a client that is connected to the proxy."""
         return Cri(self.socket, cgroup)
 
 
@@ -104,16 +104,16 @@ class HookServer(Program):
         self._servers = servers
 
     def start(self, shared: str, policy: str = "Fail", manager: str = "none") -> None:
-        """Start it and wait until it is registered.
+        """Start the hook server and wait until it has registered.
 
         Args:
             shared: The CPUs of the node's shared pool, as koordlet would read them from the cluster.
-            policy: What it registers.
+            policy: The failure policy that it registers.
             manager: Kubelet's CPU manager policy, as koordlet would read it.
         """
         program = str(Path(DIRECTORY, "hookserver"))
-        reported = [f"--shared={shared}", f"--policy={policy}", f"--manager={manager}"]
-        self._run([program, f"--socket={self.socket}", f"--directory={self._servers}", *reported, "-v=5"])
+        options = [f"--shared={shared}", f"--policy={policy}", f"--manager={manager}"]
+        self._run([program, f"--socket={self.socket}", f"--directory={self._servers}", *options, "-v=5"])
 
         def registered() -> bool:
             self._must_live()

@@ -1,4 +1,4 @@
-"""Koordinator's own runtime proxy asks us: containers that are made through it have our CPUs."""
+"""Koordinator's runtime proxy calls the daemon as a hook server: its containers get the daemon's CPUs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ REST = online() - LAST
 
 
 def config_of(cri: Any, container: str) -> Any:
-    """What the runtime was requested, by its own account."""
+    """Return the config in the runtime's record of the create request."""
     return json.loads(cri.status(container, verbose=True).info["info"])["config"]
 
 
-def test_every_class_of_pods_is_where_it_belongs(through: Callable[..., Node]) -> None:
-    # On a machine of two CPUs the last owner takes all that the pod of the one before has left.
+def test_containers_of_every_class_have_their_cpus(through: Callable[..., Node]) -> None:
+    # With two CPUs the second owner needs the only CPU that the pod of the first one does not hold.
     node = through(admission={"sharedFloor": 0, "sharedFloorPerNUMANode": 0})
     for kind in ("ls", "be", "burstable", "besteffort", "part"):
         node.spawn(kind)
     node.settle()
     lse = node.spawn("lse", LAST)
-    node.check()  # at once: the others have left before it was made
+    node.check()  # no wait: the other containers left the CPU before the create
     node.remove(lse)
     node.settle()
     node.spawn("whole")
@@ -44,7 +44,7 @@ def test_every_class_of_pods_is_where_it_belongs(through: Callable[..., Node]) -
     assert [c["container"] for c in node.daemon.status()["exclusive"]] == ["main"]
 
 
-def test_a_container_is_found_as_one(through: Callable[..., Node]) -> None:
+def test_a_create_through_the_peer_is_placed_and_not_adopted(through: Callable[..., Node]) -> None:
     node = through()
     ls, lse = node.spawn("ls"), node.spawn("lse", LAST)
     node.daemon.compared()
@@ -56,20 +56,20 @@ def test_a_container_is_found_as_one(through: Callable[..., Node]) -> None:
     assert counters["hook_questions"] >= 8
 
 
-def test_a_refusal_reaches_the_client(through: Callable[..., Node]) -> None:
+def test_a_rejection_reaches_the_client_of_the_peer(through: Callable[..., Node]) -> None:
     node = through()
     node.spawn("lse", LAST)
     pod = node.pod("lse", LAST)
     with pytest.raises(RpcError) as refused:
         node.create(pod)
-    words = str(refused.value)
-    assert "hook server err" in words  # the peer's own words around ours
-    assert "FailedPrecondition" in words
-    assert f"CPU {LAST}" in words or f"CPUs {LAST}" in words
-    assert code(refused.value) is grpc.StatusCode.UNKNOWN  # it does not hand on the code
+    message = str(refused.value)
+    assert "hook server err" in message  # the peer's prefix of the daemon's message
+    assert "FailedPrecondition" in message
+    assert f"CPU {LAST}" in message or f"CPUs {LAST}" in message
+    assert code(refused.value) is grpc.StatusCode.UNKNOWN  # the peer does not forward the code
 
 
-def test_an_update_keeps_our_cpus(through: Callable[..., Node]) -> None:
+def test_an_update_through_the_peer_keeps_the_daemons_cpus(through: Callable[..., Node]) -> None:
     node = through()
     ls, lse = node.spawn("ls"), node.spawn("lse", LAST)
     for container in (ls, lse):
@@ -78,12 +78,12 @@ def test_an_update_keeps_our_cpus(through: Callable[..., Node]) -> None:
         assert config_of(node.cri, container)["linux"]["resources"]["cpu_shares"] in (777, 512, 1024)
     node.remove(lse)
     node.settle()
-    node.cri.update(ls, cpu_shares=778)  # the peer adds what it has cached: a set of before
+    node.cri.update(ls, cpu_shares=778)  # the peer adds an outdated cpuset from its cache
     node.settle()
 
 
-def test_nothing_else_is_changed(through: Callable[..., Node], bed: Bed) -> None:
-    """What the runtime gets with both programs in the way is what it gets directly, but for what is ours."""
+def test_a_create_through_both_programs_changes_nothing_else(through: Callable[..., Node], bed: Bed) -> None:
+    """A request through both programs differs from a direct request only in the cpuset."""
     node = through()
     fields = {
         "cpu_period": 100_000,
@@ -98,21 +98,21 @@ def test_nothing_else_is_changed(through: Callable[..., Node], bed: Bed) -> None
         for cri in (node.cri, direct):
             labels = {"koordinator.sh/qosClass": "LS"}
             pod = cri.run_pod(f"pod-{len(found)}", uid="u", labels=labels, annotations={"a": "b"})
-            asked = cri.create_request(pod, **fields)
+            request = cri.create_request(pod, **fields)
             for number in range(20):
-                asked.config.envs.add(key=f"KEY_{number}", value=f"value={number}".encode())
-            asked.config.annotations["x.y/z"] = "kept"
-            container = cri.method("CreateContainer")(asked, timeout=30).container_id
+                request.config.envs.add(key=f"KEY_{number}", value=f"value={number}".encode())
+            request.config.annotations["x.y/z"] = "kept"
+            container = cri.method("CreateContainer")(request, timeout=30).container_id
             found.append(config_of(direct, container))
     ours, plain = found
     assert ours["linux"]["resources"].pop("cpuset_cpus") == str(online())
     assert ours["linux"]["resources"].pop("cpuset_mems")
     envs = [sorted((e["key"], e["value"]) for e in each.pop("envs")) for each in found]
-    assert envs[0] == envs[1]  # their order is lost in the peer
+    assert envs[0] == envs[1]  # the peer loses their order
     assert ours == plain
 
 
-def test_no_container_runs_while_the_daemon_is_away(through: Callable[..., Node]) -> None:
+def test_the_peer_rejects_creates_while_the_daemon_is_stopped(through: Callable[..., Node]) -> None:
     node = through()
     ls = node.spawn("ls")
     pod, late = node.pod("lse", LAST), node.pod("ls")
@@ -128,14 +128,14 @@ def test_no_container_runs_while_the_daemon_is_away(through: Callable[..., Node]
         node.run(pod)
         return True
 
-    wait_for("the peer to find us again", created, limit=30, pause=0.5)
+    wait_for("the peer to reach the daemon again", created, limit=30, pause=0.5)
     node.check()
 
 
-def test_what_was_made_before_the_peer_came_back(
+def test_containers_from_before_a_restart_of_the_peer_keep_their_cpus(
     through: Callable[..., Node], peers: Callable[..., RuntimeProxy], bed: Bed, tmp_path: Path
 ) -> None:
-    """The peer forgets resources with a restart, and ours do not depend on what it remembers."""
+    """A restarted peer has lost its cached resources; the daemon's CPUs do not depend on that cache."""
     node = through()
     ls = node.spawn("ls")
     waiting = node.create(node.pod("ls"))
@@ -150,17 +150,17 @@ def test_what_was_made_before_the_peer_came_back(
         cri.adopt(node.cri)
         other.start(waiting)
         node.check()
-        # It sends the client's update as it is now; the kernel has our set again within a moment.
+        # The peer now forwards the client's update unchanged; the daemon soon restores its cpuset.
         cri.update(ls, cpuset_cpus=str(online()))
         node.settle()
         other.remove(lse)
         node.settle()
 
 
-def test_both_ways_at_once_are_one_placement(
+def test_a_create_seen_as_hook_and_as_call_is_placed_once(
     through: Callable[..., Node], serving: Callable[..., Daemon], bed: Bed
 ) -> None:
-    """The peer's runtime is our socket: each create is seen twice."""
+    """The peer's runtime is the daemon's socket, so the daemon sees each create twice."""
     daemon = serving()
     node = through(daemon, daemon.socket)
     node.spawn("ls")

@@ -1,4 +1,4 @@
-"""koordlet's own hook server beside us: asked as it registers itself, and heard as far as it may be."""
+"""koordlet's hook server as a hook of the daemon: it registers itself, and valid responses take effect."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ GPUS = {"scheduling.koordinator.sh/device-allocated": '{"gpu":[{"minor":1},{"min
 
 
 def config_of(cri: Any, container: str) -> Any:
-    """What the runtime was requested, by its own account."""
+    """Return the config in the runtime's record of the create request."""
     return json.loads(cri.status(container, verbose=True).info["info"])["config"]
 
 
 def envs_of(cri: Any, container: str) -> list[tuple[str, str]]:
-    """The environment that the runtime was requested, in its order."""
+    """Return the environment in the runtime's record of the create request, in order."""
     return [(entry["key"], entry["value"]) for entry in config_of(cri, container).get("envs") or ()]
 
 
 def in_use(daemon: Daemon, name: str = "koordlet") -> None:
-    """Wait until the daemon asks a hook server."""
+    """Wait until the daemon uses a hook server."""
 
     def used() -> bool:
         return f"hook loaded hook={name} " in daemon.log.read_text()
@@ -46,14 +46,14 @@ def in_use(daemon: Daemon, name: str = "koordlet") -> None:
 
 
 @pytest.fixture
-def beside(
+def with_koordlet(
     serving: Callable[..., Daemon], koordlets: Callable[..., HookServer], bed: Bed, tmp_path: Path
 ) -> Any:
-    """A daemon, and a hook server of koordlet's that has registered itself with it."""
+    """Start a daemon, and a hook server of koordlet that registers itself with it."""
 
-    def make(shared: str, **reported: str) -> tuple[Daemon, HookServer]:
+    def make(shared: str, **options: str) -> tuple[Daemon, HookServer]:
         daemon = serving(hooks={"timeout": "5s"})
-        koordlet = koordlets(tmp_path / "servers", shared=shared, **reported)
+        koordlet = koordlets(tmp_path / "servers", shared=shared, **options)
         in_use(daemon)
         return daemon, koordlet
 
@@ -61,9 +61,9 @@ def beside(
     bed.clear()
 
 
-def test_both_agree_on_a_node(beside: Any, bed: Bed) -> None:
-    """What koordlet's plugin answers for each class is what we do, or within it."""
-    daemon, _ = beside(str(online()))
+def test_koordlets_responses_agree_with_the_daemons_placement(with_koordlet: Any, bed: Bed) -> None:
+    """For each class, the response of koordlet's plugin equals the daemon's decision or is a subset of it."""
+    daemon, _ = with_koordlet(str(online()))
     with daemon.client() as cri:
         node = Node(bed, daemon, cri)
         for kind in ("ls", "be", "burstable", "besteffort"):
@@ -78,8 +78,8 @@ def test_both_agree_on_a_node(beside: Any, bed: Bed) -> None:
         assert "koordlet" in json.dumps(daemon.status()["hooks"])
 
 
-def test_its_shared_pool_narrows_ours(beside: Any, bed: Bed) -> None:
-    daemon, _ = beside(str(FIRST))
+def test_koordlets_shared_pool_narrows_the_daemons(with_koordlet: Any, bed: Bed) -> None:
+    daemon, _ = with_koordlet(str(FIRST))
     with daemon.client() as cri:
         pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
         container = cri.run(pod, cpu_shares=512)
@@ -88,32 +88,32 @@ def test_its_shared_pool_narrows_ours(beside: Any, bed: Bed) -> None:
         assert cpuset_of(container).cpus == FIRST
 
 
-def test_it_sets_the_environment_and_nothing_is_lost(beside: Any, bed: Bed) -> None:
-    """koordlet's plugin for GPUs adds a variable; the order of the others, and their bytes, stay."""
-    daemon, _ = beside(str(online()))
-    asked = [(f"KEY_{number}", f"a=b;{number}") for number in (3, 1, 2, 9, 0)]
+def test_koordlet_adds_a_variable_and_the_rest_of_the_request_is_kept(with_koordlet: Any, bed: Bed) -> None:
+    """koordlet's GPU plugin adds a variable; the other variables keep their order and bytes."""
+    daemon, _ = with_koordlet(str(online()))
+    requested = [(f"KEY_{number}", f"a=b;{number}") for number in (3, 1, 2, 9, 0)]
     with daemon.client() as cri, bed.client() as direct:
         found = []
         for client in (cri, direct):
             pod = client.run_pod(f"pod-{len(found)}", uid="u", annotations=GPUS)
             request = client.create_request(pod, cpu_shares=512, oom_score_adj=900)
-            for key, value in asked:
+            for key, value in requested:
                 request.config.envs.add(key=key, value=value.encode())
             container = client.method("CreateContainer")(request, timeout=30).container_id
             found.append(config_of(direct, container))
     ours, plain = found
     envs = [(entry["key"], entry["value"]) for entry in ours.pop("envs")]
-    assert envs == [*asked, ("NVIDIA_VISIBLE_DEVICES", "1,3")]
+    assert envs == [*requested, ("NVIDIA_VISIBLE_DEVICES", "1,3")]
     plain.pop("envs")
     for each in found:
         for name in ("cpuset_cpus", "cpuset_mems"):
             each["linux"]["resources"].pop(name, None)
-    assert ours == plain  # oom_score_adj among it, which an answer without one would take away
+    assert ours == plain  # including oom_score_adj, which is missing in the response of the hook
 
 
-def test_it_cannot_give_away_owned_cpus(beside: Any, bed: Bed) -> None:
-    """Its pool is what it last heard from the cluster; an owner that it does not know of is safe."""
-    daemon, _ = beside(str(LAST))
+def test_koordlet_cannot_give_away_owned_cpus(with_koordlet: Any, bed: Bed) -> None:
+    """koordlet's pool may be outdated; an owner that it does not know keeps its CPUs."""
+    daemon, _ = with_koordlet(str(LAST))
     with daemon.client() as cri:
         node = Node(bed, daemon, cri)
         lse = node.spawn("lse", LAST)
@@ -126,8 +126,8 @@ def test_it_cannot_give_away_owned_cpus(beside: Any, bed: Bed) -> None:
         node.remove(lse)
 
 
-def test_it_goes_and_comes_back(beside: Any, bed: Bed, tmp_path: Path) -> None:
-    daemon, koordlet = beside(str(FIRST), policy="Ignore")
+def test_koordlet_is_used_again_after_a_restart(with_koordlet: Any, bed: Bed, tmp_path: Path) -> None:
+    daemon, koordlet = with_koordlet(str(FIRST), policy="Ignore")
     with daemon.client() as cri:
         pod = cri.run_pod("ls", labels={"koordinator.sh/qosClass": "LS"})
         assert cpuset_of(cri.run(pod, "a", cpu_shares=512)).cpus == FIRST
@@ -135,20 +135,20 @@ def test_it_goes_and_comes_back(beside: Any, bed: Bed, tmp_path: Path) -> None:
         assert cpuset_of(cri.run(pod, "b", cpu_shares=512)).cpus == online()
         koordlet.start(shared=str(FIRST), policy="Ignore")
 
-        def received() -> bool:
-            received.number += 1  # type: ignore[attr-defined]
-            container = cri.run(pod, f"c{received.number}", cpu_shares=512)  # type: ignore[attr-defined]
+        def used() -> bool:
+            used.number += 1  # type: ignore[attr-defined]
+            container = cri.run(pod, f"c{used.number}", cpu_shares=512)  # type: ignore[attr-defined]
             return cpuset_of(container).cpus == FIRST
 
-        received.number = 0  # type: ignore[attr-defined]
-        wait_for("koordlet to be heard again", received, limit=60, pause=0.5)
+        used.number = 0  # type: ignore[attr-defined]
+        wait_for("koordlet's response to take effect again", used, limit=60, pause=0.5)
 
 
-def test_all_of_them_in_a_row(
-    beside: Any, peers: Callable[..., RuntimeProxy], bed: Bed, tmp_path: Path
+def test_koordinators_proxy_the_daemon_and_koordlet_in_a_chain(
+    with_koordlet: Any, peers: Callable[..., RuntimeProxy], bed: Bed, tmp_path: Path
 ) -> None:
-    """Koordinator's proxy asks us, and we ask koordlet: one hook server an event is enough for all."""
-    daemon, _ = beside(str(FIRST))
+    """Koordinator's proxy calls the daemon, and the daemon calls koordlet: each event passes the chain."""
+    daemon, _ = with_koordlet(str(FIRST))
     peer = peers()
     config = parse((daemon.directory / "config.yaml").read_text(), "test")
     (peer.servers / "topoproxy.json").write_text(registration(config))
