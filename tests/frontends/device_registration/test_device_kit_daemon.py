@@ -1,4 +1,4 @@
-"""Plug-ins of the author kit at a daemon, and resources that kubelet manages, too."""
+"""Plug-ins of the author kit with a daemon, and resources that kubelet also manages."""
 
 from __future__ import annotations
 
@@ -96,23 +96,23 @@ class KitNode(DaemonNode):
 
 @pytest.fixture
 def node() -> Iterator[KitNode]:
-    with temporary_node(KitNode) as made:
-        made.plugins.mkdir()
-        yield made
+    with temporary_node(KitNode) as created:
+        created.plugins.mkdir()
+        yield created
 
 
 @pytest.fixture
 def kubelet(node: KitNode) -> Iterator[KubeletLists]:
-    made = KubeletLists(node.directory / "kubelet.sock")
-    yield made
-    made.stop()
+    created = KubeletLists(node.directory / "kubelet.sock")
+    yield created
+    created.stop()
 
 
 def healthy(daemon: Any) -> set[str]:
     return set(daemon.executor.state.devices.healthy(VF))
 
 
-def test_a_plugin_of_the_kit_is_served_in_all_it_offers(node: KitNode, kubelet: KubeletLists) -> None:
+def test_all_calls_of_a_plugin_of_the_kit_are_used(node: KitNode, kubelet: KubeletLists) -> None:
     daemon, plugin = node.serving(), Functions()
 
     async def scenario() -> None:
@@ -136,7 +136,9 @@ def test_a_plugin_of_the_kit_is_served_in_all_it_offers(node: KitNode, kubelet: 
         run(daemon, scenario)
 
 
-def test_a_plugin_of_the_kit_outlives_daemons(node: KitNode, kubelet: KubeletLists) -> None:
+def test_a_plugin_of_the_kit_registers_again_after_a_daemon_restart(
+    node: KitNode, kubelet: KubeletLists
+) -> None:
     with running(Functions(), node.plugins):
         for _ in range(3):
             daemon = node.serving()
@@ -148,34 +150,34 @@ def test_a_plugin_of_the_kit_outlives_daemons(node: KitNode, kubelet: KubeletLis
             run(daemon, scenario)
 
 
-def test_a_resource_of_kubelet_is_refused_shown_and_served_once_kubelet_has_given_it_up(
+def test_a_resource_of_kubelet_is_refused_until_kubelet_has_released_it(
     node: KitNode, kubelet: KubeletLists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubelet.devices = [pb.ContainerDevices(resource_name=VF, device_ids=["a", "b"])]
     monkeypatch.setattr(device_claims, "PERIOD_S", 0.1)
     daemon = node.serving()
-    words = f"cannot manage {VF}: kubelet's device manager manages it too (2 devices)"
+    message = f"cannot manage {VF}: kubelet's device manager manages it too (2 devices)"
 
     async def scenario() -> None:
         def refused() -> list[str]:
             return [row["reason"] for row in daemon.pages.status()["devicePlugins"]["refused"]]
 
         await until(lambda: refused())
-        assert refused()[0].startswith(words)
+        assert refused()[0].startswith(message)
         assert healthy(daemon) == set()
         page = await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/devices", 30)
         check(page)
         assert page["refused"][0]["resource"] == VF
-        assert words in str(daemon.executor.telemetry.problems())
+        assert message in str(daemon.executor.telemetry.problems())
 
         kubelet.devices = []
         await until(lambda: healthy(daemon) == {"a", "b"})
         assert refused() == []
-        assert words not in str(daemon.executor.telemetry.problems())
+        assert message not in str(daemon.executor.telemetry.problems())
 
         kubelet.devices = [pb.ContainerDevices(resource_name=VF, device_ids=["a", "b"])]
         await until(lambda: VF not in daemon.executor.state.devices.registered)
-        assert refused()[0].startswith(words)
+        assert refused()[0].startswith(message)
         assert daemon.pages.status()["devicePlugins"]["resources"] == []
 
     with running(Functions(), node.plugins):

@@ -42,16 +42,16 @@ class PluginNode(DaemonNode):
 
 @pytest.fixture
 def node() -> Iterator[PluginNode]:
-    with temporary_node(PluginNode) as made:
-        yield made
+    with temporary_node(PluginNode) as created:
+        yield created
 
 
 @pytest.fixture
 def plugin(node: PluginNode) -> Iterator[PlayedPlugin]:
     node.plugins.mkdir()
-    made = PlayedPlugin(node.plugins, [device("a", 0), device("b", 1)])
-    yield made
-    made.stop()
+    created = PlayedPlugin(node.plugins, [device("a", 0), device("b", 1)])
+    yield created
+    created.stop()
 
 
 def row(daemon: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_a_plugin_registers_and_its_devices_are_in_the_state(node: PluginNode, p
     assert not node.server.exists()
 
 
-def test_registrations_that_are_refused(node: PluginNode, plugin: PlayedPlugin) -> None:
+def test_invalid_registrations_are_refused(node: PluginNode, plugin: PlayedPlugin) -> None:
     daemon: Any = node.serving()
     invalid, away = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
 
@@ -97,10 +97,10 @@ def test_registrations_that_are_refused(node: PluginNode, plugin: PlayedPlugin) 
         plugin.start()
         register = plugin.register
 
-        async def check(code: Any, words: str, **more: Any) -> None:
+        async def check(code: Any, message: str, **more: Any) -> None:
             found = await asyncio.to_thread(refused, register, node.server, **more)
             assert found[0] is code
-            assert words in found[1]
+            assert message in found[1]
 
         await check(invalid, "API version 'v1alpha' (supported: v1beta1)", version="v1alpha")
         await check(invalid, "API version ''", version="")
@@ -112,8 +112,8 @@ def test_registrations_that_are_refused(node: PluginNode, plugin: PlayedPlugin) 
             await check(invalid, "is not the name of an extended resource")
         with grpc.insecure_channel(f"unix:{node.server}") as channel:
             call: Any = channel.unary_unary(REGISTRATION)
-            code, words = await asyncio.to_thread(refused, call, b"\xff", timeout=10)
-            assert (code, words) == (invalid, "cannot read the registration: RegisterRequest expected")
+            code, message = await asyncio.to_thread(refused, call, b"\xff", timeout=10)
+            assert (code, message) == (invalid, "cannot read the registration: RegisterRequest expected")
             long = pb.RegisterRequest(version="v1beta1", endpoint="x" * 20_000).SerializeToString()
             code, _ = await asyncio.to_thread(refused, call, long, timeout=10)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -140,10 +140,10 @@ while True:
 """
 
 
-def test_a_start_removes_sockets_and_creates_its_own_which_plugins_watch_for(
+def test_a_start_removes_sockets_and_creates_the_one_that_plugins_watch(
     node: PluginNode, plugin: PlayedPlugin
 ) -> None:
-    """IN_CREATE for kubelet.sock, as where kubelet binds it: plug-ins register again on that."""
+    """Plug-ins register again on IN_CREATE of kubelet.sock, as after a bind by kubelet."""
     plugin.start()
     (node.plugins / "kept").touch()
     with socket.socket(socket.AF_UNIX) as dead:
@@ -159,15 +159,15 @@ def test_a_start_removes_sockets_and_creates_its_own_which_plugins_watch_for(
             await asyncio.to_thread(plugin.register, node.server)
 
         run(node.serving(), scenario)
-        seen = []
-        while "0x100 kubelet.sock\n" not in seen:
-            seen.append(watcher.stdout.readline())
+        events = []
+        while "0x100 kubelet.sock\n" not in events:
+            events.append(watcher.stdout.readline())
         watcher.kill()
-    assert seen.index("0x200 plugin.sock\n") < seen.index("0x200 kubelet.sock\n")
+    assert events.index("0x200 plugin.sock\n") < events.index("0x200 kubelet.sock\n")
     assert sorted(entry.name for entry in node.plugins.iterdir()) == ["kept", "plugin.sock"]
 
 
-def test_a_socket_in_use_is_left_alone_until_it_is_free(node: PluginNode, plugin: PlayedPlugin) -> None:
+def test_a_socket_in_use_is_kept_until_it_is_free(node: PluginNode, plugin: PlayedPlugin) -> None:
     node.plugins.joinpath("other").touch()
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(node.server))
@@ -186,7 +186,7 @@ def test_a_socket_in_use_is_left_alone_until_it_is_free(node: PluginNode, plugin
         run(daemon, scenario)
 
 
-def test_a_restart_has_plugins_register_again(node: PluginNode, plugin: PlayedPlugin) -> None:
+def test_plugins_register_again_after_a_restart(node: PluginNode, plugin: PlayedPlugin) -> None:
     for _ in range(2):
         daemon: Any = node.serving()
 
@@ -224,7 +224,7 @@ def test_the_deadline_changes_at_a_reload(node: PluginNode, plugin: PlayedPlugin
     run(daemon, scenario)
 
 
-def test_nothing_of_it_is_loaded_where_it_is_off() -> None:
+def test_no_module_is_loaded_if_device_plugins_are_off() -> None:
     code = (
         "import sys, proxy.daemon, proxy.assembly\n"
         "parts = ('backends.device_plugins', 'frontends.device_registration')\n"
@@ -233,7 +233,7 @@ def test_nothing_of_it_is_loaded_where_it_is_off() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_daemon_where_it_is_off_has_no_plugins_and_no_page(node: PluginNode) -> None:
+def test_a_daemon_with_device_plugins_off_has_no_plugins_and_no_page(node: PluginNode) -> None:
     daemon: Any = node.daemon()
 
     async def scenario() -> None:

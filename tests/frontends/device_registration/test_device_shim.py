@@ -1,4 +1,4 @@
-"""The shim: through one socket, some resources are registered with topoproxy, the others with kubelet."""
+"""The shim: one socket; managed resources register with topoproxy, other ones with kubelet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.testkit.daemon import DaemonNode, run, temporary_node
 from tests.testkit.device_plugin import REGISTRATION, PlayedPlugin, device
 from tests.testkit.waiting import until
 
-OURS, THEIRS = "example.com/ours", "example.com/theirs"
+MANAGED, KUBELETS = "example.com/ours", "example.com/theirs"
 
 
 class PlayedKubelet:
@@ -53,8 +53,8 @@ class PlayedKubelet:
             context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
         path = self.directory / pb.RegisterRequest.FromString(content).endpoint
         with grpc.insecure_channel(f"unix:{path}") as channel:
-            ask: Any = channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")
-            ask(b"", timeout=10)
+            get_options: Any = channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")
+            get_options(b"", timeout=10)
         self.requests.append(content)
         return b""
 
@@ -70,32 +70,32 @@ class ShimNode(DaemonNode):
         return self.daemon(
             f"kubelet: {{stateDir: {self.directory}/kubelet}}\n"
             f"devicePlugins: {{enabled: true, socketDirectory: {self.directory}/plugins, "
-            f"shim: [{OURS}], shimDirectory: {self.shim}}}\n"
+            f"shim: [{MANAGED}], shimDirectory: {self.shim}}}\n"
         )
 
 
 @pytest.fixture
 def node() -> Iterator[ShimNode]:
-    with temporary_node(ShimNode) as made:
-        yield made
+    with temporary_node(ShimNode) as created:
+        yield created
 
 
 @pytest.fixture
 def kubelet(node: ShimNode) -> Iterator[PlayedKubelet]:
-    made = PlayedKubelet(node.directory / "kubelet" / "device-plugins").start()
-    yield made
-    made.stop()
+    created = PlayedKubelet(node.directory / "kubelet" / "device-plugins").start()
+    yield created
+    created.stop()
 
 
 @pytest.fixture
 def plugins(node: ShimNode) -> Iterator[dict[str, PlayedPlugin]]:
     node.shim.mkdir()
-    made = {
+    created = {
         name: PlayedPlugin(node.shim, [device(name)], name, f"{name.partition('/')[2]}.sock")
-        for name in (OURS, THEIRS)
+        for name in (MANAGED, KUBELETS)
     }
-    yield made
-    for plugin in made.values():
+    yield created
+    for plugin in created.values():
         plugin.stop()
 
 
@@ -105,7 +105,7 @@ def raw_register(socket: Path, content: bytes) -> None:
         call(content, timeout=30, wait_for_ready=True)
 
 
-def test_resources_go_to_the_one_that_manages_them(
+def test_registrations_go_to_the_manager_of_the_resource(
     node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
 ) -> None:
     daemon: Any = node.serving()
@@ -115,27 +115,27 @@ def test_resources_go_to_the_one_that_manages_them(
         await until(socket.exists)
         for plugin in plugins.values():
             plugin.start()
-        await asyncio.to_thread(plugins[OURS].register, socket)
-        await until(lambda: daemon.executor.state.devices.healthy(OURS) == {OURS})
+        await asyncio.to_thread(plugins[MANAGED].register, socket)
+        await until(lambda: daemon.executor.state.devices.healthy(MANAGED) == {MANAGED})
         assert kubelet.requests == []
         options = b"\x22\x02\x08\x01"  # a field that topoproxy does not declare
-        request = pb.RegisterRequest(version="v9", endpoint="theirs.sock", resource_name=THEIRS)
+        request = pb.RegisterRequest(version="v9", endpoint="theirs.sock", resource_name=KUBELETS)
         await asyncio.to_thread(raw_register, socket, request.SerializeToString() + options)
         assert [pb.RegisterRequest.FromString(content) for content in kubelet.requests] == [
             pb.RegisterRequest.FromString(request.SerializeToString() + options)
         ]
         assert options in kubelet.requests[0]
-        assert [row["resource"] for row in daemon.pages.status()["devicePlugins"]["resources"]] == [OURS]
+        assert [row["resource"] for row in daemon.pages.status()["devicePlugins"]["resources"]] == [MANAGED]
         counted = daemon.executor.telemetry.value
         assert counted(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded") == 1
-        await asyncio.to_thread(plugins[THEIRS].register, socket)
+        await asyncio.to_thread(plugins[KUBELETS].register, socket)
         assert len(kubelet.requests) == 2
-        assert daemon.pages.status()["devicePlugins"]["shim"]["resources"] == [OURS]
+        assert daemon.pages.status()["devicePlugins"]["shim"]["resources"] == [MANAGED]
 
     run(daemon, scenario)
 
 
-def test_what_kubelet_refuses_is_refused_in_its_words(
+def test_a_refusal_by_kubelet_is_passed_on_unchanged(
     node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
 ) -> None:
     daemon: Any = node.serving()
@@ -144,9 +144,9 @@ def test_what_kubelet_refuses_is_refused_in_its_words(
 
     async def scenario() -> None:
         await until(socket.exists)
-        plugin = plugins[THEIRS].start()
+        plugin = plugins[KUBELETS].start()
         (kubelet.directory / "taken.sock").touch()
-        for endpoint, code, words in (
+        for endpoint, code, message in (
             (None, grpc.StatusCode.UNKNOWN, "the ResourceName is invalid"),
             ("../x.sock", grpc.StatusCode.INVALID_ARGUMENT, "leads out of the directory"),
             ("below/x.sock", grpc.StatusCode.INVALID_ARGUMENT, "directory of its own"),
@@ -156,12 +156,12 @@ def test_what_kubelet_refuses_is_refused_in_its_words(
                 await asyncio.to_thread(plugin.register, socket, endpoint=endpoint)
             error: Any = caught.value
             assert error.code() is code
-            assert words in error.details()
+            assert message in error.details()
 
     run(daemon, scenario)
 
 
-def test_plugins_register_again_when_kubelet_has_started_again(
+def test_plugins_register_again_after_a_restart_of_kubelet(
     node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
 ) -> None:
     daemon: Any = node.serving()
@@ -172,16 +172,16 @@ def test_plugins_register_again_when_kubelet_has_started_again(
         for plugin in plugins.values():
             plugin.start()
             await asyncio.to_thread(plugin.register, socket)
-        assert link.readlink() == plugins[THEIRS].path
+        assert link.readlink() == plugins[KUBELETS].path
         before = socket.stat().st_mtime_ns
         kubelet.stop()
         await asyncio.to_thread(kubelet.start)
         await until(lambda: socket.exists() and socket.stat().st_mtime_ns != before)
-        assert not plugins[THEIRS].path.exists()
-        assert plugins[OURS].path.exists()
-        assert daemon.executor.state.devices.healthy(OURS) == {OURS}
-        plugins[THEIRS].start()
-        await asyncio.to_thread(plugins[THEIRS].register, socket)
+        assert not plugins[KUBELETS].path.exists()
+        assert plugins[MANAGED].path.exists()
+        assert daemon.executor.state.devices.healthy(MANAGED) == {MANAGED}
+        plugins[KUBELETS].start()
+        await asyncio.to_thread(plugins[KUBELETS].register, socket)
         assert len(kubelet.requests) == 2
 
     run(daemon, scenario)
@@ -205,22 +205,22 @@ def test_a_socket_that_cannot_be_removed_does_not_close_the_shim(
 
     async def scenario() -> None:
         await until(socket.exists)
-        plugins[THEIRS].start()
-        await asyncio.to_thread(plugins[THEIRS].register, socket)
+        plugins[KUBELETS].start()
+        await asyncio.to_thread(plugins[KUBELETS].register, socket)
         before = socket.stat().st_mtime_ns
-        await asyncio.to_thread(plugins[THEIRS].stop)
-        plugins[THEIRS].path.unlink(missing_ok=True)
-        plugins[THEIRS].path.mkdir()
+        await asyncio.to_thread(plugins[KUBELETS].stop)
+        plugins[KUBELETS].path.unlink(missing_ok=True)
+        plugins[KUBELETS].path.mkdir()
         kubelet.stop()
         await asyncio.to_thread(kubelet.start)
         await until(lambda: socket.exists() and socket.stat().st_mtime_ns != before)
-        plugins[OURS].start()
-        await asyncio.to_thread(plugins[OURS].register, socket)
+        plugins[MANAGED].start()
+        await asyncio.to_thread(plugins[MANAGED].register, socket)
 
     run(daemon, scenario)
 
 
-def test_without_kubelet_only_what_is_taken_over_can_register(
+def test_without_kubelet_only_managed_resources_can_register(
     node: ShimNode, plugins: dict[str, PlayedPlugin]
 ) -> None:
     daemon: Any = node.serving()
@@ -230,9 +230,9 @@ def test_without_kubelet_only_what_is_taken_over_can_register(
         await until(socket.exists)
         for plugin in plugins.values():
             plugin.start()
-        await asyncio.to_thread(plugins[OURS].register, socket)
+        await asyncio.to_thread(plugins[MANAGED].register, socket)
         with pytest.raises(grpc.RpcError) as caught:
-            await asyncio.to_thread(plugins[THEIRS].register, socket)
+            await asyncio.to_thread(plugins[KUBELETS].register, socket)
         error: Any = caught.value
         assert error.code() is grpc.StatusCode.UNAVAILABLE
 

@@ -1,6 +1,6 @@
-"""The sample device plug-in of Kubernetes, unmodified, at a daemon.
+"""The sample device plug-in of Kubernetes, unmodified, with a daemon.
 
-It has kubelet's socket built in, so it runs in a mount namespace where our directory is at kubelet's place.
+Its path of kubelet's socket is fixed, so it runs in a mount namespace with the daemon's directory there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def healthy(daemon: Any) -> set[str]:
     return set(daemon.executor.state.devices.healthy(RESOURCE))
 
 
-def test_it_registers_allocates_and_registers_again_after_a_restart(program: Path) -> None:
+def test_the_sample_plugin_registers_allocates_and_registers_again(program: Path) -> None:
     with temporary_node(DaemonNode) as node:
         sockets = node.directory / "plugins"
         sockets.mkdir()
@@ -82,7 +82,7 @@ def test_it_registers_allocates_and_registers_again_after_a_restart(program: Pat
             run(first, begun)
             second = node.daemon(text)
 
-            async def again() -> None:  # it looks ten seconds after kubelet.sock was made
+            async def again() -> None:  # the plug-in checks ten seconds after the creation of kubelet.sock
                 await until(lambda: healthy(second), 60)
                 await served(second)
                 running.close()

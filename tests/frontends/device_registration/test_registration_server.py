@@ -1,4 +1,4 @@
-"""The directory of device plug-ins: what is removed at a start, and which sockets plug-ins may name."""
+"""The directory of device plug-ins: files removed at a start, and sockets that plug-ins may name."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from proxy.model.errors import CannotCreateError, InputError
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tp-") as made:
-        yield Path(made) / "plugins"
+    with tempfile.TemporaryDirectory(prefix="tp-") as name:
+        yield Path(name) / "plugins"
 
 
 def bound(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
 
 
-def test_a_directory_that_is_missing_is_made(directory: Path) -> None:
+def test_a_missing_directory_is_created(directory: Path) -> None:
     below = directory / "below"
     prepare(below)
     assert stat.S_IMODE(below.stat().st_mode) == 0o750
     prepare(below)
 
 
-def test_sockets_are_removed_and_all_else_stays(directory: Path) -> None:
+def test_sockets_are_removed_and_other_files_are_kept(directory: Path) -> None:
     prepare(directory)
     for name in ("a.sock", "b", "kubelet.sock"):
         bound(directory / name)
@@ -51,7 +51,7 @@ def test_sockets_are_removed_and_all_else_stays(directory: Path) -> None:
     assert (directory.parent / "elsewhere").exists()
 
 
-def test_a_directory_that_cannot_be_made(directory: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_an_error(directory: Path) -> None:
     directory.touch()
     with pytest.raises(CannotCreateError, match="cannot prepare the directory"):
         prepare(directory)
@@ -61,14 +61,14 @@ def test_a_directory_that_cannot_be_made(directory: Path) -> None:
     ("endpoint", "name"),
     [("a.sock", "a.sock"), ("/a.sock", "a.sock"), ("below/a.sock", "below/a.sock"), ("below/../a", "a")],
 )
-def test_endpoints_in_the_directory(directory: Path, endpoint: str, name: str) -> None:
+def test_endpoints_in_the_directory_are_accepted(directory: Path, endpoint: str, name: str) -> None:
     prepare(directory)
     (directory / "below").mkdir()
     assert socket_of(directory, endpoint) == directory / name
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "words"),
+    ("endpoint", "message"),
     [
         ("", "not the name"),
         (".", "not the name"),
@@ -85,10 +85,10 @@ def test_endpoints_in_the_directory(directory: Path, endpoint: str, name: str) -
         ("x" * 200, "longer than"),
     ],
 )
-def test_endpoints_that_are_refused(directory: Path, endpoint: str, words: str) -> None:
+def test_endpoints_that_are_refused(directory: Path, endpoint: str, message: str) -> None:
     prepare(directory)
     (directory / "below").mkdir()
     (directory / "out").symlink_to(directory.parent)
     (directory / "link").symlink_to(directory.parent / "a.sock")
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=message):
         socket_of(directory, endpoint)

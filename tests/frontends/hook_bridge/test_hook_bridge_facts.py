@@ -53,7 +53,7 @@ PLAIN = ContainerFacts(
     ("vendor.com/gpu=0",),
     Resources(0, -1, 0, 0, 8192, -997, "", "", {"2MB": 4096}, {"memory.high": "max"}),
 )
-"""What ``request`` asks for, as hooks get it."""
+"""The resources of ``request``, as hooks receive them."""
 
 
 def cpus(text: str) -> CpuSet:
@@ -80,7 +80,7 @@ def request() -> pb.CreateContainerRequest:
     return message
 
 
-def owning(key: str, placement: Placement, phase: Phase = Phase.RUNNING) -> Container:
+def container_of(key: str, placement: Placement, phase: Phase = Phase.RUNNING) -> Container:
     return Container(key, "app", POD, Request(), placement, phase, owner=f"u1/{key}")
 
 
@@ -115,8 +115,8 @@ def test_a_pods_facts_do_not_depend_on_their_source() -> None:
     assert type(pod_facts(POD, CONFIG).qos) is str
 
 
-def test_labels_are_not_read_before_they_are_used() -> None:
-    """Nor is a failure of a hook what cannot be read: the runtime will refuse it."""
+def test_labels_are_not_read_before_their_use() -> None:
+    """Unreadable labels are no failure of a hook: the runtime will refuse them."""
     reported = pod_facts(POD, b"\xff\xff")
     assert isinstance(reported.labels, LazyMap)
     assert (reported.labels, reported.annotations) == ({}, {})
@@ -133,7 +133,7 @@ def test_the_image_is_the_one_that_the_user_named() -> None:
     assert container_facts(message.SerializeToString()).image == "nginx:1.25"
 
 
-def test_variables_keep_order_and_bytes_and_the_last_duplicate_counts() -> None:
+def test_variables_keep_order_and_bytes_and_the_last_duplicate_wins() -> None:
     message = request()
     for name, value in (("Z", b"1"), ("A", b"\xff\xfe!"), ("Z", b"2"), ("M", "ü".encode())):
         message.config.envs.add(key=name, value=value)
@@ -147,11 +147,11 @@ def test_facts_of_a_create_include_appended_fields() -> None:
     assert container_facts(body).resources.oom_score_adj == -997
 
 
-def test_an_invalid_create_counts_as_empty() -> None:
+def test_an_invalid_create_has_empty_facts() -> None:
     assert container_facts(b"\xff\xff\xff") == ContainerFacts()
 
 
-def test_a_new_container_is_one_like_any() -> None:
+def test_facts_of_a_create_are_of_the_public_class_and_frozen() -> None:
     reported, plain = container_facts(request().SerializeToString()), PLAIN
     assert isinstance(reported, ContainerFacts)
     assert (reported == plain, plain == reported, reported.__eq__(1)) == (True, True, NotImplemented)
@@ -166,7 +166,7 @@ def test_a_new_container_is_one_like_any() -> None:
         reported.name = "other"  # type: ignore[misc]
 
 
-def test_many_threads_read_one_request() -> None:
+def test_threads_may_read_the_same_request() -> None:
     message = request()
     for number in range(500):
         message.config.envs.add(key=f"NAME_{number}", value=b"%d" % number)
@@ -174,13 +174,13 @@ def test_many_threads_read_one_request() -> None:
     found: list[tuple[object, ...]] = []
     gate = threading.Barrier(8)
 
-    def look() -> None:
+    def read_facts() -> None:
         gate.wait(30)
         found.append(
             (dict(reported.envs), tuple(reported.mounts), dict(reported.labels), tuple(reported.args))
         )
 
-    threads = [threading.Thread(target=look) for _ in range(8)]
+    threads = [threading.Thread(target=read_facts) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -194,21 +194,21 @@ def test_many_threads_read_one_request() -> None:
 
 
 def test_a_forgotten_container_is_described_from_the_ledger() -> None:
-    asked = Request(1024, 200_000, 100_000, 1 << 30, "0-3", "0", (("hugepages-2Mi", 4 << 20),))
-    container = changed_copy(owning("c1", own("0-1")), request=asked, attempt=4)
+    requested = Request(1024, 200_000, 100_000, 1 << 30, "0-3", "0", (("hugepages-2Mi", 4 << 20),))
+    container = changed_copy(container_of("c1", own("0-1")), request=requested, attempt=4)
     reported = existing_facts(container, None)
     resources = Resources(100_000, 200_000, 1024, 1 << 30, 0, 0, "0-3", "0", {"2MB": 4 << 20})
     assert reported == ContainerFacts("c1", "app", 4, "running", resources=resources)
 
 
-def test_a_container_that_is_being_made_has_no_id() -> None:
-    assert existing_facts(owning("token", own("0-1"), Phase.CREATING), None).id == ""
+def test_a_container_that_is_being_created_has_no_id() -> None:
+    assert existing_facts(container_of("token", own("0-1"), Phase.CREATING), None).id == ""
 
 
 def test_a_remembered_containers_facts_are_those_of_its_create() -> None:
     memory = ObjectCache()
     remember(memory, "c1", request().SerializeToString())
-    container = changed_copy(owning("c1", own("0-1")), request=Request(memory_limit=4096))
+    container = changed_copy(container_of("c1", own("0-1")), request=Request(memory_limit=4096))
     reported = existing_facts(container, memory.container("c1"))
     made = container_facts(request().SerializeToString())
     assert reported == changed_copy(made, id="c1", phase="running", attempt=0)
@@ -218,7 +218,7 @@ def test_updates_take_precedence_over_the_ledger() -> None:
     memory = ObjectCache()
     memory.listed((), [pb.Container(id="c1", labels={"l": "1"}, image=pb.ImageSpec(image="i"))])
     memory.updated("c1", Resources(cpu_shares=512, oom_score_adj=5))
-    container = changed_copy(owning("c1", own("0-1")), request=Request(1024, memory_limit=4096))
+    container = changed_copy(container_of("c1", own("0-1")), request=Request(1024, memory_limit=4096))
     reported = existing_facts(container, memory.container("c1"))
     assert reported.resources == Resources(cpu_shares=512, memory_limit=4096, oom_score_adj=5)
     assert (reported.labels, reported.image, reported.envs) == ({"l": "1"}, "i", {})
@@ -232,25 +232,25 @@ def test_page_sizes_are_spelled_as_requests_do() -> None:
 # -- resources over several calls ---------------------------------------------------------------------------
 
 
-def test_an_update_changes_what_it_says_and_nothing_else() -> None:
+def test_an_update_changes_only_its_own_fields() -> None:
     before = Resources(1, 2, 3, 4, 5, 6, "7", "8", {"2MB": 9}, {"a": "1", "b": "2"})
     assert merged(before, Resources()) == before
-    said = Resources(11, -1, 13, -1, -1, -1, "1", "0", {"1GB": 1}, {"b": "3"})
+    update = Resources(11, -1, 13, -1, -1, -1, "1", "0", {"1GB": 1}, {"b": "3"})
     pages, unified = {"2MB": 9, "1GB": 1}, {"a": "1", "b": "3"}
-    assert merged(before, said) == changed_copy(said, hugepage_limits=pages, unified=unified)
+    assert merged(before, update) == changed_copy(update, hugepage_limits=pages, unified=unified)
 
 
-def test_an_oom_score_that_an_update_does_not_say_stays() -> None:
-    """Koordinator takes 0 for a value, so that each answer of a hook resets it."""
-    said = resources_of(pb.LinuxContainerResources(cpu_shares=2))
-    assert merged(Resources(oom_score_adj=-997), said).oom_score_adj == -997
+def test_an_oom_score_that_an_update_does_not_set_is_kept() -> None:
+    """Koordinator treats 0 as a value, so that each answer of a hook resets it."""
+    update = resources_of(pb.LinuxContainerResources(cpu_shares=2))
+    assert merged(Resources(oom_score_adj=-997), update).oom_score_adj == -997
 
 
 # -- decisions and pools ------------------------------------------------------------------------------------
 
 
 def test_the_decision_of_an_owner() -> None:
-    container = owning("c1", own("0-1", cfs_quota_off=True))
+    container = container_of("c1", own("0-1", cfs_quota_off=True))
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert (decision.pool, decision.reasons, decision.unlimited) == ("own", ("chosen",), True)
     assert decision.cpus == decision.own == decision.allowed == cpus("0-1")
@@ -258,7 +258,10 @@ def test_the_decision_of_an_owner() -> None:
 
 
 def test_a_container_that_shares_owns_nothing_and_may_use_its_pool() -> None:
-    owner, sharer = owning("c1", own("0-1")), owning("c2", Placement(Pool.SHARED, CpuSet(), Mask((1,))))
+    owner, sharer = (
+        container_of("c1", own("0-1")),
+        container_of("c2", Placement(Pool.SHARED, CpuSet(), Mask((1,)))),
+    )
     state = NodeState.of(NODE, [POD], [owner, sharer])
     decision = decision_of(state, sharer)
     assert (decision.pool, decision.own) == ("shared", CpuSet())
@@ -267,31 +270,33 @@ def test_a_container_that_shares_owns_nothing_and_may_use_its_pool() -> None:
 
 
 def test_an_owner_whose_cpus_are_offline_owns_nothing_of_the_pool() -> None:
-    container = owning("c1", own("20-21"))
+    container = container_of("c1", own("20-21"))
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert (decision.cpus, decision.own) == (MACHINE.online, CpuSet())
 
 
-def test_cpus_that_stand_in_are_owned() -> None:
-    container = owning("c1", own("1,21", replacement=cpus("5")))
+def test_replacement_cpus_are_owned() -> None:
+    container = container_of("c1", own("1,21", replacement=cpus("5")))
     state = NodeState.of(NODE, [POD], [container])
     decision = decision_of(state, container)
     assert decision.own == decision.cpus == cpus("1,5")
     assert pools_of(state).owners == {"c1": cpus("1,5")}, "21 is offline"
 
 
-def test_owned_cpus_may_be_chosen_where_the_configuration_lets_hooks() -> None:
+def test_hooks_may_choose_owned_cpus_if_the_configuration_allows_it() -> None:
     node = changed_copy(NODE, reserved=cpus("15"), node_reservation=cpus("14"))
-    owner, sharer = owning("c1", own("0-1")), owning("c2", Placement(Pool.SHARED, CpuSet(), ALL))
+    owner, sharer = container_of("c1", own("0-1")), container_of("c2", Placement(Pool.SHARED, CpuSet(), ALL))
     state = NodeState.of(node, [POD], [owner, sharer])
     assert decision_of(state, sharer).allowed == cpus("2-13,15")
-    assert decision_of(state, sharer, owned_cpus=True).allowed == cpus("0-13,15"), "what it has, it may keep"
+    assert decision_of(state, sharer, owned_cpus=True).allowed == cpus("0-13,15"), (
+        "it may keep its present CPUs"
+    )
     assert decision_of(state, owner, owned_cpus=True).allowed == cpus("0-13")
 
 
-def test_a_container_that_is_only_observed_has_what_its_request_says() -> None:
-    owner = owning("c1", own("0-1"))
-    pinned = changed_copy(owning("c2", own("4-5")), request=Request(cpuset_cpus="4-5"))
+def test_an_observed_container_has_the_cpus_of_its_request() -> None:
+    owner = container_of("c1", own("0-1"))
+    pinned = changed_copy(container_of("c2", own("4-5")), request=Request(cpuset_cpus="4-5"))
     state = changed_copy(NodeState.of(NODE, [POD], [owner, pinned]), mode=NodeMode.OBSERVE)
     decision = decision_of(state, owner)
     assert (decision.pool, decision.cpus, decision.own) == ("shared", MACHINE.online, CpuSet())
@@ -301,7 +306,7 @@ def test_a_container_that_is_only_observed_has_what_its_request_says() -> None:
 
 
 def test_a_container_that_was_narrowed_by_hooks_may_be_widened_again() -> None:
-    container = owning("c1", own("0-3", hook_cpus=cpus("2-3")))
+    container = container_of("c1", own("0-3", hook_cpus=cpus("2-3")))
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert decision.cpus == decision.own == cpus("2-3")
     assert decision.allowed == cpus("0-3")
@@ -309,25 +314,25 @@ def test_a_container_that_was_narrowed_by_hooks_may_be_widened_again() -> None:
     assert (pools.owners, pools.owned) == ({"c1": cpus("2-3")}, cpus("0-3")), "the rest has no other owner"
 
 
-def test_memory_that_was_promised_binds_hooks() -> None:
+def test_hooks_may_choose_only_within_the_placed_memory_nodes() -> None:
     placement = Placement(Pool.SHARED, CpuSet(), Mask((1,)), blocks=(Block(Mask((1,)), "memory", 4096),))
-    container = owning("c1", placement)
+    container = container_of("c1", placement)
     assert decision_of(NodeState.of(NODE, [POD], [container]), container).allowed_mems == Mask((1,))
 
 
-def test_nodes_that_the_engine_leaves_are_none() -> None:
-    container = owning("c1", Placement(Pool.SHARED, CpuSet(), Mask()))
+def test_memory_nodes_that_the_engine_does_not_set_are_none() -> None:
+    container = container_of("c1", Placement(Pool.SHARED, CpuSet(), Mask()))
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert (decision.mems, decision.allowed_mems) == (None, ALL)
 
 
-def test_the_pools() -> None:
+def test_the_pools_of_a_state_are_described() -> None:
     containers = [
-        owning("c1", changed_copy(own("0-1"), excludes_be=True)),
-        owning("c2", own("4")),
-        owning("token", own("5"), Phase.CREATING),
-        owning("gone", own("6"), Phase.EXITED),
-        owning("c3", Placement(Pool.SHARED, CpuSet(), ALL)),
+        container_of("c1", changed_copy(own("0-1"), excludes_be=True)),
+        container_of("c2", own("4")),
+        container_of("token", own("5"), Phase.CREATING),
+        container_of("gone", own("6"), Phase.EXITED),
+        container_of("c3", Placement(Pool.SHARED, CpuSet(), ALL)),
     ]
     state = NodeState.of(NODE, [POD], containers)
     owners = {"c1": cpus("0-1"), "c2": cpus("4")}
@@ -335,6 +340,6 @@ def test_the_pools() -> None:
     assert pools_of(state.with_be_limit(cpus("8-9"))).be == cpus("8-9")
 
 
-def test_fields_that_are_not_known_do_no_harm() -> None:
+def test_unknown_fields_are_ignored() -> None:
     body = request().SerializeToString() + field(2, field(13, b"new")) + field(9, b"newer")
     assert container_facts(body).name == "app"

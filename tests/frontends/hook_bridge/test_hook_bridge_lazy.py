@@ -12,7 +12,7 @@ from proxy.frontends.hook_bridge.lazy import LazyList, LazyMap
 
 
 class Origin:
-    """What is read, and how often."""
+    """A source of data that counts its reads."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -62,7 +62,7 @@ def test_a_map_compares_and_prints_as_a_dict() -> None:
         hash(lazy)
 
 
-def test_changing_a_map_says_what_to_do_instead() -> None:
+def test_the_error_of_changing_a_map_names_the_alternative() -> None:
     lazy = LazyMap(lambda _: {"a": "1"}, None)
     with pytest.raises(TypeError, match="an event cannot be changed: answer with an Adjustment"):
         lazy["a"] = "2"
@@ -100,8 +100,8 @@ def test_the_source_is_released_after_reading() -> None:
     assert sys.getrefcount(origin) == before - 1
 
 
-def test_what_cannot_be_read_now_is_read_later() -> None:
-    """A thread of a hook may be ended in the middle of a look."""
+def test_a_failed_read_is_repeated_later() -> None:
+    """A thread of a hook may be ended in the middle of a read."""
     tries = []
 
     def load(origin: object) -> dict[str, str]:
@@ -117,18 +117,18 @@ def test_what_cannot_be_read_now_is_read_later() -> None:
     assert tries == ["origin", "origin"]
 
 
-def test_threads_that_read_at_the_same_time_find_the_same() -> None:
+def test_threads_that_read_at_the_same_time_get_the_same_content() -> None:
     gate = threading.Barrier(4)
-    seen: list[object] = []
+    results: list[object] = []
 
     def load(_: object) -> dict[str, str]:
         gate.wait(30)
         return {"a": "1"}
 
     lazy = LazyMap(load, "origin")
-    threads = [threading.Thread(target=lambda: seen.append(dict(lazy))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: results.append(dict(lazy))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert seen == [{"a": "1"}] * 4
+    assert results == [{"a": "1"}] * 4

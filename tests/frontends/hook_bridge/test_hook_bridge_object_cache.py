@@ -57,7 +57,7 @@ def created(**more: object) -> ObjectCache:
     return memory
 
 
-def test_nothing_is_remembered_of_an_unknown_container() -> None:
+def test_an_unknown_container_is_not_cached() -> None:
     memory = ObjectCache()
     assert memory.pod("s1") is None
     assert memory.container("c1") is None
@@ -66,7 +66,7 @@ def test_nothing_is_remembered_of_an_unknown_container() -> None:
     assert memory.container("c1") is None
 
 
-def test_a_sandbox_is_remembered_by_what_went_to_the_runtime() -> None:
+def test_a_sandbox_is_cached_as_sent_to_the_runtime() -> None:
     config = pb.PodSandboxConfig(labels={"l": "1"}, annotations={"a": "2"}, hostname="h")
     config.linux.cgroup_parent = "/kubepods/podu1"
     memory = ObjectCache()
@@ -77,12 +77,12 @@ def test_a_sandbox_is_remembered_by_what_went_to_the_runtime() -> None:
         {"a": "2"},
         "kata",
     )
-    known = memory.pod("s1")
-    assert known is not None
-    assert b"h" not in known.texts.raw, "what hooks do not see is not kept"
+    cached = memory.pod("s1")
+    assert cached is not None
+    assert b"h" not in cached.texts.raw, "fields that hooks do not receive are not cached"
 
 
-def test_a_container_is_remembered_with_what_was_appended_to_its_request() -> None:
+def test_a_container_is_cached_with_the_data_appended_to_its_request() -> None:
     body = adjusted_create(create().SerializeToString(), Adjustment(envs={"NEW": "1"}, cpu_shares=2))
     memory = ObjectCache()
     remember(memory, "c1", body)
@@ -91,20 +91,20 @@ def test_a_container_is_remembered_with_what_was_appended_to_its_request() -> No
     assert reported.resources == Resources(cpu_shares=2, oom_score_adj=-997)
 
 
-def test_updates_add_up() -> None:
+def test_updates_are_accumulated() -> None:
     memory = created()
     memory.updated(
         "c1", resources_of(pb.LinuxContainerResources(cpu_quota=5000, memory_limit_in_bytes=1 << 30))
     )
     memory.updated("c1", Resources(cpu_quota=-1, unified={"memory.high": "1"}))
-    said = pb.LinuxContainerResources(memory_limit_in_bytes=-1, unified={"cpu.max": "max"})
-    memory.updated("c1", resources_of(said))
+    update = pb.LinuxContainerResources(memory_limit_in_bytes=-1, unified={"cpu.max": "max"})
+    memory.updated("c1", resources_of(update))
     unified = {"memory.high": "1", "cpu.max": "max"}
     assert facts(memory).resources == Resources(0, -1, 512, -1, 0, -997, unified=unified)
 
 
-def test_given_facts_do_not_change_with_an_update() -> None:
-    """Koordinator's proxy changes what others read at that moment."""
+def test_returned_facts_do_not_change_with_an_update() -> None:
+    """Koordinator's proxy changes an object while other threads read it."""
     memory = created()
     before = facts(memory).resources
     memory.updated("c1", Resources(cpu_shares=2, unified={"a": "1"}))
@@ -119,14 +119,14 @@ def test_lists_describe_containers_from_before() -> None:
     assert (pod(memory).labels, pod(memory).runtime_handler) == ({"l": "1"}, "kata")
     reported = facts(memory, "c0")
     assert (reported.labels, reported.annotations, reported.image) == ({"l": "0"}, {"a": "0"}, "old")
-    assert facts(memory).envs, "a list says less than a create"
+    assert facts(memory).envs, "a list has fewer fields than a create"
     assert facts(memory).labels == {"l": "1"}
     memory.listed([pb.PodSandbox(id="s1", labels={"l": "2"})], ())
     assert pod(memory).labels == {"l": "1"}
 
 
-def test_a_container_that_is_gone_is_forgotten() -> None:
-    """Koordinator's proxy keeps containers that ended by themselves for ever."""
+def test_a_removed_container_is_forgotten() -> None:
+    """Koordinator's proxy never forgets containers that exited by themselves."""
     memory = created()
     remember(memory, "c2", create().SerializeToString())
     memory.ran("s1", PodFacts())
@@ -149,7 +149,7 @@ def kept_bytes(memory: ObjectCache, container_id: str = "c1") -> int:
     return len(found.details.raw)
 
 
-def test_a_large_container_is_remembered_by_labels_and_annotations() -> None:
+def test_a_large_container_keeps_labels_and_annotations() -> None:
     memory = created(command=["x" * CONTAINER_BYTES])
     reported = facts(memory)
     assert (reported.labels, reported.annotations, reported.image) == ({"l": "1"}, {"a": "2"}, "i")
@@ -158,7 +158,7 @@ def test_a_large_container_is_remembered_by_labels_and_annotations() -> None:
     assert kept_bytes(memory) < 100
 
 
-def test_of_large_annotations_the_largest_go() -> None:
+def test_the_largest_annotations_are_dropped_first() -> None:
     notes = {"small": "1", "large": "x" * POD_BYTES, "larger": "y" * (POD_BYTES + 1), "fits": "z" * 1000}
     memory = ObjectCache()
     memory.ran("s1", PodFacts(labels={"l": "1"}, annotations=notes))
@@ -166,10 +166,10 @@ def test_of_large_annotations_the_largest_go() -> None:
     del notes["larger"]
     notes["large"] = "x" * (POD_BYTES - 2000)
     memory.ran("s1", PodFacts(annotations=notes))
-    assert pod(memory).annotations == notes, "as long as all fits, all is kept"
+    assert pod(memory).annotations == notes, "all annotations are kept while they fit"
 
 
-def test_the_environment_goes_first_and_as_a_whole() -> None:
+def test_the_environment_is_dropped_first_and_as_a_whole() -> None:
     texts = {"l": "1"}, {"a": "2"}, {"SMALL": "3", "LARGE": "x" * 100}
     identity = "c1", "app", 0, "running"
     found = PackedTexts.of(200, *texts).facts(identity, "i", Resources())
@@ -181,7 +181,7 @@ def test_the_environment_goes_first_and_as_a_whole() -> None:
     assert len(cut.raw) <= 100
 
 
-def test_labels_go_last() -> None:
+def test_labels_are_dropped_last() -> None:
     container = pb.Container(
         id="c1", labels={"l": "1", "large": "x" * CONTAINER_BYTES}, annotations={"a": "2"}
     )
@@ -192,7 +192,7 @@ def test_labels_go_last() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5000, CONTAINER_BYTES, 1 << 20])
-def test_no_container_takes_more_than_its_share(size: int) -> None:
+def test_the_cached_size_of_a_container_is_limited(size: int) -> None:
     notes = {f"a{number}": "x" * size for number in range(8)}
     memory = created(command=["x" * size])
     memory.listed((), [pb.Container(id="c2", labels=notes, annotations=notes)])
@@ -205,15 +205,15 @@ def test_no_container_takes_more_than_its_share(size: int) -> None:
         assert kept_bytes(memory, each) <= CONTAINER_BYTES
 
 
-def test_the_engines_own_choice_is_not_a_wish_of_the_client() -> None:
-    """It is appended to what is remembered, not part of it; where it is, it is reported as asked for."""
+def test_the_engines_own_placement_is_not_a_request_of_the_client() -> None:
+    """The placement is appended to the request, and must not be cached as the client's request."""
     memory = created()
     assert facts(memory).resources.cpuset_cpus == ""
     remember(memory, "c1", create().SerializeToString() + create_suffix(CpuSet((1,)), None))
     assert facts(memory).resources.cpuset_cpus == "1"
 
 
-def test_of_a_create_that_cannot_be_read_nothing_is_known() -> None:
+def test_a_create_that_cannot_be_read_is_not_cached() -> None:
     memory = ObjectCache()
     for body in (b"\xff\xff\xff", b"\xff" * 2 * CONTAINER_BYTES):
         remember(memory, "c1", body)

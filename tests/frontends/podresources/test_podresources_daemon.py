@@ -1,4 +1,4 @@
-"""The daemon with ``podResources.serve``: a real gRPC client, the stand-in runtime, and a played kubelet."""
+"""The daemon with ``podResources.serve``: a real gRPC client, a stand-in runtime and a simulated kubelet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPU = pb.ContainerDevices(
 
 
 class Kubelet:
-    """kubelet's own API; ``refuse`` has it fail."""
+    """kubelet's own API; it fails if ``refuse`` is set."""
 
     def __init__(self, path: Path) -> None:
         self.pods = pb.ListPodResourcesResponse()
@@ -51,14 +51,14 @@ class Kubelet:
         self.server.start()
 
     def _method(self, answer: Callable[[], Any]) -> Callable[[bytes, Any], bytes]:
-        def answered(_: bytes, context: Any) -> bytes:
+        def handler(_: bytes, context: Any) -> bytes:
             self.calls += 1
             if self.refuse:
                 context.abort(grpc.StatusCode.UNKNOWN, "out of order")
             content: bytes = answer().SerializeToString()
             return content
 
-        return answered
+        return handler
 
 
 class Agent:
@@ -67,7 +67,7 @@ class Agent:
     def __init__(self, path: Path) -> None:
         self._channel = grpc.insecure_channel(f"unix:{path}")
 
-    def ask(self, method: str, request: Any, kind: Any) -> Any:
+    def call(self, method: str, request: Any, kind: Any) -> Any:
         call = self._channel.unary_unary(
             f"/{LISTER}/{method}",
             request_serializer=lambda r: r if isinstance(r, bytes) else r.SerializeToString(),
@@ -76,19 +76,19 @@ class Agent:
         return call(request, timeout=60, wait_for_ready=True)
 
     def list(self) -> Any:
-        return self.ask("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
+        return self.call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
 
     def get(self, name: str, namespace: str = "demo") -> Any:
         request = pb.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
-        return self.ask("Get", request, pb.GetPodResourcesResponse).pod_resources
+        return self.call("Get", request, pb.GetPodResourcesResponse).pod_resources
 
     def allocatable(self) -> Any:
         request = pb.AllocatableResourcesRequest()
-        return self.ask("GetAllocatableResources", request, pb.AllocatableResourcesResponse)
+        return self.call("GetAllocatableResources", request, pb.AllocatableResourcesResponse)
 
-    def refused(self, ask: Callable[..., Any], *args: Any) -> tuple[Any, str]:
+    def refused(self, call: Callable[..., Any], *args: Any) -> tuple[Any, str]:
         with pytest.raises(grpc.RpcError) as caught:
-            ask(*args)
+            call(*args)
         error: Any = caught.value
         return error.code(), error.details()
 
@@ -98,8 +98,8 @@ class Agent:
 
 @pytest.fixture
 def node() -> Iterator[DaemonNode]:
-    with temporary_node() as made:
-        yield made
+    with temporary_node() as created:
+        yield created
 
 
 @pytest.fixture
@@ -109,16 +109,16 @@ def socket(node: DaemonNode) -> Path:
 
 @pytest.fixture
 def agent(socket: Path) -> Iterator[Agent]:
-    made = Agent(socket)
-    yield made
-    made.close()
+    created = Agent(socket)
+    yield created
+    created.close()
 
 
 @pytest.fixture
 def kubelet(node: DaemonNode) -> Iterator[Kubelet]:
-    made = Kubelet(node.directory / "kubelet.sock")
-    yield made
-    made.server.stop(None).wait()
+    created = Kubelet(node.directory / "kubelet.sock")
+    yield created
+    created.server.stop(None).wait()
 
 
 def settings(socket: Path, more: str = "") -> str:
@@ -128,7 +128,7 @@ def settings(socket: Path, more: str = "") -> str:
     )
 
 
-def test_an_agent_sees_the_cpus_of_owners_as_long_as_they_own_them(
+def test_an_agent_gets_the_cpus_of_owners_while_they_own_them(
     node: DaemonNode, socket: Path, agent: Agent
 ) -> None:
     daemon: Any = node.daemon(settings(socket))
@@ -148,8 +148,8 @@ def test_an_agent_sees_the_cpus_of_owners_as_long_as_they_own_them(
         assert list(allocatable.cpu_ids) == list(range(1, 16))
         with node.client() as client:
             await asyncio.to_thread(client.end_pod, daemon.executor.state.containers[owner].pod.sandbox_id)
-        code, words = await asyncio.to_thread(agent.refused, agent.get, "db")
-        assert (code, words) == (grpc.StatusCode.UNKNOWN, "pod db in namespace demo not found")
+        code, message = await asyncio.to_thread(agent.refused, agent.get, "db")
+        assert (code, message) == (grpc.StatusCode.UNKNOWN, "pod db in namespace demo not found")
         telemetry = daemon.executor.telemetry
         assert telemetry.value(metrics.POD_RESOURCES_REQUESTS, method="Get") == 2
         assert telemetry.value(metrics.POD_RESOURCES_REQUESTS_REFUSED, method="Get") == 1
@@ -167,7 +167,7 @@ def test_the_socket_is_only_for_root_and_in_a_directory_of_its_own(node: DaemonN
     run(node.daemon(settings(socket)), scenario)
 
 
-def test_in_observe_and_after_a_release_nothing_is_exclusive(
+def test_no_cpus_are_exclusive_in_observe_mode_and_after_a_release(
     node: DaemonNode, socket: Path, agent: Agent
 ) -> None:
     observing: Any = node.daemon(settings(socket, "mode: observe\n"))
@@ -190,14 +190,14 @@ def test_in_observe_and_after_a_release_nothing_is_exclusive(
     run(enforcing, released, reconciled=True)
 
 
-def test_what_kubelet_assigned_is_part_of_the_answer(
+def test_the_answer_contains_kubelets_assignments(
     node: DaemonNode, socket: Path, agent: Agent, kubelet: Kubelet
 ) -> None:
     main = pb.ContainerResources(name="main", devices=[GPU])
     kubelet.pods.pod_resources.add(name="db", namespace="demo", containers=[main])
     kubelet.pods.pod_resources.add(name="soon", namespace="demo", containers=[main])
-    own = f"kubelet: {{podResources: 'unix://{node.directory}/kubelet.sock'}}\n"
-    daemon: Any = node.daemon(settings(socket, own))
+    kubelet_config = f"kubelet: {{podResources: 'unix://{node.directory}/kubelet.sock'}}\n"
+    daemon: Any = node.daemon(settings(socket, kubelet_config))
 
     async def scenario() -> None:
         await node.launch(OWNER)
@@ -206,20 +206,20 @@ def test_what_kubelet_assigned_is_part_of_the_answer(
         assert list(db.containers[0].devices) == [GPU]
         assert soon.containers[0] == main
         assert list((await asyncio.to_thread(agent.allocatable)).devices) == [GPU]
-        await asyncio.sleep(0.2)  # longer than an answer of kubelet serves
+        await asyncio.sleep(0.2)  # longer than an answer of kubelet is cached
         kubelet.refuse = True
-        code, words = await asyncio.to_thread(agent.refused, agent.list)
+        code, message = await asyncio.to_thread(agent.refused, agent.list)
         assert code == grpc.StatusCode.UNAVAILABLE
-        assert "out of order (UNKNOWN)" in words
+        assert "out of order (UNKNOWN)" in message
 
     run(daemon, scenario, reconciled=True)
 
 
-def test_kubelet_is_asked_once_for_what_many_ask(
+def test_kubelet_is_queried_once_for_many_requests(
     node: DaemonNode, socket: Path, agent: Agent, kubelet: Kubelet
 ) -> None:
-    own = f"kubelet: {{podResources: 'unix://{node.directory}/kubelet.sock'}}\n"
-    daemon: Any = node.daemon(settings(socket, own))
+    kubelet_config = f"kubelet: {{podResources: 'unix://{node.directory}/kubelet.sock'}}\n"
+    daemon: Any = node.daemon(settings(socket, kubelet_config))
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -232,7 +232,9 @@ def test_kubelet_is_asked_once_for_what_many_ask(
     run(daemon, scenario, reconciled=True)
 
 
-def test_more_requests_than_kubelet_takes_are_rejected(node: DaemonNode, socket: Path, agent: Agent) -> None:
+def test_requests_above_kubelets_rate_limit_are_rejected(
+    node: DaemonNode, socket: Path, agent: Agent
+) -> None:
     daemon: Any = node.daemon(settings(socket))
 
     async def scenario() -> None:
@@ -249,28 +251,28 @@ def test_more_requests_than_kubelet_takes_are_rejected(node: DaemonNode, socket:
         refused = await asyncio.to_thread(burst)
         assert set(refused) <= {(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")}
         daemon._pod_resources._server._limit.allows = lambda: False
-        code, words = await asyncio.to_thread(agent.refused, agent.list)
-        assert (code, words) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        code, message = await asyncio.to_thread(agent.refused, agent.list)
+        assert (code, message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     run(daemon, scenario, reconciled=True)
 
 
-def test_nonsense_is_refused(node: DaemonNode, socket: Path, agent: Agent) -> None:
+def test_invalid_requests_are_refused(node: DaemonNode, socket: Path, agent: Agent) -> None:
     async def scenario() -> None:
-        asked = ("Get", b"\x0a\xff", pb.GetPodResourcesResponse)
-        code, words = await asyncio.to_thread(agent.refused, agent.ask, *asked)
-        assert (code, words) == (
+        malformed = ("Get", b"\x0a\xff", pb.GetPodResourcesResponse)
+        code, message = await asyncio.to_thread(agent.refused, agent.call, *malformed)
+        assert (code, message) == (
             grpc.StatusCode.INTERNAL,
             "cannot read the request: GetPodResourcesRequest expected",
         )
         unknown = ("Watch", b"", pb.GetPodResourcesResponse)
-        code, _ = await asyncio.to_thread(agent.refused, agent.ask, *unknown)
+        code, _ = await asyncio.to_thread(agent.refused, agent.call, *unknown)
         assert code == grpc.StatusCode.UNIMPLEMENTED
 
     run(node.daemon(settings(socket)), scenario, reconciled=True)
 
 
-def test_as_long_as_the_runtime_was_not_asked_there_is_no_answer(
+def test_a_list_before_the_first_list_of_the_runtime_is_refused(
     node: DaemonNode, socket: Path, agent: Agent
 ) -> None:
     node.runtime.stop()
@@ -278,14 +280,14 @@ def test_as_long_as_the_runtime_was_not_asked_there_is_no_answer(
 
     async def scenario() -> None:
         assert not daemon.executor.reconciled.is_set()
-        code, words = await asyncio.to_thread(agent.refused, agent.list)
+        code, message = await asyncio.to_thread(agent.refused, agent.list)
         assert code == grpc.StatusCode.UNAVAILABLE
-        assert words == "cannot list pods: the containers of the runtime are not known yet"
+        assert message == "cannot list pods: the containers of the runtime are not known yet"
 
     run(daemon, scenario)
 
 
-def test_a_socket_of_another_process_is_left_alone_and_reported(node: DaemonNode, socket: Path) -> None:
+def test_a_socket_in_use_by_another_process_is_kept_and_reported(node: DaemonNode, socket: Path) -> None:
     socket.parent.mkdir()
     kubelet = Kubelet(socket)
     daemon: Any = node.daemon(settings(socket))
@@ -294,17 +296,19 @@ def test_a_socket_of_another_process_is_left_alone_and_reported(node: DaemonNode
         def problems() -> list[str]:
             return [p["what"] for p in daemon.executor.telemetry.problems()]
 
-        await until(lambda: any("cannot serve the pod-resources API" in what for what in problems()))
-        assert any("another process answers there" in what for what in problems())
+        await until(lambda: any("cannot serve the pod-resources API" in problem for problem in problems()))
+        assert any("another process answers there" in problem for problem in problems())
         assert socket.exists()
         await asyncio.to_thread(kubelet.server.stop(None).wait)
         socket.unlink(missing_ok=True)
-        await until(lambda: not any("cannot serve the pod-resources API" in what for what in problems()))
+        await until(
+            lambda: not any("cannot serve the pod-resources API" in problem for problem in problems())
+        )
 
     run(daemon, scenario)
 
 
-def test_without_it_nothing_of_it_is_imported(node: DaemonNode) -> None:
+def test_without_the_setting_no_module_of_the_api_is_imported(node: DaemonNode) -> None:
     program = f"""
 import asyncio, sys
 from proxy.config.load import parse

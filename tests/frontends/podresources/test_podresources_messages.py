@@ -1,4 +1,4 @@
-"""What the pod-resources API says about a state: kubelet's rules, and only what is applied."""
+"""Answers of the pod-resources API for a state: kubelet's rules, and only applied placements."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ COUNTED = {0: {"memory": GIB}}
 
 
 def devices(resource: str, *ids: str, nodes: tuple[int, ...] | None = None) -> pb.ContainerDevices:
-    made = pb.ContainerDevices(resource_name=resource, device_ids=ids)
+    group = pb.ContainerDevices(resource_name=resource, device_ids=ids)
     if nodes is not None:
-        made.topology.nodes.extend(pb.NUMANode(ID=node) for node in nodes)
-    return made
+        group.topology.nodes.extend(pb.NUMANode(ID=node) for node in nodes)
+    return group
 
 
 def kubelet_pod(name: str, *containers: pb.ContainerResources, namespace: str = "shop") -> pb.PodResources:
@@ -79,14 +79,14 @@ def memory(found: Any) -> list[tuple[str, int, list[int]]]:
     return [(m.memory_type, m.size, [node.ID for node in m.topology.nodes]) for m in found]
 
 
-def test_owners_have_their_cpus_and_others_none() -> None:
+def test_owners_have_their_cpus_and_other_containers_none() -> None:
     answer = pods_answer(state(owner(), sharer(), sharer("side", WEB)), None)
     assert cpus(answer) == {"web": {"main": [2, 10], "side": []}, "batch": {"main": []}}
     assert [pod.name for pod in answer.pod_resources] == ["batch", "web"]
     assert {pod.namespace for pod in answer.pod_resources} == {"shop"}
 
 
-def test_memory_is_that_of_the_static_manager() -> None:
+def test_memory_is_reported_as_by_the_static_memory_manager() -> None:
     counted = pods_answer(state(owner(), sharer(), reserved_memory=COUNTED), None)
     batch, web = (pod.containers[0] for pod in counted.pod_resources)
     assert memory(web.memory) == [("memory", 2 * GIB, [0, 1]), ("hugepages-2Mi", 4 << 20, [0])]
@@ -95,7 +95,7 @@ def test_memory_is_that_of_the_static_manager() -> None:
 
 
 @pytest.mark.parametrize("mode", OTHER_MODES)
-def test_what_is_only_planned_is_not_reported(mode: NodeMode) -> None:
+def test_a_plan_that_is_not_applied_is_not_reported(mode: NodeMode) -> None:
     planned = state(owner(), mode=mode, reserved_memory=COUNTED)
     answer = pods_answer(planned, None)
     assert cpus(answer) == {"web": {"main": []}, "batch": {}}
@@ -107,7 +107,7 @@ def test_what_is_only_planned_is_not_reported(mode: NodeMode) -> None:
     assert allocatable_answer(planned, all_of_it) == all_of_it
 
 
-def test_only_pods_to_which_the_plan_is_applied_have_our_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pods_to_which_the_plan_is_applied_have_planned_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "proxy.frontends.podresources.server.applies_to", lambda _, pod: pod is None or pod.name == "web"
     )
@@ -117,7 +117,7 @@ def test_only_pods_to_which_the_plan_is_applied_have_our_cpus(monkeypatch: pytes
     assert cpus(pods_answer(both, listed)) == {"batch": {"main": [5]}, "web": {"main": [2, 10]}}
 
 
-def test_of_two_attempts_the_newer_counts() -> None:
+def test_of_two_attempts_the_newer_is_reported() -> None:
     older, newer = owner("3"), structs.replace(owner("2,10"), id="0", attempt=1)
     assert cpus(pods_answer(state(older, newer, pods=(WEB,)), None)) == {"web": {"main": [2, 10]}}
 
@@ -135,7 +135,7 @@ def test_a_container_that_is_being_created_has_its_cpus_as_with_kubelet_from_adm
     }
 
 
-def test_cpus_that_are_offline_are_left_out_and_those_instead_of_them_are_listed() -> None:
+def test_offline_cpus_are_omitted_and_their_replacements_are_listed() -> None:
     whole = described(1, 1, 4, 1, mem_bytes_per_node=GIB)
     cpus_there = tuple(cpu for cpu in whole.cpus if cpu.id != 2)
     numa = structs.replace(whole.nodes[0], cpus=CpuSet.parse("0-1,3"))
@@ -144,7 +144,7 @@ def test_cpus_that_are_offline_are_left_out_and_those_instead_of_them_are_listed
     assert cpus(pods_answer(state(lacking, pods=(WEB,), machine=machine), None)) == {"web": {"main": [1, 3]}}
 
 
-def test_app_containers_and_sidecars_are_listed_where_the_spec_is_known() -> None:
+def test_only_app_containers_and_sidecars_are_listed_if_the_spec_is_known() -> None:
     kinds = {"setup": ContainerKind.INIT, "proxy": ContainerKind.SIDECAR, "main": ContainerKind.APP}
     asks = PodRequests("u1", tuple(ContainerResources(name, kind) for name, kind in kinds.items()))
     pod = structs.replace(WEB, requests=asks)
@@ -152,7 +152,7 @@ def test_app_containers_and_sidecars_are_listed_where_the_spec_is_known() -> Non
     assert cpus(answer) == {"web": {"proxy": [], "main": []}}
 
 
-def test_kubelets_answer_is_completed_and_nothing_of_it_is_lost() -> None:
+def test_kubelets_answer_is_completed_and_keeps_all_its_fields() -> None:
     gpu, claim = devices("nvidia.com/gpu", "GPU-0", nodes=(0,)), pb.DynamicResource(claim_name="c")
     main = pb.ContainerResources(name="main", devices=[gpu], dynamic_resources=[claim], cpu_ids=[9])
     main.MergeFromString(UNKNOWN)
@@ -165,25 +165,25 @@ def test_kubelets_answer_is_completed_and_nothing_of_it_is_lost() -> None:
         ("shop", "new"),
         ("shop", "batch"),
     ]
-    (ours,) = answer.pod_resources[0].containers  # kubelet lists no init containers
-    assert list(ours.cpu_ids) == [2, 10]
-    del ours.cpu_ids[:], main.cpu_ids[:]
-    assert ours.SerializeToString() == main.SerializeToString()
+    (container,) = answer.pod_resources[0].containers  # kubelet lists no init containers
+    assert list(container.cpu_ids) == [2, 10]
+    del container.cpu_ids[:], main.cpu_ids[:]
+    assert container.SerializeToString() == main.SerializeToString()
     assert list(answer.pod_resources[1].containers[0].cpu_ids) == [9], "a pod that we do not know"
     assert listed.SerializeToString() == before, "the answer is shared with other requests"
 
 
-def test_allocatable_are_all_cpus_without_the_reserved_ones_also_those_in_use() -> None:
+def test_allocatable_cpus_are_all_but_the_reserved_ones() -> None:
     now = state(owner(), reserved=CpuSet.parse("0,8"), node_reservation=CpuSet.parse("1,9"))
-    given = pb.AllocatableResourcesResponse(devices=[devices("x/nic", "a", nodes=(1,))], cpu_ids=[0])
-    answer = allocatable_answer(now, given)
+    kubelet_answer = pb.AllocatableResourcesResponse(devices=[devices("x/nic", "a", nodes=(1,))], cpu_ids=[0])
+    answer = allocatable_answer(now, kubelet_answer)
     assert list(answer.cpu_ids) == [2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15]
-    assert answer.devices == given.devices
+    assert answer.devices == kubelet_answer.devices
     assert not answer.memory
-    assert list(given.cpu_ids) == [0]
+    assert list(kubelet_answer.cpu_ids) == [0]
 
 
-def test_allocatable_memory_is_that_of_each_node_without_the_reserve_also_when_it_is_in_use() -> None:
+def test_allocatable_memory_is_that_of_each_node_without_the_reserve() -> None:
     counted = state(owner(), reserved_memory={0: {"memory": GIB}, 1: {"memory": 8 * GIB}})
     assert counted.memory is not None
     assert counted.memory.nodes[0].table("memory").free < 7 * GIB
@@ -207,27 +207,31 @@ OUR_DEVICES = (
 )
 
 
-def test_devices_that_topoproxy_assigns_stand_beside_those_of_kubelet() -> None:
-    theirs = devices("nvidia.com/gpu", "GPU-0", nodes=(1,))
-    known = kubelet(kubelet_pod("web", pb.ContainerResources(name="main", devices=[theirs])))
+def test_devices_assigned_by_topoproxy_are_listed_with_those_of_kubelet() -> None:
+    kubelet_group = devices("nvidia.com/gpu", "GPU-0", nodes=(1,))
+    kubelet_list = kubelet(kubelet_pod("web", pb.ContainerResources(name="main", devices=[kubelet_group])))
     for mode in (NodeMode.ENFORCE, NodeMode.OBSERVE):
-        there = structs.replace(state(owner(), sharer(), mode=mode), devices=OUR_DEVICES)
-        found = {p.name: list(p.containers[0].devices) for p in pods_answer(there, known).pod_resources}
+        node_state = structs.replace(state(owner(), sharer(), mode=mode), devices=OUR_DEVICES)
+        found = {
+            p.name: list(p.containers[0].devices) for p in pods_answer(node_state, kubelet_list).pod_resources
+        }
         assert found["batch"] == []
         assert found["web"] == [
-            theirs,
+            kubelet_group,
             devices("example.com/gone", "z"),
             devices(VF, "a", nodes=(0,)),
             devices(VF, "a", nodes=(1,)),
             devices(VF, "b"),
         ]
-    assert len(known.pod_resources[0].containers[0].devices) == 1, "kubelet's answer serves others, too"
+    assert len(kubelet_list.pod_resources[0].containers[0].devices) == 1, (
+        "kubelet's cached answer is not changed"
+    )
 
 
 def test_healthy_devices_of_topoproxy_can_be_allocated_where_the_plan_is_applied() -> None:
-    there = structs.replace(state(), devices=OUR_DEVICES)
+    node_state = structs.replace(state(), devices=OUR_DEVICES)
     listed = pb.AllocatableResourcesResponse(devices=[devices("nvidia.com/gpu", "GPU-0")])
-    found = [(d.resource_name, list(d.device_ids)) for d in allocatable_answer(there, listed).devices]
+    found = [(d.resource_name, list(d.device_ids)) for d in allocatable_answer(node_state, listed).devices]
     assert found == [("nvidia.com/gpu", ["GPU-0"]), (VF, ["a"]), (VF, ["a"]), (VF, ["b"])]
-    observed = structs.replace(there, mode=NodeMode.OBSERVE)
+    observed = structs.replace(node_state, mode=NodeMode.OBSERVE)
     assert list(allocatable_answer(observed, listed).devices) == list(listed.devices)

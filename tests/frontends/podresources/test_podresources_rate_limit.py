@@ -1,11 +1,11 @@
-"""The limit on requests: ten at once, then one each hundredth of a second."""
+"""The rate limit on requests: ten at once, then one each hundredth of a second."""
 
 from __future__ import annotations
 
 from proxy.frontends.podresources.server import RequestLimit
 
 
-def test_ten_at_once_and_a_hundred_a_second() -> None:
+def test_ten_requests_at_once_and_a_hundred_a_second_are_admitted() -> None:
     now = [100.0]
     limit = RequestLimit(lambda: now[0])
     assert [limit.allows() for _ in range(11)] == [True] * 10 + [False]

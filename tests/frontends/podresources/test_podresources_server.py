@@ -1,4 +1,4 @@
-"""The server's own rules, without a socket: a list is made again only when something has changed."""
+"""The server without a socket: a list is rebuilt only after a change."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Kubelet:
         pass
 
 
-def test_a_list_is_made_again_only_when_the_state_or_kubelets_answer_has_changed() -> None:
+def test_a_list_is_rebuilt_only_if_the_state_or_kubelets_answer_has_changed() -> None:
     states, kubelet = [NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))], Kubelet()
     server = PodResourcesServer(Path("/none"), lambda: states[-1], kubelet, telemetry())
-    asked = pb.ListPodResourcesRequest()
-    first = server._list(asked)
-    assert server._list(asked) is first
+    request = pb.ListPodResourcesRequest()
+    first = server._list(request)
+    assert server._list(request) is first
     states.append(structs.replace(states[0], mode=NodeMode.OBSERVE))
-    second = server._list(asked)
+    second = server._list(request)
     assert second is not first
     kubelet.listed = pb.ListPodResourcesResponse(pod_resources=[pb.PodResources(name="web")])
-    assert [pod.name for pod in server._list(asked).pod_resources] == ["web"]
+    assert [pod.name for pod in server._list(request).pod_resources] == ["web"]
     assert second == pb.ListPodResourcesResponse()
