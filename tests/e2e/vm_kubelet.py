@@ -324,10 +324,15 @@ def other_sources(bed: Bed) -> None:
         step(f"{name}: {place.cpus}, known from {'; '.join(sorted(reported))}")
 
 
+def report(message: str, **context: object) -> None:
+    """Print a problem of a client of kubelet."""
+    print(message, context, flush=True)
+
+
 def answers_over_tls(bed: Bed, settings: Mapping[str, str]) -> bool:
     """Whether kubelet answers within the daemon's time limit; after its start it is busy with its pods."""
     files = (settings[key] for key in ("caFile", "certFile", "keyFile"))
-    client = KubeletClient(KubeletSettings(settings["pods"], "", "", "", *files, timeout=5.0), print)
+    client = KubeletClient(KubeletSettings(settings["pods"], "", "", "", *files, timeout=5.0), report)
     pod = bed.pods()["init"]["metadata"]
     return client.pod_requests(pod["uid"], "default", pod["name"]) is not None
 
@@ -348,30 +353,30 @@ def median_ms(what: Callable[[], object]) -> str:
 
 
 def timings(bed: Bed) -> None:
-    """What asking costs: the question alone, and a refusal (no runtime slows it down) with and without."""
+    """Measure a query of kubelet, and a refused sandbox (no runtime delays it) with a query and without."""
     pod = bed.pods()["init"]["metadata"]
-    tls = KubeletSettings(SECURE, "", "", "", TLS["caFile"], TLS["certFile"], TLS["keyFile"], timeout=5.0)
+    tls = KubeletSettings(SECURE, "", "", "", TLS["caFile"], TLS["certFile"], TLS["keyFile"], timeout=60.0)
     ways = {
         "the list over TLS": tls,
-        "the list at the read-only port": KubeletSettings(READ_ONLY, timeout=5.0),
-        "the pods API": KubeletSettings("", str(PODS_API), timeout=5.0),
+        "the list at the read-only port": KubeletSettings(READ_ONLY, timeout=60.0),
+        "the pods API": KubeletSettings("", str(PODS_API), timeout=60.0),
     }
     for words, settings in ways.items():
-        # A client for each list: one that is asked twice within a second answers from memory.
-        shared = KubeletClient(settings, print)
+        # A client for each list: a second query within a second is answered from memory.
+        shared = KubeletClient(settings, report)
 
         def ask(settings: KubeletSettings = settings, shared: KubeletClient = shared) -> None:
-            client = KubeletClient(settings, print) if settings.pods_url else shared
+            client = KubeletClient(settings, report) if settings.pods_url else shared
             assert client.pod_requests(pod["uid"], "default", pod["name"]) is not None
 
         ask()
         step(f"{words}: {median_ms(ask)}")
-    client = KubeletClient(KubeletSettings(pod_resources=str(POD_RESOURCES), timeout=5.0), print)
+    client = KubeletClient(KubeletSettings(pod_resources=str(POD_RESOURCES), timeout=60.0), report)
     assert client.devices("default", pod["name"], "main") is not None
     step(f"pod resources: {median_ms(lambda: client.devices('default', pod['name'], 'main'))}")
     total = {"cpu_period": 100_000, "cpu_quota": 4_000_000, "cpu_shares": 40_960}
     for words, kubelet in (
-        ("kubelet is not asked", {}),
+        ("kubelet is not queried", {}),
         ("the list over TLS", TLS),
         ("the pods API", {"podsApi": f"unix://{PODS_API}"}),
     ):
