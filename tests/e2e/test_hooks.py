@@ -1,6 +1,6 @@
-"""Hooks at work on a real containerd: what clients, containers and the kernel get of them.
+"""Effects of hooks on clients, containers and the kernel, on a real containerd.
 
-How long things took is printed (``pytest -s``).
+The tests print durations (``pytest -s``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NARROWS = """
 
 @pytest.fixture
 def nodes(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., HookedNode]]:
-    """Make nodes with empty directories of hooks; what is given goes into the section ``hooks``."""
+    """Start nodes with empty hook directories; keyword arguments go into the section ``hooks``."""
     clients: list[Cri] = []
 
     def make(config: dict[str, object] | None = None, **hooks: object) -> HookedNode:
@@ -75,20 +75,20 @@ def pod(node: HookedNode, name: str, qos: str = "LS", **annotations: str) -> str
     return node.cri.run_pod(name, labels={QOS_LABEL: qos}, annotations={**own, **annotations})
 
 
-def gone(node: HookedNode, container: str) -> None:
+def remove(node: HookedNode, container: str) -> None:
     node.cri.stop(container)
     node.cri.remove(container)
 
 
 def knob(container: str, name: str, root: Path = CPU) -> str:
-    """A file of a container's cgroup."""
+    """Return the first word of a file in a container's cgroup."""
     group = cgroup_of(container, root)
     assert group is not None
     return (group / name).read_text().split()[0]
 
 
 def shares(milli: int) -> tuple[str, str]:
-    """The file of a container's weight, and what it says for cpu.shares."""
+    """Return the name of the CPU weight file, and its content for a value of cpu.shares."""
     return ("cpu.weight", str(1 + (milli - 2) * 9999 // 262142)) if is_v2() else ("cpu.shares", str(milli))
 
 
@@ -99,10 +99,10 @@ def annotations_of(node: HookedNode, container: str) -> dict[str, str]:
 # -- shipped hooks -----------------------------------------------------------------------------------------
 
 
-def test_all_shipped_hooks_switched_on_and_off_while_the_daemon_runs(
+def test_all_shipped_hooks_are_enabled_and_disabled_while_the_daemon_runs(
     nodes: Callable[..., HookedNode], tmp_path: Path
 ) -> None:
-    irq = tmp_path / "proc/irq/9/smp_affinity_list"  # the machine's own are nothing to play with
+    irq = tmp_path / "proc/irq/9/smp_affinity_list"  # a copy: the test must not change the host's interrupts
     irq.parent.mkdir(parents=True)
     irq.write_text(f"{ALL}\n")
     (tmp_path / "proc/irq/default_smp_affinity").write_text(f"{ALL.bits:x}\n")
@@ -114,36 +114,36 @@ def test_all_shipped_hooks_switched_on_and_off_while_the_daemon_runs(
         "40-irq-affinity": irqs | {"state": str(tmp_path / "irqs.json")},
         "50-crio-annotations": irqs | power | {"irq_state": str(tmp_path / "irqs.json")},
     }
-    settings = {name: {"config": said} for name, said in keys.items()}
+    settings = {name: {"config": config} for name, config in keys.items()}
     node = nodes({"koordinator": {"keepCFSQuota": "always"}}, settings=settings)
-    assert node.hooks() == {}, "nothing of hooks is there"
+    assert node.hooks() == {}, "no hook is enabled"
     for name in SHIPPED:
         node.command("enable", name)
     for name in SHIPPED:
         node.runs(name)
 
     sharer = node.cri.run(pod(node, "web"))
-    wishes = {"example.com/quota": "off", "cpu-load-balancing.crio.io": "disable"}
-    owner = node.cri.run(pod(node, "db", "LSE", **wishes), **LIMITED)
+    requests = {"example.com/quota": "off", "cpu-load-balancing.crio.io": "disable"}
+    owner = node.cri.run(pod(node, "db", "LSE", **requests), **LIMITED)
     assert environment(owner)["EXCLUSIVE_CPUS"] == str(LAST)
-    reported = inside(owner, "/run/topoproxy/cpus")
-    assert f"EXCLUSIVE_CPUS={LAST}\n" in reported.read_text()
+    cpus_file = inside(owner, "/run/topoproxy/cpus")
+    assert f"EXCLUSIVE_CPUS={LAST}\n" in cpus_file.read_text()
     with pytest.raises(OSError, match="Read-only file system"):
-        reported.write_text("lies")
+        cpus_file.write_text("lies")
     rest = inside(sharer, "/run/topoproxy/cpus")
     wait_for("the sharer's file to follow", lambda: f"SHARED_CPUS={REST}\n" in rest.read_text())
     assert knob(owner, QUOTA) == NO_QUOTA
     node.cri.update(owner, **LIMITED)
-    assert knob(owner, QUOTA) == NO_QUOTA, "an update does not bring it back"
+    assert knob(owner, QUOTA) == NO_QUOTA, "an update does not restore the quota"
     wait_for("interrupts to leave", lambda: irq.read_text().strip() == str(REST))
     if not is_v2():
         balance = "cpuset.sched_load_balance"
-        wait_for("it to be out of balancing", lambda: knob(owner, balance, CGROUPS / "cpuset") == "0")
+        wait_for("load balancing to be disabled", lambda: knob(owner, balance, CGROUPS / "cpuset") == "0")
     changed = [line for line in node.daemon.log.read_text().splitlines() if "hooks changed a request" in line]
     assert any("20-quota-off: cpu_quota 100000 -> -1; 30-cpus-file: envs[EXCL" in line for line in changed)
     assert all(hook["last_error"] == "" for hook in node.hooks().values())
 
-    gone(node, owner)
+    remove(node, owner)
     wait_for("interrupts to come back", lambda: irq.read_text().strip() == str(ALL))
     wait_for("the file to follow back", lambda: f"SHARED_CPUS={ALL}\n" in rest.read_text())
     for name in SHIPPED:
@@ -157,7 +157,7 @@ def test_all_shipped_hooks_switched_on_and_off_while_the_daemon_runs(
 
 
 class Load:
-    """Containers that are created and removed all the while; their label says which version was asked."""
+    """Clients that create and remove containers; a label names the version of the hook that ran."""
 
     def __init__(self, node: HookedNode, clients: int = 3) -> None:
         self.node = node
@@ -190,13 +190,13 @@ class Load:
             thread.join(60)
 
     def reaches(self, version: str) -> None:
-        """Wait until all clients have got a version."""
+        """Wait until a container of each client has the label of a version."""
         began = time.monotonic()
         wait_for(f"version {version!r}", lambda: all(s and s[-1] == version for s in self.seen))
         print(f"version {version!r} in effect for all after {time.monotonic() - began:.2f} s")
 
 
-def test_hooks_that_come_change_break_and_go_under_load(nodes: Callable[..., HookedNode]) -> None:
+def test_a_hook_is_added_changed_broken_and_removed_under_load(nodes: Callable[..., HookedNode]) -> None:
     node = nodes()
 
     def put(version: str) -> None:
@@ -222,15 +222,15 @@ def test_hooks_that_come_change_break_and_go_under_load(nodes: Callable[..., Hoo
         load.reaches("")
     assert load.faults == []
     for seen in load.seen:
-        reported = [one for one, before in zip(seen, [None, *seen], strict=False) if one != before]
-        assert reported == ["", "1", "2", "3", "4", ""], "each took effect once, and none came back"
+        changes = [one for one, before in zip(seen, [None, *seen], strict=False) if one != before]
+        assert changes == ["", "1", "2", "3", "4", ""], "each version took effect exactly once"
     print(f"{sum(map(len, load.seen))} containers")
 
 
 # -- vetoes and CPUs ---------------------------------------------------------------------------------------
 
 
-def test_a_refusal_reaches_the_client_and_costs_nothing(nodes: Callable[..., HookedNode]) -> None:
+def test_a_veto_reaches_the_client_and_moves_no_container(nodes: Callable[..., HookedNode]) -> None:
     node = nodes()
     node.put(
         "10-gate",
@@ -254,7 +254,7 @@ def test_a_refusal_reaches_the_client_and_costs_nothing(nodes: Callable[..., Hoo
     owner = pod(node, "db", "LSE")
     with pytest.raises(RpcError, match=r"default/db/bad.*hook 10-gate: not this one"):
         node.cri.create(owner, "bad", **LIMITED)
-    assert cpuset_of(sharer).cpus == ALL, "no container has moved for it"
+    assert cpuset_of(sharer).cpus == ALL, "no container was moved"
     late = node.cri.create(owner, "late", **LIMITED)
     with pytest.raises(RpcError, match="hook 10-gate: not today"):
         node.cri.start(late)
@@ -272,15 +272,13 @@ def test_cpus_that_a_hook_narrows_follow_the_pool_and_survive_crashes(
     where = cpuset_of(narrow)
     assert (where.cpus, where.effective, where.tasks) == (LAST, LAST, frozenset({LAST}))
     assert cpuset_of(free).cpus == ALL
-    reported = node.daemon.explain("default/narrow").stdout
-    assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in reported, reported
+    explanation = node.daemon.explain("default/narrow").stdout
+    assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in explanation, explanation
 
     owner = node.cri.run(pod(node, "db", "LSE"), **LIMITED)
-    assert cpuset_of(narrow).cpus == cpuset_of(free).cpus == REST, (
-        "it cannot keep what another container owns"
-    )
-    wait_for("that to be reported", lambda: f"nothing is left of CPUs {LAST}" in node.problems())
-    gone(node, owner)
+    assert cpuset_of(narrow).cpus == cpuset_of(free).cpus == REST, "a narrowed container leaves owned CPUs"
+    wait_for("the problem to be reported", lambda: f"nothing is left of CPUs {LAST}" in node.problems())
+    remove(node, owner)
     wait_for("the CPUs to come back", lambda: cpuset_of(narrow).cpus == LAST)
 
     node.daemon.kill9()
@@ -288,14 +286,14 @@ def test_cpus_that_a_hook_narrows_follow_the_pool_and_survive_crashes(
     (node.directory / "10-narrow.py").unlink()
     node.daemon.restart()
     node.daemon.compared()
-    assert (cpuset_of(narrow).cpus, cpuset_of(free).cpus) == (LAST, ALL), "as long as it lives"
-    reported = node.daemon.explain("default/narrow").stdout
-    assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in reported, reported
+    assert (cpuset_of(narrow).cpus, cpuset_of(free).cpus) == (LAST, ALL), "it stays narrowed"
+    explanation = node.daemon.explain("default/narrow").stdout
+    assert f"Narrowed to CPUs {LAST} by hook 10-narrow" in explanation, explanation
     assert node.daemon.status()["violations"] == []
 
 
-def test_killed_while_hooks_think(nodes: Callable[..., HookedNode]) -> None:
-    """Before a create is sent, and after it was made: what is there afterwards is right."""
+def test_a_daemon_killed_during_a_hook_recovers(nodes: Callable[..., HookedNode]) -> None:
+    """It is killed before and after the create reaches the runtime: the state is correct in both cases."""
     node = nodes()
     node.put(
         "10-slow",
@@ -315,7 +313,7 @@ def test_killed_while_hooks_think(nodes: Callable[..., HookedNode]) -> None:
     for name, there in (("never", 0), ("later", 1)):
         call = threading.Thread(target=_ignored, args=(node.cri, group, name))
         call.start()
-        wait_for("the hook to be asked", lambda: node.hook("10-slow").get("running"))
+        wait_for("the hook to run", lambda: node.hook("10-slow").get("running"))
         node.daemon.kill9()
         call.join(60)
         node.daemon.start()
@@ -335,23 +333,23 @@ def _ignored(cri: Cri, group: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("may", [True, False])
-def test_cpus_of_an_owner(nodes: Callable[..., HookedNode], may: bool) -> None:
+def test_a_hook_may_use_owned_cpus_only_if_configured(nodes: Callable[..., HookedNode], may: bool) -> None:
     node = nodes(ownedCPUs=may)
     node.put("10-narrow", NARROWS.format(cpus=LAST))
     own = pod(node, "db", "LSE")
     owner = node.cri.run(own, **LIMITED)
     guest = node.cri.run(pod(node, "narrow"))
     if not may:
-        assert cpuset_of(guest).cpus == REST, "its answer is left out"
+        assert cpuset_of(guest).cpus == REST, "the hook's response is ignored"
         assert "10-narrow" in node.problems()
         assert f"a hook may choose from {REST}" in node.hook("10-narrow")["last_error"]
         return
     assert cpuset_of(guest).cpus == LAST == cpuset_of(owner).cpus
-    reported = node.daemon.explain("default/narrow").stdout
-    assert "by hook 10-narrow" in reported, reported
-    gone(node, owner)
+    explanation = node.daemon.explain("default/narrow").stdout
+    assert "by hook 10-narrow" in explanation, explanation
+    remove(node, owner)
     again = node.cri.run(own, attempt=1, **LIMITED)
-    assert cpuset_of(again).cpus == LAST, "their owner starts and runs"
+    assert cpuset_of(again).cpus == LAST, "the owner starts on its CPUs"
     node.daemon.kill9()
     node.daemon.start()
     node.daemon.compared()
@@ -359,7 +357,7 @@ def test_cpus_of_an_owner(nodes: Callable[..., HookedNode], may: bool) -> None:
     assert node.daemon.status()["violations"] == []
 
 
-def test_cpus_of_an_owner_for_a_pod_that_is_kept_off_them(
+def test_a_hook_gives_owned_cpus_to_a_be_pod_with_an_erased_cpuset(
     nodes: Callable[..., HookedNode],
 ) -> None:
     node = nodes({"koordinator": {"beCpuset": "erase"}}, ownedCPUs=True)
@@ -380,7 +378,7 @@ def test_cpus_of_an_owner_for_a_pod_that_is_kept_off_them(
 # -- sandboxes and others ----------------------------------------------------------------------------------
 
 
-def test_a_pod_in_a_cgroup_that_a_hook_has_chosen(nodes: Callable[..., HookedNode], bed: Bed) -> None:
+def test_a_pod_runs_in_the_cgroup_that_a_hook_has_chosen(nodes: Callable[..., HookedNode], bed: Bed) -> None:
     node = nodes()
     elsewhere = f"{bed.cgroup}/elsewhere/pod-moved"
     node.put(
@@ -402,14 +400,14 @@ def test_a_pod_in_a_cgroup_that_a_hook_has_chosen(nodes: Callable[..., HookedNod
     again = node.cri.run(group, "second", **LIMITED)
     where = cgroup_of(again)
     assert where is not None
-    assert str(where.parent).endswith(elsewhere), "also after a crash"
+    assert str(where.parent).endswith(elsewhere), "the cgroup is the same after a crash"
     assert cpuset_of(again).cpus == LAST
-    gone(node, again)
-    gone(node, owner)
+    remove(node, again)
+    remove(node, owner)
     wait_for("CPUs to come back", lambda: cpuset_of(sharer).cpus == ALL)
 
 
-def test_what_a_hook_wants_of_others_is_in_the_kernel(nodes: Callable[..., HookedNode]) -> None:
+def test_updates_of_other_containers_by_a_hook_reach_the_kernel(nodes: Callable[..., HookedNode]) -> None:
     node = nodes()
     node.put(
         "10-others",
@@ -438,16 +436,16 @@ def test_what_a_hook_wants_of_others_is_in_the_kernel(nodes: Callable[..., Hooke
     other = node.cri.run(pod(node, "web"), **LIMITED)
     trigger = node.cri.run(pod(node, "trigger"), **LIMITED)
     file, value = shares(256)
-    wait_for("its shares", lambda: knob(other, file) == value)
-    wait_for("its CPUs", lambda: cpuset_of(other).cpus == LAST)
+    wait_for("the shares to change", lambda: knob(other, file) == value)
+    wait_for("the CPUs to change", lambda: cpuset_of(other).cpus == LAST)
     assert knob(trigger, file) == shares(1024)[1]
     wait_for(
         "the missing container to be reported",
         lambda: "containerID=missing hook=10-others" in node.problems(),
     )
-    gone(node, trigger)
-    wait_for("its shares", lambda: knob(other, file) == shares(512)[1])
-    assert cpuset_of(other).cpus == LAST, "an update of ours carries its CPUs"
+    remove(node, trigger)
+    wait_for("the shares to change", lambda: knob(other, file) == shares(512)[1])
+    assert cpuset_of(other).cpus == LAST, "the daemon's update carries the CPUs"
     node.daemon.kill9()
     node.daemon.start()
     node.daemon.compared()
@@ -459,7 +457,7 @@ def test_what_a_hook_wants_of_others_is_in_the_kernel(nodes: Callable[..., Hooke
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Start a hook server on ``hook.sock``, as often as wanted."""
+    """Return a function that starts a hook server on ``hook.sock``."""
     started: list[subprocess.Popen[str]] = []
     socket = tmp_path / "hook.sock"
 
@@ -478,7 +476,7 @@ def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
-def test_a_hook_server_that_is_killed_hangs_and_comes_back(
+def test_a_hook_server_is_used_again_after_a_kill_and_after_a_hang(
     nodes: Callable[..., HookedNode],
     server: Callable[[], subprocess.Popen[str]],
     tmp_path: Path,
@@ -495,8 +493,8 @@ def test_a_hook_server_that_is_killed_hangs_and_comes_back(
         node.cri.remove(container)
         return found
 
-    def lacks_it(when: str) -> None:
-        for _ in range(4):  # the fourth finds its breaker open
+    def check_without_server(when: str) -> None:
+        for _ in range(4):  # at the fourth create the breaker is open
             if policy == "Ignore":
                 assert not seen(), when
             else:
@@ -505,24 +503,24 @@ def test_a_hook_server_that_is_killed_hangs_and_comes_back(
         assert node.hook("koordlet")["breaker_open"], when
         assert node.hook("koordlet")["last_error"], when
 
-    wait_for("the server to be asked", seen)
+    wait_for("the server to be called", seen)
     process.kill()
     process.wait(10)
-    lacks_it("killed")
+    check_without_server("killed")
     process = server()
-    wait_for("it to be asked again", seen)
+    wait_for("the server to be called again", seen)
     os.kill(process.pid, signal.SIGSTOP)
-    wait_for("all of it to stand still", lambda: states(process.pid) == {"T"})
+    wait_for("all threads of the server to stop", lambda: states(process.pid) == {"T"})
     began = time.monotonic()
-    lacks_it("hangs")
+    check_without_server("hangs")
     print(f"{policy}: 4 creates in {time.monotonic() - began:.2f} s while the server hangs")
     os.kill(process.pid, signal.SIGCONT)
-    wait_for("it to be asked again", seen)
+    wait_for("the server to be called again", seen)
     node.cri.start(node.cri.create(group))
 
 
-def test_a_hook_that_forks_and_closes_what_is_the_daemons(nodes: Callable[..., HookedNode]) -> None:
-    """Children of ``os.fork`` must not hold the lock and the connections of a daemon that is gone."""
+def test_the_child_of_a_forking_hook_does_not_block_the_next_daemon(nodes: Callable[..., HookedNode]) -> None:
+    """Children of ``os.fork`` must not keep the lock and the connections of a killed daemon."""
     node = nodes()
     node.put(
         "10-forks",
@@ -542,28 +540,28 @@ def test_a_hook_that_forks_and_closes_what_is_the_daemons(nodes: Callable[..., H
         assert labels_of(node.cri, node.cri.create(group, name))["version"] == "1"
     left = children(node)
     try:
-        wait_for("those that return to end", lambda: len(children(node)) == 1)
+        wait_for("the other children to end", lambda: len(children(node)) == 1)
         left = children(node)
         node.cri.run(pod(node, "db", "LSE"), **LIMITED)
         wait_for(
-            "its log to continue",
+            "the daemon to log the placement",
             lambda: "placed pod=default/db container=main" in node.daemon.log.read_text(),
         )
         node.daemon.kill9()
         node.daemon.start()
-        assert Path(f"/proc/{left[0]}").exists(), "another daemon has begun, and the child is still there"
+        assert Path(f"/proc/{left[0]}").exists(), "the child of the killed daemon still runs"
     finally:
         for one in left:
             os.kill(one, signal.SIGKILL)
 
 
 def children(node: HookedNode) -> list[int]:
-    """Processes that the daemon has begun, and that have not ended."""
+    """Return the pids of the daemon's child processes that have not ended."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent = entry.read_text().rpartition(")")[2].split()[:2]
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
         if int(parent) == node.daemon.pid and state != "Z":
             found.append(int(entry.parent.name))
@@ -571,7 +569,7 @@ def children(node: HookedNode) -> list[int]:
 
 
 def states(pid: int) -> set[str]:
-    """The states of a process's threads."""
+    """Return the states of a process's threads."""
     stats = Path(f"/proc/{pid}/task").glob("*/stat")
     return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
 
@@ -580,7 +578,7 @@ def states(pid: int) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["time.sleep(60)", "while True: pass"])
-def test_a_hook_that_hangs_delays_no_other(nodes: Callable[..., HookedNode], how: str) -> None:
+def test_a_hanging_hook_delays_only_its_own_call(nodes: Callable[..., HookedNode], how: str) -> None:
     node = nodes(timeout="4s")
     node.put(
         "10-hangs",
@@ -593,7 +591,7 @@ def test_a_hook_that_hangs_delays_no_other(nodes: Callable[..., HookedNode], how
         """,
     )
     group = pod(node, "web")
-    before = lives(node, group, 10)
+    before = life_cycles(node, group, 10)
     done: list[float] = []
 
     def victim() -> None:
@@ -606,22 +604,22 @@ def test_a_hook_that_hangs_delays_no_other(nodes: Callable[..., HookedNode], how
     thread = threading.Thread(target=victim)
     thread.start()
     wait_for("the hook to hang", lambda: node.hook("10-hangs")["running"])
-    during = lives(node, group, 20, meanwhile=lambda: not done)
+    during = life_cycles(node, group, 20, meanwhile=lambda: not done)
     thread.join(60)
     for what, times in (("before", before), ("during", during)):
         print(
-            f"{how}: {len(times)} lives {what}: median {statistics.median(times) * 1000:.0f} ms, "
+            f"{how}: {len(times)} life cycles {what}: median {statistics.median(times) * 1000:.0f} ms, "
             f"longest {max(times) * 1000:.0f} ms"
         )
-    assert done[0] > 3.9, "it waits as long as it may, and then continues"
-    assert during, "others continue meanwhile"
-    assert max(during) < max(3.0, 10 * max(before)), "and none of them waits for it"
+    assert done[0] > 3.9, "the create waits for the timeout of the hook"
+    assert during, "other calls are served meanwhile"
+    assert max(during) < max(3.0, 10 * max(before)), "no other call waits for the hook"
 
 
-def lives(
+def life_cycles(
     node: HookedNode, group: str, count: int, meanwhile: Callable[[], bool] = lambda: True
 ) -> list[float]:
-    """Create, start, stop and remove containers; gives how long each took, of those that ended meanwhile."""
+    """Create, start, stop and remove containers while the condition holds; returns the durations."""
     times = []
     for attempt in range(count):
         began = time.monotonic()

@@ -1,6 +1,6 @@
-"""Pods of a hostile tenant on a real containerd, and a crash in the middle: the others notice nothing.
+"""Pods of a hostile tenant on a real containerd, with a crash: pods of other tenants are not affected.
 
-``make hostile-day`` plays it with 200 hostile pods beside 50 honest ones.
+``make hostile-day`` runs it with 200 hostile and 50 honest pods.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(180)
-def test_forty_hostile_pods_beside_twelve(bed: Bed, directory: Path) -> None:
+def test_forty_hostile_pods_do_not_affect_twelve_honest_ones(bed: Bed, directory: Path) -> None:
     from hostile import attacks
     from hostile_day import CPUS, failures, honest_pods, play
 

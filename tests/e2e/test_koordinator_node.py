@@ -1,10 +1,10 @@
-"""A node as kubelet runs it: sets are reconciled all the time while pods that own CPUs come and go.
+"""A node under kubelet's reconcile traffic, while pods that own CPUs start and end.
 
-kubelet's CPU manager sends UpdateContainerResources for every container, again and again, with what it
-believes the container's CPUs are: the whole machine, or what it pinned. Meanwhile a second thread reads the
-kernel as fast as it can: the cpuset file of each container, and where its tasks may run. From the moment
-at which StartContainer of an owner is sent until its end is requested, no task of another may run on its
-CPU; and a set changes as often as its pool does, no more.
+kubelet's CPU manager periodically sends UpdateContainerResources for every container, with the CPUs that it
+assumes for the container: the whole machine, or the CPUs that it pinned. Meanwhile a second thread reads the
+cpuset file of each container and the affinity of its tasks as fast as it can. From the time at which the
+StartContainer of an owner is sent until its stop is requested, no task of another container may run on its
+CPU; and a cpuset may change only when its pool changes.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ ALL = online()
 LAST = CpuSet([max(ALL)])
 REST = ALL - LAST
 ROUND_S = 0.1
-"""How often kubelet's stand-in goes over all containers."""
+"""The period of the stand-in for kubelet's reconcile."""
 HELD_ROUNDS = 4
-"""How many of these an owner stays for."""
+"""The number of reconcile rounds for which an owner runs."""
 SHARERS = ("ls", "burstable", "part", "system", "be", "besteffort")
 BATCH = ("be", "besteffort")
 OWNERS = (("lse", True), ("lsr", True), ("lse", False), ("lsr", False), ("whole", False))
-"""Kind, and whether its CPU is named by an annotation; else it is chosen on the node."""
+"""Kind, and whether an annotation names its CPU; otherwise the daemon chooses it."""
 
 
 @dataclass
 class Seen:
-    """What the kernel said of one container, reading by reading: when, its set, and those of its tasks."""
+    """The samples of one container: begin and end of a reading, its cpuset, affinities of its tasks."""
 
     began: float
     samples: list[tuple[float, float, CpuSet, frozenset[CpuSet]]] = field(default_factory=list)
 
     def turns(self) -> list[str]:
-        """The different sets, one after the other."""
+        """Return the sequence of different cpusets."""
         found: list[str] = []
         for _, _, cpus, _ in self.samples:
             if not found or found[-1] != str(cpus):
@@ -56,11 +56,11 @@ class Seen:
 
 
 class Watch(threading.Thread):
-    """Reads the cpusets of containers as fast as it can, each from the moment at which it is named.
+    """A thread that reads the cpusets of the added containers as fast as it can.
 
     Attributes:
-        seen: By container.
-        fault: What went wrong in here.
+        seen: The samples by container.
+        fault: An error of this thread.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Watch(threading.Thread):
         try:
             while not self._over.is_set():
                 for container, directory in list(self._groups.items()):
-                    # A container that is taken away may lose its files in the middle.
+                    # The cgroup of a removed container may vanish during the reading.
                     with suppress(FileNotFoundError, ProcessLookupError, OSError):
                         self._read(self.seen[container], directory)
                 time.sleep(0)
@@ -106,17 +106,17 @@ class Watch(threading.Thread):
 
 
 class Reconciler(threading.Thread):
-    """Sends kubelet's updates for all containers of a node, round after round.
+    """A thread that periodically sends kubelet's updates for all containers of a node.
 
     Attributes:
-        believed: What kubelet believes each container's CPUs are.
-        sent: How many updates the daemon has answered with success.
-        fault: What went wrong in here, or at the daemon.
+        assumed: The CPUs that kubelet assumes for each container.
+        sent: The number of successful updates.
+        fault: An error of this thread or of an update.
     """
 
     def __init__(self, daemon: Daemon) -> None:
         super().__init__(name="reconciler")
-        self.believed: dict[str, str] = {}
+        self.assumed: dict[str, str] = {}
         self.sent = 0
         self.rounds = 0
         self.fault: BaseException | None = None
@@ -132,7 +132,7 @@ class Reconciler(threading.Thread):
         try:
             while not self._over.is_set():
                 begun = time.monotonic()
-                for container, cpus in list(self.believed.items()):
+                for container, cpus in list(self.assumed.items()):
                     self._update(container, cpus)
                 self.rounds += 1
                 self._over.wait(max(0.0, begun + ROUND_S - time.monotonic()))
@@ -143,8 +143,8 @@ class Reconciler(threading.Thread):
         try:
             self._client.update(container, cpuset_cpus=cpus)
         except grpc.RpcError as error:
-            # As kubelet's, it may come for a container that has just been stopped, or is not started yet.
-            if container in self.believed:
+            # As kubelet's updates, it may be for a container that is already stopped or not started yet.
+            if container in self.assumed:
                 raise AssertionError(f"{container[:12]}: {code(error)}: {error}") from error
         else:
             self.sent += 1
@@ -152,7 +152,7 @@ class Reconciler(threading.Thread):
 
 @contextmanager
 def watched(node: Node) -> Iterator[tuple[Watch, Reconciler]]:
-    """Watch a node under kubelet's traffic; what went wrong in a thread is raised."""
+    """Watch a node under kubelet's traffic; errors of the threads are raised at the end."""
     watch, kubelet = Watch(), Reconciler(node.daemon)
     watch.start()
     kubelet.start()
@@ -168,13 +168,13 @@ def watched(node: Node) -> Iterator[tuple[Watch, Reconciler]]:
 
 @dataclass(frozen=True)
 class Tenure:
-    """An owner's time.
+    """The period in which an owner runs.
 
     Attributes:
         container: Its id.
         kind: Its class.
-        cpus: What it owns.
-        start_sent, start_answered, stop_sent: When, in seconds of the monotonic clock.
+        cpus: The CPUs that it owns.
+        start_sent, start_answered, stop_sent: Times of the monotonic clock, in seconds.
     """
 
     container: str
@@ -192,25 +192,25 @@ class Scenario:
         self.node, self.watch, self.kubelet = node, watch, kubelet
         self.tenures: list[Tenure] = []
         self.sharers: dict[str, str] = {}
-        """Container to kind, of those that are there from the beginning."""
+        """Container to kind, for the containers that run from the beginning."""
         self.late: list[str] = []
         self.boxes: dict[str, str] = {}
-        """Sandbox to kind, of those that are watched: their own process is no container's guest either."""
+        """Sandbox to kind, for the watched ones: their process must not run on owned CPUs either."""
 
     def box(self, pod: str, kind: str) -> None:
         self.boxes[pod] = kind
         self.watch.add(pod)
 
-    def share(self, kind: str, believed: str = str(ALL)) -> str:
+    def share(self, kind: str, assumed: str = str(ALL)) -> str:
         container = self.node.spawn(kind)
         self.watch.add(container)
-        self.kubelet.believed[container] = believed
+        self.kubelet.assumed[container] = assumed
         if not self.tenures:
             self.box(self.node.members[container].pod, kind)
         return container
 
     def own(self, kind: str, *, named: bool, pinned: str = "") -> None:
-        """An owner comes, another sharer beside it, and both go."""
+        """Run an owner and a further sharer, and remove both."""
         node, what = self.node, KINDS[kind]
         pod = node.pod(kind, LAST if named else None, total=None if named else ONE_CPU)
         self.box(pod, "ls")
@@ -222,14 +222,14 @@ class Scenario:
         node.members[owner].running = True
         assert len(cpus) == 1
         self.watch.add(owner)
-        self.kubelet.believed[owner] = pinned or str(cpus)
+        self.kubelet.assumed[owner] = pinned or str(cpus)
         late = self.share("ls")
         self.late.append(late)
         goal = self.kubelet.rounds + HELD_ROUNDS
         wait_for("kubelet's rounds", lambda: self.kubelet.fault or self.kubelet.rounds >= goal)
         node.check()
         for container in (late, owner):
-            del self.kubelet.believed[container]
+            del self.kubelet.assumed[container]
         stop = time.monotonic()
         self.tenures.append(Tenure(owner, what, cpus, sent, answered, stop))
         for container in (late, owner):
@@ -240,10 +240,10 @@ class Scenario:
         node.settle()
 
     def intrusions(self) -> list[tuple[float, str, Tenure]]:
-        """Return the samples that show a task, or a set, of a sharer on an owner's CPU during its time.
+        """Return the samples in which a task or cpuset of a sharer has an owner's CPU while the owner runs.
 
         Returns:
-            Seconds since the owner's start was sent, whose it is, and the owner's time.
+            Seconds since the owner's start was sent, the sharer and its cpuset, and the owner's period.
         """
         found = []
         for tenure in self.tenures:
@@ -260,7 +260,7 @@ class Scenario:
         return found
 
     def closest(self) -> float:
-        """Return how long before an owner's start a sharer was seen on its CPU at the latest, in seconds."""
+        """Return the shortest time between a sample with an owner's CPU and the owner's start, in seconds."""
         found = []
         for tenure in self.tenures:
             for container in self.sharers:
@@ -282,7 +282,7 @@ def with_system(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_turns(scenario: Scenario) -> None:
-    """No set may have changed but when an owner came or went whose CPUs leave its pool."""
+    """Check that each cpuset changed only when an owner of CPUs of its pool started or ended."""
     for container, kind in scenario.sharers.items():
         expected = [str(ALL)]
         for tenure in scenario.tenures:
@@ -290,7 +290,7 @@ def check_turns(scenario: Scenario) -> None:
                 expected += [str(ALL - tenure.cpus), str(ALL)]
         turns = scenario.watch.seen[container].turns()
         rest = iter(expected)
-        # On a slow machine a turn may fall between two readings; one too many may not.
+        # On a slow machine the watch may miss a change, but there must not be an additional one.
         assert all(turn in rest for turn in turns), (kind, turns, expected)
         assert len(set(turns)) == len(set(expected)), (kind, turns)
     for tenure in scenario.tenures:
@@ -302,7 +302,7 @@ def check_turns(scenario: Scenario) -> None:
 @pytest.mark.usefixtures("with_system")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("be", ["narrow", "erase"])
-def test_sets_stay_exact_under_reconcile_traffic(
+def test_cpusets_stay_correct_under_reconcile_traffic(
     bed: Bed, proxies: Callable[..., Daemon], capsys: pytest.CaptureFixture[str], be: str
 ) -> None:
     daemon = proxies(reconcilePeriod="1s", koordinator={"beCpuset": be})
@@ -330,13 +330,15 @@ def test_sets_stay_exact_under_reconcile_traffic(
     assert intrusions == []
     check_turns(scenario)
     assert kubelet.sent >= 20 * len(SHARERS)
-    assert counters.get("drift_repaired", 0) == 0, "only we wrote sets"
+    assert counters.get("drift_repaired", 0) == 0, "only the daemon wrote cpusets"
 
 
 @pytest.mark.usefixtures("with_system")
 @pytest.mark.timeout(240)
-def test_cpus_pinned_by_kubelet_stay_beside_annotated_ones(bed: Bed, proxies: Callable[..., Daemon]) -> None:
-    """kubelet's own manager gives CPUs away: its set is adopted, and its idea of the others' is not."""
+def test_cpus_pinned_by_kubelet_are_kept_beside_annotated_ones(
+    bed: Bed, proxies: Callable[..., Daemon]
+) -> None:
+    """kubelet's CPU manager pins a container: its cpuset is adopted, but not those for other containers."""
     daemon = proxies(cpuManagerPolicy="none")
     with daemon.client() as client:
         node = Node(bed, daemon, client)

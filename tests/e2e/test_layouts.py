@@ -1,4 +1,4 @@
-"""Groups beside, above and below a container's own, on a real runtime with real cgroups."""
+"""Sibling, parent and child cgroups of a container's cgroup, on a real runtime with real cgroups."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pids(group: Path) -> list[int]:
 
 
 def make(group: Path) -> Path:
-    """Make a group as a nested runtime does: with its parent's lists."""
+    """Create a cgroup as a nested runtime does: with the cpuset of its parent."""
     group.mkdir()
     if not is_v2():
         for file in ("cpuset.cpus", "cpuset.mems"):
@@ -48,7 +48,7 @@ def make(group: Path) -> Path:
 
 @pytest.fixture
 def groups() -> Iterator[list[Path]]:
-    """Groups that a test made, to be removed."""
+    """The cgroups that a test has created; they are removed after it."""
     made: list[Path] = []
     yield made
     for group in reversed(made):
@@ -63,7 +63,7 @@ def sandbox_of(node: Node, pod: str) -> Path:
 
 
 def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None:
-    """Nothing is compared by itself here: what moves them is the owner's create alone."""
+    """There are no periodic reconciles here: only the owner's create can move the sandboxes."""
     node = calm_node
     shared = node.pod("ls")
     node.run(shared)
@@ -72,8 +72,8 @@ def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None
     main = node.create(lse)
     for pod in (shared, idle, lse):
         group = sandbox_of(node, pod)
-        assert effective(group) == REST, "an owner's sandbox shares, too"
-        has_process = node.bed.name != "crio"  # which keeps the group, and nothing in it
+        assert effective(group) == REST, "an owner's sandbox has the shared CPUs, too"
+        has_process = node.bed.name != "crio"  # CRI-O keeps the cgroup without a process
         assert {str(runs_on(pid)) for pid in pids(group)} == ({str(REST)} if has_process else set())
     node.start(main)
     late = node.pod("ls", name="late")
@@ -82,23 +82,23 @@ def test_sandboxes_leave_cpus_before_their_owner_starts(calm_node: Node) -> None
     assert node.daemon.status()["problems"] == []
 
 
-def test_sandboxes_get_cpus_back(node: Node) -> None:
+def test_sandboxes_get_released_cpus_back(node: Node) -> None:
     pod = node.pod("ls")
     node.run(pod)
     lse = node.spawn("lse", LAST)
     assert effective(sandbox_of(node, pod)) == REST
     node.remove(lse)
-    wait_for("the CPU to come back", lambda: effective(sandbox_of(node, pod)) == ALL)
+    wait_for("the CPU to be released", lambda: effective(sandbox_of(node, pod)) == ALL)
     assert node.daemon.status()["counters"]["sandboxes_written"] >= 2
 
 
-def test_groups_inside_a_container_go_with_it(node: Node, groups: list[Path]) -> None:
-    """A runtime in the container made groups of its own, two deep, and works there."""
+def test_child_cgroups_of_a_container_have_its_cpus(node: Node, groups: list[Path]) -> None:
+    """A runtime in the container has created cgroups at two levels, and its process runs there."""
     container = node.spawn("ls")
     own = cgroup_of(container)
     assert own is not None
     if is_v2():
-        pytest.skip("v2 wants processes in leaves only, and needs nothing done")
+        pytest.skip("on v2 only leaf cgroups have processes, and child cgroups inherit")
     inner = make(own / "inner")
     deep = make(inner / "deep")
     groups += [inner, deep]
@@ -108,14 +108,14 @@ def test_groups_inside_a_container_go_with_it(node: Node, groups: list[Path]) ->
     assert [effective(g) for g in (own, inner, deep)] == [REST] * 3
     assert runs_on(pid) == REST
     node.remove(lse)
-    wait_for("the CPU to come back", lambda: runs_on(pid) == ALL)
+    wait_for("the CPU to be released", lambda: runs_on(pid) == ALL)
     assert [effective(g) for g in (own, inner, deep)] == [ALL] * 3
     (own / "cgroup.procs").write_text(str(pid))
     assert node.daemon.status()["problems"] == []
 
 
-def narrows(pod_group: Path) -> bool:
-    """Narrow a pod's group, as another program would; False where the daemon widened a child meanwhile."""
+def narrow(pod_group: Path) -> bool:
+    """Narrow a pod's cgroup, as another program would; False if the daemon widened a child meanwhile."""
     try:
         for group in (*filter(Path.is_dir, pod_group.iterdir()), pod_group):
             (group / "cpuset.cpus").write_text(str(REST))
@@ -131,7 +131,7 @@ def test_a_pods_group_that_another_program_narrowed_is_widened(node: Node) -> No
     container = node.run(pod)
     own = cgroup_of(container)
     assert own is not None
-    wait_for("the pod's group to be narrowed", lambda: narrows(own.parent))
+    wait_for("the pod's group to be narrowed", lambda: narrow(own.parent))
     wait_for("the container to have its pool", lambda: cpuset_of(container).effective == ALL)
     assert effective(own.parent) == ALL
 
@@ -140,7 +140,7 @@ def test_a_container_in_an_unusual_group_is_found_by_its_process(
     bed: Bed, proxies: Callable[..., Daemon], groups: list[Path]
 ) -> None:
     if is_v2():
-        pytest.skip("moving a process away from its group is shown on v1")
+        pytest.skip("the test moves a process out of its cgroup, on v1 only")
     daemon = proxies()
     with daemon.client() as client:
         node = Node(bed, daemon, client)
@@ -153,15 +153,15 @@ def test_a_container_in_an_unusual_group_is_found_by_its_process(
         (pid,) = pids(own)
         (moved / "cgroup.procs").write_text(str(pid))
         os.rmdir(own)
-        wait_for("it to be found", lambda: daemon.status()["counters"].get("cgroups_located") == 1)
+        wait_for("the cgroup to be found", lambda: daemon.status()["counters"].get("cgroups_located") == 1)
         node.spawn("lse", LAST)
         assert effective(moved) == REST
         assert runs_on(pid) == REST
         daemon.restart()
         assert daemon.status()["problems"] == []
-        assert "cgroups_located" not in daemon.status()["counters"], "the ledger knew"
+        assert "cgroups_located" not in daemon.status()["counters"], "the ledger has the cgroup"
         assert runs_on(pid) == REST
-        make(own)  # for its runtime
+        make(own)  # the runtime expects this cgroup
         (own / "cgroup.procs").write_text(str(pid))
     bed.clear()
 

@@ -1,7 +1,7 @@
-"""The daemon as a container would have it: namespaces of its own, the machine's cgroups at another path.
+"""The daemon in namespaces, as in a container: the host's cgroups are mounted at another path.
 
-Its cgroup namespace begins at a group of its own, three levels deep; there ``/sys/fs/cgroup`` shows that
-group and nothing above, and the machine's hierarchies are below another directory, as its ``/proc`` is.
+The root of its cgroup namespace is a cgroup at the third level. ``/sys/fs/cgroup`` shows only that cgroup;
+the host's hierarchies and ``/proc`` are mounted below another directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from daemon import Daemon, Node
 
 from proxy.model.idset import CpuSet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(is_v2(), reason="moving processes about is shown on v1")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(is_v2(), reason="processes are moved on v1 only"),
+]
 
 ALL = online()
 LAST = CpuSet([max(ALL)])
@@ -39,7 +42,7 @@ exec {program} "$@"' sh "$@"
 
 
 def make(group: Path) -> Path:
-    """Make a group with the lists of the one above."""
+    """Create a cgroup with the cpuset of its parent."""
     group.mkdir()
     for file in ("cpuset.cpus", "cpuset.mems"):
         (group / file).write_text((group.parent / file).read_text())
@@ -48,7 +51,7 @@ def make(group: Path) -> Path:
 
 @pytest.fixture
 def groups(bed: Bed) -> Iterator[list[Path]]:
-    """Groups that a test makes, the outermost first; they go with it."""
+    """The cgroups of a test, the outermost first; they are removed after it."""
     made = [make(cpuset_root() / f"{bed.cgroup.lstrip('/')}-contained")]
     yield made
     for group in reversed(made):
@@ -60,7 +63,7 @@ def groups(bed: Bed) -> Iterator[list[Path]]:
 def contained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, groups: list[Path], proxies: Callable[..., Daemon]
 ) -> Daemon:
-    """A daemon in namespaces."""
+    """A daemon in its own namespaces."""
     for name in ("a", "b"):
         groups.append(make(groups[-1] / name))
     for name in ("cgroup", "proc"):
@@ -74,16 +77,18 @@ def contained(
 
 
 def where(pid: int) -> str:
-    """The group of a process, as the machine sees it."""
+    """Return the cgroup of a process, as seen from the host."""
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     return next(line.split(":", 2)[2] for line in lines if line.split(":", 2)[1] == "cpuset")
 
 
-def test_containers_are_found_and_moved(bed: Bed, contained: Daemon, groups: list[Path]) -> None:
+def test_a_daemon_in_namespaces_finds_and_moves_containers(
+    bed: Bed, contained: Daemon, groups: list[Path]
+) -> None:
     assert where(contained.pid) == f"/{groups[-1].relative_to(cpuset_root())}"
     own_view = Path(f"/proc/{contained.pid}/root/sys/fs/cgroup/cpuset")
     assert not (own_view / bed.cgroup.lstrip("/")).exists(), (
-        "it should see the machine's groups elsewhere only"
+        "the host's cgroups are only visible at the other path"
     )
     with contained.client() as client:
         node = Node(bed, contained, client)
@@ -93,7 +98,7 @@ def test_containers_are_found_and_moved(bed: Bed, contained: Daemon, groups: lis
         node.remove(lse)
         node.settle()
 
-        # Now one whose group has no usual name: all that leads to it is reported relative to our namespace.
+        # Now a cgroup with an unusual name: /proc/PID/cgroup shows it relative to the daemon's namespace.
         group = cgroup_of(shared)
         assert group is not None
         groups.append(make(cpuset_root() / bed.cgroup.lstrip("/") / "odd"))
@@ -101,11 +106,11 @@ def test_containers_are_found_and_moved(bed: Bed, contained: Daemon, groups: lis
         (pid,) = (group / "cgroup.procs").read_text().split()
         (groups[-1] / "cgroup.procs").write_text(pid)
         group.rmdir()
-        wait_for("it to be found", lambda: contained.status()["counters"].get("cgroups_located") == 1)
+        wait_for("the cgroup to be found", lambda: contained.status()["counters"].get("cgroups_located") == 1)
         node.spawn("lse", LAST)
         assert CpuSet.parse((groups[-1] / "cpuset.cpus").read_text()) == REST
-        reported = [problem["what"] for problem in contained.status()["problems"]]
-        assert not [what for what in reported if "cannot find" in what], reported
-        make(group)  # for its runtime
+        problems = [problem["what"] for problem in contained.status()["problems"]]
+        assert not [what for what in problems if "cannot find" in what], problems
+        make(group)  # the runtime expects this cgroup
         (group / "cgroup.procs").write_text(pid)
     bed.clear()
