@@ -1,4 +1,4 @@
-"""A node under a directory: kubelet's files in one of the layouts, and a systemctl that plays systemd."""
+"""A node under a directory: kubelet's files in one of the layouts, and a stand-in for systemctl."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ CHANGED = {
     "unit": ["/etc/systemd/system/kubelet.service.d/zz-topoproxy.conf"],
 }
 SYSTEMCTL = """#!/bin/sh
-# state: one file for each unit that is enabled; log: what was asked for.
+# state: one file for each unit that is enabled; log: the requests.
 echo "$*" >>"$FAKE_SYSTEMD/log"
 [ "${FAKE_KILL:-}" != "$1" ] || kill -9 "$PPID"
 case $1 in
@@ -165,7 +165,7 @@ esac
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Raised where the process is killed."""
 
 
 @dataclass
@@ -176,12 +176,12 @@ class FakeNode:
         layout: How kubelet is configured.
         root: Used in place of ``/``.
         state: topoproxy's state directory.
-        systemd: What the systemctl keeps.
-        calls: kubelet's calls arrive where its configuration leads them to us.
-        caller: The process that calls.
-        runtime: What the daemon forwards to.
-        released: The daemon only relays.
-        die_at: The step at which the process ends.
+        systemd: The files of the stand-in for systemctl.
+        calls: Whether kubelet's calls reach the proxy once its configuration names the proxy's socket.
+        caller: The process that makes kubelet's calls.
+        runtime: The socket to which the daemon forwards calls.
+        released: Whether the daemon only relays calls.
+        die_at: The step at which the process is killed.
     """
 
     layout: str
@@ -236,12 +236,12 @@ class FakeNode:
         }
 
     def uses_us(self) -> bool:
-        """Whether kubelet's configuration leads it to us, by what the layout is made of."""
+        """Return whether kubelet's configuration names the proxy's socket, by the files of the layout."""
         path = self.root / CHANGED[self.layout][0].lstrip("/")
         return path.is_file() and OURS in path.read_text()
 
     def hashes(self) -> dict[str, tuple[object, ...]]:
-        """All files, with content, mode, owner and time."""
+        """Return all files, with content, mode, owner and time."""
         found: dict[str, tuple[object, ...]] = {}
         for directory, _, names in os.walk(self.root):
             found[directory] = ()
@@ -256,7 +256,7 @@ class FakeNode:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], FakeNode]:
-    """Make a node of a layout."""
+    """Return a function that makes a node of a layout."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "systemctl").write_text(SYSTEMCTL)
@@ -274,7 +274,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Fak
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o640 if number % 2 else 0o604)
-            # Whole seconds: cp of busybox keeps no more.
+            # Whole seconds: cp of busybox preserves no fractions.
             os.utime(path, (1_700_000_000 + number, 1_700_001_000 + number))
         if layout in LINKS:
             link, target = LINKS[layout]

@@ -1,4 +1,4 @@
-"""Attach and detach: five layouts of kubelet, what goes wrong, what is cut off, and the script."""
+"""Attach and detach: five layouts of kubelet, errors, interrupted steps, and the rescue script."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def nothing_is_left(fake: FakeNode, before: object) -> None:
     assert sorted(fake.systemd.glob("on.*")) == []
 
 
-def rescue(fake: FakeNode, *words: str, shell: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-    script = [*(shell or ["sh"]), str(fake.state / RESCUE), "--root", str(fake.root), *words]
+def rescue(fake: FakeNode, *args: str, shell: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    script = [*(shell or ["sh"]), str(fake.state / RESCUE), "--root", str(fake.root), *args]
     return subprocess.run(script, capture_output=True, text=True, errors="replace", timeout=60, check=False)
 
 
@@ -88,7 +88,7 @@ def test_the_script_undoes_each_layout(fake: Fake, layout: str, shell: list[str]
 @pytest.mark.parametrize("way", ["detach", "attach", "rescue"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("layout", ["instance-config", "unit"])
-def test_what_is_cut_off_at_any_step_is_put_right(fake: Fake, layout: str, step: str, way: str) -> None:
+def test_an_attach_interrupted_at_any_step_is_repaired(fake: Fake, layout: str, step: str, way: str) -> None:
     node = fake(layout)
     before = node.hashes()
     node.die_at = step
@@ -124,14 +124,14 @@ attach(FakeNode({layout!r}, Path({root!r}), Path({state!r}), Path({systemd!r})).
 
 
 @pytest.mark.parametrize("command", ["is-enabled", "enable", "start", "daemon-reload", "restart"])
-def test_a_killed_process_leaves_a_journal_that_is_enough(
+def test_the_journal_of_a_killed_process_is_sufficient(
     fake: Fake, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = fake("kubeadm-flags")
     before = node.hashes()
     monkeypatch.setenv("FAKE_KILL", command)
-    words = {"root": str(node.root), "state": str(node.state), "systemd": str(node.systemd)}
-    code = WRONG.format(tests=str(Path(__file__).parents[2]), layout=node.layout, **words)
+    paths = {"root": str(node.root), "state": str(node.state), "systemd": str(node.systemd)}
+    code = WRONG.format(tests=str(Path(__file__).parents[2]), layout=node.layout, **paths)
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     monkeypatch.delenv("FAKE_KILL")
@@ -141,22 +141,24 @@ def test_a_killed_process_leaves_a_journal_that_is_enough(
     assert not node.uses_us()
 
 
-def test_a_wrong_attach_is_undone_in_time_and_says_why(fake: Fake) -> None:
+def test_a_failed_attach_is_undone_in_time_with_the_reason(fake: Fake) -> None:
     node = fake("instance-config")
     before = node.hashes()
 
-    def refused(words: str, timeout: float = 3) -> None:
+    def refused(message: str, timeout: float = 3) -> None:
         begin = time.monotonic()
         with pytest.raises(TopoproxyError) as error:
             attach(node.node(), timeout)
-        assert words in str(error.value)
+        assert message in str(error.value)
         assert f"everything is undone: kubelet uses {RUNTIME}" in str(error.value)
         assert time.monotonic() - begin < timeout + 2
         nothing_is_left(node, before)
 
     node.ready = False
     refused("topoproxy is not ready: no socket")
-    assert "restart kubelet.service" not in node.log, "kubelet is left alone where nothing of it was changed"
+    assert "restart kubelet.service" not in node.log, (
+        "kubelet is not restarted where none of its files changed"
+    )
     node.ready, node.answers = True, False
     refused("no process listens there")
     node.answers, node.runtime = True, "/run/crio/crio.sock"
@@ -174,7 +176,7 @@ def test_a_wrong_attach_is_undone_in_time_and_says_why(fake: Fake) -> None:
     refused("kubelet.service is activating (auto-restart, result exit-code, 3 restarts)")
 
 
-def test_a_call_counts_where_its_process_is_in_the_cgroup_of_kubelets_unit(fake: Fake) -> None:
+def test_only_calls_from_the_cgroup_of_kubelets_unit_count(fake: Fake) -> None:
     node = fake("unit")
     node.caller = 99
     (node.root / "proc/99").mkdir()
@@ -184,7 +186,7 @@ def test_a_call_counts_where_its_process_is_in_the_cgroup_of_kubelets_unit(fake:
             attach(node.node(), 3)
 
 
-def test_an_upgrade_that_resets_the_endpoint_is_mended(fake: Fake) -> None:
+def test_an_endpoint_that_an_upgrade_reset_is_repaired(fake: Fake) -> None:
     node = fake("instance-config")
     attach(node.node(), 20)
     config = node.root / CONFIG
@@ -212,7 +214,7 @@ def test_a_file_that_another_program_changed_needs_force(fake: Fake, way: str) -
             TopoproxyError, match=r"another program changed /etc/kubelet.json since the attach"
         ):
             detach(node.node(), 20, force=False, release=True)
-        assert not node.released, "nothing is done before the refusal"
+        assert not node.released, "nothing is changed before the error"
         detach(node.node(), 20, force=True, release=True)
     else:
         done = rescue(node)
@@ -260,7 +262,7 @@ def test_a_damaged_journal_changes_nothing(fake: Fake, name: str, content: bytes
     file.unlink()
     if content is not None:
         if name == "complete":
-            pytest.skip("its content says nothing")
+            pytest.skip("its content has no meaning")
         file.write_bytes(content)
     before = node.hashes()
     if (name, content is None) != ("unit", False):
@@ -268,7 +270,7 @@ def test_a_damaged_journal_changes_nothing(fake: Fake, name: str, content: bytes
             detach(node.node(), 20, force=False, release=True)
         with pytest.raises(InputError):
             attach(node.node(), 20)
-    if name != "state":  # the script needs no state: it restarts kubelet then
+    if name != "state":  # without a state the script restarts kubelet
         done = rescue(node)
         assert (done.returncode, "rescue-detach: cannot" in done.stderr) == (1, True), done
         assert node.hashes() == before
@@ -321,7 +323,7 @@ def test_kubelet_inside_a_distribution_is_attached_and_restored(fake: Fake, layo
     assert [line for line in node.log if line.startswith("restart")] == [f"restart {unit}"] * 2
 
 
-def test_a_flag_that_is_removed_from_k3s_is_noticed_and_set_again(fake: Fake) -> None:
+def test_a_flag_removed_from_k3s_is_detected_and_set_again(fake: Fake) -> None:
     node = fake("k3s-server")
     node.runtime = EMBEDDED.removeprefix("unix://")
     before = node.hashes()
@@ -349,7 +351,7 @@ def test_a_configuration_that_names_no_endpoint_gets_one(fake: Fake) -> None:
         planned(node.node())
 
 
-def test_the_last_flag_of_the_command_line_counts(fake: Fake) -> None:
+def test_the_last_flag_of_the_command_line_takes_effect(fake: Fake) -> None:
     node = fake("kubeadm-flags")
     (node.root / "etc/default").mkdir()
     extra = node.root / "etc/default/kubelet"

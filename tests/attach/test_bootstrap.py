@@ -1,4 +1,4 @@
-"""The script that attaches a new node: it waits for the units, and changes nothing where they do not come."""
+"""The script that attaches a new node: it waits for the units, and changes nothing if they do not start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ SYSTEMCTL = '#!/bin/sh\necho "$3" >>"$LOG"\n[ "$(grep -c "$3" "$LOG")" -ge "$TIM
 
 
 @pytest.mark.parametrize(("times", "seconds", "attached"), [(1, "1", True), (2, "3", True), (9, "1", False)])
-def test_it_attaches_once_both_units_run(tmp_path: Path, times: int, seconds: str, attached: bool) -> None:
+def test_the_script_attaches_once_both_units_run(
+    tmp_path: Path, times: int, seconds: str, attached: bool
+) -> None:
     for name, text in (("systemctl", SYSTEMCTL), ("topoproxy", '#!/bin/sh\necho "$*" >>"$LOG"\n')):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -39,7 +41,7 @@ def test_it_attaches_once_both_units_run(tmp_path: Path, times: int, seconds: st
 
 @contextmanager
 def admin_socket(node: FakeNode) -> Iterator[Path]:
-    """Answer as the daemon of the node."""
+    """Serve the admin socket as the daemon of the node does."""
 
     class Answer(socketserver.StreamRequestHandler):
         def handle(self) -> None:

@@ -1,4 +1,4 @@
-"""An upgrade of kubeadm that resets kubelet's endpoint is noticed."""
+"""The daemon detects that an upgrade with kubeadm has reset kubelet's endpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fake = Callable[[str], FakeNode]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_reset_is_reported_until_attach_mends_it(fake: Fake, layout: str) -> None:
+def test_a_reset_endpoint_is_reported_until_attach_repairs_it(fake: Fake, layout: str) -> None:
     node, reported = fake(layout), list[str]()
     talk = telemetry(reported)
     watch = EndpointWatch(
@@ -57,7 +57,7 @@ def test_a_reset_is_reported_until_attach_mends_it(fake: Fake, layout: str) -> N
     assert watch.page() == {}
 
 
-def test_an_endpoint_that_goes_away_leaves_kubelets_default(fake: Fake) -> None:
+def test_a_removed_endpoint_means_kubelets_default(fake: Fake) -> None:
     node = fake("config-file")
     attach(node.node(), 10)
     (node.root / "etc/kubelet.json").write_text("{}")
@@ -66,14 +66,14 @@ def test_an_endpoint_that_goes_away_leaves_kubelets_default(fake: Fake) -> None:
     assert found.reset.startswith("no file names an endpoint")
 
 
-def test_an_attach_at_work_is_not_watched(fake: Fake) -> None:
+def test_nothing_is_reported_during_an_attach(fake: Fake) -> None:
     node = fake("config-file")
     attach(node.node(), 10)
     (node.state / "attach/state").write_text("changing\n")
     assert attached_kubelet(node.state, node.root / "var/lib/kubelet", node.root) is None
 
 
-def test_the_daemon_notices_it() -> None:
+def test_the_daemon_reports_a_reset_endpoint() -> None:
     with temporary_node() as node:
         kubelet, journal = node.directory / "kubelet", node.directory / "state/attach"
         for directory in (kubelet, journal):

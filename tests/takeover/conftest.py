@@ -1,4 +1,4 @@
-"""A node that kubelet's static CPU manager has: kubelet is played, with the rules by which it starts."""
+"""A node under kubelet's static CPU manager, with a stand-in for kubelet that has its rules for a start."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ EIGHT = CpuSet(range(8))
 
 
 class CrashLoopError(Exception):
-    """kubelet would end at its start."""
+    """kubelet would exit at its start."""
 
 
 @dataclass
 class PlayedKubelet:
-    """The CPU manager of a kubelet: what it has in memory, and the file that it writes from there.
+    """The CPU manager of a kubelet: its state in memory, and the file that it writes from that state.
 
     Its rules at a start are those of kubelet 1.36 (pkg/kubelet/cm/cpumanager/policy_static.go,
-    validateState), written down here a second time.
+    validateState), implemented here a second time.
     """
 
     directory: Path
@@ -53,7 +53,7 @@ class PlayedKubelet:
         return self.directory / "cpu_manager_state"
 
     def configure(self, policy: str, options: dict[str, str] | None = None) -> None:
-        """Write its configuration; it counts from the next start."""
+        """Write its configuration, which takes effect at the next start."""
         values = {"kind": "KubeletConfiguration", "cpuManagerPolicy": policy}
         more = {"cpuManagerPolicyOptions": options} if options else {}
         (self.directory / "config.yaml").write_text(
@@ -61,7 +61,7 @@ class PlayedKubelet:
         )
 
     def start(self, policy: str = "static", options: dict[str, str] | None = None) -> None:
-        """Start, or end in the way that makes a supervisor start it again and again."""
+        """Start; raise where the real kubelet would exit and its supervisor would restart it without end."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.configure(policy, options)
         if policy == "none" and options:
@@ -88,7 +88,7 @@ class PlayedKubelet:
             if everything != self.online:
                 raise CrashLoopError("current set of available CPUs doesn't match with CPUs in state")
         elif reported.held or reported.default:
-            raise CrashLoopError("none holds CPUs")  # kubelet itself would not look
+            raise CrashLoopError("none holds CPUs")  # kubelet itself would not check this
         self.policy, self.runs = policy, True
         self.held = {uid: dict(names) for uid, names in reported.held.items()}
 
@@ -96,7 +96,7 @@ class PlayedKubelet:
         self.runs = False
 
     def write(self) -> None:
-        """Write the file from memory, as each change does."""
+        """Write the file from memory, as kubelet does after each change."""
         if self.policy == "none":
             text = none_state()
         else:
@@ -111,7 +111,7 @@ class PlayedKubelet:
         return self.online - taken
 
     def admit(self, uid: str, count: int, name: str = "main") -> CpuSet:
-        """Give a pod CPUs: the lowest that are free; none where it gives none."""
+        """Return the CPUs for a pod: the lowest free ones, or none under policy none or if too few are free."""
         if self.policy == "none" or len(self.free()) <= count:
             return CpuSet()
         cpus = CpuSet(list(self.free())[:count])
@@ -120,14 +120,14 @@ class PlayedKubelet:
         return cpus
 
     def forget(self, uid: str) -> None:
-        """A pod has gone."""
+        """Forget a removed pod."""
         if self.held.pop(uid, None) is not None:
             self.write()
 
 
 @dataclass
 class KubeletNode:
-    """A runtime, ``topoproxy serve`` as a process before it, and a played kubelet before that."""
+    """A runtime, ``topoproxy serve`` as a process in front of it, and a stand-in for kubelet."""
 
     directory: Path
     cgroups: FakeCgroups
@@ -152,7 +152,7 @@ class KubeletNode:
         return CriClient(str(self.proxy.socket))
 
     def launch(self, name: str, count: int = 2) -> Started:
-        """A Guaranteed pod with whole CPUs, as kubelet brings it: admitted first, its CPUs in the request."""
+        """Launch a Guaranteed pod with whole CPUs as kubelet does: admit it, then name its CPUs in the request."""
         with self.client() as client:
             spec = DemoPod(name, kube_qos=KubeQos.GUARANTEED, cpus=count)
             pod = client.run_pod(spec)
@@ -161,7 +161,7 @@ class KubeletNode:
             return pod
 
     def create(self, client: CriClient, pod: Started, named: CpuSet) -> None:
-        """Create and start a pod's container with CPUs named by kubelet; its quota is off then."""
+        """Create and start a pod's container with the CPUs from kubelet, and then without a quota."""
         config = pb.ContainerConfig(metadata=pb.ContainerMetadata(name="main", attempt=next(pod.attempts)))
         config.image.image = "localhost/busybox:1"
         config.linux.resources.CopyFrom(
@@ -185,20 +185,20 @@ class KubeletNode:
             self.kubelet.forget(pod.config.metadata.uid)
 
     def reconcile(self, *pods: Started) -> None:
-        """What kubelet does each period under static: its own CPUs to every container."""
+        """Update every container to kubelet's own CPUs, as kubelet does periodically under policy static."""
         with self.client() as client:
             for pod in pods:
                 cpus = self.kubelet.held.get(pod.config.metadata.uid, {}).get("main", CpuSet([1]))
                 client.update(pod.container_id, pb.LinuxContainerResources(cpuset_cpus=str(cpus)))
 
     def cpus(self, pod: Started) -> str:
-        """What the kernel says of a pod's container."""
+        """Return the CPUs of a pod's container in the kernel."""
         path = self.cgroups.find(pod.config.linux.cgroup_parent, pod.container_id)
         return "" if path is None else str(self.cgroups.read(path).cpus)
 
 
 class LedgerInMemory:
-    """A ledger that lives as long as the test; a daemon that dies leaves it as it is."""
+    """A ledger that lives as long as the test; the end of a daemon does not change it."""
 
     def __init__(self) -> None:
         self.entries: dict[str, dict[str, object]] = {}
@@ -227,19 +227,19 @@ def make_ledger() -> type[LedgerInMemory]:
 
 @pytest.fixture(scope="session")
 def make_kubelet() -> type[PlayedKubelet]:
-    """The class, for tests that make more than one or at another time."""
+    """Return the class, for tests that create several or create one later."""
     return PlayedKubelet
 
 
 @pytest.fixture
 def played(tmp_path: Path) -> PlayedKubelet:
-    """A kubelet on eight CPUs that keeps back CPU 0."""
+    """A kubelet on eight CPUs that reserves CPU 0."""
     return PlayedKubelet(tmp_path / "kubelet")
 
 
 @pytest.fixture
 def kubelet_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNode]:
-    """A node of 16 CPUs on two sockets; kubelet runs with the policy static, and the daemon before it."""
+    """A node of 16 CPUs on two sockets; kubelet runs with policy static, and the daemon runs between it and the runtime."""
     machine = described(2, 1, 4, 2)
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         directory = Path(short)

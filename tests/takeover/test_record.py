@@ -1,4 +1,4 @@
-"""The record of a takeover: what counts of kubelet's account, settling a write, keeping it."""
+"""The record of a takeover: which of kubelet's allocations count, pending writes, and storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REVERT = changed_copy(STARTED, pending=Pending("revert", None, "after", "static"
 
 
 @pytest.mark.parametrize("record", [TakeoverRecord(), STARTED, FINISH, REVERT])
-def test_it_is_kept_and_read_back(record: TakeoverRecord) -> None:
+def test_a_record_is_stored_and_read_back(record: TakeoverRecord) -> None:
     kept = dump(record)
     assert (kept is None) is (record == TakeoverRecord())
     assert load(None if kept is None else json.loads(json.dumps(kept))) == record
@@ -37,12 +37,12 @@ def test_it_is_kept_and_read_back(record: TakeoverRecord) -> None:
 @pytest.mark.parametrize(
     "odd", [{}, {"stage": "begun"}, {"pending": {"step": "x"}}, {"old": {"a": {"x": "y"}}}, {"old": 1}]
 )
-def test_invalid_records(odd: dict[str, object]) -> None:
+def test_invalid_records_are_refused(odd: dict[str, object]) -> None:
     whole = dump(STARTED) or {}
     assert load({**whole, **odd} if odd else {}) is None
 
 
-def test_what_counts_of_kubelets_account() -> None:
+def test_the_allocations_of_kubelet_that_are_in_effect() -> None:
     new = {"new": {"x": CpuSet([5])}}
     changed = {"a": {"x": CpuSet([2]), "y": CpuSet([6])}, "b": {"z": CpuSet([7])}}
     assert TakeoverRecord().in_effect({**OLD, **new}) == {**OLD, **new}
@@ -52,7 +52,7 @@ def test_what_counts_of_kubelets_account() -> None:
     assert [TakeoverRecord().chooses_cpus, STARTED.chooses_cpus] == [False, True]
 
 
-def test_a_write_that_came_to_its_end_is_completed() -> None:
+def test_a_completed_write_is_recorded() -> None:
     record, reported = resolved(FINISH, "after", 9.0)
     assert (record.stage, record.since, record.target, record.written, record.pending) == (
         TakeoverStage.FINISHED,
@@ -67,7 +67,7 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "text", "words"),
+    ("record", "text", "message"),
     [
         (FINISH, "before", "was interrupted before its write"),
         (REVERT, None, "was interrupted before its write"),
@@ -75,11 +75,11 @@ def test_a_write_that_came_to_its_end_is_completed() -> None:
         (FINISH, None, "another program wrote"),
     ],
 )
-def test_a_write_that_did_not_is_undone(record: TakeoverRecord, text: str | None, words: str) -> None:
+def test_an_incomplete_write_is_undone(record: TakeoverRecord, text: str | None, message: str) -> None:
     after, reported = resolved(record, text, 9.0)
     assert after == STARTED
-    assert words in reported
+    assert message in reported
 
 
-def test_nothing_under_way_is_nothing_to_settle() -> None:
+def test_without_a_pending_write_nothing_is_resolved() -> None:
     assert resolved(STARTED, "whatever", 9.0) == (STARTED, "")

@@ -1,7 +1,8 @@
-"""A takeover against a kubelet that writes its file, pods that come and go, and a daemon that dies anywhere.
+"""A takeover with a kubelet that writes its file, pods that start and end, and a daemon killed at any step.
 
-What may never be: a container whose CPUs are lost or another one's, a file that no kubelet would read, a
-kubelet that does not start under the policy that the commands named, a takeover that cannot be reverted.
+These states must never occur: a container without its CPUs or with those of another one, a file that kubelet
+would reject, a kubelet that does not start under the policy that the commands named, a takeover that cannot
+be reverted.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MACHINE = described(2, 1, 4, 2)
 KEEPS_BACK = CpuSet([0, 1])
 
 DEATHS = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6])
-"""Before or after which write the daemon dies (record, file, record); 0: it lives."""
+"""Before or after which write the daemon is killed (record, file, record); 0: it is not killed."""
 
 
 class DiedError(BaseException):
@@ -51,7 +52,7 @@ class DiedError(BaseException):
 
 
 class Takeovers(RuleBasedStateMachine):
-    """The world: kubelet's directory, our ledger, our state."""
+    """The node: kubelet's directory, and the ledger and the state of the daemon."""
 
     make_kubelet: Any
     make_ledger: Any
@@ -87,7 +88,7 @@ class Takeovers(RuleBasedStateMachine):
             self.kubelet.write()
 
     def follow(self) -> None:
-        """What the service does: rules along with the record, and what kubelet holds."""
+        """Apply the rules of the record and the CPUs that kubelet holds, as the service does."""
         record = self.writer.record
         reserved = record.reserved if record.chooses_cpus else CpuSet()
         node = Node(MACHINE, CpuTopology.of(MACHINE), static=record.chooses_cpus, reserved=reserved)
@@ -108,24 +109,24 @@ class Takeovers(RuleBasedStateMachine):
         )
 
     def act(self, decide: Any, dies_at: int) -> bool:
-        """Take a step; the daemon dies before or after one of its writes, and comes back."""
+        """Take a step; the daemon may be killed before or after one of its writes, and then starts again."""
         remaining_allocations = [dies_at]
 
-        def mortal(write: Any) -> Any:
-            def wrapped(*args: Any) -> None:
+        def killable(write: Any) -> Any:
+            def write_or_die(*args: Any) -> None:
                 for act in (lambda: None, lambda: write(*args)):
                     act()
                     remaining_allocations[0] -= 1
                     if remaining_allocations[0] == 0:
                         raise DiedError
 
-            return wrapped
+            return write_or_die
 
         self.now += 1
         try:
             with (
-                patch.object(module, "write_text", mortal(write_text)),
-                patch.object(self.ledger, "write", mortal(self.ledger.write)),
+                patch.object(module, "write_text", killable(write_text)),
+                patch.object(self.ledger, "write", killable(self.ledger.write)),
             ):
                 self.writer.resolve_pending()
                 self.writer.take(decide(self.writer.record, self.inputs()))
@@ -139,7 +140,7 @@ class Takeovers(RuleBasedStateMachine):
         finally:
             self.follow()
 
-    # -- what happens -------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.kubelet.runs)
     @rule(count=st.sampled_from([1, 2, 3]))
@@ -148,10 +149,10 @@ class Takeovers(RuleBasedStateMachine):
         uid = f"u{self.serial}"
         named = self.kubelet.admit(uid, count)
         if self.kubelet.policy == "static" and not named:
-            return  # kubelet refuses it
+            return  # kubelet rejects the pod
         self.follow()
         if self.writer.record.chooses_cpus:
-            assert f"{uid}/main" not in self.state.owners, "kubelet's account of new pods counts for nothing"
+            assert f"{uid}/main" not in self.state.owners, "kubelet's allocations for new pods have no effect"
         pod = Pod(f"s-{uid}", uid, "ns", uid)
         self.state = self.state.with_pod(pod)
         request = Request(1024 * count, -1 if named else 100_000 * count, 100_000, 0, str(named))
@@ -162,7 +163,7 @@ class Takeovers(RuleBasedStateMachine):
             return
         own = plan.container.placement.exclusive
         if self.writer.record.stage is TakeoverStage.NONE and named:
-            assert own == named, "what kubelet gives is adopted as it is"
+            assert own == named, "CPUs that kubelet assigns are adopted unchanged"
         if plan.container.placement.pool is Pool.OWN:
             assert len(own) == count
             assert own.isdisjoint(KEEPS_BACK)
@@ -187,7 +188,7 @@ class Takeovers(RuleBasedStateMachine):
     @precondition(lambda self: not self.kubelet.runs)
     @rule()
     def kubelet_starts(self) -> None:
-        """As the commands say: where the file is not what finish wrote, finish again first."""
+        """Follow the commands' instructions: where the file is not the one that finish wrote, finish again."""
         record, file = self.writer.record, CpuManagerFile.of(text_in(self.kubelet.directory)[0])
         if record.stage is TakeoverStage.FINISHED and file.policy != record.target:
             assert self.act(lambda r, s: finish(r, s, r.target, with_running=True, force=False), 0)
@@ -196,11 +197,11 @@ class Takeovers(RuleBasedStateMachine):
         given = CpuSet()
         for pod in self.kubelet.held.values():
             (cpus,) = pod.values()
-            assert cpus.isdisjoint(given), "kubelet believes that two pods have the same CPUs"
+            assert cpus.isdisjoint(given), "kubelet has assigned the same CPUs to two pods"
             given |= cpus
         there = {pod.uid for pod in self.state.pods.values()}
         for uid in [uid for uid in self.kubelet.held if uid not in there]:
-            self.kubelet.forget(uid)  # stale state is removed
+            self.kubelet.forget(uid)  # kubelet removes stale state
         self.follow()
 
     @rule(dies_at=DEATHS)
@@ -231,7 +232,7 @@ class Takeovers(RuleBasedStateMachine):
     @rule(dies_at=DEATHS, force=st.booleans())
     def takeover_reverts(self, dies_at: int, force: bool) -> None:
         if self.kubelet.runs and force:
-            return  # a kubelet that runs under none would write its file again
+            return  # a running kubelet with policy none would write its file again
         was = self.writer.record
         done = self.act(lambda r, s: revert(r, s, force=force), dies_at)
         if done:
@@ -239,10 +240,10 @@ class Takeovers(RuleBasedStateMachine):
             if was.chooses_cpus:
                 self.check_file()
         elif not self.kubelet.runs:
-            assert self.act(lambda r, s: revert(r, s, force=False), 0), "can always be reverted"
+            assert self.act(lambda r, s: revert(r, s, force=False), 0), "a takeover can always be reverted"
 
     def check_file(self) -> None:
-        """Whatever owns CPUs is in kubelet's file with them."""
+        """Check that kubelet's file has every owner with its CPUs."""
         held = CpuManagerFile.of(self.kubelet.path.read_text()).held
         assert held is not None
         for each in owning_of(self.state):
@@ -252,7 +253,7 @@ class Takeovers(RuleBasedStateMachine):
     def daemon_dies(self) -> None:
         self.boot()
 
-    # -- what must be -------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------
 
     @invariant()
     def everything_is_in_order(self) -> None:
@@ -265,7 +266,7 @@ class Takeovers(RuleBasedStateMachine):
         owned = CpuSet()
         for container in self.state.containers.values():
             own = container.placement.exclusive
-            assert own.isdisjoint(owned), "no CPUs are given twice"
+            assert own.isdisjoint(owned), "no CPU has two owners"
             owned |= own
             if own:
                 assert self.state.owners[container.owner].cpus == own

@@ -1,4 +1,4 @@
-"""The steps as rules: what stands against each, what it makes of the record, what kubelet's file becomes."""
+"""The steps as rules: their conflicts, the record after each, and the content of kubelet's file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def begun(found: TakeoverInputs | None = None) -> TakeoverRecord:
 
 
 def odd_file(**fields: object) -> CpuManagerFile:
-    """A file whose sets contradict each other, with the checksum that kubelet would give it."""
+    """Return a file whose sets contradict each other, with the checksum that kubelet would write."""
     raw: dict[str, Any] = {"policyName": "static", "defaultCpuSet": "0-1,5-7", **fields}
     lower = {key.lower(): value for key, value in raw.items()}
     return CpuManagerFile.of(json.dumps({**raw, "checksum": fnv1a(text_of(lower, 2))}))
@@ -68,7 +68,7 @@ def sets(text: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "message"),
     [
         ({"enforce": False}, "the mode is observe"),
         ({"ready": False}, "has not compared its state with the runtime"),
@@ -93,19 +93,21 @@ def sets(text: str) -> dict[str, dict[str, str]]:
         ),
     ],
 )
-def test_what_stands_against_a_start(more: dict[str, Any], words: str) -> None:
+def test_what_stands_against_a_start(more: dict[str, Any], message: str) -> None:
     found = inputs(**more)
-    assert any(words in why for why in conflicts(found)), conflicts(found)
+    assert any(message in why for why in conflicts(found)), conflicts(found)
     with pytest.raises(StepRefusedError, match="cannot start the takeover"):
         start(TakeoverRecord(), found, 5.0)
     assert plan_page(TakeoverRecord(), found)["can_start"] is False
 
 
-def test_what_does_not_stand_against_a_start() -> None:
+def test_states_that_do_not_conflict_with_a_start() -> None:
     assert conflicts(inputs()) == ()
     elsewhere = (OwningContainer("c", "z", "ns/c/z", CpuSet([3])),)
     assert conflicts(inputs(owning=elsewhere, elsewhere=frozenset("a"))) == ()
-    assert conflicts(inputs(manager=CpuManager("none"))) == (), "its configuration may be changed already"
+    assert conflicts(inputs(manager=CpuManager("none"))) == (), (
+        "the configuration may have been changed already"
+    )
 
 
 def test_a_start() -> None:
@@ -147,7 +149,7 @@ def test_a_finish_needs_a_start_a_stopped_kubelet_and_no_old_pods() -> None:
     assert forced.record.pending.before == inputs().file.text
 
 
-def test_a_finish_for_static_has_what_is_in_effect() -> None:
+def test_a_finish_for_static_writes_the_cpus_in_effect() -> None:
     new = OwningContainer("c", "z", "ns/c/z", CpuSet([6]))
     found = inputs({**HELD, "c": {"z": CpuSet([5])}}, owning=(*OWNING, new))
     done = finish(begun(), found, "static", with_running=True, force=False)
@@ -155,7 +157,7 @@ def test_a_finish_for_static_has_what_is_in_effect() -> None:
     assert sets(done.record.pending.after) == {"a": {"x": "2-3"}, "b": {"y": "4"}, "c": {"z": "6"}}
 
 
-def test_a_finish_that_is_done_is_nothing_to_do() -> None:
+def test_a_repeated_finish_does_nothing() -> None:
     record = changed_copy(begun(), stage=TakeoverStage.FINISHED, target="none", written=none_state())
     there = inputs(file=CpuManagerFile.of(none_state()), running=("sign",))
     assert finish(record, there, "none", with_running=False, force=False).record == record
@@ -191,7 +193,7 @@ def test_a_revert_does_not_trust_a_file_that_kubelet_never_read() -> None:
     assert revert(changed_copy(record, forced=False), running, force=False).record == TakeoverRecord()
 
 
-def test_the_file_keeps_what_only_kubelet_knows_if_it_does_not_overlap() -> None:
+def test_the_file_keeps_other_entries_of_kubelet_that_do_not_overlap() -> None:
     coming = {"a": {"x": CpuSet([2, 3])}, "new": {"n": CpuSet([5])}, "lost": {"l": CpuSet([6])}}
     found = inputs(coming, owning=(OWNING[0], OwningContainer("c", "z", "ns/c/z", CpuSet([6]))))
     assert sets(kubelet_state_text(begun(), found, "static").text) == {
@@ -203,7 +205,7 @@ def test_the_file_keeps_what_only_kubelet_knows_if_it_does_not_overlap() -> None
     assert sets(kubelet_state_text(begun(), inputs(init), "static").text)["a"] == {"init": "2", "x": "2-3"}
 
 
-def test_the_truth_leaves_kubelet_a_cpu_for_all_others() -> None:
+def test_the_file_leaves_a_cpu_for_containers_without_own_cpus() -> None:
     file = CpuManagerFile.of(static_state(EIGHT, {"new": {"n": CpuSet([6, 7])}}))
     owning = (OwningContainer("a", "x", "ns/a/x", CpuSet([1, 2, 3, 4, 5])),)
     none_kept = inputs(file=file, owning=owning, manager=CpuManager("static"))
@@ -216,7 +218,7 @@ def test_the_truth_leaves_kubelet_a_cpu_for_all_others() -> None:
     )
 
 
-def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
+def test_owners_that_the_file_cannot_describe_are_skipped_and_reported() -> None:
     owning = (
         OwningContainer("a", "x", "ns/a/x", CpuSet([0, 1])),
         OwningContainer("b", "y", "ns/b/y", CpuSet([9])),
@@ -228,7 +230,7 @@ def test_what_the_file_cannot_say_is_left_out_and_named() -> None:
         "ns/b/y has CPUs 9: none of them is online",
     )
     messages = revert(begun(), inputs(HELD, owning=owning), force=False).reported
-    assert any("ns/a/x has CPUs 0-1" in words for words in messages)
+    assert any("ns/a/x has CPUs 0-1" in message for message in messages)
 
 
 def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> None:
@@ -237,7 +239,7 @@ def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> No
     assert held_cpus(read_cpu(text)).default == CpuSet([1, 5, 6, 7])
 
 
-def test_version_3_keeps_pods_as_a_whole_where_that_is_true() -> None:
+def test_version_3_keeps_assignments_to_whole_pods_that_still_hold() -> None:
     pods = {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6]), "gone": CpuSet([7])}
     file = CpuManagerFile.of(static_state(EIGHT, HELD, pods=pods, version=3))
     assert (file.version, file.policy) == (3, "static")
@@ -256,7 +258,7 @@ def test_a_file_by_container_ids_is_not_written() -> None:
         kubelet_state_text(begun(), inputs(file=file), "static")
 
 
-def test_without_a_readable_file_a_revert_has_the_owners() -> None:
+def test_a_revert_without_a_readable_file_writes_the_owners() -> None:
     done = revert(begun(), inputs(file=CpuManagerFile.of("{")), force=False)
     assert done.record.pending is not None
     assert sets(done.record.pending.after) == {"a": {"x": "2-3"}, "b": {"y": "4"}}
@@ -264,14 +266,14 @@ def test_without_a_readable_file_a_revert_has_the_owners() -> None:
 
 def test_settings_to_change() -> None:
     manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet([0]), "restricted")
-    said = " ".join(settings(inputs(manager=manager), "none"))
-    for words in (
+    text = " ".join(settings(inputs(manager=manager), "none"))
+    for expected in (
         "cpuManagerPolicy: none",
         "(full-pcpus-only) must be removed",
         "reservedSystemCPUs: 0 may stay",
     ):
-        assert words in said
-    assert "topologyManagerPolicy: restricted may stay, but without CPU hints" in said
+        assert expected in text
+    assert "topologyManagerPolicy: restricted may stay, but without CPU hints" in text
     assert settings(inputs(manager=CpuManager("static")), "static") == ()
     from_file = CpuManager("static", sources={"policy": "/k/cpu_manager_state"})
     assert "must say cpuManagerPolicy: static" in settings(inputs(manager=from_file), "static")[0]
@@ -292,13 +294,13 @@ def test_the_pages() -> None:
     ]
     gone = allocations(TakeoverRecord(), inputs(owning=(), pods={"a": "ns/a"}))
     assert [(row["container"], row["state"]) for row in gone] == [("ns/a/x", "waits"), ("pod b/y", "gone")]
-    words = " ".join(notes(TakeoverRecord(), found))
+    page_notes = " ".join(notes(TakeoverRecord(), found))
     for part in (
         "static pods keep their uid",
         "memory manager is Static",
         "could not write kubelet's state file: read-only",
     ):
-        assert part in words
+        assert part in page_notes
     record = begun()
     assert [each.ref for each in remaining_allocations(record, found)] == ["ns/a/x"]
     status = status_page(record, found)
@@ -309,5 +311,5 @@ def test_the_pages() -> None:
     assert next_steps(finished, there)[-1] == "systemctl start kubelet"
     assert next_steps(finished, changed_copy(there, running=("sign",))) == []
     assert next_steps(finished, inputs())[-1] == "topoproxy takeover finish --kubelet-policy none"
-    assert any("another program wrote it" in words for words in notes(finished, inputs()))
+    assert any("another program wrote it" in note for note in notes(finished, inputs()))
     assert next_steps(TakeoverRecord(), inputs(ready=False)) == ["remove the obstacles"]

@@ -1,4 +1,4 @@
-"""Signs that kubelet runs: processes, sockets, the health port; and what only looks like one."""
+"""Signs that kubelet runs: processes, sockets, the health port; and processes that only look like it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sockets_count_where_a_process_listens(root: Path) -> None:
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-        assert found(root) == (), "bound, and nothing listens: as a dead kubelet leaves it"
+        assert found(root) == (), "bound, but no process listens, as after the end of kubelet"
         server.listen()
         assert found(root) == (f"a process listens at {path}",)
     assert path.exists()

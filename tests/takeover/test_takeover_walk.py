@@ -1,4 +1,4 @@
-"""The commands against a daemon as a process, a stand-in runtime, and a kubelet that is played."""
+"""The commands with a daemon as a process, a stand-in runtime, and a stand-in for kubelet."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ DOCS = Path(__file__).parents[2] / "docs/takeover.md"
 
 @dataclass
 class Done:
-    """How a command ended."""
+    """The exit code and the output of a command."""
 
     returncode: int
     stdout: str
     stderr: str
 
 
-def run(node: Any, *words: str) -> Done:
-    """Run ``topoproxy takeover`` in this process; the daemon is another."""
+def run(node: Any, *args: str) -> Done:
+    """Run ``topoproxy takeover`` in this process; the daemon is another process."""
     config = ["--config", str(node.directory / "config.yaml")]
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        code = command_line(["takeover", *words, *config])
+        code = command_line(["takeover", *args, *config])
     assert isinstance(code, int)
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def data(node: Any, *words: str) -> Any:
-    done = run(node, *words, "--json")
+def data(node: Any, *args: str) -> Any:
+    done = run(node, *args, "--json")
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
 
 
-def refused(node: Any, *words: str) -> str:
-    done = run(node, *words)
+def refused(node: Any, *args: str) -> str:
+    done = run(node, *args)
     assert (done.returncode, done.stdout) == (1, ""), done.stdout + done.stderr
     return done.stderr
 
 
-def did(node: Any, *words: str) -> str:
-    done = run(node, *words)
+def succeeded(node: Any, *args: str) -> str:
+    done = run(node, *args)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
 
@@ -73,7 +73,7 @@ def stop_kubelet(node: Any) -> None:
 
 
 def start_kubelet(node: Any, policy: str) -> None:
-    """Start it; it raises where it would crash-loop."""
+    """Start kubelet; raises where kubelet would crash-loop."""
     node.kubelet.start(policy)
     node.kubelet_runs(runs=True)
 
@@ -94,7 +94,7 @@ def test_pipes_in_place_of_kubelets_files_block_nothing(kubelet_node: Any) -> No
     assert data(node, "plan")["can_start"]
 
 
-def test_the_whole_way_and_back(kubelet_node: Any) -> None:
+def test_a_takeover_and_its_revert(kubelet_node: Any) -> None:
     node = kubelet_node
     old, short = node.launch("old"), node.launch("short")
     assert pods_at(node, old, short) == ["2-3", "4-5"]
@@ -108,34 +108,34 @@ def test_the_whole_way_and_back(kubelet_node: Any) -> None:
     assert plan["kubelet"]["running"] == ["process 4711 is kubelet"]
     assert run(node, "plan").returncode == 0
 
-    assert "2 allocations of kubelet's CPU manager" in did(node, "start")
-    assert "nothing to do" in did(node, "start")
+    assert "2 allocations of kubelet's CPU manager" in succeeded(node, "start")
+    assert "nothing to do" in succeeded(node, "start")
     new = node.launch("new")
     named = node.kubelet.held[new.config.metadata.uid]["main"]
     assert str(named) == "6-7"
-    assert node.cpus(new) == "6,14", "a whole core of our choice, not the CPUs that kubelet named"
+    assert node.cpus(new) == "6,14", "a whole core that the daemon chose, not the CPUs that kubelet named"
     node.reconcile(old, short, new)
     assert pods_at(node, old, short, new) == ["2-3", "4-5", "6,14"]
     status = data(node, "status")
     assert [each["container"] for each in status["left"]] == ["demo/old/main", "demo/short/main"]
-    assert any("runs on CPUs 6,14, and kubelet's file says 6-7" in words for words in status["notes"])
-    assert any("write static there" in words for words in status["notes"])
+    assert any("runs on CPUs 6,14, and kubelet's file says 6-7" in message for message in status["notes"])
+    assert any("write static there" in message for message in status["notes"])
 
     assert "kubelet runs (process 4711 is kubelet)" in refused(node, "finish", "--with-running")
     node.end(short)
     wait_until(lambda: len(data(node, "status")["left"]) == 1)
     stop_kubelet(node)
-    words = refused(node, "finish")
-    assert "1 of kubelet's allocations are still in use (demo/old/main)" in words
-    assert "or finish --with-running" in words
+    message = refused(node, "finish")
+    assert "1 of kubelet's allocations are still in use (demo/old/main)" in message
+    assert "or finish --with-running" in message
     assert "for policy none" in (
-        reported := did(node, "finish", "--with-running").replace("of policy", "for policy")
+        reported := succeeded(node, "finish", "--with-running").replace("of policy", "for policy")
     )
     assert "cpuManagerPolicy: none" in reported
     assert node.kubelet.path.read_text() == none_state()
     assert (node.directory / "state/takeover/cpu_manager_state.before-finish").read_text() != untouched
     start_kubelet(node, "none")
-    assert "nothing to do" in did(node, "finish")
+    assert "nothing to do" in succeeded(node, "finish")
     node.proxy.kill()
     node.proxy.start()
     later = node.launch("later")
@@ -143,12 +143,14 @@ def test_the_whole_way_and_back(kubelet_node: Any) -> None:
     assert len(CpuSet.parse(node.cpus(later))) == 2
     assert data(node, "status")["stage"] == "finished"
     page: Any = query_admin(node.proxy.admin, "/status", 60)
-    assert page["settings"]["reservedSystemCPUs"] == "0-1", "kubelet kept them back before it was none"
+    assert page["settings"]["reservedSystemCPUs"] == "0-1", (
+        "kubelet reserved them before its policy became none"
+    )
 
     assert "kubelet runs" in refused(node, "revert")
     stop_kubelet(node)
-    assert "policy static" in did(node, "revert")
-    assert "nothing to do" in did(node, "revert")
+    assert "policy static" in succeeded(node, "revert")
+    assert "nothing to do" in succeeded(node, "revert")
     start_kubelet(node, "static")
     everyone = {pod.config.metadata.uid: node.cpus(pod) for pod in (old, new, later)}
     assert {uid: str(pod["main"]) for uid, pod in node.kubelet.held.items()} == everyone
@@ -160,10 +162,10 @@ def test_the_whole_way_and_back(kubelet_node: Any) -> None:
 def test_finish_for_a_kubelet_that_stays_static(kubelet_node: Any) -> None:
     node = kubelet_node
     old = node.launch("old")
-    did(node, "start")
+    succeeded(node, "start")
     new = node.launch("new")
     stop_kubelet(node)
-    did(node, "finish", "--with-running", "--kubelet-policy", "static")
+    succeeded(node, "finish", "--with-running", "--kubelet-policy", "static")
     start_kubelet(node, "static")
     held = {uid: str(pod["main"]) for uid, pod in node.kubelet.held.items()}
     assert held == {pod.config.metadata.uid: node.cpus(pod) for pod in (old, new)}
@@ -176,19 +178,19 @@ def test_a_start_can_be_reverted_while_kubelet_runs(kubelet_node: Any) -> None:
     node = kubelet_node
     old = node.launch("old")
     text = node.kubelet.path.read_text()
-    did(node, "start")
-    assert "right as it is" in did(node, "revert")
+    succeeded(node, "start")
+    assert "right as it is" in succeeded(node, "revert")
     assert (node.kubelet.path.read_text(), node.cpus(old)) == (text, "2-3")
     assert data(node, "status")["stage"] == "none"
     new = node.launch("new")
     assert node.cpus(new) == "4-5", "kubelet names the CPUs again"
 
 
-def test_a_kubelet_that_writes_meanwhile_is_found_out(kubelet_node: Any) -> None:
-    """Its process cannot be seen, and it writes its file from memory."""
+def test_a_kubelet_that_writes_during_finish_is_detected(kubelet_node: Any) -> None:
+    """kubelet's process is not visible, and kubelet writes its file from memory."""
     node = kubelet_node
     node.launch("old")
-    did(node, "start")
+    succeeded(node, "start")
     assert data(node, "status")["conflicts"] == []
     node.kubelet_runs(runs=False)
     config = ["--config", str(node.directory / "config.yaml")]
@@ -212,7 +214,9 @@ def test_what_stands_against_a_start(kubelet_node: Any) -> None:
     assert "Obstacles\n  - kubelet's state file" in plan.stdout
     assert "its checksum is wrong" in plan.stdout
     (obstacle,) = re.findall("Obstacles\n  - (.*)\n", plan.stdout)
-    assert plan.stderr == f"topoproxy: cannot start the takeover: {obstacle}\n", "alone it says why, too"
+    assert plan.stderr == f"topoproxy: cannot start the takeover: {obstacle}\n", (
+        "the plan command reports the reason too"
+    )
     status = run(node, "status")
     assert (status.returncode, status.stderr) == (0, "")
     assert f"Obstacles\n  - {obstacle}\n" in status.stdout
@@ -223,19 +227,19 @@ def test_what_stands_against_a_start(kubelet_node: Any) -> None:
     node.kubelet.path.write_text(none_state())
     assert "policy is none: it holds no CPUs" in refused(node, "start")
     assert "it has not started" in refused(node, "finish")
-    assert "nothing to do" in did(node, "revert")
+    assert "nothing to do" in succeeded(node, "revert")
     assert data(node, "status")["stage"] == "none"
 
 
-def test_odd_questions(kubelet_node: Any) -> None:
-    """The commands ask nothing like that; other users of the socket may."""
+def test_invalid_requests_are_refused(kubelet_node: Any) -> None:
+    """The commands send no such requests; other clients of the socket may."""
     admin = kubelet_node.proxy.admin
-    for route, params, words in (
+    for route, params, message in (
         ("/takeover/finish", {"kubelet-policy": "odd"}, "there is no policy 'odd'"),
         ("/takeover/finish", {"force": "yes"}, "force is true or false"),
         ("/takeover/start", {"force": "true"}, "there is no parameter 'force'"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             query_admin(admin, route, 60, params, act=True)
     with pytest.raises(InputError, match="there is no view 'odd'"):
         query_admin(admin, "/takeover", 60, {"view": "odd"})
@@ -248,16 +252,16 @@ def test_the_status_of_the_daemon_shows_a_takeover(kubelet_node: Any) -> None:
     admin = kubelet_node.proxy.admin
     page: Any = query_admin(admin, "/status", 60)
     assert "takeover" not in page
-    did(kubelet_node, "start")
+    succeeded(kubelet_node, "start")
     page = query_admin(admin, "/status", 60)
     assert (page["takeover"], page["settings"]["cpuManagerPolicy"]) == ("started", "static")
     assert page["settings"]["reservedSystemCPUs"] == "0-1"
-    did(kubelet_node, "revert")
+    succeeded(kubelet_node, "revert")
     page = query_admin(admin, "/status", 60)
     assert page["settings"]["cpuManagerPolicy"] == "none"
 
 
-def test_no_daemon_answers(tmp_path: Path) -> None:
+def test_the_commands_fail_without_a_daemon(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "proxy", "takeover", "status", "--admin", f"unix://{tmp_path}/no.sock"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "no process listens there" in done.stderr) == (69, True)
@@ -286,8 +290,8 @@ main()
 
 
 @contextmanager
-def mortal(node: Any, dies_at: int) -> Iterator[None]:
-    """Such a daemon in the place of the other one, which is there again afterwards."""
+def dying_daemon(node: Any, dies_at: int) -> Iterator[None]:
+    """Replace the daemon by one that dies at a write; the normal daemon runs again afterwards."""
     node.proxy.stop()
     config = ["--config", str(node.directory / "config.yaml")]
     command = [sys.executable, "-c", MORTAL, str(dies_at), "serve", *config]
@@ -317,36 +321,36 @@ def test_a_daemon_that_is_killed_in_a_step(kubelet_node: Any, dies_at: int) -> N
     """Before and after each of: the record, kubelet's file, the record."""
     node = kubelet_node
     old = node.launch("old")
-    did(node, "start")
+    succeeded(node, "start")
     new = node.launch("new")
     places = pods_at(node, old, new)
     stop_kubelet(node)
-    with mortal(node, dies_at):
+    with dying_daemon(node, dies_at):
         assert run(node, "finish", "--with-running").returncode == 69
     written = dies_at >= 4
     assert data(node, "status")["stage"] == ("finished" if written else "started")
     assert (node.kubelet.path.read_text() == none_state()) is written
-    did(node, "finish", "--with-running")
+    succeeded(node, "finish", "--with-running")
     assert node.kubelet.path.read_text() == none_state()
     start_kubelet(node, "none")
     assert pods_at(node, old, new) == places
     stop_kubelet(node)
-    with mortal(node, dies_at):
+    with dying_daemon(node, dies_at):
         assert run(node, "revert").returncode == 69
-    did(node, "revert")
+    succeeded(node, "revert")
     start_kubelet(node, "static")
     assert pods_at(node, old, new) == places
     assert sorted(str(pod["main"]) for pod in node.kubelet.held.values()) == places
 
 
-def test_the_document_shows_what_the_commands_say(kubelet_node: Any) -> None:
+def test_the_document_has_the_output_of_the_commands(kubelet_node: Any) -> None:
     """Each block of docs/takeover.md that begins with a command is that command's output, line by line."""
     node = kubelet_node
     node.launch("db")
     node.launch("web")
     seen = 0
     for block in re.findall(r"^```console\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE):
-        command, _, shown = block.partition("\n")
+        command, _, expected = block.partition("\n")
         if command == "$ systemctl stop kubelet":
             stop_kubelet(node)
             continue
@@ -360,6 +364,6 @@ def test_the_document_shows_what_the_commands_say(kubelet_node: Any) -> None:
         reported = done.stdout + done.stderr
         reported = reported.replace(str(node.directory / "kubelet"), "/var/lib/kubelet")
         reported = re.sub(r"since [0-9: -]+", "since 2026-11-20 10:00:00", reported)
-        assert reported == shown, f"{command}\n{reported}"
+        assert reported == expected, f"{command}\n{reported}"
         seen += 1
     assert seen > 5

@@ -1,4 +1,4 @@
-"""The writer: what is kept when, and what it says where it cannot write."""
+"""The writer: when the record and the file are written, and the errors where they cannot be."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
     assert ledger.entries == {}
 
 
-def test_a_file_that_does_not_stay_undoes_the_step(ledger: Any, directory: Path) -> None:
+def test_a_file_that_kubelet_overwrites_undoes_the_step(ledger: Any, directory: Path) -> None:
     def kubelet_writes(seconds: float) -> None:
         (directory / "cpu_manager_state").write_text("from memory")
 
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_written_undoes_the_step(
     assert (writer.record, read_text(directory)) == (STARTED, "before")
 
 
-def test_nothing_is_written_where_the_record_cannot_be_kept(ledger: Any, directory: Path) -> None:
+def test_no_file_is_written_where_the_record_cannot_be_stored(ledger: Any, directory: Path) -> None:
     with pytest.raises(CannotCreateError, match="keeps no state"):
         writer_of(None, directory).take(finishing())
 
@@ -104,7 +104,7 @@ def test_a_record_that_cannot_be_read_is_reported(ledger: Any, directory: Path) 
     assert writer.record == TakeoverRecord()
 
 
-def test_what_was_under_way_is_settled_at_the_start(ledger: Any, directory: Path) -> None:
+def test_a_pending_write_is_resolved_at_the_start(ledger: Any, directory: Path) -> None:
     writer = writer_of(ledger, directory)
     writer._keep(finishing().record)
     (directory / ".cpu_manager_state.topoproxy").write_text("half")
@@ -138,7 +138,7 @@ def test_a_directory_that_cannot_be_written(
     assert "is read-only for the daemon" in writer_of(ledger, directory).unwritable()
 
 
-def test_reading(directory: Path) -> None:
+def test_the_file_is_read_with_its_error(directory: Path) -> None:
     assert text_in(directory) == ("before", "")
     assert text_in(directory / "absent") == (None, "")
     (directory / "cpu_manager_state").unlink()
