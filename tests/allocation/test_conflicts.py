@@ -54,7 +54,7 @@ PAIRS = preference([0, 1], [0, 2], [0, 3], [1, 2], [1, 3])
         (preference([4, 5]), (*PAIRS, *preference([0, 1, 2])), ALL_OF),
     ],
 )
-def test_two_that_cannot_meet(
+def test_two_incompatible_providers_are_named(
     one: tuple[TopologyHint, ...], other: tuple[TopologyHint, ...], conflict: str
 ) -> None:
     merge = record_merge(decide(TopologyPolicy.RESTRICTED, [{"a": one}, {"b": other}], NODES), Scope.POD)
@@ -62,7 +62,7 @@ def test_two_that_cannot_meet(
     assert merge.conflicts == (conflict,)
 
 
-def test_the_first_two_that_cannot_meet_are_named() -> None:
+def test_the_first_two_incompatible_providers_are_named() -> None:
     answers = [
         {
             "a": preference([0], [0, 1]),
@@ -78,7 +78,7 @@ def test_the_first_two_that_cannot_meet_are_named() -> None:
     )
 
 
-def test_the_fewest_nodes_that_are_left() -> None:
+def test_the_fewest_remaining_nodes_determine_the_conflict() -> None:
     hints = tuple(
         TopologyHint(mask, preferred=False) for mask in (None, Mask([2, 3]), Mask([1, 4]), Mask([0, 5, 6]))
     )

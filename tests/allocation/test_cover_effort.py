@@ -52,7 +52,7 @@ def least(given: Problem) -> int:
         (50, 1, 3, 2, 59),
     ],
 )
-def test_most_of_sixty_are_decided_soon(
+def test_most_of_sixty_problems_are_decided_quickly(
     steps: int, rounds: int, things: int, share: int, enough: int
 ) -> None:
     solved = 0
@@ -64,7 +64,7 @@ def test_most_of_sixty_are_decided_soon(
     assert solved >= enough
 
 
-def test_most_of_what_cannot_be_is_proved_without_a_search() -> None:
+def test_most_infeasible_problems_are_detected_without_a_search() -> None:
     searched = 0
     for seed in range(60):
         given = problem(seed, 2, 2)
@@ -75,7 +75,7 @@ def test_most_of_what_cannot_be_is_proved_without_a_search() -> None:
     assert searched <= 6
 
 
-def test_one_node_may_do() -> None:
+def test_a_single_sufficient_node_is_found() -> None:
     assert choose((3, 4), {3: (1, 2), 4: (2, 2)}, (2, 1), 1, lambda _: True) == 1 << 4
     assert choose((3, 4), {3: (1, 2), 4: (2, 0)}, (2, 1), 1, lambda _: True) is None
 
@@ -87,7 +87,7 @@ def test_a_single_need_is_decided_at_once() -> None:
         assert choose(NODES, amounts, (26,), 2, lambda _: True) is None
 
 
-def test_nodes_alike_are_tried_once() -> None:
+def test_equal_nodes_are_tried_once() -> None:
     tried: list[int] = []
 
     def never(bits: int) -> bool:

@@ -48,7 +48,7 @@ def test_a_cache_below_the_average_is_not_taken_whole_for_less() -> None:
     ]
 
 
-def test_a_rest_from_one_cache_loses_at_most_one_cpu() -> None:
+def test_a_remainder_from_one_cache_wastes_at_most_one_cpu() -> None:
     words = "all that was still wanted from uncore cache 0: CPUs"
     assert steps(SMT4, "0-31", 3) == [f"{words} 0-2"]
     assert steps(SMT4, "0-31", 8) == [f"{words} 0-7"]
@@ -65,7 +65,7 @@ def test_a_rest_from_one_cache_loses_at_most_one_cpu() -> None:
     assert steps(declared, "0-3", 1)[0].startswith("1 single CPU"), "by what is stated a core has one thread"
 
 
-def test_nothing_of_nothing() -> None:
+def test_no_cpus_from_an_empty_set() -> None:
     assert take_distributed(NOTHING, CpuSet([1]), 0) == CpuSet()
     assert NOTHING.cpus_per_core == NOTHING.cpus_per_uncore == 0
     assert CpuPolicy.of(NOTHING).group == 1
@@ -79,7 +79,7 @@ def test_nothing_of_nothing() -> None:
         take_distributed(SMT4, SMT4.cpus, 4, group=0)
 
 
-def test_threads_that_are_not_stated_are_one() -> None:
+def test_unknown_thread_counts_default_to_one() -> None:
     rows = [CpuRow(c, c // 2, 0, c // 4, 0) for c in range(8)]
     untold = CpuTopology.of_rows(rows, Counts(cpus=8, sockets=1, numa_nodes=2))
     options = CpuOptions(distribute_cpus_across_numa=True, full_pcpus_only=True)
@@ -88,7 +88,7 @@ def test_threads_that_are_not_stated_are_one() -> None:
     assert CpuPolicy.of(SMT4).group == 4
 
 
-def test_all_that_is_free_is_shared_too() -> None:
+def test_all_free_cpus_can_be_taken() -> None:
     topo = CpuTopology.of_rows(CpuRow(c, c, 0, c // 4, 0) for c in range(8))
     reported: list[str] = []
     take_distributed(topo, topo.cpus, 8, steps=reported)

@@ -54,7 +54,7 @@ CASES = st.tuples(
 
 
 @given(CASES)
-def test_hints_are_those_of_the_rules(case: tuple[list[int], int, int, int, int, bool]) -> None:
+def test_hints_match_the_plain_rules(case: tuple[list[int], int, int, int, int, bool]) -> None:
     sizes, per_socket, free, reuse, request, by_socket = case
     topo = machine(sizes, per_socket, first=2)
     reusable = CpuSet.from_bits(reuse & topo.cpus.bits)
@@ -102,7 +102,7 @@ def test_with_sockets_that_are_not_stated_none_is_aligned() -> None:
     assert [h.preferred for h in got] == [True, True, False]
 
 
-def test_the_three_forms_of_nothing() -> None:
+def test_the_three_kinds_of_empty_hints() -> None:
     topo = machine([4, 4])
     none = CpuSet()
     assert container_hints(topo, 0, None, topo.cpus, none) is None
@@ -112,7 +112,7 @@ def test_the_three_forms_of_nothing() -> None:
     assert pod_hints(topo, 4, [(2, CpuSet.parse("0-2"))], topo.cpus, none) == {"cpu": ()}
 
 
-def test_what_is_owned_already_is_hinted_at_again() -> None:
+def test_hints_cover_cpus_that_are_owned_already() -> None:
     topo = machine([4, 4])
     owned, free = CpuSet.parse("4-5"), CpuSet.parse("0-3")
     only_there = (TopologyHint(Mask([1]), preferred=True), TopologyHint(Mask([0, 1]), preferred=False))

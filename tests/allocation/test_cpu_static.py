@@ -74,7 +74,7 @@ def test_reserves_by_list_or_amount() -> None:
         CpuPolicy.of(TOPO, reserved=CpuSet.parse("0,16"))
 
 
-def test_an_empty_state_becomes_the_first_one() -> None:
+def test_an_empty_state_is_initialized() -> None:
     assert str(start(policy("0")).default) == "0-15"
     strict = policy("0", strict_cpu_reservation=True)
     assert str(start(strict).default) == "1-15"
@@ -104,7 +104,7 @@ def test_a_stored_state_that_fits_is_kept() -> None:
     assert start(policy("0"), stored) is stored
 
 
-def test_takes_inside_the_hint_first() -> None:
+def test_cpus_inside_the_hint_are_taken_first() -> None:
     known = policy()
     state = allocate(known, start(known), pod(ask("a", 2)), "a", Mask([2]))
     assert owned(state) == {"a": "4,12"}
@@ -152,7 +152,7 @@ def test_full_cores_only() -> None:
     assert len(allocate(known, state, pod(ask("a", 14)), "a").assigned["pod"]["a"]) == 14
 
 
-def test_init_containers_leave_their_cpus_to_those_after_them() -> None:
+def test_cpus_of_init_containers_pass_to_later_containers() -> None:
     known = policy()
     asked = pod(ask("i", 4, ContainerKind.INIT), ask("s", 2, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
     state = allocate(known, start(known), asked, "i", Mask([1]))
@@ -170,7 +170,7 @@ def test_init_containers_leave_their_cpus_to_those_after_them() -> None:
     assert not elsewhere.reusable_by("pod"), "only for the pod that was served last"
 
 
-def test_hints_of_a_pod_know_what_its_containers_own() -> None:
+def test_hints_of_a_pod_include_cpus_of_its_containers() -> None:
     asked = pod(ask("a", 2), ask("b", 2))
 
     def masks(state: CpuState, **options: bool) -> list[tuple[Mask | None, bool]]:
@@ -224,7 +224,7 @@ def test_a_pod_that_owns_cpus() -> None:
     assert remove(state, "pod", "b") == CpuState(TOPO.cpus)
 
 
-def test_a_pod_without_room_for_its_sharers() -> None:
+def test_a_pod_that_leaves_its_sharing_containers_no_cpus_is_refused() -> None:
     known = policy()
     with pytest.raises(EmptyPodSharedPoolError) as caught:
         allocate_pod(known, start(known), pod(ask("a", 2), ask("b", 0), own=2))

@@ -123,7 +123,7 @@ def test_the_number_of_nodes_begins_with_what_nodes_have_on_average() -> None:
     assert take(topo, "0-15", 9) == "0-4,10-13", "although node 0 has as many"
 
 
-def test_the_rest_goes_where_it_leaves_the_nodes_alike() -> None:
+def test_the_remainder_is_taken_where_it_balances_the_nodes() -> None:
     # 3 from each leaves 3, 4, 6; of the ways to take two more, 3, 4, 4 is the most even one.
     assert split([6, 7, 9], 11, 1, 3) == Split(3, (0, 1, 2), (2, 2))
 
@@ -133,7 +133,7 @@ def test_rounds_end_when_whole_groups_run_out() -> None:
     assert split([3, 3], 6, 2, 1) is None, "six CPUs are free, but only two groups"
 
 
-def test_what_is_missing_and_what_is_senseless() -> None:
+def test_missing_cpus_and_invalid_requests_are_refused() -> None:
     with pytest.raises(NotEnoughCpus, match="requested=3, available=2"):
         take(machine(2), "0-1", 3)
     with pytest.raises(NotEnoughCpus, match="requested=4, available=3"):
@@ -144,7 +144,7 @@ def test_what_is_missing_and_what_is_senseless() -> None:
         take(machine(2), "0-1", 1, 0)
 
 
-def test_many_unlike_nodes_do_not_take_forever() -> None:
+def test_many_different_nodes_are_split_quickly() -> None:
     counts = list(range(20, 84))  # 64 nodes, no two alike
     assert split(counts, 32 * 20, 1, 32) == Split(20, tuple(range(32, 64))), "the fullest"
     odd = split(counts, 32 * 20 + 5, 1, 32)
@@ -187,7 +187,7 @@ def test_with_more_nodes_than_kubelets_limit_it_is_as_even(
         assert max(spread(full), spread(soon)) <= spread(expected)
 
 
-def test_many_like_nodes_are_few_choices() -> None:
+def test_many_equal_nodes_are_few_choices() -> None:
     assert split([8] * 64, 12, 2, 2) == Split(6, (0, 1))
     assert split([8] * 64, 14, 2, 2) == Split(6, (0, 1), (0,))
 
@@ -196,7 +196,7 @@ MACHINES = [machine(4), machine(8, 3, 2, 2), machine(1), machine(6, 2, 1, 3), ma
 
 
 @given(st.sampled_from(MACHINES), st.integers(0), st.integers(0, 60), st.sampled_from([1, 2, 4]))
-def test_gives_exactly_what_was_asked_out_of_what_is_available(
+def test_allocations_have_the_requested_size_and_use_available_cpus(
     topo: CpuTopology, pick: int, n: int, group: int
 ) -> None:
     available = CpuSet.from_bits(pick & topo.cpus.bits)

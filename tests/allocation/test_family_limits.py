@@ -57,7 +57,7 @@ def test_twelve_nodes_are_listed_and_thirteen_are_not() -> None:
     )
 
 
-def test_what_cannot_be_met_is_not_walked_through() -> None:
+def test_infeasible_families_are_not_enumerated() -> None:
     demands = [amounts(12, *[1, 0] * 12), amounts(66, *range(12), *[0] * 12)]
     with counting() as asked:
         assert list(meeting(range(24), 12, demands[:1])) == [to_bits(range(0, 24, 2))]
@@ -127,7 +127,7 @@ def test_a_preferred_mask_inside_a_window_stands_for_others() -> None:
     assert seen == (hint(1 << 31, preferred=False), hint(0b11, preferred=True))
 
 
-def test_only_distances_ask_for_all_that_are_alike() -> None:
+def test_equally_good_masks_are_listed_only_for_distances() -> None:
     answer, nodes = {"a": free(13, 2), "b": free(14, 2)}, Mask(range(14))
     table = Distances({a: dict.fromkeys(nodes, 10) for a in nodes})
 
@@ -138,13 +138,13 @@ def test_only_distances_ask_for_all_that_are_alike() -> None:
     assert read(TopologyPolicy.RESTRICTED, None) == read(TopologyPolicy.SINGLE_NUMA_NODE, table) == {1}
 
 
-def test_families_of_which_none_is_preferred_say_the_best() -> None:
+def test_families_without_a_preferred_hint_report_the_best_hint() -> None:
     family = Family((), tuple(range(40)), 1, (amounts(3, *[1] * 40),), 2)
     (answer,) = listable([{"m": family}])
     assert answer == {"m": (hint(0b111, preferred=False),)}
 
 
-def test_families_without_a_common_mask_say_what_is_best_for_each() -> None:
+def test_families_without_a_common_mask_report_the_best_mask_of_each() -> None:
     low = Family((), tuple(range(20)), 1, (amounts(1, *[1] * 20),), 1)
     high = Family((), tuple(range(20, 40)), 1, (Demand(1, tuple((1 << i, 1) for i in range(20, 40))),), 1)
     (answer,) = listable([{"a": low, "b": high}])

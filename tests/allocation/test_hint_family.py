@@ -118,7 +118,7 @@ def test_the_best_hint_around_some_nodes(family: Family, around: set[int]) -> No
         assert family.best() == expected
 
 
-def test_too_many_to_be_counted() -> None:
+def test_a_family_too_large_to_count() -> None:
     family = Family((), tuple(range(40)), 1, (Demand(2, tuple((1 << i, 1) for i in range(40))),), 2)
     with pytest.raises(OverflowError, match="40 nodes"):
         len(family)

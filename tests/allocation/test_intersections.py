@@ -17,7 +17,7 @@ WAYS["divided"]["_PLAIN_PAIRS"] = 0
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("gap", [0, 70])
 @given(left=families, right=families)
-def test_all_ways_are_the_same(way: str, gap: int, left: set[int], right: set[int]) -> None:
+def test_all_intersection_methods_agree(way: str, gap: int, left: set[int], right: set[int]) -> None:
     left, right = ({m & 7 | m >> 3 << 3 + gap for m in family} for family in (left, right))
     with mock.patch.multiple(meeting, **WAYS[way]):
         assert meet(left, right, 7 | 3 << 3 + gap) == {a & b for a in left for b in right}
@@ -55,7 +55,7 @@ def test_bits_outside_the_universe_do_not_count() -> None:
     assert meet_all([{0b1101, 0b1000}], 0b101) == {0b101}
 
 
-def test_giving_up() -> None:
+def test_an_intersection_search_gives_up_at_its_limit() -> None:
     wide = {(1 << 60) - 1 ^ 1 << n for n in range(60)}
     assert meet_all([wide, wide], (1 << 60) - 1, most=100) is None
     found = meet_all([wide, wide], (1 << 60) - 1, most=2000)

@@ -183,7 +183,7 @@ RING = Distances({0: {0: 10, 1: 30, 2: 20}, 1: {0: 30, 1: 10, 2: 20}, 2: {0: 20,
         ),
     ],
 )
-def test_what_decides(
+def test_the_deciding_criterion_is_named(
     lists: Lists,
     table: Distances | None,
     best: TopologyHint,
@@ -206,14 +206,14 @@ def test_all_hints_of_eight_nodes_in_many_lists() -> None:
     assert merge([full, clash] * 6, Mask(range(8))).hint == hint([0])
 
 
-def test_more_nodes_than_a_word_has_bits() -> None:
+def test_merges_with_more_than_64_nodes() -> None:
     whole = Mask(range(100))
     pairs = every(100, 2, preferred=True)
     got = merge([pairs[-5:], [hint(None, True)], pairs], whole)
     assert (got.hint, got.runner_up) == (hint([96, 98], True), hint([97, 98], True))
 
 
-def test_nothing_preferred_with_many_nodes() -> None:
+def test_a_merge_without_preferred_hints_on_many_nodes() -> None:
     whole = Mask(range(100))
     got = merge([every(100, 2, preferred=True), every(100, 1, preferred=True)], whole)
     assert (got.hint, got.target) == (hint([0]), 2), "no pair is in both, and one node is what they share"

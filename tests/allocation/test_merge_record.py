@@ -32,7 +32,7 @@ def every(nodes: int, preferred: int) -> tuple[TopologyHint, ...]:
     return tuple(hint(to_bits(nodes), len(nodes) == preferred) for nodes in taken)
 
 
-def test_the_three_forms_of_nothing() -> None:
+def test_the_three_kinds_of_empty_hints() -> None:
     assert record_answer("cpu", None) == record_answer("cpu", {}) == NOTHING
     assert record_answer("devices", {"gpu": None, "nic": ()}) == (
         ProviderAnswer("devices", "gpu", "no preference"),
@@ -40,7 +40,7 @@ def test_the_three_forms_of_nothing() -> None:
     )
 
 
-def test_what_is_kept_of_a_list() -> None:
+def test_the_kept_part_of_a_hint_list() -> None:
     (reported,) = record_answer("cpu", {"cpu": every(4, 2)})
     assert (reported.provider, reported.resource, reported.nothing) == ("cpu", "cpu", "")
     assert (reported.count, reported.preferred) == (15, 6)

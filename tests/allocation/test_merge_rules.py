@@ -80,7 +80,7 @@ def test_the_order_of_others() -> None:
     assert [len(each.affinity or ()) for each in first_of([0b1], [0b1, 0b11], 1, None)] == [1, 2]
 
 
-def test_how_families_are_met() -> None:
+def test_how_families_are_intersected() -> None:
     """Pairs are tried where they are few; counted where the nodes are; else the narrow ones are divided."""
     ways: list[str] = []
 

@@ -68,7 +68,7 @@ def test_takes_the_largest_units_that_fit(
     assert take(topo, available, n) == expected, why
 
 
-def test_says_what_is_missing_in_the_words_users_know() -> None:
+def test_missing_cpus_are_reported_as_by_kubelet() -> None:
     with pytest.raises(NotEnoughCpus) as caught:
         take(ONE_SOCKET, "0,2", 3)
     assert str(caught.value) == "not enough cpus available to satisfy request: requested=3, available=2"
@@ -177,7 +177,7 @@ def machine(cpus: list[Cpu], nodes: dict[int, str], caches: dict[int, Cache]) ->
     return Machine(tuple(cpus), numa, online, online, caches=caches)
 
 
-def test_reads_a_machine() -> None:
+def test_a_machine_is_read() -> None:
     cpus = [Cpu(i, core=i % 4, package=i % 4 // 2 * 2, numa=i % 4 // 2, llc=i % 4 // 2 * 2) for i in range(8)]
     caches = {0: Cache(CpuSet.parse("0-1,4-5"), 3), 2: Cache(CpuSet.parse("2-3,6-7"), 3)}
     topo = CpuTopology.of(machine(cpus, {0: "0-1,4-5", 1: "2-3,6-7"}, caches))
@@ -219,7 +219,7 @@ TOPOLOGIES = [ONE_SOCKET, TWO_SOCKETS, SUBNUMA, CACHED, grid(4, 1, 3, 1), grid(1
 
 
 @given(st.sampled_from(TOPOLOGIES), st.integers(0), st.integers(0, 64), st.booleans(), st.booleans())
-def test_gives_exactly_what_was_asked_out_of_what_is_available(
+def test_allocations_have_the_requested_size_and_use_available_cpus(
     topo: CpuTopology, pick: int, n: int, uncore: bool, spread: bool
 ) -> None:
     available = CpuSet.from_bits(pick & topo.cpus.bits)

@@ -122,7 +122,7 @@ class Plain:
 
 
 @given(topologies(), st.integers(0), st.integers(0, 16), st.booleans(), st.booleans())
-def test_steps_are_those_of_the_rules(
+def test_steps_match_the_plain_rules(
     topo: CpuTopology, bits: int, n: int, uncore: bool, spread: bool
 ) -> None:
     free = free_of(topo, bits)

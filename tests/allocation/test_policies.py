@@ -27,7 +27,7 @@ BOTH_NODES: Hints = {"gpu": [hint([0, 1])]}
 IMPOSSIBLE: Hints = {"nic": []}
 
 
-def test_the_three_forms_of_nothing() -> None:
+def test_the_three_kinds_of_empty_hints() -> None:
     lists = hint_lists([None, {}, {"a": None, "b": [], "c": [hint([0])]}])
     assert [(entry.resource, list(entry.hints), entry.unsatisfiable) for entry in lists] == [
         ("", [hint(None)], False),
@@ -115,7 +115,7 @@ def test_hints_that_are_too_many_are_listed_by_the_decision() -> None:
     assert (single.verdict, unpreferred(single)) == (REFUSED, ("memory", "gpu"))
 
 
-def test_what_stands_in_the_way() -> None:
+def test_conflicting_resources_are_named() -> None:
     providers = [ONE_NODE, BOTH_NODES, IMPOSSIBLE, None]
     restricted = decide(TopologyPolicy.RESTRICTED, providers, TWO)
     assert (restricted.unsatisfiable, unpreferred(restricted)) == (("nic",), ("nic",))

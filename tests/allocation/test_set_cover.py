@@ -30,7 +30,7 @@ def enough(amounts: dict[int, tuple[int, ...]], needs: tuple[int, ...], bits: in
 
 
 @given(problems(), st.integers(0, 8), st.integers(1, 12))
-def test_there_is_a_choice_exactly_if_one_is_found(
+def test_a_choice_is_found_exactly_if_one_exists(
     problem: tuple[dict[int, tuple[int, ...]], tuple[int, ...]], size: int, rounds: int
 ) -> None:
     amounts, needs = problem
@@ -44,7 +44,7 @@ def test_there_is_a_choice_exactly_if_one_is_found(
 
 
 @given(problems(), st.integers(1, 8), st.sets(st.sampled_from(NODES), min_size=1, max_size=2))
-def test_what_suits_has_the_last_word(
+def test_a_choice_satisfies_the_filter(
     problem: tuple[dict[int, tuple[int, ...]], tuple[int, ...]], size: int, never: set[int]
 ) -> None:
     amounts, needs = problem
@@ -59,7 +59,7 @@ def test_what_suits_has_the_last_word(
     assert found is None or not found & ban
 
 
-def test_nothing_is_needed_or_allowed() -> None:
+def test_no_needs_and_no_permitted_nodes() -> None:
     assert choose(NODES, {}, (), 0, lambda _: True) == 0
     assert choose((1,), {1: (5,)}, (1,), 0, lambda _: True) is None
     assert choose((), {}, (1,), 3, lambda _: True) is None
@@ -87,7 +87,7 @@ def test_the_fewest_of_unlike_nodes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_giving_up_is_never_wrong_about_what_a_mask_holds(seed: int) -> None:
+def test_a_limited_search_never_returns_an_insufficient_mask(seed: int) -> None:
     demands = unlike(64, seed)
     exact = best_mask(range(64), demands)
     with mock.patch.multiple(set_cover, STEPS=0, _ROUNDS=1):
@@ -99,7 +99,7 @@ def test_giving_up_is_never_wrong_about_what_a_mask_holds(seed: int) -> None:
     assert exact.bit_count() <= soon.bit_count()
 
 
-def test_a_search_ends() -> None:
+def test_a_search_is_bounded() -> None:
     tried: list[int] = []
 
     def never(bits: int) -> bool:

@@ -87,7 +87,7 @@ def test_a_family_knows_its_best_hint(case: tuple[CpuTopology, CpuSet, CpuSet, i
 
 
 @given(asked(), st.lists(st.integers(0, 5), min_size=10, max_size=10), st.integers(1, 20), st.integers(0, 3))
-def test_beside_memory_a_preferred_result_is_found(
+def test_a_preferred_result_is_found_together_with_memory(
     case: tuple[CpuTopology, CpuSet, CpuSet, int], free: list[int], want: int, used: int
 ) -> None:
     whole = cpu_hints(*case, by_socket=True)
@@ -158,7 +158,7 @@ def test_a_large_machine() -> None:
     )
 
 
-def test_what_is_aligned() -> None:
+def test_alignment_by_socket_is_recognized() -> None:
     topo = grid(3, 2)
     sockets = Sockets.of(topo, 3)
     assert sockets.wanted == 2

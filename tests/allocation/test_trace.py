@@ -121,7 +121,7 @@ def test_leaving_the_nodes_of_the_hint_is_reported() -> None:
     assert reported("0,8", 2, [1], by_socket=True)[1] == away
 
 
-def test_allocations_pass_it_on() -> None:
+def test_allocations_pass_the_trace_on() -> None:
     amounts = {"cpu": 2000, "memory": 1}
     policy = CpuPolicy.of(TOPO)
     steps: list[str] = []

@@ -58,7 +58,7 @@ def cpus_of(got: PodAdmission) -> str:
 @pytest.mark.parametrize(
     ("policy", "scope"), [(TopologyPolicy.NONE, Scope.POD), (TopologyPolicy.RESTRICTED, Scope.CONTAINER)]
 )
-def test_without_scope_pod_or_a_policy_nothing_is_decided(policy: TopologyPolicy, scope: Scope) -> None:
+def test_no_pod_is_decided_without_pod_scope_or_a_policy(policy: TopologyPolicy, scope: Scope) -> None:
     state, the_pod = empty(policy, scope), pod("a", ask("c", 2))
     assert admit(state, the_pod, whole(99)) == PodAdmission(Verdict(), the_pod, state)
 
@@ -72,14 +72,14 @@ def test_without_scope_pod_or_a_policy_nothing_is_decided(policy: TopologyPolicy
         pod("a", cpuset=CpuSet([4]), qos=QosClass.LSR),
     ],
 )
-def test_a_pod_that_owns_nothing_and_is_near_to_nothing_passes(the_pod: Pod) -> None:
+def test_a_pod_that_needs_no_alignment_is_admitted_without_a_decision(the_pod: Pod) -> None:
     got = admit(empty(), the_pod, whole(2, 0, NOWHERE))
     assert (got.verdict.admitted, got.pod, got.explanation) == (True, the_pod, None)
     assert "a" not in {p.key for p in got.state.pods.values()}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_where_containers_are_known_each_has_its_part(policy: TopologyPolicy) -> None:
+def test_each_known_container_gets_a_part_of_the_set_aside(policy: TopologyPolicy) -> None:
     known = pod(
         "a",
         ask("i", 4, 30, ContainerKind.INIT),
@@ -106,7 +106,7 @@ def test_where_containers_are_known_each_has_its_part(policy: TopologyPolicy) ->
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: TopologyPolicy) -> None:
+def test_a_pod_with_only_a_known_sum_gets_one_set_aside(policy: TopologyPolicy) -> None:
     got = admit(empty(policy, reserved_memory=RESERVED), pod("a"), whole(3, 40, GPU1))
     aside = got.pod.reserved_for_pod
     assert aside is not None
@@ -130,7 +130,7 @@ def test_where_only_the_sum_is_known_it_is_set_aside_as_a_whole(policy: Topology
     assert plan.container.placement.exclusive.isdisjoint(aside.cpus)
 
 
-def test_containers_find_their_parts_whatever_order_they_come_in() -> None:
+def test_containers_get_their_parts_in_any_order_of_creation() -> None:
     known = pod("a", ask("x", 2, 20), ask("y", 4, 30))
     got = admit(empty(reserved_memory=RESERVED), known, whole(6))
     state = got.state
@@ -149,7 +149,7 @@ def test_containers_find_their_parts_whatever_order_they_come_in() -> None:
     assert state.memory.nodes[0].table("memory").reserved == 50 * MIB
 
 
-def test_init_containers_leave_their_parts_to_those_after_them() -> None:
+def test_parts_of_init_containers_pass_to_later_containers() -> None:
     known = pod("a", ask("i", 4, 0, ContainerKind.INIT), ask("x", 3))
     got = admit(empty(), known, whole(4))
     first = place(got.state, got.pod, "i", 0, whole(4), "i").container
@@ -160,7 +160,7 @@ def test_init_containers_leave_their_parts_to_those_after_them() -> None:
     assert second.placement.exclusive < first.placement.exclusive
 
 
-def test_a_set_aside_is_exclusive_and_pools_use_it_meanwhile() -> None:
+def test_a_set_aside_is_exclusive_and_pools_use_it_until_it_is_taken() -> None:
     got = admit(empty(), pod("a"), whole(6))
     state = got.state
     assert state.pools.shared == MACHINE.online
@@ -215,7 +215,7 @@ def test_policies_refuse_what_is_not_preferred(
     assert why.shortfalls
 
 
-def test_devices_alone_make_a_pod_worth_a_decision() -> None:
+def test_a_pod_that_requests_only_devices_is_decided() -> None:
     got = admit(empty(), pod("a", kube_qos=KubeQos.BURSTABLE), whole(0, 0, GPU1))
     assert got.pod.reserved_for_pod is not None
     assert (got.pod.reserved_for_pod.affinity, got.pod.reserved_for_pod.cpus) == (Mask([1]), CpuSet())
@@ -227,7 +227,7 @@ def test_devices_alone_make_a_pod_worth_a_decision() -> None:
     assert apart.verdict.reason == "TopologyAffinityError"
 
 
-def test_the_shared_pool_is_left_a_cpu_beside_all_that_is_set_aside() -> None:
+def test_set_asides_leave_the_shared_pool_at_least_one_cpu() -> None:
     state = admit(empty(TopologyPolicy.BEST_EFFORT), pod("a"), whole(12)).state
     got = admit(state, pod("b"), whole(4))
     assert got.verdict.reason == "SharedPoolExhausted"
@@ -243,7 +243,7 @@ def test_the_shared_pool_is_left_a_cpu_beside_all_that_is_set_aside() -> None:
     assert place(state, lsr, "c", 0, Request(), "t").verdict.reason == "SharedPoolExhausted"
 
 
-def test_memory_that_is_nowhere_refuses_the_pod_at_once() -> None:
+def test_a_pod_whose_memory_no_node_has_is_refused_at_its_sandbox() -> None:
     state = empty(reserved_memory=RESERVED)
     got = admit(state, pod("a", ask("x", 0, 100), ask("y", 0, 100)), whole(1, 200))
     assert got.verdict.reason == "UnexpectedAdmissionError"
@@ -256,7 +256,7 @@ def test_memory_that_is_nowhere_refuses_the_pod_at_once() -> None:
     assert admit(state, pod("a", kube_qos=KubeQos.BURSTABLE), whole(0, 200)).verdict.admitted
 
 
-def test_a_part_that_cannot_be_served_refuses_the_pod() -> None:
+def test_a_pod_with_a_container_that_cannot_be_served_is_refused() -> None:
     state = empty(options=CpuOptions(full_pcpus_only=True))
     got = admit(state, pod("a", ask("x", 2), ask("y", 3)), whole(5))
     assert (got.verdict.reason, got.pod.reserved_for_pod) == ("SMTAlignmentError", None)

@@ -38,7 +38,7 @@ def test_a_running_owner_keeps_the_cpus_that_it_has() -> None:
     assert plan.state.pools.shared == MACHINE.online - CpuSet.parse("5,13")
 
 
-def test_a_running_container_without_cpus_of_its_own_is_not_moved_to_some() -> None:
+def test_a_running_container_without_exclusive_cpus_is_not_given_any() -> None:
     plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15"), Phase.RUNNING)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
@@ -74,13 +74,13 @@ def test_a_running_container_is_in_the_part_of_the_pool_to_which_its_pod_is_boun
 
 
 @pytest.mark.parametrize("cpus", ["5,40", "4-6", "x"])
-def test_cpus_that_are_not_what_it_asks_for_are_not_its_own(cpus: str) -> None:
+def test_cpus_that_differ_from_the_request_are_not_adopted_as_exclusive(cpus: str) -> None:
     plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on(cpus), Phase.RUNNING)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
 
 
-def test_owners_are_adopted_beside_each_other_and_sharers_move() -> None:
+def test_several_owners_are_adopted_and_sharing_containers_move() -> None:
     state = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING).state
     for key, uid, attempt, cpus in (("a", "g", 0, "5,13"), ("b", "g", 1, "5,13"), ("c", "h", 0, "6,14")):
         plan = adopt(state, key, pod(uid), "c", attempt, runs_on(cpus), Phase.RUNNING)
@@ -115,14 +115,14 @@ def test_a_claim_that_would_be_refused_shares_and_is_reported() -> None:
     assert plan.problem == "cannot give CPU 4 to ns/lse/c: CPU 4 is owned by ns/one already"
 
 
-def test_annotated_pods_get_their_cpus_back_and_move_others() -> None:
+def test_annotated_pods_keep_their_cpus_and_other_containers_move() -> None:
     ls = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING)
     plan = adopt(ls.state, "id", pod("lse", QosClass.LSE, cpus="3"), "c", 0, runs_on("3"), Phase.RUNNING)
     assert plan.shrink == ("ls",)
     assert plan.state.owners["lse"].cpus == CpuSet.parse("3")
 
 
-def test_exited_containers_hold_nothing() -> None:
+def test_an_exited_container_holds_no_cpus() -> None:
     plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="3"), "c", 0, runs_on("3"), Phase.EXITED)
     assert plan.state.pools == empty().pools
 
@@ -185,14 +185,14 @@ def test_memory_is_assigned_to_a_created_container_of_a_pool_and_not_to_a_runnin
 @pytest.mark.parametrize(
     ("the_pod", "mems"), [(pod("g"), ""), (pod("g"), "0-1"), (pod("b", kube=KubeQos.BURSTABLE), "1")]
 )
-def test_memory_that_may_be_anywhere_counts_nowhere(the_pod: Pod, mems: str) -> None:
+def test_memory_without_a_binding_is_charged_to_no_node(the_pod: Pod, mems: str) -> None:
     plan = adopt(counting(), "id", the_pod, "c", 0, with_memory("5,13", mems), Phase.RUNNING)
     assert plan.container is not None
     assert plan.container.placement.blocks == ()
     assert adopt(empty(), "id", pod("g"), "c", 0, with_memory("5", "1"), Phase.RUNNING).container is not None
 
 
-def test_named_cpus_are_kept_though_their_memory_would_not_be_given_now() -> None:
+def test_named_cpus_are_kept_although_their_memory_is_no_longer_available() -> None:
     state = adopt(counting(), "a", pod("a"), "c", 0, with_memory("5,13", "1"), Phase.RUNNING).state
     lsr = pod("l", QosClass.LSR, cpus="6,14")
     plan = adopt(state, "id", lsr, "c", 0, with_memory("6,14", "0-1"), Phase.RUNNING)
@@ -208,7 +208,7 @@ def test_named_cpus_are_kept_though_their_memory_would_not_be_given_now() -> Non
     assert created.container.placement.exclusive == CpuSet.parse("6,14")
 
 
-def test_what_is_there_is_not_adopted_if_it_leaves_nothing_to_share() -> None:
+def test_cpus_are_not_adopted_if_the_shared_pool_would_be_empty() -> None:
     plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15", 16), Phase.RUNNING)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED

@@ -41,14 +41,14 @@ def given(now: NodeState) -> list[int]:
     return [node.table("memory").reserved // GIB for node in now.memory.nodes.values()]
 
 
-def test_memory_of_bound_containers_is_counted_afterwards() -> None:
+def test_memory_of_bound_containers_is_counted_later() -> None:
     after = with_unrecorded_grants(state(OWNER))
     assert after.containers["id"].placement.blocks == (Block(Mask([0]), "memory", 2 * GIB),)
     assert given(after) == [2, 0]
     assert with_unrecorded_grants(after) is after
 
 
-def test_what_is_promised_already_or_bound_nowhere_or_over_is_left() -> None:
+def test_memory_that_is_promised_or_unbound_or_of_ended_containers_is_not_counted() -> None:
     blocks = (Block(Mask([0]), "memory", GIB),)
     part = SetAside(
         Mask([0]), True, OWNER.placement.exclusive, (), (Part("c", OWNER.placement.exclusive, blocks),)

@@ -43,12 +43,12 @@ def between(before: UsageReading, after: UsageReading) -> Rates:
     return found
 
 
-def test_what_a_counter_grew_by_over_the_time_between() -> None:
+def test_usage_is_the_growth_of_a_counter_divided_by_the_time() -> None:
     found = between(reading(10, 100, a={"x": 5}), reading(12, 108, a={"x": 8}))
     assert found == Rates(4.0, {"a": 1.5})
 
 
-def test_groups_of_one_pod_count_together() -> None:
+def test_usage_of_all_cgroups_of_a_pod_is_added_up() -> None:
     found = between(reading(0, 0, a={"x": 1, "y": 1}), reading(1, 9, a={"x": 2, "y": 4}))
     assert found.groups == {"a": 4.0}
 
@@ -62,12 +62,14 @@ def test_groups_of_one_pod_count_together() -> None:
         pytest.param({"x": 900}, 400, None, id="backwards, and more than the machine could do"),
     ],
 )
-def test_groups_come_and_go(before: dict[str, float], now: float, used: float | None) -> None:
+def test_cgroups_that_appear_or_vanish_between_readings(
+    before: dict[str, float], now: float, used: float | None
+) -> None:
     found = between(reading(0, 0, a=before), reading(1, 5, a={"x": now}))
     assert found.groups.get("a") == used
 
 
-def test_a_container_that_is_gone_is_left_out() -> None:
+def test_a_container_that_has_gone_is_not_counted() -> None:
     assert between(reading(0, 0, a={"x": 1}), reading(1, 1)).groups == {}
 
 
@@ -80,15 +82,15 @@ def test_a_container_that_is_gone_is_left_out() -> None:
         pytest.param(1.0, -1.0, id="the node's counter went backwards"),
     ],
 )
-def test_readings_without_content(at: float, node: float) -> None:
+def test_invalid_readings_yield_no_usage(at: float, node: float) -> None:
     assert rates(reading(100, 100), reading(100 + at, 100 + node), CPUS) is None
 
 
-def test_readings_ten_milliseconds_apart_have_content() -> None:
+def test_readings_ten_milliseconds_apart_yield_a_usage() -> None:
     assert between(UsageReading(0, 0, {}), UsageReading(10_000_000, 10_000_000, {})).node == 1.0
 
 
-def test_what_pods_used_that_are_gone() -> None:
+def test_usage_of_pods_that_have_gone_is_counted() -> None:
     groups = {"a": 1.0, "b": 2.0, "other": 9.0}
     assert usage_of_removed(5.0, ("a", "b", "unknown"), groups) == 2.0
     assert usage_of_removed(2.5, ("a", "b"), groups) == 0.0  # two files are never read at one moment
@@ -105,7 +107,7 @@ COUNTER = st.integers(0, 2**62)
     st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("xy"), COUNTER, max_size=2)),
     st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("xy"), COUNTER, max_size=2)),
 )
-def test_usage_is_never_negative_or_above_the_machines(
+def test_usage_is_never_negative_or_above_the_size_of_the_machine(
     at: int,
     step: int,
     node: tuple[int, int],
@@ -168,21 +170,21 @@ def test_the_counters_of_all_pods_are_read() -> None:
     )
 
 
-def test_a_pod_without_a_group_has_those_of_all_its_containers() -> None:
+def test_a_pod_without_a_cgroup_is_read_by_the_cgroups_of_its_containers() -> None:
     bare = pod("e", "")
     there = node(bare, containers=(shares("x", bare), shares("y", bare)))
     assert {*usage_query(there).groups["s-e"].containers} == {"x", "y"}
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_group_that_pods_of_other_classes_share_is_not_of_be(turned: bool) -> None:
+def test_a_cgroup_shared_with_pods_of_other_classes_is_not_counted_as_be(turned: bool) -> None:
     there = (pod("a", "/b", QosClass.BE), pod("b", "/b", QosClass.LS))
     found = usage_query(node(*(reversed(there) if turned else there)))
     assert (found.groups, found.be) == ({"/b": UsageGroup("/b")}, frozenset())
 
 
 @pytest.mark.parametrize(("above", "lost"), [(None, 0.0), (1.5, 0.0), (2.0, 0.5), (1.0, 0.0)])
-def test_the_budget_counts_what_is_online_and_pods_that_are_gone(above: float | None, lost: float) -> None:
+def test_the_budget_counts_online_cpus_and_pods_that_have_gone(above: float | None, lost: float) -> None:
     query = UsageQuery({}, frozenset({"a"}), frozenset({"a"}), ("a",))
     used = {"a": 1.5, "b": 2.0}
     read = Rates(6.0, used if above is None else {**used, ABOVE: above})

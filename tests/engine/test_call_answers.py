@@ -73,17 +73,17 @@ def create(state: NodeState, request: CreateRequested) -> CallAnswer:
 # -- creates ------------------------------------------------------------------------------------------------
 
 
-def test_a_create_that_shares_goes_on_at_once() -> None:
+def test_a_create_of_a_sharing_container_is_forwarded_at_once() -> None:
     assert create(OWNED, CreateRequested(LS, "d", 0, Request(), "t")) == Forward(REST, REST, BOTH)
 
 
-def test_a_create_whose_cpuset_is_the_pods_names_none() -> None:
+def test_a_create_with_the_cpuset_of_its_pod_carries_no_cpuset() -> None:
     pod = changed_copy(LS, qos=QosClass.BE, kube_qos=KubeQos.BEST_EFFORT)
     state = NodeState.empty(changed_copy(NODE, be_cpuset=BeCpuset.ERASE))
     assert create(state, CreateRequested(pod, "d", 0, Request(), "t")) == Forward(ALL, None, BOTH)
 
 
-def test_a_create_that_owns_waits_for_its_reservation() -> None:
+def test_a_create_of_an_owner_waits_for_its_reservation() -> None:
     answer = create(EMPTY, CreateRequested(LSE, "c", 0, FOUR, "t"))
     assert isinstance(answer, ReserveFirst)
     assert answer.container.placement.exclusive == OWN
@@ -97,7 +97,7 @@ def test_the_quota_of_an_owner_is_carried_where_quotas_are_written() -> None:
     assert play >> CreateResumed(CREATING, is_reserved=True) << Forward(OWN, OWN, Mask((0,)), -1)
 
 
-def test_what_hooks_have_named_is_recorded_first() -> None:
+def test_cpus_named_by_hooks_are_recorded_before_the_create_is_forwarded() -> None:
     placement = changed_copy(SHARER.placement, hook_cpus=CpuSet.parse("4-5"))
     narrowed = changed_copy(SHARER, phase=Phase.CREATING, placement=placement)
     play = scenario(NodeState.of(NODE, [LS], [narrowed]))
@@ -106,7 +106,7 @@ def test_what_hooks_have_named_is_recorded_first() -> None:
     assert play >> CreateResumed(narrowed, is_reserved=True) << Forward(cpus, cpus, BOTH)
 
 
-def test_a_create_without_room_is_refused() -> None:
+def test_a_create_without_enough_free_cpus_is_refused() -> None:
     other = changed_copy(LSE, uid="x", name="x", sandbox_id="s-x")
     answer = create(OWNED, CreateRequested(other, "c", 0, FOUR, "t"))
     assert isinstance(answer, Refuse)
@@ -124,7 +124,7 @@ def test_a_create_whose_cpus_cannot_be_freed_is_refused(name_others: bool, words
     assert play >> CreateNotReserved(CREATING, REASON) << refusal
 
 
-def test_a_create_that_is_over_goes_on_as_it_came() -> None:
+def test_a_create_that_is_no_longer_known_is_forwarded_unchanged() -> None:
     assert scenario(OWNED) >> CreateResumed(changed_copy(CREATING, id="gone"), is_reserved=True) << UNCHANGED
 
 
@@ -140,13 +140,13 @@ def test_no_create_is_changed_where_the_plan_is_not_applied(mode: NodeMode) -> N
 # -- sandboxes ----------------------------------------------------------------------------------------------
 
 
-def test_a_sandbox_for_which_nothing_is_decided_goes_on() -> None:
+def test_a_sandbox_without_a_decision_is_forwarded() -> None:
     *_, decided = handle(EMPTY, SandboxRequested(LS, Request()))[1]
     assert isinstance(decided, PodDecided)
     assert decided.answer == UNCHANGED
 
 
-def test_what_is_set_aside_for_a_sandbox_is_recorded_first() -> None:
+def test_the_set_aside_of_a_sandbox_is_recorded_before_it_is_forwarded() -> None:
     aside = changed_copy(LSE, reserved_for_pod=SetAside(None, preferred=True, cpus=OWN))
     assert pod_answer(EMPTY, aside, Verdict()) == RecordFirst()
 
@@ -163,14 +163,14 @@ def test_a_sandbox_is_refused_only_where_the_plan_is_applied() -> None:
 TO_START = NodeState.of(NODE, [LS, LSE], [changed_copy(one, phase=Phase.CREATED) for one in (SHARER, OWNER)])
 
 
-def test_a_start_with_what_the_runtime_has_saved_goes_on_at_once() -> None:
+def test_a_start_with_the_cpuset_that_the_runtime_has_saved_is_forwarded_at_once() -> None:
     play = scenario(TO_START)
     assert play >> StartRequested("ls") << PrepareStart("ls")
     assert play >> SavedCpusLearned("ls", REST)
     assert play >> StartRequested("ls") << ForwardStart(REST)
 
 
-def test_a_start_that_was_prepared_carries_what_is_saved() -> None:
+def test_a_prepared_start_carries_the_cpuset_that_the_runtime_has_saved() -> None:
     play = scenario(TO_START)
     assert play >> StartRequested("lse", is_prepared=True) << ForwardStart(OWN)
     assert play >> SavedCpusLearned("lse", ALL)
@@ -182,7 +182,7 @@ def test_a_start_that_cannot_be_prepared_is_refused() -> None:
     assert scenario(TO_START) >> StartRequested("lse", obstacle="busy") << refusal
 
 
-def test_a_start_of_what_is_not_known_or_has_started_goes_on_as_it_came() -> None:
+def test_a_start_of_an_unknown_or_started_container_is_forwarded_unchanged() -> None:
     play = scenario(OWNED)
     assert play >> StartRequested("unknown") << PrepareStart("unknown")
     assert play >> StartRequested("unknown", is_prepared=True) << UNCHANGED
@@ -197,13 +197,13 @@ def test_no_start_waits_where_the_plan_is_not_applied(mode: NodeMode) -> None:
 # -- updates ------------------------------------------------------------------------------------------------
 
 
-def test_an_update_goes_on_with_the_cpus_of_the_container() -> None:
+def test_an_update_is_forwarded_with_the_cpus_of_the_container() -> None:
     play = scenario(OWNED)
     assert play >> UpdateRequested("ls", "", "", 0) << Forward(REST, REST, BOTH)
     assert play >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, Mask((0,)))
 
 
-def test_the_sets_that_a_client_names_are_kept_for_the_release() -> None:
+def test_cpusets_that_a_client_names_are_recorded_for_the_release() -> None:
     request = changed_copy(SHARER.request, cpuset_cpus="0-7", cpuset_mems="0")
     asked, answer = changed_copy(SHARER, request=request), Forward(REST, REST, BOTH)
     play = scenario(OWNED)
@@ -212,12 +212,12 @@ def test_the_sets_that_a_client_names_are_kept_for_the_release() -> None:
     assert play >> UpdateRequested("ls", "0-7", "", 0) << answer
 
 
-def test_the_sets_of_kubelets_static_policy_are_not_kept() -> None:
+def test_cpusets_of_kubelets_static_policy_are_not_recorded() -> None:
     play = scenario(with_facts(OWNED, cpu_manager=CpuManager("static")))
     assert play >> UpdateRequested("ls", "0-7", "0", 0) << Forward(REST, REST, BOTH)
 
 
-def test_an_update_carries_the_quota_of_an_owner_and_records_the_clients() -> None:
+def test_an_update_carries_the_quota_of_an_owner_and_the_quota_of_the_client_is_recorded() -> None:
     play = scenario(with_facts(OWNED, cpu_groups=True))
     record = PutRecord("qc/lse", {"quota": 170_000, "group": ""})
     play >> UpdateRequested("lse", "", "", 170_000) << record << Forward(OWN, OWN, Mask((0,)), -1)
@@ -225,19 +225,19 @@ def test_an_update_carries_the_quota_of_an_owner_and_records_the_clients() -> No
     assert play >> UpdateRequested("ls", "", "", 170_000) << Forward(REST, REST, BOTH)
 
 
-def test_a_client_that_ends_a_quota_ends_its_record_too() -> None:
+def test_the_record_of_a_quota_is_deleted_when_a_client_removes_the_quota() -> None:
     known = RemovedQuotas({CONTAINER + "ls": QuotaRecord(5)})
     play = scenario(with_facts(OWNED, quotas=known))
     assert play >> UpdateRequested("ls", "", "", -1) << PutRecord("qc/ls", None) << Forward(REST, REST, BOTH)
 
 
-def test_an_update_names_the_memory_nodes_where_the_memory_is() -> None:
+def test_an_update_names_the_memory_nodes_that_the_container_uses() -> None:
     wide = changed_copy(OWNER, placement=changed_copy(OWNER.placement, mems=Mask((0,))))
     state = with_facts(NodeState.of(NODE, [LSE], [wide]), mems=MemoryBindings(wide={"lse": BOTH}))
     assert scenario(state) >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, BOTH)
 
 
-def test_an_update_of_what_is_not_known_or_has_exited_goes_on_as_it_came() -> None:
+def test_an_update_of_an_unknown_or_exited_container_is_forwarded_unchanged() -> None:
     exited = NodeState.of(NODE, [LS], [changed_copy(SHARER, phase=Phase.EXITED)])
     assert scenario(exited) >> UpdateRequested("ls", "0-7", "", 5) << UNCHANGED
     assert scenario(SHARED) >> UpdateRequested("unknown", "0-7", "", 5) << UNCHANGED

@@ -47,7 +47,9 @@ def bound(mems: Mask) -> Container:
         pytest.param(ZERO, ONE, BOTH, ONE, NONE, MemsRepair(ONE, is_right=True), id="all it had is gone"),
     ],
 )
-def test_a_repair(has: Mask, want: Mask, above: Mask, there: Mask, returned: Mask, done: MemsRepair) -> None:
+def test_memory_nodes_are_repaired(
+    has: Mask, want: Mask, above: Mask, there: Mask, returned: Mask, done: MemsRepair
+) -> None:
     assert repair(has, want, above, there, returned) == done
 
 
@@ -55,7 +57,7 @@ MASKS = st.sets(st.integers(0, 2)).map(Mask)
 
 
 @given(MASKS, MASKS.filter(bool), MASKS.filter(bool), MASKS.filter(bool), MASKS)
-def test_a_repair_takes_no_node_away_that_exists(
+def test_a_repair_removes_no_memory_node_that_exists(
     has: Mask, want: Mask, above: Mask, there: Mask, returned: Mask
 ) -> None:
     done = repair(has, want & there or there, above & there or there, there, returned)
@@ -65,7 +67,7 @@ def test_a_repair_takes_no_node_away_that_exists(
     assert not (done.is_right and done.narrow is not None)
 
 
-def test_what_calls_name() -> None:
+def test_memory_nodes_that_calls_name() -> None:
     known, one = MemoryBindings(), bound(ZERO)
     assert (known.carried(STATE, one), known.renewed(STATE, one)) == (ZERO, None)
     wide = changed_copy(known, wide={"x": BOTH}, held=frozenset({"x"}))
@@ -78,7 +80,7 @@ def test_what_calls_name() -> None:
     assert known.renewed(STATE, gone) == ZERO
 
 
-def test_what_is_known_lasts_until_the_mode_or_the_machine_changes() -> None:
+def test_known_memory_nodes_are_kept_until_the_mode_or_the_machine_changes() -> None:
     wide, right = {"x": BOTH}, frozenset({"y"})
     compared, _ = handle(STATE, MemoryNodesCompared(right, wide))
     assert compared.facts.mems == MemoryBindings(right, wide)

@@ -52,7 +52,7 @@ def node_with(*requests: tuple[Pod, Request], static: bool = True, reserved: str
     return state
 
 
-def test_pools_shrink_by_class() -> None:
+def test_owners_shrink_the_pools_of_their_class() -> None:
     lse = pod("lse", QosClass.LSE, cpus="0-1")
     lsr = pod("lsr", QosClass.LSR, cpus="2-3")
     state = node_with((lse, SMALL), (lsr, SMALL), (pod("g"), whole(2)))
@@ -89,7 +89,7 @@ def test_a_request_that_fits_a_node_is_not_split_for_free_cores() -> None:
     assert cpus <= NODE1
 
 
-def test_more_than_a_node_spans_nodes() -> None:
+def test_a_request_larger_than_a_node_spans_nodes() -> None:
     plan = put(empty(), pod("g"), whole(10))
     assert plan.container.placement.mems == Mask((0, 1))
     assert len(plan.container.placement.exclusive) == 10
@@ -105,7 +105,7 @@ def test_reserved_cpus_are_never_given_but_stay_shared() -> None:
     assert refused.state is state
 
 
-def test_memory_follows_the_cpus_or_is_left() -> None:
+def test_memory_nodes_follow_the_cpus_where_configured() -> None:
     lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
     assert put(empty(), lse).container.placement.mems == Mask((1,))
     assert put(empty(follow=False), lse).container.placement.mems == Mask((0, 1))
@@ -120,7 +120,7 @@ def test_memory_follows_the_cpus_or_is_left() -> None:
     assert put(empty(), pod("ls", QosClass.LS), garbage).container.placement.mems == Mask((0, 1))
 
 
-def test_an_owner_gets_the_memory_that_it_needs() -> None:
+def test_an_owner_gets_as_many_memory_nodes_as_it_needs() -> None:
     node_bytes = MACHINE.nodes[0].mem_bytes or 0
     lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
     small, big = Request(memory_limit=node_bytes // 2), Request(memory_limit=node_bytes + 1)
@@ -137,7 +137,7 @@ def test_an_owner_gets_the_memory_that_it_needs() -> None:
     assert again.container.placement.mems == Mask((1,))
 
 
-def test_memory_that_the_request_names_stands() -> None:
+def test_memory_nodes_that_the_request_names_are_kept() -> None:
     named = Request(memory_limit=1, cpuset_mems="0")
     lse = pod("lse", QosClass.LSE, cpus=str(NODE1))
     assert put(empty(), lse, named).container.placement.mems == Mask((0,))
@@ -160,7 +160,7 @@ def test_the_shared_pool_is_never_emptied() -> None:
     assert picked.state.containers == {}
 
 
-def test_what_kubelet_reports_of_a_container_decides_and_not_its_cri_request() -> None:
+def test_the_report_of_kubelet_takes_precedence_over_the_cri_request() -> None:
     amounts = {"cpu": 2000, "memory": 1}
     asks = PodRequests("g", (ContainerResources("c", ContainerKind.APP, amounts, amounts),))
     plan = put(empty(), changed_copy(pod("g"), requests=asks), Request(1536, 150_000, 100_000))
@@ -197,14 +197,14 @@ def test_a_container_that_starts_again_keeps_named_cpus_of_which_one_went_offlin
         (6, "ns/a, ns/b, ns/c, ns/d, 2 more"),
     ],
 )
-def test_four_owners_of_cpus_are_named_and_the_others_counted(owners: int, named: str) -> None:
+def test_a_refusal_names_four_owners_and_counts_the_rest(owners: int, named: str) -> None:
     state = node_with(*((pod("abcdef"[cpu], QosClass.LSR, cpus=f"{cpu}"), SMALL) for cpu in range(owners)))
     clash = put(state, pod("x", QosClass.LSE, cpus="0-6"))
     assert f"CPUs 0-{owners - 1} are owned by {named} already" in clash.verdict.message
 
 
 @pytest.mark.parametrize(("owners", "whose"), [(1, "another pod"), (2, "other pods")])
-def test_a_client_does_not_learn_who_owns_the_cpus(owners: int, whose: str) -> None:
+def test_a_refusal_does_not_name_owners_where_names_are_disabled(owners: int, whose: str) -> None:
     state = node_with(*((pod("ab"[cpu], QosClass.LSR, cpus=f"{cpu}"), SMALL) for cpu in range(owners)))
     quiet = state.with_node(changed_copy(state.node, admission=AdmissionRules(name_others=False)))
     clash = put(quiet, pod("x", QosClass.LSE, cpus="0-6"))
@@ -238,7 +238,7 @@ def test_only_owners_of_the_requested_cpus_are_named() -> None:
     )
 
 
-def test_all_containers_of_an_annotated_pod_own_the_same() -> None:
+def test_all_containers_of_an_annotated_pod_own_the_same_cpus() -> None:
     lse = pod("lse", QosClass.LSE, cpus="0-3")
     state = put(empty(), lse, name="a").state
     plan = put(state, lse, name="b")
@@ -262,7 +262,7 @@ def ended(state: NodeState, key: str) -> NodeState:
     return state.changed(put=[changed_copy(state.containers[key], phase=Phase.EXITED)])
 
 
-def test_what_an_attempt_had_is_kept_only_as_it_was() -> None:
+def test_a_new_attempt_keeps_the_cpus_only_if_the_request_is_the_same() -> None:
     state = node_with((pod("a"), whole(2)), (pod("g"), whole(2)))
     had = state.containers["g/c"].placement.exclusive
     state = ended(state, "g/c").changed(drop=["a/c"])
@@ -281,7 +281,7 @@ def test_what_an_attempt_had_is_kept_only_as_it_was() -> None:
     assert put(state, pod("g"), whole(2), key="2").container.placement.exclusive <= smaller.online
 
 
-def test_cpus_that_are_promised_to_others_are_picked_last() -> None:
+def test_cpus_promised_to_other_containers_are_picked_last() -> None:
     state = empty().with_pod(pod("lse", QosClass.LSE, cpus="0-3,6-11,14-15"))
     assert put(state, pod("g"), whole(3)).container.placement.exclusive == CpuSet.parse("4-5,12")
     assert put(state, pod("g"), whole(4)).container.placement.exclusive == CpuSet.parse("4-5,12-13")
@@ -289,12 +289,12 @@ def test_cpus_that_are_promised_to_others_are_picked_last() -> None:
 
 
 @pytest.mark.parametrize(("count", "where"), [(2, "0,8 on NUMA node 0"), (10, "0-4,8-12 on NUMA nodes 0-1")])
-def test_the_reason_says_where(count: int, where: str) -> None:
+def test_the_reason_names_the_place_of_the_cpus(count: int, where: str) -> None:
     reason = put(empty(), pod("g"), whole(count)).container.placement.reasons[0]
     assert reason.endswith(f"; picked {where}")
 
 
-def test_exited_containers_own_nothing() -> None:
+def test_exited_containers_own_no_cpus() -> None:
     state = node_with((pod("g"), whole(4)))
     exited = changed_copy(state.containers["g/c"], phase=Phase.EXITED)
     after = state.changed(put=[exited])
@@ -407,7 +407,7 @@ def test_cpus_that_are_strictly_reserved_do_not_count_as_shared() -> None:
 
 
 @pytest.mark.parametrize("named", ["", "4-5"])
-def test_cpus_named_by_kubelet_and_set_asides(named: str) -> None:
+def test_cpus_named_by_kubelet_and_set_asides_do_not_overlap(named: str) -> None:
     aside = SetAside(None, True, CpuSet.parse("4-7"))
     keeps = changed_copy(pod("keeps"), reserved_for_pod=aside)
     state = empty(static=False).with_pod(keeps)
@@ -426,7 +426,7 @@ def test_cpus_named_by_kubelet_and_set_asides(named: str) -> None:
     assert all_but.verdict.reason == "SharedPoolExhausted"
 
 
-def test_the_shared_pool_keeps_a_cpu_beside_set_asides() -> None:
+def test_the_shared_pool_keeps_a_cpu_that_is_not_set_aside() -> None:
     keeps = changed_copy(pod("keeps"), reserved_for_pod=SetAside(None, True, CpuSet.parse("0-3")))
     state = empty().with_pod(keeps)
     refused = put(state, pod("g"), whole(12))

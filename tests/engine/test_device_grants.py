@@ -101,7 +101,7 @@ def records(effects: NodeEffects) -> dict[str, object]:
     return {effect.key: effect.record for effect in effects if type(effect) is PutRecord}
 
 
-def test_the_newest_list_of_a_resource_counts() -> None:
+def test_the_newest_device_list_of_a_resource_takes_effect() -> None:
     scenario = Scenario()
     assert scenario.state.devices.available(NIC) == NICS.keys()
     ill = RegisteredDevice("nic0", Mask((0,)), healthy=False)
@@ -116,7 +116,7 @@ def test_the_newest_list_of_a_resource_counts() -> None:
     assert scenario.play(DevicesChanged(NIC, None)) == (), "withdrawn twice"
 
 
-def test_a_create_reserves_devices_and_goes_on_with_the_answers() -> None:
+def test_a_create_reserves_devices_and_is_forwarded_with_the_allocate_responses() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", ask(2))
     effects = scenario.play(CreateRequested(pod, "c", 0, Request(), "a/c"))
@@ -145,7 +145,7 @@ def test_two_creates_at_the_same_time_get_different_devices() -> None:
     )
 
 
-def test_a_failed_allocate_gives_back_what_was_reserved() -> None:
+def test_a_failed_allocate_releases_the_reserved_devices() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", ask(3))
     scenario.create(pod)
@@ -165,7 +165,7 @@ def test_a_failed_allocate_gives_back_what_was_reserved() -> None:
     assert isinstance(scenario.create(pod), AllocateFirst), "the next attempt"
 
 
-def test_devices_stay_with_a_container_until_its_pod_goes() -> None:
+def test_a_container_keeps_its_devices_until_its_pod_is_removed() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", ask())
     scenario.create(pod)
@@ -197,7 +197,7 @@ def test_a_create_whose_sandbox_was_stopped_meanwhile_is_refused() -> None:
     assert "they were released with its sandbox" in refused.message
 
 
-def test_an_answer_for_devices_that_have_gone_is_not_one_for_those_that_came_after_them() -> None:
+def test_a_response_for_devices_that_have_gone_is_not_used_for_new_devices() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", ask())
     scenario.create(pod)
@@ -214,7 +214,7 @@ def test_an_answer_for_devices_that_have_gone_is_not_one_for_those_that_came_aft
     assert scenario.state.devices.unanswered("a", "c") == {NIC: ("nic1",)}
 
 
-def test_a_plug_in_is_asked_for_its_preference_before_anything_changes() -> None:
+def test_a_plug_in_is_queried_for_its_preference_before_the_state_changes() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", ask(2))
     before = scenario.state
@@ -250,7 +250,7 @@ def test_devices_are_near_to_the_cpus_of_their_container() -> None:
     assert scenario.held(wide) == set()
 
 
-def test_init_containers_hand_their_devices_on() -> None:
+def test_devices_of_init_containers_pass_to_later_containers() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", ask(3, "i", ContainerKind.INIT), ask(2, "s", ContainerKind.SIDECAR), ask(2))
     for name in ("i", "s", "c"):
@@ -289,7 +289,7 @@ def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])
-def test_pods_that_are_observed_take_nothing(mode: NodeMode) -> None:
+def test_observed_pods_are_given_no_devices(mode: NodeMode) -> None:
     scenario = Scenario()
     scenario.play(ModeChanged(mode))
     if mode is NodeMode.ENFORCE:
@@ -302,7 +302,7 @@ def test_pods_that_are_observed_take_nothing(mode: NodeMode) -> None:
         assert scenario.state.containers[f"{pod.uid}/c"].placement.devices, "which it would have"
 
 
-def test_a_restart_knows_the_devices_from_the_ledger() -> None:
+def test_a_restarted_daemon_reads_device_assignments_from_the_ledger() -> None:
     scenario = Scenario()
     pod, other = scenario.pod("a", ask()), scenario.pod("b", ask())
     scenario.create(pod)
@@ -327,7 +327,7 @@ def test_a_restart_knows_the_devices_from_the_ledger() -> None:
     )
 
 
-def test_the_ledger_forgets_what_was_never_allocated() -> None:
+def test_devices_that_were_never_allocated_are_deleted_from_the_ledger() -> None:
     scenario = Scenario()
     pod, answered = scenario.pod("a", ask()), scenario.pod("b", ask())
     scenario.create(pod)
@@ -339,7 +339,7 @@ def test_the_ledger_forgets_what_was_never_allocated() -> None:
     assert records(effects) == {"d/a": None}, "the record of the other is right"
 
 
-def test_devices_of_the_manager_before_stay_with_their_containers() -> None:
+def test_imported_devices_stay_with_their_containers() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", ask(), ask(1, "d"))
     scenario.create(pod)
@@ -367,7 +367,7 @@ def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:
     assert scenario.state.devices.held == {}
 
 
-def test_a_container_that_exists_is_given_no_devices() -> None:
+def test_an_existing_container_is_given_no_devices() -> None:
     scenario = Scenario()
     pod = scenario.pod("a", ask())
     scenario.play(ContainerFound("x", pod, "c", 0, Request(), Phase.CREATED, None))
@@ -393,7 +393,7 @@ def test_named_cpus_and_devices_together() -> None:
 
 
 @pytest.mark.parametrize("broken", [{"c": 1}, {"c": {NIC: {"ids": 3}}}, {"c": {NIC: {}}}])
-def test_records_that_are_none(broken: dict[str, object]) -> None:
+def test_invalid_device_records_are_refused(broken: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         load_record(broken)
     assert salvaged(broken) == ({}, False)

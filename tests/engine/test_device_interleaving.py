@@ -318,14 +318,14 @@ def begin(pods: str, names: str = "x", *, tries: int = 2, faults: int = 1, crash
     return written(node)
 
 
-def test_no_device_is_given_twice_and_none_is_lost_in_any_order() -> None:
+def test_no_device_is_assigned_twice_or_lost_in_any_order() -> None:
     nodes, ends = search(begin("ab", tries=2, faults=0, crashes=0))
     assert nodes > 500
     assert ends
 
 
 @pytest.mark.parametrize(("faults", "crashes"), [(1, 0), (0, 1), (1, 1)])
-def test_not_with_faults_and_a_crash_after_every_effect(faults: int, crashes: int) -> None:
+def test_no_device_is_assigned_twice_or_lost_with_faults_and_crashes(faults: int, crashes: int) -> None:
     nodes, ends = search(begin("ab", tries=1, faults=faults, crashes=crashes))
     assert nodes > 500
     assert ends

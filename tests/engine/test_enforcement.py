@@ -63,7 +63,7 @@ def test_the_mode_decides_for_all_pods(mode: NodeMode) -> None:
     assert observes_any(state, [LS]) is (mode is not NodeMode.ENFORCE)
 
 
-def test_pods_that_lag_are_counted_by_what_is_left_to_do() -> None:
+def test_lagging_pods_are_counted_by_the_change_that_is_due() -> None:
     state, _ = handle(structs.replace(OWNED, mode=OBSERVE), ModeChanged(ENFORCE))
     found = counts(state)
     assert (found.applied, found.to_apply, found.to_give_back) == (0, 2, 0)
@@ -147,7 +147,7 @@ def test_a_failed_step_changes_nothing_for_pods_outside_of_it() -> None:
     assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, False]
 
 
-def test_a_pause_lets_the_step_under_way_end() -> None:
+def test_a_pause_lets_the_current_step_finish() -> None:
     scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
     scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
     scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
@@ -181,7 +181,7 @@ def test_a_pod_that_cannot_be_enforced_lags_again_and_others_come_first() -> Non
     )
 
 
-def test_pods_that_have_gone_do_not_lag() -> None:
+def test_pods_whose_containers_have_exited_do_not_lag() -> None:
     scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
     scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
     scenario.state, _ = handle(scenario.state, PhaseChanged("ls", Phase.EXITED))
@@ -193,7 +193,7 @@ def test_pods_that_have_gone_do_not_lag() -> None:
     )
 
 
-def test_a_pod_that_comes_is_treated_as_its_target_says() -> None:
+def test_a_new_pod_is_treated_according_to_its_target() -> None:
     state, _ = handle(structs.replace(OWNED, mode=OBSERVE), ModeChanged(ENFORCE))
     new = Pod("s-new", "new", "ns", "new")
     assert applies_to(state, new)
@@ -211,7 +211,7 @@ def test_labels_of_the_pod_count_where_a_container_lacks_them() -> None:
     assert applies_to(state, labelled)
 
 
-def test_labels_that_are_learned_late_move_nothing_at_once() -> None:
+def test_labels_that_become_known_late_move_no_container_at_once() -> None:
     """A ledger of an earlier version has no labels."""
     selection = PodSelection(labels=LabelSelector((("app", "a"),)))
     state = structs.replace(OWNED, enforcement=Enforcement(selection))
@@ -273,7 +273,7 @@ def test_a_release_and_its_end_concern_all_pods_at_once() -> None:
         Enforcement(ALL_PODS, paused=True),
     ],
 )
-def test_a_record_is_read_as_it_was_written(mode: NodeMode, value: Enforcement) -> None:
+def test_an_enforcement_record_survives_a_round_trip(mode: NodeMode, value: Enforcement) -> None:
     record = value.dump(mode)
     assert record is not None
     assert Enforcement.load(record) == (mode, value)
@@ -314,7 +314,7 @@ def test_whether_the_plan_may_be_applied_to_a_pod_that_is_not_known(
         {**Enforcement(NONE).dump(ENFORCE), "lagging": 1},
     ],  # type: ignore[dict-item]
 )
-def test_what_is_no_record_is_refused(record: dict[str, object]) -> None:
+def test_an_invalid_enforcement_record_is_refused(record: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"record|NodeMode"):
         Enforcement.load(record)
 
@@ -389,7 +389,7 @@ def restarted(state: NodeState) -> NodeState:
 
 @settings(deadline=None)
 @given(st.lists(CHANGES | st.tuples(STEPS, ENDS), max_size=12), st.integers(1, 16))
-def test_whatever_changes_pods_are_moved_in_bounded_steps(
+def test_pods_are_moved_in_bounded_steps_after_any_change(
     events: list[ModeChanged | EnforcementChanged | EnforcementPaused | tuple[EnforcementStepDue, str]],
     size: int,
 ) -> None:

@@ -139,7 +139,7 @@ def test_what_a_pod_prefers_and_what_of_it_is_ignored_are_facts() -> None:
     ]
 
 
-def test_a_record_says_what_came_of_it() -> None:
+def test_a_record_contains_the_outcome_of_the_decision() -> None:
     request = Request(2048, 200_000, 100_000, devices=(LocatedDevice("/dev/a", "v/gpu", Mask([1])),))
     plan = place(EMPTY, POD, "c", 3, request, "t")
     why = plan.explanation
@@ -158,7 +158,7 @@ def test_a_record_says_what_came_of_it() -> None:
     assert (why.moved, why.more_moved, why.shortfalls, why.verdict) == ((), 0, (), Verdict())
 
 
-def test_a_refusal_says_what_was_weighed_and_gives_nothing() -> None:
+def test_a_refusal_records_the_considered_hints_and_grants_nothing() -> None:
     far = (LocatedDevice("/dev/a", "v/gpu", Mask([0])), LocatedDevice("/dev/b", "v/nic", Mask([1])))
     plan = place(EMPTY, POD, "c", 0, Request(2048, 200_000, 100_000, devices=far), "t")
     why = plan.explanation
@@ -194,7 +194,7 @@ def test_the_cpus_of_a_decision_are_recorded_only_where_it_is_admitted() -> None
     assert refused.cpus == CpuSet()
 
 
-def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
+def test_a_placement_in_a_pool_is_explained_by_the_class() -> None:
     be = changed_copy(POD, kube_qos=KubeQos.BEST_EFFORT)
     plan = place(EMPTY, be, "c", 0, Request(cpu_shares=2), "t")
     assert plan.explanation is None
@@ -210,7 +210,7 @@ def test_a_place_in_a_pool_needs_no_more_than_its_class() -> None:
 
 
 @pytest.mark.parametrize("count", [1, MAX_MOVED, MAX_MOVED + 3])
-def test_of_the_moved_containers_the_first_are_named(count: int) -> None:
+def test_a_record_names_the_first_of_the_moved_containers(count: int) -> None:
     state = EMPTY
     burstable = changed_copy(POD, kube_qos=KubeQos.BURSTABLE)
     for number in range(count):

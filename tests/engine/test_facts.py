@@ -31,7 +31,7 @@ RECORD = PartitionRecord("kubepods/x", CpuSet([1]), "root", {})
 QUOTAS = RemovedQuotas({"q/a": QuotaRecord(1, "kubepods/a"), "qc/x": QuotaRecord(2)})
 
 
-def test_the_ledger_follows_what_it_keeps() -> None:
+def test_the_ledger_is_updated_with_the_facts_that_it_stores() -> None:
     state = EMPTY.with_facts(quotas=QUOTAS)
     assert recorded(EMPTY, state) == (
         PutRecord("q/a", {"quota": 1, "group": "kubepods/a"}),

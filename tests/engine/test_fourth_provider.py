@@ -181,7 +181,9 @@ def taken(state: NodeState) -> Mapping[int, int]:
 @pytest.mark.parametrize(
     "policy", [TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE]
 )
-def test_its_hints_lead_cpus_to_the_numa_node_that_has_room(policy: TopologyPolicy, scope: Scope) -> None:
+def test_hints_of_the_fourth_provider_determine_the_numa_node_of_the_cpus(
+    policy: TopologyPolicy, scope: Scope
+) -> None:
     first = arrives(empty(policy, scope), asking("a", 6))
     assert first.container is not None
     assert first.container.placement.exclusive <= NODE0
@@ -194,7 +196,7 @@ def test_its_hints_lead_cpus_to_the_numa_node_that_has_room(policy: TopologyPoli
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-def test_a_refusal_names_the_shortage_and_an_admission_the_grant(scope: Scope) -> None:
+def test_a_refusal_names_the_missing_cache_ways_and_an_admission_the_granted_ways(scope: Scope) -> None:
     state = arrives(empty(TopologyPolicy.SINGLE_NUMA_NODE, scope), asking("a", 6)).state
     state = arrives(state, asking("b", 6)).state
     refused = arrives(state, asking("c", 4))
@@ -214,7 +216,7 @@ def test_a_refusal_names_the_shortage_and_an_admission_the_grant(scope: Scope) -
         assert [s.resource for s in fits.explanation.answers if s.provider == "cache"] == [RESOURCE]
 
 
-def test_it_is_asked_for_containers_that_share_cpus_and_without_a_policy() -> None:
+def test_the_provider_is_called_for_sharing_containers_and_without_a_policy() -> None:
     shares = asking("a", 3, kube_qos=KubeQos.BURSTABLE, qos=QosClass.LS)
     plan = arrives(empty(TopologyPolicy.NONE), shares)
     assert plan.container is not None
@@ -231,7 +233,7 @@ def test_it_is_asked_for_containers_that_share_cpus_and_without_a_policy() -> No
     assert none_left.verdict.message == "CacheWaysError: no NUMA node has 3 cache ways left (ns/a/c)"
 
 
-def test_it_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
+def test_the_provider_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
     named = asking("a", 3, qos=QosClass.LSE, cpuset=CpuSet.parse("4-5"))
     plan = arrives(empty(TopologyPolicy.RESTRICTED), named)
     assert plan.container is not None
@@ -239,7 +241,7 @@ def test_it_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
     assert plan.container.placement.shares == (Share("cache", RESOURCE, 3, Mask([1])),)
 
 
-def test_what_is_set_aside_for_a_pod_is_what_its_containers_get() -> None:
+def test_containers_get_the_cache_ways_that_were_set_aside_for_their_pod() -> None:
     asks = [
         ContainerResources(name, ContainerKind.APP, {"cpu": 1000}, {"cpu": 1000, RESOURCE: count})
         for name, count in (("x", 2), ("y", 3))
@@ -292,7 +294,7 @@ def test_only_init_containers_that_have_ended_release_their_share() -> None:
     assert holders_after(i=Phase.RUNNING, c=Phase.RUNNING, d=Phase.RUNNING) == "cdi"
 
 
-def test_what_running_containers_hold_without_a_record_is_counted() -> None:
+def test_cache_ways_of_running_containers_without_a_record_are_counted() -> None:
     pod = Pod("s-p", "p", "ns", "p", qos=QosClass.LSR, kube_qos=KubeQos.BURSTABLE)
     plan = adopt(empty(TopologyPolicy.RESTRICTED), "id", pod, "c", 0, Request(512), Phase.RUNNING)
     assert plan.container is not None
@@ -305,7 +307,7 @@ def test_what_running_containers_hold_without_a_record_is_counted() -> None:
     assert with_unrecorded_grants(counted) is counted
 
 
-def test_its_grants_survive_a_restart_and_a_change_of_the_machine() -> None:
+def test_granted_cache_ways_survive_a_restart_and_a_change_of_the_machine() -> None:
     plan = arrives(empty(TopologyPolicy.RESTRICTED), asking("a", 6))
     assert plan.container is not None
     again = load_container(dump(plan.container))

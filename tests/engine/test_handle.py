@@ -189,7 +189,7 @@ def test_a_create_that_is_refused_changes_nothing() -> None:
     assert play.state is before
 
 
-def test_a_create_that_fails_gives_its_cpus_back() -> None:
+def test_a_failed_create_releases_its_cpus() -> None:
     play = scenario(creating(pod=LSE))
     play >> CreateFailed("t")
     assert play << PutRecord("i/t", None) << Felt("create failed") << NotifyFailed("t")
@@ -197,7 +197,7 @@ def test_a_create_that_fails_gives_its_cpus_back() -> None:
     assert play >> CreateFailed("t"), "once is enough"
 
 
-def test_what_a_container_gets_after_a_create_that_failed_is_not_known() -> None:
+def test_the_cpus_of_a_container_are_unknown_after_a_failed_create() -> None:
     play = scenario(handle(creating(), CreateFailed("t"))[0])
     play >> CreateRequested(LS, "d", 0, FOUR, "u") << AnyPlan("u")
     state, _ = handle(play.state, ContainerCreated("u", "d", ALL))
@@ -216,7 +216,7 @@ def test_only_the_newest_failed_creates_are_remembered(monkeypatch: pytest.Monke
     assert [name for _, name, _ in known.failed] == ["b", "c"]
 
 
-def test_a_create_that_lost_its_client() -> None:
+def test_a_create_whose_client_has_disconnected() -> None:
     play = scenario(creating())
     assert play >> CreateLost("t", 5.0) << RequestReconcile()
     assert dict(play.state.runtime.lost) == {"t": 5.0}
@@ -264,7 +264,7 @@ def test_a_create_on_named_cpus_cannot_be_placed_elsewhere() -> None:
     assert play.state is before
 
 
-def test_a_container_that_is_found_keeps_what_it_runs_on() -> None:
+def test_a_container_found_at_the_runtime_keeps_its_cpus() -> None:
     play = scenario(SHARED.with_pod(LSE))
     request = changed_copy(FOUR, cpuset_cpus="0-3")
     play >> ContainerFound("o", LSE, "c", 0, request, Phase.RUNNING, OWN)
@@ -275,7 +275,7 @@ def test_a_container_that_is_found_keeps_what_it_runs_on() -> None:
 # -- phases -------------------------------------------------------------------------------------------------
 
 
-def test_a_container_that_exits_gives_its_cpus_back_for_good() -> None:
+def test_an_exited_container_releases_its_cpus_permanently() -> None:
     play, gone = scenario(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
     play >> PhaseChanged("lse", Phase.EXITED) << PutRecord("c/lse", gone)
     assert play << Felt("container exited") << NotifyEntered(gone, Phase.EXITED)
@@ -302,7 +302,7 @@ def test_a_container_that_runs_without_a_known_start_is_sent_its_cpus() -> None:
     assert not play.state.runtime.unsaved
 
 
-def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
+def test_the_removal_of_a_container_deletes_all_facts_about_it() -> None:
     state = handle(OWNED, SavedCpusLearned("lse", OWN))[0]
     both = state.changed(put=(SHARER,))
     play = scenario(handle(both, ContainersUnsaved(("lse", "ls")))[0])
@@ -313,7 +313,7 @@ def test_a_container_is_removed_with_all_that_is_known_of_it() -> None:
     assert not play.state.runtime.changes.is_unchanged("unknown", 0)
 
 
-def test_containers_get_another_placement_or_cgroup() -> None:
+def test_the_placement_and_the_cgroup_of_a_container_are_replaced() -> None:
     located, token = changed_copy(SHARER, cgroup="here"), changed_copy(SHARER, id="t", phase=Phase.CREATING)
     play = scenario(SHARED)
     assert play >> ContainersUpdated((located,), "cgroup located") << PutRecord("c/ls", located)
@@ -322,11 +322,11 @@ def test_containers_get_another_placement_or_cgroup() -> None:
     assert play.state.containers["ls"] == SHARER
 
 
-def test_observers_are_notified_of_cpus_that_were_given() -> None:
+def test_observers_are_notified_of_assigned_cpus() -> None:
     assert scenario(SHARED) >> CpusAssigned(("ls", "unknown")) << NotifyCpusAssigned(SHARER)
 
 
-def test_changes_date_lists() -> None:
+def test_a_change_makes_earlier_lists_of_the_runtime_stale() -> None:
     play = scenario(SHARED)
     assert play >> ContainerTouched("ls")
     began = number(play.state)
@@ -336,7 +336,7 @@ def test_changes_date_lists() -> None:
     assert play.state.runtime.changes.is_unchanged("ls", 0)
 
 
-def test_a_list_that_is_older_than_all_changes_that_are_remembered_says_nothing() -> None:
+def test_a_list_older_than_all_remembered_changes_is_ignored() -> None:
     changes = ChangeSequence()
     for turn in range(3 * 2048):
         changes = changes.touched(f"id-{turn % 2048}")
@@ -389,14 +389,14 @@ def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:
     assert set(play.state.pods) == {"s-ls", "s-lse", "s-new"}
 
 
-def test_a_sandbox_that_fails() -> None:
+def test_a_failed_sandbox_releases_its_set_aside() -> None:
     play = scenario(arriving(SHARED))
     assert play >> SandboxFailed("token") << PutRecord("p/token", None)
     assert set(play.state.pods) == {"s-ls"}
     assert play >> SandboxFailed("token"), "once is enough"
 
 
-def test_a_sandbox_that_stops() -> None:
+def test_a_stopped_sandbox_ends_its_containers() -> None:
     play, gone = scenario(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
     play >> SandboxStopped("s-lse") << PutRecord("c/lse", gone) << Felt("container exited")
     play << NotifyEntered(gone, Phase.EXITED) << PutRecord("p/s-lse", None)
@@ -405,7 +405,7 @@ def test_a_sandbox_that_stops() -> None:
     assert play >> SandboxStopped("s-lse"), "once is enough"
 
 
-def test_a_sandbox_that_is_removed() -> None:
+def test_a_removed_sandbox_removes_its_containers() -> None:
     play = scenario(handle(OWNED, CreateRequested(LSE, "d", 0, Request(), "t"))[0])
     play >> SandboxRemoved("s-lse") << PutRecord("c/lse", None) << Felt("container removed", moved="")
     play << NotifyRemoved(OWNER) << PutRecord("p/s-lse", None) << NotifyPodStopped(LSE)
@@ -414,7 +414,7 @@ def test_a_sandbox_that_is_removed() -> None:
     assert play >> SandboxRemoved("s-lse") << NotifyPodRemoved("s-lse")
 
 
-def test_more_is_learned_about_a_pod() -> None:
+def test_new_facts_about_a_pod_are_recorded() -> None:
     play, more = scenario(SHARED), changed_copy(LS, source="kubelet")
     assert play >> PodLearned(more, "described", recorded=False)
     assert play >> PodLearned(LS, "described") << PutRecord("p/s-ls", LS)
@@ -441,7 +441,7 @@ def test_a_reservation_holds_cpus() -> None:
     assert play.state.pools.shared == REST
 
 
-def test_other_rules_and_another_machine() -> None:
+def test_new_rules_and_a_new_machine_are_applied() -> None:
     play = scenario(handle(SHARED, SavedCpusLearned("ls", ALL))[0])
     reserved = changed_copy(NODE, node_reservation=CpuSet.parse("0"))
     nothing = NodePolicyApplied({}, ())
@@ -455,7 +455,7 @@ def test_other_rules_and_another_machine() -> None:
     assert play.state.runtime.saved["ls"] == ALL, "what is known of the runtime stays"
 
 
-def test_what_kubelets_cpu_manager_does_was_read() -> None:
+def test_the_state_of_kubelets_cpu_manager_is_recorded() -> None:
     play, four, none = scenario(SHARED), CpuSet.parse("4-5"), CpuSet()
     manager = CpuManager("static", held={"g": {"c": four}})
     change = Felt("kubelet's CPU manager changed")
@@ -469,7 +469,7 @@ def test_what_kubelets_cpu_manager_does_was_read() -> None:
     assert play.state.pools.shared == ALL, "none of its allocations count any more"
 
 
-def test_the_mode_survives_all_that_builds_the_state_again() -> None:
+def test_the_mode_is_kept_whenever_the_state_is_rebuilt() -> None:
     play = scenario(SHARED)
     assert play >> ModeChanged(NodeMode.RELEASING)
     read = LedgerRead((LS, LSE), (SHARER, OWNER), {}, ("lse",), 3.0)
@@ -501,14 +501,14 @@ def test_containers_are_synced_in_their_order() -> None:
     assert play >> RuntimeSyncStarted("ls")
 
 
-def test_a_container_that_is_gone_is_not_synced() -> None:
+def test_a_removed_container_is_not_synced() -> None:
     play = scenario(SHARED)
     assert play >> ContainersUnsaved(("gone",))
     assert play >> ContainersUnsaved(("gone", "ls")) << SyncRuntimeSoon()
     assert list(play.state.runtime.unsaved) == ["ls"]
 
 
-def test_nothing_is_kept_of_what_is_saved_for_a_container_that_is_not_there() -> None:
+def test_a_saved_cpuset_of_an_unknown_container_is_not_recorded() -> None:
     play = scenario(SHARED)
     assert play >> SavedCpusLearned("unknown", ALL) >> SavedCpusLearned("ls", REST)
     assert dict(play.state.runtime.saved) == {"ls": REST}
@@ -531,7 +531,7 @@ def flying(state: NodeState, *calls: InflightCall) -> Playbook[NodeState]:
     return scenario(state)
 
 
-def test_a_start_that_succeeds() -> None:
+def test_a_successful_start_makes_the_container_running() -> None:
     play = flying(STARTABLE, START)
     assert play.state.containers["ls"].phase is Phase.STARTING
     play >> StartEnded(START, Phase.RUNNING) << CallOver(1) << PutRecord("c/ls", SHARER)
@@ -539,7 +539,7 @@ def test_a_start_that_succeeds() -> None:
     assert not play.state.inflight.calls
 
 
-def test_a_start_of_a_confined_container_has_saved_what_it_left_with() -> None:
+def test_a_start_of_a_confined_container_saves_the_cpuset_that_it_carried() -> None:
     play = flying(STARTABLE, START)
     assert play >> CallConfined(START, confined=True) >> CallConfined(START, confined=True)
     assert play.state.inflight.is_confined("ls")
@@ -549,7 +549,7 @@ def test_a_start_of_a_confined_container_has_saved_what_it_left_with() -> None:
     assert play >> CallConfined(START, confined=True), "it has completed"
 
 
-def test_a_start_that_is_refused_is_over_with_the_next_list() -> None:
+def test_a_refused_start_is_over_with_the_next_list() -> None:
     play = flying(STARTABLE, START)
     assert play >> StartRefused(START, 5.0) << RequestReconcile()
     (orphan,) = play.state.inflight.orphans()
@@ -563,7 +563,7 @@ def test_a_start_that_is_refused_is_over_with_the_next_list() -> None:
     assert play >> StartRefused(START, 7.0), "it has completed"
 
 
-def test_a_start_of_a_container_that_is_gone() -> None:
+def test_a_start_of_a_removed_container_changes_nothing() -> None:
     play = flying(STARTABLE, START)
     handled, _ = handle(play.state, ContainersRemoved(("ls",)))
     assert scenario(handled) >> StartEnded(START, None) << CallOver(1)
@@ -595,7 +595,7 @@ def test_an_update_shows_what_the_runtime_has_saved() -> None:
     assert failed >> UpdateEnded(narrow, REST), "it has completed"
 
 
-def test_updates_that_overlap_show_nothing_and_are_followed_by_another() -> None:
+def test_overlapping_updates_leave_the_saved_cpuset_unknown_and_another_is_sent() -> None:
     other = InflightCall(4, "ls", REST, resend=False)
     play = flying(SHARED, UPDATE, other)
     assert play >> UpdateEnded(UPDATE, ALL) << CallOver(2) << WriteCpusets(("ls",))
@@ -605,7 +605,7 @@ def test_updates_that_overlap_show_nothing_and_are_followed_by_another() -> None
     assert list(play.state.runtime.unsaved) == ["ls"]
 
 
-def test_an_update_of_a_container_that_is_gone() -> None:
+def test_an_update_of_a_removed_container_changes_nothing() -> None:
     gone, _ = handle(flying(SHARED, UPDATE).state, ContainersRemoved(("ls",)))
     assert scenario(gone) >> UpdateEnded(UPDATE, ALL) << CallOver(2)
     assert scenario(gone) >> CallCompleted(UPDATE) << CallOver(2) >> CallCompleted(UPDATE)
@@ -628,7 +628,7 @@ def test_an_update_without_an_answer_is_over_when_the_runtime_has_answered_other
     assert play >> CallOrphaned(UPDATE, 9.0), "it has completed"
 
 
-def test_a_start_may_bring_what_an_update_has_brought_meanwhile() -> None:
+def test_a_start_may_carry_the_cpuset_of_a_concurrent_update() -> None:
     play = flying(STARTABLE, InflightCall(1, "ls", CpuSet.parse("0-1"), is_start=True))
     play >> CallSent(InflightCall(2, "ls", CpuSet.parse("2-3")))
     play >> UpdateEnded(InflightCall(2, "ls", CpuSet.parse("2-3")), CpuSet.parse("2-3"))
@@ -636,7 +636,7 @@ def test_a_start_may_bring_what_an_update_has_brought_meanwhile() -> None:
     assert (start.is_start, str(start.carries)) == (True, "0-3")
 
 
-def test_a_stray_of_a_container_that_has_exited() -> None:
+def test_a_stray_call_of_an_exited_container_is_dropped() -> None:
     gone = changed_copy(SHARER, phase=Phase.EXITED)
     play = flying(SHARED, UPDATE)
     play >> CallOrphaned(UPDATE, 5.0) << RequestReconcile()
@@ -661,7 +661,7 @@ def test_every_event_has_one_rule() -> None:
     assert set(engine._RULES) == set(typing.get_args(NodeEvent))
 
 
-def test_every_event_is_in_a_playbook() -> None:
+def test_every_event_occurs_in_a_playbook() -> None:
     named = set[str]()
     for path in Path(__file__).parent.glob("test_*.py"):
         for tree in ast.walk(ast.parse(path.read_text())):

@@ -212,7 +212,7 @@ def in_order(effects: NodeEffects) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_must_be_true_is_true_after_each_event(seed: int) -> None:
+def test_invariants_hold_after_each_random_event(seed: int) -> None:
     life = Life(seed)
     for _ in range(LENGTH):
         event, before = life.event(), life.state
@@ -232,7 +232,7 @@ def test_what_must_be_true_is_true_after_each_event(seed: int) -> None:
         life.state = after
 
 
-def test_all_kinds_of_effects_come_up() -> None:
+def test_random_events_produce_every_kind_of_effect() -> None:
     seen = set[type[object]]()
     for seed in range(200):
         life = Life(seed)

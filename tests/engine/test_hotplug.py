@@ -52,7 +52,7 @@ def node(*containers: Container) -> NodeState:
     return NodeState.of(Node(WHOLE, CpuTopology.of(WHOLE)), (POD,), containers)
 
 
-def test_what_differs() -> None:
+def test_differences_between_machines_are_described() -> None:
     assert differences(WHOLE, WHOLE) == []
     ((what, before, now),) = differences(WHOLE, without("3"))
     assert (what, str(before), str(now)) == ("CPUs", "0-15", "0-2,4-15")
@@ -111,7 +111,7 @@ def bound(pool: Pool, **more: object) -> Container:
         pytest.param(bound(Pool.SHARED, pool_numa_limit=Mask((1,))), False, True, id="of a part of a pool"),
     ],
 )
-def test_memory_that_is_gone_is_lacked_by_containers_that_are_bound_to_it(
+def test_lost_memory_is_missing_for_containers_that_are_bound_to_it(
     container: Container, follow: bool, is_lacked: bool
 ) -> None:
     rules = Node(WHOLE, CpuTopology.of(WHOLE), follow_mems=follow)
@@ -135,7 +135,7 @@ def test_the_end_of_a_loss_is_not_reported_of_a_container_that_is_observed() -> 
     assert changed_losses({"x": "CPU 3"}, observed) == ({}, [])
 
 
-def test_a_loss_of_a_container_that_is_gone_is_over_without_a_word() -> None:
+def test_the_loss_of_a_removed_container_ends_without_a_report() -> None:
     lost, _ = handle(node(owner("2-3")).with_machine(without("3")), LossesDue())
     gone = structs.replace(node(), facts=lost.facts)
     after, effects = handle(gone, LossesDue())

@@ -18,7 +18,7 @@ def test_two_calls_for_one_container_overlap() -> None:
     assert not BOTH.removed(OLD).removed(NEW).added(OLD).of("a")[0].overlapped
 
 
-def test_what_is_in_flight_for_a_container() -> None:
+def test_calls_in_flight_are_found_by_container() -> None:
     assert BOTH.of("a") == (OLD, NEW)
     assert (BOTH.is_busy("a"), BOTH.is_busy("b")) == (True, False)
     assert (BOTH.is_starting("a"), BOTH.removed(NEW).is_starting("a")) == (True, False)
@@ -34,7 +34,7 @@ def test_calls_that_bring_more_than_a_container_is_to_have() -> None:
     assert InflightCalls().exceeding([("a", NARROW)], WIDE) == []
 
 
-def test_a_call_that_is_over_stays_so() -> None:
+def test_a_completed_call_stays_completed() -> None:
     left = BOTH.removed(OLD)
     assert left.removed(OLD) == left
     assert left.updated(OLD) == left
@@ -42,7 +42,7 @@ def test_a_call_that_is_over_stays_so() -> None:
     assert left.removed(NEW).calls == InflightCalls().calls
 
 
-def test_a_container_is_confined_as_long_as_one_of_its_calls_says_so() -> None:
+def test_a_container_is_confined_as_long_as_one_of_its_calls_is_marked_confined() -> None:
     confined = BOTH.updated(confine(OLD)).updated(confine(NEW))
     assert confined.confined == {"a"}
     assert confined.removed(OLD).is_confined("a")

@@ -68,7 +68,9 @@ def test_what_is_wrong_is_named(containers: list[Container], found: list[str]) -
         ([one("c", SHARED), one("d", BE)], []),
     ],
 )
-def test_pools_that_are_not_what_is_left(containers: list[Container], found: list[str]) -> None:
+def test_pools_that_differ_from_the_unowned_cpus_are_named(
+    containers: list[Container], found: list[str]
+) -> None:
     reported = violations(state_of(*containers, shared="6-7", be="6-7"))
     assert reported[0].startswith("pools are shared 6-7, BE 6-7, and what is left is shared ")
     assert reported[1:] == found
@@ -83,7 +85,7 @@ def test_a_batch_pod_on_another_pool_is_held_to_its_class() -> None:
     assert violations(state)[1:] == ["ns/p/c shares owned CPUs 5"]
 
 
-def test_what_is_offline_and_what_is_missing_is_named() -> None:
+def test_offline_and_missing_cpus_are_named() -> None:
     state = state_of(one("c", SHARED), one("d", BE), shared="7-8", be="0-7")
     assert violations(state)[1:] == ["ns/p/c has CPUs 8 that are not online"]
     state = state_of(one("c", SHARED), one("d", BE), be="0")

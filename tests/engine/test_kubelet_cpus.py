@@ -47,7 +47,7 @@ def node(kubelet: Held, *pods: Pod) -> NodeState:
         pytest.param(held("2-3", "own"), [], id="its own"),
     ],
 )
-def test_cpus_with_an_owner_stay_with_it(kubelet: Held, words: list[str]) -> None:
+def test_kubelets_container_does_not_get_cpus_that_have_an_owner(kubelet: Held, words: list[str]) -> None:
     assert clashes(node(kubelet, THEIRS)) == [f"cannot let ns/k/c have {each}" for each in words]
 
 
@@ -59,7 +59,7 @@ def test_an_owner_that_has_other_cpus_already_is_named_with_them() -> None:
     assert clashes(observed) == [f"{clash}: it would have 2-3"]
 
 
-def test_an_observed_owner_would_have_them() -> None:
+def test_cpus_of_an_observed_owner_are_reported_in_the_conditional() -> None:
     observed = structs.replace(node(held("3-4"), THEIRS), mode=NodeMode.OBSERVE)
     assert clashes(observed) == [
         "cannot let ns/k/c have CPUs 3-4 of kubelet's CPU manager: 3 would belong to ns/own/c"
@@ -125,7 +125,7 @@ REST = "0-1,4-7"
         pytest.param({"c": "3-4"}, [NAMED], [], id="of a pod whose annotation names CPUs"),
     ],
 )
-def test_what_a_container_of_kubelet_cannot_have(
+def test_cpus_that_a_container_of_kubelet_cannot_have_are_named(
     kubelet: dict[str, str], more: list[Pod | Container], words: list[str]
 ) -> None:
     pods = {pod.uid: pod for pod in (POD, THEIRS, *more) if isinstance(pod, Pod)}
@@ -148,7 +148,7 @@ def test_an_owner_may_have_fewer_cpus_than_kubelet_gives_it(cpus: str, *, clash:
     )
 
 
-def test_what_came_and_went() -> None:
+def test_new_and_resolved_clashes_are_listed() -> None:
     came, went = changed_cpus(held("2-3"), {**held("3-4"), **held("7", "other")})
     assert (str(came), str(went)) == ("4,7", "2")
 

@@ -75,7 +75,7 @@ def test_each_container_has_a_next_step() -> None:
     assert set(ADVICE) == set(Author)
 
 
-def test_the_program_that_was_seen_last_and_lately_is_the_hint() -> None:
+def test_the_program_seen_most_recently_is_the_hint() -> None:
     hints = {"c": WriterHint(Author.KUBELET, 1.0), ALL: WriterHint(Author.SYSTEMD, 2.0)}
     assert hinted_author(hints, "c", 2.0 + HINT_S) is Author.SYSTEMD
     assert hinted_author(hints, "other", 2.0) is Author.SYSTEMD

@@ -412,7 +412,7 @@ def step(life: Life, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 240, 24))
-def test_random_lives(first: int) -> None:
+def test_invariants_hold_for_random_histories(first: int) -> None:
     """Longer and fuller lives than those that are easily shrunk; ``first`` and those after it are seeds."""
     for seed in range(first, first + 24):
         dice, life = random.Random(seed), Life()

@@ -50,7 +50,7 @@ NAMED = [
 
 @pytest.mark.parametrize(("text", "named"), NAMED)
 @pytest.mark.parametrize("follow", [False, True])
-def test_what_the_request_names_wins_where_the_machine_has_it(
+def test_memory_nodes_named_by_the_request_take_precedence(
     text: str, named: str | None, *, follow: bool
 ) -> None:
     there, request = state(follow=follow), Request(cpuset_mems=text)
@@ -139,19 +139,19 @@ BARE = changed_copy(FAR, nodes=(changed_copy(FAR.nodes[0], mem_bytes=0), *FAR.no
         ("0-1", 100, [("7", 500)], "0"),
     ],
 )
-def test_memory_is_as_near_to_cpus_as_what_others_were_promised_leaves(
+def test_memory_is_as_near_to_the_cpus_as_promises_to_other_containers_permit(
     cpus: str, need: int, promised: list[tuple[str, int]], nodes: str
 ) -> None:
     others = [(Mask.parse(where), amount) for where, amount in promised]
     assert str(memory_nodes_for(FAR, CpuSet.parse(cpus), need, others)) == nodes
 
 
-def test_cpus_of_a_node_without_memory_have_that_of_the_nearest() -> None:
+def test_cpus_of_a_node_without_memory_use_the_memory_of_the_nearest_node() -> None:
     assert str(memory_nodes_for(BARE, CpuSet.parse("0-1"))) == "2"
     assert str(memory_nodes_for(BARE, CpuSet.parse("0-1"), 101)) == "1-2"
 
 
-def test_where_no_distances_are_known_all_nodes_are_equally_near() -> None:
+def test_without_known_distances_all_nodes_are_equally_near() -> None:
     unknown = changed_copy(BARE, nodes=tuple(changed_copy(node, distance=()) for node in BARE.nodes))
     assert str(memory_nodes_for(unknown, CpuSet.parse("0-1"))) == "1-3"
     assert str(memory_nodes_for(unknown, CpuSet.parse("2-3"), 101)) == "1-2"

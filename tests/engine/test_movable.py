@@ -48,7 +48,7 @@ def test_an_owner_can_be_moved_to_free_cpus_of_its_numa_node() -> None:
     assert why(state(owning("a", "0-1")), CpuSet.parse("1-2")) == ""
 
 
-def test_only_containers_that_exist_count() -> None:
+def test_only_existing_containers_can_be_moved() -> None:
     there = state(owning("a", "0-1", phase=Phase.EXITED))
     assert containers_of(there, f"{POD.key}/a") == ()
     assert why(there) == "it owns no CPUs"
@@ -78,7 +78,7 @@ def test_an_owner_that_hooks_have_narrowed_stays() -> None:
     assert why(state(owning("a", "0-1", hook_cpus=CpuSet.parse("0")))) == "a hook has narrowed ns/p/a"
 
 
-def test_cpus_that_another_party_counts_on_stay() -> None:
+def test_cpus_named_by_another_component_are_not_moved() -> None:
     words = "the CPUs of ns/p/a were named for it, or chosen for its pod"
     named = changed_copy(POD, cpuset=MINE, cpuset_chosen_locally=True)
     assert why(state(owning("a", "0-1", named), pods=(named,))) == words
@@ -89,7 +89,7 @@ def test_cpus_that_another_party_counts_on_stay() -> None:
     assert why(state(owning("a", "0-1", named), pods=())) == words, "its sandbox is not known"
 
 
-def test_as_many_cpus_as_before() -> None:
+def test_an_owner_moves_only_to_as_many_cpus_as_it_has() -> None:
     assert why(state(owning("a", "0-1")), CpuSet.parse("2")) == "it has 2 CPUs, not 1"
     assert why(state(owning("a", "0-1")), MINE) == "it is on CPUs 0-1 already"
 
@@ -122,14 +122,14 @@ def test_cpus_that_nothing_may_own_are_refused(rules: dict[str, Any]) -> None:
     assert why(there, CpuSet.parse("1,3")) == "CPUs 3 are not free"
 
 
-def test_cpus_that_others_count_on_are_refused() -> None:
+def test_cpus_reserved_for_other_containers_are_refused() -> None:
     aside = changed_copy(OTHER, reserved_for_pod=SetAside(None, preferred=True, cpus=CpuSet.parse("3")))
     assert why(state(owning("a", "0-1"), pods=(POD, aside))) == "CPUs 3 are not free"
     named = changed_copy(OTHER, cpuset=CpuSet.parse("2"))
     assert why(state(owning("a", "0-1"), pods=(POD, named))) == "CPUs 2 are not free"
 
 
-def test_all_containers_of_an_owner_are_looked_at() -> None:
+def test_all_containers_of_an_owner_are_checked() -> None:
     first = owning("a", "0-1")
     for other, words in (
         (owning("b", "0-1", phase=Phase.CREATED), "ns/p/b is not running"),

@@ -93,7 +93,7 @@ def test_an_owner_keeps_what_it_does_not_run_on() -> None:
     assert violations(narrow) == []
 
 
-def test_a_limit_of_the_scheduler_stays() -> None:
+def test_a_limit_of_the_scheduler_is_kept() -> None:
     state = hooked(put(empty(), "named"), "named", narrowing("0-5"), seen="4-11")
     assert runs_on(state, "named") == "4-5"
     # Suppression does not lead out of the two limits, where it leaves none of them.
@@ -103,7 +103,7 @@ def test_a_limit_of_the_scheduler_stays() -> None:
     assert runs_on(hooked(put(empty(), "named"), "named", narrowing("0-1"), seen="0-15"), "named") == "4-11"
 
 
-def test_narrowing_again_replaces_and_clear_ends_it() -> None:
+def test_a_new_narrowing_replaces_the_previous_one_and_clear_ends_it() -> None:
     state = hooked(put(empty(), "ls"), "ls", narrowing("1-3"))
     again = hooked(state, "ls", narrowing("6-7", by="20-y"))
     assert runs_on(again, "ls") == "6-7"
@@ -114,7 +114,7 @@ def test_narrowing_again_replaces_and_clear_ends_it() -> None:
 
 
 @pytest.mark.parametrize("cpus", ["2-3", "99", ""])
-def test_what_is_not_its_to_have_is_not_given(cpus: str) -> None:
+def test_cpus_outside_the_pool_are_not_given(cpus: str) -> None:
     state = put(put(empty(), "lse"), "ls")
     one = state.containers["ls"]
     same, problem = narrowed(state, one, narrowing(cpus))
@@ -122,7 +122,7 @@ def test_what_is_not_its_to_have_is_not_given(cpus: str) -> None:
     assert f"cannot narrow ns/ls/c to CPUs {cpus} by hook 10-x: it has 0-1,6-15" in problem
 
 
-def test_what_was_lost_while_the_hook_thought_comes_back_later() -> None:
+def test_cpus_lost_during_the_call_of_the_hook_return_later() -> None:
     state = put(put(empty(), "lse"), "ls")
     late = hooked(state, "ls", narrowing("5-6", owned=True), seen="0-15")  # asked before the owner came
     assert runs_on(late, "ls") == "6"
@@ -151,7 +151,7 @@ def test_owned_cpus_where_the_configuration_lets_hooks_give_them() -> None:
     assert violations(more) == []
 
 
-def test_memory_nodes() -> None:
+def test_hooks_narrow_memory_nodes() -> None:
     state = hooked(put(empty(), "ls"), "ls", Narrowing(mems=Mask((1,)), mems_by="30-m"))
     one = state.containers["ls"]
     assert (str(state.desired_mems(one)), one.placement.reasons[-1]) == (
@@ -167,7 +167,7 @@ def test_memory_nodes() -> None:
     assert "there is memory on NUMA nodes 0-1 only" in problem
 
 
-def test_no_node_is_taken_away_from_which_memory_was_promised() -> None:
+def test_a_node_with_promised_memory_is_not_removed() -> None:
     state = put(empty(), "ls")
     one = state.containers["ls"]
     blocks = (Block(Mask((0, 1)), "memory", 1 << 30), Block(Mask((0,)), "hugepages-2Mi", 1 << 21))
@@ -196,7 +196,7 @@ STEPS = st.lists(
     steps=[("put", "be", 0), ("cpus", "be", 0, CpuSet([1]), None), ("suppress", CpuSet([0]))], owned=False
 )
 @settings(max_examples=150)
-def test_invariants_hold_over_hooks(steps: list[tuple[object, ...]], owned: bool) -> None:
+def test_invariants_hold_after_any_hook_answers(steps: list[tuple[object, ...]], owned: bool) -> None:
     state = empty()
     for what, *rest in steps:
         before = state

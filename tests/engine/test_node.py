@@ -27,7 +27,7 @@ TOPOLOGY = CpuTopology.of(MACHINE)
         ("0,99", True, "1-15"),
     ],
 )
-def test_pools_keep_off_what_is_strictly_reserved(reserved: str, *, strict: bool, shareable: str) -> None:
+def test_pools_exclude_strictly_reserved_cpus(reserved: str, *, strict: bool, shareable: str) -> None:
     options = CpuOptions(strict_cpu_reservation=strict)
     node = Node(MACHINE, TOPOLOGY, reserved=CpuSet.parse(reserved), options=options)
     assert str(node.shareable) == shareable
@@ -38,7 +38,9 @@ def test_pools_keep_off_what_is_strictly_reserved(reserved: str, *, strict: bool
 
 @pytest.mark.parametrize("policy", list(TopologyPolicy))
 @pytest.mark.parametrize("scope", list(Scope))
-def test_pods_are_decided_as_a_whole_only_where_something_is(policy: TopologyPolicy, scope: Scope) -> None:
+def test_pods_are_decided_as_a_whole_only_with_a_policy_and_pod_scope(
+    policy: TopologyPolicy, scope: Scope
+) -> None:
     node = Node(MACHINE, TOPOLOGY, policy=policy, scope=scope)
     assert node.decides_pods is (scope is Scope.POD and policy is not TopologyPolicy.NONE)
 
@@ -62,7 +64,7 @@ def test_pods_that_rely_on_their_placement_must_not_run_without_it(
     assert Node(MACHINE, TOPOLOGY, policy=policy).refuses_unplaced(pod) is refused
 
 
-def test_memory_and_distances_are_read_where_they_are_wanted() -> None:
+def test_memory_and_distances_are_read_where_they_are_needed() -> None:
     node = Node(MACHINE, TOPOLOGY)
     assert (node.memory, node.distances, node.nodes) == (None, None, Mask([0, 1]))
     node = Node(MACHINE, TOPOLOGY, closest=True, reserved_memory={1: {"memory": 30}})

@@ -47,7 +47,7 @@ def test_no_source_sets_a_value() -> None:
     assert found.on(NODE) == NODE
 
 
-def test_the_configuration_alone() -> None:
+def test_values_of_the_configuration_without_other_sources() -> None:
     found = policy_of(
         bind=SPREAD,
         strategy=NumaStrategy.LEAST_ALLOCATED,
@@ -267,7 +267,7 @@ TEXTS = st.text(max_size=30) | PIECES | JSONS
 
 
 @given(st.dictionaries(KEYS, TEXTS), st.dictionaries(KEYS, TEXTS), st.text(max_size=12), st.text(max_size=8))
-def test_garbage_gives_a_node_that_works(
+def test_invalid_annotations_yield_a_working_node(
     garbage: dict[str, str], more: dict[str, str], policy: str, scope: str
 ) -> None:
     kubelet = CpuManager(policy, {"full-pcpus-only": scope}, topology_policy=policy, topology_scope=scope)

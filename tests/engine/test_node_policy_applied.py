@@ -55,7 +55,7 @@ def enacted(state: NodeState, policy: NodePolicy, options: TopologyOptions = CAL
     return apply_node_policy(state, policy, rules(state), options)
 
 
-def test_pools_follow_and_owners_keep_what_they_have() -> None:
+def test_pools_follow_a_new_policy_and_owners_keep_their_cpus() -> None:
     state = there(
         container("a", "0,4"), container("b"), container("c", "3"), container("d", "1", Phase.EXITED)
     )
@@ -70,12 +70,12 @@ def test_pools_follow_and_owners_keep_what_they_have() -> None:
     assert again.notes == ()
 
 
-def test_nothing_new_changes_nothing() -> None:
+def test_an_unchanged_policy_changes_nothing() -> None:
     state = there(container("a", "0,4"))
     assert enacted(state, rules(state)).state is state
 
 
-def test_a_reservation_that_leaves_nothing_is_refused_until_it_does() -> None:
+def test_a_reservation_that_leaves_no_cpus_is_refused_until_it_leaves_some() -> None:
     state = there(container("a", "0-3"))
     done = enacted(state, rules(state, "4-7"))
     assert done.state is state
@@ -90,7 +90,7 @@ def test_a_reservation_that_leaves_nothing_is_refused_until_it_does() -> None:
     assert enacted(free, rules(free, "0-7")).state is free, "all CPUs"
 
 
-def test_what_is_set_aside_counts_as_taken() -> None:
+def test_set_aside_cpus_count_as_taken() -> None:
     from proxy.model.workload import SetAside
 
     pod = Pod(
@@ -100,7 +100,7 @@ def test_what_is_set_aside_counts_as_taken() -> None:
     assert enacted(state, rules(state, "4-7")).state is state
 
 
-def test_of_two_values_the_possible_one_is_in_effect() -> None:
+def test_the_feasible_one_of_two_values_is_in_effect() -> None:
     state = there(container("a", "0-3"))
     done = enacted(state, rules(state, "4", "5-7"))
     assert (str(done.policy.reservation.value), str(done.policy.system.value)) == ("4", "")
@@ -132,7 +132,7 @@ def test_a_kubelet_reserve_that_empties_the_pool_is_not_followed() -> None:
     assert str(owners_only.state.pools.shared) == "0-1,3-5,7", "others may share what has no owner"
 
 
-def test_cpus_may_change_from_one_to_the_other() -> None:
+def test_cpus_may_change_between_reserved_and_system() -> None:
     base = there()
     first = enacted(base, rules(base, "0-6"))
     assert str(first.state.pools.shared) == "7"
@@ -141,7 +141,7 @@ def test_cpus_may_change_from_one_to_the_other() -> None:
     assert not second.policy.reservation.problem
 
 
-def test_a_policy_that_cannot_be_here_is_refused() -> None:
+def test_a_policy_that_the_machine_cannot_support_is_refused() -> None:
     node = changed_copy(NODE, options=CpuOptions(align_by_socket=True))
     state = there(node=node)
     policy = rules(state, "0", labels={NUMA_POLICY[0]: "SingleNUMANode", BIND_POLICY[0]: "FullPCPUsOnly"})
@@ -156,7 +156,7 @@ def test_a_policy_that_cannot_be_here_is_refused() -> None:
     assert "distances" in done.policy.policy.problem
 
 
-def test_rules_that_no_policy_has_follow_too() -> None:
+def test_rules_outside_of_the_policy_are_updated_too() -> None:
     state = there(container("a", "0,4"), container("b"))
     strict = changed_copy(NODE, options=CpuOptions(strict_cpu_reservation=True), keep_quota=KeepQuota.ALWAYS)
     policy = changed_copy(rules(state), reserved=PolicyValue(CpuSet.parse("2"), "a test"))
@@ -167,7 +167,7 @@ def test_rules_that_no_policy_has_follow_too() -> None:
     assert violations(done.state) == []
 
 
-def test_what_keeps_its_previous_value_is_reported_apart() -> None:
+def test_settings_that_keep_their_previous_value_are_reported_separately() -> None:
     state = there(container("a", "0-3"))
     assert enacted(state, rules(state, "0-1")).not_applied == ()
     (words,) = enacted(state, rules(state, "4-7")).not_applied
@@ -225,7 +225,7 @@ def test_a_value_that_changes_no_rule_of_the_node_is_not_reported() -> None:
     assert play.state.facts.policy.numa_reservation.value
 
 
-def test_kubelets_settings_and_what_a_takeover_keeps_back_decide_too() -> None:
+def test_kubelets_settings_and_the_reserve_of_a_takeover_change_the_rules() -> None:
     play, free = started(there()), CpuSet()
     manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet.parse("0"))
     assert play >> KubeletCpusRead(manager, {}) >> TakeoverChanged(static=True, reserved=CpuSet.parse("4"))
@@ -240,7 +240,7 @@ def test_kubelets_settings_and_what_a_takeover_keeps_back_decide_too() -> None:
     assert play >> DECIDED << NodePolicyApplied({}, ()), "it is within what kubelet reserves"
 
 
-def test_a_value_that_another_source_gives_now_is_not_reported() -> None:
+def test_a_value_that_only_changes_its_source_is_not_reported() -> None:
     whole = changed_copy(NODE, bind=NodeBindPolicy.FULL_PCPUS_ONLY)
     play = started(there(node=whole), whole)
     labels = {BIND_POLICY[0]: "FullPCPUsOnly"}
@@ -284,7 +284,7 @@ def test_another_configuration_keeps_the_machine_and_the_takeover() -> None:
     assert "there is no CPU 7 here" in play.state.facts.policy.reservation.problem
 
 
-def test_namespaces_that_are_selected_stay_so_until_labels_are_read() -> None:
+def test_selected_namespaces_stay_selected_until_labels_are_read() -> None:
     selector = LabelSelector((("cpus", "exclusive"),))
     owners = Namespaces(selector=selector, selected=frozenset(("a",)))
     node = changed_copy(NODE, admission=AdmissionRules(owners=owners))
@@ -297,7 +297,7 @@ def test_namespaces_that_are_selected_stay_so_until_labels_are_read() -> None:
     assert play >> known << NodePolicyApplied({}, ())
 
 
-def test_a_configuration_that_the_node_cannot_follow_now_is_found_before_it_is_read() -> None:
+def test_a_configuration_that_the_node_cannot_apply_is_detected_beforehand() -> None:
     play = started(there(container("a", "0-3")))
     all_left = changed_copy(DECIDED, configured=changed_copy(NODE, node_reservation=CpuSet.parse("4-7")))
     (words,) = new_refusals(play.state, all_left)

@@ -64,7 +64,7 @@ def sharer(pool: Pool) -> Container:
     st.sets(st.integers(0, 7), max_size=7),
     st.lists(st.tuples(METAS | st.none(), KUBELETS | st.none()), min_size=1, max_size=4),
 )
-def test_rules_that_change_break_no_promise(
+def test_changed_rules_keep_owners_and_shared_cpus(
     owned: set[int], reported: list[tuple[NodeMeta, CpuManager]]
 ) -> None:
     owners = [owner(i, cpu, QosClass.LSE if i % 2 else QosClass.LSR) for i, cpu in enumerate(sorted(owned))]

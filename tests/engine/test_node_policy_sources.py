@@ -143,14 +143,14 @@ def test_the_node_object_wins_over_all_others(rules: dict[str, object], kubelet:
     )
 
 
-def test_a_label_says_that_numa_nodes_keep_nothing_back() -> None:
+def test_a_label_can_disable_the_reserve_of_numa_nodes() -> None:
     key = node_keys.NUMA_RESERVATION
     found = read(NodeMeta(labels={key: "false"}), None, {}).numa_reservation
     assert found == PolicyValue(value=False, source=f"label {key} of the Node object")
 
 
 @pytest.mark.parametrize("scope", ["", "node"])
-def test_kubelets_policy_without_a_known_scope_keeps_ours(scope: str) -> None:
+def test_kubelets_policy_without_a_known_scope_keeps_the_configured_scope(scope: str) -> None:
     kubelet = changed_copy(KUBELET, topology_scope=scope)
     found = read(None, kubelet, {"scope": Scope.POD})
     assert found.policy.value is TopologyPolicy.BEST_EFFORT
@@ -168,7 +168,7 @@ def test_options_and_reserve_of_a_cpu_manager_that_is_off_are_ignored(policy: st
 
 
 @pytest.mark.parametrize("where", [node_keys.RESERVATION, node_keys.SYSTEM_QOS])
-def test_of_the_named_cpus_those_of_the_machine_count(where: str) -> None:
+def test_only_named_cpus_that_the_machine_has_count(where: str) -> None:
     """What is wrong with the list itself is reported before the CPUs that the machine does not have."""
     member = "reservedCPUs" if where == node_keys.RESERVATION else "cpuset"
     name = ANNOTATIONS[where]
@@ -182,7 +182,7 @@ def test_of_the_named_cpus_those_of_the_machine_count(where: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True"])
-def test_options_of_kubelet_are_true_as_kubelet_reads_them(text: str) -> None:
+def test_options_of_kubelet_are_parsed_as_kubelet_parses_them(text: str) -> None:
     options = {"full-pcpus-only": text, "distribute-cpus-across-numa": text}
     found = read(None, changed_copy(KUBELET, options=options), {})
     assert found.bind.value is NodeBindPolicy.FULL_PCPUS_ONLY

@@ -92,7 +92,7 @@ def test_only_a_pod_that_shares_cpus_and_wants_to_be_aligned_is_bound_to_the_poo
     assert (nodes_of(silent), silent.pod.nodes) == (Mask((2,)), None)
 
 
-def test_what_spans_nodes_is_divided_evenly() -> None:
+def test_cpus_on_several_nodes_are_divided_evenly() -> None:
     got = admit(empty(), lsr("a", RESTRICTED), whole(12))
     assert nodes_of(got) == Mask((0, 1))
     assert [len(got.pod.cpuset & node) for node in NODES] == [6, 6, 0, 0]
@@ -104,7 +104,7 @@ def test_what_spans_nodes_is_divided_evenly() -> None:
     assert sorted(len(odd.pod.cpuset & node) for node in NODES) == [0, 0, 4, 6], "whole cores stay whole"
 
 
-def test_strategy_chooses_among_equals() -> None:
+def test_the_strategy_chooses_among_equally_good_nodes() -> None:
     state, _ = add(empty(), lsr("first", SINGLE), whole(2))
     fullest = admit(state, lsr("a", SINGLE), whole(2))
     assert nodes_of(fullest) == Mask((0,))
@@ -139,7 +139,7 @@ def test_the_smallest_request_for_cpu_aligns_a_pod() -> None:
     assert got.pod.nodes == Mask((0,))
 
 
-def test_decided_elsewhere_or_nothing_asked() -> None:
+def test_pods_with_named_cpus_or_without_a_request_are_not_aligned() -> None:
     state = empty()
     for decided in (
         lsr("a", SINGLE, cpuset=CpuSet.parse("0-11")),
@@ -153,7 +153,7 @@ def test_decided_elsewhere_or_nothing_asked() -> None:
     assert silent.pod.nodes is None
 
 
-def test_pod_and_node_must_want_the_same() -> None:
+def test_contradicting_policies_of_pod_and_node_are_refused() -> None:
     node = empty(policy=TopologyPolicy.RESTRICTED)
     assert admit(node, lsr("a", RESTRICTED), whole(2)).verdict.admitted
     refused = admit(node, lsr("a", SINGLE), whole(2))
@@ -161,7 +161,7 @@ def test_pod_and_node_must_want_the_same() -> None:
     assert "the node has Restricted" in refused.verdict.message
 
 
-def test_devices_take_part() -> None:
+def test_devices_take_part_in_the_alignment() -> None:
     nic = LocatedDevice("nic", "vendor/nic", Mask((2,)), "sysfs")
     got = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic))
     assert nodes_of(got) == Mask((2,))
@@ -171,7 +171,7 @@ def test_devices_take_part() -> None:
     assert apart.verdict.reason == "TopologyAffinityError"
 
 
-def test_memory_takes_part() -> None:
+def test_memory_takes_part_in_the_alignment() -> None:
     state = empty(reserved_memory={0: {"memory": MIB}})
     state, _ = add(state, pod("first", SINGLE), whole(1, 80))
     got = admit(state, pod("second", SINGLE), whole(1, 50))
@@ -179,7 +179,7 @@ def test_memory_takes_part() -> None:
     assert admit(state, pod("third", SINGLE), whole(1, 101)).verdict.reason == "TopologyAffinityError"
 
 
-def test_keeping_apart() -> None:
+def test_single_node_pods_and_spanning_pods_avoid_each_others_nodes() -> None:
     """A pod on one node avoids nodes of pods that span several, and the other way round."""
     required = {"numa_exclusive": NumaExclusive.REQUIRED}
     state, wide = add(empty(), lsr("wide", RESTRICTED), whole(10))
@@ -195,7 +195,7 @@ def test_keeping_apart() -> None:
     assert preferred.verdict.admitted
 
 
-def test_a_pod_keeps_apart_from_one_whose_containers_are_still_to_come() -> None:
+def test_a_pod_avoids_nodes_of_a_pod_whose_containers_are_not_yet_created() -> None:
     required = {"numa_exclusive": NumaExclusive.REQUIRED}
     first = admit(empty(), lsr("first", SINGLE, **required), whole(2))
     assert nodes_of(first) == Mask((0,))
@@ -204,7 +204,7 @@ def test_a_pod_keeps_apart_from_one_whose_containers_are_still_to_come() -> None
     assert 0 not in (nodes_of(wide) or ())
 
 
-def test_a_pod_does_not_keep_apart_from_its_own_containers() -> None:
+def test_a_pod_does_not_avoid_its_own_containers() -> None:
     state, _ = start(empty(), pod("a"), whole(2))
     assert MACHINE.nodes_of(state.containers["a/c"].placement.exclusive) == Mask((0,))
     asks = lsr("a", RESTRICTED, numa_exclusive=NumaExclusive.REQUIRED)
@@ -263,7 +263,7 @@ def test_devices_without_a_numa_node_are_near_to_all() -> None:
     assert nodes_of(got) == Mask((0,))
 
 
-def test_on_one_node_cpus_are_chosen_as_ever() -> None:
+def test_cpus_on_one_node_are_chosen_as_without_alignment() -> None:
     state, _ = add(empty(), pod("first"), whole(3))
     got = admit(state, lsr("a", SINGLE), whole(4))
     assert got.pod.cpuset == CpuSet((2, 3, 18, 19)), "whole cores"

@@ -276,7 +276,7 @@ class Life:
 
 
 @pytest.mark.parametrize("kind", MACHINES)
-def test_random_lives(kind: str) -> None:
+def test_invariants_hold_for_random_histories(kind: str) -> None:
     machine = MACHINES[kind]()
     for seed in range(10 if len(machine.cpus) > 64 else 40):
         Life(machine, random.Random(seed)).run()

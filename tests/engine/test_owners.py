@@ -103,7 +103,7 @@ def even(name: str, milli: int, kind: ContainerKind = ContainerKind.APP) -> Cont
     return ContainerResources(name, kind, {"cpu": milli}, {"cpu": milli})
 
 
-def test_kubelets_facts_count_what_runs_together() -> None:
+def test_kubelets_facts_count_containers_that_run_at_the_same_time() -> None:
     asks = known(even("i", 8000, ContainerKind.INIT), even("s", 500, ContainerKind.SIDECAR), even("a", 1500))
     got = admitted(NodeState.empty(NODE), pod(requests=asks), total(8000))
     assert len(got.pod.cpuset or ()) == 2
@@ -112,7 +112,7 @@ def test_kubelets_facts_count_what_runs_together() -> None:
     assert "container a requests 2000m CPU and is limited to 3000m" in reported
 
 
-def test_the_topology_policy_and_the_bind_policy_hold_for_it() -> None:
+def test_the_topology_policy_and_the_bind_policy_apply_to_a_pod_as_owner() -> None:
     node = changed_copy(NODE, policy=TopologyPolicy.RESTRICTED)
     gpu = (LocatedDevice("g", "gpu", Mask((1,))),)
     spread = pod(bind_required=BindPolicy.SPREAD_BY_PCPUS)
@@ -123,7 +123,7 @@ def test_the_topology_policy_and_the_bind_policy_hold_for_it() -> None:
     assert admit(NodeState.empty(NODE), full, total(3000)).verdict.reason == "CPUBindPolicyError"
 
 
-def test_counted_memory_is_the_pods_as_a_whole() -> None:
+def test_memory_is_counted_for_the_pod_as_a_whole() -> None:
     node = changed_copy(NODE, reserved_memory={0: {"memory": GI}})
     got = admitted(NodeState.empty(node), pod(), total(2000, memory_limit=3 * GI))
     assert got.pod.reserved_for_pod is not None
@@ -137,7 +137,7 @@ def test_counted_memory_is_the_pods_as_a_whole() -> None:
     assert plan.state.memory.nodes[0].table("memory").reserved == 3 * GI
 
 
-def test_a_container_that_is_not_affected() -> None:
+def test_pods_with_named_cpus_or_of_other_classes_are_not_decided() -> None:
     assert not decides_pod(changed_copy(NODE, static=False), pod())
     for claiming in (
         pod(cpuset=CpuSet((1,))),
@@ -152,7 +152,7 @@ def test_a_container_that_is_not_affected() -> None:
     assert (silent.pod.cpuset, silent.pod.reserved_for_pod) == (None, None), "an old kubelet reports no sums"
 
 
-def test_a_node_that_is_full_refuses_and_changes_nothing() -> None:
+def test_a_full_node_refuses_a_pod_and_keeps_its_state() -> None:
     state = admitted(NodeState.empty(NODE), pod(), total(12_000)).state
     other = changed_copy(pod(), uid="u2", name="q", sandbox_id="t-2")
     got = admit(state, other, total(6000))
@@ -206,7 +206,7 @@ def named(state: NodeState, uid: str, cpus: str, **more: Any) -> Any:
     return place(state.with_pod(pod), pod, "c", 0, whole(len(wanted)), f"c-{uid}")
 
 
-def test_the_floor_of_the_node_stands_against_named_cpus() -> None:
+def test_the_floor_of_the_node_takes_precedence_over_named_cpus() -> None:
     rules = changed_copy(DEFAULT, floor=6, numa_floor=0)
     plan = named(state_of(rules), "u", "0-9")
     assert plan.container is not None
@@ -221,7 +221,7 @@ def test_the_floor_of_the_node_stands_against_named_cpus() -> None:
     assert plan.explanation.verdict == plan.verdict
 
 
-def test_the_floor_of_a_numa_node_stands_against_named_cpus() -> None:
+def test_the_floor_of_a_numa_node_takes_precedence_over_named_cpus() -> None:
     assert named(state_of(), "u", "0-3,8-9").container is not None
     plan = named(state_of(), "u", "0-3,8-10")
     assert plan.limit is AdmissionRule.SHARED_FLOOR
@@ -231,7 +231,7 @@ def test_the_floor_of_a_numa_node_stands_against_named_cpus() -> None:
     )
 
 
-def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
+def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_replaced() -> None:
     state = state_of()
     plan = guaranteed(state, "u", 7)
     assert plan.container is not None
@@ -247,7 +247,7 @@ def test_a_choice_that_breaks_the_floor_of_a_numa_node_is_made_again() -> None:
     ), "a choice that breaks nothing is the same as without floors"
 
 
-def test_a_single_node_policy_rejects_where_the_floor_takes_the_room() -> None:
+def test_a_single_node_policy_rejects_a_pod_that_the_floor_leaves_no_room_for() -> None:
     state = state_of(policy=TopologyPolicy.SINGLE_NUMA_NODE)
     plan = guaranteed(state, "u", 7)
     assert (plan.container, plan.limit) == (None, AdmissionRule.SHARED_FLOOR)
@@ -277,7 +277,7 @@ def test_pods_that_are_decided_as_a_whole_keep_the_floor(scope: Scope) -> None:
     assert plan.container.placement.pool is Pool.SHARED
 
 
-def test_what_is_set_aside_is_gone_from_the_pool() -> None:
+def test_set_aside_cpus_count_against_the_floor_of_the_pool() -> None:
     state = admit(state_of(), pod_of("u", 8, qos=QosClass.LSR), whole(8)).state
     assert state.pools.shared == MACHINE.online, "pools continue using it"
     assert guaranteed(state, "v", 4).container is not None
@@ -303,7 +303,7 @@ def test_whether_it_is_known_what_a_pod_requests(
     ("owner", "reserved", "hard"),
     [(True, False, True), (False, True, True), (True, True, True), (False, False, False)],
 )
-def test_cpus_that_are_out_of_the_be_pool_stay_so_while_they_are_changed(
+def test_cpus_excluded_from_the_be_pool_stay_excluded_while_they_change(
     owner: bool, reserved: bool, hard: bool
 ) -> None:
     qos = QosClass.LSE if owner else QosClass.LSR
@@ -350,7 +350,7 @@ def test_an_ended_container_of_the_same_pod_does_not_count() -> None:
     assert again.limit is AdmissionRule.POD_LIMIT, "it was none: then the limits hold for it"
 
 
-def test_an_owner_is_not_asked_again_for_what_it_has() -> None:
+def test_an_owner_is_not_checked_again_for_cpus_that_it_has() -> None:
     state = named(state_of(AdmissionRules()), "u", "0-14").state
     tight = state.with_node(state_of().node)
     assert tight.pools.shared == CpuSet([15])
@@ -393,7 +393,7 @@ def test_an_adopted_container_keeps_the_cpus_that_it_runs_on(
     assert bool(plan.problem) is (limit is not None)
 
 
-def test_what_kubelet_pinned_shares_beyond_the_floor_and_is_not_rejected() -> None:
+def test_a_container_pinned_by_kubelet_beyond_the_floor_shares_and_is_not_rejected() -> None:
     """kubelet has admitted the pod and would ask for it again and again."""
     node = Node(MACHINE, CpuTopology.of(MACHINE), admission=DEFAULT)
     for count, pool in ((6, Pool.OWN), (13, Pool.SHARED)):
@@ -414,7 +414,7 @@ def test_what_kubelet_pinned_shares_beyond_the_floor_and_is_not_rejected() -> No
     assert "other CPUs than kubelet's CPU manager named (shared-floor)" in plan.problem
 
 
-def test_what_kubelet_holds_for_containers_to_come_keeps_the_floor() -> None:
+def test_cpus_that_kubelet_holds_for_future_containers_keep_the_floor() -> None:
     state = state_of().with_kubelet_cpus({"u": {"a": CpuSet.parse("0-3,8-9"), "b": CpuSet.parse("10")}})
     assert state.owners.keys() == {"u/a"}
     assert state.pools.shared == MACHINE.online - CpuSet.parse("0-3,8-9")
@@ -450,7 +450,7 @@ def test_a_container_gets_what_was_set_aside_for_its_pod_though_the_floor_is_hig
     assert plan.container.placement.exclusive == admission.pod.reserved_for_pod.cpus
 
 
-def test_cpus_that_stand_in_for_others_keep_the_floor() -> None:
+def test_replacement_cpus_keep_the_floor() -> None:
     for rules, count in ((AdmissionRules(), 2), (DEFAULT, 0)):
         state = named(state_of(rules), "u", "4-7,12-13").state
         pod = pod_of("v", 6)

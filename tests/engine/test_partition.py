@@ -81,18 +81,18 @@ def test_an_owner_whose_cpus_no_other_container_uses_is_a_partition(
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.RUNNING])
-def test_a_container_that_does_not_run_is_none(phase: Phase) -> None:
+def test_a_container_that_does_not_run_gets_no_partition(phase: Phase) -> None:
     assert partition_cpus(node(owner(phase=phase)), "x") is None
 
 
-def test_a_container_that_owns_nothing_is_none() -> None:
+def test_a_container_without_exclusive_cpus_gets_no_partition() -> None:
     assert partition_cpus(node(sharing()), "ls") is None
     assert partition_cpus(node(), "x") is None
     others = node(sharing()).with_facts(partitions=PartitionFacts({"x": RECORD}))
     assert makeable_cpus(others, "ls") is None
 
 
-def test_a_container_on_the_cpus_of_class_system_is_none() -> None:
+def test_a_container_on_the_cpus_of_class_system_gets_no_partition() -> None:
     container = changed_copy(owner("sys"), placement=Placement(Pool.SYSTEM, CpuSet(), Mask()))
     state = NodeState.of(changed_copy(NODE, system=CpuSet.parse("0-1")), (POD,), (container,))
     assert state.desired_cpus(container) == CpuSet.parse("0-1")
@@ -100,7 +100,7 @@ def test_a_container_on_the_cpus_of_class_system_is_none() -> None:
     assert partition_cpus(state, "sys") is None
 
 
-def test_what_is_outdated() -> None:
+def test_outdated_partitions_are_found() -> None:
     known = PartitionFacts({"x": RECORD})
     assert known.outdated(node(owner()), "isolated") == []
     ended = [("x", RECORD)]
@@ -110,7 +110,7 @@ def test_what_is_outdated() -> None:
     assert known.outdated(node(), "isolated") == ended, "it is gone"
 
 
-def test_a_partition_from_its_plan_to_its_end() -> None:
+def test_a_partition_is_planned_made_and_removed() -> None:
     scenario = Playbook(node(owner()), handle)
     assert scenario >> PartitionsDue() << MakePartitions(("x",))
     assert scenario >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump())
@@ -144,7 +144,9 @@ def test_a_partition_that_the_kernel_refuses_has_its_reason_until_it_is_made() -
         pytest.param([sharing()], {}, id="it owns nothing"),
     ],
 )
-def test_what_gets_no_partition(containers: list[Container], why: dict[str, str]) -> None:
+def test_containers_that_get_no_partition_have_a_reason(
+    containers: list[Container], why: dict[str, str]
+) -> None:
     scenario = Playbook(node(*containers), handle)
     assert scenario >> PartitionsDue() << MakePartitions(())
     assert scenario.state.facts.partitions.why == why
@@ -158,7 +160,7 @@ def test_what_gets_no_partition(containers: list[Container], why: dict[str, str]
         (PartitionState("member", valid=False), "member"),
     ],
 )
-def test_what_the_kernel_ended_is_reported_where_the_container_is_there(
+def test_a_partition_that_the_kernel_ended_is_reported_for_an_existing_container(
     found: PartitionState, words: str
 ) -> None:
     scenario = Playbook(node(owner()), handle)
@@ -185,7 +187,7 @@ def test_when_a_partition_can_be_made() -> None:
     assert makeable_cpus(other, "x") == CpuSet.parse("0-1")
 
 
-def test_a_record_as_plain_data() -> None:
+def test_a_partition_record_survives_a_round_trip() -> None:
     assert PartitionRecord.load(RECORD.dump()) == RECORD
     for broken in (
         {},
@@ -197,7 +199,7 @@ def test_a_record_as_plain_data() -> None:
             PartitionRecord.load(broken)
 
 
-def test_what_a_ledger_holds() -> None:
+def test_records_are_read_from_the_ledger() -> None:
     entries = {"x/a": RECORD.dump(), "x/b": {"path": 7}, "q/c": {}}
     assert PartitionFacts.load(entries) == ({"a": RECORD}, {"x/b": "it is not a partition"})
     assert PartitionFacts({"a": RECORD}).dump() == {"x/a": RECORD.dump()}

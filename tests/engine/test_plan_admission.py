@@ -158,7 +158,7 @@ def test_facts_of_kubelet_limit_a_pod_whose_sandbox_has_no_sum() -> None:
     assert rule_of(changed_copy(pod, cpuset=CpuSet(range(3)))) is None
 
 
-def test_beyond_256_cpus_the_limit_is_used() -> None:
+def test_the_limit_counts_beyond_256_cpus() -> None:
     """The kernel takes no more than 262144 shares."""
     pod = pod_of("", "", Request(262_144, 300 * 100_000, 100_000))
     assert requested_cpus(pod, Request()) == 300
@@ -304,7 +304,7 @@ def test_a_pod_shares_where_that_is_configured(qos: str) -> None:
 
 @pytest.mark.parametrize("annotation", ['{"cpuset":"0-3"}', "{", '{"numaNodeResources":[{"node":1}]}'])
 @pytest.mark.parametrize("qos", ["", "LS", "LSR", "BE"])
-def test_an_annotation_that_is_ignored_is_as_none(annotation: str, qos: str) -> None:
+def test_an_ignored_annotation_has_no_effect(annotation: str, qos: str) -> None:
     rules = changed_copy(DEFAULT, resource_status=ResourceStatusMode.IGNORE)
     for static in (False, True):
         node = node_of(rules, static=static)

@@ -46,7 +46,7 @@ def state(*containers: Container, mode: NodeMode = NodeMode.OBSERVE) -> NodeStat
     return structs.replace(NodeState.of(NODE, [OWNER, SHARER], containers), mode=mode)
 
 
-def test_what_observed_containers_would_get() -> None:
+def test_cpus_that_observed_containers_would_get_are_reported() -> None:
     there = state(OWN, WEB)
     cpusets = {"own": (ALL, BOTH), "web": (ALL, BOTH)}
     own, web = plan_differences(there, live_containers(there), cpusets, {"q/u1": 200_000, "qc/own": -1})
@@ -59,7 +59,7 @@ def test_what_observed_containers_would_get() -> None:
 
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])
-def test_what_is_as_planned_would_not_change(mode: NodeMode) -> None:
+def test_a_container_on_its_planned_cpus_would_not_change(mode: NodeMode) -> None:
     there = state(OWN, WEB, mode=mode)
     cpusets = {"own": (OWNED, Mask((0,))), "web": (SHARED, BOTH)}
     rows = plan_differences(there, live_containers(there), cpusets, {})
@@ -68,7 +68,7 @@ def test_what_is_as_planned_would_not_change(mode: NodeMode) -> None:
     ] * 2
 
 
-def test_what_differs_where_the_plan_is_applied_has_drifted() -> None:
+def test_a_difference_on_an_enforced_container_is_drift() -> None:
     there = state(OWN, WEB, mode=NodeMode.ENFORCE)
     own, web = plan_differences(
         there, live_containers(there), {"own": (ALL, BOTH), "web": (SHARED, BOTH)}, {}
@@ -77,7 +77,7 @@ def test_what_differs_where_the_plan_is_applied_has_drifted() -> None:
     assert web.change is PlanChange.NONE
 
 
-def test_of_what_cannot_be_read_nothing_is_reported() -> None:
+def test_an_unreadable_container_is_not_reported() -> None:
     there = state(OWN)
     (own,) = plan_differences(there, live_containers(there), {}, {})
     assert (own.change, own.cpus, own.mems, own.is_changed) == (PlanChange.NONE, None, None, False)

@@ -79,7 +79,7 @@ def gone(state: NodeState, sandbox_ids: Iterable[str]) -> NodeState:
 
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("policy", list(TopologyPolicy))
-def test_a_pod_uses_again_what_its_init_containers_leave(policy: TopologyPolicy, scope: Scope) -> None:
+def test_a_pod_reuses_resources_of_its_init_containers(policy: TopologyPolicy, scope: Scope) -> None:
     got = dry_run(node(policy, scope), LONG)
     assert got.verdict.admitted
     assert [(c.name, c.phase, len(c.placement.exclusive)) for c in got.containers] == [
@@ -105,7 +105,7 @@ def test_a_pod_uses_again_what_its_init_containers_leave(policy: TopologyPolicy,
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-def test_what_a_pod_leaves_behind_has_the_runtimes_names(scope: Scope) -> None:
+def test_the_state_after_a_dry_run_uses_ids_of_the_runtime(scope: Scope) -> None:
     state = dry_run(node(scope=scope), LONG).state
     assert list(state.pods) == ["s-p"]
     assert set(state.containers) == {"s-p/i", "s-p/s", "s-p/c"}
@@ -117,7 +117,7 @@ def test_what_a_pod_leaves_behind_has_the_runtimes_names(scope: Scope) -> None:
     ("scope", "refused", "placed", "explained"),
     [(Scope.CONTAINER, "c", ["i"], ["ns/p/i", "ns/p/c"]), (Scope.POD, "", [], ["ns/p"])],
 )
-def test_a_pod_of_which_one_container_is_refused_leaves_nothing(
+def test_a_pod_with_a_refused_container_leaves_the_state_unchanged(
     scope: Scope, refused: str, placed: list[str], explained: list[str]
 ) -> None:
     state = dry_run(node(scope=scope), arrival("x", ask("c", 2, 30))).state
@@ -152,7 +152,7 @@ def test_machines_fill_up_and_empty_again() -> None:
     assert gone(state, there).pools.shared == CpuSet.parse("0-15")
 
 
-def test_a_pod_that_is_removed_leaves_its_cpus_and_memory() -> None:
+def test_a_removed_pod_releases_its_cpus_and_memory() -> None:
     before = node()
     first = arrival("a", ask("main", 4, 20, gpus=1))
     placed = dry_run(before, first)

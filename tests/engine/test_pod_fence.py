@@ -35,7 +35,7 @@ def test_a_fence_stays_until_the_last_call_has_completed() -> None:
     assert lowered(fences, "absent") == fences
 
 
-def test_the_list_of_a_fence_counts_for_each_container_in_its_group() -> None:
+def test_the_cpuset_of_a_fence_is_checked_for_each_container_in_its_cgroup() -> None:
     fences = {"pod": ActiveFence("/kubepods/poda", NARROW, WIDE)}
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
     pods = (Pod("s", uid, "ns", uid, cgroup_parent=f"/kubepods/pod{uid}") for uid in "ab")
@@ -62,7 +62,7 @@ def test_which_pods_have_a_group_of_their_own(
     assert (has_slice(pod), has_group(pod)) == (slice_of_its_own, group_of_its_own)
 
 
-def test_a_fence_holds_what_all_containers_of_the_pod_are_to_have() -> None:
+def test_a_fence_contains_the_cpus_of_all_containers_of_the_pod() -> None:
     machine = described(1, 1, 4, 2)
     pod, again = (Pod(f"s{n}", "a", "ns", "a", attempt=n, cgroup_parent="/kubepods/poda") for n in (0, 1))
     other = Pod("s-b", "b", "ns", "b", cgroup_parent="/kubepods/podb")

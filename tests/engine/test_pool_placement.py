@@ -178,7 +178,7 @@ def test_a_pool_is_limited_as_far_as_that_leaves_cpus(
         (Claim(Pool.OWN, "own", cpus=CpuSet((1,)), nodes=Mask((0,))), ""),
     ],
 )
-def test_a_limit_within_which_nothing_is_left_is_reported(claimed: Claim, words: str) -> None:
+def test_a_limit_that_leaves_no_cpus_is_reported(claimed: Claim, words: str) -> None:
     there = state(
         changed_copy(owner("0-3"), placement=changed_copy(owner("0-3").placement, excludes_be=True))
     )

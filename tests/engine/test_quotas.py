@@ -53,7 +53,7 @@ def learned(state: NodeState, known: RemovedQuotas, *, cpu_groups: bool = True) 
 KNOWN = RemovedQuotas({"q/a": QuotaRecord(2, "kubepods/poda"), "qc/x": QuotaRecord(1)}, frozenset({"x"}))
 
 
-def test_what_a_ledger_holds() -> None:
+def test_records_are_read_from_the_ledger() -> None:
     entries = {
         "q/a": {"quota": 2, "group": "kubepods/poda"},
         "qc/x": {"quota": 1},
@@ -68,7 +68,7 @@ def test_what_a_ledger_holds() -> None:
     assert invalid == ["q/zero", "q/text", "qc/group"]
 
 
-def test_what_an_earlier_run_has_removed_is_restored_where_quotas_can_be_written() -> None:
+def test_quotas_removed_by_an_earlier_run_are_restored_where_they_can_be_written() -> None:
     play = Playbook(STATE, handle)
     assert play >> QuotasRead(KNOWN.records), "the ledger has them"
     assert play.state.facts.quotas == changed_copy(KNOWN, unsent=frozenset())
@@ -94,7 +94,9 @@ def test_what_an_earlier_run_has_removed_is_restored_where_quotas_can_be_written
         pytest.param(KNOWN, -1, False, 0, None, id="to be restored, and shall have none"),
     ],
 )
-def test_an_update(known: RemovedQuotas, asked: int, off: bool, carries: int, keeps: int | None) -> None:
+def test_quotas_that_an_update_carries_and_records(
+    known: RemovedQuotas, asked: int, off: bool, carries: int, keeps: int | None
+) -> None:
     after, carried = known.requested("x", asked, off=off)
     assert carried == carries
     record = after.records.get("qc/x")
@@ -120,7 +122,7 @@ def test_a_saved_quota_is_restored_or_stays_off() -> None:
         (Phase.EXITED, [], ["q/a"]),
     ],
 )
-def test_what_is_restored(phase: Phase, send: list[str], write: list[str]) -> None:
+def test_removed_quotas_are_restored(phase: Phase, send: list[str], write: list[str]) -> None:
     state = learned(STATE, KNOWN, cpu_groups=False).changed(put=(changed_copy(OWNER, phase=phase),))
     after, effects = handle(state, QuotasToRestore())
     restore = effects[-1]
@@ -136,7 +138,7 @@ def test_what_is_restored(phase: Phase, send: list[str], write: list[str]) -> No
     )
 
 
-def test_what_is_off_or_not_due_stays() -> None:
+def test_quotas_that_are_off_or_not_due_are_not_restored() -> None:
     nothing = RestoreQuotas((), {})
     off = learned(STATE, KNOWN)
     assert Playbook(off, handle) >> QuotasToRestore() << nothing
@@ -146,7 +148,7 @@ def test_what_is_off_or_not_due_stays() -> None:
     assert all_off(back) == []
 
 
-def test_records_before_and_after() -> None:
+def test_quota_records_before_and_after_a_call() -> None:
     scenario = Playbook(learned(STATE, RemovedQuotas()), handle)
     records, row = {"qc/x": QuotaRecord(7)}, PutRecord("qc/x", {"quota": 7, "group": ""})
     assert scenario >> QuotasToRemove(records) << row
@@ -161,7 +163,7 @@ def test_records_before_and_after() -> None:
     assert scenario.state.facts.quotas == RemovedQuotas()
 
 
-def test_a_quota_that_a_hook_wants() -> None:
+def test_a_quota_that_a_hook_requests() -> None:
     scenario = Playbook(learned(STATE, RemovedQuotas()), handle)
     row = PutRecord("qc/x", {"quota": 9, "group": ""})
     assert scenario >> QuotaRequested("x", 9) << row << QuotaCarried(-1)
@@ -178,7 +180,7 @@ def test_a_quota_that_a_hook_wants() -> None:
         pytest.param(5, False, Pool.SHARED, True, False, id="it shares CPUs"),
     ],
 )
-def test_the_quota_of_a_create_that_left_it_out(
+def test_the_quota_of_a_create_without_a_quota(
     asked: int, off: bool, pool: Pool, cpu_groups: bool, recorded: bool
 ) -> None:
     cpus = CpuSet.parse("0-1") if pool is Pool.OWN else CpuSet()
@@ -240,7 +242,7 @@ def test_the_quota_of_a_container_that_owns_no_cpus_is_sent_with_its_request_and
     assert quotas_after_create(state, made).records == before
 
 
-def test_what_is_removed() -> None:
+def test_quotas_of_owners_are_removed() -> None:
     both = {"q/a": ("/kubepods/poda", ""), "qc/x": ("/kubepods/poda", "x")}
     assert removable(STATE, [OWNER]) == both
     assert removable(STATE, [changed_copy(OWNER, phase=Phase.CREATED)]) == {"q/a": both["q/a"]}

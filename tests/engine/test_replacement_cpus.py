@@ -51,7 +51,9 @@ def only(state: NodeState) -> MissingCpus:
     st.booleans(),
     st.sampled_from(TopologyPolicy),
 )
-def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, policy: TopologyPolicy) -> None:
+def test_replacement_cpus_are_free(
+    away: set[int], hands: list[int], full: bool, policy: TopologyPolicy
+) -> None:
     """Any owners have any CPUs, and any CPUs go."""
     sets = [CpuSet(cpu for cpu, hand in enumerate(hands) if hand == n) for n in range(1, 4)]
     holders = [owner(f"o{n}", cpus) for n, cpus in enumerate(sets) if cpus]
@@ -78,7 +80,7 @@ def test_what_stands_in_is_free(away: set[int], hands: list[int], full: bool, po
         assert back.pools.shared.isdisjoint(cpus), "no other container's until the owner has left them"
 
 
-def test_near_ones_come_first() -> None:
+def test_nearby_replacement_cpus_come_first() -> None:
     near = WHOLE.node_by_id[0].cpus
     own = CpuSet(list(near)[:2])
     state = state_of(CpuSet([max(own)]), owner("a", own))
@@ -104,7 +106,7 @@ def test_containers_whose_cpus_have_a_replacement(more: dict[str, object], count
     assert len(choose_replacements(state, only(state))) == count
 
 
-def test_what_kubelet_gave_has_none() -> None:
+def test_cpus_assigned_by_kubelet_have_no_replacement() -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])))
     held = state.with_kubelet_cpus({"a": {"c": CpuSet([3, 11])}})
     assert not choose_replacements(held, only(held))
@@ -118,7 +120,7 @@ def test_what_kubelet_gave_has_none() -> None:
     assert len(choose_replacements(ours, only(ours))) == 1
 
 
-def test_an_owner_has_none_where_the_cpus_of_one_of_its_containers_were_named() -> None:
+def test_an_owner_with_named_cpus_has_no_replacement() -> None:
     own = CpuSet([3, 11])
     named, free = owner("a", own, cpuset=own), owner("a", own)
     state = state_of(CpuSet([3]), named, changed_copy(free, id="b", name="d"))
@@ -127,7 +129,7 @@ def test_an_owner_has_none_where_the_cpus_of_one_of_its_containers_were_named() 
 
 
 @pytest.mark.parametrize(("changed", "count"), [("a/c", 0), ("b/c", 1)])
-def test_an_owner_whose_cpus_are_being_changed_has_none_yet(changed: str, count: int) -> None:
+def test_an_owner_whose_cpus_are_being_changed_has_no_replacement_yet(changed: str, count: int) -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])))
     state = state.with_reservation("instead-1", ReservationCpus(changed, CpuSet([5])))
     assert len(choose_replacements(state, only(state))) == count
@@ -142,7 +144,7 @@ def test_reserved_and_owned_cpus_are_no_replacement() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.EXITED, Phase.CREATING])
-def test_ended_and_future_containers_lack_nothing(phase: Phase) -> None:
+def test_ended_and_future_containers_get_no_replacement(phase: Phase) -> None:
     gone = changed_copy(owner("a", CpuSet([3, 11])), phase=phase)
     assert owners_missing_cpus(state_of(CpuSet([3]), gone, owner("b", CpuSet([4])))) == []
 

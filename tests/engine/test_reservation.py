@@ -104,7 +104,7 @@ def found(cpus: CpuSet, wanted: CpuSet = REST, container_id: str = "ls") -> Cpus
 
 
 class TestCreate:
-    def test_the_plain_way(self) -> None:
+    def test_a_reservation_without_faults_commits(self) -> None:
         assert (
             Playbook(reserved(ReservationKind.CREATE))
             >> ReservationRequested() << AppendLedger()
@@ -137,7 +137,7 @@ class TestCreate:
             >> found(REST) << ReportProblem(NOT_WRITTEN, "refused 13") << Commit()
         )  # fmt: skip
 
-    def test_a_refused_container_that_may_be_on_the_cpus_is_in_no_way(self) -> None:
+    def test_a_refused_container_that_may_use_the_cpus_does_not_block_the_create(self) -> None:
         """It is wanted there: a hook was let give it CPUs that have an owner."""
         assert (
             at_barrier(ReservationKind.CREATE)
@@ -173,7 +173,7 @@ class TestCreate:
         assert playbook >> late << WithdrawPlacement() << Abort(reason)
         assert playbook.state.containers == (f"call-{ELSEWHERE - 1}",)
 
-    def test_without_other_cpus_the_reason_stays(self) -> None:
+    def test_the_reason_is_kept_if_no_other_cpus_are_free(self) -> None:
         reason = AbortReason("busy", REST, public="busy with one")
         assert (
             Playbook(reserved(ReservationKind.CREATE))
@@ -246,7 +246,7 @@ class TestCreate:
         )  # fmt: skip
 
     @pytest.mark.parametrize("read", [False, True])
-    def test_cpus_that_another_program_fights_for_are_not_free(self, *, read: bool) -> None:
+    def test_cpus_that_another_program_writes_are_not_free(self, *, read: bool) -> None:
         contested = (ContestedCpus("ns/ls/c", NEW), ContestedCpus("ns/be/c", REST))
         message = "another program keeps writing the cpuset of ns/ls/c: see drift in status"
         reason = AbortReason(message, NEW | REST, public=CONTESTED)
@@ -273,12 +273,12 @@ class TestCreate:
         assert playbook
         assert playbook.state.phase is ReservationPhase.ABORTED
 
-    def test_an_exit_says_nothing_of_a_container_that_is_being_created(self) -> None:
+    def test_an_exit_does_not_end_a_create(self) -> None:
         assert at_barrier(ReservationKind.CREATE) >> ContainersExited() >> CpusetsWritten() << Commit()
 
 
 class TestStart:
-    def test_the_plain_way(self) -> None:
+    def test_a_reservation_without_faults_commits(self) -> None:
         assert (
             Playbook(reserved(ReservationKind.START))
             >> ReservationRequested() << AwaitInflight(NEW)
@@ -296,7 +296,7 @@ class TestStart:
 
 
 class TestNarrow:
-    def test_what_hooks_name_is_recorded_first(self) -> None:
+    def test_cpus_named_by_hooks_are_recorded_first(self) -> None:
         playbook = Playbook(reserved(ReservationKind.NARROW))
         assert playbook >> ReservationRequested() << AppendLedger() >> LedgerWritten() << Commit()
 
@@ -310,7 +310,7 @@ class TestNarrow:
 
 
 class TestReplacement:
-    def test_the_plain_way(self) -> None:
+    def test_a_reservation_without_faults_commits(self) -> None:
         assert (
             at_barrier(ReservationKind.REPLACEMENT)
             >> CpusetsWritten() << EndDeadline() << AppendLedger()
@@ -327,11 +327,11 @@ class TestReplacement:
         )  # fmt: skip
 
     @pytest.mark.parametrize("event", [ContainersExited(), Interrupted(), Cancelled()])
-    def test_what_is_held_is_released_when_it_ends_early(self, event: Interrupted) -> None:
+    def test_held_cpus_are_released_when_a_replacement_ends_early(self, event: Interrupted) -> None:
         assert at_barrier(ReservationKind.REPLACEMENT) >> event << UnreserveCpus() << Abort()
 
     @pytest.mark.parametrize("event", [LedgerLate("slow"), LedgerRejected("slow")])
-    def test_without_a_record_it_is_not_handed_over(self, event: LedgerLate) -> None:
+    def test_replacement_cpus_are_not_assigned_without_a_record(self, event: LedgerLate) -> None:
         reason = AbortReason("cannot record the placement: slow", NEW, final=True)
         assert (
             at_barrier(ReservationKind.REPLACEMENT)
@@ -382,7 +382,7 @@ def back(playbook: Playbook, message: str) -> bool:
 
 
 class TestMove:
-    def test_the_plain_way(self) -> None:
+    def test_a_reservation_without_faults_commits(self) -> None:
         assert (
             drained()
             >> CpusetsWritten() << ReadCpusets()
@@ -403,28 +403,28 @@ class TestMove:
         playbook = at_barrier(ReservationKind.MOVE) >> TimedOut()
         assert playbook << RecordSoon() << UnreserveCpus() << Abort(TIME)
 
-    def test_a_call_that_carries_the_old_cpus_has_it_restored(self) -> None:
+    def test_a_move_is_restored_if_a_call_carries_the_old_cpus(self) -> None:
         playbook = at_barrier(ReservationKind.MOVE) >> CpusetsWritten()
         playbook << EndDeadline() << AssignOwn(NEW, reserved=OLD) << AwaitOwnInflight(NEW)
         assert back(restoring(playbook >> InflightLate("busy", "", OLD)), "busy")
 
-    def test_a_write_that_is_refused_has_it_restored(self) -> None:
+    def test_a_move_is_restored_if_a_write_is_refused(self) -> None:
         assert back(restoring(drained() >> own_refused(errno.EINVAL)), "refused 22")
 
-    def test_errors_about_others_do_not_matter(self) -> None:
+    def test_errors_of_other_containers_do_not_stop_a_move(self) -> None:
         assert drained() >> CpusetsWritten((), ("besteffort",)) << ReadCpusets()
 
-    def test_a_container_that_is_elsewhere_has_it_restored(self) -> None:
+    def test_a_move_is_restored_if_a_container_is_on_other_cpus(self) -> None:
         playbook = drained() >> CpusetsWritten() << ReadCpusets()
         message = "the kernel does not keep it on CPUs 2-3"
         assert back(restoring(playbook >> found(OLD | NEW, NEW, "own")), message)
 
-    def test_a_container_of_which_nothing_is_read_has_it_restored(self) -> None:
+    def test_a_move_is_restored_if_a_container_cannot_be_read(self) -> None:
         playbook = drained() >> CpusetsWritten() << ReadCpusets()
         assert back(restoring(playbook >> CpusetsRead()), "the kernel does not keep it on CPUs 2-3")
 
     @pytest.mark.parametrize("read", [False, True])
-    def test_a_kernel_that_does_not_answer_has_it_restored(self, *, read: bool) -> None:
+    def test_a_move_is_restored_if_the_kernel_does_not_answer(self, *, read: bool) -> None:
         playbook = drained()
         if read:
             playbook >> CpusetsWritten() << ReadCpusets()
@@ -446,7 +446,7 @@ class TestMove:
         playbook = drained() >> event
         assert playbook << AssignOwn(OLD, reserved=NONE) << RecordSoon() << Abort()
 
-    def test_a_fault_has_it_undone_from_everywhere(self) -> None:
+    def test_a_fault_in_any_phase_undoes_a_move(self) -> None:
         reason = AbortReason("internal error", NEW)
         playbook = at_barrier(ReservationKind.MOVE) >> Interrupted()
         assert playbook << RecordSoon() << UnreserveCpus() << Abort(reason)
@@ -476,7 +476,7 @@ class TestRestoration:
         reason = AbortReason("the daemon ended before it was done", NEW)
         assert playbook >> LedgerWritten() << UnreserveCpus() << Abort(reason)
 
-    def test_it_is_tried_until_it_succeeds_with_growing_pauses(self) -> None:
+    def test_a_restoration_is_retried_with_growing_pauses_until_it_succeeds(self) -> None:
         playbook = self.begun()
         pauses = []
         for turn in range(12):
@@ -503,7 +503,9 @@ class TestRestoration:
             ("ledger", Interrupted(), "internal error"),
         ],
     )
-    def test_whatever_fails_is_tried_again(self, where: str, event: TimedOut, message: str) -> None:
+    def test_a_failed_step_of_a_restoration_is_retried(
+        self, where: str, event: TimedOut, message: str
+    ) -> None:
         playbook = self.begun()
         if where != "calls":
             playbook >> InflightCompleted() << StartDeadline() << WriteOwners()
@@ -557,6 +559,6 @@ def test_an_event_that_is_not_waited_for_is_a_fault() -> None:
         step(reserved(ReservationKind.CREATE), PauseOver())
 
 
-def test_the_words_for_a_client_name_no_one_else() -> None:
+def test_the_public_message_names_no_other_container() -> None:
     assert AbortReason("refused ns/other/c", public="refused").public_message == "refused"
     assert AbortReason("late").public_message == "late"

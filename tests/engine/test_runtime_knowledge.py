@@ -24,7 +24,7 @@ def delegated() -> NodeState:
     return state
 
 
-def test_a_create_that_comes_again_replaces_the_first_decision() -> None:
+def test_a_repeated_create_replaces_the_first_decision() -> None:
     state, effects = handle(delegated(), CreateRequested(LSE, "c", 0, SENT, "t-2"))
     assert (PutRecord("i/t-1", None), NotifyFailed("t-1")) == (effects[0], effects[-3])
     decided = effects[-1]
@@ -55,11 +55,11 @@ def test_a_create_that_is_not_known_is_not_remembered() -> None:
         (Request(4096, 400_000, 100_000, cpuset_cpus="0-3"), FOUR),
     ],
 )
-def test_what_the_caller_has_changed_since_counts(again: Request, meant: Request | None) -> None:
+def test_changes_by_the_caller_since_the_first_create_count(again: Request, meant: Request | None) -> None:
     assert clients_request(again, RETURNED, FOUR) == (meant or again)
 
 
-def test_the_oldest_are_forgotten_first() -> None:
+def test_the_oldest_decisions_are_forgotten_first() -> None:
     known: dict[tuple[str, str, int], DelegatedCreate] = {}
     for attempt in range(LIMIT + 1):
         known = dict(with_delegated(known, ("s", "c", attempt), RETURNED))

@@ -67,7 +67,9 @@ def cpus(node: int, wanted: int, free: int) -> Shortfall:
         ("0-3", 9, (Shortfall("cpu", Mask([0]), 9, 4, most=8),)),  # no node ever holds it
     ],
 )
-def test_cpus(there: str, wanted: int, missing: tuple[Shortfall, ...], scope: Scope) -> None:
+def test_missing_cpus_are_reported(
+    there: str, wanted: int, missing: tuple[Shortfall, ...], scope: Scope
+) -> None:
     assert lacks(taken(there, scope), whole(wanted)) == missing
     assert lacks(taken(there, scope), whole(wanted), ask("c", wanted)) == missing
 
@@ -77,7 +79,7 @@ def test_reserved_cpus_do_not_count_as_room() -> None:
     assert lacks(taken("1-2,4-7", reserved=CpuSet([0])), whole(7)) == (cpus(0, 7, 5),)
 
 
-def test_a_pod_is_measured_as_a_whole() -> None:
+def test_the_shortfall_of_a_pod_is_computed_for_all_its_containers() -> None:
     asks = ask("i", 7, ContainerKind.INIT), ask("c", 3), ask("d", 3)
     assert lacks(taken("0-1,4-5", Scope.POD), whole(7), *asks) == (cpus(0, 7, 6),)
 
@@ -119,7 +121,7 @@ def test_what_is_missing_is_named_cpus_first_then_memory_then_devices() -> None:
     assert [each.resource for each in found] == ["cpu", "memory", "gpu"]
 
 
-def test_devices_of_our_own() -> None:
+def test_devices_that_topoproxy_assigns() -> None:
     state = taken("4-5", devices=GPUS)
     first = Pod("s-f", "f", "ns", "f", requests=PodRequests("f", (ask("c", 1, gpus=1),)))
     state = place(state.with_pod(first), first, "c", 0, whole(1), "f/c").state
@@ -221,7 +223,7 @@ def test_only_the_holders_of_the_node_are_named() -> None:
     assert [(holder.ref, str(holder.cpus)) for holder in lack.holders] == [("ns/x", "4-6")]
 
 
-def test_under_restricted_what_no_node_holds_is_counted_on_the_machine() -> None:
+def test_under_restricted_a_request_larger_than_any_node_is_counted_on_the_machine() -> None:
     state = taken("0-1,4-7", policy=TopologyPolicy.RESTRICTED)
     assert lacks(state, whole(12)) == (Shortfall("cpu", None, 12, 10, kept=1, most=15),)
     assert lacks(state, whole(16)) == (Shortfall("cpu", None, 16, 10, kept=1, most=15),)
@@ -247,7 +249,7 @@ def test_all_that_have_some_cpus_are_named_those_with_the_most_first(cpus: str, 
     assert found == sorted((each for each in has if each[1]), key=lambda each: (-len(each[1]), each[0]))
 
 
-def test_the_owner_that_asks_is_no_holder() -> None:
+def test_the_requesting_owner_is_not_named_as_holder() -> None:
     state = taken("2-4")
     (other,) = holders_of(state, CpuSet.parse("0-3"))
     assert (other.ref, other.cpus) == ("ns/x", CpuSet.parse("2-3"))

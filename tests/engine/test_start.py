@@ -49,12 +49,12 @@ def test_the_next_step(
     assert start_step(state, container) is step
 
 
-def test_a_container_that_runs_needs_nothing() -> None:
+def test_a_running_container_needs_no_step() -> None:
     state, _ = handle(BOTH, PhaseChanged("lse", Phase.RUNNING))
     assert start_step(state, "lse") is StartStep.READY
 
 
-def test_a_container_without_a_cpuset_of_its_own_starts_with_what_its_pod_has() -> None:
+def test_a_container_without_its_own_cpuset_starts_with_the_cpuset_of_its_pod() -> None:
     be = changed_copy(LS, kube_qos=KubeQos.BEST_EFFORT)
     node = changed_copy(NODE, be_cpuset=BeCpuset.ERASE)
     some = changed_copy(SHARER, pod=be, phase=Phase.CREATED)

@@ -42,14 +42,14 @@ def test_a_node_by_default_allocates_nothing_and_lets_memory_follow() -> None:
     assert "pool_placements" not in repr(node)
 
 
-def test_a_container_that_owned_and_now_shares_gives_its_cpus_back() -> None:
+def test_a_container_that_no_longer_owns_cpus_releases_them() -> None:
     state = NodeState.of(NODE, (), [owning("x", "a/c", "0-1")])
     assert state.pools.shared == CpuSet.parse("2-15")
     for after in (state.changed(put=[sharing("x")]), state.renamed("", sharing("x"))):
         assert (after.pools.shared, after.owners) == (MACHINE.online, {})
 
 
-def test_a_container_gets_its_id() -> None:
+def test_the_token_of_a_container_is_replaced_by_its_id() -> None:
     state = NodeState.of(NODE, (), [sharing("token")])
     assert set(state.renamed("token", sharing("x")).containers) == {"x"}
     state = NodeState.of(NODE, (), [sharing("token"), owning("x", "a/c", "0-1")])
@@ -122,7 +122,7 @@ def test_annotated_and_returning_cpus_count_as_promised() -> None:
         )
 
 
-def test_an_owner_had_what_its_last_attempt_had() -> None:
+def test_the_previous_cpus_of_an_owner_are_those_of_its_last_attempt() -> None:
     ended = [
         owning("1", "a/c", "0-1", Phase.EXITED, attempt=1),
         owning("2", "a/c", "2-3", Phase.EXITED, attempt=2),
@@ -172,7 +172,7 @@ def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
     assert without.desired_cpus(without.containers["s"]) == MACHINE.online
 
 
-def test_what_owners_have_of_the_system_cpus_is_theirs() -> None:
+def test_owned_system_cpus_are_exclusive() -> None:
     node = Node(MACHINE, TOPOLOGY, static=True, system=CpuSet.parse("0,8"))
     system = narrowed("s", "0-15", Pool.SYSTEM)
     state = NodeState.of(node, (), [system, owning("o", "b/c", "0")])

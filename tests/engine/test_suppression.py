@@ -78,7 +78,7 @@ def be_cpus(state: NodeState) -> int:
 @pytest.mark.parametrize(
     ("used", "cpus"), [pytest.param(0, 11, id="idle"), (6, 5), (9, 2), pytest.param(15, 2, id="never less")]
 )
-def test_be_gets_what_the_others_leave_up_to_the_threshold(used: float, cpus: int) -> None:
+def test_be_gets_the_unused_cpus_up_to_the_threshold(used: float, cpus: int) -> None:
     state, (change, report) = read(running(), used)
     known, why = state.facts.suppression, reason(state.facts.suppression, CPUSET)
     assert be_cpus(state) == cpus
@@ -138,13 +138,13 @@ def test_a_quota_from_the_budget_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("inside", [frozenset({"be"}), frozenset()])
-def test_where_no_group_is_above_be_pods(inside: frozenset[str]) -> None:
+def test_no_quota_is_set_without_a_cgroup_above_the_be_pods(inside: frozenset[str]) -> None:
     query, reading = changed_copy(PODS, inside=inside), UsageReading(2 * S, 4 * S, {})
     _, effects = handle(running(QUOTA), BeUsageRead(8.0, QUOTA, query, reading))
     assert effects == ((ReportNoBeGroup(),) if inside else ())
 
 
-def test_without_figures_everything_is_given_back_after_a_while() -> None:
+def test_suppression_is_undone_after_a_while_without_readings() -> None:
     state, _ = read(running(), 6)
     for _ in range(MISSED_ROUNDS - 1):
         state, effects = handle(state, BeUsageUnreadable(8.0, "no"))
@@ -228,7 +228,7 @@ def test_a_container_on_a_narrowed_pool_is_reported_with_its_cpus() -> None:
     )
 
 
-def test_words() -> None:
+def test_the_reason_of_a_suppression_is_described() -> None:
     assert quota_text(None) == quota_text(-1) == "no CFS quota"
     assert quota_text(240_000) == "a CFS quota of 2.40 CPUs"
     assert reason(BeSuppression(), CPUSET) == "usage is not known"

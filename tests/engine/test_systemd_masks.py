@@ -28,16 +28,18 @@ MEANT, REVERSE, OTHER = CpuSet.parse("4-15"), CpuSet.parse("0-7,12-15"), CpuSet.
         pytest.param(OTHER, True, None, id="another program's"),
     ],
 )
-def test_a_look_at_a_unit(known: MaskOrder, has: CpuSet, sent: bool, shows: MaskOrder | None) -> None:
+def test_the_mask_of_a_unit_is_compared_with_the_sent_mask(
+    known: MaskOrder, has: CpuSet, sent: bool, shows: MaskOrder | None
+) -> None:
     assert step(known, UnitCpusRead(has, MEANT, REVERSE, sent))[0] is (shows or known)
 
 
 @pytest.mark.parametrize("known", MaskOrder)
-def test_a_set_that_reads_the_same_both_ways_shows_nothing(known: MaskOrder) -> None:
+def test_a_symmetric_mask_leaves_the_byte_order_unknown(known: MaskOrder) -> None:
     assert step(known, UnitCpusRead(MEANT, MEANT, MEANT, sent=True)) == (known, ())
 
 
-def test_a_reversed_mask_is_news_until_it_is_known() -> None:
+def test_a_reversed_mask_is_reported_once() -> None:
     play = Playbook(NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE))), handle)
     wrong, right = UnitCpusRead(REVERSE, MEANT, REVERSE, True), UnitCpusRead(MEANT, MEANT, REVERSE, True)
     assert play >> UnitCpusRead(OTHER, MEANT, REVERSE, sent=True)

@@ -144,7 +144,7 @@ def test_policies(policy: TopologyPolicy, scope: Scope, *, known: bool, split: b
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kube", [KubeQos.BURSTABLE, KubeQos.GUARANTEED])
-def test_devices_that_are_nowhere_change_nothing(policy: TopologyPolicy, kube: KubeQos) -> None:
+def test_devices_without_a_numa_node_change_nothing(policy: TopologyPolicy, kube: KubeQos) -> None:
     plan = arrives(empty(policy), pod("p", kube_qos=kube), Request(512, devices=(NOWHERE,)))
     assert plan.container is not None
     assert (plan.container.placement.pool, plan.container.placement.mems) == (Pool.SHARED, Mask([0, 1]))
@@ -157,14 +157,16 @@ def test_devices_that_are_nowhere_change_nothing(policy: TopologyPolicy, kube: K
 @pytest.mark.parametrize(
     ("kube", "scope"), [(KubeQos.BURSTABLE, Scope.CONTAINER), (KubeQos.BURSTABLE, Scope.POD)]
 )
-def test_devices_apart_refuse_pods_of_any_class(policy: TopologyPolicy, kube: KubeQos, scope: Scope) -> None:
+def test_devices_on_different_nodes_refuse_pods_of_any_class(
+    policy: TopologyPolicy, kube: KubeQos, scope: Scope
+) -> None:
     plan = arrives(empty(policy, scope), pod("p", kube_qos=kube), Request(512, devices=(GPU0, NIC1)))
     assert plan.verdict.admitted is (policy in (TopologyPolicy.NONE, TopologyPolicy.BEST_EFFORT))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("known", [True, False])
-def test_memory_that_is_counted_binds_and_is_kept(policy: TopologyPolicy, *, known: bool) -> None:
+def test_counted_memory_is_bound_and_kept(policy: TopologyPolicy, *, known: bool) -> None:
     state = empty(policy, reserved_memory=RESERVED)
     plan = arrives(state, pod("p", 2, known=known, mib=60), whole(2, 60))
     assert plan.container is not None
@@ -208,7 +210,7 @@ def test_memory_follows_the_nodes_of_the_cpus_first() -> None:
     assert any(s.what.startswith("not on the nodes 1 of its CPUs: ") for s in plan.explanation.steps)
 
 
-def test_memory_that_the_request_binds_is_not_counted_again() -> None:
+def test_memory_bound_by_the_request_is_not_counted_again() -> None:
     state = empty(TopologyPolicy.SINGLE_NUMA_NODE, reserved_memory=RESERVED)
     request = changed_copy(whole(2, 99), cpuset_mems="1")
     plan = arrives(state, pod("p"), request)
@@ -261,7 +263,7 @@ def test_resources_missing_in_the_pods_sum_stay_under_its_hint() -> None:
     assert [reported.provider for reported in plan.explanation.answers] == ["cpu"]
 
 
-def test_devices_of_our_own_are_given_near_to_cpus() -> None:
+def test_devices_that_topoproxy_assigns_are_near_to_the_cpus() -> None:
     devices = {
         "gpu": {
             "a": RegisteredDevice("a", Mask([0])),
@@ -291,7 +293,7 @@ def test_devices_of_our_own_are_given_near_to_cpus() -> None:
     )
 
 
-def test_cpus_that_are_named_bring_memory_and_devices_along() -> None:
+def test_named_cpus_determine_the_nodes_of_memory_and_devices() -> None:
     devices = {"gpu": {"a": RegisteredDevice("a", Mask([0])), "b": RegisteredDevice("b", Mask([1]))}}
     amounts = {"cpu": 2000, "memory": 60 * MIB, "gpu": 1}
     lsr = pod("p", requests=PodRequests("p", (ContainerResources("c", requests=amounts, limits=amounts),)))
@@ -329,7 +331,7 @@ def test_a_container_without_named_cpus_still_gets_counted_memory() -> None:
     assert "CPU 0 is owned by ns/x already" in plan.problem
 
 
-def test_refusals_are_kubelets() -> None:
+def test_refusal_messages_match_kubelet() -> None:
     verdict = refusal_verdict(AllocationRefusedError("not enough"))
     assert (verdict.code, verdict.reason) == (9, "UnexpectedAdmissionError")
     assert verdict.message == "Allocate failed due to not enough, which is unexpected"

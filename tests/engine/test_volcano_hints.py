@@ -45,7 +45,7 @@ def taken(state: NodeState, cpus: str) -> NodeState:
     return plan.state.changed(put=(plan.container.in_phase(Phase.RUNNING),))
 
 
-def test_nodes_that_a_scheduler_chose_are_taken() -> None:
+def test_numa_nodes_chosen_by_a_scheduler_are_used() -> None:
     plan = put(empty(), pod("a", volcano_nodes=Mask((1,))), 4)
     assert own(plan) <= NODE1
     assert not plan.problem
@@ -60,7 +60,9 @@ def test_nodes_that_a_scheduler_chose_are_taken() -> None:
         (TopologyPolicy.RESTRICTED, "Resources cannot be allocated with Topology locality"),
     ],
 )
-def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: TopologyPolicy, why: str) -> None:
+def test_preferred_nodes_without_enough_room_are_ignored_and_reported(
+    policy: TopologyPolicy, why: str
+) -> None:
     state = taken(empty(policy), "4-7,12-13")
     plan = put(state, pod("a", volcano_nodes=Mask((1,))), 4)
     assert own(plan) <= NODE0
@@ -68,7 +70,7 @@ def test_nodes_with_too_little_are_given_up_and_that_is_reported(policy: Topolog
     assert getattr(plan.problem, "kind", None) is DefectKind.WISH
 
 
-def test_nodes_that_are_not_there() -> None:
+def test_preferred_nodes_that_do_not_exist_are_ignored() -> None:
     plan = put(empty(), pod("a", volcano_nodes=Mask((7,))), 4)
     assert own(plan)
     assert plan.problem.endswith(": NUMA node 7 cannot be found here")
@@ -76,7 +78,7 @@ def test_nodes_that_are_not_there() -> None:
     assert own(half) <= NODE1
 
 
-def test_a_stricter_policy_is_tried() -> None:
+def test_a_stricter_policy_of_the_pod_is_tried() -> None:
     state = taken(empty(), "0-1,4-5")  # 6 CPUs left on each node
     met = put(state, pod("a", volcano_policy=SINGLE), 6)
     assert len(MACHINE.nodes_of(own(met))) == 1
@@ -92,7 +94,7 @@ def test_a_stricter_policy_is_tried() -> None:
     assert any(step.provider == "volcano" for step in unmet.explanation.steps)
 
 
-def test_a_laxer_policy_than_the_nodes_is_not_a_wish() -> None:
+def test_a_less_strict_policy_than_that_of_the_node_is_ignored() -> None:
     state = taken(empty(SINGLE), "0-1,4-5")
     refused = put(state, pod("a", volcano_policy=BEST), 7)
     assert refused.verdict.reason == "TopologyAffinityError"
@@ -111,7 +113,7 @@ def test_scope_pod() -> None:
     assert not met.problem
 
 
-def test_a_container_that_shares_runs_on_the_wished_nodes() -> None:
+def test_a_sharing_container_runs_on_the_preferred_nodes() -> None:
     shares = pod("a", kube_qos=KubeQos.BURSTABLE, volcano_nodes=Mask((1,)))
     plan = place(empty(), shares, "c", 0, Request(512), "a/c")
     assert plan.container is not None

@@ -128,7 +128,7 @@ class TestStory:
             >> WritersFound({"b": Author.UNKNOWN}) << ReportDrift({"b": (two, Author.UNKNOWN)}, {}, ())
         )  # fmt: skip
 
-    def test_a_failed_attribution_holds_up_nothing(self) -> None:
+    def test_a_failed_attribution_delays_nothing(self) -> None:
         assert (
             Playbook(WriteConflicts(), step)
             >> CpusetsRepaired(1, {"c": WRONG}) << FindWriters({"c": WRONG})
@@ -184,7 +184,7 @@ def test_a_busy_program_is_repaired_ever_more_slowly_and_never_given_up() -> Non
     assert set(gaps[8:]) == {LONGEST_S}
 
 
-def test_a_container_on_owned_cpus_is_repaired_soon_for_ever() -> None:
+def test_a_container_on_owned_cpus_is_always_repaired_quickly() -> None:
     repairs, _ = contested(0.25, 200, urgent=True)
     gaps = [b - a for a, b in itertools.pairwise(repairs)]
     assert max(gaps) == URGENT_S
@@ -205,7 +205,7 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
 
 
 @given(st.floats(0.25, 40), st.booleans())
-def test_nothing_flaps_and_waits_stay_within_the_limit(period: float, urgent: bool) -> None:
+def test_conflicts_do_not_flap_and_pauses_are_bounded(period: float, urgent: bool) -> None:
     repairs, turns = contested(period, 400, urgent=urgent)
     assert len(turns) <= 1, "a writer that is steady has no conflict or one that does not end"
     assert not turns or turns[0][0] == "began"
@@ -215,7 +215,7 @@ def test_nothing_flaps_and_waits_stay_within_the_limit(period: float, urgent: bo
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.booleans()), max_size=60))
-def test_a_conflict_needs_so_many_within_the_window(steps: list[tuple[float, bool]]) -> None:
+def test_a_conflict_begins_with_three_writes_within_the_window(steps: list[tuple[float, bool]]) -> None:
     known, now, times = WriteConflicts(), 0.0, list[float]()
     for pause, ask in steps:
         now += pause
@@ -238,7 +238,7 @@ def test_a_conflict_needs_so_many_within_the_window(steps: list[tuple[float, boo
         ((errno.EROFS,), WriteAction.REFUSE),
     ],
 )
-def test_the_way_out(numbers: tuple[int, ...], expected: WriteAction) -> None:
+def test_the_remedy_depends_on_the_error(numbers: tuple[int, ...], expected: WriteAction) -> None:
     assert {action_for(number) for number in numbers} == {expected}
 
 

@@ -80,7 +80,7 @@ def test_each_key_has_a_sequence_of_its_own(rule: Backoff, steps: list[tuple[str
             assert times.due(any_key, until)
 
 
-def test_passes_a_few_in_a_row_then_ever_more_rarely() -> None:
+def test_a_few_reports_pass_at_once_and_later_ones_ever_more_rarely() -> None:
     retries, tried = PassRetries(), []
     for number in range(120):
         retries.start_pass({"a"})

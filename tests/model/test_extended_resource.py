@@ -11,7 +11,7 @@ from proxy.model.devices import is_extended_resource
     "name",
     ["nvidia.com/gpu", "example.com/a.b_C-1", "x/y", "a" * 244 + "/dev", "example.com/" + "n" * 63, "1a/0"],
 )
-def test_good_names(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert is_extended_resource(name)
 
 
@@ -38,5 +38,5 @@ def test_good_names(name: str) -> None:
         "example.com/" + "n" * 64,
     ],
 )
-def test_other_names(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     assert not is_extended_resource(name)

@@ -23,7 +23,7 @@ MACHINE = Machine(
 )
 
 
-def test_cpus_that_may_come_may_be_named() -> None:
+def test_cpus_that_may_be_added_later_may_be_named() -> None:
     assert MACHINE.bounds.cpus == CpuSet(range(8))
     pod = pod_facts("s", "u", "n", "p", 0, {}, {RESOURCE_STATUS: '{"cpuset":"3,7"}'}, "", MACHINE.bounds)
     assert pod.cpuset == CpuSet([3, 7])
@@ -43,9 +43,9 @@ def test_cpus_that_may_come_may_be_named() -> None:
         ({"numa": None}, "0,2"),
     ],
 )
-def test_nodes_that_may_come_may_be_named(extra: dict[str, Any], nodes: str) -> None:
+def test_nodes_that_may_be_added_later_may_be_named(extra: dict[str, Any], nodes: str) -> None:
     assert changed_copy(MACHINE, extra=extra).bounds.nodes == Mask.parse(nodes)
 
 
-def test_where_no_machine_is_known_the_kernels_limits_hold() -> None:
+def test_kernel_limits_apply_where_no_machine_is_known() -> None:
     assert (str(ANY_MACHINE.cpus), str(ANY_MACHINE.nodes)) == ("0-8191", "0-1023")

@@ -19,7 +19,7 @@ from proxy.model.mode import NodeMode
         (NodeMode.RELEASED, False, True),
     ],
 )
-def test_what_a_mode_means(mode: NodeMode, enforces: bool, is_leaving: bool) -> None:
+def test_properties_of_each_mode(mode: NodeMode, enforces: bool, is_leaving: bool) -> None:
     assert (mode.enforces, mode.is_leaving) == (enforces, is_leaving)
 
 

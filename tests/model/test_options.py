@@ -25,12 +25,12 @@ def test_go_false(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "yes", "on", "tRUE", " true", "2", 2, 1.0, None, ["true"]])
-def test_no_boolean(value: object) -> None:
+def test_other_texts_are_not_booleans(value: object) -> None:
     with pytest.raises(ConfigError, match=r"full-pcpus-only is .*, which is not a boolean"):
         parse_cpu_options({"full-pcpus-only": value})
 
 
-def test_names_are_kubelets() -> None:
+def test_option_names_match_kubelet() -> None:
     options = CpuOptions(strict_cpu_reservation=True)
     assert options.as_kubelet() == {
         "full-pcpus-only": False,
@@ -86,7 +86,7 @@ def test_the_limit_of_nodes(value: object, most: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "8 ", "1_0", "8.0", 8.0, True, None, "٨", "9" * 30])
-def test_no_number(value: object) -> None:
+def test_texts_that_are_not_numbers_are_refused(value: object) -> None:
     with pytest.raises(ConfigError, match=r"max-allowable-numa-nodes is .*, which is not a whole number"):
         parse_topology_options({"max-allowable-numa-nodes": value})
 

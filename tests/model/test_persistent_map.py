@@ -13,7 +13,7 @@ KEYS = st.sampled_from([f"k{i}" for i in range(200)])
     st.dictionaries(KEYS, st.integers(), max_size=150),
     st.lists(st.tuples(KEYS, st.none() | st.integers()), max_size=100),
 )
-def test_it_is_a_dictionary_that_never_changes(
+def test_a_persistent_map_behaves_like_an_immutable_dictionary(
     start: dict[str, int], steps: list[tuple[str, int | None]]
 ) -> None:
     plain, table = dict(start), PersistentMap(start)

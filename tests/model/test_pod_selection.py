@@ -109,7 +109,7 @@ def test_rules_survive_the_ledger(selection: PodSelection) -> None:
         {"matchExpressions": [{"key": "a", "operator": "Near", "values": []}]},
     ],
 )
-def test_what_is_no_rule_is_refused(change: dict[str, object]) -> None:
+def test_an_invalid_selection_rule_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"enforce|expression|Near"):
         PodSelection.load({**ALL_PODS.dump(), **change})
 

@@ -59,7 +59,7 @@ from proxy.model.quantity import LARGEST, parse_quantity, show_quantity
         (1e-7, 1),
     ],
 )
-def test_amounts(text: str | float, amount: int) -> None:
+def test_amounts_are_parsed(text: str | float, amount: int) -> None:
     assert parse_quantity(text) == amount
 
 
@@ -67,7 +67,7 @@ def test_amounts(text: str | float, amount: int) -> None:
     ("text", "amount"),
     [("500m", 500), ("2", 2000), (0.1, 100), ("0.0001", 1), ("1u", 1), ("1k", 10**6), ("1Ki", 1024000)],
 )
-def test_thousandths(text: str | float, amount: int) -> None:
+def test_amounts_in_thousandths_are_parsed(text: str | float, amount: int) -> None:
     assert parse_quantity(text, milli=True) == amount
 
 

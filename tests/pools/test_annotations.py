@@ -37,14 +37,14 @@ def status(**fields: object) -> ResourceStatus:
     return found
 
 
-def test_nothing_reported() -> None:
+def test_a_pod_without_annotations_has_no_resource_status() -> None:
     assert resource_spec({}) == (ResourceSpec(), "")
     assert resource_status({}) == (ResourceStatus(), "")
     assert numa_topology_spec({}) == (NumaSpec(), "")
     assert volcano_preferences({}) == (VolcanoPreferences(), ())
 
 
-def test_how_cpus_are_to_be_chosen() -> None:
+def test_the_requested_cpu_bind_policy_is_read() -> None:
     text = json.dumps(
         {
             "requiredCPUBindPolicy": "FullPCPUs",
@@ -60,7 +60,7 @@ def test_how_cpus_are_to_be_chosen() -> None:
     assert resource_spec({RESOURCE_SPEC: '{"preferredCPUExclusivePolicy": "None"}'})[0] == ResourceSpec()
 
 
-def test_what_was_given() -> None:
+def test_the_assigned_cpus_are_read() -> None:
     share = {"node": 3, "resources": {"cpu": "1500m", BATCH_CPU: "2k", "memory": "8Gi"}}
     found = status(cpuset="2,0-1", numaNodeResources=[share], more=1)
     assert (found.text, found.cpus) == ("2,0-1", CpuSet.parse("0-2"))
@@ -68,7 +68,7 @@ def test_what_was_given() -> None:
     assert found.nodes == (3,)
 
 
-def test_what_this_node_has_chosen_and_written_is_not_read_as_a_claim() -> None:
+def test_cpus_chosen_by_this_node_are_not_read_as_a_claim() -> None:
     assert status(cpuset="0-3", chosenBy="topoproxy") == ResourceStatus()
     assert status(cpuset="0-3", chosenBy="koord-scheduler").cpus == CpuSet.parse("0-3")
 
@@ -84,14 +84,14 @@ def test_nodes_count_once_one_of_them_gives_cpu() -> None:
         assert status(numaNodeResources=[{"node": 1, "resources": {resource: least}}]).nodes == (1,)
 
 
-def test_the_documents_pools_count_where_the_codes_nodes_say_nothing() -> None:
+def test_documented_pools_count_where_numa_nodes_are_absent() -> None:
     pools = [{"socket": 1, "node": 2}, {"socket": 0, "node": 0}, {"socket": 1, "node": 2, "cpuset": "9"}]
     assert status(cpuSharedPools=pools).nodes == (2, 0)
     cpu = {"node": 3, "resources": {"cpu": 1}}
     assert status(cpuSharedPools=pools, numaNodeResources=[cpu]).nodes == (3,)
 
 
-def test_alignment() -> None:
+def test_the_numa_topology_spec_is_read() -> None:
     def spec(**fields: str) -> NumaSpec:
         return numa_topology_spec({NUMA_TOPOLOGY_SPEC: json.dumps(fields)})[0]
 
@@ -102,14 +102,14 @@ def test_alignment() -> None:
     assert spec() == NumaSpec()
 
 
-def test_volcanos_wishes() -> None:
+def test_preferences_of_volcano_are_read() -> None:
     decision = json.dumps({"numa": {"2": {"cpu": "4"}, "0": {"cpu": "500m"}}})
     preferences, faults = volcano_preferences({VOLCANO_POLICY: "restricted", VOLCANO_DECISION: decision})
     assert not faults
     assert preferences == VolcanoPreferences(TopologyPolicy.RESTRICTED, Mask([0, 2]), {2: 4000, 0: 500})
 
 
-def test_a_fault_in_one_of_volcanos_keeps_the_other() -> None:
+def test_a_fault_in_one_annotation_of_volcano_keeps_the_other() -> None:
     preferences, (fault,) = volcano_preferences(
         {VOLCANO_POLICY: "strict", VOLCANO_DECISION: '{"numa": {"1": {}}}'}
     )
@@ -147,7 +147,7 @@ def test_a_numa_node_of_volcano_is_named_by_decimal_digits(name: str) -> None:
         (NUMA_TOPOLOGY_SPEC, '{"numaTopologyPolicy": "all"}', "'all' is not one of BestEffort, "),
     ],
 )
-def test_faults_are_reported_in_words(key: str, text: str, words: str) -> None:
+def test_faults_of_annotations_are_reported(key: str, text: str, words: str) -> None:
     readers = {
         RESOURCE_STATUS: resource_status,
         RESOURCE_SPEC: resource_spec,

@@ -13,7 +13,7 @@ LOCATIONS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in ra
 SOME = st.lists(st.sampled_from(LOCATIONS), unique=True)
 
 
-def test_pairs_of_each_node_in_turn_then_one() -> None:
+def test_nodes_give_pairs_in_turn_and_then_a_single_cpu() -> None:
     assert pick(5, LOCATIONS) == (0, 4, 2, 6, 1)
     assert pick(1, LOCATIONS) == (0,)
     assert pick(2, LOCATIONS) == (0, 4)
@@ -39,7 +39,7 @@ def test_three_threads_of_a_core_are_a_pair_and_a_single() -> None:
 
 
 @given(st.integers(-1, 9), SOME)
-def test_as_many_as_wanted_or_none(count: int, locations: list[CpuLocation]) -> None:
+def test_the_requested_number_of_cpus_or_none_is_chosen(count: int, locations: list[CpuLocation]) -> None:
     chosen = pick(count, locations)
     assert len(chosen) == (count if 0 < count <= len(locations) else 0)
     assert len(set(chosen)) == len(chosen)

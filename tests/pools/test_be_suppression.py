@@ -27,14 +27,14 @@ def test_be_by_label_or_by_class() -> None:
     assert not is_be(QosClass.NONE, KubeQos.BURSTABLE)
 
 
-def test_what_others_leave() -> None:
+def test_be_gets_the_cpus_that_other_pods_leave() -> None:
     usage = Usage(20_000, 19_000, 8.5, 500, {"x": 4.0, "y": 2.0, "z": 1.0}, frozenset("y"))
     # x and z are counted, and 1.5 CPUs of the system: more than the 1 that kubelet keeps back.
     assert budget(usage) == 13_000 - 5_000 - 1_500
     assert budget(usage, 40, 25) == 5_000
 
 
-def test_what_is_kept_back_counts_where_the_system_uses_less() -> None:
+def test_the_reserve_counts_where_the_system_uses_less() -> None:
     def left(allocatable: int, reservation: int) -> int:
         return budget(Usage(20_000, allocatable, 7.0, reservation, {"x": 6.0}, frozenset()))
 
@@ -43,7 +43,7 @@ def test_what_is_kept_back_counts_where_the_system_uses_less() -> None:
     assert left(18_000, 3_000) == 13_000 - 6_000 - 3_000, "by the reservation"
 
 
-def test_a_node_that_keeps_nothing_back_gives_all_of_the_rest() -> None:
+def test_a_node_without_a_reserve_gives_all_remaining_cpus() -> None:
     assert budget(Usage(20_000, 20_000, 6.0, pods={"x": 6.0})) == 13_000 - 6_000
 
 
@@ -61,7 +61,7 @@ EIGHTHS = st.integers(0, 200).map(lambda eighths: eighths * 125)
     st.integers(1, 100),
     st.none() | st.integers(0, 100),
 )
-def test_the_budget_is_what_the_formula_says(
+def test_the_budget_follows_the_formula(
     capacity: int,
     allocatable: int,
     reservation: int,
@@ -81,12 +81,12 @@ def test_the_budget_is_what_the_formula_says(
     )
 
 
-def test_what_all_pods_use_beyond_the_whole_node_is_no_gain() -> None:
+def test_pod_usage_above_the_usage_of_the_node_does_not_raise_the_budget() -> None:
     """Two readings of counters are never of the same moment."""
     assert budget(Usage(20_000, 20_000, 5.0, pods={"x": 6.0})) == 13_000 - 6_000
 
 
-def test_growing_is_slow_and_shrinking_is_not() -> None:
+def test_the_pool_grows_slowly_and_shrinks_at_once() -> None:
     assert cpu_count_for(2001, 8, 8) == 3
     assert cpu_count_for(-1, 8, 8) == 2
     assert cpu_count_for(9000, 2, 8) == 3, "a tenth of 8, rounded up"
@@ -167,7 +167,7 @@ def test_a_quota_is_the_budget_in_steps_of_a_tenth_of_the_machine(milli: int, ma
         assert quota == wanted
 
 
-def test_one_way_at_a_time_and_the_other_is_undone() -> None:
+def test_only_one_way_of_suppression_is_active_and_the_other_is_undone() -> None:
     first = turn(SuppressMode.QUOTA, Statuses())
     assert (first.give_back_cpus, first.give_back_quota) == (True, False)
     assert first.after == Statuses(Status.RECOVERED, Status.USING)

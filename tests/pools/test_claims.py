@@ -221,7 +221,7 @@ def test_the_rows_have_koordinators_numbers() -> None:
 
 
 @pytest.mark.parametrize(("qos", "kube"), list(itertools.product(QOS, KUBE)))
-def test_what_the_rows_come_to_on_a_node_of_ours(qos: QosClass, kube: KubeQos) -> None:
+def test_the_rows_determine_the_pool_on_a_topoproxy_node(qos: QosClass, kube: KubeQos) -> None:
     """Every class in every cgroup, with nothing named: the pool is that of the row, and BE's label wins."""
     pod = Pod("s", "u", "ns", "n", qos=qos, kube_qos=kube)
     pools = {
@@ -252,7 +252,7 @@ def test_a_pod_with_a_fault_is_not_narrowed_to_the_nodes_of_volcano() -> None:
     assert (made.pool, made.nodes, made.problem) == (Pool.SHARED, None, "nonsense")
 
 
-def test_which_pods_may_own_cpus_that_nobody_named() -> None:
+def test_which_pods_may_own_cpus_without_an_annotation() -> None:
     owning = {(qos, kube) for qos, kube in itertools.product(QosClass, KubeQos) if may_own(pod(qos, kube))}
     assert owning == {(qos, KubeQos.GUARANTEED) for qos in (QosClass.NONE, QosClass.LSE, QosClass.LSR)}
     assert not any(may_own(pod(qos, problem="nonsense")) for qos in QosClass)
@@ -282,7 +282,7 @@ def ask(
     return ContainerResources(name, kind, {"cpu": cpu}, {"cpu": cpu if limit is None else limit})
 
 
-def test_whole_cpus_and_no_more_than_they_ask_for() -> None:
+def test_containers_that_request_whole_cpus_together_may_own_them() -> None:
     assert not ownership_problem(QosClass.LSE, PodRequests("u", (ask("a", 1500), ask("b", 500))))
     init = ask("i", 300, kind=ContainerKind.INIT)
     assert not ownership_problem(
@@ -291,7 +291,7 @@ def test_whole_cpus_and_no_more_than_they_ask_for() -> None:
     assert not ownership_problem(QosClass.LS, PodRequests("u", (ask("a", 1500, 9000),)))
 
 
-def test_why_a_pod_may_not_own_cpus() -> None:
+def test_the_reason_why_a_pod_may_not_own_cpus() -> None:
     uneven = ownership_problem(QosClass.LSE, PodRequests("u", (ask("a", 1000), ask("b", 1000, 2000))))
     assert uneven == "LSE pod: container b requests 1000m CPU and is limited to 2000m; the two must be equal"
     broken = ownership_problem(QosClass.LSR, PodRequests("u", (ask("a", 1500),)))

@@ -38,7 +38,7 @@ def test_a_container_with_requests_and_limits() -> None:
     )
 
 
-def test_a_container_that_asks_nothing_has_the_least_shares_and_no_limit() -> None:
+def test_a_container_without_requests_has_the_least_shares_and_no_limit() -> None:
     assert cri_request(ContainerResources("a")) == Request(cpu_shares=2, cpu_period=100_000)
 
 
@@ -91,7 +91,7 @@ def test_cgroup_parent(qos: KubeQos, path: str) -> None:
     assert kube_qos(path) is qos
 
 
-def test_the_pod_that_placement_sees() -> None:
+def test_a_pod_object_is_converted_for_the_placement() -> None:
     metadata = {
         "name": "web",
         "namespace": "shop",

@@ -109,7 +109,7 @@ def test_resource_status_that_is_wrong_is_named(text: str) -> None:
 
 
 @given(st.text())
-def test_resource_status_never_raises(text: str) -> None:
+def test_any_resource_status_is_read_without_an_exception(text: str) -> None:
     cpus, problem = resource_status(text)
     assert cpus is None or not problem
 
@@ -157,7 +157,7 @@ def test_every_fault_of_a_pod_is_reported_with_its_kind() -> None:
     assert pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "ls"}, {}, "").defects
 
 
-def test_what_schedulers_wish_for() -> None:
+def test_preferences_of_schedulers_are_read() -> None:
     annotations = {
         NUMA_TOPOLOGY_SPEC: '{"numaTopologyPolicy": "Restricted"}',
         VOLCANO_POLICY: "single-numa-node",

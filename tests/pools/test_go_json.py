@@ -28,7 +28,7 @@ def test_only_32_levels_are_read() -> None:
         load("[" * 33 + "]" * 33)
 
 
-def test_texts_that_kubernetes_would_not_keep_are_not_read() -> None:
+def test_texts_above_the_kubernetes_size_limit_are_not_read() -> None:
     whole = json.dumps("x" * (LARGEST - 2))
     assert len(whole) == LARGEST
     assert load(whole) == "x" * (LARGEST - 2)
@@ -37,7 +37,7 @@ def test_texts_that_kubernetes_would_not_keep_are_not_read() -> None:
     assert load(whole + " ", largest=None) == "x" * (LARGEST - 2)
 
 
-def test_numbers_too_long_for_python_are_reported_in_our_words() -> None:
+def test_numbers_too_long_for_python_are_reported_with_our_message() -> None:
     with pytest.raises(ValueError, match=r"^not JSON: a number in it has thousands of digits$"):
         load('{"cpuset": ' + "9" * 5000 + "}")
     with pytest.raises(ValueError, match=r"^not JSON: NaN is not a number$"):

@@ -247,7 +247,7 @@ def test_an_annotation_is_read_up_to_a_size(key: str, largest: int) -> None:
     assert fault == f"annotation {key}: it has {largest + 1} characters; at most {largest} are read"
 
 
-def test_so_many_entries_are_read() -> None:
+def test_entries_are_read_up_to_a_limit() -> None:
     for value in (
         {"numaNodeResources": [{"node": 1}] * (MOST_ITEMS + 1)},
         {"cpuSharedPools": [{"node": 1}] * (MOST_ITEMS + 1)},
@@ -260,7 +260,7 @@ def test_so_many_entries_are_read() -> None:
 
 
 @pytest.mark.parametrize("outer", ["[", '{"a":'])
-def test_so_many_levels_are_read(outer: str) -> None:
+def test_nested_levels_are_read_up_to_a_limit(outer: str) -> None:
     closing = "]" if outer == "[" else "}"
     deepest = outer * DEEPEST + "1" + closing * DEEPEST
     assert load(deepest) is not None
@@ -318,7 +318,7 @@ def test_the_worst_that_is_read_takes_little_time(key: str, text: str) -> None:
     assert min(took) < 0.1, "some 10 ms on a machine of 2020; a second before there were limits"
 
 
-def test_names_that_kubernetes_does_not_allow_are_cut_and_stay_apart() -> None:
+def test_names_that_kubernetes_does_not_allow_are_cut_and_stay_distinct() -> None:
     def named(name: str) -> Pod:
         return pod_facts("s", name, name, name, 0, {}, {}, f"/kubepods/pod{name}")
 

@@ -32,7 +32,7 @@ def test_the_documents_spelling_counts_where_the_codes_is_missing() -> None:
     assert read_label(NumaPolicy, NUMA_POLICY, both) == (NumaPolicy.RESTRICTED, NUMA_POLICY[1], "")
 
 
-def test_labels_that_say_something_else() -> None:
+def test_labels_with_unknown_values_are_reported() -> None:
     wrong = f"label {BIND_POLICY[0]}: 'Full' is not one of FullPCPUsOnly, SpreadByPCPUs"
     found = read_label(NodeBindPolicy, BIND_POLICY, {BIND_POLICY[0]: "Full"})
     assert found == (NodeBindPolicy.NONE, "", wrong)
@@ -90,7 +90,7 @@ def test_ratios_are_written_with_two_decimals() -> None:
     assert amplification_ratios({}) == (None, "")
 
 
-def test_one_ratio_beside_others() -> None:
+def test_one_ratio_is_written_and_other_ratios_are_kept() -> None:
     before = with_ratios({}, {"memory": 2})
     after, changed, problem = with_ratio(before, "cpu", 1.5)
     assert (after[AMPLIFICATION], changed, problem) == ('{"cpu":1.50,"memory":2.00}', True, "")

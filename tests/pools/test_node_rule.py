@@ -38,7 +38,7 @@ def test_a_rule() -> None:
     assert manager_policy(annotations) == ManagerPolicy("static", (("a", "2"), ("b", "1")), "0")
 
 
-def test_nothing_known() -> None:
+def test_a_rule_without_known_facts() -> None:
     assert parse_rule({}) == (NodeRule(), "")
     assert ManagerPolicy().data() == {}
 
@@ -61,7 +61,7 @@ def test_the_documents_spelling_of_kubelets_policy() -> None:
         (SYSTEM_QOS, '{"cpuset": "x"}', "'x' is not a list of ids"),
     ],
 )
-def test_a_faulty_annotation_keeps_the_rule_of_before(key: str, text: str, words: str) -> None:
+def test_a_faulty_annotation_keeps_the_previous_rule(key: str, text: str, words: str) -> None:
     before = NodeRule("none", POOLS)
     rule, new, problem = updated(before, {SHARED_POOLS: "[]", key: text})
     assert (rule, new) == (before, False)
@@ -70,5 +70,5 @@ def test_a_faulty_annotation_keeps_the_rule_of_before(key: str, text: str, words
 
 
 @given(st.lists(POOL, max_size=4))
-def test_pools_come_back_as_they_were_written(pools: list[NodePool]) -> None:
+def test_pools_survive_a_round_trip(pools: list[NodePool]) -> None:
     assert read_pools({BE_POOLS: write_pools(pools)}, BE_POOLS) == tuple(pools)

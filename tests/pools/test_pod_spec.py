@@ -32,7 +32,7 @@ def pod(*containers: Raw, init: tuple[Raw, ...] = (), **spec: Any) -> Raw:
 FULL = res(limits={"cpu": "2", "memory": "1Gi"})
 
 
-def test_what_a_pod_says() -> None:
+def test_a_pod_object_is_read() -> None:
     raw = pod(
         res(
             {"cpu": "1500m", "memory": "1Gi"}, {"memory": "2Gi", "nvidia.com/gpu": 2, "hugepages-2Mi": "4Mi"}
@@ -163,7 +163,7 @@ def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:
     }
 
 
-def test_what_was_read_once_reads_the_same_again() -> None:
+def test_a_pod_object_reads_the_same_with_defaults_applied() -> None:
     """Objects from kubelet carry the defaults already."""
     raw = pod(res(limits={"cpu": 1, "memory": 5}), resources=res(limits={"cpu": 2}))
     first = pod_spec(raw)

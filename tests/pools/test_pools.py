@@ -106,13 +106,13 @@ def test_one_cpu_can_be_owned_wherever_two_are_there(machine: Machine) -> None:
             assert floors.breach(machine.online - taken, taken) is None
 
 
-def test_what_is_kept_back_from_the_pool_does_not_count() -> None:
+def test_withheld_cpus_do_not_count_for_the_floor() -> None:
     """Four CPUs of which two are withheld: the pool is two CPUs, and one of them can be owned."""
     machine = described(1, 1, 2, 2)
     assert [f.least for f in floors_of(AUTO, machine, CpuSet([0, 1])).floors] == [1, 1]
 
 
-def test_numbers_are_taken_as_they_are() -> None:
+def test_configured_floors_are_used_unchanged() -> None:
     machine = described(2, 1, 4, 2)
     floors = floors_of(AdmissionRules(floor=15, numa_floor=3), machine, machine.online)
     assert [(f.least, f.node) for f in floors.floors] == [(15, None), (3, 0), (3, 1)]

@@ -29,7 +29,7 @@ def test_owned_cpus_leave_the_shared_pool_and_those_of_lse_the_be_pool() -> None
     assert pools.be == (part(0, 0, "0-3"), part(1, 3, "5-7"))
 
 
-def test_what_is_withheld_is_in_neither_pool() -> None:
+def test_withheld_cpus_are_in_neither_pool() -> None:
     pools = node_pools(GROUPS, (), Withheld(CpuSet([0]), CpuSet([1]), CpuSet([7])))
     assert pools.shared == pools.be == (part(0, 0, "2-3"), part(1, 3, "4-6"))
 

@@ -50,7 +50,7 @@ def test_static_narrows_containers_only() -> None:
     assert wanted(groups, TWO, CpuSet(), static=True) == {"be/a/x": TWO}
 
 
-def test_nothing_for_nothing() -> None:
+def test_no_writes_without_changes() -> None:
     groups = tree("0-7", "6-7", "6-7")
     assert wanted(groups, CpuSet(), ALL, static=False) == {}
     assert ordered_writes(groups, {}) == ()

@@ -152,7 +152,7 @@ def test_eight_values_of_the_same_field_in_one_block_pass():
         session.from_client(frame(HEADERS, 5, 7, b"\x83\x86" + block(9, b"c")))
 
 
-def test_a_connection_that_ends_for_its_client_says_why():
+def test_a_connection_closed_because_of_its_client_reports_the_cause():
     session, _ = begun()
     with pytest.raises(RelayError) as error:
         session.from_client(frame(HEADERS, 0, 7, b"\x83") + frame(CONTINUATION, 0, 7) * 2000)
@@ -185,7 +185,7 @@ FAREWELL = frame(7, 0, 0, struct.pack(">II", 0, CALM))
     ],
     ids=["nothing", "settings", "inside DATA", "inside a header", "inside a frame that waits"],
 )
-def test_a_last_word_stands_only_where_a_frame_may_stand(client, before, sent):
+def test_a_goaway_is_sent_only_at_a_frame_boundary(client, before, sent):
     session = Session(Owner(), frozenset().__contains__)
     session.from_client(PREFACE)
     (session.from_server if client else session.from_client)(before)
@@ -234,7 +234,7 @@ def kept_by(work):
 
 
 @pytest.mark.parametrize("size", [1, 2, 100, 5000])
-def test_a_body_costs_as_much_as_came_of_it(size):
+def test_a_body_costs_as_many_bytes_as_have_arrived(size):
     session, _ = begun()
     count = 100_000 // size
     session.from_client(opened(1))
@@ -249,7 +249,7 @@ def test_a_body_costs_as_much_as_came_of_it(size):
 
 
 @pytest.mark.parametrize("client", [True, False])
-def test_an_incomplete_header_or_frame_costs_what_has_arrived(client):
+def test_an_incomplete_header_or_frame_costs_as_many_bytes_as_have_arrived(client):
     session, _ = begun()
     feed = session.from_client if client else session.from_server
     reader = session._requests if client else session._responses
@@ -273,7 +273,7 @@ def test_an_incomplete_header_or_frame_costs_what_has_arrived(client):
     assert type(reader._rest) is bytearray, "it is gathered, not joined with each piece"
 
 
-def test_data_that_waits_for_window_costs_as_much_as_came():
+def test_data_that_waits_for_window_costs_as_many_bytes_as_have_arrived():
     server = Peer(client=False, consume=None)
     net = Net(server=server).run()
     held = net.client.call(CREATE, bytes(60_000))
@@ -323,7 +323,7 @@ def full(budget, count, size):
     return sessions
 
 
-def test_a_connection_that_is_over_leaves_the_room():
+def test_a_closed_connection_releases_its_memory_budget():
     budget = BodyBudget()
     session, _ = begun(budget)
     session.from_client(opened(1) + frame(DATA, 0, 1, bytes(10_000)))
@@ -332,7 +332,7 @@ def test_a_connection_that_is_over_leaves_the_room():
     assert (budget.total, budget.arriving) == (0, {})
 
 
-def test_the_body_that_arrives_for_the_longest_time_goes_first():
+def test_the_oldest_incomplete_body_is_refused_first():
     budget = BodyBudget(100_000)
     sessions = full(budget, 10, 10_000)
     assert budget.total == 100_000
@@ -348,7 +348,7 @@ def test_the_body_that_arrives_for_the_longest_time_goes_first():
     assert not budget.arriving
 
 
-def test_the_heaviest_connection_gives_way_to_a_lighter_one():
+def test_the_connection_with_the_largest_bodies_is_refused_first():
     budget = BodyBudget(100_000)
     heavy, owner = begun(budget)
     for stream in range(1, 13, 2):
@@ -362,7 +362,7 @@ def test_the_heaviest_connection_gives_way_to_a_lighter_one():
     assert budget.total <= budget.limit
 
 
-def test_a_connection_that_fills_the_room_alone_is_refused_itself():
+def test_a_connection_that_uses_the_whole_budget_is_refused_itself():
     budget = BodyBudget(50_000)
     session, owner = begun(budget)
     for stream in range(1, 21, 2):
@@ -397,7 +397,7 @@ def test_a_body_in_one_frame_counts_only_while_it_waits(message):
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
-def test_a_body_that_grows_by_a_suffix_leaves_the_room(size):
+def test_a_body_that_grows_by_a_suffix_releases_its_memory_budget(size):
     budget = BodyBudget()
     session, _ = begun(budget)
     body = grpc(bytes(size))
@@ -429,7 +429,7 @@ def test_a_body_that_is_counted_nowhere_else_is_refused_itself():
     assert crowded == [(newest, "more than 0 MiB wait on all connections")]
 
 
-def test_for_want_of_memory_the_largest_body_goes():
+def test_the_largest_body_is_refused_for_lack_of_memory():
     budget = BodyBudget()
     small, large = full(budget, 1, 20_000)[0], full(budget, 1, 50_000)[0]
     assert budget.refuse_largest()

@@ -141,7 +141,7 @@ def test_waiting_data_of_passing_streams_is_not_granted_back():
     assert flow.waiting == 0
 
 
-def test_the_books_refuse_what_cannot_be():
+def test_impossible_flow_control_updates_are_refused():
     flow = FlowControl()
     with pytest.raises(RelayError):
         flow.add_received(65_536)

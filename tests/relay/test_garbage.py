@@ -124,7 +124,7 @@ def test_unacknowledged_settings_are_bounded():
     raise AssertionError("it was never cut off")
 
 
-def test_streams_that_ended_early_are_forgotten():
+def test_state_of_streams_that_ended_early_is_dropped():
     net = Net(lambda session, stream, message: session.refuse(stream, 9, "no")).run()
     for _ in range(1500):
         net.client.call(CREATE, b"")

@@ -39,7 +39,7 @@ blocks = st.lists(
 
 @settings(deadline=None)
 @given(blocks)
-def test_follows_what_the_reference_decoder_says(conversation):
+def test_the_tracker_agrees_with_the_reference_decoder(conversation):
     encoder, decoder, ours = Encoder(), Decoder(), tracker()
     decoder.max_allowed_table_size = 5000
     ours.allow(5000)
@@ -109,7 +109,7 @@ def test_skimming_follows_and_remembers_only_harmless_blocks():
     assert not ours._table
 
 
-def test_a_harmless_block_is_read_once(monkeypatch):
+def test_a_repeated_harmless_block_is_decoded_once(monkeypatch):
     ours, read = tracker(), []
     feed = HpackTracker.feed
     monkeypatch.setattr(HpackTracker, "feed", lambda self, block: (read.append(block), feed(self, block)))
@@ -172,7 +172,7 @@ def test_garbage_is_refused(block):
 
 
 @given(st.lists(st.binary(max_size=40), max_size=10))
-def test_any_bytes_are_followed_or_refused_as_the_reference_does(pieces):
+def test_any_bytes_are_tracked_or_refused_as_by_the_reference_decoder(pieces):
     decoder, ours = Decoder(), tracker()
     for piece in pieces:
         try:

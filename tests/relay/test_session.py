@@ -287,7 +287,7 @@ def test_a_refusal_announces_a_smaller_table_before_the_runtime(others):
     assert net.client.streams[third].headers[-1]["grpc-status"] == "0"
 
 
-def test_late_frames_of_the_runtime_for_a_refused_call():
+def test_late_frames_of_the_runtime_for_a_refused_call_are_dropped():
     net = started()
     sid = net.client.call(CREATE, b"config")
     net.run()
@@ -313,7 +313,7 @@ def test_late_frames_of_the_runtime_for_a_refused_call():
     assert net.client.streams[other].headers[0]["x-late"] == "enters the table"
 
 
-def test_the_end_of_a_refused_call_gives_no_window_back():
+def test_the_end_of_a_refused_call_returns_no_window():
     """Neither zero bytes to the runtime, which would end the connection, nor any to a stream that is over."""
     net = started()
     sid = net.client.open(CREATE)
@@ -812,7 +812,7 @@ def test_a_passing_answer_that_ends_with_data_closes_its_stream():
     assert net.session.open_streams == 0
 
 
-def test_only_the_first_header_of_a_stream_says_what_it_is():
+def test_only_the_first_header_of_a_stream_determines_its_method():
     net = started()
     sid = net.client.open(VERSION)
     net.client.headers(sid, [(":path", CREATE)])

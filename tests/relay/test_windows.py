@@ -126,7 +126,7 @@ def give_up_some(net, rng, share):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_mixture_leaves_the_windows_whole(seed):
+def test_windows_are_complete_after_any_mixture_of_calls(seed):
     rng = random.Random(seed)
     net = Net(
         decider(rng, 0.7),
@@ -150,7 +150,7 @@ def test_any_mixture_leaves_the_windows_whole(seed):
     net.check_whole()
 
 
-def test_hundreds_of_refusals_do_not_wear_the_window_down():
+def test_hundreds_of_refusals_do_not_shrink_the_window():
     net = Net(turn_down).run()
     for _ in range(300):
         net.client.call(CREATE, bytes(5500))
@@ -160,7 +160,7 @@ def test_hundreds_of_refusals_do_not_wear_the_window_down():
     net.check_whole()
 
 
-def test_refusal_in_the_middle_of_a_body_is_the_clients_to_stop(monkeypatch):
+def test_a_client_stops_its_body_after_a_refusal(monkeypatch):
     from proxy.relay import streams
 
     monkeypatch.setattr(streams, "HELD_BYTES", 50_000)
@@ -304,7 +304,7 @@ def test_a_passing_upload_waits_for_the_window_of_a_released_body(end):
 
 
 @pytest.mark.parametrize("how", ["client", "goaway"])
-def test_a_waiting_upload_that_ends_gives_its_window_back(how):
+def test_a_waiting_upload_that_ends_returns_its_window(how):
     server = Peer(client=False, consume=None, initial=1 << 20)
     net = Net(server=server).run()
     held = net.client.call(CREATE, bytes(60_000))
@@ -347,7 +347,7 @@ def test_padding_counts_in_both_windows():
     net.check_whole()
 
 
-def test_padding_of_an_upload_that_waits_is_given_back():
+def test_padding_of_a_waiting_upload_is_returned():
     server = Peer(client=False, consume=None)
     net = Net(server=server).run()
     held = net.client.call(CREATE, bytes(65_000))

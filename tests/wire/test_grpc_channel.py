@@ -38,7 +38,7 @@ def ask(channel: GrpcChannel) -> bytes:
     return answer
 
 
-def test_it_is_opened_once_with_or_without_the_scheme(path: Path) -> None:
+def test_a_channel_is_opened_once_with_or_without_the_scheme(path: Path) -> None:
     channel = GrpcChannel(f"unix://{path}", -1)
     assert ask(channel) == ANSWER
     assert channel.open() is channel.open()

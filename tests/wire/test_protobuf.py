@@ -57,7 +57,7 @@ def test_an_entry_that_is_not_a_message_costs_only_itself() -> None:
 
 
 @given(ENTRIES, ENTRIES, BITS)
-def test_a_pod_is_what_the_whole_message_says(
+def test_a_pod_is_read_as_in_the_whole_message(
     labels: list[tuple[bytes, bytes]], annotations: list[tuple[bytes, bytes]], name: bytes
 ) -> None:
     raw = field(1, field(1, name) + field(2, b"u")) + field(8, field(1, b"/kubepods/podu"))

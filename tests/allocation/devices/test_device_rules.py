@@ -46,7 +46,7 @@ def reported(hints: object) -> list[tuple[str, bool]]:
     return [(str(h.affinity), h.preferred) for h in hints]
 
 
-def test_what_a_container_holds_is_all_that_counts_for_it() -> None:
+def test_hints_depend_only_on_devices_that_the_container_holds() -> None:
     state = DeviceState().register(R, devices(a=0, b=1, c=2))
     state = state.give("p", "c0", R, frozenset("a")).give("p", "c1", R, frozenset("b"))
     both = pod(1, 1, init=1)
@@ -58,7 +58,7 @@ def test_what_a_container_holds_is_all_that_counts_for_it() -> None:
     assert reported(new)[0] == ("0", True)
 
 
-def test_a_preference_that_is_not_known_ends_the_allocation_with_the_question() -> None:
+def test_an_allocation_without_a_known_preference_raises_the_query_for_it() -> None:
     with pytest.raises(PreferenceMissing, match=r"^which 2 of vendor/gpu are preferred\?$") as question:
         answered_preference("c", "vendor/gpu", None, ["a", "b", "z"], ["a"], 2)
     asked = question.value
@@ -67,7 +67,7 @@ def test_a_preference_that_is_not_known_ends_the_allocation_with_the_question() 
     assert answered_preference("c", "vendor/gpu", ("z", "a"), ["a", "z"], [], 1) == ("z", "a")
 
 
-def test_reusable_devices_have_to_be_near() -> None:
+def test_reusable_devices_must_be_near_to_the_hinted_nodes() -> None:
     state = DeviceState().register(R, [*devices(a=0, b=1, c=1, z=-1), RegisteredDevice("n", Mask())])
     held = state.give("p", "c0", R, frozenset("a"))
     assert reported(container_hints(held, pod(1, 1, init=1), "c1", NODES)[R]) == [("0", True), ("0-1", False)]
@@ -82,7 +82,7 @@ def test_reusable_devices_have_to_be_near() -> None:
     assert reported(container_hints(gone, pod(1, 2, init=1), "c1", NODES)[R]) == [("1", True)]
 
 
-def test_nodes_that_count() -> None:
+def test_only_nodes_with_devices_count() -> None:
     far = {d.id: d for d in devices(a=7)}
     assert family(far, 1, NODES, frozenset("a")).nodes == (0, 1, 2), "none of them is on the machine"
     mixed = {d.id: d for d in devices(a=7, b=2)}
@@ -98,7 +98,7 @@ def test_nodes_that_count() -> None:
     assert family(wide, 0, NODES, frozenset()).size == 1
 
 
-def test_pods_of_two_that_share_no_device() -> None:
+def test_hints_of_a_pod_with_two_containers_that_share_no_device() -> None:
     state = DeviceState().register(R, devices(a=0, b=1)).register(S, devices(x=-1))
     asks = PodRequests(
         "p",
@@ -138,7 +138,7 @@ def test_devices_of_init_containers_are_reusable_unless_kept() -> None:
     assert state.reusable(pod(2, 2, 1, init=1), R) == {"a"}
 
 
-def test_reusable_ones_near_to_the_nodes_come_first() -> None:
+def test_reusable_devices_near_to_the_nodes_come_first() -> None:
     state = DeviceState().register(R, devices(a=0, b=1, c=1, d=1)).give("p", "c0", R, frozenset("ab"))
     asks = pod(2, 1, init=1)
     one = allocate(state, asks, "c1", near(1))

@@ -54,7 +54,7 @@ def plain(
 
 
 @given(DEVICES, st.integers(0, 4), st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)))
-def test_hints_are_those_of_the_rules(
+def test_hints_match_the_plain_rules(
     devices: list[RegisteredDevice], count: int, others: set[int], init: set[int]
 ) -> None:
     ids = [d.id for d in devices]
@@ -73,7 +73,7 @@ def test_hints_are_those_of_the_rules(
         assert list(got[R] or ()) == plain(devices, count, available, reusable)
 
 
-def test_what_is_held_is_hinted_at() -> None:
+def test_hints_cover_held_resources() -> None:
     state = DeviceState().register(
         R, [RegisteredDevice("a", Mask([0])), RegisteredDevice("b", Mask([1]), healthy=False)]
     )
@@ -123,7 +123,7 @@ def test_aligned_devices_come_first(devices: list[RegisteredDevice], count: int,
     assert without_pod(given_.state, "p") == state
 
 
-def test_init_containers_hand_their_devices_on() -> None:
+def test_devices_of_init_containers_pass_to_later_containers() -> None:
     state = DeviceState().register(
         R, [RegisteredDevice(i, Mask([n])) for i, n in zip("abcd", (0, 0, 1, 1), strict=True)]
     )
@@ -146,7 +146,7 @@ def test_init_containers_hand_their_devices_on() -> None:
     assert "taken over from init containers" in done.reasons[0]
 
 
-def test_a_plugin_may_prefer() -> None:
+def test_a_plugin_may_prefer_devices() -> None:
     asked: list[tuple[Sequence[str], Sequence[str], int]] = []
 
     def prefer(ids: Sequence[str], must: Sequence[str], count: int) -> list[str]:
@@ -169,7 +169,7 @@ def test_a_plugin_may_prefer() -> None:
     assert blind.devices[R] == ("a",)
 
 
-def test_what_is_held_already_stays() -> None:
+def test_held_devices_stay_with_the_container() -> None:
     state = DeviceState().register(R, [RegisteredDevice("a"), RegisteredDevice("b")])
     first = allocate(state, pod(ask(1)), "c", OPEN)
     again = allocate(first.state, pod(ask(1)), "c", OPEN)
@@ -190,13 +190,15 @@ def test_what_is_held_already_stays() -> None:
         ([RegisteredDevice("a", healthy=False)], 1, "no healthy devices present"),
     ],
 )
-def test_refusals(devices: list[RegisteredDevice], count: int, words: str) -> None:
+def test_allocations_without_enough_devices_are_refused(
+    devices: list[RegisteredDevice], count: int, words: str
+) -> None:
     with pytest.raises(DeviceRefused) as refused:
         allocate(DeviceState().register(R, devices), pod(ask(count)), "c", OPEN)
     assert str(refused.value).startswith(words)
 
 
-def test_refusals_of_what_is_held() -> None:
+def test_allocations_that_contradict_held_devices_are_refused() -> None:
     state = (
         DeviceState()
         .register(R, [RegisteredDevice("a"), RegisteredDevice("b")])

@@ -67,7 +67,7 @@ def test_cores_are_avoided_in_a_socket_and_everywhere() -> None:
     assert take(machine(2, 1, 2), 7, bind_request, others) == "1-7", "what is avoided is taken at last"
 
 
-def test_threads_that_fewer_pods_have() -> None:
+def test_threads_used_by_fewer_pods_are_preferred() -> None:
     bind_request = replace(SPREAD, max_ref_count=2)
     assert take(machine(1, 1, 2), 2, bind_request, Allocated({0: 1, 2: 1})) == "1,3"
 
@@ -96,7 +96,7 @@ def test_single_threads_come_from_where_the_strategy_says(
         ("9,11,13,15", 4, "8,10,12,14", "the node with fewer CPUs is the fuller one"),
     ],
 )
-def test_units_have_their_true_sizes(offline: str, n: int, expected: str, why: str) -> None:
+def test_units_are_sized_by_their_online_cpus(offline: str, n: int, expected: str, why: str) -> None:
     assert take(machine(2, 1, 4, offline=offline), n, FULL) == expected, why
 
 
@@ -120,13 +120,13 @@ def test_cores_of_the_same_policy_are_avoided_by_whole_cores_too() -> None:
     assert take(topo, 6, bind_request, both) == "0-5", "only preferred"
 
 
-def test_the_second_half_of_a_request_does_not_shun_the_first() -> None:
+def test_the_second_part_of_a_request_does_not_avoid_the_first() -> None:
     topo = machine(2, 1, 2)
     bind_request = replace(FULL, exclusive=NODE)
     assert take(topo, 3, bind_request, held("0,4", ExclusivePolicy.NONE)) == "1-3"
 
 
-def test_says_what_it_did() -> None:
+def test_the_steps_of_an_allocation_are_described() -> None:
     steps: list[str] = []
     topo = machine(3, 1, 4)
     accumulate(topo, topo.cpus, 11, FULL, Allocated(), steps=steps)
@@ -185,7 +185,7 @@ def test_exactly_n_of_what_is_free_and_always_the_same(
 
 
 @given(requests())
-def test_no_pod_is_met_where_a_node_has_room_for_all(
+def test_other_pods_are_avoided_where_a_node_has_room(
     request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated],
 ) -> None:
     topo, free, n, bind_request, taken = request

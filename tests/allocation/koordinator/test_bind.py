@@ -128,7 +128,7 @@ def test_even_parts_of_the_nodes_that_are_needed(
     assert take(TWO, free, n, replace(EVENLY, policy=policy)) == expected, why
 
 
-def test_even_parts_avoid_what_others_would_not_share() -> None:
+def test_even_parts_avoid_nodes_and_cores_of_exclusive_pods() -> None:
     four = machine(4, 2)  # 0-3, 4-7, 8-11, 12-15
     others = Allocated().add(CpuSet([0]), ExclusivePolicy.NUMA_NODE_LEVEL)
     bind_request = replace(EVENLY, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
@@ -146,7 +146,7 @@ def test_even_parts_avoid_what_others_would_not_share() -> None:
     assert steps[0] == "in even parts over NUMA nodes 1-2: 4 + 4"
 
 
-def test_nodes_that_are_given() -> None:
+def test_given_nodes_are_used() -> None:
     free = CpuSet.parse("0-15")
     assert str(bind_on_nodes(TWO, free, {1: 4, 0: 2}, BindRequest())) == "0-1,8-11"
     steps: list[str] = []
@@ -176,7 +176,7 @@ counts = st.dictionaries(st.integers(0, 11), st.integers(0, 12), min_size=1, max
 
 
 @given(counts, st.integers(1, 40), st.sampled_from((1, 2)))
-def test_shares_are_what_was_asked_for_on_as_few_nodes_as_even_parts_need(
+def test_shares_add_up_to_the_request_on_as_few_nodes_as_even_parts_need(
     has: dict[int, int], n: int, group: int
 ) -> None:
     n *= group

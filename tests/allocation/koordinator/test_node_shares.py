@@ -42,7 +42,7 @@ def test_even_parts(
     assert list(shares) == sorted(shares)
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_resources_are_named() -> None:
     available = {0: {"cpu": 4000, "memory": 10}, 1: {"cpu": 1000, "gpu": 1}}
     wanted = {"memory": 11, "cpu": 6000, "gpu": 1, "disk": 5}
     with pytest.raises(InsufficientError) as caught:
@@ -140,7 +140,7 @@ def test_amplified_cpus_are_rounded_up_and_no_further() -> None:
         amplified(1, "much")
 
 
-def test_the_text_reads_back_the_same() -> None:
+def test_a_resource_status_survives_a_round_trip() -> None:
     shares = {
         1: {"memory": 3 << 30, "cpu": 1500},
         0: {"cpu": 4000, "kubernetes.io/batch-cpu": 2000, "gpu": 3},

@@ -71,7 +71,7 @@ def fits(requests: dict[str, int]) -> list[Mask]:
     return [hint.affinity for hint in hints["cpu"] if hint.affinity is not None]
 
 
-def test_sets_that_fit() -> None:
+def test_node_sets_that_fit_are_found() -> None:
     assert fits({"cpu": 3500}) == [Mask(n) for n in ([1], [0, 1], [0, 2], [1, 2], [0, 1, 2])]
     assert fits({"cpu": 3500, "memory": 5}) == [Mask(n) for n in ([0, 1], [0, 2], [0, 1, 2])]
     assert fits({"cpu": 9001}) == []
@@ -111,7 +111,7 @@ def test_a_node_without_a_resource_is_in_no_hint_of_it() -> None:
     assert len(found["cpu"]) == 3
 
 
-def test_on_large_machines_the_search_ends_with_the_first_size_that_does() -> None:
+def test_on_large_machines_the_search_ends_with_the_first_size_that_fits() -> None:
     many = {node: {"cpu": 1000} for node in range(ALL_SETS + 1)}
     tried: list[int] = []
 
@@ -181,7 +181,7 @@ def test_few_nodes_are_found_however_few_sets_are_tried(rooms: list[int], amount
     assert (Mask(available) in [h.affinity for h in hints]) == without_empty
 
 
-def test_of_many_sets_those_are_tried_that_leave_the_least() -> None:
+def test_the_tightest_of_many_node_sets_are_tried() -> None:
     rooms = (9, 9, 9, 9, 9, 9, 5, 4, 3, 9, 9, 9)
     available = {node: {"cpu": room} for node, room in enumerate(rooms)}
 

@@ -64,7 +64,7 @@ def test_the_best_of_all_combinations(lists: list[list[ScoredHint]], nodes: Mask
 
 
 @given(many, tenancies, st.sampled_from(TopologyPolicy))
-def test_policies_keep_their_word(
+def test_a_merged_hint_satisfies_its_policy(
     lists: list[list[ScoredHint]], tenancy: Tenancy, policy: TopologyPolicy
 ) -> None:
     nodes = Mask(range(3))
@@ -80,7 +80,7 @@ def test_policies_keep_their_word(
         assert done.hint.affinity
 
 
-def test_pods_that_may_meet() -> None:
+def test_tenancy_decides_which_pods_may_share_a_node() -> None:
     status = {0: NodeStatus.SHARED, 1: NodeStatus.SINGLE}
     required = Tenancy(NumaExclusive.REQUIRED, status)
     shown = {nodes: allowed(Mask.parse(nodes), required) for nodes in ("0", "1", "2", "0-1", "0,2", "1-2")}
@@ -114,7 +114,7 @@ def test_no_preference_is_not_impossible() -> None:
     assert align(TopologyPolicy.BEST_EFFORT, [{"r": []}], nodes).hint == ScoredHint(nodes)
 
 
-def test_many_hints_of_many_nodes_are_merged_soon() -> None:
+def test_many_hints_of_many_nodes_are_merged_quickly() -> None:
     """Six resources with all sets of ten nodes: 10**18 combinations."""
     every = [
         ScoredHint(Mask.from_bits(mask), mask.bit_count() == 2, score=mask % 7) for mask in range(1, 1024)

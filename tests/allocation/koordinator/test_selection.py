@@ -79,7 +79,9 @@ def test_a_required_policy_that_cannot_hold_refuses() -> None:
         (NumaStrategy.DISTRIBUTE_EVENLY, "4-5,12-13"),
     ],
 )
-def test_the_nodes_strategy_says_which_numa_node_is_filled(strategy: NumaStrategy, expected: str) -> None:
+def test_the_strategy_of_the_node_determines_which_numa_node_is_filled(
+    strategy: NumaStrategy, expected: str
+) -> None:
     node = changed_copy(NODE, strategy=strategy)
     state = on(NodeState.empty(node), pod("first", bind_preferred=FULL), 2).state
     assert next(iter(state.owners.values())).cpus == CpuSet((0, 8))
@@ -124,7 +126,7 @@ def test_numa_nodes_that_were_decided_on_come_first() -> None:
     assert any("had only 2 free" in step.what for step in wide.explanation.steps)  # type: ignore[union-attr]
 
 
-def test_a_restart_keeps_the_cpus_whatever_the_policy_says_today() -> None:
+def test_a_restart_keeps_the_cpus_under_any_later_policy() -> None:
     first = on(NodeState.empty(NODE), pod("a"), 4)
     assert first.container is not None
     ended = first.state.changed(put=[first.container.in_phase(Phase.EXITED)]).with_pod(pod("a"))
@@ -185,7 +187,7 @@ def on_arm(node: Node) -> Node:
     return changed_copy(node, machine=changed_copy(node.machine, extra={"arch": "aarch64"}))
 
 
-def test_arm_binds_whole_cores_only_and_says_so() -> None:
+def test_arm_binds_whole_cores_only_and_reports_it() -> None:
     node = on_arm(NODE)
     plan = on(NodeState.empty(node), pod("a", bind_preferred=SPREAD), 4)
     assert plan.container is not None

@@ -88,7 +88,7 @@ def plain_hints(
 
 @settings(max_examples=60)
 @given(MACHINES, st.tuples(pods("a"), pods("b"), pods("c")), st.data())
-def test_accounts_balance_whatever_happens(
+def test_memory_accounts_balance_after_any_sequence_of_operations(
     machine: tuple[NodeMemory, ...], given_pods: tuple[PodRequests, ...], data: st.DataObject
 ) -> None:
     empty = state = initial(machine, {0: {"memory": KI}})
@@ -144,7 +144,7 @@ def one_allocation(state: MemoryState, pod: PodRequests, name: str, data: st.Dat
     return granted.state
 
 
-def test_kubelets_table_of_reusable_memory_is_what_init_containers_hold() -> None:
+def test_kubelets_table_of_reusable_memory_matches_the_memory_of_init_containers() -> None:
     """The most that an init container asked for can be taken over, once."""
     sizes = {"i1": 7, "i2": 4, "i3": 9, "a1": 5, "a2": 6}
     kinds = [ContainerKind.INIT, ContainerKind.INIT, ContainerKind.INIT, ContainerKind.APP, ContainerKind.APP]

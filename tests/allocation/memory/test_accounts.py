@@ -77,7 +77,7 @@ POD = asking("p", ("init", ContainerKind.INIT, 80), ("app", ContainerKind.APP, 6
 INIT, APP = ("p", "init"), ("p", "app")
 
 
-def test_what_an_init_container_leaves_is_taken_over_and_counted_once() -> None:
+def test_memory_of_an_init_container_is_taken_over_and_counted_once() -> None:
     state = create(NodeState.empty(NODE).with_pod(POD), POD, "init", 80)
     assert (held(state), reserved(state)) == ({INIT: [("0", 80)]}, (80, 0))
     state = end(run(state, "p-init-0"), "p-init-0")
@@ -96,7 +96,7 @@ def test_what_an_init_container_leaves_is_taken_over_and_counted_once() -> None:
     assert (held(state), reserved(state)) == ({}, (0, 0))
 
 
-def test_several_take_over_from_one_and_one_from_several() -> None:
+def test_memory_is_taken_over_from_one_by_several_and_from_several_by_one() -> None:
     pod = asking(
         "p",
         ("i", ContainerKind.INIT, 50),
@@ -117,7 +117,7 @@ def test_several_take_over_from_one_and_one_from_several() -> None:
     }
 
 
-def test_nothing_is_taken_over_from_those_that_stay_or_have_other_nodes() -> None:
+def test_no_memory_is_taken_over_from_sidecars_or_from_other_nodes() -> None:
     pod = asking(
         "p", ("s", ContainerKind.SIDECAR, 10), ("i", ContainerKind.INIT, 20), ("a", ContainerKind.APP, 30)
     )
@@ -156,7 +156,7 @@ def test_a_sandbox_that_comes_back_counts_what_its_ended_containers_hold() -> No
     assert reserved(gone.with_pod(POD)) == (60, 0)
 
 
-def test_of_several_attempts_the_newest_counts() -> None:
+def test_the_newest_of_several_attempts_counts() -> None:
     both = [holding(POD, "app", 60, (1,), RUNNING, 1), holding(POD, "app", 50, (0,), EXITED, 0)]
     for containers in (both, both[::-1]):
         assert reserved(NodeState.of(NODE, [POD], containers)) == (0, 60)
@@ -174,7 +174,7 @@ def test_an_overcommitted_node_takes_no_memory_from_containers() -> None:
     assert reserved(state.changed(drop=["b"])) == (0, 0)
 
 
-def test_a_group_beside_single_nodes_may_run_already() -> None:
+def test_a_running_container_may_use_a_group_that_overlaps_single_nodes() -> None:
     a, b = (Pod(f"s-{uid}", uid, "ns", uid) for uid in "ab")
     for first, second in ((0, 1), (1, 0)):
         containers = [holding(a, "c", 40, (0,)), holding(b, "c", 100, (0, 1))]
@@ -204,7 +204,7 @@ def aside(*parts: tuple[str, int], whole: int = 0) -> SetAside:
     return SetAside(Mask([0]), True, CpuSet(), block(whole), found)
 
 
-def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
+def test_a_set_aside_counts_until_its_container_exists() -> None:
     pod = changed_copy(POD, reserved_for_pod=aside(("init", 20), ("app", 60)))
     state = NodeState.empty(NODE).with_pod(pod)
     assert (held(state), reserved(state)) == ({INIT: [("0", 20)], APP: [("0", 60)]}, (80, 0))
@@ -221,7 +221,7 @@ def test_what_is_set_aside_counts_until_its_container_is_there() -> None:
     assert reserved(whole.without_pod("s-p")) == (0, 0)
 
 
-def test_only_init_containers_before_a_started_one_have_released() -> None:
+def test_only_init_containers_before_a_started_container_release_memory() -> None:
     pod = asking(
         "p",
         ("i", ContainerKind.INIT, 10),
@@ -296,7 +296,7 @@ def groups(state: NodeState) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def test_any_history_counts_as_if_all_had_come_at_once() -> None:
+def test_memory_accounts_do_not_depend_on_the_order_of_events() -> None:
     """Also where running containers hold more than a node has, or nodes of another's group."""
     for seed in range(60):
         dice, state = random.Random(seed), NodeState.empty(NODE)

@@ -82,7 +82,7 @@ def test_a_container_without_memory_of_its_own(pod: PodRequests, why: str) -> No
     assert not pod_hints(state, pod)
 
 
-def test_what_is_held_is_hinted_at() -> None:
+def test_hints_cover_held_resources() -> None:
     pod = one(2)
     granted = allocate(initial(nodes(4, 4), KEPT), pod, "c", TopologyHint(Mask([1]), preferred=True))
     held = (TopologyHint(Mask([1]), preferred=True),)
@@ -106,7 +106,7 @@ def test_a_decision_without_free_memory_is_extended() -> None:
         allocate(state, one(1), "c", TopologyHint(Mask([0, 1]), preferred=False))
 
 
-def test_extension_says_so() -> None:
+def test_an_extension_is_reported() -> None:
     granted = allocate(initial(nodes(4, 4), KEPT), one(5), "c", TopologyHint(Mask([1]), preferred=True))
     assert nodes_of(granted) == Mask([0, 1])
     assert granted.reasons == (
@@ -115,7 +115,7 @@ def test_extension_says_so() -> None:
     )
 
 
-def test_start_gives_back_what_init_containers_held() -> None:
+def test_the_start_of_a_container_releases_memory_of_init_containers() -> None:
     asks = (
         ContainerResources("i1", ContainerKind.INIT, {"memory": 3 * GI}),
         ContainerResources("s", ContainerKind.SIDECAR, {"memory": GI}),
@@ -133,7 +133,7 @@ def test_start_gives_back_what_init_containers_held() -> None:
     assert release(after, "p", "i1") is after
 
 
-def test_one_of_two_blocks_on_a_group_goes() -> None:
+def test_one_of_two_blocks_on_a_group_is_released() -> None:
     group = Mask([0, 1])
     first, second = Block(group, "memory", 6 * GI), Block(group, "memory", GI)
     both = initial(nodes(4, 4, 4), KEPT).charged(first, first.size).charged(second, second.size)
@@ -143,7 +143,7 @@ def test_one_of_two_blocks_on_a_group_goes() -> None:
     assert (left.nodes[0].cells, left.nodes[0].assignments) == (group, 1)
 
 
-def test_what_a_pods_own_requests_leave() -> None:
+def test_memory_that_the_requests_of_a_pod_leave_to_its_containers() -> None:
     def pod(own: int, *asks: ContainerResources) -> PodRequests:
         return PodRequests("p", asks, own={"memory": own, "cpu": 1}, own_managed=True)
 
@@ -170,7 +170,7 @@ def test_what_a_pods_own_requests_leave() -> None:
     assert pod_hints(initial(nodes(4), KEPT), some) == {"memory": (TopologyHint(Mask([0]), preferred=True),)}
 
 
-def test_a_state_that_is_not_true() -> None:
+def test_an_inconsistent_stored_state_is_refused() -> None:
     ghost = {"p": {"c": (Block(Mask([0]), "hugepages-1Gi", 1),)}}
     read = MemoryState(initial(nodes(4), KEPT).nodes, ghost)
     with pytest.raises(MemoryRefused, match="uses memory resource that does not exist"):
@@ -196,7 +196,7 @@ def test_many_nodes() -> None:
     assert (again["memory"] or [])[0].affinity == Mask(range(26, 51))
 
 
-def test_a_state_to_start_with() -> None:
+def test_a_stored_state_is_initialized_or_refused() -> None:
     fresh, block = initial(nodes(4, 4), KEPT), Block(Mask([0]), "memory", GI)
     assert validated(MemoryState(), nodes(4, 4), KEPT) == fresh
     with pytest.raises(MemoryRefused, match="machine state can not be empty when it has memory assignments"):

@@ -95,7 +95,7 @@ def test_a_group_has_pages_on_one_node_only() -> None:
     assert charged.charged(held, 2 * GI).uncharged(held) == charged
 
 
-def test_what_is_gone_is_passed_over() -> None:
+def test_removed_nodes_are_skipped() -> None:
     state = initial(nodes(4, 4), KEPT)
     block = Block(Mask([1, 5]), "memory", GI)
     held = state.charged(Block(Mask([1]), "memory", GI), GI)
@@ -144,7 +144,7 @@ def test_nodes_of_two_groups_are_not_a_group() -> None:
     assert masks(state, one(1)) == ["0", "2"]
 
 
-def test_nothing_asked_and_nothing_there() -> None:
+def test_hints_without_requests_and_without_memory() -> None:
     state = initial(nodes(4), KEPT)
     init_only = PodRequests("p", (app("i", 1, ContainerKind.INIT), ContainerResources("c")))
     assert pod_hints(state, init_only) == {}, "app containers name no memory"
@@ -200,7 +200,7 @@ def test_a_mask_that_has_just_enough_is_not_extended() -> None:
         allocate(state, one(6), "c", at(0, 1))
 
 
-def test_what_is_taken_over_needs_no_extension() -> None:
+def test_memory_that_is_taken_over_needs_no_extension() -> None:
     asks = (
         ContainerResources("i", ContainerKind.INIT, {"memory": 3 * GI, PAGES: GI}),
         ContainerResources("j", ContainerKind.INIT, {"memory": 4 * GI}),
@@ -233,7 +233,7 @@ def test_what_is_taken_over_needs_no_extension() -> None:
 
 
 @pytest.mark.parametrize("guaranteed", [True, False])
-def test_a_pod_with_requests_of_its_own_is_served_where_that_is_on(guaranteed: bool) -> None:
+def test_a_pod_with_pod_level_requests_is_served_where_they_are_enabled(guaranteed: bool) -> None:
     pod = PodRequests("p", (app("c", 1),), guaranteed, {"memory": 2 * GI, PAGES: 0}, own_managed=True)
     expected = {"memory": (at(0, preferred=True),)} if guaranteed else None
     assert pod_hints(initial(nodes(4), KEPT), pod) == expected
@@ -242,7 +242,7 @@ def test_a_pod_with_requests_of_its_own_is_served_where_that_is_on(guaranteed: b
     assert pod_amounts(byte) == {"memory": 1}
 
 
-def test_a_pod_without_requests_of_its_own_asks_for_the_sum_where_such_requests_are_on() -> None:
+def test_a_pod_without_pod_level_requests_requests_the_sum_of_its_containers() -> None:
     pod = PodRequests("p", (app("a", 1), app("b", 2)), own_managed=True)
     assert pod_amounts(pod) == {"memory": 3 * GI}
     hints = container_hints(initial(nodes(4, 4), KEPT), pod, "b")
@@ -282,7 +282,7 @@ INIT, SIDE, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
         (9, [(APP, 5), (APP, 4)], ""),
     ],
 )
-def test_what_containers_leave_to_each_other(
+def test_memory_that_containers_leave_to_each_other(
     budget: int, asks: list[tuple[ContainerKind, int]], words: str
 ) -> None:
     found = own(budget, *asks)
@@ -295,7 +295,7 @@ def test_a_resource_that_only_the_pod_names_is_left_to_all() -> None:
     assert f"no {PAGES}" not in own(9, (SIDE, 9), (INIT, 0), pages=4)
 
 
-def test_in_what_two_states_differ() -> None:
+def test_differences_between_two_states_are_described() -> None:
     empty = initial(nodes(4, 4), KEPT)
     block = Block(Mask([0, 1]), "memory", 4 * GI)
     charged = empty.charged(block, block.size)

@@ -135,7 +135,7 @@ def test_a_restart_keeps_what_the_newest_attempt_had() -> None:
     assert cpu(taken, "a", 2, BARE).assigned == {"p": {}}
 
 
-def test_what_is_promised_to_others_is_offered_last() -> None:
+def test_cpus_promised_to_other_containers_are_offered_last() -> None:
     lsr = changed_copy(OTHER, qos=QosClass.LSR, cpuset=CpuSet.parse("0-7"))
     node = changed_copy(NODE, reserved=CpuSet.parse("8"))
     state = NodeState.of(node, [lsr, POD], [])
@@ -146,7 +146,7 @@ def test_what_is_promised_to_others_is_offered_last() -> None:
     assert str(cpu(ended, "a", 8).default) == "0-13"
 
 
-def test_parts_and_what_is_set_aside_come_first() -> None:
+def test_parts_and_set_aside_cpus_come_first() -> None:
     known = changed_copy(POD, reserved_for_pod=aside("0-7", ("a", "0-1"), ("b", "2-3")))
     state = NodeState.of(NODE, [known], [])
     assert cpu(state, "a", 2, known).assigned == {"p": {"a": CpuSet.parse("0-1")}}
@@ -159,7 +159,7 @@ def test_parts_and_what_is_set_aside_come_first() -> None:
     assert cpu(state, "a", 3, whole).default == CpuSet.parse("2-15")
 
 
-def test_the_pod_as_a_whole_sees_what_its_containers_own() -> None:
+def test_the_decision_for_a_pod_offers_cpus_of_its_containers() -> None:
     state = NodeState.of(NODE, [POD], [owning("a", "0-1"), owning("c", "4-5", pod=OTHER)])
     got = cpu(state, "", 7)
     assert (str(got.default), got.assigned) == ("2-3,6-15", {"p": {"a": CpuSet.parse("0-1")}})

@@ -40,7 +40,7 @@ def request(mib: int, *, guaranteed: bool = True, scope: Scope = Scope.CONTAINER
     return ProviderRequest(Pod("s", "u", "ns", "p", requests=asks), asks, "c", Request(), scope)
 
 
-def test_it_serves_guaranteed_pods_and_keeps_books() -> None:
+def test_the_memory_provider_serves_guaranteed_pods_and_accounts_for_them() -> None:
     assert (PROVIDER.name, PROVIDER.serves, PROVIDER.accounts) == ("memory", Serves.GUARANTEED, True)
     assert PROVIDER.wants(request(500)), "also where no NUMA node could hold it"
     assert not PROVIDER.wants(request(0))
@@ -77,7 +77,7 @@ def test_without_a_hint_memory_follows_the_cpus_where_it_fits_there(scope: Scope
         PROVIDER.allocate(request(500), ANY, near_one)
 
 
-def test_what_is_charged_is_released_when_the_container_goes() -> None:
+def test_charged_memory_is_released_when_the_container_is_removed() -> None:
     pod = request(60).pod
     placement = Placement(Pool.SHARED, CpuSet(), Mask([0]), blocks=(Block(Mask([0]), "memory", 60 * MIB),))
     container = Container("id", "c", pod, Request(), placement, Phase.RUNNING)
