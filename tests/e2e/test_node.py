@@ -1,6 +1,6 @@
-"""The daemon in front of a real containerd: what it decides is read back from the kernel.
+"""The daemon in front of a real containerd: its placements are checked in the kernel.
 
-The machine's own CPUs are used, so two are enough: the last one is given away, the rest is shared.
+The tests use the host's CPUs, and two are enough: owners get the last one, the rest is shared.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ LAST = CpuSet([max(ALL)])
 REST = ALL - LAST
 
 
-def refused(what: Callable[[], object]) -> tuple[Status, str]:
-    """Make a call that must fail; returns its code and words."""
+def refused(call: Callable[[], object]) -> tuple[Status, str]:
+    """Make a call that must fail; returns its status code and message."""
     with pytest.raises(grpc.RpcError) as caught:
-        what()
+        call()
     return code(caught.value), caught.value.details()  # type: ignore[attr-defined]
 
 
 def files(*containers: str) -> dict[str, str]:
-    """Every file of the containers' cpuset cgroups that says where they run, byte for byte."""
+    """Return the contents of the cpuset files of containers."""
     found = {}
     for container in containers:
         directory = cgroup_of(container)
@@ -51,18 +51,18 @@ def files(*containers: str) -> dict[str, str]:
 
 
 def controller(container: str, name: str) -> str:
-    """Read a file of a container's cgroup in whichever hierarchy has it."""
+    """Read a file of a container's cgroup in the hierarchy that has the file."""
     for root in Path("/sys/fs/cgroup").iterdir():
         if root.is_dir() and (directory := cgroup_of(container, root)) and (directory / name).exists():
             return (directory / name).read_text().strip()
     raise FileNotFoundError(name)
 
 
-# Where each class runs.
+# Placement of each class.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_class_alone(node: Node, kind: str) -> None:
+def test_a_container_of_each_class_has_its_cpus(node: Node, kind: str) -> None:
     pool = KINDS[kind].pool
     container = node.spawn(kind, LAST if pool == "named" else None)
     node.check()
@@ -71,7 +71,7 @@ def test_each_class_alone(node: Node, kind: str) -> None:
 
 
 @pytest.mark.parametrize("owner", ["lse", "lsr", "whole"])
-def test_pools_beside_an_owner(node: Node, owner: str) -> None:
+def test_pools_exclude_the_cpus_of_an_owner(node: Node, owner: str) -> None:
     node.spawn(owner, LAST if owner != "whole" else None)
     for kind in ("ls", "be", "part", "burstable", "besteffort"):
         node.spawn(kind)
@@ -79,30 +79,34 @@ def test_pools_beside_an_owner(node: Node, owner: str) -> None:
     assert len(node.owned()) == 1
 
 
-def test_the_cpus_of_a_pod_are_the_cpus_of_all_its_containers(node: Node) -> None:
+def test_all_containers_of_a_pod_share_its_owned_cpus(node: Node) -> None:
     pod = node.pod("lse", LAST)
     first, second = node.run(pod, "first"), node.run(pod, "second")
     node.check()
     assert cpuset_of(first).cpus == cpuset_of(second).cpus == LAST
 
 
-def test_what_kubelet_asks_for_does_not_matter(node: Node) -> None:
+def test_the_cpuset_in_kubelets_create_is_replaced(node: Node) -> None:
     owner = node.run(node.pod("lse", LAST), cpuset_cpus=str(REST))
     sharer = node.run(node.pod("ls"), cpuset_cpus=str(ALL))
     assert (cpuset_of(owner).cpus, cpuset_of(sharer).cpus) == (LAST, REST)
 
 
-# Moving others.
+# Moves of other containers.
 
 
-def test_others_leave_before_the_runtime_receives_of_the_create(node: Node) -> None:
-    """The runtime is stopped while the create is under way: what moves now was moved by us."""
+def test_other_containers_leave_before_the_runtime_receives_the_create(node: Node) -> None:
+    """The runtime is suspended during the create, so only the daemon can move containers."""
     sharer, batch = node.spawn("ls"), node.spawn("be")
     pod = node.pod("lse", LAST)
     with node.bed.frozen():
         request = node.cri.create_request(pod, **KINDS["lse"].resources)
         call = node.cri.method("CreateContainer").future(request, timeout=30)
-        wait_for("others to leave", lambda: cpuset_of(sharer).cpus == cpuset_of(batch).cpus == REST, limit=5)
+        wait_for(
+            "other containers to leave",
+            lambda: cpuset_of(sharer).cpus == cpuset_of(batch).cpus == REST,
+            limit=5,
+        )
         assert not call.done()
     container = call.result().container_id
     node.members[container] = Member(KINDS["lse"], LAST)
@@ -125,9 +129,9 @@ def test_no_container_is_on_owned_cpus_when_the_create_returns(node: Node) -> No
         pytest.param({"device": "/dev/absent"}, id="no such device"),
     ],
 )
-def test_a_failed_create_puts_others_back(node: Node, wrong: dict[str, Any]) -> None:
+def test_a_failed_create_restores_other_containers(node: Node, wrong: dict[str, Any]) -> None:
     if node.bed.name == "crio" and "device" in wrong:
-        pytest.skip("CRI-O leaves out a device that is not there")
+        pytest.skip("CRI-O ignores a device that does not exist")
     sharers = [node.spawn("ls"), node.spawn("be")]
     before = files(*sharers)
     pod = node.pod("lse", LAST)
@@ -137,13 +141,13 @@ def test_a_failed_create_puts_others_back(node: Node, wrong: dict[str, Any]) -> 
         expected = refused(lambda: direct.create(pod, "direct", **request))
     with node.bed.frozen():
         call = node.cri.method("CreateContainer").future(node.cri.create_request(pod, **request), timeout=30)
-        wait_for("others to leave", lambda: cpuset_of(sharers[0]).cpus == REST, limit=5)
+        wait_for("other containers to leave", lambda: cpuset_of(sharers[0]).cpus == REST, limit=5)
     assert refused(call.result)[0] is expected[0]
-    wait_for("others to be back", lambda: files(*sharers) == before, limit=5)
+    wait_for("other containers to be restored", lambda: files(*sharers) == before, limit=5)
     node.check()
 
 
-def test_stop_and_removal_give_cpus_back(calm_node: Node) -> None:
+def test_a_stop_or_removal_releases_the_cpus(calm_node: Node) -> None:
     node = calm_node
     sharer, batch = node.spawn("ls"), node.spawn("be")
     owner = node.spawn("lse", LAST)
@@ -163,11 +167,11 @@ def test_stop_and_removal_give_cpus_back(calm_node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop_pod", "remove_pod"])
-def test_the_end_of_a_pod_gives_cpus_back(calm_node: Node, how: str) -> None:
+def test_the_end_of_a_pod_releases_its_cpus(calm_node: Node, how: str) -> None:
     node = calm_node
     sharer = node.spawn("ls")
     pod = node.pod("lse", LAST)
-    # CRI-O gives a process that does not end all of the call's time.
+    # CRI-O waits for a process that ignores SIGTERM until the deadline of the call.
     owner = node.run(pod, command=["sh", "-c", "trap exit TERM; sleep 3600 & wait"])
     node.check()
     getattr(node.cri, how)(pod)
@@ -176,7 +180,7 @@ def test_the_end_of_a_pod_gives_cpus_back(calm_node: Node, how: str) -> None:
     assert cpuset_of(sharer).cpus == ALL
 
 
-def test_a_container_that_ends_by_itself_gives_cpus_back(node: Node) -> None:
+def test_a_container_that_exits_releases_its_cpus(node: Node) -> None:
     sharer = node.spawn("ls")
     owner = node.run(node.pod("lse", LAST), command=["sh", "-c", UNTIL_PROCEED])
     node.check()
@@ -187,11 +191,11 @@ def test_a_container_that_ends_by_itself_gives_cpus_back(node: Node) -> None:
     assert cpuset_of(sharer).cpus == ALL
 
 
-# Created, not started; updated.
+# Created containers, and updates.
 
 
-def test_a_created_container_starts_with_the_set_of_its_start(node: Node) -> None:
-    """It has no cgroup yet, so only the runtime's own record can carry the set."""
+def test_a_created_container_starts_with_the_current_cpuset(node: Node) -> None:
+    """It has no cgroup before its start, so the runtime's saved spec must have the cpuset."""
     waiting, batch = node.create(node.pod("ls")), node.create(node.pod("be"))
     owner = node.spawn("lse", LAST)
     node.start(waiting)
@@ -202,8 +206,8 @@ def test_a_created_container_starts_with_the_set_of_its_start(node: Node) -> Non
     assert cpuset_of(waiting).cpus == cpuset_of(batch).cpus == ALL
 
 
-def test_a_start_waits_for_the_set_that_is_true_now(node: Node) -> None:
-    """Start and create at the same time, many times: whatever comes first, owned CPUs are never shared."""
+def test_a_start_during_a_create_never_has_owned_cpus(node: Node) -> None:
+    """Start and create at the same time, several times: in either order, owned CPUs are never shared."""
     sharing, owning = node.pod("ls"), node.pod("lse", LAST)
     for attempt in range(8):
         waiting = node.create(sharing, attempt=attempt)
@@ -216,10 +220,10 @@ def test_a_start_waits_for_the_set_that_is_true_now(node: Node) -> None:
         node.remove(waiting)
 
 
-@pytest.mark.parametrize("asked", ["", str(ALL)], ids=["no cpuset", "another cpuset"])
-def test_an_update_keeps_our_cpuset_and_brings_all_else(node: Node, asked: str) -> None:
+@pytest.mark.parametrize("requested", ["", str(ALL)], ids=["no cpuset", "another cpuset"])
+def test_an_update_keeps_the_daemons_cpuset_and_applies_all_other_fields(node: Node, requested: str) -> None:
     owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
-    extra = {"cpuset_cpus": asked} if asked else {}
+    extra = {"cpuset_cpus": requested} if requested else {}
     for container in (owner, sharer):
         node.cri.update(container, cpu_quota=70_000, cpu_period=50_000, cpu_shares=333, **extra)
     node.check()
@@ -233,11 +237,11 @@ def test_an_update_keeps_our_cpuset_and_brings_all_else(node: Node, asked: str) 
     node.cri.update(owner, memory_limit_in_bytes=96 << 20)
     node.check()
     limit = node.cri.status(owner).status.resources.linux.memory_limit_in_bytes
-    assert limit in (96 << 20, 0)  # 0: this runtime does not report it
+    assert limit in (96 << 20, 0)  # 0: the runtime does not report the limit
 
 
-def test_a_pool_that_moved_survives_an_update_made_behind_our_back(node: Node) -> None:
-    """A kernel write alone would be undone by the runtime's record: it must have been made lasting."""
+def test_a_changed_pool_survives_an_update_that_bypasses_the_daemon(node: Node) -> None:
+    """The runtime would undo a mere kernel write, so the daemon must also update the runtime's saved spec."""
     sharer = node.spawn("ls")
     node.spawn("lse", LAST)
     with node.bed.client() as direct:
@@ -246,10 +250,10 @@ def test_a_pool_that_moved_survives_an_update_made_behind_our_back(node: Node) -
             direct.update(sharer, cpu_shares=400)
             return cpuset_of(sharer).cpus == REST
 
-        wait_for("the set to last", lasting, limit=10, pause=0.5)
+        wait_for("the cpuset to be in the saved spec", lasting, limit=10, pause=0.5)
 
 
-def test_a_set_that_another_program_changed_is_repaired(node: Node) -> None:
+def test_a_cpuset_that_another_program_changed_is_repaired(node: Node) -> None:
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
     for container in (sharer, owner):
@@ -259,7 +263,7 @@ def test_a_set_that_another_program_changed_is_repaired(node: Node) -> None:
     node.settle()
 
 
-# What cannot be had.
+# Rejected requests.
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,7 @@ def test_a_set_that_another_program_changed_is_repaired(node: Node) -> None:
     ['{"cpuset":"5-"}', "no JSON", '{"cpuset":"60000"}', '{"cpuset":7}'],
     ids=["backwards", "not JSON", "no such CPU", "not text"],
 )
-def test_a_malformed_annotation(node: Node, annotation: str) -> None:
+def test_a_malformed_annotation_is_reported_and_rejected_for_owners(node: Node, annotation: str) -> None:
     pod = node.pod("ls", name="tolerant", annotation=annotation)
     node.run(pod)
     node.check()
@@ -279,22 +283,22 @@ def test_a_malformed_annotation(node: Node, annotation: str) -> None:
     assert before >= 1
     for kind in ("lse", "lsr"):
         strict = node.pod(kind, annotation=annotation)
-        status, words = refused(lambda strict=strict: node.create(strict))
+        status, message = refused(lambda strict=strict: node.create(strict))
         assert status is Status.INVALID_ARGUMENT
-        assert "cannot" in words
+        assert "cannot" in message
     node.check()
 
 
-def test_all_cpus_cannot_be_given_away(node: Node) -> None:
+def test_a_pod_that_requests_all_cpus_is_rejected(node: Node) -> None:
     sharer = node.spawn("ls")
-    status, words = refused(lambda: node.create(node.pod("lse", ALL)))
+    status, message = refused(lambda: node.create(node.pod("lse", ALL)))
     assert status is Status.FAILED_PRECONDITION
-    assert "empty" in words
+    assert "empty" in message
     node.check()
     assert cpuset_of(sharer).cpus == ALL
 
 
-def test_nothing_is_given_twice(node: Node) -> None:
+def test_a_pod_that_requests_owned_cpus_is_rejected(node: Node) -> None:
     node.spawn("lse", LAST)
     for kind in ("lse", "lsr"):
         assert refused(lambda kind=kind: node.create(node.pod(kind, LAST)))[0] is Status.FAILED_PRECONDITION
@@ -304,7 +308,7 @@ def test_nothing_is_given_twice(node: Node) -> None:
 # Crashes.
 
 
-def test_a_killed_proxy_moves_nothing_and_remembers_all(node: Node) -> None:
+def test_a_killed_daemon_moves_no_container_and_keeps_its_owners(node: Node) -> None:
     owner, sharer, batch = node.spawn("lse", LAST), node.spawn("ls"), node.spawn("be")
     waiting = node.create(node.pod("ls"))
     before = files(owner, sharer, batch)
@@ -312,10 +316,10 @@ def test_a_killed_proxy_moves_nothing_and_remembers_all(node: Node) -> None:
     assert files(owner, sharer, batch) == before
     node.daemon.start()
 
-    def kept() -> None:
+    def check_unchanged() -> None:
         assert files(owner, sharer, batch) == before
 
-    node.daemon.compared(check=kept)
+    node.daemon.compared(check=check_unchanged)
     assert refused(lambda: node.create(node.pod("lsr", LAST)))[0] is Status.FAILED_PRECONDITION
     node.start(waiting)
     node.check()
@@ -324,7 +328,7 @@ def test_a_killed_proxy_moves_nothing_and_remembers_all(node: Node) -> None:
     assert cpuset_of(sharer).cpus == ALL
 
 
-def test_a_proxy_that_comes_back_without_its_state_finds_it_again(node: Node) -> None:
+def test_a_daemon_without_its_ledger_finds_the_owners_again(node: Node) -> None:
     owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
     before = files(owner, sharer)
     node.daemon.kill9()
@@ -336,7 +340,7 @@ def test_a_proxy_that_comes_back_without_its_state_finds_it_again(node: Node) ->
     assert refused(lambda: node.create(node.pod("lsr", LAST)))[0] is Status.FAILED_PRECONDITION
 
 
-def test_what_ended_while_the_proxy_was_away_gives_its_cpus_back(node: Node, bed: Bed) -> None:
+def test_an_owner_that_ended_while_the_daemon_was_down_releases_its_cpus(node: Node, bed: Bed) -> None:
     owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
     node.daemon.kill9()
     with bed.client() as direct:
@@ -349,8 +353,8 @@ def test_what_ended_while_the_proxy_was_away_gives_its_cpus_back(node: Node, bed
 
 
 @pytest.mark.parametrize("after", [0.0, 0.02, 0.2])
-def test_a_proxy_killed_in_the_middle_of_a_create(node: Node, bed: Bed, after: float) -> None:
-    """The runtime may have heard of the create or not; in both cases all is in order afterwards."""
+def test_a_daemon_killed_during_a_create_recovers(node: Node, bed: Bed, after: float) -> None:
+    """The runtime may have received the create or not; in both cases the placement is correct afterwards."""
     sharer = node.spawn("ls")
     pod = node.pod("lse", LAST)
     with bed.frozen():
@@ -361,7 +365,7 @@ def test_a_proxy_killed_in_the_middle_of_a_create(node: Node, bed: Bed, after: f
         with suppress(grpc.RpcError):
             call.result(10)
     node.daemon.start()
-    node.daemon.compared()  # a create that arrived is finished by now
+    node.daemon.compared()  # a create that reached the runtime is finished by now
     for container in node.cri.list():
         if container.pod_sandbox_id == pod:
             assert container.state == CREATED
@@ -370,7 +374,7 @@ def test_a_proxy_killed_in_the_middle_of_a_create(node: Node, bed: Bed, after: f
     assert cpuset_of(sharer).cpus == (REST if len(node.members) == 2 else ALL)
 
 
-def test_a_stopped_proxy_leaves_nothing_at_the_socket(node: Node) -> None:
+def test_a_stopped_daemon_removes_its_socket(node: Node) -> None:
     owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
     before = files(owner, sharer)
     assert node.daemon.stop() == 0
@@ -380,14 +384,14 @@ def test_a_stopped_proxy_leaves_nothing_at_the_socket(node: Node) -> None:
     node.settle()
 
 
-def test_a_killed_runtime(node: Node, bed: Bed) -> None:
+def test_calls_fail_while_the_runtime_is_down_and_no_container_moves(node: Node, bed: Bed) -> None:
     owner, sharer = node.spawn("lse", LAST), node.spawn("ls")
     before = files(owner, sharer)
     pod, late = node.pod("lsr", LAST), node.pod("ls")
     bed.kill9()
     for call in (node.cri.version, lambda: node.create(pod), lambda: node.create(late)):
         assert refused(call)[0] is Status.UNAVAILABLE
-    time.sleep(1.5)  # a reconcile finds no exclusive CPUs
+    time.sleep(1.5)  # time for a reconcile without the runtime
     assert files(owner, sharer) == before
     bed.restart()
     wait_for("the same channel to recover", node.cri.version, limit=10)
@@ -398,13 +402,13 @@ def test_a_killed_runtime(node: Node, bed: Bed) -> None:
     node.settle()
 
 
-def test_a_runtime_killed_in_the_middle_of_a_create(node: Node, bed: Bed) -> None:
+def test_a_runtime_killed_during_a_create_releases_the_cpus(node: Node, bed: Bed) -> None:
     sharer = node.spawn("ls")
     pod = node.pod("lse", LAST)
     request = node.cri.create_request(pod, **KINDS["lse"].resources)
     os.kill(bed.pid, signal.SIGSTOP)
     call = node.cri.method("CreateContainer").future(request, timeout=30)
-    wait_for("others to leave", lambda: cpuset_of(sharer).cpus == REST, limit=5)
+    wait_for("other containers to leave", lambda: cpuset_of(sharer).cpus == REST, limit=5)
     bed.kill9()
     assert refused(call.result)[0] is Status.UNAVAILABLE
     bed.restart()
@@ -412,24 +416,24 @@ def test_a_runtime_killed_in_the_middle_of_a_create(node: Node, bed: Bed) -> Non
     assert cpuset_of(sharer).cpus == ALL
 
 
-# Both versions of the interface, and a second daemon.
+# The older version of the CRI, and observe mode.
 
 
-def test_the_older_interface_is_placed_too(node: Node) -> None:
+def test_calls_of_cri_v1alpha2_are_placed_too(node: Node) -> None:
     with Cri(node.daemon.socket, node.bed.cgroup, "runtime.v1alpha2") as older:
         with suppress(grpc.RpcError):
             older.version()
             node.cri = older
         if node.cri is not older:
             assert refused(older.version)[0] is Status.UNIMPLEMENTED
-            pytest.skip("this runtime speaks CRI v1 only")
+            pytest.skip("this runtime supports CRI v1 only")
         sharer = node.spawn("ls")
         node.spawn("lse", LAST)
         node.check()
         assert cpuset_of(sharer).cpus == REST
 
 
-def test_observing_changes_nothing(bed: Bed, proxies: Callable[..., Daemon]) -> None:
+def test_observe_mode_moves_no_container(bed: Bed, proxies: Callable[..., Daemon]) -> None:
     daemon = proxies(mode="observe")
     with daemon.client() as client:
         node = Node(bed, daemon, client)
@@ -447,11 +451,11 @@ def test_observing_changes_nothing(bed: Bed, proxies: Callable[..., Daemon]) -> 
     bed.clear()
 
 
-# Rounds.
+# Random calls.
 
 
 def may_be_placed(node: Node, pod: str, kind: str) -> bool:
-    """Our own account of whether a create must succeed: CPUs have one owner, the shared pool keeps one."""
+    """Return whether a create must succeed: CPUs have one owner, and the shared pool keeps one CPU."""
     pool, owned = KINDS[kind].pool, node.owned()
     if pool == "named":
         mine = any(member.pod == pod for member in node.members.values())
@@ -460,8 +464,8 @@ def may_be_placed(node: Node, pod: str, kind: str) -> bool:
 
 
 @pytest.mark.timeout(400)
-def test_two_hundred_rounds(node: Node) -> None:
-    """Random creates and removals; after each one every container is on the CPUs of our own account."""
+def test_two_hundred_random_calls_match_the_model(node: Node) -> None:
+    """Random creates and removals; after each one every container has the CPUs of the model."""
     dice = random.Random(20)
     pods = {kind: node.pod(kind, LAST if what.pool == "named" else None) for kind, what in KINDS.items()}
     counts = {"placed": 0, "refused": 0, "removed": 0}
@@ -476,11 +480,11 @@ def test_two_hundred_rounds(node: Node) -> None:
             node.run(pods[kind], f"c{turn}")
             counts["placed"] += 1
         else:
-            status, words = refused(lambda kind=kind, turn=turn: node.create(pods[kind], f"c{turn}"))
-            assert status is Status.FAILED_PRECONDITION, words
+            status, message = refused(lambda kind=kind, turn=turn: node.create(pods[kind], f"c{turn}"))
+            assert status is Status.FAILED_PRECONDITION, message
             counts["refused"] += 1
         node.check()
-    assert {c.id for c in node.cri.list()} == set(node.members), "nothing is lost"
+    assert {c.id for c in node.cri.list()} == set(node.members), "the runtime and the model differ"
     assert counts["placed"] > 60, counts
     assert counts["refused"] > 5, counts
     while node.members:

@@ -1,4 +1,4 @@
-"""A pod with an annotation that is not UTF-8, on a real containerd, which takes it."""
+"""A pod with an annotation that is not UTF-8, on a real containerd, which accepts it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 30
 
 
 def tolerant(client: Any) -> None:
-    """Make a client send ``ODD`` where its messages say ``MARK``, and read it so."""
+    """Make a client replace ``MARK`` by ``ODD`` in its requests, and ``ODD`` by ``MARK`` in responses."""
 
     def method(name: str, answer: str = "") -> Any:
         kind = getattr(pb, answer or f"{name}Response")
@@ -39,30 +39,30 @@ def tolerant(client: Any) -> None:
     client.method = method
 
 
-def in_step(node: Node) -> bool:
+def is_ready(node: Node) -> bool:
     return bool(node.daemon.status()["ready"])
 
 
-def test_it_is_placed_and_the_node_continues(node: Node, bed: Bed) -> None:
+def test_a_pod_with_an_odd_annotation_is_placed_and_the_daemon_continues(node: Node, bed: Bed) -> None:
     tolerant(node.cri)
     owner = node.spawn("lse", LAST)
     try:
         pod = node.cri.run_pod("odd", annotations={"note": MARK}, cgroup_parent="/kubepods/burstable/pod-odd")
     except grpc.RpcError as error:
-        pytest.skip(f"this containerd refuses such strings: {error.details()}")
+        pytest.skip(f"this containerd rejects such strings: {error.details()}")
     try:
         odd = node.cri.run(pod, cpu_shares=512)
         assert cpuset_of(odd).cpus == REST
         node.daemon.kill9()
         node.daemon.start()
-        wait_for("the daemon to be in step", lambda: in_step(node), LIMIT_S)
+        wait_for("the daemon to be ready", lambda: is_ready(node), LIMIT_S)
         late = node.spawn("ls")
         assert cpuset_of(late).cpus == REST
         assert (cpuset_of(odd).cpus, cpuset_of(owner).cpus) == (REST, LAST)
         passes = node.daemon.status()["counters"]["passes"]
-        wait_for("a comparison", lambda: node.daemon.status()["counters"]["passes"] > passes, 2 * LIMIT_S)
+        wait_for("a reconcile", lambda: node.daemon.status()["counters"]["passes"] > passes, 2 * LIMIT_S)
         node.remove(owner)
-        wait_for("the CPUs to be back", lambda: cpuset_of(odd).cpus == ALL, LIMIT_S)
+        wait_for("the CPUs to be released", lambda: cpuset_of(odd).cpus == ALL, LIMIT_S)
     finally:
         node.cri.stop_pod(pod)
         node.cri.remove_pod(pod)

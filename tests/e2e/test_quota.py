@@ -22,25 +22,25 @@ LIMITED = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024}
 
 
 def quota(path: Path) -> int:
-    """What the kernel says: microseconds, -1 for none."""
-    word = (path / FILE).read_text().split()[0]
-    return -1 if word == "max" else int(word)
+    """Return the CFS quota of a cgroup in microseconds, -1 for none."""
+    value = (path / FILE).read_text().split()[0]
+    return -1 if value == "max" else int(value)
 
 
 def write(path: Path, value: int) -> None:
-    """Write as kubelet does."""
+    """Write a CFS quota as kubelet does."""
     (path / FILE).write_text("max" if V2 and value == -1 else str(value))
 
 
 def group(container: str) -> Path:
-    """A container's cgroup."""
+    """Return a container's cgroup."""
     found = cgroup_of(container, CPU)
     assert found is not None
     return found
 
 
 class Pods:
-    """A node, with pods whose own cgroups have the quota that kubelet gives them."""
+    """A node whose pod cgroups have the quota that kubelet would set."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -73,7 +73,7 @@ def lsr(pods: Pods, name: str = "db") -> tuple[str, Path]:
     return pods.pod("lsr", name, cpus=CpuSet([max(online())]))
 
 
-def test_owners_have_no_quota_and_others_keep_theirs(make: Callable[..., Pods]) -> None:
+def test_owners_have_no_quota_and_other_containers_keep_theirs(make: Callable[..., Pods]) -> None:
     pods = make()
     pod, path = lsr(pods)
     other, other_path = pods.pod("burstable", "web")
@@ -87,8 +87,8 @@ def test_owners_have_no_quota_and_others_keep_theirs(make: Callable[..., Pods]) 
     assert page["default/db/main"]["cfs_quota"] == "off"
     assert page["default/web/main"]["cfs_quota"] == ""
     assert "its CFS quota is off" in page["default/db/main"]["reason"]
-    reported = pods.node.daemon.status()["quotas"]
-    assert [(q["pod"], q["was"]) for q in reported if not q["container"]] == [("default/db", POD_QUOTA)]
+    quotas = pods.node.daemon.status()["quotas"]
+    assert [(q["pod"], q["was"]) for q in quotas if not q["container"]] == [("default/db", POD_QUOTA)]
 
     pods.node.cri.update(owner, cpu_quota=90_000, cpu_period=100_000)
     pods.node.cri.update(sharer, cpu_quota=70_000, cpu_period=100_000)
@@ -96,23 +96,23 @@ def test_owners_have_no_quota_and_others_keep_theirs(make: Callable[..., Pods]) 
     assert quota(group(sharer)) == 70_000
 
     write(path, 80_000)
-    wait_for("the pod's quota to go again", lambda: quota(path) == -1)
+    wait_for("the pod's quota to be removed again", lambda: quota(path) == -1)
     pods.node.remove(owner)
-    wait_for("the pod's quota to come back", lambda: quota(path) == 80_000)
+    wait_for("the pod's quota to be restored", lambda: quota(path) == 80_000)
     assert pods.node.daemon.status()["quotas"] == []
 
 
-def test_an_end_by_itself_brings_the_pods_quota_back(make: Callable[..., Pods]) -> None:
+def test_the_exit_of_an_owner_restores_the_pods_quota(make: Callable[..., Pods]) -> None:
     pods = make()
     pod, path = lsr(pods)
     owner = pods.node.run(pod, command=["sh", "-c", UNTIL_PROCEED])
     assert quota(path) == -1
     pods.node.cri.proceed(owner)
-    wait_for("the end", lambda: pods.node.cri.status(owner).status.state == EXITED, limit=10)
-    wait_for("the pod's quota to come back", lambda: quota(path) == POD_QUOTA)
+    wait_for("the container to exit", lambda: pods.node.cri.status(owner).status.state == EXITED, limit=10)
+    wait_for("the pod's quota to be restored", lambda: quota(path) == POD_QUOTA)
 
 
-def test_a_killed_daemon_knows_what_was_there(make: Callable[..., Pods]) -> None:
+def test_a_killed_daemon_restores_the_original_quota(make: Callable[..., Pods]) -> None:
     pods = make()
     daemon = pods.node.daemon
     pod, path = lsr(pods)
@@ -124,8 +124,8 @@ def test_a_killed_daemon_knows_what_was_there(make: Callable[..., Pods]) -> None
         direct.update(owner, cpu_quota=50_000, cpu_period=100_000)
     assert quota(group(owner)) == 50_000
     daemon.start()
-    wait_for("both to go again", lambda: (quota(path), quota(group(owner))) == (-1, -1))
-    # What the runtime has saved agrees: an update of anything else does not bring it back.
+    wait_for("both quotas to be removed again", lambda: (quota(path), quota(group(owner))) == (-1, -1))
+    # The runtime's saved spec has no quota either: an update of another field does not restore it.
     wait_for("the runtime to be updated", lambda: daemon.status()["counters"].get("settled", 0) > 0)
     with pods.node.bed.client() as direct:
         direct.update(owner, cpu_shares=512)
@@ -134,29 +134,29 @@ def test_a_killed_daemon_knows_what_was_there(make: Callable[..., Pods]) -> None
     with pods.node.bed.client() as direct:
         direct.stop(owner)
     daemon.start()
-    wait_for("the pod's quota to come back", lambda: quota(path) == 80_000)
+    wait_for("the pod's quota to be restored", lambda: quota(path) == 80_000)
 
 
-def test_quotas_are_kept_where_that_is_set(make: Callable[..., Pods]) -> None:
+def test_quotas_are_kept_if_configured(make: Callable[..., Pods]) -> None:
     pods = make(koordinator={"keepCFSQuota": "always"})
     pod, path = lsr(pods)
     owner = pods.node.run(pod)
     assert (quota(path), quota(group(owner))) == (POD_QUOTA, 100_000)
 
 
-def test_a_second_container_brings_quotas_back_where_that_is_set(make: Callable[..., Pods]) -> None:
+def test_a_second_container_restores_quotas_if_configured(make: Callable[..., Pods]) -> None:
     pods = make(koordinator={"keepCFSQuota": "several-containers"})
     pod, path = lsr(pods)
     first = pods.node.run(pod, cpu_quota=60_000)
     assert (quota(path), quota(group(first))) == (-1, -1)
     second = pods.node.run(pod, "second", cpu_quota=40_000)
     assert quota(group(second)) == 40_000
-    wait_for("quotas to be back", lambda: (quota(path), quota(group(first))) == (POD_QUOTA, 60_000))
+    wait_for("quotas to be restored", lambda: (quota(path), quota(group(first))) == (POD_QUOTA, 60_000))
     wait_for("the runtime to be updated", lambda: pods.node.daemon.status()["quotas"] == [])
     pods.node.cri.update(first, cpu_shares=512)
     assert quota(group(first)) == 60_000
     pods.node.remove(second)
-    wait_for("quotas to go again", lambda: (quota(path), quota(group(first))) == (-1, -1))
+    wait_for("quotas to be removed again", lambda: (quota(path), quota(group(first))) == (-1, -1))
 
 
 def test_a_daemon_configured_to_keep_quotas_restores_them(make: Callable[..., Pods]) -> None:
@@ -169,10 +169,10 @@ def test_a_daemon_configured_to_keep_quotas_restores_them(make: Callable[..., Po
     config = daemon.directory / "config.yaml"
     config.write_text(config.read_text()[:-1] + ', "koordinator": {"keepCFSQuota": "always"}}')
     daemon.start()
-    wait_for("quotas to be back", lambda: (quota(path), quota(group(owner))) == (POD_QUOTA, 100_000))
+    wait_for("quotas to be restored", lambda: (quota(path), quota(group(owner))) == (POD_QUOTA, 100_000))
 
 
-def test_observing_changes_nothing(make: Callable[..., Pods]) -> None:
+def test_observe_mode_changes_no_quota(make: Callable[..., Pods]) -> None:
     pods = make(mode="observe")
     pod, path = lsr(pods)
     owner = pods.node.run(pod)
@@ -181,8 +181,8 @@ def test_observing_changes_nothing(make: Callable[..., Pods]) -> None:
     assert (quota(path), quota(group(owner))) == (POD_QUOTA, 90_000)
 
 
-def test_what_the_runtime_makes_of_minus_one_and_of_nothing(bed: Bed, cri: Cri) -> None:
-    """-1 is no quota, and 0 leaves what is there; at a create and at an update."""
+def test_the_runtime_removes_the_quota_for_minus_one_and_keeps_it_for_zero(bed: Bed, cri: Cri) -> None:
+    """In a create and in an update, -1 means no quota, and 0 keeps the present one."""
     pod = cri.run_pod("plain", cgroup_parent="/kubepods/pod-plain")
     one = cri.run(pod, "one", cpu_period=100_000, cpu_quota=-1)
     two = cri.run(pod, "two", cpu_period=100_000, cpu_quota=50_000)
@@ -201,12 +201,12 @@ BUSY = ["sh", "-c", "while :; do :; done & while :; do :; done"]
 
 
 def throttled(path: Path) -> int:
-    """In how many periods a group was held back."""
+    """Return the number of periods in which a cgroup was throttled."""
     return int(dict(line.split() for line in (path / "cpu.stat").read_text().splitlines())["nr_throttled"])
 
 
 def used_s(container: str) -> float:
-    """The CPU time of a container, in seconds."""
+    """Return the CPU time of a container in seconds."""
     if V2:
         stat = dict(line.split() for line in (group(container) / "cpu.stat").read_text().splitlines())
         return int(stat["usage_usec"]) / 1e6
@@ -216,14 +216,14 @@ def used_s(container: str) -> float:
 
 
 @pytest.mark.parametrize("keep", ["always", "never"])
-def test_a_busy_owner_is_held_back_by_a_quota_only(make: Callable[..., Pods], keep: str) -> None:
-    """With a quota of much less than it owns it is throttled, on a busy machine too."""
+def test_a_busy_owner_is_throttled_only_if_it_has_a_quota(make: Callable[..., Pods], keep: str) -> None:
+    """A quota far below its CPUs throttles the owner, even on a busy machine."""
     pods = make(koordinator={"keepCFSQuota": keep})
     pod, path = lsr(pods)
     owner = pods.node.run(pod, command=BUSY, cpu_quota=2_000)
     if keep == "always":
-        wait_for("it to be held back", lambda: throttled(group(owner)) > 0)
+        wait_for("the owner to be throttled", lambda: throttled(group(owner)) > 0)
     else:
-        # With the quota that would take a minute.
-        wait_for("it to run", lambda: used_s(owner) > 1.2, limit=60)
+        # With the quota this would take a minute.
+        wait_for("the owner to use CPU time", lambda: used_s(owner) > 1.2, limit=60)
         assert throttled(group(owner)) == throttled(path) == 0

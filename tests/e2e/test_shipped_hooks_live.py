@@ -1,4 +1,4 @@
-"""The shipped hooks on a real containerd: what containers see, and what the kernel has."""
+"""The shipped hooks on a real containerd: their effects in containers and in the kernel."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Hooked:
         )
 
 
-def reported(container: str) -> dict[str, str]:
+def cpus_file(container: str) -> dict[str, str]:
     lines = inside(container, "/run/topoproxy/cpus").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines)
 
 
 @pytest.fixture
 def hooked(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Hooked]]:
-    """Make a daemon whose directory of hooks has links to some of the shipped ones."""
+    """Start a daemon whose hook directory has links to some of the shipped hooks."""
     clients: list[Cri] = []
 
     def make(*names: str, settings: dict[str, object] | None = None, **config: object) -> Hooked:
@@ -77,32 +77,32 @@ def hooked(bed: Bed, tmp_path: Path, proxies: Callable[..., Daemon]) -> Iterator
     bed.clear()
 
 
-def test_a_container_reads_its_cpus_and_reads_them_again_when_they_change(
+def test_the_file_with_a_containers_cpus_follows_their_changes(
     hooked: Callable[..., Hooked], tmp_path: Path
 ) -> None:
     root = tmp_path / "cpus"
     node = hooked("30-cpus-file", settings={"30-cpus-file": {"root": str(root), "which": "all"}})
     sharer = node.cri.run(node.pod("web", "uid-web", "LS"))
-    assert environment(sharer)["SHARED_CPUS"] == str(ALL) == reported(sharer)["SHARED_CPUS"]
+    assert environment(sharer)["SHARED_CPUS"] == str(ALL) == cpus_file(sharer)["SHARED_CPUS"]
     with pytest.raises(OSError, match="Read-only file system"):
         inside(sharer, "/run/topoproxy/cpus").write_text("lies")
 
     pod = node.pod("db", UID, "LSE")
     owner = node.cri.run(pod)
-    assert environment(owner)["EXCLUSIVE_CPUS"] == str(LAST) == reported(owner)["EXCLUSIVE_CPUS"]
-    assert reported(owner)["SHARED_CPUS"] == ""
-    wait_for("the sharer's file to follow", lambda: reported(sharer)["SHARED_CPUS"] == str(REST))
-    assert environment(sharer)["SHARED_CPUS"] == str(ALL), "that of the create"
+    assert environment(owner)["EXCLUSIVE_CPUS"] == str(LAST) == cpus_file(owner)["EXCLUSIVE_CPUS"]
+    assert cpus_file(owner)["SHARED_CPUS"] == ""
+    wait_for("the sharer's file to follow", lambda: cpus_file(sharer)["SHARED_CPUS"] == str(REST))
+    assert environment(sharer)["SHARED_CPUS"] == str(ALL), "the environment keeps the CPUs of the create"
 
     node.cri.stop(owner)
     node.cri.remove(owner)
-    wait_for("the sharer's file to follow back", lambda: reported(sharer)["SHARED_CPUS"] == str(ALL))
-    wait_for("the owner's directory to go", lambda: not (root / UID).exists())
+    wait_for("the sharer's file to list all CPUs again", lambda: cpus_file(sharer)["SHARED_CPUS"] == str(ALL))
+    wait_for("the owner's directory to be removed", lambda: not (root / UID).exists())
     node.daemon.restart()
-    wait_for("the file after a restart", lambda: reported(sharer)["SHARED_CPUS"] == str(ALL))
+    wait_for("the file after a restart", lambda: cpus_file(sharer)["SHARED_CPUS"] == str(ALL))
 
 
-def test_one_pod_without_a_quota_where_all_others_keep_theirs(hooked: Callable[..., Hooked]) -> None:
+def test_an_annotation_removes_the_quota_of_one_pod_only(hooked: Callable[..., Hooked]) -> None:
     file, none = (
         ("cpu.max", "max") if (CGROUPS / "cgroup.controllers").exists() else ("cpu.cfs_quota_us", "-1")
     )
@@ -128,8 +128,10 @@ def test_one_pod_without_a_quota_where_all_others_keep_theirs(hooked: Callable[.
     assert quota(cgroup_of(held, CPU)) == "100000"
 
 
-def test_interrupts_leave_an_owners_cpus_and_come_back(hooked: Callable[..., Hooked], tmp_path: Path) -> None:
-    irq = tmp_path / "proc/irq/9/smp_affinity_list"  # the machine's own are nothing to play with
+def test_interrupts_leave_an_owners_cpus_and_are_restored(
+    hooked: Callable[..., Hooked], tmp_path: Path
+) -> None:
+    irq = tmp_path / "proc/irq/9/smp_affinity_list"  # a copy: the test must not change the host's interrupts
     irq.parent.mkdir(parents=True)
     irq.write_text(f"{ALL}\n")
     mask = tmp_path / "proc/irq/default_smp_affinity"
@@ -143,10 +145,10 @@ def test_interrupts_leave_an_owners_cpus_and_come_back(hooked: Callable[..., Hoo
     node.cri.channel.close()
     with node.daemon.client() as cri:
         cri.stop(owner)
-        wait_for("interrupts to come back", lambda: irq.read_text().strip() == str(ALL))
+        wait_for("interrupts to be restored", lambda: irq.read_text().strip() == str(ALL))
 
 
-def test_crio_annotations_on_containerd_and_what_the_differ_says(
+def test_crio_annotations_work_on_containerd_and_changes_are_logged(
     hooked: Callable[..., Hooked], tmp_path: Path
 ) -> None:
     keys = {name: str(tmp_path / name) for name in ("proc", "sysfs", "irq_state", "power_state")}
@@ -156,12 +158,12 @@ def test_crio_annotations_on_containerd_and_what_the_differ_says(
         settings={"50-crio-annotations": keys},
         koordinator={"keepCFSQuota": "always"},
     )
-    wishes = {"cpu-quota.crio.io": "disable", "irq-load-balancing.crio.io": "housekeeping"}
-    owner = node.cri.run(node.pod("db", UID, "LSE", wishes), **LIMITED)
+    annotations = {"cpu-quota.crio.io": "disable", "irq-load-balancing.crio.io": "housekeeping"}
+    owner = node.cri.run(node.pod("db", UID, "LSE", annotations), **LIMITED)
     assert environment(owner)["OPENSHIFT_HOUSEKEEPING_CPUS"] == str(LAST)
     line = next(
         line for line in node.daemon.log.read_text().splitlines() if "hooks changed a request" in line
     )
     assert "default/db" in line
     assert "50-crio-annotations: cpu_quota 100000 -> -1, envs[OPENSHIFT_HOUSEKEEPING_CPUS]" in line
-    assert "HOUSEKEEPING_CPUS] " not in line, "names alone"
+    assert "HOUSEKEEPING_CPUS] " not in line, "only the names of variables are logged"

@@ -1,8 +1,8 @@
-"""The daemon within what ``systemd/topoproxy.service`` leaves to it, on a real runtime and real cgroups.
+"""The daemon with the restrictions of ``systemd/topoproxy.service``, on a real runtime and real cgroups.
 
-Its capabilities are those of the unit, all file systems are read-only but its own directory and cgroups (as
-ProtectSystem=strict and ProtectKernelTunables= have it), and it can gain no privileges. What systemd does by
-other means (system calls, namespaces) is not played here.
+It has the capabilities of the unit, all file systems except its directory and the cgroups are read-only (like
+ProtectSystem=strict and ProtectKernelTunables=), and it cannot gain privileges. Other restrictions of the
+unit (system calls, namespaces) are not applied here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ exec setpriv --no-new-privs --bounding-set={capabilities} --inh-caps=-all {progr
 
 
 def capabilities() -> str:
-    """Those of the unit, as setpriv wants them."""
+    """Return the capabilities of the unit in the syntax of setpriv."""
     (found,) = re.findall(r"^CapabilityBoundingSet=(.*)$", SERVICE.read_text(), re.MULTILINE)
     return ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in found.split())])
 
@@ -58,12 +58,12 @@ def capabilities() -> str:
 def hardened(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bed: Bed, proxies: Callable[..., Daemon]
 ) -> Iterator[Node]:
-    """A node whose daemon has what the unit leaves to it."""
+    """A node whose daemon has the restrictions of the unit."""
     directory = tmp_path / "proxy"
     directory.mkdir()
     wrapper = tmp_path / "hardened"
-    words = {"program": daemons.PROGRAM, "directory": directory, "capabilities": capabilities()}
-    wrapper.write_text(HARDENED.format(**words))
+    values = {"program": daemons.PROGRAM, "directory": directory, "capabilities": capabilities()}
+    wrapper.write_text(HARDENED.format(**values))
     wrapper.chmod(0o755)
     monkeypatch.setattr(daemons, "PROGRAM", wrapper)
     proxy = proxies(directory)
@@ -72,8 +72,8 @@ def hardened(
     bed.clear()
 
 
-def test_it_is_confined(hardened: Node) -> None:
-    """Else the other tests show nothing."""
+def test_the_daemon_is_confined(hardened: Node) -> None:
+    """The other tests depend on this."""
     root = Path(f"/proc/{hardened.daemon.pid}")
     status = (root / "status").read_text()
     assert re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
@@ -85,7 +85,7 @@ def test_it_is_confined(hardened: Node) -> None:
     assert held.bit_count() == len(capabilities().split(",")) - 1
 
 
-def test_containers_are_placed_watched_and_given_back(hardened: Node) -> None:
+def test_a_confined_daemon_places_watches_and_releases_containers(hardened: Node) -> None:
     node, daemon = hardened, hardened.daemon
     sharer = node.spawn("ls")
     owner = node.spawn("lse", LAST)
@@ -96,16 +96,20 @@ def test_containers_are_placed_watched_and_given_back(hardened: Node) -> None:
         quota = own / "cpu.cfs_quota_us"
         wait_for("the owner's quota to be off", lambda: quota.read_text().strip() == "-1", LIMIT_S)
     wait_for("writes to be watched", lambda: daemon.status()["drift"]["watched"] == 2, LIMIT_S)
-    wait_for("events", lambda: daemon.status()["runtime"]["events"] in ("connected", "not offered"), LIMIT_S)
+    wait_for(
+        "the event stream",
+        lambda: daemon.status()["runtime"]["events"] in ("connected", "not offered"),
+        LIMIT_S,
+    )
     group = cgroup_of(sharer)
     assert group is not None
     (group / "cpuset.cpus").write_text(str(ALL))
-    wait_for("it to be put back", lambda: cpuset_of(sharer).cpus == REST, LIMIT_S)
-    wait_for("that to be counted", lambda: sum(daemon.status()["drift"]["by"].values()) == 1, LIMIT_S)
+    wait_for("the cpuset to be repaired", lambda: cpuset_of(sharer).cpus == REST, LIMIT_S)
+    wait_for("the repair to be counted", lambda: sum(daemon.status()["drift"]["by"].values()) == 1, LIMIT_S)
     assert daemon.status()["problems"] == []
 
     daemon.restart()
-    wait_for("it to be in step again", lambda: daemon.status()["ready"], LIMIT_S)
+    wait_for("the daemon to be ready again", lambda: daemon.status()["ready"], LIMIT_S)
     with daemon.client() as client:
         client.adopt(node.cri)
         node.cri = client
@@ -120,7 +124,7 @@ def test_containers_are_placed_watched_and_given_back(hardened: Node) -> None:
 
 @pytest.mark.skipif(is_v2(), reason="on cgroup v2 groups inside a container follow by themselves")
 def test_groups_of_another_user_inside_a_container_are_narrowed(hardened: Node) -> None:
-    """What CAP_DAC_OVERRIDE is for: a file that root does not own, and root without it may not write."""
+    """This needs CAP_DAC_OVERRIDE: without it root may not write a file that it does not own."""
     node = hardened
     sharer = node.spawn("ls")
     group = cgroup_of(sharer)

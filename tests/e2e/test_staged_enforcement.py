@@ -1,8 +1,8 @@
 """From observe to enforce on 200 running containers of a real containerd, and back.
 
-Looked at all the while, from the kernel's files alone: no container has an empty cpuset; while the owner has
-its CPU to itself, no other container is on it; no more pods change than the settings allow; nothing changes
-in a pause, nor when the daemon is killed in it; and no container that has changed changes back on the way.
+A thread reads the kernel's files all the time. No container may have an empty cpuset; while the owner has its
+CPU exclusively, no other container may have it; no more pods may change per step than configured; nothing may
+change in a pause, even if the daemon is killed in it; and no container may change twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proxy.model.idset import CpuSet
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PODS, EACH = 50, 4
-"""Pods, and containers of each; the owner has one, and the first others have one more: 200 together."""
+"""Pods, and containers of each; the owner has one, and the first other pods have one more: 200 in total."""
 STEP, PERIOD_S = 2, 0.5
 OWNED = CpuSet([max(online())])
 REST = online() - OWNED
@@ -41,18 +41,18 @@ def settings(mode: str, **enforce: object) -> dict[str, object]:
     }
 
 
-def command(daemon: Daemon, *words: str) -> Any:
-    """Run a command of topoproxy against a daemon; returns its JSON answer."""
+def command(daemon: Daemon, *args: str) -> Any:
+    """Run a topoproxy command for a daemon; returns its JSON output."""
     admin = f"unix://{daemon.directory / 'admin.sock'}"
     done = subprocess.run(
-        [PROGRAM, *words, "--json", "--admin", admin], capture_output=True, text=True, timeout=60, check=False
+        [PROGRAM, *args, "--json", "--admin", admin], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def reconfigure(daemon: Daemon, changed: dict[str, object]) -> None:
-    """Write other settings and reload them."""
+    """Change the configuration and reload it."""
     file = daemon.directory / "config.yaml"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
     assert command(daemon, "reload")["reload"]["result"] == "applied"
@@ -64,21 +64,21 @@ def pods_of(daemon: Daemon) -> dict[str, int]:
 
 
 def is_done(daemon: Daemon, what: str) -> bool:
-    """Return whether all pods are enforced, or observed, and no step is under way."""
+    """Return whether all pods are enforced, or observed, and no step is in progress."""
     found = pods_of(daemon)
     return found[what] == PODS and not found["inStep"]
 
 
 @dataclass
 class Watch:
-    """Reads all cpusets again and again.
+    """Reads all cpusets repeatedly.
 
     Attributes:
-        files: Container to its file.
+        files: Container to its cpuset file.
         pods: Container to its pod.
         owner: The container that owns CPUs.
-        changes: When each container had which CPUs for the first time in a row.
-        wrong: What must not be.
+        changes: Time, container and new CPUs of each change.
+        wrong: Violations.
     """
 
     files: dict[str, Path]
@@ -86,7 +86,7 @@ class Watch:
     owner: str
     changes: list[tuple[float, str, CpuSet]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    looks: int = 0
+    readings: int = 0
     longest: float = 0.0
     _last: dict[str, CpuSet] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -95,7 +95,7 @@ class Watch:
         return CpuSet.parse(self.files[container].read_text().strip())
 
     def look(self) -> None:
-        """Read all; the owner first and last, as no reading of many files is one moment."""
+        """Read all cpusets, the owner's first and last, because reading many files takes time."""
         began = time.monotonic()
         first, now = self.read(self.owner), {}
         for container in self.files:
@@ -109,7 +109,7 @@ class Watch:
         at = time.monotonic()
         self.changes += [(at, i, cpus) for i, cpus in now.items() if self._last.get(i) != cpus]
         self._last = now
-        self.looks += 1
+        self.readings += 1
         self.longest = max(self.longest, at - began)
 
     def run(self) -> None:
@@ -121,7 +121,7 @@ class Watch:
         self._over.set()
 
     def since(self, began: float) -> list[tuple[float, str, CpuSet]]:
-        """Return the changes since a moment."""
+        """Return the changes since a time."""
         return [change for change in self.changes if change[0] >= began]
 
     def has(self) -> dict[str, CpuSet]:
@@ -129,7 +129,7 @@ class Watch:
 
 
 def rate(watch: Watch, began: float, ended: float) -> float:
-    """Check that the pods that changed between two moments did so in bounded steps; returns pods a second."""
+    """Check that the pods changed in bounded steps between two times; returns the pods per second."""
     first: dict[str, float] = {}
     for at, container, _ in watch.since(began):
         if at <= ended:
@@ -137,16 +137,16 @@ def rate(watch: Watch, began: float, ended: float) -> float:
     times = sorted(first.values())
     for i, early in enumerate(times):
         for j in range(i, len(times)):
-            most = STEP * ((times[j] - early) / PERIOD_S + 2)  # the ends of a span may cut through two steps
+            most = STEP * ((times[j] - early) / PERIOD_S + 2)  # the interval may begin and end within a step
             assert j - i + 1 <= most, f"{j - i + 1} pods in {times[j] - early:.2f} s"
     return (len(times) - STEP) / max(times[-1] - times[0], PERIOD_S)
 
 
 def monotone(watch: Watch, began: float, ended: float) -> None:
-    """Check that no container has changed more than once between two moments."""
+    """Check that no container has changed more than once between two times."""
     seen = [container for at, container, _ in watch.since(began) if at <= ended]
     again = {container[:12] for container in seen if seen.count(container) > 1}
-    assert not again, f"they changed to and fro: {again}"
+    assert not again, f"containers changed more than once: {again}"
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def loaded(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[tuple[Daemon, W
     bed.clear()
 
 
-def test_observe_to_enforce_on_200_containers(
+def test_200_containers_change_from_observe_to_enforce_and_back(
     loaded: tuple[Daemon, Watch], capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon, watch = loaded
@@ -185,7 +185,7 @@ def test_observe_to_enforce_on_200_containers(
     assert set(watch.has().values()) == {online()}, "in mode observe nothing is changed"
     began = time.monotonic()
     reconfigure(daemon, settings("enforce"))
-    # -- paused, and killed in the pause
+    # -- pause, and a kill of the daemon in the pause
     wait_for("a third of the pods", lambda: pods_of(daemon)["enforced"] >= PODS // 3, limit=LIMIT_S)
     command(daemon, "enforce", "pause")
     wait_for("the step to end", lambda: not pods_of(daemon)["inStep"], limit=30)
@@ -194,16 +194,16 @@ def test_observe_to_enforce_on_200_containers(
     time.sleep(6 * PERIOD_S)
     daemon.kill9()
     daemon.start()
-    wait_for("the comparison", lambda: daemon.status()["ready"], limit=60)
+    wait_for("the daemon to be ready", lambda: daemon.status()["ready"], limit=60)
     time.sleep(6 * PERIOD_S)
     assert watch.since(paused + 0.1) == [], "nothing changes in a pause"
     assert watch.has() == has
     assert pods_of(daemon) == there
     figures["paused at"] = f"{there['enforced']} of {PODS} pods"
-    # -- resumed, and killed on the way
+    # -- resume, and a kill of the daemon meanwhile
     resumed = time.monotonic()
     command(daemon, "enforce", "resume")
-    wait_for("two thirds", lambda: pods_of(daemon)["enforced"] >= 2 * PODS // 3, limit=LIMIT_S)
+    wait_for("two thirds of the pods", lambda: pods_of(daemon)["enforced"] >= 2 * PODS // 3, limit=LIMIT_S)
     daemon.kill9()
     daemon.start()
     wait_for(
@@ -213,7 +213,7 @@ def test_observe_to_enforce_on_200_containers(
         ),
         limit=LIMIT_S,
     )
-    wait_for("the owner", lambda: watch.has()[watch.owner] == OWNED, limit=30)
+    wait_for("the owner to have its CPU", lambda: watch.has()[watch.owner] == OWNED, limit=30)
     ended = time.monotonic()
     assert {i: cpus for i, cpus in watch.has().items() if i != watch.owner} == {
         i: REST for i in watch.files if i != watch.owner
@@ -221,17 +221,19 @@ def test_observe_to_enforce_on_200_containers(
     monotone(watch, began, ended)
     last = max(at for at, container, _ in watch.since(began) if container != watch.owner)
     own = next(at for at, container, _ in watch.since(began) if container == watch.owner)
-    assert own >= last, "the owner came before others had left its CPUs"
+    assert own >= last, "the owner was pinned before other containers had left its CPUs"
     figures["enforced in"] = f"{paused - began:.1f} s + {ended - resumed:.1f} s"
     figures["rate"] = f"{rate(watch, began, paused):.1f} and {rate(watch, resumed, ended):.1f} pods/s"
-    # -- reversed
+    # -- back to observe
     back = time.monotonic()
     reconfigure(daemon, settings("observe"))
-    wait_for("a third to be back", lambda: pods_of(daemon)["observed"] >= PODS // 3, limit=LIMIT_S)
+    wait_for(
+        "a third of the pods to be observed", lambda: pods_of(daemon)["observed"] >= PODS // 3, limit=LIMIT_S
+    )
     daemon.kill9()
     daemon.start()
     wait_for(
-        "all to be back",
+        "all pods to be observed",
         lambda: (
             daemon.status()["ready"] and pods_of(daemon)["observed"] == PODS and not pods_of(daemon)["inStep"]
         ),
@@ -240,9 +242,9 @@ def test_observe_to_enforce_on_200_containers(
     wait_for("the last write", lambda: set(watch.has().values()) == {online()}, limit=30)
     returned = time.monotonic()
     monotone(watch, back, returned)
-    figures["given back in"] = f"{returned - back:.1f} s"
+    figures["restored in"] = f"{returned - back:.1f} s"
     figures["rate back"] = f"{rate(watch, back, returned):.1f} pods/s"
-    figures["looks"] = f"{watch.looks}, at most {watch.longest * 1000:.0f} ms each"
+    figures["readings"] = f"{watch.readings}, at most {watch.longest * 1000:.0f} ms each"
     assert watch.wrong == []
     for container in [*list(watch.files)[:3], watch.owner]:  # an update does not undo it
         with daemon.bed.client() as direct:

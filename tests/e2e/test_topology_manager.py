@@ -1,8 +1,7 @@
-"""The topology manager in front of a real containerd: what it places, refuses, promises and explains.
+"""The topology manager in front of a real containerd: placements, rejections, reservations, explanations.
 
-The machine's own CPUs and its first NUMA node are used, so two CPUs are enough: one can be owned, the other
-always remains to the shared pool. What takes several NUMA nodes is shown in a virtual machine, by
-``test_vm.py``.
+The tests use the host's CPUs and its first NUMA node, and two CPUs are enough: one can be owned, the other
+one always stays in the shared pool. ``test_vm.py`` tests several NUMA nodes in virtual machines.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ TOPOLOGY = "TopologyAffinityError: Resources cannot be allocated with Topology l
 UNEXPECTED = "UnexpectedAdmissionError: Allocate failed due to "
 REFUSED = "refused a "
 NO_MEMORY = UNEXPECTED + "[memorymanager] failed to "
-"""Where no set of nodes has the memory, kubelet's memory manager has no hint, and so nothing against it."""
+"""If no set of nodes has the memory, kubelet's memory manager gives no hint, and rejects at allocation."""
 COUNTED = {
     "memoryManagerPolicy": "Static",
     "reservedMemory": [{"numaNode": 0, "limits": {"memory": "256Mi"}}],
-    "reconcilePeriod": "1h",  # only the calls show the daemon what happens
+    "reconcilePeriod": "1h",  # the daemon learns of changes only from calls
 }
-CDI_FOLDER = Path("/var/run/cdi")
+CDI_DIRECTORY = Path("/var/run/cdi")
 
 
 def whole(cpus: int, memory: int = 64 * MIB) -> dict[str, int]:
-    """What kubelet writes into a request for a Guaranteed container with whole CPUs."""
+    """Return the resources that kubelet requests for a Guaranteed container with whole CPUs."""
     return {
         "cpu_period": 100_000,
         "cpu_quota": cpus * 100_000,
@@ -53,7 +52,7 @@ def whole(cpus: int, memory: int = 64 * MIB) -> dict[str, int]:
 
 
 def homes(cpus: CpuSet) -> Mask:
-    """The NUMA nodes of CPUs, as sysfs shows them."""
+    """Return the NUMA nodes of CPUs from sysfs."""
     found = [
         int(directory.name[4:])
         for directory in NODES.glob("node[0-9]*")
@@ -62,18 +61,18 @@ def homes(cpus: CpuSet) -> Mask:
     return Mask(found)
 
 
-def refused(what: Callable[[], object]) -> str:
-    """Make a call that must be refused as kubelet's admission refuses; returns the words."""
+def refused(call: Callable[[], object]) -> str:
+    """Make a call that must be rejected like kubelet's admission; returns the message."""
     with pytest.raises(grpc.RpcError) as caught:
-        what()
+        call()
     assert code(caught.value) is grpc.StatusCode.FAILED_PRECONDITION, caught.value
     assert code(caught.value).value[0] == 9
-    words: str = caught.value.details()  # type: ignore[attr-defined]
-    return words
+    message: str = caught.value.details()  # type: ignore[attr-defined]
+    return message
 
 
 def everything(node: Node) -> dict[str, object]:
-    """All that a refusal must leave as it was: runtime, kernel, what the daemon holds and has written."""
+    """Return all state that a rejection must not change: of the runtime, kernel, daemon and ledger."""
     status = node.daemon.status()
     groups = [
         directory
@@ -99,18 +98,18 @@ def everything(node: Node) -> dict[str, object]:
 
 
 def problems(node: Node) -> list[str]:
-    """What the daemon reports as problems."""
+    """Return the problems in the daemon's status."""
     return [problem["what"] for problem in node.daemon.status()["problems"]]
 
 
 def free_memory(node: Node) -> int:
-    """What is left of the memory of node 0 for Guaranteed pods, in bytes."""
+    """Return the free memory of node 0 for Guaranteed pods, in bytes."""
     free: int = node.daemon.status()["memory"][0]["resources"]["memory"]["free"]
     return free
 
 
-def reported(node: Node, subject: str) -> list[dict[str, Any]]:
-    """The decisions that ``topoproxy explain --json`` reports."""
+def decisions(node: Node, subject: str) -> list[dict[str, Any]]:
+    """Return the decisions in the output of ``topoproxy explain --json``."""
     done = node.daemon.explain(subject, "--json")
     assert done.returncode == 0, done.stderr
     records: list[dict[str, Any]] = [record["decision"] for record in json.loads(done.stdout)["records"]]
@@ -119,7 +118,7 @@ def reported(node: Node, subject: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Node]]:
-    """Make a daemon with settings, and a client of it."""
+    """Start a daemon with these settings; return a node with a client of it."""
     clients = []
 
     def node(policy: str = "single-numa-node", **config: object) -> Node:
@@ -134,11 +133,11 @@ def make(bed: Bed, proxies: Callable[..., Daemon]) -> Iterator[Callable[..., Nod
     bed.clear()
 
 
-# What is placed.
+# Placements.
 
 
 @pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
-def test_a_container_with_whole_cpus_and_counted_memory(make: Callable[..., Node], policy: str) -> None:
+def test_a_container_with_whole_cpus_has_memory_of_their_node(make: Callable[..., Node], policy: str) -> None:
     node = make(policy)
     before = free_memory(node)
     sharer, owner = node.spawn("ls"), node.run(node.pod("whole", name="db"), **whole(1, GIB))
@@ -153,15 +152,15 @@ def test_a_container_with_whole_cpus_and_counted_memory(make: Callable[..., Node
     assert f"default/db/main was admitted with CPU {found.cpus} of its own and memory of node 0." in text
     assert re.search(rf"Policy {policy}, for the container, chose (any node|node 0) \(preferred\)", text)
     assert "From the CRI request: memory limit 1Gi." in text
-    assert "default/ls-0/main" in text, "it had to move"
+    assert "default/ls-0/main" in text, "the explanation lists the moved container"
 
     node.remove(owner)
     node.settle()
     assert free_memory(node) == before
 
 
-def test_memory_is_counted_without_cpus_too(make: Callable[..., Node]) -> None:
-    """A Guaranteed container with part of a CPU shares the CPUs, and its memory is promised all the same."""
+def test_memory_of_a_container_without_own_cpus_is_counted(make: Callable[..., Node]) -> None:
+    """A Guaranteed container with a fraction of a CPU shares CPUs, but its memory is reserved."""
     node = make()
     before = free_memory(node)
     sharer = node.spawn("part")
@@ -169,15 +168,15 @@ def test_memory_is_counted_without_cpus_too(make: Callable[..., Node]) -> None:
     assert free_memory(node) == before - 64 * MIB
     assert cpuset_of(sharer).mems == Mask([0])
     pod = node.pod("part")
-    said = refused(lambda: node.create(pod, memory_limit_in_bytes=before))
-    assert said.startswith(NO_MEMORY), "there is as much memory, but it is not free"
+    message = refused(lambda: node.create(pod, memory_limit_in_bytes=before))
+    assert message.startswith(NO_MEMORY), "the node has enough memory, but it is reserved"
 
 
-# What is refused.
+# Rejections.
 
 
 @pytest.mark.parametrize(
-    ("policy", "asked", "words"),
+    ("policy", "requested", "prefix"),
     [
         pytest.param("single-numa-node", whole(2), TOPOLOGY, id="CPUs, single-numa-node"),
         pytest.param("restricted", whole(2), TOPOLOGY, id="CPUs, restricted"),
@@ -187,30 +186,30 @@ def test_memory_is_counted_without_cpus_too(make: Callable[..., Node]) -> None:
         pytest.param("best-effort", whole(1, 1 << 50), NO_MEMORY, id="memory, best-effort"),
     ],
 )
-def test_what_cannot_be_had_is_refused_and_leaves_nothing(
-    make: Callable[..., Node], policy: str, asked: dict[str, int], words: str
+def test_a_rejected_container_changes_no_state(
+    make: Callable[..., Node], policy: str, requested: dict[str, int], prefix: str
 ) -> None:
     node = make(policy)
     node.spawn("ls")
-    if asked["memory_limit_in_bytes"] < GIB:
+    if requested["memory_limit_in_bytes"] < GIB:
         node.spawn("whole")
     pod = node.pod("whole", name="wide")
     before = everything(node)
-    said = refused(lambda: node.create(pod, **asked))
-    assert said.startswith(words)
-    assert "default/wide/main" in said
+    message = refused(lambda: node.create(pod, **requested))
+    assert message.startswith(prefix)
+    assert "default/wide/main" in message
     assert everything(node) == before
     (rejection,) = (one for one in problems(node) if one.startswith(REFUSED))
     assert "pod=default/wide container=main" in rejection
     node.check()
-    (decision,) = reported(node, "default/wide/main")
+    (decision,) = decisions(node, "default/wide/main")
     verdict = decision["verdict"]
-    assert (verdict["admitted"], verdict["code"], verdict["message"]) == (False, 9, said)
-    assert verdict["reason"] == words.partition(":")[0]
+    assert (verdict["admitted"], verdict["code"], verdict["message"]) == (False, 9, message)
+    assert verdict["reason"] == prefix.partition(":")[0]
 
 
-def test_huge_pages_that_are_not_there(make: Callable[..., Node]) -> None:
-    """kubelet names every page size of the machine, with a limit of 0 where none are asked for."""
+def test_missing_huge_pages_are_rejected(make: Callable[..., Node]) -> None:
+    """kubelet sends a limit for every page size of the machine, 0 if no pages are requested."""
     sizes = {path.name for path in (NODES / "node0/hugepages").glob("hugepages-*")}
     if not sizes:
         pytest.skip("this kernel has no huge pages")
@@ -221,8 +220,8 @@ def test_huge_pages_that_are_not_there(make: Callable[..., Node]) -> None:
         pytest.skip("CRI-O refuses a limit of huge pages where no cgroup v1 controller has them")
     pod = node.pod("whole", name="paged")
     before = everything(node)
-    said = refused(lambda: node.create(pod, **whole(1), huge_pages={"2MB": 1 << 50, "1GB": 0}))
-    assert said.startswith(NO_MEMORY)
+    message = refused(lambda: node.create(pod, **whole(1), huge_pages={"2MB": 1 << 50, "1GB": 0}))
+    assert message.startswith(NO_MEMORY)
     assert everything(node) == before
     owner = node.run(pod, **whole(1), huge_pages={"2MB": 0, "1GB": 0})
     node.check()
@@ -230,7 +229,7 @@ def test_huge_pages_that_are_not_there(make: Callable[..., Node]) -> None:
 
 
 def crictl() -> str:
-    """The program crictl, where it is at hand already."""
+    """Build crictl if necessary and return its path; skip the test if the build fails."""
     script = Path(__file__).with_name("build_critest.sh")
     done = subprocess.run(["sh", str(script)], capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
@@ -258,8 +257,8 @@ def test_crictl_shows_reason_and_status(make: Callable[..., Node], tmp_path: Pat
     for file, content in zip(files, (pod, container), strict=True):
         file.write_text(json.dumps(content))
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [program, "-r", f"unix://{node.daemon.socket}", *words]
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [program, "-r", f"unix://{node.daemon.socket}", *args]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     sandbox = run("runp", str(files[0])).stdout.strip()
@@ -271,21 +270,21 @@ def test_crictl_shows_reason_and_status(make: Callable[..., Node], tmp_path: Pat
     assert run("ps", "-a", "-q").stdout == ""
 
 
-# What is remembered.
+# Explanations.
 
 
-def test_explain_admitted_refused_and_removed(make: Callable[..., Node]) -> None:
+def test_explain_shows_admitted_rejected_and_removed_containers(make: Callable[..., Node]) -> None:
     node = make()
     owner = node.spawn("whole")
     wide = node.pod("whole", name="wide")
-    said = refused(lambda: node.create(wide, **whole(2)))
+    message = refused(lambda: node.create(wide, **whole(2)))
     node.remove(owner)
-    cpus = reported(node, "default/whole-0")[0]["cpus"]
+    cpus = decisions(node, "default/whole-0")[0]["cpus"]
     text = node.daemon.explain("wide").stdout
     assert "default/wide/main was rejected: Resources cannot be allocated with Topology locality." in text
     assert "Rejected with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in text
     assert "What would help" in text
-    assert said.partition(" (")[0] == TOPOLOGY
+    assert message.partition(" (")[0] == TOPOLOGY
     assert f"with CPU {cpus} of its own" in node.daemon.explain(owner[:12]).stdout
     page = node.daemon.explain("").stdout
     assert re.search(r"default/whole-0 +1 +main", page)
@@ -295,8 +294,8 @@ def test_explain_admitted_refused_and_removed(make: Callable[..., Node]) -> None
     assert "did you mean default/wide" in unknown.stderr
 
 
-def test_a_killed_daemon_knows_containers_and_reasons_again(make: Callable[..., Node]) -> None:
-    """AssumedPods and rules stay known; what was weighed, and which pods were refused, does not."""
+def test_a_killed_daemon_keeps_containers_and_reasons(make: Callable[..., Node]) -> None:
+    """Placements and rules are in the ledger; hints and rejections are not."""
     node = make()
     owner, sharer = node.run(node.pod("whole", name="db"), **whole(1, GIB)), node.spawn("part")
     refused(lambda: node.create(node.pod("whole", name="wide"), **whole(2)))
@@ -304,20 +303,20 @@ def test_a_killed_daemon_knows_containers_and_reasons_again(make: Callable[..., 
     node.daemon.kill9()
     node.daemon.start()
     assert cpuset_of(owner) == before
-    wait_for("the comparison", lambda: node.daemon.status()["ready"])
+    wait_for("the daemon to be ready", lambda: node.daemon.status()["ready"])
     assert free_memory(node) == free
-    (decision,) = reported(node, "default/db")
+    (decision,) = decisions(node, "default/db")
     assert decision["cpus"] == str(before.cpus)
     assert decision["mems"] == [0]
     assert any("Guaranteed container with 1 whole CPUs, policy static" in why for why in decision["reasons"])
-    assert reported(node, sharer[:12])[0]["mems"] == [0]
+    assert decisions(node, sharer[:12])[0]["mems"] == [0]
     assert node.daemon.explain("wide").returncode == 1
-    words = refused(lambda: node.create(node.pod("part", name="more"), memory_limit_in_bytes=free + MIB))
-    assert words.startswith(NO_MEMORY), "there is as much memory, but it is not free"
+    message = refused(lambda: node.create(node.pod("part", name="more"), memory_limit_in_bytes=free + MIB))
+    assert message.startswith(NO_MEMORY), "the node has enough memory, but it is reserved"
     node.check()
 
 
-# A pod as a whole.
+# Scope pod.
 
 
 def test_a_pod_is_decided_with_its_sandbox(make: Callable[..., Node]) -> None:
@@ -325,16 +324,16 @@ def test_a_pod_is_decided_with_its_sandbox(make: Callable[..., Node]) -> None:
     before = free_memory(node)
     sharer = node.spawn("ls")
     pod = node.pod("whole", name="pair", total=whole(1, GIB))
-    (decision,) = reported(node, "default/pair")
+    (decision,) = decisions(node, "default/pair")
     assert (decision["event"], decision["merge"]["scope"]) == ("RunPodSandbox", "pod")
     assert free_memory(node) == before - GIB
-    assert cpuset_of(sharer).cpus == ALL, "pools use the CPUs until a container owns them"
+    assert cpuset_of(sharer).cpus == ALL, "the pools keep the CPUs until a container owns them"
 
     late = node.pod("whole", name="late")
     state = everything(node)
-    for asked in (whole(1), whole(1, before)):
-        said = refused(lambda asked=asked: node.pod("whole", name="other", total=asked))
-        assert "default/other" in said
+    for requested in (whole(1), whole(1, before)):
+        message = refused(lambda requested=requested: node.pod("whole", name="other", total=requested))
+        assert "default/other" in message
         assert everything(node) == state
     assert refused(lambda: node.create(late, **whole(1)))
     assert everything(node) == state
@@ -342,18 +341,18 @@ def test_a_pod_is_decided_with_its_sandbox(make: Callable[..., Node]) -> None:
     owner = node.run(pod, **whole(1, GIB))
     node.check()
     assert cpuset_of(owner).mems == Mask([0])
-    assert free_memory(node) == before - GIB, "the container takes from what was set aside"
+    assert free_memory(node) == before - GIB, "the container uses the reservation of its pod"
     text = node.daemon.explain("default/pair/main").stdout
     assert "set aside for its pod" in text
 
 
-def test_a_refused_sandbox(make: Callable[..., Node]) -> None:
+def test_a_rejected_sandbox_changes_no_state(make: Callable[..., Node]) -> None:
     node = make("restricted", topologyManagerScope="pod")
     node.spawn("ls")
     before = everything(node)
-    said = refused(lambda: node.pod("whole", name="wide", total=whole(len(ALL) + 1)))
-    assert said.startswith(TOPOLOGY)
-    assert "default/wide" in said
+    message = refused(lambda: node.pod("whole", name="wide", total=whole(len(ALL) + 1)))
+    assert message.startswith(TOPOLOGY)
+    assert "default/wide" in message
     assert everything(node) == before
     text = node.daemon.explain("default/wide").stdout
     assert "RunPodSandbox" in text
@@ -362,14 +361,14 @@ def test_a_refused_sandbox(make: Callable[..., Node]) -> None:
     assert counters["pods_refused"] == 1
 
 
-def test_what_is_set_aside_survives_a_killed_daemon(make: Callable[..., Node]) -> None:
+def test_a_reservation_survives_a_kill_of_the_daemon(make: Callable[..., Node]) -> None:
     node = make(topologyManagerScope="pod")
     total = free_memory(node)
     pod = node.pod("whole", name="db", total=whole(1, GIB))
     wait_for("the ledger", lambda: b'"aside"' in b"".join(everything(node)["state"].values()))
     node.daemon.kill9()
     node.daemon.start()
-    wait_for("the comparison", lambda: node.daemon.status()["ready"])
+    wait_for("the daemon to be ready", lambda: node.daemon.status()["ready"])
     assert free_memory(node) == total - GIB
     assert refused(lambda: node.pod("whole", name="other", total=whole(1, GIB)))
     owner = node.run(pod, **whole(1, GIB))
@@ -381,15 +380,15 @@ def test_what_is_set_aside_survives_a_killed_daemon(make: Callable[..., Node]) -
     node.pod("whole", name="other", total=whole(1, GIB))
 
 
-def test_a_container_made_again_keeps_its_place(make: Callable[..., Node]) -> None:
-    """As kubelet does when a container dies: attempt 1 in the same sandbox, before attempt 0 is removed."""
+def test_a_recreated_container_keeps_its_place(make: Callable[..., Node]) -> None:
+    """When a container dies, kubelet creates attempt 1 in the same sandbox before it removes attempt 0."""
     node = make(topologyManagerScope="pod")
     total = free_memory(node)
     pod = node.pod("whole", name="db", total=whole(1, GIB))
     first = node.run(pod, command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
-    wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
+    wait_for("the container to exit", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, attempt=1, **whole(1, GIB))
     assert (cpuset_of(second).cpus, cpuset_of(second).mems) == (place.cpus, place.mems)
@@ -397,7 +396,7 @@ def test_a_container_made_again_keeps_its_place(make: Callable[..., Node]) -> No
     node.check()
 
 
-# What kubelet reports.
+# Pods from kubelet.
 
 
 @pytest.fixture
@@ -407,8 +406,8 @@ def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
     server.close()
 
 
-def test_kubelet_describes_a_pod_over_tls(make: Callable[..., Node], kubelet: Kubelet) -> None:
-    """The sum of the sandbox would be the same for one container that wants all of it."""
+def test_the_daemon_reads_a_pod_from_kubelet_over_tls(make: Callable[..., Node], kubelet: Kubelet) -> None:
+    """The sums in the sandbox's config alone do not show that the pod has an init container."""
     node = make(topologyManagerScope="pod", kubelet=kubelet.settings)
     total = free_memory(node)
     kubelet.add("db", init=(("prepare", "1", "1Gi"),), cpu="1", memory="64Mi")
@@ -418,18 +417,18 @@ def test_kubelet_describes_a_pod_over_tls(make: Callable[..., Node], kubelet: Ku
     first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
-    wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
+    wait_for("the container to exit", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, "main", **whole(1))
-    assert cpuset_of(second).cpus == place.cpus, "it takes over from the init container"
+    assert cpuset_of(second).cpus == place.cpus, "the container has the CPUs of the init container"
     node.check()
-    (record, *_) = [r for r in reported(node, "default/db") if r["container"] == "main"]
+    (record, *_) = [r for r in decisions(node, "default/db") if r["container"] == "main"]
     assert "kubelet's list of pods" in {fact["source"] for fact in record["facts"]}
     assert kubelet.request_count == 1
     assert node.daemon.status()["problems"] == []
 
 
-def test_a_kubelet_that_is_gone_is_done_without(make: Callable[..., Node], kubelet: Kubelet) -> None:
+def test_pods_are_placed_while_kubelet_is_unreachable(make: Callable[..., Node], kubelet: Kubelet) -> None:
     node = make(topologyManagerScope="pod", kubelet={**kubelet.settings, "pods": "https://127.0.0.1:9"})
     owner = node.run(node.pod("whole", name="db", total=whole(1)), **whole(1))
     node.check()
@@ -443,13 +442,13 @@ def test_a_kubelet_that_is_gone_is_done_without(make: Callable[..., Node], kubel
 
 @pytest.fixture
 def cdi_spec() -> Iterator[Callable[[str], str]]:
-    """Make a CDI device of a device file; returns its name."""
+    """Return a function that creates a CDI device for a device file and returns its name."""
     made: list[Path] = []
-    there = CDI_FOLDER.exists()
+    there = CDI_DIRECTORY.exists()
 
     def make(path: str) -> str:
-        CDI_FOLDER.mkdir(exist_ok=True)
-        file = CDI_FOLDER / f"topoproxy-test-{os.getpid()}.json"
+        CDI_DIRECTORY.mkdir(exist_ok=True)
+        file = CDI_DIRECTORY / f"topoproxy-test-{os.getpid()}.json"
         made.append(file)
         device = {"name": "one", "containerEdits": {"deviceNodes": [{"path": path}]}}
         file.write_text(
@@ -460,19 +459,21 @@ def cdi_spec() -> Iterator[Callable[[str], str]]:
     yield make
     for file in made:
         file.unlink(missing_ok=True)
-    if not there and CDI_FOLDER.exists():
-        CDI_FOLDER.rmdir()
+    if not there and CDI_DIRECTORY.exists():
+        CDI_DIRECTORY.rmdir()
 
 
-def test_devices_without_a_place(make: Callable[..., Node]) -> None:
-    """A file that says nothing by its very name is no device to weigh; nothing is asked or reported."""
+def test_a_device_without_a_numa_node_is_ignored(make: Callable[..., Node]) -> None:
+    """Device files like /dev/null are known to have no node: nothing is queried or reported."""
     node = make()
     owner = node.run(node.pod("whole", name="null"), device="/dev/null", **whole(1))
     node.check()
-    assert "/dev/null" not in json.dumps(reported(node, owner[:12]))
+    assert "/dev/null" not in json.dumps(decisions(node, owner[:12]))
 
 
-def test_a_device_and_its_cdi_name(make: Callable[..., Node], cdi_spec: Callable[[str], str]) -> None:
+def test_a_device_and_its_cdi_name_are_explained(
+    make: Callable[..., Node], cdi_spec: Callable[[str], str]
+) -> None:
     node = make()
     disk = next((p for p in ("/dev/vda", "/dev/sda", "/dev/nvme0n1", "/dev/loop0") if Path(p).exists()), "")
     if not disk:
@@ -480,28 +481,30 @@ def test_a_device_and_its_cdi_name(make: Callable[..., Node], cdi_spec: Callable
     name = cdi_spec(disk)
     owner = node.run(node.pod("whole", name="disk"), device=disk, cdi=[name], **whole(1))
     node.check()
-    facts = {fact["what"]: fact for decision in reported(node, owner[:12]) for fact in decision["facts"]}
+    facts = {fact["what"]: fact for decision in decisions(node, owner[:12]) for fact in decision["facts"]}
     assert disk in str(facts)
     assert name in str(facts)
-    assert str(CDI_FOLDER) in str(facts), "the spec is named as the source"
-    shown = node.cri.status(owner).status
-    assert shown.id == owner
+    assert str(CDI_DIRECTORY) in str(facts), "the source of the fact is the CDI spec"
+    status = node.cri.status(owner).status
+    assert status.id == owner
 
 
 @pytest.mark.parametrize("scope", ["container", "pod"])
-def test_an_init_container_leaves_its_place_to_the_next(make: Callable[..., Node], scope: str) -> None:
-    """kubelet makes the next container as soon as an init container has ended, before any comparison."""
+def test_the_next_container_gets_the_place_of_an_init_container(
+    make: Callable[..., Node], scope: str
+) -> None:
+    """kubelet creates the next container as soon as an init container has exited, before any reconcile."""
     node = make(topologyManagerScope=scope)
     total = free_memory(node)
     pod = node.pod("whole", name="db", total=whole(1, GIB))
     first = node.run(pod, "prepare", command=["sh", "-c", UNTIL_PROCEED], **whole(1, GIB))
     place = cpuset_of(first)
     node.cri.proceed(first)
-    wait_for("the end", lambda: node.cri.status(first).status.state == EXITED, limit=10)
+    wait_for("the container to exit", lambda: node.cri.status(first).status.state == EXITED, limit=10)
     del node.members[first]
     second = node.run(pod, "main", **whole(1, GIB))
     assert cpuset_of(second).mems == place.mems
-    if scope == "pod":  # else the first may be one that crashed, and its CPUs are kept if others are free
+    if scope == "pod":  # in scope container the CPUs of an exited container are kept if others are free
         assert cpuset_of(second).cpus == place.cpus
     assert free_memory(node) == total - GIB
     node.check()

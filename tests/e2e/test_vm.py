@@ -1,17 +1,18 @@
 """The daemon on machines with several NUMA nodes, in virtual machines with cgroup v1 or v2.
 
-Not run by default, because a scenario takes minutes; all of them, on a disk that is built first if need be:
+They do not run by default, because a scenario takes minutes. To run all of them (the disk is built if
+necessary):
 
     make test-vm
     make test-vm PYTEST_ARGS="-k topology"
     make test-vm SCENARIOS=quick
 
-The quick ones show most in the least time, some on each kind of machine; they are part of what CI runs. A
-new scenario is not among them unless ``QUICK`` marks it.
+The quick ones cover most in the least time, on some kinds of machines; CI runs them. A new scenario is quick
+only if ``QUICK`` marks it.
 
-``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the tests that want one, and
-``TOPOPROXY_VM_DIR=DIRECTORY`` where disks are kept (below the user's cache by default). What is tested is the
-built wheel, with the dependencies of this environment, on the guest's Python.
+``TOPOPROXY_KUBELET=PROGRAM`` names a kubelet (1.34 or later) for the tests that need one, and
+``TOPOPROXY_VM_DIR=DIRECTORY`` the directory of the disks (default: below the user's cache). The guest's
+Python runs the built wheel with the dependencies of this environment.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ LIMIT_S = 2700
 FOUR_NODES = Machine(distances=True)
 """2 sockets with 2 NUMA nodes of 8 CPUs each."""
 KINDS = ("v2-cgroupfs", "v2-systemd", "v1-cgroupfs")
-SELDOM = ("v1-systemd", "hybrid-cgroupfs", "hybrid-systemd")
-ASKED = os.environ.get("TOPOPROXY_VM") or ""
-"""Which scenarios are played: ``all`` (or ``1``), ``quick``, or none."""
+RARE_KINDS = ("v1-systemd", "hybrid-cgroupfs", "hybrid-systemd")
+SELECTED = os.environ.get("TOPOPROXY_VM") or ""
+"""Which scenarios run: ``all`` (or ``1``), ``quick``, or none."""
 QUICK = pytest.mark.quick
 
 
@@ -72,21 +73,21 @@ deb.build(Path(out), version, "amd64", 1795000000, (python,))
 
 
 def kinds(*quick: str) -> list[object]:
-    """All kinds of machines, for a scenario that is a quick one on some."""
+    """Return all kinds of machines as parameters; the named ones are marked as quick."""
     return [pytest.param(kind, marks=QUICK) if kind in quick else kind for kind in KINDS]
 
 
-def why_not(test: pytest.Item) -> str:
-    """Return the reason why a scenario cannot be played, or an empty string."""
-    if ASKED not in ("all", "1") and (ASKED != "quick" or test.get_closest_marker("quick") is None):
-        return "takes minutes: asked for with make test-vm"
+def skip_reason(test: pytest.Item) -> str:
+    """Return why a scenario cannot run; an empty string if it can."""
+    if SELECTED not in ("all", "1") and (SELECTED != "quick" or test.get_closest_marker("quick") is None):
+        return "takes minutes: run it by make test-vm"
     if shutil.which("qemu-system-x86_64") is None:
         return "not installed: qemu-system-x86"
     return "" if disk.is_built(disk.place_in(DISKS)) else disk.why_not()
 
 
 def needed(name: str, found: set[str]) -> set[str]:
-    """The distributions that one needs, itself included (those of extras left out)."""
+    """Return the names of a distribution and its dependencies, without those of extras."""
     if name not in found:
         found.add(name)
         for requirement in map(Requirement, distribution(name).requires or []):
@@ -96,7 +97,7 @@ def needed(name: str, found: set[str]) -> set[str]:
 
 
 def add_distributions(tar: tarfile.TarFile, names: set[str]) -> None:
-    """Put the files of distributions into a tar, in a directory ``site``."""
+    """Add the files of distributions to a tar, in a directory ``site``."""
     for name in names:
         for file in distribution(name).files or []:
             path = Path(str(file.locate()))
@@ -106,7 +107,7 @@ def add_distributions(tar: tarfile.TarFile, names: set[str]) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tar with the wheel and what it needs. Compiled files go along: to compile in the guest takes long."""
+    """A tar with the wheel and its dependencies, with compiled modules, because the guest compiles slowly."""
     directory = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     subprocess.run(build, cwd=REPO, check=True, capture_output=True, timeout=120)
@@ -123,7 +124,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def directory() -> Path:
-    """The directory of the disk, which is built if need be."""
+    """The directory of the disk, which is built if necessary."""
     place = disk.place_in(DISKS)
     disk.build(place, import_images)
     return place
@@ -131,8 +132,8 @@ def directory() -> Path:
 
 @pytest.fixture
 def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
-    """Runs scenarios in machines. Disk and tar are made for the first that is played."""
-    if reason := why_not(request.node):
+    """Runs scenarios in machines; the first one builds the disk and the tar."""
+    if reason := skip_reason(request.node):
         pytest.skip(reason)
     return Scenario(request.getfixturevalue("directory"), request.getfixturevalue("site"), tmp_path / "out")
 
@@ -142,9 +143,9 @@ class Scenario:
     """Runs a scenario in a machine.
 
     Attributes:
-        directory: The disk's.
-        site: The tar of ``site``.
-        out: Where the guest's results go.
+        directory: The directory of the disk.
+        site: The tar of the fixture ``site``.
+        out: The directory for the guest's results.
     """
 
     directory: Path
@@ -160,21 +161,21 @@ class Scenario:
         end: str = "all is given back",
         limit: float = LIMIT_S,
     ) -> None:
-        """A scenario must run to its end.
+        """Run a scenario, which must succeed.
 
         Args:
             kind: Cgroup version and driver, as ``v2-systemd``; the driver is the scenario's argument.
             job: The scenario's file.
-            machine: What the machine is like otherwise.
-            carried: What else the scenario needs.
-            end: The scenario's last words.
+            machine: The other properties of the machine.
+            carried: Further files of the scenario.
+            end: The message that the scenario prints last.
             limit: Seconds that it may take.
         """
         cgroup, driver = kind.split("-")
         helpers = [HERE / "cri.py", *HERE.glob("vm_*.py")]
         carry = {path.name: path for path in (self.site, *helpers)} | dict(carried or {})
         settings = "TOPOPROXY_PATIENCE_S=180 PYTHONPATH=/opt/site"
-        status, said = run(
+        status, output = run(
             replace(machine, cgroup=cgroup, driver=driver),
             self.directory,
             f"tar xf site.tar -C /opt && {settings} python3 {job} {driver}",
@@ -184,9 +185,9 @@ class Scenario:
             lambda line: print(f"  {kind}  {line}", flush=True),
         )
         log = self.out / "proxy.log"
-        reported = log.read_text()[-3000:] if log.is_file() else said
-        assert status == 0, f"status {status}: {reported}"
-        assert end in said
+        log_text = log.read_text()[-3000:] if log.is_file() else output
+        assert status == 0, f"status {status}: {log_text}"
+        assert end in output
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
@@ -194,21 +195,21 @@ def test_partitions(scenario: Scenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_partitions.py", Machine(1, 2, 4, 1))
 
 
-@pytest.mark.parametrize("kind", [*kinds("v2-systemd", "v1-cgroupfs"), *SELDOM])
+@pytest.mark.parametrize("kind", [*kinds("v2-systemd", "v1-cgroupfs"), *RARE_KINDS])
 def test_pools(scenario: Scenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_pools.py")
 
 
 @pytest.fixture(scope="module")
 def crio(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """CRI-O's programs, and what they need beyond what the disk has."""
+    """CRI-O's programs, and their dependencies that the disk lacks."""
     if reason := crio_skip_reason() if CRIO else "no CRI-O: name its directory in TOPOPROXY_CRIO":
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("crio") / "crio-programs"
     directory.mkdir()
     conmon = shutil.which("conmon") or "conmon"
-    reported = subprocess.check_output(["ldd", conmon], text=True)
-    libraries = re.findall(r"=> (/\S+)", reported)
+    output = subprocess.check_output(["ldd", conmon], text=True)
+    libraries = re.findall(r"=> (/\S+)", output)
     for file in (Path(CRIO, "crio"), Path(CRIO, "pinns"), conmon, "/bin/busybox", *libraries):
         shutil.copy(file, directory)
     return directory
@@ -221,7 +222,7 @@ def test_pools_on_crio(scenario: Scenario, crio: Path, kind: str) -> None:
 
 
 def test_pools_where_some_controllers_are_on_v2(scenario: Scenario) -> None:
-    """What v1 leaves is on v2: a search for cpuset, cpu and memory must find those of v1."""
+    """Some controllers are on v2 only: the daemon must use cpuset, cpu and memory of v1."""
     mixed = Machine(kernel="cgroup_no_v1=blkio,hugetlb,pids")
     scenario.ends_well("hybrid-cgroupfs", "vm_pools.py", mixed)
 
@@ -260,17 +261,17 @@ def test_odd_machine(scenario: Scenario, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_changes(scenario: Scenario, kind: str) -> None:
+def test_machine_changes(scenario: Scenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_changes.py", Machine(nodes=1, plugged=256, distances=True))
 
 
 @pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
-def test_ends_in_the_middle(scenario: Scenario, kind: str) -> None:
+def test_kills_during_calls(scenario: Scenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_crash.py", Machine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd"])
-def test_sets_last(scenario: Scenario, kind: str) -> None:
+def test_cpusets_last(scenario: Scenario, kind: str) -> None:
     scenario.ends_well(kind, "vm_lasting.py", Machine(sockets=2, nodes=1))
 
 
@@ -291,7 +292,7 @@ def test_hooks(scenario: Scenario, kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and certificates of it for kubelet's server and for our client."""
+    """A certificate authority, and its certificates for kubelet's server and for the daemon's client."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
@@ -310,7 +311,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def beside_kubelet(scenario: Scenario, kind: str, job: str, **carried: Path) -> None:
-    """Run a scenario that wants a real kubelet."""
+    """Run a scenario that needs a real kubelet."""
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
     machine = replace(FOUR_NODES, modules=NETFILTER)
@@ -334,7 +335,7 @@ def test_beside_kubelet(scenario: Scenario, kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two directories with a Debian package each: of this version, and of a later one."""
+    """Two directories with a Debian package each: this version and a later one."""
     made = {}
     for name in ("old", "new"):
         copy, out = tmp_path_factory.mktemp("copy") / "tree", tmp_path_factory.mktemp(name)
@@ -349,8 +350,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         number = version[1] if name == "old" else "99.0.0"
         init.write_text(init.read_text().replace(version[1], number))
         python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        words = [sys.executable, "-c", BUILD_DEB, str(out), number, python]
-        subprocess.run(words, cwd=copy, check=True, timeout=300)
+        command = [sys.executable, "-c", BUILD_DEB, str(out), number, python]
+        subprocess.run(command, cwd=copy, check=True, timeout=300)
         made[name] = out
     return made
 
@@ -389,7 +390,7 @@ def test_attach_in_each_layout(scenario: Scenario, kind: str) -> None:
 
 @pytest.fixture
 def plugins() -> list[Path]:
-    """The programs of device plug-ins."""
+    """The programs of the device plug-ins."""
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
     return [built_sample_plugin(), HERE / "file_plugin.py", REPO / "examples/network_vfs.py"]
@@ -402,7 +403,7 @@ def test_devices_beside_kubelet(scenario: Scenario, plugins: list[Path], kind: s
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
 def test_cluster(scenario: Scenario, tmp_path: Path, kind: str) -> None:
-    """A node of a cluster, beside nodes whose CPUs are free on no NUMA node; its control plane runs here."""
+    """A node in a cluster in which no other NUMA node has enough free CPUs; the control plane runs here."""
     reason = missing("kube-scheduler", "kube-controller-manager")
     if reason or not KUBELET.is_file():
         pytest.skip(reason or NO_KUBELET)
