@@ -1,4 +1,4 @@
-"""From the text of a file to a hook."""
+"""Loading a hook from the text of a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ HANDLER = "def pre_create_container(event): return event\n"
 PATH = Path("/etc/topoproxy/hooks.d/10-quota.py")
 
 
-def made(text: str, config: str = "", deadline: float = 30.0) -> Loaded:
+def load_text(text: str, config: str = "", deadline: float = 30.0) -> Loaded:
     return load("10-quota", PATH, text.encode(), parse(config, "f").hooks, deadline)
 
 
@@ -42,10 +41,10 @@ def hook_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "hook 10-quota loads"]
 
 
-def refused(text: str, config: str = "", deadline: float = 30.0) -> str:
+def error_of(text: str, config: str = "", deadline: float = 30.0) -> str:
     modules, threads = hook_modules(), set(hook_threads())  # another test may have left a file that hangs
     with pytest.raises(HookError) as caught:
-        made(text, config, deadline)
+        load_text(text, config, deadline)
     assert all(ended(thread) for thread in set(hook_threads()) - threads)
     assert hook_modules() <= modules
     prefix = f"cannot load hook {PATH}: "
@@ -54,7 +53,7 @@ def refused(text: str, config: str = "", deadline: float = 30.0) -> str:
 
 
 def test_functions_named_after_points_are_its_handlers() -> None:
-    loaded = made(
+    loaded = load_text(
         f"from proxy.hooks.api import *\n{HEAD}{HANDLER}"
         "async def post_start_container(event, more=1): return 'later'\n"
         "def _pre_create_containers(event): pass\n"
@@ -69,7 +68,7 @@ def test_functions_named_after_points_are_its_handlers() -> None:
 
 
 def test_objects_that_can_be_called_are_handlers_too() -> None:
-    hook = made(
+    hook = load_text(
         f"import functools\n{HEAD}"
         "class Asked:\n    async def __call__(self, event): return event\n"
         "pre_create_container = Asked()\n"
@@ -81,7 +80,7 @@ def test_objects_that_can_be_called_are_handlers_too() -> None:
     assert hook.handlers["pre_start_container"](2) == (1, 2)
 
 
-def test_time_and_policy_are_the_hooks_own_unless_configured() -> None:
+def test_timeout_and_policy_of_the_file_apply_unless_configured() -> None:
     text = f"{HEAD}{HANDLER}TIMEOUT = 2\nFAILURE_POLICY = 'Fail'\n"
     for config, expected in (
         ("", (2.0, HookFailurePolicy.FAIL)),
@@ -93,29 +92,29 @@ def test_time_and_policy_are_the_hooks_own_unless_configured() -> None:
             (2.0, HookFailurePolicy.FAIL),
         ),
     ):
-        hook = made(text, config).hook
+        hook = load_text(text, config).hook
         assert (hook.timeout, hook.policy) == expected, config
         assert type(hook.policy) is HookFailurePolicy
-    hook = made(HEAD + HANDLER, "hooks: {timeout: 1s, failurePolicy: Fail}").hook
+    hook = load_text(HEAD + HANDLER, "hooks: {timeout: 1s, failurePolicy: Fail}").hook
     assert (hook.timeout, hook.policy) == (1.0, HookFailurePolicy.FAIL)
 
 
-def test_its_settings_are_made_of_the_configuration() -> None:
+def test_the_settings_of_a_hook_are_read_from_the_configuration() -> None:
     text = (
         f"from __future__ import annotations\nfrom dataclasses import dataclass\n{HEAD}{HANDLER}"
         "@dataclass(frozen=True, slots=True)\n"
         "class Settings:\n    percent: int = 3\n    names: list[str] = None\n"
     )
-    assert made(text).settings.percent == 3
+    assert load_text(text).settings.percent == 3
     config = "hooks: {settings: {10-quota: {config: {percent: 9, names: [a]}}}}"
-    settings = made(text, config).settings
+    settings = load_text(text, config).settings
     assert (settings.percent, settings.names) == (9, ["a"])
-    words = refused(text, "hooks: {settings: {10-quota: {config: {percents: 9}}}}")
-    assert words == "hooks.settings.10-quota.config.percents: unknown key; did you mean percent?"
+    error = error_of(text, "hooks: {settings: {10-quota: {config: {percents: 9}}}}")
+    assert error == "hooks.settings.10-quota.config.percents: unknown key; did you mean percent?"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "error"),
     [
         ("x = 1\n\nraise ValueError('no such\\nthing')\n", "ValueError: no such (line 3)"),
         ("def f():\n    return 1 / 0\nf()\n", "ZeroDivisionError: division by zero (line 2)"),
@@ -155,9 +154,9 @@ def test_its_settings_are_made_of_the_configuration() -> None:
         (f"{HEAD}{HANDLER}Settings = 5\n", "Settings is not a dataclass: put @dataclass above it"),
     ],
 )  # fmt: skip
-def test_every_refusal_says_its_cause(text: str, words: str) -> None:
-    reported = refused(text)
-    assert reported.startswith(words)
+def test_every_refusal_has_its_cause(text: str, error: str) -> None:
+    reported = error_of(text)
+    assert reported.startswith(error)
     assert len(reported) < 400
     assert "\n" not in reported
 
@@ -172,7 +171,7 @@ def test_text_that_is_not_python_is_refused() -> None:
     assert vars(loaded.module)["X"] == "é"
 
 
-def test_its_module_is_its_own_and_goes_with_it(tmp_path: Path) -> None:
+def test_each_hook_has_a_separate_module_that_is_unloaded_with_it(tmp_path: Path) -> None:
     path, before = list(sys.path), set(sys.modules)
     file = tmp_path / "10-quota.py"
     file.write_text(f"{HEAD}{HANDLER}NAME, FILE = __name__, __file__\n")
@@ -199,9 +198,9 @@ def test_its_module_is_its_own_and_goes_with_it(tmp_path: Path) -> None:
 
 
 def test_tracebacks_show_the_lines_of_the_version_that_runs() -> None:
-    one = made(f"{HEAD}def configure(event):\n    raise ValueError('one')\n")
+    one = load_text(f"{HEAD}def configure(event):\n    raise ValueError('one')\n")
     one.show_lines()
-    made(f"{HEAD}# more\n# more\ndef configure(event):\n    pass\n")
+    load_text(f"{HEAD}# more\n# more\ndef configure(event):\n    pass\n")
     try:
         with pytest.raises(ValueError) as caught:
             one.hook.handlers["configure"](None)
@@ -212,22 +211,22 @@ def test_tracebacks_show_the_lines_of_the_version_that_runs() -> None:
 
 
 @pytest.mark.parametrize("loop", ["time.sleep(0.01)", "pass"])
-def test_a_file_that_hangs_is_given_up_and_stopped(loop: str) -> None:
-    words = refused(f"import time\nwhile True:\n    {loop}\n", deadline=0.2)
-    assert words.startswith("it is still not through after 0.2 s (line ")
-    assert words[-2] in "23"
+def test_a_file_that_hangs_is_stopped_at_its_deadline(loop: str) -> None:
+    error = error_of(f"import time\nwhile True:\n    {loop}\n", deadline=0.2)
+    assert error.startswith("it is still not through after 0.2 s (line ")
+    assert error[-2] in "23"
 
 
-def test_a_file_that_is_through_too_late_is_not_kept() -> None:
+def test_a_file_that_is_loaded_too_late_is_not_kept() -> None:
     before = hook_modules()
-    words = refused(
+    error = error_of(
         f"{HEAD}{HANDLER}import time\ntry:\n    time.sleep(0.5)\nexcept SystemExit:\n    pass\n", deadline=0.1
     )
-    assert "still not through" in words
+    assert "still not through" in error
     assert hook_modules() == before
 
 
-def test_what_was_through_in_the_last_moment_is_not_kept_either() -> None:
+def test_a_file_loaded_before_its_abandonment_is_not_kept() -> None:
     before = hook_modules()
     attempt = LoadAttempt("10-quota", PATH, (HEAD + HANDLER).encode(), HooksConfig())
     attempt.start()
@@ -236,26 +235,26 @@ def test_what_was_through_in_the_last_moment_is_not_kept_either() -> None:
     assert hook_modules() == before
 
 
-def test_its_settings_may_not_hang_either() -> None:
+def test_settings_that_hang_are_stopped_at_the_deadline() -> None:
     text = (
         f"import time\nfrom dataclasses import dataclass\n{HEAD}{HANDLER}"
         "@dataclass\nclass Settings:\n    def __post_init__(self):\n        while True: time.sleep(0.01)\n"
     )
-    assert "still not through after 0.2 s (line 8)" in refused(text, deadline=0.2)
+    assert "still not through after 0.2 s (line 8)" in error_of(text, deadline=0.2)
 
 
-def test_a_failure_keeps_nothing_of_the_file() -> None:
+def test_a_failed_load_keeps_no_references_to_the_file() -> None:
     with pytest.raises(HookError) as caught:
-        made("big = 1\nraise ValueError\n")
+        load_text("big = 1\nraise ValueError\n")
     assert caught.value.__cause__ is not None
     assert caught.value.__cause__.__traceback__ is None
 
 
-def test_files_that_load_at_once_do_not_wait_for_each_other() -> None:
+def test_concurrent_loads_do_not_wait_for_each_other() -> None:
     slow = LoadAttempt("10-quota", PATH, b"import time\ntime.sleep(60)\n", HooksConfig())
     slow.start()
     began = time.monotonic()
-    assert made(HEAD + HANDLER).hook.name == "10-quota"
+    assert load_text(HEAD + HANDLER).hook.name == "10-quota"
     assert time.monotonic() - began < 30
     slow.abandon(0)
 
@@ -275,12 +274,12 @@ class SilentError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("exception", "error"),
     [
         (SilentError(), "SilentError"),
         (ValueError(" a \n b"), "ValueError: a"),
         (OSError(2, "gone"), "OSError: [Errno 2] gone"),
     ],
 )
-def test_an_exception_is_reported_in_one_line(error: Any, words: str) -> None:
-    assert describe(error, "/x").replace("FileNotFoundError", "OSError") == words
+def test_an_exception_is_reported_in_one_line(exception: Exception, error: str) -> None:
+    assert describe(exception, "/x").replace("FileNotFoundError", "OSError") == error

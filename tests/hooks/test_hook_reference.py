@@ -1,4 +1,4 @@
-"""docs/hook-points.md is what the dataclasses say."""
+"""docs/hook-points.md is generated from the dataclasses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs/hook-points.md"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not there")
-def test_the_committed_page_is_what_the_code_says() -> None:
+def test_the_committed_page_matches_the_code() -> None:
     assert PAGE.read_text() == reference.reference(), "make hook-points writes it"
 
 
@@ -40,13 +40,13 @@ def test_the_overview_has_a_row_for_each_point() -> None:
     assert reported["shutdown"][1] == "nothing"
 
 
-def test_a_new_point_of_no_call_is_described_with_those_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_without_a_call_is_described_with_those_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POINTS, "battery_low", PoolsChanged)
-    of_the_node = reference.reference().partition("## Of the node")[2].partition("\n## ")[0]
-    assert of_the_node.count("`PoolsChanged`: ") == 2
+    node_section = reference.reference().partition("## Of the node")[2].partition("\n## ")[0]
+    assert node_section.count("`PoolsChanged`: ") == 2
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_section() -> None:
     page = reference.reference()
     sections = {line[4:] for line in page.splitlines() if line.startswith("### ")}
     links = set(re.findall(r"\(#([\w-]+)\)", page))
@@ -54,7 +54,7 @@ def test_every_link_leads_somewhere() -> None:
     assert set(POINTS) <= sections
 
 
-def test_what_is_described_can_be_imported() -> None:
+def test_described_classes_can_be_imported() -> None:
     machine = {"Machine", "NumaNode", "Cpu"}
     named = {cls.__name__ for cls in (*reference.FACTS, *reference.ANSWERS)}
     assert named - machine <= set(api.__all__)
@@ -76,7 +76,7 @@ def test_an_undocumented_field_is_an_error() -> None:
         documented(Undocumented)
 
 
-def test_documented_but_missing_fields_and_silent_classes_are_errors() -> None:
+def test_documented_but_missing_fields_and_undocumented_classes_are_errors() -> None:
     @dataclass(frozen=True)
     class More:
         """Something.
@@ -97,7 +97,7 @@ def test_documented_but_missing_fields_and_silent_classes_are_errors() -> None:
         documented(Silent)
 
 
-def test_a_docstring_taken_apart() -> None:
+def test_a_docstring_is_parsed() -> None:
     reported = documented(Adjustment)
     assert reported.prose == ("The changes that a hook requests.",)
     assert reported.after[0].startswith("Each point lists the fields that it takes")
@@ -107,13 +107,13 @@ def test_a_docstring_taken_apart() -> None:
     assert dict(zip(update.names, update.types, strict=True))["unified"] == "Mapping[str, str]"
 
 
-def test_types_in_words() -> None:
-    def say(text: str) -> str:
+def test_types_are_described() -> None:
+    def described(text: str) -> str:
         return type_text(text, str)
 
-    assert say("Mapping[str, Mount | _Clear]") == "map of str to Mount or CLEAR"
-    assert say("Sequence[PodFacts]") == say("tuple[PodFacts, ...]") == "list of PodFacts"
-    assert say("Mask | None") == "Mask or None"
-    assert say("int | _None") == "int or CLEAR"
+    assert described("Mapping[str, Mount | _Clear]") == "map of str to Mount or CLEAR"
+    assert described("Sequence[PodFacts]") == described("tuple[PodFacts, ...]") == "list of PodFacts"
+    assert described("Mask | None") == "Mask or None"
+    assert described("int | _None") == "int or CLEAR"
     with pytest.raises(ValueError, match="cannot describe the type 'set\\[int\\]'"):
-        say("set[int]")
+        described("set[int]")

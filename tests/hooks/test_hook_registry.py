@@ -1,4 +1,4 @@
-"""Hooks that come, change and go while the daemon runs."""
+"""Hooks that are added, changed and removed while the daemon runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hook(answer: str, more: str = "") -> str:
 
 
 class Engine:
-    """Asks at once, and remembers the order of all."""
+    """Calls hooks at once, and records the order of the calls."""
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
@@ -58,9 +58,9 @@ class Engine:
         handler = hook.handlers.get(event.NAME)
         if handler is None:
             return None
-        said = getattr(event, "reason", "") or hook.name
+        detail = getattr(event, "reason", "") or hook.name
         origin = "server" if hook.remote else hook.handlers["post_run_pod_sandbox"](EVENT)
-        self.record.append(f"{event.NAME} {said} ({origin})")
+        self.record.append(f"{event.NAME} {detail} ({origin})")
         if gate := self.gates.get(event.NAME):
             await gate.wait()
         try:
@@ -77,14 +77,14 @@ class Engine:
 
 
 class Setup:
-    """Directories, an engine and the library between them."""
+    """Hook directories, an engine, and the registry that connects them."""
 
-    def __init__(self, root: Path, words: str = "") -> None:
+    def __init__(self, root: Path, settings: str = "") -> None:
         self.etc, self.usr, self.servers = (root / name for name in ("etc", "usr", "servers"))
         for directory in (self.etc, self.usr, self.servers):
             directory.mkdir(mode=0o755, exist_ok=True)
-        given = f"directory: {self.etc}, vendorDirectory: {self.usr}, serverDirectory: {self.servers}"
-        self.config: HooksConfig = parse(f"hooks: {{{given}, {words}}}", "f").hooks
+        paths = f"directory: {self.etc}, vendorDirectory: {self.usr}, serverDirectory: {self.servers}"
+        self.config: HooksConfig = parse(f"hooks: {{{paths}, {settings}}}", "f").hooks
         self.engine = Engine()
         self.now = 0.0
         self.reported: list[str] = []
@@ -95,7 +95,7 @@ class Setup:
         )
 
     def write(self, name: str, text: str, directory: Path | None = None) -> Path:
-        """Write as careful people do."""
+        """Write a file under another name and rename it."""
         path = (directory or self.etc) / name
         new = path.with_name(f".{name}.new")
         new.write_text(text)
@@ -103,8 +103,8 @@ class Setup:
         new.rename(path)
         return path
 
-    async def look(self) -> None:
-        """Look when all loads are done."""
+    async def scan_settled(self) -> None:
+        """Scan after the time in which a file counts as being written."""
         await asyncio.sleep(SETTLED_S + 0.05)
         await self.library.scan_once()
 
@@ -139,10 +139,10 @@ def setup(tmp_path: Path) -> Setup:
     return Setup(tmp_path)
 
 
-def test_files_come_change_and_go_within_a_moment(setup: Setup) -> None:
+def test_added_changed_and_removed_files_are_noticed_soon(setup: Setup) -> None:
     async def scenario() -> None:
         async with running(setup):
-            took = []
+            durations = []
             for text, expected in (("one", ["one"]), ("two", ["two"]), (None, [])):
                 began = time.monotonic()
                 if text is None:
@@ -150,14 +150,14 @@ def test_files_come_change_and_go_within_a_moment(setup: Setup) -> None:
                 else:
                     setup.write("10-a.py", hook(text))
                 await setup.until(lambda e=expected: setup.engine.answers() == e)  # type: ignore[misc]
-                took.append(time.monotonic() - began)
-            assert min(took) < 1
+                durations.append(time.monotonic() - began)
+            assert min(durations) < 1
             assert setup.library.entries == []
 
     play(scenario)
 
 
-def test_a_first_look_waits_for_a_recent_file_but_not_a_slow_writer(
+def test_the_first_scan_waits_for_a_recent_file_but_not_for_a_slow_writer(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.hooks.registry.REPORT_AFTER_S", 0.5)
@@ -171,14 +171,14 @@ def test_a_first_look_waits_for_a_recent_file_but_not_a_slow_writer(
             await setup.library.scan_once(WAIT_S)
             assert setup.engine.answers() == ["one", "three"]
             assert setup.states()["20-b"] == "being read"
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["one", "two", "three"]
         await setup.library.close()
 
     play(scenario)
 
 
-def test_directories_may_come_later(setup: Setup) -> None:
+def test_directories_may_be_created_later(setup: Setup) -> None:
     async def scenario() -> None:
         setup.etc.rmdir()
         async with running(setup):
@@ -191,20 +191,20 @@ def test_directories_may_come_later(setup: Setup) -> None:
     play(scenario)
 
 
-def test_all_are_used_in_the_order_of_their_names(setup: Setup) -> None:
+def test_hooks_are_used_in_the_order_of_their_names(setup: Setup) -> None:
     async def scenario() -> None:
         setup.write("50-b.py", hook("50"))
         setup.write("05-c.py", hook("05"), setup.usr)
         setup.write("10-d.py", hook("10"))
         setup.write("10-d.py", hook("masked"), setup.usr)
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["05", "10", "50"]
         masked = [entry for entry in setup.library.entries if entry.state is State.MASKED]
         assert [(e.name, e.path, e.error) for e in masked] == [
             ("10-d", f"{setup.usr}/10-d.py", f"{setup.etc}/10-d.py is used instead")
         ]
         (setup.etc / "10-d.py").unlink()
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["05", "masked", "50"]
         await setup.library.close()
 
@@ -217,18 +217,18 @@ LIFE = (
 )
 
 
-def test_a_new_version_is_ready_before_the_one_before_ends(setup: Setup) -> None:
+def test_a_new_version_is_ready_before_the_previous_one_ends(setup: Setup) -> None:
     async def scenario() -> None:
         machine = Machine.__new__(Machine)
         setup.everything = lambda: Synchronize(machine, Pools(), [PodFacts()])
         setup.write("10-a.py", hook("one", LIFE))
-        await setup.look()
+        await setup.scan_settled()
         setup.write("10-a.py", hook("two", LIFE))
-        await setup.look()
+        await setup.scan_settled()
         (setup.etc / "10-a.py").unlink()
-        await setup.look()
+        await setup.scan_settled()
         setup.write("10-a.py", hook("three", LIFE))
-        await setup.look()
+        await setup.scan_settled()
         await setup.library.close()
         assert setup.engine.record == [
             "configure 10-a (one)", "synchronize 10-a (one)", "use one",
@@ -245,16 +245,16 @@ def test_a_new_version_is_ready_before_the_one_before_ends(setup: Setup) -> None
 def test_hooks_are_synchronized_only_once_the_state_is_known(setup: Setup) -> None:
     async def scenario() -> None:
         setup.write("10-a.py", hook("one", LIFE))
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.record == ["configure 10-a (one)", "use one"]
-        assert setup.engine.expected == ["10-a"], "the state may be known before it is in use"
+        assert setup.engine.expected == ["10-a"], "the state may be known before the hook is in use"
         setup.everything = lambda: 1 / 0  # type: ignore[assignment,return-value]
         setup.write("20-a.py", hook("deaf"))
-        await setup.look()
+        await setup.scan_settled()
         assert setup.reported == []
         (setup.etc / "20-a.py").unlink()
         setup.write("20-b.py", hook("two", LIFE))
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["one", "two"]
         assert setup.reported == ["ZeroDivisionError: division by zero"]
         await setup.library.close()
@@ -262,16 +262,16 @@ def test_hooks_are_synchronized_only_once_the_state_is_known(setup: Setup) -> No
     play(scenario)
 
 
-def test_a_hook_that_fails_to_synchronize_or_end_is_reported_only(setup: Setup) -> None:
+def test_a_hook_that_fails_to_synchronize_or_shut_down_is_only_reported(setup: Setup) -> None:
     async def scenario() -> None:
         setup.everything = lambda: Synchronize(Machine.__new__(Machine), Pools())
         more = "def synchronize(event): raise ValueError('s')\ndef shutdown(event): raise ValueError('e')\n"
         path = setup.write("10-a.py", hook("one", more))
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["one"]
         assert setup.reported == ["ValueError: s"]
         path.unlink()
-        await setup.look()
+        await setup.scan_settled()
         assert setup.reported[1:] == ["ValueError: e"]
         await setup.library.close()
 
@@ -279,7 +279,7 @@ def test_a_hook_that_fails_to_synchronize_or_end_is_reported_only(setup: Setup) 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("def x(:\n", "cannot load hook {}: SyntaxError: invalid syntax (line 1)"),
         (f"{HEAD}raise OSError('no')\n", "cannot load hook {}: OSError: no (line 4)"),
@@ -289,28 +289,28 @@ def test_a_hook_that_fails_to_synchronize_or_end_is_reported_only(setup: Setup) 
         ),
     ],
 )
-def test_a_broken_version_leaves_the_one_before_until_it_is_mended(
-    setup: Setup, text: str, words: str
+def test_a_broken_version_keeps_the_previous_one_until_it_is_fixed(
+    setup: Setup, text: str, message: str
 ) -> None:
     async def scenario() -> None:
         path = setup.write("10-a.py", hook("one"))
         setup.write("20-b.py", text)
-        await setup.look()
-        other = words.format(setup.etc / "20-b.py")
+        await setup.scan_settled()
+        other = message.format(setup.etc / "20-b.py")
         assert setup.engine.answers() == ["one"]
         assert setup.entry("20-b") == HookFileEntry("20-b", f"{setup.etc}/20-b.py", State.BROKEN, other)
         assert setup.reported == [other]
         setup.reported.clear()
         setup.write("10-a.py", text)
         for _ in range(3):
-            await setup.look()
+            await setup.scan_settled()
         assert setup.engine.answers() == ["one"]
         entry = setup.entry("10-a")
-        assert (entry.state, entry.error) == (State.OLD, words.format(path))
+        assert (entry.state, entry.error) == (State.OLD, message.format(path))
         assert (entry.points, entry.policy, entry.timeout) == (("post_run_pod_sandbox",), "Ignore", 0.5)
-        assert setup.reported == [words.format(path)]
+        assert setup.reported == [message.format(path)]
         setup.write("10-a.py", hook("two"))
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["two"]
         assert (setup.entry("10-a").state, setup.entry("10-a").error) == (State.RUNNING, "")
         await setup.library.close()
@@ -318,18 +318,18 @@ def test_a_broken_version_leaves_the_one_before_until_it_is_mended(
     play(scenario)
 
 
-def test_a_version_that_is_given_back_as_it_was_runs_on_as_it_is(setup: Setup) -> None:
+def test_a_restored_version_continues_without_a_reload(setup: Setup) -> None:
     async def scenario() -> None:
         path = setup.write("10-a.py", hook("one", LIFE))
-        await setup.look()
+        await setup.scan_settled()
         path.chmod(0o666)
-        await setup.look()
-        words = f"can be written by its group and others (mode 0666): chmod go-w {path}"
-        lack = f"cannot trust hook {path}: {path} {words}"
+        await setup.scan_settled()
+        message = f"can be written by its group and others (mode 0666): chmod go-w {path}"
+        lack = f"cannot trust hook {path}: {path} {message}"
         assert setup.reported == [lack]
         assert (setup.entry("10-a").state, setup.entry("10-a").error) == (State.OLD, lack)
         path.chmod(0o644)
-        await setup.look()
+        await setup.scan_settled()
         assert (setup.entry("10-a").state, setup.entry("10-a").error) == (State.RUNNING, "")
         assert setup.engine.record == ["configure 10-a (one)", "use one"]
         await setup.library.close()
@@ -337,18 +337,18 @@ def test_a_version_that_is_given_back_as_it_was_runs_on_as_it_is(setup: Setup) -
     play(scenario)
 
 
-def test_what_cannot_be_trusted_is_not_run_until_it_can(setup: Setup, tmp_path: Path) -> None:
+def test_an_untrusted_file_is_not_run_until_it_is_trusted(setup: Setup, tmp_path: Path) -> None:
     async def scenario() -> None:
         marker = tmp_path / "ran"
         setup.write("10-a.py", f"open({str(marker)!r}, 'w').close()\n" + hook("one"))
         setup.etc.chmod(0o775)
-        await setup.look()
+        await setup.scan_settled()
         assert not marker.exists()
         assert setup.states() == {"10-a": "untrusted"}
-        words = f"the directory {setup.etc} can be written by its group (mode 0775): chmod g-w {setup.etc}"
-        assert setup.reported == [f"cannot trust hook {setup.etc}/10-a.py: {words}"]
+        message = f"the directory {setup.etc} can be written by its group (mode 0775): chmod g-w {setup.etc}"
+        assert setup.reported == [f"cannot trust hook {setup.etc}/10-a.py: {message}"]
         setup.etc.chmod(0o755)
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["one"]
         await setup.library.close()
 
@@ -359,10 +359,10 @@ def test_an_empty_file_and_a_link_to_dev_null_disable(setup: Setup) -> None:
     async def scenario() -> None:
         for name in ("10-a.py", "20-b.py", "30-c.py"):
             setup.write(name, hook(name, LIFE), setup.usr)
-        await setup.look()
+        await setup.scan_settled()
         setup.write("10-a.py", "")
         (setup.etc / "20-b.py").symlink_to("/dev/null")
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["30-c.py"]
         files = [(e.name, str(e.state)) for e in setup.library.entries]
         assert files == [
@@ -373,20 +373,20 @@ def test_an_empty_file_and_a_link_to_dev_null_disable(setup: Setup) -> None:
         assert setup.reported == []
         (setup.etc / "10-a.py").unlink()
         (setup.etc / "20-b.py").unlink()
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["10-a.py", "20-b.py", "30-c.py"]
         await setup.library.close()
 
     play(scenario)
 
 
-def test_a_file_is_not_taken_while_it_is_written(setup: Setup) -> None:
+def test_a_file_is_not_loaded_while_it_is_written(setup: Setup) -> None:
     async def scenario() -> None:
         setup.write("10-a.py", hook("one"))
-        await setup.look()
+        await setup.scan_settled()
         async with running(setup):
             text = hook("two")
-            with (setup.etc / "10-a.py").open("w") as stream:  # for a moment it is empty
+            with (setup.etc / "10-a.py").open("w") as stream:  # the file is empty for a moment
                 for at in range(0, len(text), 20):
                     stream.write(text[at : at + 20])
                     stream.flush()
@@ -394,17 +394,17 @@ def test_a_file_is_not_taken_while_it_is_written(setup: Setup) -> None:
                 await asyncio.sleep(0.5)
                 assert setup.engine.answers() == ["one"]
                 await setup.until(lambda: setup.reported != [])
-                words = f"cannot read hook {setup.etc}/10-a.py: another process has it open for writing"
-                assert setup.reported == [words]
-                assert setup.entry("10-a").error == words
+                message = f"cannot read hook {setup.etc}/10-a.py: another process has it open for writing"
+                assert setup.reported == [message]
+                assert setup.entry("10-a").error == message
             await setup.until(lambda: setup.engine.answers() == ["two"])
-            assert setup.reported == [words]
+            assert setup.reported == [message]
             assert setup.entry("10-a").error == ""
 
     play(scenario)
 
 
-def test_a_file_that_hangs_blocks_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_hangs_does_not_block_other_files(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.hooks.loader.versions.LOAD_S", 2.0)
 
     async def scenario() -> None:
@@ -423,7 +423,7 @@ def test_a_file_that_hangs_blocks_no_other(setup: Setup, monkeypatch: pytest.Mon
     play(scenario)
 
 
-def test_a_hook_that_hangs_in_configure_blocks_no_other(setup: Setup) -> None:
+def test_a_hook_that_hangs_in_configure_does_not_block_other_hooks(setup: Setup) -> None:
     async def scenario() -> None:
         gate = setup.engine.gates["configure"] = asyncio.Event()
         setup.write("10-a.py", hook("a", "def configure(event): pass\n"))
@@ -432,7 +432,7 @@ def test_a_hook_that_hangs_in_configure_blocks_no_other(setup: Setup) -> None:
             setup.write("20-b.py", hook("b"))
             setup.write("10-a.py", hook("newer", "def configure(event): pass\n"))
             await setup.until(lambda: setup.engine.answers() == ["b"])
-            for _ in range(3):  # one version at a time, however often it is looked at
+            for _ in range(3):  # one version at a time, for any number of scans
                 await setup.library._scan()
             assert setup.engine.record == ["configure 10-a (a)", "use b"]
             gate.set()
@@ -441,7 +441,7 @@ def test_a_hook_that_hangs_in_configure_blocks_no_other(setup: Setup) -> None:
     play(scenario)
 
 
-def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
+def test_temporary_failures_are_retried_with_backoff(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "AGAIN", Backoff(5.0, 11.0))
@@ -455,7 +455,7 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
 
     async def scenario() -> None:
         tried = []
-        await setup.look()
+        await setup.scan_settled()
         for _ in range(36):
             setup.now += 1
             before = len(setup.reported)
@@ -467,19 +467,21 @@ def test_what_may_be_right_later_is_tried_again_ever_more_rarely(
         assert tried == [(5, 2), (15, 2), (26, 2)]
         (tmp_path / "there").touch()
         setup.now += 11
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["loads", "configures"]
         assert setup.states() == {"10-loads": "running", "20-configures": "running", "30-wrong": "broken"}
         setup.now += 1000
         before = len(setup.reported)
-        await setup.look()
+        await setup.scan_settled()
         assert len(setup.reported) == before
 
     asyncio.run(scenario())
 
 
-def test_a_hook_that_came_into_use_is_checked_at_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have changed meanwhile."""
+def test_a_hook_is_checked_again_as_soon_as_it_is_in_use(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may have changed meanwhile."""
     monkeypatch.setattr("proxy.hooks.registry.POLL_S", 3600.0)
 
     async def scenario() -> None:
@@ -496,13 +498,13 @@ def test_a_hook_that_came_into_use_is_checked_at_once(setup: Setup, monkeypatch:
     play(scenario)
 
 
-def test_a_hook_that_has_gone_is_checked_at_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be there again."""
+def test_a_removed_hook_is_checked_again_at_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file may exist again."""
     monkeypatch.setattr("proxy.hooks.registry.POLL_S", 3600.0)
 
     async def scenario() -> None:
         path = setup.write("10-a.py", hook("a", "def shutdown(event): pass\n"))
-        await setup.look()
+        await setup.scan_settled()
         gate = setup.engine.gates["shutdown"] = asyncio.Event()
         path.unlink()
         async with running(setup):
@@ -515,21 +517,21 @@ def test_a_hook_that_has_gone_is_checked_at_once(setup: Setup, monkeypatch: pyte
     play(scenario)
 
 
-def test_a_file_that_is_being_written_is_not_checked_all_the_time(
+def test_a_file_that_is_being_written_is_checked_at_intervals(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[float] = []
+    scans: list[float] = []
 
     def watched(config: HooksConfig) -> Any:
-        looks.append(time.monotonic())
+        scans.append(time.monotonic())
         return survey(config)
 
     async def scenario() -> None:
         monkeypatch.setattr("proxy.hooks.registry.survey", watched)
         with setup.write("10-a.py", hook("a")).open("a"):
             async with running(setup):
-                await setup.until(lambda: len(looks) > 4)
-                assert min(b - a for a, b in pairwise(looks)) > SOON_S / 2
+                await setup.until(lambda: len(scans) > 4)
+                assert min(b - a for a, b in pairwise(scans)) > SOON_S / 2
 
     play(scenario)
 
@@ -549,9 +551,9 @@ def test_settings_of_missing_hooks_are_reported_once(tmp_path: Path) -> None:
         setup.write("10-a.py", text)
         setup.write("koordlet.json", "{", setup.servers)
         for _ in range(3):
-            await setup.look()
+            await setup.scan_settled()
         assert setup.engine.answers() == ["it-is-10-a"]
-        assert [words for words in setup.reported if "hooks.settings" in words] == [
+        assert [text for text in setup.reported if "hooks.settings" in text] == [
             "hooks.settings.10-b: there is no such hook; did you mean 10-a?",
             "hooks.settings.koordlet.config: it is a server, which is configured elsewhere",
         ]
@@ -564,19 +566,19 @@ SERVER = {"remote-endpoint": "/nowhere/koordlet.sock", "runtime-hooks": ["PreCre
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"remote-endpoint": 5}', "\0", "{" * 100_000])
-def test_servers_are_added_and_an_invalid_file_breaks_no_other(setup: Setup, text: str) -> None:
-    """The peer dies of an invalid file."""
+def test_servers_are_added_and_an_invalid_file_affects_no_other(setup: Setup, text: str) -> None:
+    """Koordinator's proxy crashes on an invalid file."""
 
     async def scenario() -> None:
         setup.write("10-a.py", hook("a"))
         path = setup.write("koordlet.json", text, setup.servers)
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.names() == ["10-a"]
         assert setup.states() == {"10-a": "running", "koordlet": "broken"}
         assert len(setup.reported) == 1
         assert str(path) in setup.reported[0]
         setup.write("koordlet.json", json.dumps(SERVER), setup.servers)
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.names() == ["10-a", "koordlet"]
         entry = setup.entry("koordlet")
         assert (entry.state, entry.server, "pre_create_container" in entry.points) == (
@@ -585,11 +587,11 @@ def test_servers_are_added_and_an_invalid_file_breaks_no_other(setup: Setup, tex
             True,
         )
         setup.write("koordlet.json", text, setup.servers)
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.names() == ["10-a", "koordlet"]
         assert setup.states()["koordlet"] == "old version running"
         path.unlink()
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.names() == ["10-a"]
         await setup.library.close()
 
@@ -597,7 +599,7 @@ def test_servers_are_added_and_an_invalid_file_breaks_no_other(setup: Setup, tex
 
 
 def test_a_server_file_that_is_written_in_two_steps_is_not_reported(setup: Setup) -> None:
-    """koordlet truncates its file and writes it then."""
+    """koordlet truncates its file before it writes it."""
 
     async def scenario() -> None:
         async with running(setup):
@@ -610,13 +612,15 @@ def test_a_server_file_that_is_written_in_two_steps_is_not_reported(setup: Setup
     play(scenario)
 
 
-def test_what_cannot_be_listed_now_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_of_a_directory_that_cannot_be_listed_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup = Setup(tmp_path, "settings: {10-a: {timeout: 1s}}")
 
     async def scenario() -> None:
         setup.write("10-a.py", hook("a"))
         setup.write("20-b.py", hook("b"), setup.usr)
-        await setup.look()
+        await setup.scan_settled()
         listed = os.listdir
 
         def refuse(path: Path) -> list[str]:
@@ -626,7 +630,7 @@ def test_what_cannot_be_listed_now_is_kept(tmp_path: Path, monkeypatch: pytest.M
 
         monkeypatch.setattr("proxy.hooks.loader.directories.os.listdir", refuse)
         (setup.usr / "20-b.py").unlink()
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["a"]
         assert setup.reported == [f"cannot look for hooks in {setup.etc}: Input/output error"]
         await setup.library.close()
@@ -634,13 +638,13 @@ def test_what_cannot_be_listed_now_is_kept(tmp_path: Path, monkeypatch: pytest.M
     play(scenario)
 
 
-def test_a_fault_of_our_own_leaves_the_others(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_does_not_affect_other_hooks(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         setup.write("10-a.py", hook("a"))
-        await setup.look()
+        await setup.scan_settled()
         monkeypatch.setattr("proxy.hooks.loader.versions.read", lambda *_: 1 / 0)
         path = setup.write("10-a.py", hook("b"))
-        await setup.look()
+        await setup.scan_settled()
         assert setup.engine.answers() == ["a"]
         cause = "ZeroDivisionError: division by zero"
         assert setup.reported == [f"cannot bring hook {path} into use: {cause}"]
@@ -654,7 +658,7 @@ def test_a_fault_of_our_own_leaves_the_others(setup: Setup, monkeypatch: pytest.
     play(scenario)
 
 
-def test_it_can_be_cancelled_as_a_hook_comes_into_use(setup: Setup) -> None:
+def test_a_scan_can_be_cancelled_while_a_hook_comes_into_use(setup: Setup) -> None:
     async def scenario() -> None:
         task = asyncio.create_task(setup.library.run())
         await asyncio.sleep(0.2)
@@ -669,7 +673,7 @@ def test_it_can_be_cancelled_as_a_hook_comes_into_use(setup: Setup) -> None:
     play(scenario)
 
 
-def test_closing_waits_for_no_hook_for_long(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_for_hooks_for_a_limited_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.hooks.registry.END_S", 0.1)
 
     async def scenario() -> None:
@@ -684,19 +688,19 @@ def test_closing_waits_for_no_hook_for_long(setup: Setup, monkeypatch: pytest.Mo
     asyncio.run(scenario())
 
 
-def test_successes_are_reported(setup: Setup) -> None:
+def test_loaded_and_removed_hooks_are_logged(setup: Setup) -> None:
     async def scenario() -> None:
         path = setup.write("10-a.py", hook("a"))
-        await setup.look()
+        await setup.scan_settled()
         path.unlink()
-        await setup.look()
+        await setup.scan_settled()
         assert setup.logged == [f"hook loaded hook=10-a path={path}", "hook unloaded hook=10-a"]
         await setup.library.close()
 
     play(scenario)
 
 
-def test_the_real_engine_is_kept_to_the_files(setup: Setup) -> None:
+def test_the_real_engine_follows_the_files(setup: Setup) -> None:
     from proxy.hooks.answers import Adjustment
     from proxy.hooks.engine.engine import HookEngine as Real
     from proxy.hooks.events import PreCreateContainer
@@ -713,22 +717,22 @@ def test_the_real_engine_is_kept_to_the_files(setup: Setup) -> None:
         library = HookRegistry(setup.config, engine, lambda: None, reasons(setup.reported))
         setup.library = library
 
-        async def asked() -> Any:
+        async def call_engine() -> Any:
             answers = engine.call_hooks(PreCreateContainer(PodFacts(), ContainerFacts(), Decision()))
             return answers.outcome or await answers.wait()
 
         for word in ("one", "two"):
             setup.write("10-a.py", text(word))
-            await setup.look()
-            outcome = await asked()
+            await setup.scan_settled()
+            outcome = await call_engine()
             assert outcome.adjustment == Adjustment(envs={"WORD": f"{word}['10-a']"})
             assert outcome.owners == {"envs[WORD]": "10-a"}
         setup.write("10-a.py", f"{HEAD}def configure(event): raise ValueError('no')\n")
-        await setup.look()
+        await setup.scan_settled()
         assert "ValueError: no" in library.entries[0].error
-        assert (await asked()).adjustment.envs == {"WORD": "two['10-a']"}
+        assert (await call_engine()).adjustment.envs == {"WORD": "two['10-a']"}
         (setup.etc / "10-a.py").unlink()
-        await setup.look()
+        await setup.scan_settled()
         assert engine.points == frozenset()
         await library.close()
         engine.close()

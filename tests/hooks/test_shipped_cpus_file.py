@@ -55,7 +55,7 @@ def node(tmp_path: Path) -> Callable[..., Node]:
     return lambda **config: Node(tmp_path / "cpus", config)
 
 
-def test_an_owner_gets_its_cpus_in_both_ways(node: Callable[..., Node]) -> None:
+def test_an_owner_gets_its_cpus_as_variable_and_as_file(node: Callable[..., Node]) -> None:
     one = node()
     answer = one.create(pool="own", cpus="2-5", mems="0")
     reported = {"EXCLUSIVE_CPUS": "2-5", "SHARED_CPUS": "", "MEMORY_NODES": "0"}
@@ -64,7 +64,7 @@ def test_an_owner_gets_its_cpus_in_both_ways(node: Callable[..., Node]) -> None:
     assert answer.mounts == {"/run/topoproxy": Mount("/run/topoproxy", host, readonly=True)}
 
 
-def test_a_repeated_create_finds_its_directory(node: Callable[..., Node]) -> None:
+def test_a_repeated_create_uses_the_same_directory(node: Callable[..., Node]) -> None:
     one = node()
     first = one.handle("pre_create_container", pod=POD, decision=testing.decision("own", "2-5"))
     again = one.handle("pre_create_container", pod=POD, decision=testing.decision("own", "6-7"))
@@ -96,7 +96,7 @@ def test_the_reported_hook_is_a_setting(node: Callable[..., Node]) -> None:
     assert node(which="annotated", annotation="a").create(pod=testing.pod(annotations={"a": ""}), **shared)
 
 
-def test_what_the_container_has_itself_stays(node: Callable[..., Node]) -> None:
+def test_variables_and_mounts_of_the_container_are_kept(node: Callable[..., Node]) -> None:
     container = testing.container(
         envs={"SHARED_CPUS": "mine"}, mounts=(Mount("/run/topoproxy/", "/elsewhere"),)
     )
@@ -107,7 +107,7 @@ def test_what_the_container_has_itself_stays(node: Callable[..., Node]) -> None:
     assert not one.root.exists()
 
 
-def test_names_are_settings(node: Callable[..., Node]) -> None:
+def test_the_names_of_variables_and_mounts_are_settings(node: Callable[..., Node]) -> None:
     answer = node(exclusive="OWN", shared="", memory="", mount="/etc/cpus").create(pool="own", cpus="1")
     assert answer.envs == {"OWN": "1"}
     assert list(answer.mounts) == ["/etc/cpus"]
@@ -136,7 +136,7 @@ def test_the_file_follows_the_pools(node: Callable[..., Node]) -> None:
     assert one.file("uid-1/part.0")["SHARED_CPUS"] == "0-3"
 
 
-def test_a_reader_never_sees_half_of_it(node: Callable[..., Node]) -> None:
+def test_a_reader_never_reads_a_partial_file(node: Callable[..., Node]) -> None:
     one = node()
     one.create(pool="own", cpus="2-5")
     directory = one.root / DIRECTORY
@@ -153,7 +153,7 @@ def test_a_reader_never_sees_half_of_it(node: Callable[..., Node]) -> None:
             container=existing(testing.container(), "c1"),
             decision=testing.decision("own", "6-7"),
         )
-        assert "2-5" in opened.read(), "a reader that has it open reads what it was"
+        assert "2-5" in opened.read(), "a reader with the file open reads its former content"
     assert one.file()["EXCLUSIVE_CPUS"] == "6-7"
     assert [path.name for path in directory.iterdir()] == ["cpus"]
 
@@ -172,7 +172,7 @@ def test_a_link_in_the_directory_is_not_followed(node: Callable[..., Node], tmp_
     assert one.file()["EXCLUSIVE_CPUS"] == "7"
 
 
-def test_peers_know_each_other(node: Callable[..., Node]) -> None:
+def test_containers_of_a_pod_get_the_cpus_of_each_other(node: Callable[..., Node]) -> None:
     one = node(peers=True)
     one.create("main", one="c1", pool="own", cpus="2-3")
     answer = one.create("side-car.1", one="c2", pool="own", cpus="4")
@@ -186,7 +186,7 @@ def test_peers_know_each_other(node: Callable[..., Node]) -> None:
     assert "PEER_CPUS_SIDE_CAR_1" not in node().create("x", one="c9", pool="own").envs
 
 
-def test_it_goes_with_the_container_and_the_pod(node: Callable[..., Node]) -> None:
+def test_the_directory_is_removed_with_the_container_and_the_pod(node: Callable[..., Node]) -> None:
     one = node()
     one.create("main", one="c1", pool="own")
     one.create("other", one="c2", pool="own")
@@ -194,12 +194,12 @@ def test_it_goes_with_the_container_and_the_pod(node: Callable[..., Node]) -> No
     assert [path.name for path in (one.root / "uid-1").iterdir()] == ["other.0"]
     one.handle("post_remove_container", pod=POD, container=existing(testing.container(name="other"), "c2"))
     assert list(one.root.iterdir()) == []
-    one.handle("pre_create_container", pod=POD)  # and then the create fails
+    one.handle("pre_create_container", pod=POD)  # the create fails afterwards
     one.handle("post_remove_pod_sandbox", pod=POD)
     assert list(one.root.iterdir()) == []
 
 
-def test_at_the_start_leftovers_go_and_files_are_made_true(node: Callable[..., Node]) -> None:
+def test_a_start_removes_stale_directories_and_corrects_files(node: Callable[..., Node]) -> None:
     one = node()
     one.create("main", one="c1", pool="own", cpus="2-3")
     for name in ("uid-1/old.0", "gone/main.3", "gone/fresh.0"):
@@ -208,10 +208,12 @@ def test_at_the_start_leftovers_go_and_files_are_made_true(node: Callable[..., N
     os.utime(one.root / "gone/fresh.0")
     os.utime(one.root / DIRECTORY, (0, 0))
     again = node()
-    there = testing.running("c1", pod=POD, container=existing(), decision=testing.decision("own", "4-5"))
-    again.handle("synchronize", containers=(there,))
+    existing_container = testing.running(
+        "c1", pod=POD, container=existing(), decision=testing.decision("own", "4-5")
+    )
+    again.handle("synchronize", containers=(existing_container,))
     found = sorted(str(path.relative_to(one.root)) for path in one.root.glob("*/*"))
-    assert found == ["gone/fresh.0", DIRECTORY], "what is new may belong to a create on its way"
+    assert found == ["gone/fresh.0", DIRECTORY], "a new directory may belong to a pending create"
     assert again.file()["EXCLUSIVE_CPUS"] == "4-5"
 
 

@@ -1,4 +1,4 @@
-"""The shipped hook 90-differ, by what is in the log; and 00-template, which is to be copied."""
+"""The log lines of the shipped hook 90-differ, and the template 00-template."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def differ(**config: Any) -> testing.Loaded:
     return testing.load(HOOK, config or None)
 
 
-def saying(name: str, point: str, answer: testing.Adjustment) -> Hook:
+def hook_with_answer(name: str, point: str, answer: testing.Adjustment) -> Hook:
     return Hook(name, name, {point: lambda event: answer})
 
 
@@ -43,8 +43,8 @@ def test_one_line_names_changes_and_hooks_and_no_secrets(reported: list[dict[str
     )
     point = "pre_create_container"
     hooks: list[testing.Loaded | Hook] = [
-        saying("10-a", point, one),
-        saying("koordlet", point, two),
+        hook_with_answer("10-a", point, one),
+        hook_with_answer("koordlet", point, two),
         differ(),
     ]
     outcome = testing.run(hooks, testing.event(point))
@@ -62,15 +62,18 @@ def test_one_line_names_changes_and_hooks_and_no_secrets(reported: list[dict[str
     ]
 
 
-def test_values_by_setting(reported: list[dict[str, Any]]) -> None:
+def test_values_are_logged_if_configured(reported: list[dict[str, Any]]) -> None:
     answer = testing.Adjustment(envs={"TOKEN": "s3cret"})
-    hooks: list[testing.Loaded | Hook] = [saying("10-a", "pre_create_container", answer), differ(values=True)]
+    hooks: list[testing.Loaded | Hook] = [
+        hook_with_answer("10-a", "pre_create_container", answer),
+        differ(values=True),
+    ]
     testing.run(hooks, testing.event("pre_create_container"))
     assert reported[0]["changes"] == "10-a: envs[TOKEN] s3cret"
 
 
 @pytest.mark.parametrize(
-    ("point", "answer", "call", "words"),
+    ("point", "answer", "call", "changes"),
     [
         ("pre_run_pod_sandbox", testing.Adjustment(cgroup_parent="/x"), "RunPodSandbox", "cgroup_parent /x"),
         (
@@ -81,20 +84,20 @@ def test_values_by_setting(reported: list[dict[str, Any]]) -> None:
         ),
     ],
 )
-def test_other_calls(
-    reported: list[dict[str, Any]], point: str, answer: testing.Adjustment, call: str, words: str
+def test_changes_of_other_calls_are_logged(
+    reported: list[dict[str, Any]], point: str, answer: testing.Adjustment, call: str, changes: str
 ) -> None:
-    testing.run([saying("10-a", point, answer), differ()], testing.event(point))
-    assert (reported[0]["call"], reported[0]["changes"]) == (call, f"10-a: {words}")
+    testing.run([hook_with_answer("10-a", point, answer), differ()], testing.event(point))
+    assert (reported[0]["call"], reported[0]["changes"]) == (call, f"10-a: {changes}")
 
 
-def test_nothing_changed_is_not_worth_a_line(reported: list[dict[str, Any]]) -> None:
+def test_an_unchanged_request_is_not_logged(reported: list[dict[str, Any]]) -> None:
     assert testing.run(differ(), testing.event("pre_create_container")) == testing.Outcome()
     testing.run(differ(), testing.event("validate_create_container", adjustment=testing.NOTHING, owners={}))
     assert reported == []
 
 
-def test_the_template_does_what_it_says() -> None:
+def test_the_template_works_as_documented() -> None:
     path = HOOK.with_name("00-template.py")
     pod = testing.pod(annotations={"example.com/note": "hello"})
     event = testing.event("pre_create_container", pod=pod)

@@ -1,4 +1,4 @@
-"""What holds for every hook file that is shipped, whatever it does; a new one is found by itself."""
+"""Rules for every shipped hook file; new files are tested without a change here."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ CONTAINERS = (
 
 
 def battery(name: str) -> Iterator[Any]:
-    """Events of a point, from the usual to what should never come."""
+    """Events of a point, from usual to invalid ones."""
     plain = testing.event(name)
     fields = {field.name for field in dataclasses.fields(plain)}
     yield plain
@@ -107,7 +107,7 @@ def battery(name: str) -> Iterator[Any]:
 
 
 class Watch:
-    """Watches which files the process changes."""
+    """Records which files the process changes."""
 
     changes = frozenset(
         ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.symlink", "os.truncate")
@@ -130,13 +130,13 @@ class Watch:
             ):
                 self.seen.append(str(path))
         elif event == "shutil.rmtree" or (event in self.changes and args[-1] in (-1, None)):
-            # With a descriptor of a directory: a step of a removal, which was recorded as a whole.
+            # A path relative to a directory descriptor is a step of a removal that is recorded already.
             self.seen.extend(str(arg) for arg in args if isinstance(arg, str | Path))
 
 
 @pytest.fixture(scope="module")
 def runtime_events() -> Watch:
-    """Make it once and only here: what listens to a process cannot be taken off again."""
+    """Add the audit hook once: an audit hook of a process cannot be removed."""
     return Watch()
 
 
@@ -159,13 +159,13 @@ def in_directory(path: Path, directory: Path) -> testing.Loaded:
     return testing.load(path, paths or None)
 
 
-def test_there_are_hooks_and_no_package() -> None:
+def test_the_directory_has_hooks_and_is_no_package() -> None:
     assert len(FILES) > 5
     assert {path.name for path in DIRECTORY.iterdir()} - {"__pycache__"} == {path.name for path in FILES}
 
 
 @HOOKS
-def test_it_loads_with_its_defaults_and_says_what_it_is(path: Path) -> None:
+def test_a_shipped_hook_loads_with_its_defaults_and_is_documented(path: Path) -> None:
     loaded = load_file(path, trusted=False)
     number, _, name = path.stem.partition("-")
     assert len(number) == 2
@@ -174,9 +174,9 @@ def test_it_loads_with_its_defaults_and_says_what_it_is(path: Path) -> None:
     assert loaded.module is not None
     first, _, rest = (loaded.module.__doc__ or "").partition("\n")
     assert first.endswith("."), "the first line is a sentence"
-    assert len(rest) > 100, "then what people must know"
+    assert len(rest) > 100, "the docstring explains the hook"
     for handler in loaded.hook.handlers.values():
-        assert handler.__doc__, f"{handler.__name__} says what it does"
+        assert handler.__doc__, f"{handler.__name__} has no docstring"
     settings = getattr(loaded.module, "Settings", None)
     for key in keys_of(settings) if settings is not None else []:
         assert key.help.strip().endswith("."), f"{key.name} is explained"
@@ -184,7 +184,7 @@ def test_it_loads_with_its_defaults_and_says_what_it_is(path: Path) -> None:
 
 
 @HOOKS
-def test_it_answers_everything_and_writes_only_where_configured(
+def test_a_shipped_hook_answers_all_events_and_writes_only_where_configured(
     path: Path, tmp_path: Path, watch: Watch
 ) -> None:
     hook = in_directory(path, tmp_path)
@@ -192,14 +192,14 @@ def test_it_answers_everything_and_writes_only_where_configured(
         if name == "configure":
             continue
         for event in battery(name):
-            first = testing.run(hook, event)  # an AssertionError is a failure of the hook, its deadline too
+            first = testing.run(hook, event)  # raises AssertionError on a failure of the hook or its deadline
             assert testing.run(hook, event) == first, "the same event, the same answer"
     outside = [seen for seen in watch.seen if not seen.startswith((str(tmp_path), "/dev/null"))]
     assert outside == []
 
 
 @HOOKS
-def test_it_says_nothing_where_it_has_nothing_to_say(path: Path, tmp_path: Path) -> None:
+def test_a_shipped_hook_without_settings_changes_nothing(path: Path, tmp_path: Path) -> None:
     hook = in_directory(path, tmp_path)
     plain = testing.event(
         "pre_create_container", pod=testing.pod(qos="LS"), decision=testing.decision("shared", "0-1", "0")
@@ -207,7 +207,7 @@ def test_it_says_nothing_where_it_has_nothing_to_say(path: Path, tmp_path: Path)
     assert testing.run(hook, plain) == testing.Outcome()
 
 
-def test_all_of_them_live_together(tmp_path: Path) -> None:
+def test_all_shipped_hooks_run_without_conflicts(tmp_path: Path) -> None:
     hooks = [in_directory(path, tmp_path) for path in FILES]
     pod = testing.pod(
         qos="LSR",
@@ -228,7 +228,7 @@ def test_allowed_memory_is_never_widened(tmp_path: Path) -> None:
         assert adjustment.cpus in (testing.LEAVE, CpuSet((2,)))
 
 
-def test_the_watch_sees_what_it_is_to_see(tmp_path: Path, watch: Watch) -> None:
+def test_the_watch_records_changed_files(tmp_path: Path, watch: Watch) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/b").write_text("c")
     (tmp_path / "a/b").rename(tmp_path / "d")

@@ -1,4 +1,4 @@
-"""The shipped hook 40-irq-affinity, on a made tree of interrupts."""
+"""The shipped hook 40-irq-affinity, on a simulated tree of interrupts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWNER = {"container": samples.existing(container_id="c1"), "decision": testing.d
 
 
 class Node:
-    """The hook, and one interrupt that may go anywhere."""
+    """The hook, and one interrupt that may use any CPU."""
 
     def __init__(self, root: Path, **config: Any) -> None:
         self.root = root
@@ -48,7 +48,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_interrupts_stay_off_owned_cpus_as_long_as_they_are_owned(node: Node) -> None:
+def test_interrupts_avoid_owned_cpus_while_they_are_owned(node: Node) -> None:
     node.handle("post_create_container", **OWNER)
     assert (node.irq, node.default) == (FREE, 0xFFC3)
     other = {"container": samples.existing(container_id="c2"), "decision": testing.decision("own", "6")}
@@ -60,14 +60,14 @@ def test_interrupts_stay_off_owned_cpus_as_long_as_they_are_owned(node: Node) ->
     assert (node.irq, node.default) == (ALL, 0xFFFF)
 
 
-def test_a_container_that_shares_keeps_nothing_off(node: Node) -> None:
+def test_a_container_in_the_shared_pool_moves_no_interrupts(node: Node) -> None:
     shared = testing.decision("shared", "2-5")
     node.handle("post_create_container", container=OWNER["container"], decision=shared)
     assert node.irq == ALL
     assert not (node.root / "irqs.json").exists()
 
 
-def test_it_follows_owners_that_move(node: Node) -> None:
+def test_interrupts_follow_owners_that_move(node: Node) -> None:
     node.handle("post_create_container", **OWNER)
     moved = CpuSet((8, 9))
     node.handle("pools_changed", before=Pools(), after=Pools(owned=moved, owners={"c1": moved}))
@@ -76,7 +76,7 @@ def test_it_follows_owners_that_move(node: Node) -> None:
     assert node.irq == "0-7,10-15"
 
 
-def test_all_that_exists_is_adopted_and_leftovers_are_restored(tmp_path: Path) -> None:
+def test_existing_owners_are_adopted_and_stale_changes_are_restored(tmp_path: Path) -> None:
     Node(tmp_path).handle("post_create_container", **OWNER)
     again = Node(tmp_path)  # the daemon was killed, and meanwhile the container has ended
     assert again.irq == ALL
@@ -85,7 +85,7 @@ def test_all_that_exists_is_adopted_and_leftovers_are_restored(tmp_path: Path) -
     assert again.irq == FREE
 
 
-def test_only_pods_with_the_annotation(tmp_path: Path) -> None:
+def test_only_pods_with_the_annotation_move_interrupts(tmp_path: Path) -> None:
     node = Node(tmp_path, annotation="quiet=yes")
     node.handle("post_create_container", **OWNER, pod=testing.pod(annotations={"quiet": "no"}))
     assert node.irq == ALL
@@ -94,7 +94,7 @@ def test_only_pods_with_the_annotation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "give_back", "then"),
+    ("reason", "restore", "affinity"),
     [
         ("stop", True, ALL),
         ("stop", False, FREE),
@@ -102,26 +102,28 @@ def test_only_pods_with_the_annotation(tmp_path: Path) -> None:
         ("replaced", True, FREE),
     ],
 )
-def test_what_is_given_back_at_the_end(tmp_path: Path, reason: str, give_back: bool, then: str) -> None:
-    node = Node(tmp_path, give_back=give_back)
+def test_interrupts_are_restored_at_the_shutdown(
+    tmp_path: Path, reason: str, restore: bool, affinity: str
+) -> None:
+    node = Node(tmp_path, give_back=restore)
     node.handle("post_create_container", **OWNER)
     testing.run(node.hook, Shutdown(reason))
-    assert node.irq == then
+    assert node.irq == affinity
 
 
 def test_a_new_version_takes_over_and_the_old_ones_end_changes_nothing(tmp_path: Path) -> None:
     old = Node(tmp_path)
     old.handle("post_create_container", **OWNER)
     new = testing.load(HOOK, old.config)
-    there = testing.running("c1", decision=testing.decision("own", "2-3"))
-    testing.run(new, testing.event("synchronize", containers=(there,)))
+    existing_container = testing.running("c1", decision=testing.decision("own", "2-3"))
+    testing.run(new, testing.event("synchronize", containers=(existing_container,)))
     testing.run(old.hook, Shutdown("replaced"))
     assert old.irq == "0-1,4-15"
     testing.run(new, Shutdown("removed"))
     assert old.irq == ALL
 
 
-def test_what_cannot_be_written_is_a_failure_that_names_the_drop_in(
+def test_the_error_of_a_failed_write_names_the_drop_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import errno

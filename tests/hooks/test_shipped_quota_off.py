@@ -14,20 +14,20 @@ HOOK = Path(__file__).resolve().parents[2] / "hooks/20-quota-off.py"
 UID = "0f9a3c52-6f0f-4c43-9d0e-3f6d5a1c7e11"
 OFF = testing.Adjustment(cpu_quota=-1)
 KEEPS = testing.decision("own", unlimited=False)
-"""Owns CPUs, and keeps its quota: keepCFSQuota is always."""
+"""The decision for an owner that keeps its quota: keepCFSQuota is always."""
 
 
 def event(point: str, **fields: Any) -> Any:
     return testing.event(point, **{"decision": KEEPS, **fields})
 
 
-def asked(config: dict[str, Any] | None = None, **fields: Any) -> testing.Adjustment:
+def adjustment_of_create(config: dict[str, Any] | None = None, **fields: Any) -> testing.Adjustment:
     return testing.run(testing.load(HOOK, config), event("pre_create_container", **fields)).adjustment
 
 
-def test_owners_are_made_without_a_quota() -> None:
-    assert asked() == OFF
-    assert asked(pod=testing.pod(qos="", kube_qos="Guaranteed")) == OFF
+def test_owners_are_created_without_a_quota() -> None:
+    assert adjustment_of_create() == OFF
+    assert adjustment_of_create(pod=testing.pod(qos="", kube_qos="Guaranteed")) == OFF
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,26 @@ def test_owners_are_made_without_a_quota() -> None:
         {"container": testing.container(resources={"cpu_quota": 0})},
     ],
 )
-def test_others_are_left(fields: dict[str, Any]) -> None:
-    assert asked(**fields) == testing.NOTHING
+def test_other_containers_are_not_changed(fields: dict[str, Any]) -> None:
+    assert adjustment_of_create(**fields) == testing.NOTHING
 
 
 def test_only_chosen_classes_and_pods_with_the_annotation() -> None:
     classes = {"classes": ["LSE"]}
-    assert asked(classes) == testing.NOTHING
-    assert asked(classes, pod=testing.pod(qos="LSE")) == OFF
-    assert asked({"classes": []}, pod=testing.pod(qos="LS")) == OFF
+    assert adjustment_of_create(classes) == testing.NOTHING
+    assert adjustment_of_create(classes, pod=testing.pod(qos="LSE")) == OFF
+    assert adjustment_of_create({"classes": []}, pod=testing.pod(qos="LS")) == OFF
     by_value = {"annotation": "example.com/quota=off"}
-    assert asked(by_value) == testing.NOTHING
-    assert asked(by_value, pod=testing.pod(annotations={"example.com/quota": "on"})) == testing.NOTHING
-    assert asked(by_value, pod=testing.pod(annotations={"example.com/quota": "off"})) == OFF
-    assert asked({"annotation": "a"}, pod=testing.pod(annotations={"a": ""})) == OFF
+    assert adjustment_of_create(by_value) == testing.NOTHING
+    assert (
+        adjustment_of_create(by_value, pod=testing.pod(annotations={"example.com/quota": "on"}))
+        == testing.NOTHING
+    )
+    assert adjustment_of_create(by_value, pod=testing.pod(annotations={"example.com/quota": "off"})) == OFF
+    assert adjustment_of_create({"annotation": "a"}, pod=testing.pod(annotations={"a": ""})) == OFF
 
 
-def test_kubelets_updates_do_not_bring_it_back() -> None:
+def test_an_update_of_kubelet_does_not_restore_the_quota() -> None:
     hook = testing.load(HOOK)
     update = event("pre_update_container_resources", asked=Resources(cpu_quota=200_000))
     assert testing.run(hook, update).adjustment == OFF
@@ -85,6 +88,6 @@ def test_the_pods_quota_is_removed_before_starts_and_after_updates(
     assert quota.read_text() == "-1\n"
 
 
-def test_a_group_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_cgroup_that_cannot_be_written_does_not_fail_the_call(tmp_path: Path) -> None:
     hook = testing.load(HOOK, {"cgroup_root": str(tmp_path / "nowhere")})
     assert testing.run(hook, event("pre_start_container")) == testing.Outcome()

@@ -1,4 +1,4 @@
-"""What tests of hostile clients share: a process with a front, a runtime behind it, raw clients."""
+"""Helpers for tests of hostile clients: a process with a front, its runtime, and raw clients."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ def grpc(message):
 
 
 def path_block(path):
-    """A header block that no table keeps: POST, http, the path."""
+    """A header block without table entries: POST, http, the path."""
     return b"\x83\x86\x04" + bytes([len(path)]) + path
 
 
@@ -45,7 +45,7 @@ def call(stream, path, message):
 
 
 class Runtime:
-    """A server that answers each call with OK and gives all window back."""
+    """A server that answers each call with OK and returns all flow-control window."""
 
     def __init__(self, path):
         self.listener = socket.socket(socket.AF_UNIX)
@@ -75,21 +75,21 @@ class Runtime:
             if len(data) < len(PREFACE):
                 return
             del data[: len(PREFACE)]
-        at, out, eaten = 0, [], 0
+        at, out, received = 0, [], 0
         while len(data) - at >= 9:
-            word, flags, stream = struct.unpack_from(">IBI", data, at)
-            if len(data) - at < 9 + (word >> 8):
+            header, flags, stream = struct.unpack_from(">IBI", data, at)
+            if len(data) - at < 9 + (header >> 8):
                 break
-            at += 9 + (word >> 8)
-            if word & 255 == DATA:
-                eaten += word >> 8
-            if word & 255 == SETTINGS and not flags & 1:
+            at += 9 + (header >> 8)
+            if header & 255 == DATA:
+                received += header >> 8
+            if header & 255 == SETTINGS and not flags & 1:
                 out.append(frame(SETTINGS, 1, 0))
-            if word & 255 in (DATA, HEADERS) and flags & 1:
+            if header & 255 in (DATA, HEADERS) and flags & 1:
                 out.append(frame(HEADERS, 5, stream, b"\x88\x00\x0bgrpc-status\x010"))
         del data[:at]
-        if eaten:
-            out.append(window(0, eaten))
+        if received:
+            out.append(window(0, received))
         end.sendall(b"".join(out))
 
     def close(self):
@@ -117,7 +117,7 @@ class Client:
         self.end.sendall(frame(SETTINGS, 1, 0))
 
     def send(self, data, limit=5.0):
-        """Send without reading; gives how much went until the peer stopped reading or closed."""
+        """Send without reading; returns the bytes sent until the peer stopped reading or closed."""
         self.end.settimeout(limit)
         sent = 0
         try:
@@ -132,18 +132,18 @@ class Client:
         seen, end = [], time.monotonic() + limit
         while True:
             while len(self.data) >= 9:
-                word, flags, stream = struct.unpack_from(">IBI", self.data)
-                if len(self.data) < 9 + (word >> 8):
+                header, flags, stream = struct.unpack_from(">IBI", self.data)
+                if len(self.data) < 9 + (header >> 8):
                     break
-                payload = bytes(self.data[9 : 9 + (word >> 8)])
-                del self.data[: 9 + (word >> 8)]
-                seen.append((word & 255, flags, stream, payload))
-                if word & 255 == WINDOW and not stream:
+                payload = bytes(self.data[9 : 9 + (header >> 8)])
+                del self.data[: 9 + (header >> 8)]
+                seen.append((header & 255, flags, stream, payload))
+                if header & 255 == WINDOW and not stream:
                     self.window += struct.unpack(">I", payload)[0]
                 if until(*seen[-1]):
                     return seen
             if not select.select([self.end], [], [], max(0, end - time.monotonic()))[0]:
-                raise TimeoutError(f"only {len(seen)} frames came")
+                raise TimeoutError(f"only {len(seen)} frames were received")
             try:
                 piece = self.end.recv(MIB)
             except ConnectionError:
@@ -153,18 +153,18 @@ class Client:
             self.data += piece
 
     def answered(self, path=VERSION, message=b"v", limit=5.0):
-        """Make a call; gives whether it was answered with OK."""
+        """Make a call; returns whether the answer was OK."""
         stream = self.streams
         self.upload(path, grpc(message), limit)
         seen = self.frames(limit, lambda kind, flags, sid, _: kind == HEADERS and sid == stream)
         return bool(seen) and seen[-1][0] == HEADERS and seen[-1][3].endswith(b"\x0bgrpc-status\x010")
 
     def hold(self, size, limit=20.0):
-        """Send a body of ``size`` bytes that never ends, as windows allow; gives what went."""
+        """Send ``size`` bytes of a body that never ends, as windows allow; returns the bytes sent."""
         return self.upload(CREATE, b"\0\xff\xff\xff\xff" + bytes(size), limit, end=False)
 
     def upload(self, path, body, limit=20.0, *, end=True):
-        """Begin a call, as windows allow; gives what went until the peer refused it or closed."""
+        """Begin a call, as windows allow; returns the bytes sent until the peer refused it or closed."""
         stream, self.streams = self.streams, self.streams + 2
         self.send(open_stream(stream, path))
         sent = 0
@@ -187,7 +187,7 @@ class Client:
 
 
 class Bed:
-    """A front in a process of its own."""
+    """A front in a separate process."""
 
     def __init__(self, directory, **options):
         self.path = directory / "front"
@@ -212,27 +212,27 @@ class Bed:
         return self.clients[-1]
 
     def end(self):
-        """End the process; give all that it has said."""
+        """End the process; return all lines of its output."""
         self.process.stdin.close()
         self.process.wait(10)
         self.reader.join(10)
         return self.lines
 
     def rss(self):
-        """MiB in memory now."""
+        """The resident memory in MiB."""
         with open(f"/proc/{self.process.pid}/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
 
     def peak(self):
-        """MiB in memory at most so far."""
+        """The peak of the resident memory in MiB."""
         with open(f"/proc/{self.process.pid}/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
 
     def cpu(self):
-        """Seconds of CPU so far."""
+        """The CPU time in seconds."""
         with open(f"/proc/{self.process.pid}/stat") as file:
-            words = file.read().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self):
         for client in self.clients:

@@ -1,8 +1,8 @@
-"""A process with nothing but a front in it, for tests of what it costs: ``lone_front.py LISTEN RUNTIME``.
+"""A process with a front only, for tests of its memory and CPU time: ``lone_front.py LISTEN RUNTIME``.
 
-Creates are released, refused or held as their body says. Options come as JSON: ``budget`` is the limit of
-held bytes, ``unread`` that of bytes that no peer reads, ``memory`` the bytes of address space above what the
-process has when it is ready.
+The body of a create chooses release, refusal or hold. Options come as JSON: ``budget`` is the limit of
+held bytes, ``unread`` that of bytes that no peer reads, ``memory`` the bytes of address space that the
+process may use in addition to those that it has when it is ready.
 """
 
 import asyncio
@@ -36,18 +36,18 @@ class Decider:
         pass
 
 
-def say(line):
+def print_line(line):
     print(line, flush=True)
 
 
 def report(message, /, **keys):
-    say(rendered(message, plain(keys)))
+    print_line(rendered(message, plain(keys)))
 
 
 async def main(listen, runtime, options):
     memory_trim.keep_large_blocks()
     front = Acceptor(
-        runtime, Decider(), METHODS, report=lambda message, **keys: say(rendered(message, plain(keys)))
+        runtime, Decider(), METHODS, report=lambda message, **keys: print_line(rendered(message, plain(keys)))
     )
     if "budget" in options and hasattr(front, "budget"):
         front.budget.limit = options["budget"]
@@ -61,7 +61,7 @@ async def main(listen, runtime, options):
         with open("/proc/self/statm") as file:
             size = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + options["memory"],) * 2)
-    say("ready")
+    print_line("ready")
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 

@@ -1,4 +1,4 @@
-"""The wire between real gRPC peers on real unix sockets."""
+"""The proxy between real gRPC peers on real unix sockets."""
 
 import asyncio
 import contextlib
@@ -55,8 +55,8 @@ class Runtime:
         return request
 
     def Meta(self, request, context):  # noqa: N802
-        got = context.invocation_metadata()
-        context.send_initial_metadata([(k, v) for k, v in got if k.startswith("x-")])
+        metadata = context.invocation_metadata()
+        context.send_initial_metadata([(k, v) for k, v in metadata if k.startswith("x-")])
         context.set_trailing_metadata([("x-trail", "t"), ("x-trail-bin", b"\x00\xff")])
         return b""
 
@@ -82,7 +82,7 @@ class Runtime:
 
 
 class Decider:
-    """An interceptor that notes everything and does what the request says."""
+    """An interceptor that records all calls and acts on the request body."""
 
     def __init__(self):
         self.calls, self.answers, self.ends = [], [], []
@@ -114,7 +114,7 @@ class Decider:
 
 
 class Bed:
-    """A front on a loop of its own thread, a runtime behind it and a channel to it."""
+    """A front on an event loop in a thread, its runtime, and a channel to the front."""
 
     def __init__(self, directory, runtime=True, methods=(CREATE, SERVICE + "StopContainer")):
         self.directory = directory
@@ -197,16 +197,16 @@ def code(function, *args, **options):
     return caught.value.code()
 
 
-# -- what passes ------------------------------------------------------------------------------------------
+# -- calls that pass --------------------------------------------------------------------------------------
 
 
-def test_unary_calls_pass(bed, call):
+def test_unary_calls_pass_unchanged(bed, call):
     for size in (0, 1, 1000, 100_000):
         assert call("Version", bytes(size)) == bytes(size)
     assert not bed.decider.calls
 
 
-def test_metadata_passes_both_ways(call):
+def test_metadata_passes_in_both_directions(call):
     sent = [("x-probe", "p1"), ("x-probe", "p2"), ("x-probe-bin", b"\x00\xfe")]
     _, rpc = call.channel.unary_unary(SERVICE + "Meta").with_call(b"", metadata=sent)
     assert sorted(rpc.initial_metadata()) == sorted(sent)
@@ -227,7 +227,7 @@ def test_a_deadline_reaches_the_runtime(bed, call):
     assert code(call, "Slow", timeout=1.5) is grpc.StatusCode.DEADLINE_EXCEEDED
     assert bed.runtime.cancelled.wait(20)
     assert 0 < bed.runtime.seen[0] < 1.55, (
-        "grpc rounds up, and converts clocks: a little more than was asked for"
+        "gRPC rounds up and converts clocks: the deadline may be slightly longer"
     )
 
 
@@ -245,7 +245,7 @@ def test_server_streams_pass_and_so_does_their_cancel(bed, call):
     assert bed.runtime.cancelled.wait(5)
 
 
-def test_unknown_methods_and_services_are_the_runtimes_to_refuse(call):
+def test_unknown_methods_and_services_are_refused_by_the_runtime(call):
     assert code(call, "BrandNew") is grpc.StatusCode.UNIMPLEMENTED
     assert code(call, "/other.v9.Service/Call") is grpc.StatusCode.UNIMPLEMENTED
     assert call("/runtime.v1.ImageService/Version", b"x") == b"x"
@@ -258,26 +258,26 @@ def test_messages_of_15_mib_pass_and_are_rewritten(bed, call):
     assert bed.runtime.seen[-1] == bytes(size) + b"+cpuset"
 
 
-# -- what is intercepted ----------------------------------------------------------------------------------
+# -- calls that are intercepted ---------------------------------------------------------------------------
 
 
 def test_a_call_is_rewritten_and_its_answer_reported(bed, call):
     assert call(CREATE, b"config") == b"13"
     assert bed.runtime.seen == [b"config+cpuset"]
-    (got,) = bed.decider.calls
-    assert (got.path, got.method) == (CREATE, "CreateContainer")
-    assert got.body == b"config"
-    wait_until(lambda: bed.decider.answers == [(got, b"13")])
-    wait_until(lambda: bed.decider.ends == [(got, 0)])
+    (intercepted,) = bed.decider.calls
+    assert (intercepted.path, intercepted.method) == (CREATE, "CreateContainer")
+    assert intercepted.body == b"config"
+    wait_until(lambda: bed.decider.answers == [(intercepted, b"13")])
+    wait_until(lambda: bed.decider.ends == [(intercepted, 0)])
 
 
-def test_a_call_is_released_as_it_came_or_later(bed, call):
+def test_a_call_is_released_unchanged_or_later(bed, call):
     assert call(CREATE, b"as is") == b"5"
     assert call(CREATE, b"later") == b"6"
     assert bed.runtime.seen == [b"as is", b"later!"]
 
 
-def test_a_refusal_is_a_status(bed, call):
+def test_a_refused_call_ends_with_its_status(bed, call):
     with pytest.raises(grpc.RpcError) as caught:
         call(CREATE, b"refuse" * 10_000)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -287,7 +287,7 @@ def test_a_refusal_is_a_status(bed, call):
     assert call(CREATE, b"config") == b"13"
 
 
-def test_a_fault_of_the_interceptor_lets_the_call_pass(bed, call):
+def test_an_error_of_the_interceptor_lets_the_call_pass(bed, call):
     assert call(CREATE, b"raise") == b"5"
     assert call(CREATE, b"as is: fault") == b"12"
     assert bed.runtime.seen == [b"raise", b"as is: fault"]
@@ -298,7 +298,7 @@ def test_a_fault_of_the_interceptor_lets_the_call_pass(bed, call):
     wait_until(lambda: bed.lines == reported)
 
 
-def test_a_cancel_while_held_ends_the_call(bed, call):
+def test_a_cancel_ends_a_held_call(bed, call):
     future = call.channel.unary_unary(CREATE).future(b"hold")
     wait_until(lambda: bed.decider.held)
     (held,) = bed.decider.held
@@ -311,7 +311,7 @@ def test_a_cancel_while_held_ends_the_call(bed, call):
     assert bed.runtime.seen == [b"as is"]
 
 
-def test_a_client_that_leaves_ends_its_held_calls(bed):
+def test_a_disconnect_of_a_client_ends_its_held_calls(bed):
     channel = bed.channel()
     future = channel.unary_unary(CREATE).future(b"hold")
     wait_until(lambda: bed.decider.held)
@@ -323,7 +323,7 @@ def test_a_client_that_leaves_ends_its_held_calls(bed):
     bed.on_loop(bed.decider.held[0].release)
 
 
-def test_64_bodies_of_205_kb_in_flight(bed, call):
+def test_64_bodies_of_205_kb_pass_at_the_same_time(bed, call):
     body = os.urandom(205_000)
     method = call.channel.unary_unary(CREATE)
     for _ in range(3):
@@ -333,7 +333,7 @@ def test_64_bodies_of_205_kb_in_flight(bed, call):
     wait_until(lambda: len(bed.decider.ends) == 192)
 
 
-def test_refusals_and_calls_beside_each_other(bed, call):
+def test_refused_and_passed_calls_may_overlap(bed, call):
     method = call.channel.unary_unary(CREATE)
     futures = [
         method.future((b"refuse" if n % 2 else b"create") + bytes(50_000), timeout=60) for n in range(200)
@@ -364,7 +364,7 @@ def test_a_runtime_that_is_not_there_is_unavailable_and_comes_back(tmp_path):
         bed.close()
 
 
-def test_a_runtime_that_goes_away_ends_calls(bed, call):
+def test_an_exit_of_the_runtime_ends_its_calls(bed, call):
     passing = call.channel.unary_unary(SERVICE + "Slow").future(b"")
     held = call.channel.unary_unary(CREATE).future(b"hold")
     wait_until(lambda: bed.decider.held and bed.runtime.seen)
@@ -376,7 +376,7 @@ def test_a_runtime_that_goes_away_ends_calls(bed, call):
         [None],
         [14],
         [1],
-    )  # 14, 1: it said so before it left
+    )  # 14, 1: a report, then the end
 
 
 def raw(bed):
@@ -403,15 +403,15 @@ def test_garbage_ends_its_connection_and_no_other(bed, call):
 
 
 def test_a_client_that_closes_its_half_still_gets_its_answer(bed):
-    """The end of file is passed to the runtime behind the bytes before it."""
+    """The end of file is passed to the runtime after the bytes before it."""
     with raw(bed) as client:
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         client.shutdown(socket.SHUT_WR)
-        got = b""
+        answer = b""
         with contextlib.suppress(ConnectionResetError):
             while piece := client.recv(65536):
-                got += piece
-        assert got[3] == 4  # the runtime's SETTINGS
+                answer += piece
+        assert answer[3] == 4  # the runtime's SETTINGS
     wait_until(lambda: bed.front.connections == 0)
 
 
@@ -422,7 +422,7 @@ def test_a_client_that_does_not_read_stops_the_runtime_from_sending(bed, call):
     paused = []
 
     def watch():
-        link.client.other.pause()  # what a client that is behind does
+        link.client.other.pause()  # as for a client that does not read
         paused.append(link.server)
 
     bed.on_loop(watch)
@@ -479,7 +479,7 @@ def test_drain_waits_for_calls_and_closes_idle_connections(bed, call):
     assert bed.front.connections == 0
 
 
-def test_drain_has_a_limit(bed, call):
+def test_drain_ends_at_its_time_limit(bed, call):
     future = call.channel.unary_unary(CREATE).future(b"hold", timeout=120)
     wait_until(lambda: bed.decider.held)
     start = time.monotonic()
@@ -496,8 +496,8 @@ def test_drain_stops_accepting_even_where_the_listener_is_closed_already(bed):
         raw(bed)
 
 
-def test_connections_that_are_over_leave_nothing_to_collect(bed):
-    """A node has many short connections (probes, crictl): they must not pile up until the collector comes."""
+def test_closed_connections_leave_no_garbage_to_collect(bed):
+    """A node has many short connections (probes, crictl); they must not wait for a garbage collection."""
 
     def links():
         return sum(type(thing) is Link for thing in gc.get_objects())

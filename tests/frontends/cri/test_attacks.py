@@ -1,4 +1,4 @@
-"""Hostile clients against a front in a process of its own: memory, CPU, and whether others are served."""
+"""Hostile clients of a front in a separate process: its memory and CPU time, and service of other clients."""
 
 import contextlib
 import struct
@@ -23,7 +23,7 @@ from tests.frontends.cri.attacks import (
 CALM = 11
 EIGHT_A = bytes.fromhex("18c6318c63")  # Huffman coded
 GROWTH_MIB = 10
-"""What one connection may cost, whatever its client sends, beside the body that it has held."""
+"""The memory that one connection may cost in addition to its held body."""
 
 
 @pytest.fixture
@@ -33,17 +33,17 @@ def bed(tmp_path):
         yield bed
 
 
-def ends_calmly(client):
+def ends_with_goaway(client):
     """The connection ends, with GOAWAY and the reason before the end."""
     seen = client.frames(10)
     codes = [struct.unpack(">II", payload)[1] for kind, _, _, payload in seen if kind == GOAWAY]
     return codes == [CALM]
 
 
-def test_empty_data_of_a_held_stream_ends_the_connection_for_free(bed):
+def test_empty_data_frames_on_a_held_stream_end_the_connection(bed):
     before, client = bed.rss(), bed.client()
     client.send(open_stream(1, CREATE) + frame(DATA, 0, 1) * 400_000)
-    assert ends_calmly(client)
+    assert ends_with_goaway(client)
     assert bed.peak() - before < GROWTH_MIB
     assert bed.client().answered()
     assert len([line for line in bed.end() if "empty frames" in line]) == 1
@@ -61,10 +61,10 @@ def test_a_body_in_tiny_frames_costs_what_it_holds(bed):
     assert bed.peak() - before < GROWTH_MIB
 
 
-def test_a_header_in_tiny_pieces_ends_the_connection_at_its_limit(bed):
+def test_a_header_in_tiny_pieces_ends_the_connection_at_the_limit(bed):
     before, client = bed.rss(), bed.client()
     client.send(frame(HEADERS, 0, 1, b"\x83\x86") + frame(CONTINUATION, 0, 1, b"\x40\x01") * 300_000)
-    assert ends_calmly(client)
+    assert ends_with_goaway(client)
     assert bed.peak() - before < GROWTH_MIB
     assert bed.client().answered()
 
@@ -114,7 +114,7 @@ def test_a_client_that_reads_no_refusals_is_not_read_either(bed):
     assert client.send(b"x", 1.0) == 1
 
 
-def test_of_many_clients_that_do_not_read_the_worst_is_ended(tmp_path):
+def test_the_client_with_the_most_unread_bytes_is_disconnected(tmp_path):
     with contextlib.closing(Bed(tmp_path, unread=3 * MIB)) as bed:
         before, honest = bed.rss(), bed.client()
         assert honest.answered()
@@ -140,7 +140,7 @@ def test_bodies_that_never_end_leave_room_for_others(tmp_path):
         for client in hostile:
             client.hold(6 * MIB)
             assert honest.answered(CREATE, bytes(205_000))
-        # A buffer grows by an eighth ahead, and what was let go is not all given back.
+        # A buffer grows by an eighth ahead, and freed memory is not all returned to the kernel.
         assert bed.peak() - before < 2 * limit / MIB + GROWTH_MIB
         refused = [line for line in bed.lines if "wait on all connections" in line]
         assert 3 <= len(refused) <= 5
@@ -162,7 +162,7 @@ def test_a_process_out_of_memory_serves_the_others(tmp_path):
         assert bed.rss() < 60 + 40
 
 
-def test_many_bodies_without_memory_do_not_stop_the_others(tmp_path):
+def test_many_bodies_without_memory_do_not_stop_other_clients(tmp_path):
     with contextlib.closing(Bed(tmp_path, memory=60 * MIB)) as bed:
         other = bed.client()
         assert other.answered()

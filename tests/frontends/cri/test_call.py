@@ -1,4 +1,4 @@
-"""What an intercepted call is answered with."""
+"""Answers to intercepted calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxy.frontends.cri.call import InterceptedCall
 
 
 class Link:
-    """Remembers what it is asked for."""
+    """Records the calls of its methods."""
 
     def __init__(self) -> None:
         self.refused: list[tuple[int, int, str]] = []
@@ -35,7 +35,7 @@ def test_a_refusal_can_be_encoded_and_is_short(odd: str) -> None:
     assert 1900 < len(message.encode()) <= 2000
 
 
-def test_a_short_refusal_is_sent_as_it_is_and_only_once() -> None:
+def test_a_short_refusal_is_sent_unchanged_and_only_once() -> None:
     link = Link()
     call = InterceptedCall(link, 3, "/runtime.v1.RuntimeService/CreateContainer", b"")
     call.refuse(9, "cannot give CPUs 2-3 to ns/p\u00e4th/c: they are owned")

@@ -1,4 +1,4 @@
-"""No client is connected although pods run."""
+"""The watch for a missing client: pods run, and no client is connected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Watched:
         return []
 
     def after(self, seconds: float) -> list[str]:
-        """Look after some seconds; return the problems."""
+        """Check after some seconds; return the problems."""
         self.now += seconds
         asyncio.run(self.watch.check())
         return [str(problem["what"]) for problem in self.telemetry.problems()]

@@ -10,7 +10,7 @@ POD = "/var/lib/kubelet/pods/5f3c7c1e-9c0b-4d0e-8d0a-2f6a2b1f3c4d"
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """A length-delimited field, as any protobuf writer makes it."""
+    """A length-delimited field of protobuf."""
 
     def varint(value: int) -> bytes:
         more = b""
@@ -51,14 +51,14 @@ PLAIN = (
 )
 
 
-def test_a_plain_container_is_given_nothing() -> None:
-    given = device_facts_of(facts(PLAIN))
-    assert given == DeviceFacts()
-    assert not given
+def test_a_plain_container_has_no_device_facts() -> None:
+    device_facts = device_facts_of(facts(PLAIN))
+    assert device_facts == DeviceFacts()
+    assert not device_facts
     assert device_facts_of(facts(b"")) == DeviceFacts()
 
 
-def test_devices_names_and_mounts_are_read_each_once_and_in_order() -> None:
+def test_devices_cdi_names_and_mounts_are_read_once_and_in_order() -> None:
     config = (
         PLAIN
         + device("/dev/nvidia1")
@@ -80,14 +80,14 @@ def test_devices_names_and_mounts_are_read_each_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("piece", ["device", "cdi", "annotation", "mount"])
-def test_each_piece_is_found_alone(piece: str) -> None:
-    given = {
+def test_each_kind_of_entry_is_found_alone(piece: str) -> None:
+    device_facts = {
         "device": (device("/dev/vfio/12"), DeviceFacts(paths=("/dev/vfio/12",))),
         "cdi": (cdi("a.com/b=c"), DeviceFacts(cdi=("a.com/b=c",))),
         "annotation": (annotation("cdi.k8s.io/x", "a.com/b=c"), DeviceFacts(cdi=("a.com/b=c",))),
         "mount": (mount("/x", "/dev/dri"), DeviceFacts(mounts=("/dev/dri",))),
     }
-    config, expected = given[piece]
+    config, expected = device_facts[piece]
     assert device_facts_of(facts(PLAIN + config)) == expected
     assert device_facts_of(facts(config + PLAIN)) == expected
 
@@ -113,7 +113,7 @@ def test_a_mount_is_found_whatever_the_length_of_its_path_looks_like(length: int
         "/sys/fs/cgroup",
     ],
 )
-def test_mounts_that_say_nothing_about_a_place(host: str) -> None:
+def test_mounts_without_a_device_are_ignored(host: str) -> None:
     assert not device_facts_of(facts(mount("/x", host) + device(host)))
 
 
@@ -123,7 +123,7 @@ def test_a_driver_in_a_container_has_its_own_dev_except_for_mounts() -> None:
     assert not device_facts_of(facts(device(f"{POD}/volumeDevices/pvc")))
 
 
-def test_entries_that_cannot_be_decoded_are_left_out() -> None:
+def test_entries_that_cannot_be_decoded_are_ignored() -> None:
     broken = (
         field(8, b"\x12\x20/dev/x")
         + field(17, field(1, b"\xff\xfe"))
@@ -132,13 +132,13 @@ def test_entries_that_cannot_be_decoded_are_left_out() -> None:
     assert device_facts_of(facts(broken + device("/dev/dri/card0"))) == DeviceFacts(paths=("/dev/dri/card0",))
 
 
-def test_a_request_of_thousands_is_cut() -> None:
-    given = device_facts_of(facts(b"".join(device(f"/dev/x{i}") for i in range(3000))))
-    assert len(given.paths) == 1024
-    assert given.paths[1023] == "/dev/x1023"
+def test_the_number_of_devices_is_limited() -> None:
+    device_facts = device_facts_of(facts(b"".join(device(f"/dev/x{i}") for i in range(3000))))
+    assert len(device_facts.paths) == 1024
+    assert device_facts.paths[1023] == "/dev/x1023"
 
 
-def test_names_that_are_not_paths_are_left_out() -> None:
+def test_names_that_are_not_paths_are_ignored() -> None:
     config = pb.ContainerConfig()
     for name in ("a.com/gpu=" + "x" * 4086, "a.com/gpu=" + "x" * 4087):
         config.CDI_devices.add(name=name)
@@ -146,11 +146,11 @@ def test_names_that_are_not_paths_are_left_out() -> None:
     assert [len(name) for name in found.cdi] == [4096]
 
 
-def test_facts_are_what_the_whole_message_says() -> None:
+def test_facts_equal_those_of_the_whole_message() -> None:
     """The same bytes, read by the classes that declare every field."""
     config = pb.ContainerConfig()
     config.devices.add(host_path="/dev/nvme0n1")
     config.CDI_devices.add(name="a.com/b=c")
     config.annotations["cdi.k8s.io/p"] = "a.com/b=d"
-    given = device_facts_of(pb.ContainerFacts.FromString(config.SerializeToString()))
-    assert given == DeviceFacts(("/dev/nvme0n1",), ("a.com/b=c", "a.com/b=d"))
+    device_facts = device_facts_of(pb.ContainerFacts.FromString(config.SerializeToString()))
+    assert device_facts == DeviceFacts(("/dev/nvme0n1",), ("a.com/b=c", "a.com/b=d"))

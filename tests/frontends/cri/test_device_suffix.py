@@ -1,4 +1,4 @@
-"""What device plug-ins add to the request of a container."""
+"""Fields that device plug-ins add to the request of a container."""
 
 from __future__ import annotations
 
@@ -72,27 +72,27 @@ def test_the_same_value_twice_is_no_conflict() -> None:
     ],
 )
 def test_a_conflict_with_the_request_names_both(config: Any, field: str) -> None:
-    words = f"the request and the device plug-in of example.com/nic set {field} differently"
-    with pytest.raises(DeviceConflictError, match=re.escape(words)):
+    message = f"the request and the device plug-in of example.com/nic set {field} differently"
+    with pytest.raises(DeviceConflictError, match=re.escape(message)):
         device_suffix(request(**config), {NIC: FULL})
 
 
 def test_a_conflict_of_two_plug_ins_names_both() -> None:
     other = AllocateAnswer({"NIC": "b"})
-    words = (
+    message = (
         "the device plug-in of example.com/nic and the device plug-in of example.com/gpu set envs[NIC]"
         " differently"
     )
-    with pytest.raises(DeviceConflictError, match=re.escape(words)):
+    with pytest.raises(DeviceConflictError, match=re.escape(message)):
         device_suffix(request(), {NIC: FULL, GPU: other})
 
 
-def test_what_is_in_the_request_twice_counts_as_it_is_there_last() -> None:
+def test_the_last_of_two_values_in_the_request_is_compared() -> None:
     twice = [pb.KeyValue(key="NIC", value=b"b"), pb.KeyValue(key="NIC", value=b"a")]
     assert len(added(request(envs=twice), nic=FULL).envs) == 2
 
 
-def test_strings_that_are_not_utf8_stand_in_nobodys_way() -> None:
+def test_strings_that_are_not_utf8_are_kept() -> None:
     broken = pb.Mount(container_path="/x", host_path="/y").SerializeToString().replace(b"/x", b"/\xff")
     config = b"\x3a" + bytes([len(broken)]) + broken
     body = b"\x12" + bytes([len(config)]) + config

@@ -1,4 +1,4 @@
-"""An unforeseen exception at each place of a link: the link ends, and no other one is touched."""
+"""An unexpected exception at each place of a link: that link ends, and other links are not affected."""
 
 import asyncio
 import socket
@@ -49,7 +49,7 @@ class Setup:
             budget=self.budget,
         )
         self.ends = []
-        # The first body is the larger one: where memory runs out, the largest body that is held goes first.
+        # The first body is the larger one: without memory, the largest held body is dropped first.
         self.link, self.client, self.server = self.joined(context, 6000)
         self.other, self.other_client, self.other_server = self.joined(context, 5000)
 
@@ -90,7 +90,7 @@ class Setup:
         assert b"c" * 5000 in data
         assert not ended
         turns = await turns_of_the_loop(0.1)
-        assert turns < 20, "something goes on for ever"
+        assert turns < 20, "the event loop is never idle"
 
     def close(self):
         for link in (self.link, self.other):
@@ -100,7 +100,7 @@ class Setup:
 
 
 def drain(end):
-    """All that has come, and whether the peer has closed."""
+    """Return all received bytes, and whether the peer has closed."""
     data = b""
     try:
         while piece := end.recv(1 << 20):
@@ -113,7 +113,7 @@ def drain(end):
 
 
 async def turns_of_the_loop(seconds):
-    """How often the loop looks for events while nothing happens."""
+    """Return the number of polls of an idle event loop."""
     loop, count = asyncio.get_running_loop(), 0
     select = loop._selector.select
 
@@ -206,12 +206,12 @@ def in_the_end(setup):
 
 def in_a_report_of_what_the_peer_did(setup):
 
-    def say(message, **keys):
+    def fail_with_detail(message, **keys):
         if "cannot continue" in message:
             fails()
         setup.lines.append(message)
 
-    setup.link._report_problem = say
+    setup.link._report_problem = fail_with_detail
     setup.client.send(frame(8, 0, 0, bytes(4)))
 
 
@@ -261,7 +261,7 @@ def test_a_fault_ends_its_link_alone(place):
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
+def test_an_error_at_the_end_of_a_call_does_not_keep_the_link():
     async def scenario():
         setup = Setup()
         try:
@@ -280,7 +280,7 @@ def test_a_fault_at_the_end_of_a_call_does_not_keep_the_link():
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_a_read_without_memory_drops_the_largest_body_and_is_smaller():
+def test_a_read_without_memory_drops_the_largest_body_and_reads_less():
     async def scenario():
         setup = Setup()
         try:

@@ -1,4 +1,4 @@
-"""Requests as hooks want them, compared with a slow way that is easy to believe."""
+"""Requests adjusted by hooks, compared with a slow and simple reference implementation."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ NUMBERS = {
     "oom_score_adj": "oom_score_adj",
 }
 
-# -- the slow way -------------------------------------------------------------------------------------------
+# -- the reference implementation ---------------------------------------------------------------------------
 
 
-def slow_map(entries: Mapping[str, str], wanted: Mapping[str, object]) -> dict[str, str]:
-    after = {**entries, **wanted}
+def expected_map(entries: Mapping[str, str], changes_by_key: Mapping[str, object]) -> dict[str, str]:
+    after = {**entries, **changes_by_key}
     return {key: value for key, value in after.items() if value is not CLEAR}  # type: ignore[misc]
 
 
-def slow_resources(resources: pb.LinuxContainerResources, want: Adjustment) -> None:
+def expected_resources(resources: pb.LinuxContainerResources, adjustment: Adjustment) -> None:
     for name, spelled in NUMBERS.items():
-        value = getattr(want, name)
+        value = getattr(adjustment, name)
         if value is not LEAVE:
             setattr(resources, spelled, 0 if value is CLEAR else value)
-    if want.cpus is CLEAR:
+    if adjustment.cpus is CLEAR:
         resources.cpuset_cpus = ""
-    if want.mems is CLEAR:
+    if adjustment.mems is CLEAR:
         resources.cpuset_mems = ""
-    replace_map(resources.unified, want.unified)
+    replace_map(resources.unified, adjustment.unified)
 
 
-def replace_map(entries: object, wanted: Mapping[str, object]) -> None:
-    after = slow_map(dict(entries), wanted)  # type: ignore[call-overload]
+def replace_map(entries: object, changes_by_key: Mapping[str, object]) -> None:
+    after = expected_map(dict(entries), changes_by_key)  # type: ignore[call-overload]
     entries.clear()  # type: ignore[attr-defined]
     entries.update(after)  # type: ignore[attr-defined]
 
@@ -62,45 +62,45 @@ def clean(path: str) -> str:
     return posixpath.normpath("/" + path).replace("//", "/")
 
 
-def slow_list(old: list[tuple[str, bytes]], wanted: Mapping[str, bytes | None]) -> list[bytes]:
-    """Return names and messages again; None takes a name out."""
+def expected_list(old: list[tuple[str, bytes]], changes_by_key: Mapping[str, bytes | None]) -> list[bytes]:
+    """Return the messages of the changed list; None removes a name."""
     after = []
     for index, (name, raw) in enumerate(old):
-        if name not in wanted:
+        if name not in changes_by_key:
             after.append(raw)
-        elif wanted[name] is not None and name not in [earlier for earlier, _ in old[:index]]:
-            after.append(wanted[name])
+        elif changes_by_key[name] is not None and name not in [earlier for earlier, _ in old[:index]]:
+            after.append(changes_by_key[name])
     names = [name for name, _ in old]
-    return after + [raw for name, raw in wanted.items() if raw is not None and name not in names]
+    return after + [raw for name, raw in changes_by_key.items() if raw is not None and name not in names]
 
 
-def slow_create(body: bytes, want: Adjustment) -> bytes:
+def expected_create(body: bytes, adjustment: Adjustment) -> bytes:
     request = pb.CreateContainerRequest.FromString(body)
     config = request.config
-    slow_resources(config.linux.resources, want)
-    replace_map(config.labels, want.labels)
-    replace_map(config.annotations, want.annotations)
+    expected_resources(config.linux.resources, adjustment)
+    replace_map(config.labels, adjustment.labels)
+    replace_map(config.annotations, adjustment.annotations)
 
     old = {pair.key: pair for pair in reversed(config.envs)}
     values: dict[str, bytes | None] = {}
-    for name, value in want.envs.items():
+    for name, value in adjustment.envs.items():
         pair = old.get(name, pb.KeyValue(key=name))
         pair.value = b"" if value is CLEAR else value.encode("utf-8", "surrogateescape")
         values[name] = None if value is CLEAR else pair.SerializeToString()
     pairs = [(pair.key, pair.SerializeToString()) for pair in config.envs]
-    envs = [pb.KeyValue.FromString(raw) for raw in slow_list(pairs, values)]
+    envs = [pb.KeyValue.FromString(raw) for raw in expected_list(pairs, values)]
     config.ClearField("envs")
     config.envs.extend(envs)
 
-    made = {clean(path): mount_bytes(path, mount) for path, mount in want.mounts.items()}
+    made = {clean(path): mount_bytes(path, mount) for path, mount in adjustment.mounts.items()}
     there = [(clean(mount.container_path), mount.SerializeToString()) for mount in config.mounts]
-    mounts = [pb.Mount.FromString(raw) for raw in slow_list(there, made)]
+    mounts = [pb.Mount.FromString(raw) for raw in expected_list(there, made)]
     config.ClearField("mounts")
     config.mounts.extend(mounts)
 
-    made = {clean(path): device_bytes(path, device) for path, device in want.devices.items()}
+    made = {clean(path): device_bytes(path, device) for path, device in adjustment.devices.items()}
     there = [(clean(device.container_path), device.SerializeToString()) for device in config.devices]
-    devices = [pb.Device.FromString(raw) for raw in slow_list(there, made)]
+    devices = [pb.Device.FromString(raw) for raw in expected_list(there, made)]
     config.ClearField("devices")
     config.devices.extend(devices)
     return request.SerializeToString()
@@ -123,24 +123,26 @@ def device_bytes(path: str, device: Device | object) -> bytes | None:
     return message.SerializeToString()
 
 
-def slow_run_pod(body: bytes, want: Adjustment) -> bytes:
+def expected_run_pod(body: bytes, adjustment: Adjustment) -> bytes:
     request = pb.RunPodSandboxRequest.FromString(body)
-    replace_map(request.config.labels, want.labels)
-    replace_map(request.config.annotations, want.annotations)
-    if want.cgroup_parent is not LEAVE:
-        request.config.linux.cgroup_parent = "" if want.cgroup_parent is CLEAR else want.cgroup_parent
+    replace_map(request.config.labels, adjustment.labels)
+    replace_map(request.config.annotations, adjustment.annotations)
+    if adjustment.cgroup_parent is not LEAVE:
+        request.config.linux.cgroup_parent = (
+            "" if adjustment.cgroup_parent is CLEAR else adjustment.cgroup_parent
+        )
     return request.SerializeToString()
 
 
-def slow_update(body: bytes, want: Adjustment) -> bytes:
+def expected_update(body: bytes, adjustment: Adjustment) -> bytes:
     request = pb.UpdateContainerResourcesRequest.FromString(body)
-    slow_resources(request.linux, want)
-    replace_map(request.annotations, want.annotations)
+    expected_resources(request.linux, adjustment)
+    replace_map(request.annotations, adjustment.annotations)
     return request.SerializeToString()
 
 
 def same(kind: type[_M], one: bytes, other: bytes) -> bool:
-    """Compare what two requests say, unknown fields, too; an empty message says as much as none."""
+    """Compare two requests with their unknown fields; an empty message equals a missing one."""
     plain = [kind.FromString(body) for body in (one, other)]
     for message in plain:
         if isinstance(message, pb.CreateContainerRequest):
@@ -227,8 +229,10 @@ adjustments = st.builds(
 
 
 @given(creates(), adjustments)
-def test_a_create_says_what_the_slow_way_says(body: bytes, want: Adjustment) -> None:
-    assert same(pb.CreateContainerRequest, adjusted_create(body, want), slow_create(body, want))
+def test_an_adjusted_create_equals_the_expected_one(body: bytes, adjustment: Adjustment) -> None:
+    assert same(
+        pb.CreateContainerRequest, adjusted_create(body, adjustment), expected_create(body, adjustment)
+    )
 
 
 pods = st.builds(
@@ -251,23 +255,29 @@ pods = st.builds(
 
 
 @given(pods, changes, changes, st.one_of(erased, st.just("/other")))
-def test_a_sandbox_says_what_the_slow_way_says(
+def test_an_adjusted_sandbox_equals_the_expected_one(
     body: bytes, labels: dict[str, str], notes: dict[str, str], parent: str
 ) -> None:
-    want = Adjustment(labels=labels, annotations=notes, cgroup_parent=parent)
-    assert same(pb.RunPodSandboxRequest, adjusted_run_pod(body, want), slow_run_pod(body, want))
+    adjustment = Adjustment(labels=labels, annotations=notes, cgroup_parent=parent)
+    assert same(
+        pb.RunPodSandboxRequest, adjusted_run_pod(body, adjustment), expected_run_pod(body, adjustment)
+    )
 
 
 @given(resources(), maps, unknown, adjustments)
-def test_an_update_says_what_the_slow_way_says(
-    linux: bytes, notes: dict[str, str], more: bytes, want: Adjustment
+def test_an_adjusted_update_equals_the_expected_one(
+    linux: bytes, notes: dict[str, str], more: bytes, adjustment: Adjustment
 ) -> None:
     message = pb.UpdateContainerResourcesRequest(container_id="c1", annotations=notes)
     body = message.SerializeToString() + field(2, linux) + more
-    assert same(pb.UpdateContainerResourcesRequest, adjusted_update(body, want), slow_update(body, want))
+    assert same(
+        pb.UpdateContainerResourcesRequest,
+        adjusted_update(body, adjustment),
+        expected_update(body, adjustment),
+    )
 
 
-# -- by hand ------------------------------------------------------------------------------------------------
+# -- examples -----------------------------------------------------------------------------------------------
 
 
 def request() -> bytes:
@@ -291,8 +301,8 @@ def test_an_empty_adjustment_changes_nothing(change: object) -> None:
     assert change(body, Adjustment(labels={"none": CLEAR})) is body  # type: ignore[operator]
 
 
-def test_what_appending_can_say_leaves_every_byte() -> None:
-    want = Adjustment(
+def test_a_change_by_appending_keeps_every_byte() -> None:
+    adjustment = Adjustment(
         envs={"NEW": "1", "GONE": CLEAR},
         mounts={"/new": Mount("/new", "/h")},
         devices={"/dev/new": Device("/dev/new", "/dev/h")},
@@ -302,7 +312,7 @@ def test_what_appending_can_say_leaves_every_byte() -> None:
         cpu_quota=-1,
         memory_limit=CLEAR,
     )
-    body = adjusted_create(request(), want)
+    body = adjusted_create(request(), adjustment)
     assert body.startswith(request())
     resources = read(body).linux.resources
     assert (resources.cpu_quota, resources.memory_limit_in_bytes, dict(resources.unified)) == (
@@ -313,8 +323,8 @@ def test_what_appending_can_say_leaves_every_byte() -> None:
     assert [pair.key for pair in read(body).envs] == ["PATH", "RAW", "PATH", "LAST", "NEW"]
 
 
-def test_a_variable_keeps_its_place_and_others_their_bytes() -> None:
-    """Koordinator's proxy loses both in each create."""
+def test_a_changed_variable_keeps_its_place_and_other_variables_their_bytes() -> None:
+    """Koordinator's proxy loses both in every create."""
     body = adjusted_create(request(), Adjustment(envs={"NEW": "\udcfe", "PATH": "/usr/bin"}))
     pairs = [(pair.key, pair.value) for pair in read(body).envs]
     assert pairs == [("PATH", b"/usr/bin"), ("RAW", b"\xff\x00"), ("LAST", b"1"), ("NEW", b"\xfe")]
@@ -324,24 +334,24 @@ def test_a_variable_keeps_its_place_and_others_their_bytes() -> None:
     assert pairs == [("PATH", b"/bin"), ("RAW", b"\xff\x00"), ("PATH", b"/sbin"), ("LAST", b"1")]
 
 
-def test_an_oom_score_that_is_not_set_stays() -> None:
-    """Koordinator's proxy writes the 0 of a hook that has not said any."""
+def test_an_oom_score_without_an_adjustment_is_kept() -> None:
+    """Koordinator's proxy writes 0 for a hook that has not set it."""
     body = adjusted_create(request(), Adjustment(cpu_shares=2, envs={"PATH": CLEAR}))
     assert read(body).linux.resources.oom_score_adj == -997
     body = adjusted_create(request(), Adjustment(oom_score_adj=0))
     assert read(body).linux.resources.oom_score_adj == 0
 
 
-@pytest.mark.parametrize("want", [Adjustment(envs={"NEW": "1"}), Adjustment(envs={"PATH": "1"})])
-def test_unknown_fields_stay(want: Adjustment) -> None:
-    """Interfaces grow."""
+@pytest.mark.parametrize("adjustment", [Adjustment(envs={"NEW": "1"}), Adjustment(envs={"PATH": "1"})])
+def test_unknown_fields_are_kept(adjustment: Adjustment) -> None:
+    """Later versions of the CRI add fields."""
     body = request() + UNKNOWN
-    after = adjusted_create(body, want)
+    after = adjusted_create(body, adjustment)
     assert read(after).SerializeToString().count(UNKNOWN) == 1
     assert after.count(UNKNOWN) == 2
 
 
-def test_a_mount_is_the_same_however_its_path_is_spelled() -> None:
+def test_paths_of_mounts_are_normalized_before_the_comparison() -> None:
     body = adjusted_create(request(), Adjustment(mounts={"/data": Mount("/data", "/new")}))
     assert [(m.container_path, m.host_path, m.readonly) for m in read(body).mounts] == [
         ("/data", "/new", False)
@@ -349,19 +359,19 @@ def test_a_mount_is_the_same_however_its_path_is_spelled() -> None:
     assert not read(adjusted_create(request(), Adjustment(mounts={"/./data": CLEAR}))).mounts
 
 
-def test_the_engine_has_the_last_word_on_cpus() -> None:
-    want = Adjustment(cpus=CLEAR, mems=CLEAR, cpu_quota=5)
+def test_the_placement_of_the_engine_overrides_hooks() -> None:
+    adjustment = Adjustment(cpus=CLEAR, mems=CLEAR, cpu_quota=5)
     named = request() + create_suffix(CpuSet((7,)), Mask((1,)))
-    body = adjusted_create(named, want)
+    body = adjusted_create(named, adjustment)
     assert (read(body).linux.resources.cpuset_cpus, read(body).linux.resources.cpuset_mems) == ("", "")
     body = adjusted_create(named, Adjustment(cpus=CpuSet((3,)), mems=Mask((0,))))
-    assert body == named, "which ones is not said here"
-    body = adjusted_create(named, want) + create_suffix(CpuSet((1,)), Mask((0,)), -1)
+    assert body == named, "the CPUs are appended later"
+    body = adjusted_create(named, adjustment) + create_suffix(CpuSet((1,)), Mask((0,)), -1)
     resources = read(body).linux.resources
     assert (resources.cpuset_cpus, resources.cpuset_mems, resources.cpu_quota) == ("1", "0", -1)
 
 
-def test_the_cgroup_of_a_pod_can_be_another() -> None:
+def test_the_cgroup_of_a_pod_can_be_changed() -> None:
     message = pb.CreateContainerRequest.FromString(request())
     message.sandbox_config.linux.cgroup_parent = "/kubepods/podu1"
     message.sandbox_config.labels["app"] = "web"
@@ -372,7 +382,7 @@ def test_the_cgroup_of_a_pod_can_be_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "want",
+    "adjustment",
     [
         Adjustment(labels={"a": "\ud800"}),
         Adjustment(envs={"A": "\ud800"}),
@@ -380,12 +390,12 @@ def test_the_cgroup_of_a_pod_can_be_another() -> None:
         Adjustment(mounts={"/data": Mount("/data", "/h", propagation="both")}),
     ],
 )
-def test_what_cannot_be_written_is_an_error(want: Adjustment) -> None:
+def test_an_adjustment_that_cannot_be_encoded_is_an_error(adjustment: Adjustment) -> None:
     with pytest.raises(HookError, match="cannot change a CreateContainer request to what hooks want: "):
-        adjusted_create(request(), want)
+        adjusted_create(request(), adjustment)
 
 
-def test_a_request_that_cannot_be_read_is_an_error_where_it_must_be_read() -> None:
+def test_an_invalid_request_is_an_error_if_it_must_be_decoded() -> None:
     with pytest.raises(HookError, match="cannot change a CreateContainer request"):
         adjusted_create(b"\xffPATH", Adjustment(envs={"PATH": "1"}))
 
@@ -403,7 +413,7 @@ ODD = b"\xff\xfe"
 
 
 def odd_request() -> bytes:
-    """A request in whose strings and entries bytes are not UTF-8, beside what hooks change."""
+    """A request with bytes that are not UTF-8 in fields that hooks do not change."""
     config = b"".join(
         [
             field(4, ODD),
@@ -421,14 +431,14 @@ def odd_request() -> bytes:
     return field(1, ODD) + field(2, config) + field(3, field(7, field(1, b"pod") + field(2, ODD)))
 
 
-def test_what_is_not_changed_keeps_bytes_that_are_not_utf8() -> None:
-    want = Adjustment(
+def test_unchanged_fields_keep_bytes_that_are_not_utf8() -> None:
+    adjustment = Adjustment(
         envs={"GONE": CLEAR, "NEW": "1"},
         mounts={"/gone": CLEAR},
         annotations={"gone": CLEAR, "new": "2"},
         unified={"gone": CLEAR},
     )
-    changed = pb.CreateContainerEntries.FromString(adjusted_create(odd_request(), want))
+    changed = pb.CreateContainerEntries.FromString(adjusted_create(odd_request(), adjustment))
     before = pb.CreateContainerEntries.FromString(odd_request()).config
     config = changed.config
     new = field(1, b"NEW") + field(2, b"1")
@@ -445,10 +455,10 @@ def test_what_is_not_changed_keeps_bytes_that_are_not_utf8() -> None:
 
 def test_a_sandbox_and_an_update_keep_bytes_that_are_not_utf8() -> None:
     keep, gone = field(1, b"keep") + field(2, ODD), field(1, b"gone") + field(2, ODD)
-    want = Adjustment(annotations={"gone": CLEAR})
-    run = adjusted_run_pod(field(1, field(2, ODD) + field(7, gone) + field(7, keep)), want)
+    adjustment = Adjustment(annotations={"gone": CLEAR})
+    run = adjusted_run_pod(field(1, field(2, ODD) + field(7, gone) + field(7, keep)), adjustment)
     assert pb.RunPodSandboxEntries.FromString(run).config.annotations[:] == [keep]
     assert field(2, ODD) in run
-    update = adjusted_update(field(1, ODD) + field(4, gone) + field(4, keep), want)
+    update = adjusted_update(field(1, ODD) + field(4, gone) + field(4, keep), adjustment)
     assert pb.UpdateContainerResourcesEntries.FromString(update).annotations[:] == [keep]
     assert field(1, ODD) in update

@@ -31,7 +31,7 @@ def with_pages(*limits: tuple[str, int]) -> pb.LinuxContainerResources:
     return pb.LinuxContainerResources(hugepage_limits=pages)
 
 
-def test_all_fields_of_a_request() -> None:
+def test_all_fields_of_a_request_are_read() -> None:
     resources = with_pages(("2MB", 4 << 20), ("1GB", 2 * GIB))
     resources.cpu_shares, resources.cpu_quota, resources.cpu_period = 2048, 200_000, 100_000
     resources.memory_limit_in_bytes = GIB
@@ -40,8 +40,8 @@ def test_all_fields_of_a_request() -> None:
     assert request_of(resources) == Request(2048, 200_000, 100_000, GIB, "0-3", "1", pages)
 
 
-def test_sizes_that_are_not_asked_for_are_left_out() -> None:
-    """Kubelet sends every size that the machine has, with a limit of 0 where none is asked for."""
+def test_page_sizes_without_a_limit_are_ignored() -> None:
+    """Kubelet sends every size that the machine has, with a limit of 0 for those not requested."""
     assert request_of(with_pages(("2MB", 0), ("1GB", 0))).huge_pages == ()
     assert request_of(with_pages(("2MB", 0), ("1GB", GIB))).huge_pages == (("hugepages-1Gi", GIB),)
 
@@ -49,8 +49,8 @@ def test_sizes_that_are_not_asked_for_are_left_out() -> None:
 @pytest.mark.parametrize(
     "limits", [(), (("2MB", 0), ("1GB", 0)), (("2MB", 16), ("1GB", 0)), (("1GB", 1 << 60),)]
 )
-def test_facts_say_the_same_as_the_whole_message(limits: tuple[tuple[str, int], ...]) -> None:
-    """A create is read by classes that declare less; strings and huge pages stay bytes in them."""
+def test_facts_equal_those_of_the_whole_message(limits: tuple[tuple[str, int], ...]) -> None:
+    """A create is read by classes with fewer fields; they keep strings and huge pages as bytes."""
     resources = with_pages(*limits)
     resources.cpu_shares, resources.cpu_quota, resources.cpu_period = 2048, -1, 100_000
     resources.memory_limit_in_bytes, resources.oom_score_adj = GIB, -997
@@ -73,22 +73,22 @@ def test_facts_say_the_same_as_the_whole_message(limits: tuple[tuple[str, int], 
         ("2MiB", "hugepages-2Mi"),
     ],
 )
-def test_page_sizes(size: str, resource: str) -> None:
+def test_page_sizes_are_converted_to_resources(size: str, resource: str) -> None:
     assert request_of(with_pages((size, 5))).huge_pages == ((resource, 5),)
 
 
 @pytest.mark.parametrize(
     "size", ["", "2", "MB", "0MB", "-2MB", "2 MB", "2mb", "2MB\n", "\u0662MB", "9" * 30 + "KB"]
 )
-def test_an_invalid_page_size_is_left_out(size: str) -> None:
+def test_an_invalid_page_size_is_ignored(size: str) -> None:
     assert request_of(with_pages((size, 5), ("2MB", 6))).huge_pages == (("hugepages-2Mi", 6),)
 
 
-def test_of_a_size_named_twice_the_last_counts_as_for_the_runtime() -> None:
+def test_the_last_of_two_limits_of_a_page_size_is_used_as_by_the_runtime() -> None:
     assert request_of(with_pages(("2MB", 5), ("2MB", 6))).huge_pages == (("hugepages-2Mi", 6),)
 
 
-def test_what_a_pod_asks_for_in_sum() -> None:
+def test_the_total_request_of_a_pod_is_read() -> None:
     config = pb.PodSandboxConfig()
     assert total_of(config) == Request()
     config.linux.resources.cpu_shares = 3072
@@ -97,7 +97,7 @@ def test_what_a_pod_asks_for_in_sum() -> None:
     assert total_of(config) == Request(cpu_shares=3072, huge_pages=(("hugepages-2Mi", 7),))
 
 
-def test_lists_that_no_kernel_takes_are_left_out() -> None:
+def test_cpu_lists_that_are_invalid_for_the_kernel_are_ignored() -> None:
     sparse = ",".join(map(str, range(0, 8192, 2)))
     for text in (sparse, "0-3", "not a list"):
         assert request_of(pb.LinuxContainerResources(cpuset_cpus=text)).cpuset_cpus == text
@@ -106,13 +106,13 @@ def test_lists_that_no_kernel_takes_are_left_out() -> None:
         assert request_of(resources) == Request()
 
 
-def test_more_sizes_of_pages_than_there_can_be_are_left_out() -> None:
+def test_the_number_of_page_sizes_is_limited() -> None:
     assert len(request_of(with_pages(*((f"{1 << i}KB", 1) for i in range(20)))).huge_pages) == 20
     assert len(request_of(with_pages(*((f"{i}KB", 1) for i in range(1, 5000)))).huge_pages) == 64
     assert request_of(with_pages(("2" + "M" * 10**6 + "B", 1))).huge_pages == ()
 
 
-def test_a_pod_names_only_what_the_machine_has() -> None:
+def test_a_pod_has_only_cpus_and_nodes_of_the_machine() -> None:
     config = pb.PodSandboxConfig()
     config.annotations["scheduling.koordinator.sh/resource-status"] = '{"cpuset":"6-9"}'
     assert pod_of(config, "s").cpuset == CpuSet([6, 7, 8, 9])
@@ -148,25 +148,27 @@ def update() -> tuple[Any, Any]:
 @pytest.mark.parametrize("cpus", [CpuSet([3]), WIDE], ids=["few", "wide"])
 @pytest.mark.parametrize("mems", [None, Mask([1])])
 @pytest.mark.parametrize("quota", [0, -1, 1000, 150_000, 1 << 40])
-def test_what_is_appended_wins(make: Any, suffix: Any, cpus: CpuSet, mems: Mask | None, quota: int) -> None:
+def test_appended_values_override_the_request(
+    make: Any, suffix: Any, cpus: CpuSet, mems: Mask | None, quota: int
+) -> None:
     request, inside = make()
     body = request.SerializeToString()
-    got = type(request).FromString(body + suffix(cpus, mems, quota))
+    merged = type(request).FromString(body + suffix(cpus, mems, quota))
     inside.cpuset_cpus = str(cpus)
     if mems is not None:
         inside.cpuset_mems = str(mems)
     if quota:
         inside.cpu_quota = quota
-    assert got == request
+    assert merged == request
 
 
-def test_a_quota_is_part_of_what_is_remembered() -> None:
+def test_a_quota_is_part_of_the_cached_suffix() -> None:
     assert create_suffix(CpuSet([1]), None, -1) != create_suffix(CpuSet([1]), None)
     assert create_suffix(CpuSet([1]), None) == create_suffix(CpuSet([1]), None, 0)
     assert len(update_suffix(CpuSet([1]), None, -1)) == len(update_suffix(CpuSet([1]), None)) + 11
 
 
-def test_no_set_is_never_taken_for_the_wish_to_erase_one() -> None:
+def test_a_missing_cpuset_is_not_an_empty_one() -> None:
     create_suffix(None, None)
     with pytest.raises(AssertionError, match="an empty set means all CPUs"):
         create_suffix(CpuSet(), None)

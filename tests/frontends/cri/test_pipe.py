@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Joined:
-    """Two pipes that hand each other what they read, as a link does; the far ends are ours."""
+    """Two pipes connected as in a link: each writes what the other reads; tests use the far ends."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -50,13 +50,13 @@ class Joined:
     def shut(self) -> None:
         for end in (self.a, self.b):
             end.close()
-            end._finish()  # without waiting for a peer that does not read
+            end._finish()  # do not wait for a peer that does not read
         for end in (self.left, self.right):
             end.close()
 
 
 def run_scenario(scenario: Callable[[Joined], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
+    async def run() -> None:
         joined = Joined()
         try:
             await scenario(joined)
@@ -66,19 +66,19 @@ def run_scenario(scenario: Callable[[Joined], Coroutine[Any, Any, None]]) -> Non
 
     for loop_factory in (RelayLoop, asyncio.SelectorEventLoop):
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(asyncio.wait_for(whole(), 60))
+            runner.run(asyncio.wait_for(run(), 60))
 
 
 async def exactly(end: socket.socket, size: int) -> bytes:
-    loop, got = asyncio.get_running_loop(), b""
-    while len(got) < size:
-        piece = await loop.sock_recv(end, min(1 << 20, size - len(got)))
+    loop, received = asyncio.get_running_loop(), b""
+    while len(received) < size:
+        piece = await loop.sock_recv(end, min(1 << 20, size - len(received)))
         assert piece, "it ended early"
-        got += piece
-    return got
+        received += piece
+    return received
 
 
-def test_bytes_pass_both_ways_in_order() -> None:
+def test_bytes_pass_in_both_directions_in_order() -> None:
     async def scenario(j: Joined) -> None:
         loop = asyncio.get_running_loop()
         for size in (1, 100, 300_000):
@@ -93,13 +93,13 @@ def test_bytes_pass_both_ways_in_order() -> None:
     run_scenario(scenario)
 
 
-def test_a_peer_that_does_not_read_stops_the_other_from_being_read() -> None:
+def test_a_peer_that_does_not_read_pauses_reads_from_the_other_peer() -> None:
     async def scenario(j: Joined) -> None:
         loop = asyncio.get_running_loop()
         data = bytes(range(256)) * (40 << 12)  # 40 MiB
         sending = asyncio.create_task(loop.sock_sendall(j.left, data))
         worst = 0
-        while worst <= HIGH_WATER:  # the test's own limit ends what never comes
+        while worst <= HIGH_WATER:  # pytest's time limit ends an endless loop
             await asyncio.sleep(0.005)
             worst = max(worst, j.b.waiting)
         for _ in range(20):
@@ -116,7 +116,7 @@ def test_a_peer_that_does_not_read_stops_the_other_from_being_read() -> None:
     run_scenario(scenario)
 
 
-def test_an_end_passes_behind_what_is_pending() -> None:
+def test_an_end_of_file_passes_after_pending_bytes() -> None:
     async def scenario(j: Joined) -> None:
         loop = asyncio.get_running_loop()
         data = b"x" * (2 << 20)
@@ -131,7 +131,7 @@ def test_an_end_passes_behind_what_is_pending() -> None:
     run_scenario(scenario)
 
 
-def test_the_end_of_a_peer_is_reported_once_and_writing_continues() -> None:
+def test_the_end_of_file_of_a_peer_is_reported_once_and_writing_continues() -> None:
     async def scenario(j: Joined) -> None:
         j.left.shutdown(socket.SHUT_WR)
         await asyncio.sleep(0.05)
@@ -140,12 +140,12 @@ def test_the_end_of_a_peer_is_reported_once_and_writing_continues() -> None:
         assert await exactly(j.left, 6) == b"answer"
         j.a.resume()
         await asyncio.sleep(0.02)
-        assert j.events == ["a ended"], "nothing more to read"
+        assert j.events == ["a ended"], "there are no more bytes to read"
 
     run_scenario(scenario)
 
 
-def test_close_sends_what_is_pending_first() -> None:
+def test_close_sends_pending_bytes_first() -> None:
     async def scenario(j: Joined) -> None:
         data = b"y" * (3 << 20)
         j.b.write([data])
@@ -155,12 +155,12 @@ def test_close_sends_what_is_pending_first() -> None:
         assert await exactly(j.right, len(data)) == data
         assert await asyncio.get_running_loop().sock_recv(j.right, 1) == b""
         assert not j.b.attached
-        j.b.write([b"late"])  # no more than nothing
+        j.b.write([b"late"])  # has no effect after close
 
     run_scenario(scenario)
 
 
-def test_close_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipe, "LINGER_S", 0.05)
 
     async def scenario(j: Joined) -> None:
@@ -173,7 +173,7 @@ def test_close_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     run_scenario(scenario)
 
 
-def test_a_peer_that_is_gone_is_reported_outside_of_the_write() -> None:
+def test_a_closed_peer_is_reported_outside_of_the_write() -> None:
     async def scenario(j: Joined) -> None:
         j.right.close()
         j.b.pause()
@@ -185,7 +185,7 @@ def test_a_peer_that_is_gone_is_reported_outside_of_the_write() -> None:
     run_scenario(scenario)
 
 
-def test_a_peer_that_goes_while_something_is_pending() -> None:
+def test_a_peer_that_closes_with_pending_bytes_is_reported() -> None:
     async def scenario(j: Joined) -> None:
         j.b.write([b"x" * (3 << 20)])
         j.b.pause()

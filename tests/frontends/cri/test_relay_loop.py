@@ -1,4 +1,4 @@
-"""The daemon's event loop: watched sockets are called at once, and nothing of asyncio waits for them."""
+"""The daemon's event loop: watched sockets are called at once, and do not delay asyncio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_S = 10
 
 @pytest.fixture
 def pairs() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
-    """Yield pairs of sockets that do not block."""
+    """Yield a factory of pairs of non-blocking sockets."""
     with contextlib.ExitStack() as ends:
 
         def pair() -> tuple[socket.socket, socket.socket]:
@@ -32,18 +32,18 @@ def pairs() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
 
 
 def run_scenario(scenario: Callable[[RelayLoop], Any]) -> Any:
-    async def whole() -> Any:
+    async def run() -> Any:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, RelayLoop)
         async with asyncio.timeout(LIMIT_S):
             return await scenario(loop)
 
     with asyncio.Runner(loop_factory=RelayLoop) as runner:
-        return runner.run(whole())
+        return runner.run(run())
 
 
 def echo(loop: RelayLoop, one: socket.socket, other: socket.socket) -> list[int]:
-    """Have two sockets answer each other without end; gives the count of answers."""
+    """Make two sockets answer each other without end; returns the count of answers."""
     count = [0]
 
     def answer(end: socket.socket) -> None:
@@ -61,7 +61,7 @@ def quiet(loop: RelayLoop, *ends: socket.socket) -> None:
         loop.watch(end.fileno(), None, None)
 
 
-def test_timers_and_tasks_go_on_while_watched_sockets_are_always_ready(pairs):
+def test_timers_and_tasks_run_while_watched_sockets_are_always_ready(pairs):
     one, other = pairs()
 
     async def scenario(loop: RelayLoop) -> int:
@@ -74,15 +74,15 @@ def test_timers_and_tasks_go_on_while_watched_sockets_are_always_ready(pairs):
     assert run_scenario(scenario) > 5
 
 
-def test_what_another_thread_asks_for_is_done_while_watched_sockets_are_always_ready(pairs):
+def test_calls_from_other_threads_run_while_watched_sockets_are_always_ready(pairs):
     one, other = pairs()
 
     async def scenario(loop: RelayLoop) -> None:
         echo(loop, one, other)
-        asked = loop.create_future()
-        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(asked.set_result, None))
+        future = loop.create_future()
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(future.set_result, None))
         thread.start()
-        await asked
+        await future
         thread.join()
         quiet(loop, one, other)
 
@@ -95,14 +95,14 @@ def test_other_descriptors_are_read_while_watched_sockets_are_always_ready(pairs
     async def scenario(loop: RelayLoop) -> bytes:
         echo(loop, one, other)
         far.send(b"plain")
-        got = await loop.sock_recv(near, 8)
+        received = await loop.sock_recv(near, 8)
         quiet(loop, one, other)
-        return got
+        return received
 
     assert run_scenario(scenario) == b"plain"
 
 
-def test_what_a_function_schedules_runs_before_the_kernel_is_asked_again(pairs):
+def test_a_scheduled_call_runs_before_the_next_poll(pairs):
     one, other = pairs()
     events = []
 
@@ -118,7 +118,7 @@ def test_what_a_function_schedules_runs_before_the_kernel_is_asked_again(pairs):
                 loop.call_soon(events.append, "soon")
 
         loop.watch(one.fileno(), readable, None)
-        other.send(b"unread")  # and so it stays ready
+        other.send(b"unread")  # so the socket stays ready
         await done
 
     run_scenario(scenario)
@@ -160,7 +160,7 @@ def test_a_function_may_stop_the_loop(pairs):
         loop.close()
 
 
-def test_a_socket_is_not_called_any_more_once_another_one_has_ended_its_watch(pairs):
+def test_a_socket_is_not_called_after_another_one_has_ended_its_watch(pairs):
     (one, far), (two, away) = pairs(), pairs()
     calls = []
 
@@ -207,7 +207,7 @@ def test_a_socket_can_be_read_and_written(pairs, ends_the_watch):
     assert calls == (["read"] if ends_the_watch else ["read", "write"])
 
 
-def test_functions_can_be_replaced(pairs):
+def test_the_functions_of_a_socket_can_be_replaced(pairs):
     one, other = pairs()
     calls = []
 
@@ -228,7 +228,7 @@ def test_functions_can_be_replaced(pairs):
     assert calls == ["now"]
 
 
-def test_what_a_function_raises_is_reported_and_the_loop_goes_on(pairs):
+def test_an_error_of_a_function_is_reported_and_the_loop_continues(pairs):
     (one, other), (two, away) = pairs(), pairs()
     reported = []
 
@@ -245,15 +245,15 @@ def test_what_a_function_raises_is_reported_and_the_loop_goes_on(pairs):
         loop.watch(two.fileno(), lambda: (quiet(loop, two), done.set_result(two.recv(8))), None)
         other.send(b"unread")
         away.send(b"read")
-        got = await done
+        received = await done
         await asyncio.sleep(0.02)
-        return got
+        return received
 
     assert run_scenario(scenario) == b"read"
     assert [str(context["exception"]) for context in reported] == ["broken"] * 4
 
 
-def test_a_socket_without_functions_is_not_watched_even_if_its_peer_is_gone(pairs):
+def test_a_socket_without_functions_is_not_watched_even_if_its_peer_has_closed(pairs):
     one, other = pairs()
 
     async def scenario(loop: RelayLoop) -> int:

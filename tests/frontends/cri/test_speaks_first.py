@@ -1,4 +1,4 @@
-"""A runtime that sends its settings before the client has said anything."""
+"""A runtime that sends its settings before the client has sent any bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Silent:
     def finished(self, call: object, status: int | None) -> None: ...
 
 
-def test_the_first_words_of_a_runtime_reach_the_client(tmp_path: Path) -> None:
+def test_early_settings_of_a_runtime_reach_the_client(tmp_path: Path) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(SETTINGS)
         await reader.read(1)
