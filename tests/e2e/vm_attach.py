@@ -1,8 +1,8 @@
-"""Attaching: a real kubelet in each layout, attached and detached, and attaches that go wrong.
+"""The scenario of attach and detach: a real kubelet in each layout, and attaches that fail.
 
 kubelet runs as a unit, and a pod runs all the time. In each layout kubelet's calls must arrive, and after the
-detach every file is as before. Where the runtime is down, or kubelet refuses, an attach undoes itself within
-its deadline and says why. The last attach is undone without topoproxy and Python.
+detach every file must be as before. If the runtime is down or kubelet fails, an attach undoes itself within
+its deadline and reports the cause. The last attach is undone without topoproxy and Python.
 
     python3 vm_attach.py [LAYOUT...] systemd
 
@@ -38,7 +38,7 @@ DEADLINE_S = 90
 
 
 def settings(driver: str, **more: object) -> str:
-    """kubelet's configuration, without an endpoint unless one is given."""
+    """Return kubelet's configuration, without an endpoint unless ``more`` has one."""
     values = kubelet_settings(driver, signed=False) | {
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "featureGates": {},
@@ -48,7 +48,7 @@ def settings(driver: str, **more: object) -> str:
 
 
 def layouts(driver: str) -> Mapping[str, tuple[Mapping[Path, str], list[str]]]:
-    """What a node has for kubelet in each layout, and the files that an attach changes or makes."""
+    """Return kubelet's files in each layout, and the files that an attach changes or creates."""
     named = settings(driver, containerRuntimeEndpoint=ENDPOINT)
     flag = f"--container-runtime-endpoint={ENDPOINT}"
     kubeadm = {UNIT: START.format("/in/kubelet"), KUBEADM_DROP_IN: KUBEADM}
@@ -105,21 +105,21 @@ def main_process(unit: str) -> int:
 
 
 @contextmanager
-def laid(bed: Bed, content: Mapping[Path, str]) -> Iterator[list[str]]:
-    """Make kubelet run in a layout; gives the list of files, and leaves kubelet as it is then."""
+def kubelet_in_layout(bed: Bed, content: Mapping[Path, str]) -> Iterator[list[str]]:
+    """Run kubelet in a layout; gives the list of files. At the end the layout's files are removed."""
     for path, text in content.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     systemctl("daemon-reload")
     systemctl("restart", "kubelet")
     wait("kubelet to answer", lambda: answers(bed), LONG_S)
-    yield listed()
+    yield node_files()
     for path in content:
         path.unlink()
 
 
 def calls_arrive(name: str) -> None:
-    """kubelet's own process calls."""
+    """Check that the daemon receives calls of kubelet's process."""
     page, kubelet = status(), main_process("kubelet.service")
     calls = [client for client in page["calls"]["clients"] if client["pid"] == kubelet]
     assert calls, page["calls"]
@@ -134,76 +134,77 @@ def a_pod_is_placed(bed: Bed) -> None:
     assert (len(late.cpus), owners) == (1, {str(late.cpus)}), (late, owners)
     (MANIFESTS / "late.yaml").unlink()
     wait("the pod to end", lambda: "late/main" not in bed.ids(), 2 * LONG_S)
-    step(f"a new pod had CPU {late.cpus} to itself")
+    step(f"a new pod had CPU {late.cpus} exclusively")
 
 
-def listed() -> list[str]:
-    """The files of the node; what is topoproxy's own stays where it is installed."""
+def node_files() -> list[str]:
+    """List the files of the node, without topoproxy's installed configuration."""
     return [line for line in files() if line.startswith("/") and not line.startswith("/etc/topoproxy/")]
 
 
 def changed(before: list[str]) -> set[str]:
-    """Which of kubelet's files differ, or are new: not the links that enable topoproxy's units."""
+    """Return kubelet's files that differ or are new, without the links that enable topoproxy's units."""
     known = set(before)
-    different = {line.split(" ", 1)[0] for line in listed() if line not in known}
+    different = {line.split(" ", 1)[0] for line in node_files() if line not in known}
     return {path for path in different if ".wants" not in path and not path.endswith(".d")}
 
 
-def gone(bed: Bed, before: list[str], ids: Mapping[str, str], name: str) -> None:
+def check_detached(bed: Bed, before: list[str], ids: Mapping[str, str], name: str) -> None:
     wait("kubelet to answer", lambda: answers(bed), LONG_S)
     assert subprocess.run(["systemctl", "is-active", "--quiet", "topoproxy.service"], check=False).returncode
-    wait(f"the same containers ({ids})", lambda: present(bed) == ids, LONG_S)
-    no_trace(before, listed(), name)
+    wait(f"the same containers ({ids})", lambda: running_ids(bed) == ids, LONG_S)
+    no_trace(before, node_files(), name)
 
 
-def present(bed: Bed) -> Mapping[str, str]:
-    """The containers of the runtime; none while it has just started and refuses calls."""
+def running_ids(bed: Bed) -> Mapping[str, str]:
+    """Return the containers of the runtime; none while it starts and rejects calls."""
     try:
         return bed.ids()
     except grpc.RpcError:
         return {}
 
 
-def refused(*words: str) -> None:
-    """An attach that cannot succeed is undone within its deadline, and names the cause."""
+def check_attach_fails(*patterns: str) -> None:
+    """Check that an attach that cannot succeed is undone within its deadline and reports the cause."""
     command = ["topoproxy", "attach", "--yes", "--timeout", str(DEADLINE_S)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as attach:
-        # On a busy host the start of the command alone may take a minute here.
+        # On a busy host the start of the command alone may take a minute.
         wait("the attach to begin", (STATE / "rescue-detach").exists)
         begin = time.monotonic()
-        reported = attach.communicate()[0]
+        output = attach.communicate()[0]
         took = time.monotonic() - begin
-    print(reported, flush=True)
-    assert attach.returncode == 1, reported
-    for each in (*words, f"everything is undone: kubelet uses {ENDPOINT}"):
-        assert re.search(each, reported), each
+    print(output, flush=True)
+    assert attach.returncode == 1, output
+    for each in (*patterns, f"everything is undone: kubelet uses {ENDPOINT}"):
+        assert re.search(each, output), each
     assert took < DEADLINE_S, took
     assert not (STATE / "attach").exists()
-    step(f"undone after {took:.1f} s of {DEADLINE_S}")
+    step(f"the attach was undone after {took:.1f} s of {DEADLINE_S}")
 
 
-def wrong_attaches(bed: Bed, before: list[str], ids: Mapping[str, str]) -> None:
+def failing_attaches(bed: Bed, before: list[str], ids: Mapping[str, str]) -> None:
     kubelet = main_process("kubelet.service")
-    # The unit of topoproxy wants the runtime, and would start it. A stop of a masked unit ends its shims.
+    # topoproxy's unit would start the runtime (Wants=), so mask it. To stop a masked unit would end its
+    # shims.
     systemctl("stop", "containerd")
     systemctl("mask", "--runtime", "containerd")
-    refused("topoproxy is not ready")
+    check_attach_fails("topoproxy is not ready")
     systemctl("unmask", "--runtime", "containerd")
     systemctl("start", "containerd")
     assert main_process("kubelet.service") == kubelet, "kubelet was not restarted"
-    gone(bed, before, ids, "the runtime was down")
+    check_detached(bed, before, ids, "the runtime was down")
     HARDENED.parent.mkdir(parents=True)
     HARDENED.write_text("[Service]\nInaccessiblePaths=-/run/topoproxy\n")
     systemctl("daemon-reload")
-    hardened = listed()
-    refused("its calls do not arrive", "[1-9][0-9]* restarts")
-    gone(bed, hardened, ids, "kubelet refused")
+    hardened = node_files()
+    check_attach_fails("its calls do not arrive", "[1-9][0-9]* restarts")
+    check_detached(bed, hardened, ids, "kubelet refused")
     HARDENED.unlink()
     HARDENED.parent.rmdir()
     systemctl("daemon-reload")
 
 
-def rescued() -> None:
+def detach_by_rescue_script() -> None:
     """Undo an attach without topoproxy, its daemon and Python."""
     hidden = [*Path("/usr/bin").glob("python3*"), Path("/usr/local/bin/topoproxy")]
     for path in hidden:
@@ -227,21 +228,21 @@ def main() -> None:
     chosen = {k: v for k, v in layouts(driver).items() if not only or k.split()[0] in only}
     first, last = next(iter(chosen)), list(chosen)[-1]
     for name, (content, expected) in chosen.items():
-        with laid(bed, content) as before:
+        with kubelet_in_layout(bed, content) as before:
             wait("the pod to run", lambda: "part/main" in bed.ids(), 2 * LONG_S)
             ids = bed.ids()
             if name == last:
-                wrong_attaches(bed, before, ids)
+                failing_attaches(bed, before, ids)
             shell("sh /in/systemd/bootstrap-node.sh" if name == first else "topoproxy attach --yes")
             assert changed(before) == set(expected), changed(before)
             calls_arrive(name)
             if name == first:
                 a_pod_is_placed(bed)
             if name == last:
-                rescued()
+                detach_by_rescue_script()
             else:
                 shell("topoproxy detach --yes --timeout 300")
-            gone(bed, before, ids, f"{name}, detached")
+            check_detached(bed, before, ids, f"{name}, detached")
     step("the scenario ends well")
 
 

@@ -1,10 +1,10 @@
 """The scenario of devices beside a real kubelet that has device plug-ins too, in a machine of 4 NUMA nodes.
 
-kubelet's CPU, memory and topology managers are off; its device manager continues. Two plug-ins register with
-it: virtual functions, two on each node, and the sample of Kubernetes, which reports no nodes. One plug-in
-registers with topoproxy. Under ``single-numa-node`` a pod's CPUs, memory and devices of ours are on the node
-of the devices that kubelet gave. Each resource is then offered to both managers. Daemon and kubelet are
-started again. kubelet's sockets and its checkpoint stay as kubelet made them.
+kubelet's CPU, memory and topology managers are off; its device manager is on. Two plug-ins register with
+kubelet: virtual functions, two on each node, and the sample of Kubernetes, which reports no nodes. One
+plug-in registers with topoproxy. Under ``single-numa-node`` a pod's CPUs, memory and devices of topoproxy are
+on the node of the devices that kubelet allocated. Then each resource is registered with both managers, and
+daemon and kubelet are restarted. topoproxy must not change kubelet's sockets and checkpoint.
 
     python3 vm_beside_devices.py cgroupfs|systemd
 
@@ -40,7 +40,7 @@ KUBELETS = ROOT / "device-plugins"
 CHECKPOINT = KUBELETS / "kubelet_internal_checkpoint"
 PCI = DIRECTORY / "sys/bus/pci/devices"
 VFS = {f"0000:4{card}:00.{number}": 3 - card for card in range(4) for number in (1, 2)}
-"""The NUMA node of each virtual function: the plug-in prefers them in another order than CPUs are given."""
+"""The NUMA node of each virtual function, in another order than CPUs are allocated."""
 OURS: dict[str, object] = {
     **SETTINGS,
     "topologyManagerPolicy": "single-numa-node",
@@ -96,15 +96,15 @@ def running(name: str, *command: str) -> Iterator[Path]:
 
 
 def kubelet_lists() -> dict[str, set[str]]:
-    """The devices that kubelet can give out, by resource."""
+    """Return kubelet's allocatable devices by resource."""
     found: dict[str, set[str]] = {}
     for group in LISTS.devices().devices:
         found.setdefault(group.resource_name, set()).update(group.device_ids)
     return {resource: ids for resource, ids in found.items() if ids}
 
 
-def kubelet_gave() -> dict[str, dict[str, set[str]]]:
-    """The devices of each pod by resource, by kubelet's own account."""
+def kubelet_allocations() -> dict[str, dict[str, set[str]]]:
+    """Return the devices of each pod by resource, as kubelet reports them."""
     return {
         pod.name.removesuffix("-bed"): {
             resource: {
@@ -118,17 +118,17 @@ def kubelet_gave() -> dict[str, dict[str, set[str]]]:
 
 
 def kubelets_files() -> dict[str, object]:
-    """What kubelet and its plug-ins have in kubelet's directory, and how often plug-ins registered there."""
+    """Return the files in kubelet's plug-in directory, its checkpoint, and the number of registrations."""
     files = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in KUBELETS.iterdir()}
     return {**files, "checkpoint": CHECKPOINT.read_bytes(), "registered": LOG.read_text().count(REGISTERED)}
 
 
 def environment(bed: Bed, pod: str, name: str) -> set[str]:
-    """The devices in a variable of the container's process."""
+    """Return the devices in a variable of the container's process."""
     procs, found = group_of(bed.ids()[f"{pod}/main"]) / "cgroup.procs", set[str]()
 
     def is_there() -> bool:
-        """True once the process is that of the container and no longer the runtime's."""
+        """Return whether the process already runs the container's program, with its environment."""
         environ = Path(f"/proc/{procs.read_text().split()[0]}/environ").read_text()
         for entry in environ.split("\0"):
             if entry.startswith(f"{name}="):
@@ -140,7 +140,7 @@ def environment(bed: Bed, pod: str, name: str) -> set[str]:
 
 
 def add(bed: Bed, pod: str, cpus: int, **devices: int) -> None:
-    """Give kubelet a pod that asks for devices: ``vf``, ``card``, ``resource``."""
+    """Add a pod that requests devices: ``vf``, ``card``, ``resource``."""
     limits = {"cpu": str(cpus), "memory": "32Mi", **{f"example.com/{n}": str(k) for n, k in devices.items()}}
     bed.add(pod, container("main", str(cpus)) | {"resources": {"requests": limits, "limits": limits}})
 
@@ -150,34 +150,34 @@ def phase_of(bed: Bed, pod: str) -> str:
     return str(bed.pods().get(pod, {}).get("status", {}).get("phase", ""))
 
 
-def aligned(bed: Bed, pod: str) -> Mask:
-    """See that CPUs, memory and devices of a pod are on one node, which kubelet's devices decide."""
+def check_aligned(bed: Bed, pod: str) -> Mask:
+    """Check that CPUs, memory and devices of a pod are on the node of kubelet's devices; returns the node."""
     place = bed.place(f"{pod}/main", 2 * LONG_S)
     vfs = environment(bed, pod, "PCIDEVICE_EXAMPLE_COM_VF")
-    assert kubelet_gave()[pod] == {VF: vfs}, (pod, kubelet_gave(), vfs)
+    assert kubelet_allocations()[pod] == {VF: vfs}, (pod, kubelet_allocations(), vfs)
     home = Mask({VFS[name] for name in vfs})
     assert len(home) == 1, f"kubelet asks the plug-in, which prefers functions of one card: {vfs}"
     assert (nodes_of(place.cpus), place.mems) == (home, home), f"{pod}: {place}, {vfs}"
     cards = {card for card, containers in holders().items() if containers == [f"default/{pod}-bed/main"]}
     assert {DEVICES[card] for card in cards} <= set(home), f"{pod}: {cards}, {vfs}"
-    words = " ".join(sorted(vfs | cards))
-    step(f"{pod}: CPUs {place.cpus}, memory of {place.mems}, {words}")
+    devices = " ".join(sorted(vfs | cards))
+    step(f"{pod}: CPUs {place.cpus}, memory of {place.mems}, {devices}")
     return home
 
 
-def shown(bed: Bed) -> dict[str, dict[str, Any]]:
-    """What ``topoproxy devices`` shows, by resource and id."""
-    page = json.loads(bed.daemon.ask("devices", "--json").stdout)
+def listed_devices(bed: Bed) -> dict[str, dict[str, Any]]:
+    """Return the devices in the output of ``topoproxy devices``, by resource and id."""
+    page = json.loads(bed.daemon.cli("devices", "--json").stdout)
     assert page["kubelet"] == {"asked": True, "problem": ""}, page
     return {
         f"{plug['resource']}={plug['id']}": each for each in page["devices"] for plug in each["resources"]
     }
 
 
-def all_are_seen(bed: Bed) -> None:
-    """Each device is shown with its manager, its node, its health and the container that has it."""
-    print(bed.daemon.ask("devices").stdout, flush=True)
-    found, gave, ours = shown(bed), kubelet_gave(), holders()
+def check_listed_devices(bed: Bed) -> None:
+    """Check that each device is listed with its manager, node, health and container."""
+    print(bed.daemon.cli("devices").stdout, flush=True)
+    found, gave, ours = listed_devices(bed), kubelet_allocations(), holders()
     names = {VF: VFS, SAMPLE: {"Dev-1": None, "Dev-2": None}}
     for resource, nodes in names.items():
         for name, node in nodes.items():
@@ -192,7 +192,7 @@ def all_are_seen(bed: Bed) -> None:
 
 
 def refusals(bed: Bed) -> dict[str, str]:
-    """The resources that the daemon refuses, with the reasons; each is a problem of its status too."""
+    """Return the resources that the daemon rejects, with the reasons; the status reports them, too."""
     status = bed.daemon.status()
     found = {each["resource"]: each["reason"] for each in status["devicePlugins"]["refused"]}
     reported = " ".join(problem["what"] for problem in status["problems"])
@@ -200,39 +200,39 @@ def refusals(bed: Bed) -> dict[str, str]:
     return found
 
 
-def offered_to_us(bed: Bed) -> None:
-    """A resource of kubelet's is refused here."""
-    before, gave = kubelets_files(), kubelet_gave()
-    words = f"cannot manage {VF}: kubelet's device manager manages it too ({len(VFS)} devices)"
+def register_kubelets_resource_with_the_daemon(bed: Bed) -> None:
+    """A plug-in whose resource kubelet manages is rejected."""
+    before, gave = kubelets_files(), kubelet_allocations()
+    reason = f"cannot manage {VF}: kubelet's device manager manages it too ({len(VFS)} devices)"
     with running("vfs-here", *vfs_plugin(SOCKETS)) as log:
-        wait("the plug-in to be refused", lambda: words in log.read_text())
-        assert refusals(bed)[VF].startswith(words), refusals(bed)
+        wait("the plug-in to be rejected", lambda: reason in log.read_text())
+        assert refusals(bed)[VF].startswith(reason), refusals(bed)
         assert "register with kubelet or with topoproxy" in refusals(bed)[VF]
-        assert words in bed.daemon.ask("devices").stdout
-        all_are_seen(bed)
-    assert (kubelets_files(), kubelet_gave()) == (before, gave)
+        assert reason in bed.daemon.cli("devices").stdout
+        check_listed_devices(bed)
+    assert (kubelets_files(), kubelet_allocations()) == (before, gave)
     step(f"refused: {refusals(bed)[VF]}")
 
 
-def offered_to_kubelet(bed: Bed) -> None:
-    """A resource of ours is withdrawn while kubelet has it too; its containers keep their devices."""
-    ours, gave, everyone = holders(), kubelet_gave(), bed.snapshot()
-    words = f"cannot manage {RESOURCE}: kubelet's device manager manages it too ({len(DEVICES)} devices)"
+def register_the_daemons_resource_with_kubelet(bed: Bed) -> None:
+    """topoproxy withdraws its resource while kubelet manages it too; containers keep their devices."""
+    ours, gave, everyone = holders(), kubelet_allocations(), bed.snapshot()
+    reason = f"cannot manage {RESOURCE}: kubelet's device manager manages it too ({len(DEVICES)} devices)"
     with running("cards-there", sys.executable, "file_plugin.py", str(PLUGIN), str(KUBELETS), RESOURCE):
-        wait("our resource to be withdrawn", lambda: RESOURCE in refusals(bed))
-        assert refusals(bed)[RESOURCE].startswith(words), refusals(bed)
+        wait("the resource to be withdrawn", lambda: RESOURCE in refusals(bed))
+        assert refusals(bed)[RESOURCE].startswith(reason), refusals(bed)
         assert healthy() == 0
         step(f"withdrawn: {refusals(bed)[RESOURCE]}")
-    wait("our resource to be served again", lambda: healthy() == len(DEVICES))
+    wait("the resource to be served again", lambda: healthy() == len(DEVICES))
     assert RESOURCE not in refusals(bed)
-    assert (holders(), kubelet_gave(), bed.snapshot()) == (ours, gave, everyone)
-    step("kubelet has lost our resource: it is served here again, and its containers kept it")
+    assert (holders(), kubelet_allocations(), bed.snapshot()) == (ours, gave, everyone)
+    step("kubelet has lost the resource: topoproxy serves it again, and containers kept their devices")
 
     add(bed, "early", 1, card=1)
-    wait("kubelet to refuse a pod", lambda: phase_of(bed, "early") == "Failed")
+    wait("kubelet to reject a pod", lambda: phase_of(bed, "early") == "Failed")
     status = bed.pods()["early"]["status"]
     assert RESOURCE in status["message"], status
-    step(f"for five minutes kubelet refuses what asks for it: {status['reason']}: {status['message']}")
+    step(f"for five minutes kubelet rejects such pods: {status['reason']}: {status['message']}")
 
 
 def main() -> None:
@@ -252,53 +252,58 @@ def main() -> None:
         wait("kubelet's plug-ins", lambda: kubelet_lists() == kubelets)
         before = kubelets_files()
         ours.start()
-        wait("our plug-in", lambda: healthy() == len(DEVICES))
+        wait("topoproxy's plug-in", lambda: healthy() == len(DEVICES))
         assert kubelets_files() == before
         step("kubelet has two plug-ins, topoproxy has one")
 
         homes = Mask()
         for pod in ("a", "b", "c"):
             add(bed, pod, 4, vf=2)
-            homes |= aligned(bed, pod)
+            homes |= check_aligned(bed, pod)
         add(bed, "both", 4, vf=2, card=2)
-        homes |= aligned(bed, "both")
-        assert homes == Mask(range(4)), "kubelet has given the functions of every node"
+        homes |= check_aligned(bed, "both")
+        assert homes == Mask(range(4)), "kubelet has allocated the functions of every node"
         assert len(environment(bed, "both", "DEVICES")) == 2
         print(bed.daemon.explain("default/both-bed"), flush=True)
         add(bed, "plain", 1, resource=1)
         bed.place("plain/main")
-        all_are_seen(bed)
-        offered_to_us(bed)
+        check_listed_devices(bed)
+        register_kubelets_resource_with_the_daemon(bed)
 
-        everyone, gave, had, files = bed.snapshot(), kubelet_gave(), holders(), kubelets_files()
+        everyone, gave, holders_before, files = (
+            bed.snapshot(),
+            kubelet_allocations(),
+            holders(),
+            kubelets_files(),
+        )
         bed.daemon.kill9()
         bed.daemon.start()
-        wait("our plug-in to register again", lambda: healthy() == len(DEVICES))
-        assert (bed.snapshot(), kubelet_gave(), holders()) == (everyone, gave, had)
+        wait("topoproxy's plug-in to register again", lambda: healthy() == len(DEVICES))
+        assert (bed.snapshot(), kubelet_allocations(), holders()) == (everyone, gave, holders_before)
         assert kubelets_files() == files
-        step("the daemon was killed: kubelet's sockets, checkpoint and registrations are as they were")
+        step("the daemon was killed: kubelet's sockets, checkpoint and registrations are unchanged")
         bed.stop_kubelet()
         assert CHECKPOINT.read_bytes() == files["checkpoint"]
         bed.start_under("none")
         wait("kubelet's plug-ins to register again", lambda: kubelet_lists() == kubelets)
-        wait("kubelet's account of its pods", lambda: kubelet_gave() == gave)
-        assert (bed.snapshot(), kubelet_gave(), holders()) == (everyone, gave, had)
+        wait("kubelet's account of its pods", lambda: kubelet_allocations() == gave)
+        assert (bed.snapshot(), kubelet_allocations(), holders()) == (everyone, gave, holders_before)
         assert healthy() == len(DEVICES)
         assert refusals(bed) == {}
-        all_are_seen(bed)
-        step("kubelet was started again: the same containers with the same devices")
+        check_listed_devices(bed)
+        step("kubelet was restarted: the same containers with the same devices")
 
         (freed,) = {VFS[name] for name in gave["both"][VF]}
         (MANIFESTS / "both.yaml").unlink()
         wait(
             "the devices to be free",
-            lambda: "both" not in kubelet_gave() and not any(holders().values()),
+            lambda: "both" not in kubelet_allocations() and not any(holders().values()),
             2 * LONG_S,
         )
         add(bed, "next", 4, vf=2, card=2)
-        assert aligned(bed, "next") == Mask([freed])
-        all_are_seen(bed)
-        offered_to_kubelet(bed)
+        assert check_aligned(bed, "next") == Mask([freed])
+        check_listed_devices(bed)
+        register_the_daemons_resource_with_kubelet(bed)
         assert bed.daemon.status()["violations"] == []
         ours.kill9()
     bed.stop_kubelet()

@@ -1,9 +1,9 @@
-"""The scenario of a machine that changes: CPUs that go under load, SMT switched off, a memory node taken out.
+"""The scenario of a machine that changes: CPUs go offline under load, SMT is disabled, memory is unplugged.
 
-2 sockets with a NUMA node of 4 cores each, 16 CPUs, and a third node that is only memory and can be taken
-out. CPUs 0-1 are reserved, and CPU 1 is kept for class SYSTEM: it is gone while SMT is off. The daemon
-compares every ten minutes here: what it does, it does because the kernel reports it. Each place is checked as
-a program in the container sees it, too.
+2 sockets with a NUMA node of 4 cores each, 16 CPUs, and a third node that has only memory and can be
+unplugged. CPUs 0-1 are reserved, and CPU 1 is for class SYSTEM: it is offline while SMT is off. The daemon
+reconciles every ten minutes here, so it reacts only to reports of the kernel. Each placement is also checked
+from inside the container.
 
     python3 vm_changes.py cgroupfs|systemd
 """
@@ -46,7 +46,7 @@ def here() -> CpuSet:
 
 
 def settled(node: Node, what: str, *checks: Callable[[], bool]) -> None:
-    """Wait until all is so, and say how long it took; nothing may be on CPUs that are not there."""
+    """Wait until all checks hold, and print how long it took; no task may be on offline CPUs."""
     begin = time.monotonic()
     for check in checks:
         wait(what, check)
@@ -63,7 +63,7 @@ def is_at(node: Node, names: tuple[str, ...], cpus: CpuSet) -> Callable[[], bool
 
 
 def is_as(node: Node, before: Mapping[str, Place]) -> Callable[[], bool]:
-    """Whether all containers are where they were; each other place of one is printed once."""
+    """Return a check whether all containers have their former places; other places are printed once."""
     printed: dict[str, Place | None] = {}
 
     def check() -> bool:
@@ -83,7 +83,7 @@ def as_program(node: Node, name: str) -> tuple[CpuSet, Mask]:
 
 
 def short(daemon: Daemon) -> dict[str, Any]:
-    """Containers that have less than they were promised, by pod."""
+    """Return the containers that have fewer CPUs than they own, by pod."""
     return {entry["container"].split("/")[1]: entry for entry in daemon.status()["short"]}
 
 
@@ -95,12 +95,12 @@ def calm(node: Node, kind: str, name: str, **more: Any) -> None:
 
 
 def busy(node: Node, kind: str, name: str) -> None:
-    """Run a container that computes all the time: one loop, as all CPUs together are one of the host's."""
+    """Run a container with one busy loop: a single host thread emulates all CPUs."""
     calm(node, kind, name, command=BUSY)
 
 
 def cpu_goes(node: Node, daemon: Daemon) -> None:
-    """A CPU of an owner whose CPUs were chosen here, and one that all share, under load."""
+    """A CPU of an owner and a shared CPU go offline under load, and online again."""
     before = node.snapshot()
     own, lse = before["whole"].cpus, before["lse"].cpus | before["odd"].cpus
     rest = ALL - own - lse
@@ -109,7 +109,7 @@ def cpu_goes(node: Node, daemon: Daemon) -> None:
         (CPUS / f"cpu{cpu}/online").write_text("0")
     settled(
         node,
-        f"CPUs {gone} went under load",
+        f"CPUs {gone} went offline under load",
         lambda: len(node.place("whole").effective) == len(own),
         lambda: is_at(node, (*SHARED, "load"), ALL - lse - gone - own - node.place("whole").cpus)(),
     )
@@ -126,9 +126,9 @@ def cpu_goes(node: Node, daemon: Daemon) -> None:
     step(f"the owner has {now}, CPU {other} in place of {lost}, and it is reported")
     for cpu in gone:
         (CPUS / f"cpu{cpu}/online").write_text("1")
-    settled(node, "they came back", is_as(node, before))
+    settled(node, "the CPUs are online again", is_as(node, before))
     assert as_program(node, "whole")[0] == own
-    wait("no container to lack anything", lambda: not short(daemon))
+    wait("no container to lack CPUs", lambda: not short(daemon))
 
 
 def smt_goes(node: Node, daemon: Daemon) -> None:
@@ -139,21 +139,21 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
     SMT.write_text("off")
     step(f"SMT is off after {time.monotonic() - begin:.1f} s: CPUs {here()}")
     assert len(here()) == len(ALL) // 2
-    assert odd.isdisjoint(here()), "all that the owner of one thread had is gone"
+    assert odd.isdisjoint(here()), "the only CPU of this owner is offline"
     settled(
         node,
-        "SMT went",
+        "SMT is off",
         lambda: len(node.place("whole").effective) == len(own),
         lambda: is_at(node, ("lse",), lse & here())(),
         lambda: is_at(node, (*SHARED, "load", "odd", "system"), here() - lse - node.place("whole").cpus)(),
         lambda: is_at(node, BATCH, here() - lse - node.place("whole").cpus)(),
     )
     now = node.place("whole").cpus
-    assert all(core_of(cpu) == CpuSet([cpu]) for cpu in now), "a core has one thread now"
+    assert all(core_of(cpu) == CpuSet([cpu]) for cpu in now), "each core has one thread"
     assert set(short(daemon)) == {"whole", "lse", "odd"}, daemon.status()["short"]
-    assert as_program(node, "odd")[0] == here() - lse - now, "a container without CPUs of its own shares"
+    assert as_program(node, "odd")[0] == here() - lse - now, "an owner without online CPUs shares"
     assert as_program(node, "lse")[0] == lse & here()
-    step(f"whole has {now}, LSE {lse & here()} of {lse}, and the owner that lost all shares")
+    step(f"whole has {now}, LSE {lse & here()} of {lse}, and the owner without online CPUs shares")
     one = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024}
     calm(node, "whole", "late", **one)
     late = node.place("late").cpus
@@ -171,22 +171,22 @@ def smt_goes(node: Node, daemon: Daemon) -> None:
     SMT.write_text("on")
     settled(node, "SMT is on again", is_as(node, before))
     assert as_program(node, "odd")[0] == odd
-    wait("no container to lack anything", lambda: not short(daemon))
+    wait("no container to lack CPUs", lambda: not short(daemon))
 
 
 def killed_and_started(node: Node, daemon: Daemon) -> None:
-    """Counters end with the daemon: they are printed before."""
+    """Kill and restart the daemon; its counters are printed before."""
     counters = daemon.status()["counters"]
     step(f"counted: { {name: counters.get(name, 0) for name in COUNTED} }")
     daemon.kill9()
     daemon.start()
     node.cri, configs = Cri(SOCKET, ""), node.cri
     node.cri.adopt(configs)
-    wait("the comparison", lambda: bool(daemon.status()["ready"]))
+    wait("the daemon to be ready", lambda: bool(daemon.status()["ready"]))
 
 
 def ledger_is_ours(daemon: Daemon) -> None:
-    """A daemon on a machine that has changed must not take its ledger for another machine's."""
+    """Check that the daemon accepts its ledger although the machine has changed."""
     problems = [problem["what"] for problem in daemon.status()["problems"]]
     assert not any("aside" in problem for problem in problems), problems
 
@@ -198,7 +198,7 @@ def blocks(state: str) -> None:
 
 
 def switched(file: Path, state: str) -> bool:
-    with suppress(OSError):  # what cannot be moved away at once is tried again
+    with suppress(OSError):  # memory that cannot be migrated at once is tried again
         file.write_text(state)
         return True
     return False
@@ -241,16 +241,16 @@ def memory_goes(node: Node, daemon: Daemon) -> None:
     assert with_memory() == WITH_ALL
     settled(
         node,
-        "it came back",
+        "the memory is online again",
         mems_are(node, ls=WITH_ALL, load=WITH_ALL, waits=WITH_ALL),
         lambda: Mask([PLUGGED]) <= node.place("far").mems and Mask([PLUGGED]) <= node.place("near").mems,
     )
     assert as_program(node, "ls")[1] == WITH_ALL
 
     (device,) = [path for path in Path("/sys/bus/acpi/devices").glob("PNP0C80*") if ejects(path)]
-    step(f"{device.name} is taken out")
-    wait("the node to be gone", lambda: not DIRECTORY.exists())
-    settled(node, f"{device.name} was taken out", mems_are(node, near=Mask([0]), far=HOME, ls=HOME))
+    step(f"{device.name} is ejected")
+    wait("the node to vanish", lambda: not DIRECTORY.exists())
+    settled(node, f"{device.name} was ejected", mems_are(node, near=Mask([0]), far=HOME, ls=HOME))
     assert as_program(node, "far")[1] == HOME
     killed_and_started(node, daemon)
     ledger_is_ours(daemon)
@@ -258,7 +258,7 @@ def memory_goes(node: Node, daemon: Daemon) -> None:
 
 
 def ejects(device: Path) -> bool:
-    """Take a piece of memory out; most devices of that kind are empty slots."""
+    """Eject a memory device; most devices of this kind are empty slots."""
     with suppress(OSError):
         (device / "eject").write_text("1")
         return True

@@ -76,7 +76,7 @@ class JoinedBed(Bed):
 
 
 class Cluster:
-    """What an administrator does and sees."""
+    """A client of the API server in the role of an administrator."""
 
     def __init__(self) -> None:
         self.api = ApiClient(CLUSTER["host"], CLUSTER["port"], 60)
@@ -86,7 +86,7 @@ class Cluster:
 
         Args:
             name: Its name.
-            cpu: What a container asks for.
+            cpu: The CPU request of a container.
             replicas: How many.
             here: Its pods must run on this node.
             labels: More labels of the pods.
@@ -115,7 +115,7 @@ class Cluster:
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def until(self, what: str, found: Callable[[], Any], limit: float = LONG_S) -> Any:
-        """Wait for something that is true, and return it; a request that fails is made again."""
+        """Wait until ``found`` returns a true value, and return it; failed requests are retried."""
         last: list[Any] = []
 
         def holds() -> bool:
@@ -130,14 +130,20 @@ class Cluster:
     def settled(self, app: str, running: int, waiting: int) -> list[Json]:
         """Wait until so many pods run, and so many have found no node; returns those that run."""
 
-        def found() -> list[Json]:
+        def running_pods() -> list[Json]:
             pods = self.pods(app)
             ended = [pod["status"] for pod in pods if pod["status"]["phase"] in ("Failed", "Succeeded")]
             assert not ended, ended
             ran = [pod for pod in pods if pod["status"]["phase"] == "Running"]
-            return ran if (len(ran), len([*filter(None, map(why_not, pods))])) == (running, waiting) else []
+            return (
+                ran
+                if (len(ran), len([*filter(None, map(unschedulable_reason, pods))])) == (running, waiting)
+                else []
+            )
 
-        ran: list[Json] = self.until(f"{running} pods of {app} to run and {waiting} to wait", found, COME_S)
+        ran: list[Json] = self.until(
+            f"{running} pods of {app} to run, {waiting} to wait", running_pods, COME_S
+        )
         return ran
 
     def numatopology(self) -> Json:
@@ -148,16 +154,16 @@ class Cluster:
         """The CPUs that the node's object shows as free."""
         return CpuSet.parse(self.numatopology()["numares"]["cpu"]["allocatable"])
 
-    def shown(self) -> Mapping[str, CpuSet]:
-        """The CPUs of pods in the node's object, by uid."""
+    def allocations(self) -> Mapping[str, CpuSet]:
+        """Return the CPUs of pods in the node's object, by uid."""
         return {
             each["uid"]: CpuSet.parse(each["containerAllocations"][0]["allocations"]["cpu"])
             for each in self.numatopology()["podAllocations"]
         }
 
 
-def why_not(pod: Json) -> str:
-    """Return the scheduler's reasons why no node gets a pod; empty where it has not said that."""
+def unschedulable_reason(pod: Json) -> str:
+    """Return the scheduler's reasons why a pod is unschedulable; empty if it is not."""
     conditions = pod["status"].get("conditions", ())
     found = [str(c["message"]) for c in conditions if c.get("reason") == "Unschedulable"]
     return found[0] if found and not pod["spec"].get("nodeName") else ""
@@ -206,7 +212,7 @@ def agent(api: ApiClient) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def owns(bed: Bed, pod: Json, size: int) -> Place:
-    """What the kernel has for a pod: CPUs of one NUMA node, in the file, in force and for each task."""
+    """Check that a pod has CPUs of one NUMA node: in its file, in effect and for each task."""
     place = bed.place(f"{name_of(pod)}/main")
     assert len(place.cpus) == size, place
     assert place.mems == nodes_of(place.cpus), place
@@ -227,7 +233,7 @@ def check_aligned(bed: Bed, cluster: Cluster, pods: list[Json]) -> CpuSet:
         taken |= place.cpus
         step(f"{name_of(pod)}: reserved {reserved}, in the kernel {place.cpus}")
     expected = {uid(pod): bed.place(f"{name_of(pod)}/main").cpus for pod in pods}
-    cluster.until("the object to show them", lambda: expected.items() <= cluster.shown().items())
+    cluster.until("the object to show them", lambda: expected.items() <= cluster.allocations().items())
     return taken
 
 
@@ -251,10 +257,10 @@ def aligned_pods(bed: Bed, cluster: Cluster, shared: list[Json]) -> CpuSet:
     refused = f"{len(CLUSTER['fleet'])} TopologyAffinityError"
 
     def reasons() -> list[str]:
-        found = [reason for reason in map(why_not, cluster.pods("aligned")) if refused in reason]
+        found = [reason for reason in map(unschedulable_reason, cluster.pods("aligned")) if refused in reason]
         return found if len(found) == WAITING else []
 
-    (reason, *_) = cluster.until(f"the others to wait for {refused}", reasons)
+    (reason, *_) = cluster.until(f"the other pods to be reported with {refused}", reasons)
     step(f"{FITTING} aligned pods run, {WAITING} wait: {reason}")
     cluster.api.delete(f"{PODS}/{name_of(ran[0])}")
     ran = cluster.settled("aligned", FITTING, WAITING)
@@ -273,7 +279,7 @@ def small_pods(bed: Bed, cluster: Cluster, shared: list[Json], taken: CpuSet) ->
     (own,) = here(ran)
     place = owns(bed, own, SMALL)
     assert place.cpus == ALL - RESERVED - taken, place
-    cluster.until("the object to show it", lambda: cluster.shown()[uid(own)] == place.cpus)
+    cluster.until("the object to show it", lambda: cluster.allocations()[uid(own)] == place.cpus)
     check_shared(bed, shared, RESERVED)
     assert not cluster.free()
     no_rejection(bed)
@@ -301,7 +307,7 @@ def main() -> None:
         cluster.until("the node's object", lambda: cluster.free() == ALL - RESERVED, COME_S)
         cluster.until("the extender to know the node", node_is_known)
         step(f"the cluster knows the node: {cluster.free()} are free")
-        cluster.deploy("shared", "0", 2, here=True)  # owners ask for all CPUs that may be asked for
+        cluster.deploy("shared", "0", 2, here=True)  # the owners request all allocatable CPUs
         shared = cluster.settled("shared", 2, 0)
         check_shared(bed, shared, ALL)
         taken = aligned_pods(bed, cluster, shared)
@@ -316,9 +322,9 @@ def main() -> None:
         check_shared(bed, shared, ALL)
     status = bed.daemon.status()
     assert not status["violations"], status["violations"]
-    reported = [each["what"] for each in status["problems"]]
-    assert not any("Node object" in words for words in reported), reported
-    step(f"reported: {'; '.join(reported) or 'no problems'}")
+    problems = [each["what"] for each in status["problems"]]
+    assert not any("Node object" in problem for problem in problems), problems
+    step(f"problems: {'; '.join(problems) or 'none'}")
     bed.stop_kubelet()
     assert bed.daemon.stop() == 0
     step("the scenario ends well")

@@ -1,7 +1,7 @@
-"""Kills in the middle of calls: the daemon is killed in each phase of a container's life, and containerd.
+"""Kills during calls: the daemon is killed in each phase of a container's life, and containerd once.
 
-Containerd is frozen where a phase is to last. After each end nothing may share an owner's CPUs, and what was
-asked for is finished by asking again, as kubelet does.
+Containerd is suspended to prolong a phase. After each kill no container may share an owner's CPUs, and a
+retry of the call, as kubelet does it, must succeed.
 
     python3 vm_crash.py cgroupfs|systemd
 """
@@ -32,17 +32,17 @@ OWN = CpuSet(list(node_cpus(1))[:4])
 
 
 class Watch:
-    """Checks all the time whether another container runs on an owner's CPUs."""
+    """A thread that checks continuously whether another container runs on an owner's CPUs."""
 
     def __init__(self, node: Node) -> None:
         self._groups = [node.group(name) for name in OTHERS]
         self._owner: Path | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self.looks, self.overlaps = 0, dict[str, float]()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self.samples, self.overlaps = 0, dict[str, float]()
         self._thread.start()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._over.wait(0.05):
             owner = self._owner
             if owner is None:
@@ -54,7 +54,7 @@ class Watch:
                     both = own.effective & reduce(or_, found.tasks, found.effective)
                     if both and own.tasks and self._owner is owner:
                         self.overlaps.setdefault(f"{directory.name} runs on {both}", time.monotonic())
-                self.looks += 1
+                self.samples += 1
 
     def owner(self, directory: Path | None) -> None:
         """Set the cgroup of the owner to watch; None for none."""
@@ -66,18 +66,18 @@ class Watch:
 
 
 class World:
-    """The daemon, its client, and the runtime behind its back."""
+    """The daemon, its client, and a client of the runtime's own socket."""
 
     def __init__(self, driver: str) -> None:
         self.daemon, self.node, self.direct = Daemon(), Node(driver), Cri(RUNTIME, "")
 
     def again(self) -> None:
-        """Start the daemon again after it was killed; the client finds it again."""
+        """Restart the killed daemon, with a new client."""
         self.daemon.start()
         old, self.node.cri = self.node.cri, Cri(SOCKET, "")
         self.node.cri.adopt(old)
         old.close()
-        wait("the comparison", lambda: bool(self.daemon.status()["ready"]))
+        wait("the daemon to be ready", lambda: bool(self.daemon.status()["ready"]))
 
     def killed_in(self, call: Callable[[], grpc.Future], when: Callable[[], object]) -> None:
         """Send a call to a frozen runtime, kill the daemon at a moment, and start it again.
@@ -100,7 +100,7 @@ class World:
         return {c.id: c.state for c in self.direct.list() if c.pod_sandbox_id == pod}
 
     def settle(self, pod: str, attempt: int) -> str:
-        """What kubelet does: take the container that is there, or create one; start it; give its id."""
+        """Act like kubelet: use the existing container or create one, start it, and return its id."""
         node = self.node
         for container, state in self.states(pod).items():
             if state == RUNNING:
@@ -115,7 +115,7 @@ class World:
         return container
 
     def owns(self, container: str) -> None:
-        """A container must have its CPUs to itself, by all accounts."""
+        """Check that a container has its CPUs exclusively: in kernel, container and status."""
         self.node.ids["lse"] = container
         self.node.check(("lse",), OWN, Mask([1]), limit=LONG_S)
         self.node.check(OTHERS, ALL - OWN, limit=LONG_S)
@@ -136,7 +136,7 @@ def create(world: World, pod: str) -> grpc.Future:
 
 
 def after(seconds: float) -> Callable[[], None]:
-    """Some time after a call was sent; nothing shows that it has arrived at a frozen runtime."""
+    """Return a function that waits: nothing shows that a call has arrived at a suspended runtime."""
     return lambda: time.sleep(seconds)
 
 
@@ -145,13 +145,13 @@ def method(world: World, name: str, **fields: Any) -> grpc.Future:
 
 
 def in_a_create(world: World, watch: Watch) -> None:
-    """Killed at once, a moment after, and when others have left; the runtime makes the container or not."""
+    """Killed at three times during a create; the runtime may create the container or not."""
     moments = {
         "at once": after(0.05),
         "a moment after": after(0.3),
         "when others had left": lambda: world.node.check(OTHERS, ALL - OWN, limit=LONG_S),
     }
-    for number, (words, when) in enumerate(moments.items()):
+    for number, (moment, when) in enumerate(moments.items()):
         pod = world.node.pod("lse", OWN, f"create{number}")
         world.killed_in(lambda pod=pod: create(world, pod), when)
         found = sorted(world.states(pod).values())
@@ -159,7 +159,7 @@ def in_a_create(world: World, watch: Watch) -> None:
         world.owns(container)
         watch.owner(world.node.group("lse"))
         made = "it was made" if found else "nothing was made"
-        step(f"killed in a create, {words} ({made}): asked again, it owns {OWN}")
+        step(f"killed in a create, {moment} ({made}): after a retry it owns {OWN}")
         watch.owner(None)
         world.free()
 
@@ -182,12 +182,12 @@ def around_a_start(world: World, watch: Watch) -> None:
     pod = node.pod("lse", OWN, "start")
     container = node.cri.create(pod, timeout=LONG_S, **KINDS["lse"].resources)
     world.killed_in(lambda: method(world, "StartContainer", container_id=container), after(2))
-    found = world.states(pod)[container]  # a runtime gives up a start whose caller is gone
+    found = world.states(pod)[container]  # a runtime may abandon a start whose client has disconnected
     container = world.settle(pod, 1)
     world.owns(container)
     watch.owner(node.group("lse"))
-    came = {RUNNING: "was started", CREATED: "was not started", EXITED: "was given up"}[found]
-    step(f"killed in a start (it {came}): asked again, the container runs and owns its CPUs")
+    came = {RUNNING: "was started", CREATED: "was not started", EXITED: "was abandoned"}[found]
+    step(f"killed in a start (it {came}): after a retry the container runs and owns its CPUs")
 
 
 def in_an_update(world: World) -> None:
@@ -203,7 +203,7 @@ def in_an_update(world: World) -> None:
 
 
 def containerd_ends(world: World, driver: str) -> None:
-    """The runtime is killed: containers stay where they are; it comes back, and pods come and go as ever."""
+    """The runtime is killed: containers keep their CPUs; after its restart pods are placed as before."""
     node = world.node
     before = node.snapshot()
     pids = subprocess.check_output(["pidof", "containerd"], text=True).split()
@@ -232,7 +232,7 @@ def containerd_ends(world: World, driver: str) -> None:
 
 
 def in_a_stop(world: World) -> None:
-    """Killed while the owner is being stopped: its CPUs come back all the same."""
+    """Killed while the owner is being stopped: its CPUs are released."""
     container = world.node.ids.pop("lse")
     world.killed_in(lambda: method(world, "StopContainer", container_id=container), after(2))
 
@@ -244,7 +244,7 @@ def in_a_stop(world: World) -> None:
 
     wait("the owner to end", ended)
     world.node.check(OTHERS, ALL, limit=LONG_S)
-    step("killed in a stop: the CPUs are back")
+    step("killed in a stop: the CPUs are released")
 
 
 def main() -> None:
@@ -264,7 +264,7 @@ def main() -> None:
         step(f"daemon-reload: all as before after {took:.1f} s")
     watch.end()
     assert not watch.overlaps, watch.overlaps
-    step(f"in {watch.looks} looks {watch.overlaps or 'no container'} was seen on an owner's CPUs")
+    step(f"in {watch.samples} samples {watch.overlaps or 'no container'} was seen on an owner's CPUs")
     in_a_stop(world)
     problems = [p for p in world.daemon.status()["problems"] if "runc before 1.1.6" not in str(p)]
     assert not problems, problems

@@ -1,8 +1,8 @@
-"""A scenario on CRI-O in a virtual machine: CRI-O is started beside containerd, and the scenario runs on it.
+"""Runs a scenario on CRI-O in a virtual machine; containerd runs, too, but is not used.
 
     python3 vm_crio.py SCENARIO cgroupfs|systemd
 
-What CRI-O needs and the disk has not is carried: its programs, conmon, and the libraries of that.
+The dependencies that the disk lacks are carried: CRI-O's programs, conmon, and conmon's libraries.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ for library in (HERE / "crio-programs").glob("*.so*"):
         shutil.copy(library, LIBRARIES / library.name)
 os.environ["TOPOPROXY_CRIO"] = str(HERE / "crio-programs")
 
-from crio import CrioBed  # noqa: E402  it reads what was set just now
+from crio import CrioBed  # noqa: E402  it reads the variable that is set above
 
 scenario, driver = sys.argv[1:]
 made = CrioBed(Path("/run/bed"), driver).start()
-print(f"CRI-O is there: {made.socket}", flush=True)
+print(f"CRI-O listens: {made.socket}", flush=True)
 try:
     settings = {**os.environ, "TOPOPROXY_RUNTIME": str(made.socket)}
     done = subprocess.run([sys.executable, str(HERE / scenario), driver], env=settings, check=False)

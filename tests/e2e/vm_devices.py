@@ -1,9 +1,9 @@
 """The scenario of devices that topoproxy assigns, in a virtual machine of 2 sockets with 2 NUMA nodes each.
 
 A device plug-in reports two devices on each node. Under ``single-numa-node`` pods of four CPUs and two
-devices get both on one node. The next one is refused, until devices are free again. An unhealthy device is
-not assigned. The daemon and the plug-in are killed in between: every container keeps its devices, and no
-device is assigned twice.
+devices get both on one node. The next pod is rejected until devices are free again. An unhealthy device is
+not allocated. The daemon and the plug-in are killed meanwhile: every container keeps its devices, and no
+device is allocated twice.
 
     python3 vm_devices.py cgroupfs|systemd
 """
@@ -47,7 +47,7 @@ class Plugin:
 
     def start(self) -> None:
         line = [sys.executable, "file_plugin.py", str(PLUGIN), str(SOCKETS), RESOURCE]
-        with Path("/out/plugin.log").open("ab") as log:  # a scenario that fails does not wait for its output
+        with Path("/out/plugin.log").open("ab") as log:  # not a pipe: nothing reads the output of the plug-in
             self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill9(self) -> None:
@@ -58,7 +58,7 @@ class Plugin:
 
 @dataclass
 class Facts:
-    """What a cluster agent would know of the pods."""
+    """The pods file that a cluster agent would write."""
 
     items: list[dict[str, Any]] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ class Facts:
 
 
 def holders() -> dict[str, list[str]]:
-    """Which containers hold each device, by the daemon."""
+    """Return the containers that hold each device, as the daemon reports them."""
     page: Any = page_of(ADMIN, "/devices")
     return {each["id"]: each["containers"] for each in page["managed"]}
 
@@ -93,11 +93,11 @@ def healthy() -> int:
 
 
 def cards_of(node: Node, pod: str) -> set[str]:
-    """The devices of a container, as its own environment has them."""
+    """Return the devices in a container's environment."""
     procs, found = group_of(node.ids[f"{pod}/main"]) / "cgroup.procs", set[str]()
 
     def is_there() -> bool:
-        """True once the process is that of the container and no longer the runtime's."""
+        """Return whether the process already runs the container's program, with its environment."""
         environ = Path(f"/proc/{procs.read_text().split()[0]}/environ").read_text()
         for entry in environ.split("\0"):
             if entry.startswith("DEVICES="):
@@ -109,7 +109,7 @@ def cards_of(node: Node, pod: str) -> set[str]:
 
 
 def run(node: Node, facts: Facts, pod: str, cards: int = 2) -> None:
-    """Run a pod: its CPUs, memory and devices must be on one NUMA node."""
+    """Run a pod, and check that its CPUs, memory and devices are on one NUMA node."""
     facts.add(pod, 4, cards)
     place = node.run(pod, "main", 4)
     given = cards_of(node, pod)
@@ -138,10 +138,10 @@ def main() -> None:
     before = holders()
 
     facts.add("late", 2, 2)
-    words = node.refused("late", 2)
-    assert words.startswith(TOPOLOGY) or "unavailable" in words, words
+    message = node.refused("late", 2)
+    assert message.startswith(TOPOLOGY) or "unavailable" in message, message
     assert holders() == before
-    step(f"no devices are left: {words}")
+    step(f"no devices are left: {message}")
 
     node.restart(crash=True, **OURS)
     plugin.kill9()
@@ -167,7 +167,7 @@ def main() -> None:
     assert cards_of(node, "again") == set(freed)
 
     node.remove(*node.pods)
-    wait("the end", lambda: not any(holders().values()))
+    wait("all devices to be free", lambda: not any(holders().values()))
     assert node.daemon.status()["exclusive"] == []
     plugin.kill9()
     assert node.daemon.stop() == 0

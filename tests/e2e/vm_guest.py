@@ -1,8 +1,8 @@
-"""What the scenarios of ``test_vm.py`` need inside a virtual machine, as root, beside containerd.
+"""Helpers of the scenarios of ``test_vm.py`` inside a virtual machine, as root, with containerd.
 
-A scenario starts the daemon in front of containerd, and after each step the kernel's files, the tasks' own
-affinity and sysfs say whether containers are where they belong. Everything is about 25 times slower than on
-metal, so that time limits are long.
+A scenario starts the daemon in front of containerd, and after each step checks the placement of containers in
+the kernel's files, the affinity of the tasks and sysfs. Everything is about 25 times slower than on real
+hardware, so time limits are long.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ SOCKET = DIRECTORY / "cri.sock"
 NODES = Path("/sys/devices/system/node")
 PERIOD_S = 5
 LONG_S = 600.0
-"""Only a failure waits for so long: emulated on a slow host, seconds become minutes."""
+"""Only a failure takes this long; under emulation on a slow host seconds become minutes."""
 PAUSE_S = 0.2
-"""Between two looks: in a machine that is emulated a look costs much of what it waits for."""
+"""The pause between two checks, which are expensive in an emulated machine."""
 ALL = online()
 
 
 def node_cpus(node: int) -> CpuSet:
-    """The CPUs of a NUMA node, as sysfs shows them."""
+    """Return the CPUs of a NUMA node from sysfs."""
     return CpuSet.parse((NODES / f"node{node}/cpulist").read_text())
 
 
 def core_of(cpu: int) -> CpuSet:
-    """All threads of a CPU's core."""
+    """Return all threads of a CPU's core."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return CpuSet.parse(path.read_text())
 
 
 def wait(what: str, check: Callable[[], bool], limit: float = LONG_S) -> float:
-    """Wait until the check is true; returns the seconds that it took.
+    """Wait until the check returns true; returns the seconds that it took.
 
     A daemon that has just started may be too busy to answer a query of its status within five seconds.
     """
@@ -65,7 +65,7 @@ def wait(what: str, check: Callable[[], bool], limit: float = LONG_S) -> float:
 
 
 def page_of(admin: Path, route: str) -> Any:
-    """Query a daemon until it answers: one that is busy or is being replaced answers a later query."""
+    """Query a daemon until it answers; it may be busy or being replaced."""
     begin = time.monotonic()
     while True:
         try:
@@ -76,34 +76,35 @@ def page_of(admin: Path, route: str) -> Any:
         time.sleep(PAUSE_S)
 
 
-def step(words: str) -> None:
-    print(f"{time.monotonic():8.1f}  {words}", flush=True)
+def step(message: str) -> None:
+    """Print the result of a step with the time."""
+    print(f"{time.monotonic():8.1f}  {message}", flush=True)
 
 
 def save_journals(**files: str) -> None:
-    """Leave the journals of units among the results: for each unit the name of a file."""
+    """Save the journals of units in the results; the keywords are units, the values file names."""
     for unit, name in files.items():
         command = ["journalctl", "-b", "-u", unit, "--no-pager"]
         Path("/out", name).write_bytes(subprocess.run(command, check=False, capture_output=True).stdout)
 
 
-def refusal(what: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-    """Make a call that must be refused; returns its status and words."""
+def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    """Make a call that must be rejected; returns its status code and message."""
     try:
-        what()
+        call()
     except grpc.RpcError as error:
         return code(error), str(error.details())  # type: ignore[attr-defined]
-    raise AssertionError("the call was not refused")
+    raise AssertionError("the call was not rejected")
 
 
-def refused(what: Callable[[], object]) -> grpc.StatusCode:
-    """Make a call that must be refused; returns its status."""
-    return refusal(what)[0]
+def refused(call: Callable[[], object]) -> grpc.StatusCode:
+    """Make a call that must be rejected; returns its status code."""
+    return refusal(call)[0]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a container is: as written, in force, and as its tasks have it."""
+    """The CPUs of a container: as written, in effect, and as its tasks' affinity; and its memory nodes."""
 
     cpus: CpuSet
     effective: CpuSet
@@ -118,7 +119,7 @@ def group_of(container: str) -> Path:
     """Find a container's cgroup.
 
     Raises:
-        StopIteration: It has none.
+        StopIteration: The container has no cgroup.
     """
     names = {container, f"crio-{container}", f"crio-{container}.scope", f"cri-containerd-{container}.scope"}
     return next(
@@ -130,7 +131,7 @@ def group_of(container: str) -> Path:
 
 
 def place_in(directory: Path) -> Place:
-    """Read where the container of a cgroup is."""
+    """Read the placement of the container of a cgroup."""
     effective = (
         ("cpuset.cpus.effective", "cpuset.mems.effective")
         if is_v2()
@@ -150,16 +151,17 @@ def place_in(directory: Path) -> Place:
 
 
 def as_seen(cri: Cri, container: str) -> tuple[CpuSet, Mask]:
-    """CPUs and memory nodes as a program in a container finds them: by exec, in its own ``/proc/self``."""
+    """Return the CPUs and memory nodes that a program in the container reads from ``/proc/self``, by exec."""
     fetch: grpc.UnaryUnaryMultiCallable[bytes, bytes] = cri.channel.unary_unary(
         "/runtime.v1.RuntimeService/ExecSync"
     )
-    words = [container, "grep", "_allowed_list", "/proc/self/status"]
-    # ExecSyncRequest: container_id (1), cmd (2); ExecSyncResponse: stdout (1), which is a short text here.
-    fields = zip(b"\x0a\x12\x12\x12", words, strict=True)
-    request = b"".join(bytes([key, len(word)]) + word.encode() for key, word in fields)
-    reported = pb.ImageSpec.FromString(fetch(request, timeout=LONG_S)).image
-    lines = dict(line.split(":") for line in reported.splitlines())
+    values = [container, "grep", "_allowed_list", "/proc/self/status"]
+    # ExecSyncRequest: container_id (1), cmd (2); ExecSyncResponse: stdout (1), short enough to parse as a
+    # string.
+    fields = zip(b"\x0a\x12\x12\x12", values, strict=True)
+    request = b"".join(bytes([key, len(value)]) + value.encode() for key, value in fields)
+    output = pb.ImageSpec.FromString(fetch(request, timeout=LONG_S)).image
+    lines = dict(line.split(":") for line in output.splitlines())
     return CpuSet.parse(lines["Cpus_allowed_list"].strip()), Mask.parse(lines["Mems_allowed_list"].strip())
 
 
@@ -198,18 +200,18 @@ class Daemon:
 
         def answers() -> bool:
             assert self.process.poll() is None, Path("/out/proxy.log").read_text()[-2000:]
-            with suppress(OSError, grpc.RpcError), socket.socket(socket.AF_UNIX) as door:
-                door.connect(str(SOCKET))  # a client of gRPC is dear where CPUs are emulated
+            with suppress(OSError, grpc.RpcError), socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(str(SOCKET))  # a gRPC client is expensive on emulated CPUs
                 with Cri(SOCKET, "") as client:
                     return bool(client.version(timeout=10).runtime_name)
             return False
 
         step(f"the daemon answers after {wait('the daemon to answer', answers):.1f} s")
 
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of topoproxy's about this daemon."""
-        command = [sys.executable, "-m", "proxy", *words]
-        if words[0] in ("status", "explain", "devices"):
+    def cli(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run a topoproxy command for this daemon."""
+        command = [sys.executable, "-m", "proxy", *args]
+        if args[0] in ("status", "explain", "devices"):
             command += ["--timeout", "60", "--admin", f"unix://{DIRECTORY / 'admin.sock'}"]
         return subprocess.run(
             command,
@@ -222,12 +224,12 @@ class Daemon:
         )
 
     def status(self) -> Any:
-        """What ``topoproxy status --json`` prints; queried here, because to start a Python takes seconds."""
+        """Return the output of ``topoproxy status --json``, queried directly: Python starts slowly."""
         return page_of(DIRECTORY / "admin.sock", "/status")
 
     def explain(self, subject: str) -> str:
-        """What ``topoproxy explain`` says, with sentences in one line each."""
-        done = self.ask("explain", subject)
+        """Return the output of ``topoproxy explain``, in wide lines."""
+        done = self.cli("explain", subject)
         return done.stdout + done.stderr
 
     def kill9(self) -> None:

@@ -1,7 +1,7 @@
 """The scenario of hooks, in a virtual machine with cgroup v2 and either driver.
 
-What hooks want of CPUs, memory nodes, weights, quotas, files of cgroup v2 and a pod's cgroup must be in the
-kernel, and stay there over updates, systemd's reloads and a daemon that is killed.
+Changes of hooks to CPUs, memory nodes, weights, quotas, files of cgroup v2 and a pod's cgroup must be in
+effect in the kernel, and persist over updates, reloads of systemd and kills of the daemon.
 
 python3 vm_hooks.py cgroupfs|systemd
 """
@@ -34,10 +34,10 @@ SHIPPED = ("20-quota-off", "30-cpus-file", "50-crio-annotations")
 WRITTEN = Path("/run/topoproxy/hooks/cpus")
 NEAR, FAR = node_cpus(0), node_cpus(1)
 OWN = CpuSet([*list(NEAR)[-2:], *list(FAR)[-2:]])
-"""An owner's, on two nodes; a hook lets it use only those of the second."""
+"""The CPUs of an owner, on two nodes; a hook narrows it to those of the second node."""
 KEPT = OWN & FAR
 ELSE = CpuSet(list(NEAR)[:2])
-"""Another owner's, whose pod a hook puts elsewhere."""
+"""The CPUs of another owner; a hook places its pod in another cgroup."""
 BATCH = CpuSet(list(NEAR)[2:4])
 SETTINGS: dict[str, object] = {
     "koordinator": {"keepCFSQuota": "always"},
@@ -73,8 +73,8 @@ GIVES = f"""
             return api.Adjustment(cpus=api.CpuSet.parse("{OWN}"))
 """
 WEIGHT = str(1 + (256 - 2) * 9999 // 262142)
-"""256 shares, as the kernel has them on v2."""
-WISHES = {
+"""The cpu.weight of 256 shares."""
+ANNOTATIONS = {
     "cpu-load-balancing.crio.io": "disable",
     "irq-load-balancing.crio.io": "disable",
     "cpu-freq-governor.crio.io": "performance",
@@ -83,7 +83,7 @@ WISHES = {
 
 @dataclass
 class HookedNode(Node):
-    """A node whose pods lie where kubelet puts them: below a group that is called by their uid."""
+    """A node whose pods have kubelet's cgroup parents, with their uids."""
 
     uids: dict[str, str] = field(default_factory=dict)
 
@@ -103,20 +103,20 @@ class HookedNode(Node):
         )
 
     def begin(self, kind: str, name: str, pod: str) -> None:
-        """Make and start the container of a pod."""
+        """Create and start the container of a pod."""
         container = self.cri.create(pod, timeout=LONG_S, **KINDS[kind].resources)
         self.cri.start(container)
         self.ids[name] = container
 
     def refresh(self) -> None:
-        """Speak to a daemon that was started again."""
+        """Connect to the restarted daemon."""
         old, self.cri = self.cri, Cri(SOCKET, "")
         self.cri.adopt(old)
         old.close()
 
 
 def put(name: str, text: str) -> None:
-    """Drop a hook file as a bootstrap script does, as a whole."""
+    """Write a hook file atomically, as a bootstrap script does."""
     HOOKS.mkdir(parents=True, exist_ok=True)
     draft = HOOKS / f".{name}.new"
     draft.write_text("from proxy.hooks import api\nAPI_VERSION = 1\n" + textwrap.dedent(text))
@@ -129,32 +129,32 @@ def states(daemon: Daemon) -> dict[str, str]:
 
 
 def in_use(daemon: Daemon, *names: str) -> None:
-    """Wait until just these hooks are in use."""
+    """Wait until exactly these hooks are in use."""
     wanted = dict.fromkeys(names, "running")
     took = wait(f"hooks {', '.join(names) or 'to go'}", lambda: states(daemon) == wanted)
     step(f"in use after {took:.1f} s: {', '.join(names) or 'no hooks'}")
 
 
 def healthy(daemon: Daemon) -> None:
-    """No hook has failed in any way."""
+    """Check that no hook has reported an error."""
     hooks = daemon.status()["hooks"]["hooks"]
     assert [hook["last_error"] for hook in hooks if hook["last_error"]] == [], hooks
 
 
 def shared_is_narrowed(daemon: Daemon, node: HookedNode) -> None:
-    """A hook that was dropped while the daemon runs narrows a container that shares, and sets its knobs."""
+    """A hook that was added at run time narrows a sharer and sets cgroup files."""
     put("10-narrow", NARROW)
     put("11-knobs", KNOBS)
     for name in ("quota-off", "cpus-file", "crio-annotations"):
-        done = daemon.ask("hooks", "enable", name, "--config", str(DIRECTORY / "config.yaml"))
+        done = daemon.cli("hooks", "enable", name, "--config", str(DIRECTORY / "config.yaml"))
         assert done.returncode == 0, done.stdout + done.stderr
     in_use(daemon, "10-narrow", "11-knobs", *SHIPPED)
     node.begin("ls", "web", node.make("ls", "web"))
     node.check(("web",), FAR)
     knobs(node)
     step(f"a container that shares is on {FAR}; memory.high and cpu.weight are the hook's")
-    reported = daemon.explain("default/web")
-    assert f"Narrowed to CPUs {FAR} by hook 10-narrow" in reported, reported
+    explanation = daemon.explain("default/web")
+    assert f"Narrowed to CPUs {FAR} by hook 10-narrow" in explanation, explanation
 
 
 def knobs(node: HookedNode) -> None:
@@ -163,70 +163,70 @@ def knobs(node: HookedNode) -> None:
 
 
 def owner_is_narrowed(daemon: Daemon, node: HookedNode) -> Path:
-    """An owner gets less of its CPUs and memory, and no quota, nor has its pod; returns the pod's group."""
-    pod = node.make("lse", "db", OWN, WISHES)
+    """An owner has fewer CPUs and memory nodes, and no quota, nor has its pod; returns the pod's cgroup."""
+    pod = node.make("lse", "db", OWN, ANNOTATIONS)
     ends = (f"pod{node.uids['db']}", f"pod{node.uids['db'].replace('-', '_')}.slice")
     top = next(path for path in Path("/sys/fs/cgroup").rglob("kubepods*/*") if path.name.endswith(ends))
     limit(top, HAS_US)
     node.begin("lse", "db", pod)
-    owner_is_right(node)
+    check_owner(node)
     assert (quota(node.group("db")), quota(top)) == (-1, -1)
     assert quota(node.group("web")) == KINDS["ls"].limit * 100
     step(f"an owner of {OWN} uses {KEPT} and the memory of node 1; no quota, nor has its pod")
     node.check(("web",), FAR - OWN, limit=LONG_S)
     node.check(("be", "plain"), ALL - OWN, limit=LONG_S)
-    step("no other container is on any CPU of its own")
-    cannot = (
+    step("no other container has CPUs of the owner")
+    warnings = (
         "out of load balancing on cgroup v2",
         "apply.partitions: isolated",
         "cannot set the governor performance",
     )
-    wait("what annotations cannot do", lambda: all(words in LOG.read_text() for words in cannot))
+    wait("the warnings about annotations", lambda: all(warning in LOG.read_text() for warning in warnings))
     lines = [line for line in LOG.read_text().splitlines() if "cannot follow an annotation" in line]
     for line in lines:
         step(line)
     return top
 
 
-def owner_is_right(node: HookedNode) -> None:
+def check_owner(node: HookedNode) -> None:
     node.check(("db",), KEPT, Mask([1]))
     assert read(node.group("db"), "cpuset.mems") == "1"
 
 
-def owner_is_told(node: HookedNode) -> None:
-    """The file that the owner reads says what it has, however often the pools change."""
+def check_owners_file(node: HookedNode) -> None:
+    """Check that the owner's file lists its CPUs, even after changes of the pools."""
     (file,) = (WRITTEN / node.uids["db"]).glob("*/cpus")
     wanted = {f"EXCLUSIVE_CPUS={KEPT}", "SHARED_CPUS=", "MEMORY_NODES=1"}
     wait("the owner's file to name its CPUs", lambda: wanted <= set(file.read_text().splitlines()))
 
 
 def interrupts_on(cpus: CpuSet) -> set[str]:
-    """Interrupts that may go to some CPUs."""
+    """Return the interrupts that may be delivered to these CPUs."""
     files = Path("/proc/irq").glob("*/smp_affinity_list")
     return {file.parent.name for file in files if CpuSet.parse(file.read_text()) & cpus}
 
 
 def others_are_changed(daemon: Daemon, node: HookedNode, top: Path) -> None:
-    """An update of one container brings no quota back, and a hook changes another one with it."""
+    """An update of one container restores no quota, and a hook changes another container with it."""
     limit(top, HAS_US)
     node.cri.update(node.ids["db"], cpu_quota=150_000, cpu_period=100_000)
     assert quota(node.group("db")) == -1
-    owner_is_right(node)
+    check_owner(node)
     batch = node.group("be")
-    wait("another's weight", lambda: read(batch, "cpu.weight") == WEIGHT)
-    wait("another's memory.high", lambda: read(batch, "memory.high") == str(HIGHER))
+    wait("the other container's weight", lambda: read(batch, "cpu.weight") == WEIGHT)
+    wait("the other container's memory.high", lambda: read(batch, "memory.high") == str(HIGHER))
     node.check(("be",), BATCH, limit=LONG_S)
     wait("the pod's quota to be off", lambda: quota(top) == -1)
-    owner_is_told(node)
+    check_owners_file(node)
     step("an update changed nothing of the owner; a hook changed another container with it")
     healthy(daemon)
 
 
-def all_as_wanted(daemon: Daemon, node: HookedNode) -> None:
-    """All containers are as hooks want, at once and a while later."""
+def check_all(daemon: Daemon, node: HookedNode) -> None:
+    """Check for ten seconds that all containers have the values of the hooks."""
     end = time.monotonic() + 10
     while True:
-        owner_is_right(node)
+        check_owner(node)
         node.check(("web",), FAR - OWN)
         node.check(("plain",), ALL - OWN)
         node.check(("be",), BATCH)
@@ -240,40 +240,40 @@ def all_as_wanted(daemon: Daemon, node: HookedNode) -> None:
 
 
 def lasts(daemon: Daemon, node: HookedNode, top: Path) -> None:
-    """Neither a reload of systemd's nor a crash of the daemon changes anything."""
+    """Neither a reload of systemd nor a crash of the daemon changes anything."""
     if node.driver == "systemd":
         systemctl("daemon-reload")
-        all_as_wanted(daemon, node)
+        check_all(daemon, node)
         step(f"daemon-reload: all as before, but for the pod's quota, which is {quota(top)}")
         assert quota(node.group("db")) == -1
     daemon.kill9()
     if node.driver == "systemd":
         systemctl("daemon-reload")
-        owner_is_right(node)
+        check_owner(node)
         knobs(node)
-        step("daemon-reload while the daemon is dead: the owner stays where it is")
+        step("daemon-reload while the daemon is down: the owner keeps its CPUs")
     daemon.configure(**SETTINGS, apply={"partitions": "isolated"})
     daemon.start()
     node.refresh()
     in_use(daemon, "10-narrow", "11-knobs", *SHIPPED)
-    wait("the comparison", lambda: bool(daemon.status()["ready"]))
-    all_as_wanted(daemon, node)
+    wait("the daemon to be ready", lambda: bool(daemon.status()["ready"]))
+    check_all(daemon, node)
     step("killed and started again: all as before")
 
 
 def partition(daemon: Daemon, node: HookedNode) -> None:
-    """A partition of an owner that a hook has narrowed: refused by older kernels, else of what it uses."""
+    """The partition of a narrowed owner has the narrowed CPUs; older kernels reject partitions."""
     if not (node.group("db") / "cpuset.cpus.exclusive").exists():
         wait("the kernel's reason", lambda: "6.7" in row(daemon, "db/main")["reason"])
         assert kinds(node.group("db")) == "member"
     else:
         wait("the partition", lambda: kinds(node.group("db")) == "isolated")
-    owner_is_right(node)
+    check_owner(node)
     step(f"partition of the narrowed owner: {row(daemon, 'db/main')}")
 
 
 def elsewhere(daemon: Daemon, node: HookedNode) -> None:
-    """A hook puts a pod into another group; the engine finds its container there, also after a crash."""
+    """A hook places a pod in another cgroup; the daemon finds its container there, also after a crash."""
     slices = node.driver == "systemd"
     parent = "elsewhere-podmoved.slice" if slices else "/elsewhere/podmoved"
     text = f"""
@@ -290,9 +290,9 @@ def elsewhere(daemon: Daemon, node: HookedNode) -> None:
     assert node.group("moved").parent == directory, node.group("moved")
     node.check(("moved",), ELSE, Mask([0]))
     node.check(("plain",), ALL - OWN - ELSE, limit=LONG_S)
-    assert quota(node.group("moved")) == KINDS["lsr"].limit * 100, "of a class that the hook leaves alone"
-    owner_is_told(node)
-    step(f"a pod that a hook put into {parent} owns {ELSE}")
+    assert quota(node.group("moved")) == KINDS["lsr"].limit * 100, "the hook does not change this class"
+    check_owners_file(node)
+    step(f"a pod that a hook placed in {parent} owns {ELSE}")
     daemon.kill9()
     if slices:
         systemctl("daemon-reload")
@@ -301,44 +301,44 @@ def elsewhere(daemon: Daemon, node: HookedNode) -> None:
     second = node.cri.create(pod, "second", timeout=LONG_S, **KINDS["lsr"].resources)
     node.cri.start(second)
     node.ids["second"] = second
-    assert node.group("second").parent == directory, "also after a crash"
+    assert node.group("second").parent == directory, "the cgroup is the same after a crash"
     node.check(("moved", "second"), ELSE, Mask([0]), LONG_S)
-    step("so does another container of it, after a crash")
+    step("so does another container of the pod, after a crash")
 
 
 def without(daemon: Daemon, node: HookedNode, interrupts: set[str]) -> None:
-    """A hook that is gone counts no more for new containers; a container that was narrowed stays so."""
+    """A removed hook does not affect new containers; a narrowed container stays narrowed."""
     pod = node.make("ls", "web-2")
     (HOOKS / "12-elsewhere.py").unlink()
     for name in SHIPPED:
         (HOOKS / f"{name}.py").unlink()
     in_use(daemon)
-    wait("interrupts to come back", lambda: interrupts_on(KEPT) >= interrupts)
+    wait("interrupts to be restored", lambda: interrupts_on(KEPT) >= interrupts)
     node.begin("ls", "web-2", pod)
     node.check(("web-2",), ALL - OWN - ELSE)
     assert read(node.group("web-2"), "memory.high") == "max"
     node.check(("web",), FAR - OWN)
     knobs(node)
-    owner_is_right(node)
-    step("hooks are gone: new containers have nothing of them, the others stay narrowed")
+    check_owner(node)
+    step("hooks are removed: new containers are not changed, the others stay narrowed")
     for name in ("db", "moved", "second"):
         node.cri.stop(node.ids.pop(name))
     node.check(("plain", "web-2"), ALL, limit=LONG_S)
     node.check(("web",), FAR, limit=LONG_S)
     node.check(("be",), BATCH)
-    step("owners have ended: the others have all of theirs again")
+    step("owners have ended: other containers have their CPUs again")
 
 
 def given_away(daemon: Daemon, node: HookedNode) -> None:
-    """A hook gives others an owner's CPUs, also below groups that are kept off them, until it may no more."""
-    said: dict[str, Any] = {"koordinator": {"keepCFSQuota": "always", "beCpuset": "erase"}}
+    """A hook gives an owner's CPUs to other containers, even BE ones, if the configuration permits it."""
+    settings: dict[str, Any] = {"koordinator": {"keepCFSQuota": "always", "beCpuset": "erase"}}
 
     def again(**hooks: object) -> None:
         assert daemon.stop() == 0
-        daemon.configure(**said, hooks={"timeout": "20s", **hooks})
+        daemon.configure(**settings, hooks={"timeout": "20s", **hooks})
         daemon.start()
         node.refresh()
-        wait("the comparison", lambda: bool(daemon.status()["ready"]))
+        wait("the daemon to be ready", lambda: bool(daemon.status()["ready"]))
 
     again(ownedCPUs=True)
     put("10-gives", GIVES)
@@ -349,7 +349,7 @@ def given_away(daemon: Daemon, node: HookedNode) -> None:
         assert node.place(name).effective == (ALL - OWN if name == "be-2" else OWN), node.place(name)
     node.check(("guest", "batch", "db-2"), OWN, limit=LONG_S)
     healthy(daemon)
-    step(f"a hook lets others run on {OWN}, which a container owns")
+    step(f"a hook lets other containers run on {OWN}, which a container owns")
     if node.driver == "systemd":
         systemctl("daemon-reload")
         node.check(("guest", "batch", "db-2"), OWN, limit=LONG_S)
@@ -357,7 +357,7 @@ def given_away(daemon: Daemon, node: HookedNode) -> None:
     node.check(("guest", "batch", "be-2"), ALL - OWN, limit=LONG_S)
     node.check(("db-2",), OWN)
     assert daemon.status()["violations"] == []
-    step("it may no more: the owner has them alone")
+    step("the hook may no longer do so: the owner has its CPUs exclusively")
     node.cri.stop(node.ids.pop("db-2"))
     node.check(("plain", "web-2", "be-2"), ALL, limit=LONG_S)
 

@@ -208,7 +208,7 @@ class Bed:
 
     def records(self, subject: str) -> list[dict[str, Any]]:
         """The decisions about a pod that are remembered, the newest last."""
-        text = self.daemon.ask("explain", subject, "--all", "--json").stdout
+        text = self.daemon.cli("explain", subject, "--all", "--json").stdout
         return [record["decision"] for record in json.loads(text)["records"]] if text else []
 
     def known_by(self, subject: str) -> set[str]:

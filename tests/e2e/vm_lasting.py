@@ -1,7 +1,7 @@
-"""The scenario of sets that last, on cgroup v2 with systemd and a runc that sends it wrong sets.
+"""The scenario of cpusets that last, on cgroup v2 with systemd and a runc that sends wrong cpusets.
 
-What systemd would write is what the kernel has: neither a reload nor a change of another property moves
-anybody, whether the daemon lives or not. What runc or another program sends systemd is put right.
+systemd's properties must match the kernel: neither a reload nor a change of another property moves a
+container, whether the daemon runs or not. The daemon repairs properties that runc or another program has set.
 
     python3 vm_lasting.py systemd
 """
@@ -26,26 +26,26 @@ from proxy.model.idset import CpuSet, Mask
 
 REST = ALL - OWN
 SLOWER = 25.0
-"""So much slower than metal all is here: what takes a second there."""
+"""Seconds under emulation for one second on real hardware."""
 
 
 class Movements:
-    """Checks all the time whether a container moves."""
+    """A thread that checks continuously whether a container moves."""
 
     def __init__(self, node: Node, names: tuple[str, ...]) -> None:
         self._groups = {name: node.group(name) for name in names}
         self._before = {name: place_in(directory) for name, directory in self._groups.items()}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self.looks, self.seen = 0, dict[str, str]()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self.samples, self.seen = 0, dict[str, str]()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._over.is_set():
             for name, directory in self._groups.items():
                 now = place_in(directory)
                 if now != self._before[name]:
-                    self.seen.setdefault(name, f"{now.cpus}, in force {now.effective}")
-            self.looks += 1
+                    self.seen.setdefault(name, f"{now.cpus}, in effect {now.effective}")
+            self.samples += 1
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -59,29 +59,29 @@ class Movements:
         self._thread.join()
 
 
-def systemctl(*words: str) -> str:
-    return subprocess.run(["systemctl", *words], check=True, capture_output=True, text=True).stdout.strip()
+def systemctl(*args: str) -> str:
+    return subprocess.run(["systemctl", *args], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def reported(directory: Path, name: str = "AllowedCPUs") -> str:
-    """What systemd would write for a container."""
+def unit_cpus(directory: Path, name: str = "AllowedCPUs") -> str:
+    """Return a property of a container's unit, which systemd would write."""
     return systemctl("show", "--value", "-p", name, directory.name).replace(" ", ",")
 
 
 def lasts(node: Node, name: str, cpus: CpuSet) -> None:
-    """A container is where it should be, and its unit says the same."""
+    """Check that a container has these CPUs, and that its unit has the same."""
     node.check((name,), cpus, limit=LONG_S)
-    wait(f"the unit of {name}", lambda: CpuSet.parse(reported(node.group(name))) == cpus)
+    wait(f"the unit of {name}", lambda: CpuSet.parse(unit_cpus(node.group(name))) == cpus)
 
 
-def nobody_moves(node: Node, words: str, *command: str) -> None:
+def check_no_moves(node: Node, cause: str, *command: str) -> None:
     with Movements(node, ("lse", *OTHERS)) as movements:
         systemctl(*command)
     assert not movements.seen, movements.seen
-    step(f"{words}: no container has moved, in {movements.looks} looks")
+    step(f"{cause}: no container has moved, in {movements.samples} samples")
 
 
-def runc_is_put_right(daemon: Daemon, node: Node) -> None:
+def check_runc_is_repaired(daemon: Daemon, node: Node) -> None:
     """An update through the daemon: runc sends systemd a set with its bytes reversed."""
     before = daemon.status()["counters"]
     for name in ("ls", "be", "lse"):
@@ -97,18 +97,18 @@ def runc_is_put_right(daemon: Daemon, node: Node) -> None:
     step(f"{repaired} updates came with reversed sets: units are right, and it is reported once")
 
 
-def others_are_put_right(node: Node) -> None:
-    """Another program gives a unit other CPUs: it gets its own back, in the file and as a property."""
+def check_other_programs_are_repaired(node: Node) -> None:
+    """Another program changes the CPUs of a unit: the daemon repairs the file and the property."""
     directory, begin = node.group("ls"), time.monotonic()
     systemctl("set-property", "--runtime", directory.name, f"AllowedCPUs={ALL}")
-    wait("the file to be put back", lambda: place_in(directory).cpus == REST)
+    wait("the file to be repaired", lambda: place_in(directory).cpus == REST)
     took = time.monotonic() - begin
     lasts(node, "ls", REST)
-    step(f"AllowedCPUs of a container was set from outside: put back {took:.1f} s after that began")
+    step(f"AllowedCPUs of a container was set by another program: repaired after {took:.1f} s")
 
 
 def reload_is_repaired(daemon: Daemon, node: Node) -> None:
-    """A reload brings a set that another program gave a unit while the daemon was away."""
+    """A reload applies a property that another program set while the daemon was suspended."""
     directory = node.group("ls")
     daemon.process.send_signal(signal.SIGSTOP)
     systemctl("set-property", "--runtime", directory.name, f"AllowedCPUs={ALL}")
@@ -116,8 +116,8 @@ def reload_is_repaired(daemon: Daemon, node: Node) -> None:
     (directory / "cpuset.cpus").write_text(str(REST))
     daemon.process.send_signal(signal.SIGCONT)
     before = daemon.status()["counters"]["passes"]
-    wait("a comparison", lambda: daemon.status()["counters"]["passes"] > before)
-    assert CpuSet.parse(reported(directory)) == ALL
+    wait("a reconcile", lambda: daemon.status()["counters"]["passes"] > before)
+    assert CpuSet.parse(unit_cpus(directory)) == ALL
     changes, end = list[float](), time.monotonic() + 30
 
     def look() -> None:
@@ -132,9 +132,9 @@ def reload_is_repaired(daemon: Daemon, node: Node) -> None:
     looker.join(LONG_S)
     lasts(node, "ls", REST)
     was_seen = changes[0] < end
-    seen = f"after {changes[1] - changes[0]:.2f} s" if was_seen else "before anybody saw it"
+    seen = f"after {changes[1] - changes[0]:.2f} s" if was_seen else "before it was observed"
     assert not was_seen or changes[1] - changes[0] < SLOWER, changes
-    step(f"a reload that brought another set was repaired {seen}")
+    step(f"a reload that applied another cpuset was repaired {seen}")
 
 
 def main() -> None:
@@ -147,31 +147,31 @@ def main() -> None:
     for name in OTHERS:
         lasts(node, name, REST)
     lasts(node, "lse", OWN)
-    assert Mask.parse(reported(node.group("lse"), "AllowedMemoryNodes")) == Mask([1])
-    step("all units say what the kernel has")
-    nobody_moves(node, "daemon-reload", "daemon-reload")
+    assert Mask.parse(unit_cpus(node.group("lse"), "AllowedMemoryNodes")) == Mask([1])
+    step("the properties of all units match the kernel")
+    check_no_moves(node, "daemon-reload", "daemon-reload")
     weight = ("set-property", "--runtime", node.group("ls").name, "CPUWeight=50")
-    nobody_moves(node, "a change of another property", *weight)
-    runc_is_put_right(daemon, node)
-    nobody_moves(node, "daemon-reload after runc's updates", "daemon-reload")
+    check_no_moves(node, "a change of another property", *weight)
+    check_runc_is_repaired(daemon, node)
+    check_no_moves(node, "daemon-reload after runc's updates", "daemon-reload")
     wait("both reloads to be counted", lambda: daemon.status()["counters"].get("systemd_reloads") == 2)
     node.run("ls", name="late")
     lasts(node, "late", REST)
     step("a container was started beside the owner")
     daemon.kill9()
-    nobody_moves(node, "daemon-reload while the daemon is dead", "daemon-reload")
+    check_no_moves(node, "daemon-reload while the daemon is dead", "daemon-reload")
     daemon.start()
     old, node.cri = node.cri, Cri(SOCKET, "")
     node.cri.adopt(old)
     old.close()
-    wait("the comparison", lambda: bool(daemon.status()["ready"]))
-    others_are_put_right(node)
+    wait("the daemon to be ready", lambda: bool(daemon.status()["ready"]))
+    check_other_programs_are_repaired(node)
     reload_is_repaired(daemon, node)
     watch.end()
-    # Another program's own set is seen until it is put back.
-    seen = {words for words in watch.overlaps if node.group("ls").name not in words}
+    # The watch may see another program's cpuset until it is repaired.
+    seen = {overlap for overlap in watch.overlaps if node.group("ls").name not in overlap}
     assert not seen, watch.overlaps
-    step(f"in {watch.looks} looks no other container was seen on an owner's CPUs")
+    step(f"in {watch.samples} samples no other container was seen on an owner's CPUs")
     node.cri.stop(node.ids.pop("lse"))
     for name in (*OTHERS, "late"):
         lasts(node, name, ALL)

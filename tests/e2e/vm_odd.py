@@ -36,7 +36,7 @@ CDI = Path("/etc/cdi/made.json")
 
 def the_machine(daemon: Daemon) -> None:
     """What the daemon reads of it."""
-    facts: dict[str, Any] = json.loads(daemon.ask("topology", "--json").stdout)
+    facts: dict[str, Any] = json.loads(daemon.cli("topology", "--json").stdout)
     numa = facts["numa"]
     found = {key: numa[key] for key in ("online", "has_cpu", "has_memory", "memory_only", "cpu_only")}
     step(f"NUMA nodes: {found}, isolated CPUs {facts['cpus']['isolated']}")

@@ -49,7 +49,7 @@ def cannot(daemon: Daemon, node: Node) -> None:
     assert kinds(node.group("lse")) == "member"
     reported = [p for p in daemon.status()["problems"] if "cannot make a partition" in p["what"]]
     assert len(reported) == 1, reported
-    assert found["reason"] in daemon.ask("status").stdout
+    assert found["reason"] in daemon.cli("status").stdout
     assert node.place("lse").is_at(OWN, None)
     assert node.place("ls").effective == ALL - OWN
     step("it is reported once, and every container is where it belongs")
@@ -105,7 +105,7 @@ def can(daemon: Daemon, node: Node) -> None:
     step(f"the owner has ended: all containers have its CPUs after {took:.1f} s")
     node.run("lse", OWN, "again")
     wait("a partition for the next owner", lambda: kinds(node.group("again")) == "root")
-    done = daemon.ask("release", "--config", str(DIRECTORY / "config.yaml"))
+    done = daemon.cli("release", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert kinds(node.group("again")) == "member"
     wait("all containers to have all CPUs", lambda: node.place("ls").effective == ALL)

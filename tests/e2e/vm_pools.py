@@ -1,7 +1,7 @@
 """The scenario of the pools, in a virtual machine with several NUMA nodes.
 
-Owners on CPUs of an annotation and on CPUs that the daemon picks, with the memory of their nodes; the
-others leave before them; neither updates nor crashes nor systemd change that.
+Owners have the CPUs of an annotation or CPUs that the daemon picks, and memory of their nodes. Other
+containers leave these CPUs before an owner starts. Updates, crashes and systemd do not change that.
 
     python3 vm_pools.py cgroupfs|systemd
 """
@@ -43,7 +43,7 @@ from proxy.model.idset import CpuSet, Mask
 
 @dataclass(frozen=True)
 class Kind:
-    """Koordinator's label, kubelet's directory, and milli-CPUs requested and allowed."""
+    """Koordinator's label, kubelet's cgroup parent, and the CPU request and limit in milli-CPUs."""
 
     label: str
     parent: str
@@ -72,10 +72,10 @@ SHARED, BATCH = ("ls", "part", "burstable"), ("be", "besteffort")
 
 @dataclass
 class Node:
-    """A client of the daemon, as kubelet is one.
+    """A client of the daemon in the role of kubelet.
 
     Attributes:
-        ids: Containers by the name of their pod.
+        ids: The ids of containers by the names of their pods.
     """
 
     driver: str
@@ -112,7 +112,7 @@ class Node:
         return self._groups[container]
 
     def check(self, names: tuple[str, ...], cpus: CpuSet, mems: Mask | None = None, limit: float = 0) -> None:
-        """Containers must be on these CPUs and memory nodes, at once or within a time."""
+        """Check that containers have these CPUs and memory nodes, within the time limit."""
         for name in names:
             with suppress(AssertionError):
                 wait(name, lambda name=name: self.place(name).is_at(cpus, mems), limit)
@@ -120,7 +120,7 @@ class Node:
             assert found.is_at(cpus, mems), f"{name}: {found}, expected CPUs {cpus}, memory {mems}"
 
     def sandboxes(self) -> dict[str, CpuSet]:
-        """CPUs of the sandbox of each container's pod: of the other group in that of the pod."""
+        """Return the CPUs of the sandbox of each container's pod: the sibling of the container's cgroup."""
         found: dict[str, CpuSet] = {}
         for name in self.ids:
             own = self.group(name)
@@ -130,7 +130,7 @@ class Node:
         return found
 
     def check_sandboxes(self, shared: CpuSet, batch: CpuSet, limit: float = 0) -> None:
-        """Sandboxes must be within the pools of their pods, owners' within the shared one."""
+        """Check that sandboxes are within the pools of their pods; those of owners within the shared pool."""
 
         def kept() -> bool:
             found = self.sandboxes()
@@ -147,7 +147,7 @@ class Node:
 
 @contextmanager
 def frozen_runtime() -> Iterator[None]:
-    """Stop the runtime (SIGSTOP) meanwhile: it receives nothing."""
+    """Suspend the runtime (SIGSTOP) within the block, so that it receives nothing."""
     pid = int(subprocess.check_output(["pidof", RUNTIME.stem], text=True).split()[0])
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -157,7 +157,7 @@ def frozen_runtime() -> Iterator[None]:
 
 
 def owners_on_nodes(node: Node) -> None:
-    """LSE on a far node, LSR, and whole CPUs that the daemon picks; others leave before."""
+    """LSE on a far node, LSR, and whole CPUs that the daemon picks; other containers leave before."""
     far = max(int(p.name[4:]) for p in NODES.glob("node[0-9]*") if node_cpus(int(p.name[4:])))
     named = CpuSet(list(node_cpus(far))[:4])
     pod = node.pod("lse", named)
@@ -169,7 +169,7 @@ def owners_on_nodes(node: Node) -> None:
     node.ids["lse"] = call.result().container_id
     node.cri.start(node.ids["lse"])
     node.check(("lse",), named, Mask([far]))
-    step(f"LSE is on {named}, memory of node {far}; the others had left before")
+    step(f"LSE is on {named}, memory of node {far}; other containers had left before")
 
     lent = CpuSet(list(node_cpus(1))[:2])
     node.run("lsr", lent)
@@ -182,13 +182,13 @@ def owners_on_nodes(node: Node) -> None:
     found = node.place("whole")
     (home,) = [i for i in range(far + 1) if found.cpus <= node_cpus(i)]
     assert len(found.cpus) == 4, found
-    assert all(core_of(cpu) <= found.cpus for cpu in found.cpus), f"half a core: {found}"
+    assert all(core_of(cpu) <= found.cpus for cpu in found.cpus), f"not whole cores: {found}"
     assert found.mems == Mask([home]), found
     assert found.cpus.isdisjoint(named | lent), found
     node.check(SHARED, ALL - named - lent - found.cpus)
     node.check(BATCH, ALL - named - found.cpus)
     step(f"a whole-CPU container is on {found.cpus}, node {home}, in whole cores")
-    # Those of the pods that own CPUs came last; the next owner has them compared again.
+    # The sandboxes of owners were created last; the daemon reconciles them at the next owner.
     node.check_sandboxes(ALL - named - lent - found.cpus, ALL - named - found.cpus, LONG_S)
     step(f"sandboxes are within the pools: {', '.join(sorted(map(str, set(node.sandboxes().values()))))}")
 
@@ -198,7 +198,7 @@ def owners_on_nodes(node: Node) -> None:
 
 
 def updates_and_crash(node: Node, daemon: Daemon) -> None:
-    """What kubelet writes does not matter, nor does a crash, nor what happens while the daemon is dead."""
+    """Updates of kubelet, a crash, and writes while the daemon is down do not change the placement."""
     before = node.snapshot()
     node.cri.update(node.ids["ls"], cpuset_cpus=str(ALL))
     node.cri.update(node.ids["lse"], cpu_quota=200_000, cpu_period=100_000)
@@ -207,7 +207,7 @@ def updates_and_crash(node: Node, daemon: Daemon) -> None:
     daemon.kill9()
     assert node.snapshot() == before
     (node.group("be") / "cpuset.cpus").write_text(str(ALL))
-    if is_v2():  # the container's own file stays as it was; it has less all the same
+    if is_v2():  # the container's own file is unchanged, but its effective CPUs are fewer
         (node.group("ls").parent / "cpuset.cpus").write_text("0-3")
         assert node.place("ls").effective == CpuSet(range(4)), node.place("ls")
     daemon.start()
@@ -220,7 +220,7 @@ def updates_and_crash(node: Node, daemon: Daemon) -> None:
 
 
 def systemd_writes_back(node: Node) -> None:
-    """A daemon-reload makes systemd write what runc sent it, which old runcs send wrongly."""
+    """A daemon-reload makes systemd write the cpusets that runc sent; old versions send wrong ones."""
     before = node.snapshot()
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     moved = [name for name, place in node.snapshot().items() if place != before[name]]
@@ -230,20 +230,20 @@ def systemd_writes_back(node: Node) -> None:
     step(f"daemon-reload moved {', '.join(moved) or 'no container'}; all as before after {took:.1f} s")
 
 
-def beside() -> str:
-    """Return which controllers v2 has beside v1: at least those that the kernel was to keep from v1."""
+def v2_controllers() -> str:
+    """Describe v2's controllers on a hybrid machine; they include those that v1 may not have."""
     unified = Path("/sys/fs/cgroup/unified/cgroup.controllers")
     if not unified.exists():
         return ""
     found = ["blkio" if name == "io" else name for name in unified.read_text().split()]
-    words = (word.partition("cgroup_no_v1=")[2] for word in Path("/proc/cmdline").read_text().split())
-    kept = {name for word in words for name in word.split(",") if name}
-    assert kept <= {*found}, (kept, found)
+    options = (option.partition("cgroup_no_v1=")[2] for option in Path("/proc/cmdline").read_text().split())
+    disabled = {name for option in options for name in option.split(",") if name}
+    assert disabled <= {*found}, (disabled, found)
     return f" (v2 beside it has {', '.join(found) or 'no controllers'})"
 
 
 def main() -> None:
-    step(f"cgroup v{2 if is_v2() else 1}{beside()}, CPUs {ALL}")
+    step(f"cgroup v{2 if is_v2() else 1}{v2_controllers()}, CPUs {ALL}")
     daemon, node = Daemon(), Node(sys.argv[1])
     for kind in (*SHARED, *BATCH):
         node.run(kind)
@@ -255,7 +255,9 @@ def main() -> None:
     for name in ("lse", "lsr", "whole"):
         node.cri.stop(node.ids.pop(name))
     node.check((*SHARED, *BATCH), ALL, limit=LONG_S)
-    wait("sandboxes to have all again", lambda: set(node.sandboxes().values()) == {ALL}, PERIOD_S + LONG_S)
+    wait(
+        "sandboxes to have all CPUs again", lambda: set(node.sandboxes().values()) == {ALL}, PERIOD_S + LONG_S
+    )
     assert daemon.stop() == 0
     node.check((*SHARED, *BATCH), ALL)
     step("all is given back")

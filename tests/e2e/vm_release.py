@@ -32,7 +32,7 @@ OWN = CpuSet(list(node_cpus(FAR))[:4])
 
 def memory(daemon: Daemon, ref: str) -> dict[str, Any]:
     """What ``status --memory`` says of a container; numbers of nodes are texts in JSON."""
-    rows = json.loads(daemon.ask("status", "--memory", "--json").stdout)["containers"]
+    rows = json.loads(daemon.cli("status", "--memory", "--json").stdout)["containers"]
     return next(row for row in rows if row["ref"].endswith(ref))
 
 
@@ -78,7 +78,7 @@ def spec(direct: Cri, container: str) -> str:
 
 def released(node: Node, daemon: Daemon, top: Any) -> None:
     """The command, and every container beside one that was made at the runtime itself."""
-    done = daemon.ask("release", "--config", str(DIRECTORY / "config.yaml"))
+    done = daemon.cli("release", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     step(done.stdout.splitlines()[0])
     with Cri(RUNTIME, "") as direct:
@@ -123,7 +123,7 @@ def main() -> None:
     node.check(("lse",), OWN, Mask([FAR]), limit=LONG_S)
     memory_nodes(node, daemon)
     released(node, daemon, top)
-    done = daemon.ask("release", "--undo", "--config", str(DIRECTORY / "config.yaml"))
+    done = daemon.cli("release", "--undo", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stderr
     wait("the owner to have its CPUs", lambda: node.place("lse").effective == OWN)
     wait("the others to leave them", lambda: node.place("ls").effective.isdisjoint(OWN))

@@ -63,7 +63,7 @@ def load(node: Node) -> None:
 
 def reported(daemon: Daemon) -> None:
     """What people see."""
-    page = daemon.ask("status").stdout
+    page = daemon.cli("status").stdout
     print(page[page.index("BE suppression") :].partition("\n\n")[0], flush=True)
     assert "BE is suppressed: it runs on" in daemon.explain("be")
     assert "suppressed" not in daemon.explain("ls")

@@ -74,7 +74,7 @@ class TakenBed(Bed):
 
     def takeover(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run ``topoproxy takeover`` and show what it says."""
-        done = self.daemon.ask(
+        done = self.daemon.cli(
             "takeover", *words, "--timeout", "100", "--admin", f"unix://{DIRECTORY / 'admin.sock'}"
         )
         print(f"$ topoproxy takeover {' '.join(words)}\n{done.stdout}{done.stderr}", flush=True)

@@ -1,8 +1,8 @@
 """The scenario of the topology manager, in a virtual machine of 2 sockets with 2 NUMA nodes of 8 CPUs each.
 
-CPUs 0-1 are reserved, memory is counted, a network card is on node 3. Under ``restricted`` pods are put onto
-one node each, until one fits only across nodes; that one is refused, and placed under ``best-effort``. With
-scope ``pod`` the containers of a pod share a node.
+CPUs 0-1 are reserved, memory is counted, a network card is on node 3. Under ``restricted`` each pod is placed
+on one node, until a pod fits only across nodes: it is rejected, and placed under ``best-effort``. With scope
+``pod`` the containers of a pod share a node.
 
     python3 vm_topology.py cgroupfs|systemd
 """
@@ -49,22 +49,22 @@ SETTINGS = {
 
 
 def whole(cpus: int, memory: int = 32 * MIB) -> dict[str, Any]:
-    """What kubelet writes into a request for a Guaranteed container with whole CPUs."""
+    """Return the resources that kubelet requests for a Guaranteed container with whole CPUs."""
     quota = {"cpu_period": 100_000, "cpu_quota": cpus * 100_000}
     return {**quota, "cpu_shares": cpus * 1024, "memory_limit_in_bytes": memory}
 
 
 def nodes_of(cpus: CpuSet) -> Mask:
-    """The NUMA nodes of CPUs, as sysfs shows them."""
+    """Return the NUMA nodes of CPUs from sysfs."""
     return Mask([node for node in range(4) if not node_cpus(node).isdisjoint(cpus)])
 
 
 @dataclass
 class Node:
-    """A client of the daemon, as kubelet is one.
+    """A client of the daemon in the role of kubelet.
 
     Attributes:
-        ids: Containers by ``pod/container``.
+        ids: The ids of containers by ``pod/container``.
     """
 
     driver: str
@@ -79,7 +79,7 @@ class Node:
         return self.pods[name]
 
     def run(self, pod: str, name: str, cpus: int, **more: Any) -> Place:
-        """Create and start a container in a pod (made if it is not there), and see where it is."""
+        """Create and start a container in a pod, which is created if necessary; returns its place."""
         if pod not in self.pods:
             self.pod(pod)
         container = self.cri.create(self.pods[pod], name, timeout=LONG_S, **(whole(cpus) | more))
@@ -105,7 +105,7 @@ class Node:
             self.ids = {key: value for key, value in self.ids.items() if not key.startswith(f"{name}/")}
 
     def restart(self, *, crash: bool = False, **settings: object) -> None:
-        """Start the daemon again, with other settings or as it was."""
+        """Restart the daemon, optionally with other settings."""
         before = self.snapshot()
         if crash:
             self.daemon.kill9()
@@ -114,26 +114,26 @@ class Node:
         if settings:
             self.daemon.configure(**{**SETTINGS, **settings})
         self.daemon.start()
-        wait("the comparison", lambda: bool(self.daemon.status()["ready"]))
+        wait("the daemon to be ready", lambda: bool(self.daemon.status()["ready"]))
         configs, self.cri = self.cri, Cri(SOCKET, "")
         self.cri.adopt(configs)
         configs.close()
         assert self.snapshot() == before, "a restart moves no container"
 
     def groups(self) -> set[str]:
-        """The cgroups of all pods."""
+        """Return the cgroups of all pods."""
         return {str(path) for path in cpuset_root().rglob("*pod*") if path.is_dir()}
 
     def refused(self, pod: str, cpus: int, *, whole_pod: bool = False) -> str:
-        """A pod must be refused, and nothing may change by that; returns the words."""
+        """Check that a pod is rejected and that this changes no state; returns the message."""
         if not whole_pod:
             self.pod(pod)
         before, groups, state = self.snapshot(), self.groups(), self.daemon.status()
         if whole_pod:
-            status, words = refusal(lambda: self.pod(pod, whole(cpus)))
+            status, message = refusal(lambda: self.pod(pod, whole(cpus)))
         else:
-            status, words = refusal(lambda: self.cri.create(self.pods[pod], timeout=LONG_S, **whole(cpus)))
-        assert status is grpc.StatusCode.FAILED_PRECONDITION, (status, words)
+            status, message = refusal(lambda: self.cri.create(self.pods[pod], timeout=LONG_S, **whole(cpus)))
+        assert status is grpc.StatusCode.FAILED_PRECONDITION, (status, message)
         after = self.daemon.status()
         assert (self.snapshot(), self.groups()) == (before, groups)
         for key in ("pools", "exclusive", "containers", "memory"):
@@ -141,14 +141,14 @@ class Node:
         rejections, others = problems(after)
         assert others == problems(state)[1]
         assert [one for one in rejections if f"pod=default/{pod} " in one], (pod, rejections)
-        return words
+        return message
 
 
 def problems(status: Any) -> tuple[list[str], list[str]]:
-    """Return the problems of a status: rejections, and all others."""
-    reported = [problem["what"] for problem in status["problems"]]
-    rejections = [one for one in reported if one.startswith("refused a ")]
-    return rejections, [one for one in reported if one not in rejections]
+    """Return the rejections and the other problems of a status."""
+    messages = [problem["what"] for problem in status["problems"]]
+    rejections = [one for one in messages if one.startswith("refused a ")]
+    return rejections, [one for one in messages if one not in rejections]
 
 
 def one_node_each(node: Node) -> None:
@@ -162,37 +162,39 @@ def one_node_each(node: Node) -> None:
         assert home.isdisjoint(taken), f"{name}: {place}"
         taken |= home
         if home != Mask([0]):
-            assert all(core_of(cpu) <= place.cpus for cpu in place.cpus), f"{name}: half a core: {place}"
+            assert all(core_of(cpu) <= place.cpus for cpu in place.cpus), f"{name}: not whole cores: {place}"
         assert f"with CPUs {place.cpus} of its own and memory of node {home}." in node.daemon.explain(name)
     step(f"one node each: {', '.join(f'{n} {p.cpus} mems {p.mems}' for n, p in node.snapshot().items())}")
 
 
 def across_nodes(node: Node) -> None:
-    """What fits only across nodes: refused under restricted, placed under best-effort."""
-    words = node.refused("wide", 4)
-    assert words.startswith(TOPOLOGY), words
-    step(f"restricted refuses: {words}")
-    reported = node.daemon.explain("wide")
-    assert "Rejected with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in reported, reported
+    """A pod that fits only across nodes is rejected under restricted, and placed under best-effort."""
+    message = node.refused("wide", 4)
+    assert message.startswith(TOPOLOGY), message
+    step(f"restricted rejects: {message}")
+    explanation = node.daemon.explain("wide")
+    assert "Rejected with TopologyAffinityError (gRPC status 9, FAILED_PRECONDITION)." in explanation, (
+        explanation
+    )
     node.restart(topologyManagerPolicy="single-numa-node")
-    assert node.daemon.ask("explain", "wide").returncode == 1, "refusals are not kept over a restart"
+    assert node.daemon.cli("explain", "wide").returncode == 1, "rejections are not kept over a restart"
     node.remove("wide")
     assert node.refused("wide", 4).startswith(TOPOLOGY)
-    step("single-numa-node refuses it too")
+    step("single-numa-node rejects the pod too")
     node.restart(topologyManagerPolicy="best-effort")
     place = node.run("wide", "main", 4)
     homes = nodes_of(place.cpus)
     assert len(homes) == 2, place
-    # As kubelet has it: no two nodes are left for its memory, so node 0 decides, which has no CPU left.
+    # As in kubelet: no two nodes are left for its memory, so node 0 is chosen, which has no CPU left.
     assert place.mems == Mask([0]), place
-    step(f"best-effort places it on {place.cpus}, nodes {homes}, memory of {place.mems}")
+    step(f"best-effort places the pod on {place.cpus}, nodes {homes}, memory of {place.mems}")
     assert "Policy best-effort" in node.daemon.explain("wide")
     node.restart(crash=True)
-    step("kill -9: all as before")
+    step("kill -9: the placement is unchanged")
 
 
-def a_card_draws(node: Node) -> None:
-    """A network card on node 3 draws CPUs and memory there, by its mount and by its CDI name."""
+def a_card_decides_the_node(node: Node) -> None:
+    """A pod with a network card of node 3 gets CPUs and memory there; the card is a mount or a CDI device."""
     cards = [
         path.name
         for path in Path("/sys/class/net").iterdir()
@@ -204,21 +206,21 @@ def a_card_draws(node: Node) -> None:
     CDI.parent.mkdir(exist_ok=True)
     device = {"name": "one", "containerEdits": {"netDevices": [{"hostInterfaceName": card}]}}
     CDI.write_text(json.dumps({"cdiVersion": "1.1.0", "kind": "made.example/nic", "devices": [device]}))
-    ways: dict[str, dict[str, Any]] = {
+    requests: dict[str, dict[str, Any]] = {
         "mount": {"mounts": {"/card": f"/sys/class/net/{card}"}},
         "cdi": {"cdi": ["made.example/nic=one"]},
     }
-    for name, way in ways.items():
-        place = node.run(name, "main", 4, **way)
+    for name, request in requests.items():
+        place = node.run(name, "main", 4, **request)
         assert (nodes_of(place.cpus), place.mems) == (Mask([3]), Mask([3])), f"{name}: {place}"
-        reported = node.daemon.explain(name)
-        assert "numa_node of " in reported, reported
-        step(f"by {name}: {card} on node 3 draws to {place.cpus}, memory of {place.mems}")
-    node.remove(*ways)
+        explanation = node.daemon.explain(name)
+        assert "numa_node of " in explanation, explanation
+        step(f"by {name}: {card} is on node 3, and the pod has CPUs {place.cpus}, memory of {place.mems}")
+    node.remove(*requests)
 
 
 def pods_as_a_whole(node: Node) -> None:
-    """Scope pod: two containers of a pod on one node, also where each alone would have gone elsewhere."""
+    """Scope pod: two containers of a pod are on one node, even if each alone would be elsewhere."""
     for name, parts in {"pair": (4, 2), "twin": (2, 4)}.items():
         node.pod(name, whole(sum(parts), 64 * MIB))
         places = [node.run(name, f"c{i}", cpus) for i, cpus in enumerate(parts)]
@@ -229,25 +231,25 @@ def pods_as_a_whole(node: Node) -> None:
         step(f"{name}: {' and '.join(f'{p.cpus} mems {p.mems}' for p in places)}")
     assert nodes_of(node.place("pair/c0").cpus) != nodes_of(node.place("twin/c0").cpus)
 
-    # Restricted wants all resources on the same nodes, so its memory must need two nodes as well.
+    # Under restricted all resources must be on the same nodes, so the memory must also need two nodes.
     node.pod("big", whole(14, 600 * MIB))
     places = [node.run("big", f"c{i}", 7, memory_limit_in_bytes=300 * MIB) for i in range(2)]
     homes = nodes_of(places[0].cpus | places[1].cpus)
     assert len(homes) == 2, places
     step(f"a pod of 14: {places[0].cpus} and {places[1].cpus}, nodes {homes}")
 
-    words = node.refused("late", 4, whole_pod=True)
-    assert words.startswith(TOPOLOGY), words
-    step(f"a sandbox is refused: {words}")
-    reported = node.daemon.explain("default/late")
-    assert "Pod default/late was rejected" in reported, reported
-    assert "for the pod" in reported, reported
+    message = node.refused("late", 4, whole_pod=True)
+    assert message.startswith(TOPOLOGY), message
+    step(f"a sandbox is rejected: {message}")
+    explanation = node.daemon.explain("default/late")
+    assert "Pod default/late was rejected" in explanation, explanation
+    assert "for the pod" in explanation, explanation
     node.restart(crash=True)
     node.remove("twin")
     node.pod("late", whole(4))
     place = node.run("late", "main", 4)
     assert len(nodes_of(place.cpus)) == 1, place
-    step(f"with room for it: {place.cpus} mems {place.mems}")
+    step(f"with enough free CPUs the pod is placed: {place.cpus} mems {place.mems}")
 
 
 def main() -> None:
@@ -258,7 +260,7 @@ def main() -> None:
     across_nodes(node)
     node.remove("a", "b", "c", "d", "wide")
     node.restart(topologyManagerPolicy="restricted")
-    a_card_draws(node)
+    a_card_decides_the_node(node)
     node.restart(topologyManagerScope="pod", topologyManagerPolicy="restricted")
     pods_as_a_whole(node)
     node.remove(*node.pods)

@@ -1,7 +1,7 @@
-"""The scenario of the shipped units, as systemd runs them: what they permit is enough, and no more.
+"""The scenario of the shipped units under systemd: the daemon works with their restrictions.
 
-The whole directory ``systemd/`` is copied to where units are. The service must place containers, put a cpuset
-back that another program wrote, survive a kill and a restart, and come to rest, all within its limits.
+The directory ``systemd/`` is copied to the directory of units. Within its limits the service must place
+containers, repair a cpuset that another program wrote, and survive a kill and a restart.
 
     python3 vm_unit.py cgroupfs|systemd
 """
@@ -34,16 +34,16 @@ main()
 MIB = 1 << 20
 
 
-def systemctl(*words: str) -> str:
-    return subprocess.run(["systemctl", *words], check=True, capture_output=True, text=True).stdout.strip()
+def systemctl(*args: str) -> str:
+    return subprocess.run(["systemctl", *args], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def shown(name: str) -> str:
+def unit_property(name: str) -> str:
     return systemctl("show", "--value", "-p", name, "topoproxy.service")
 
 
 def main_process() -> int:
-    return int(shown("MainPID"))
+    return int(unit_property("MainPID"))
 
 
 def status() -> Any:
@@ -51,7 +51,7 @@ def status() -> Any:
 
 
 def install() -> None:
-    """As README says it, but for the program: it lies beside what the test has brought."""
+    """Install the units as the README describes; the program is a script that uses the test's packages."""
     program = Path("/usr/local/bin/topoproxy")
     program.write_text(PROGRAM)
     program.chmod(0o755)
@@ -60,7 +60,7 @@ def install() -> None:
     values = {"runtime": f"unix://{RUNTIME}", "callTimeout": "60s", "reconcilePeriod": "5s"}
     CONFIG.write_text(json.dumps(values))
     (UNITS / "topoproxy.service.d").mkdir()
-    # Emulated, everything takes 25 times as long. A site that a manager's environment names must not count.
+    # Under emulation everything takes 25 times as long. PYTHONPATH in systemd's environment must be ignored.
     slow = "[Service]\nTimeoutStartSec=300\nWatchdogSec=300\nTimeoutStopSec=300\n"
     (UNITS / "topoproxy.service.d/90-slow.conf").write_text(slow)
     systemctl("set-environment", "PYTHONPATH=/nowhere", "PYTHONHOME=/nowhere")
@@ -69,28 +69,28 @@ def install() -> None:
 
 def start() -> float:
     systemctl("start", "topoproxy.socket", "topoproxy.service")
-    took = wait("the service to be ready", lambda: shown("ActiveState") == "active")
-    return took + wait("it to be in step", lambda: bool(status()["ready"]))
+    took = wait("the service to be ready", lambda: unit_property("ActiveState") == "active")
+    return took + wait("the daemon to be ready", lambda: bool(status()["ready"]))
 
 
 def limits() -> None:
-    """What the process has is what the unit says."""
-    assert shown("DropInPaths").split() == [str(UNITS / "topoproxy.service.d/90-slow.conf")]
+    """Check that the process has the restrictions of the unit."""
+    assert unit_property("DropInPaths").split() == [str(UNITS / "topoproxy.service.d/90-slow.conf")]
     process = Path(f"/proc/{main_process()}")
-    words = dict(line.split(":\t") for line in (process / "status").read_text().splitlines())
-    held = int(words["CapEff"], 16)
+    fields = dict(line.split(":\t") for line in (process / "status").read_text().splitlines())
+    held = int(fields["CapEff"], 16)
     assert held == 1 << 1 | 1 << 23, f"{held:x}"  # CAP_DAC_OVERRIDE, CAP_SYS_NICE
-    assert int(words["CapBnd"], 16) == held
-    assert (words["NoNewPrivs"], words["Seccomp"]) == ("1", "2")
+    assert int(fields["CapBnd"], 16) == held
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
     assert (process / "oom_score_adj").read_text().strip() == "-999"
     environment = (process / "environ").read_text().split("\0")
     assert "PYTHONSAFEPATH=1" in environment
-    assert not any(word.startswith(("PYTHONPATH=", "PYTHONHOME=")) for word in environment)
-    assert (int(shown("MemoryHigh")), int(shown("MemoryMax"))) == (512 * MIB, 768 * MIB)
+    assert not any(entry.startswith(("PYTHONPATH=", "PYTHONHOME=")) for entry in environment)
+    assert (int(unit_property("MemoryHigh")), int(unit_property("MemoryMax"))) == (512 * MIB, 768 * MIB)
     mounts = dict[str, str]()
     for line in (process / "mounts").read_text().splitlines():
         _, at, _, options, *_ = line.split()
-        mounts[at] = options.split(",")[0]  # the last one at a place is what is seen
+        mounts[at] = options.split(",")[0]  # the last mount at a path is the visible one
     assert {mounts[at] for at in ("/", "/etc/topoproxy", "/etc/topoproxy/hooks.d")} == {"ro"}, mounts
     assert {mounts[at] for at in ("/var/lib/topoproxy", "/run/topoproxy")} == {"rw"}, mounts
     for path in (CONFIG, Path("/etc/topoproxy/hooks.d/10-x.py"), Path("/proc/sys/vm/swappiness")):
@@ -104,7 +104,7 @@ def main() -> None:
     install()
     step(f"the service is ready after {start():.1f} s")
     limits()
-    step("the process has what the unit says, and no more")
+    step("the process has exactly the restrictions of the unit")
     node = Node(sys.argv[1])
     node.run("ls")
     node.run("lse", OWN)
@@ -113,23 +113,23 @@ def main() -> None:
     wait("all to be watched", lambda: status()["drift"]["watched"] == 2)
     directory = node.group("ls")
     (directory / "cpuset.cpus").write_text(str(ALL))
-    wait("a written cpuset to be put back", lambda: place_in(directory).cpus == REST)
-    step("containers are placed, and a cpuset that was written is put back")
+    wait("the written cpuset to be repaired", lambda: place_in(directory).cpus == REST)
+    step("containers are placed, and a cpuset that another program wrote is repaired")
     before = main_process()
     systemctl("kill", "--kill-whom=main", "--signal=SIGKILL", "topoproxy.service")
-    wait("systemd to start it again", lambda: main_process() not in (0, before))
-    wait("it to be ready", lambda: shown("ActiveState") == "active")
-    assert shown("NRestarts") == "1"
+    wait("systemd to restart the daemon", lambda: main_process() not in (0, before))
+    wait("the service to be ready", lambda: unit_property("ActiveState") == "active")
+    assert unit_property("NRestarts") == "1"
     node.cri = Cri(SOCKET, "")
-    wait("it to be in step", lambda: bool(status()["ready"]))
+    wait("the daemon to be ready", lambda: bool(status()["ready"]))
     assert [entry["cpus"] for entry in status()["exclusive"]] == [str(OWN)]
     node.check(("lse",), OWN, limit=LONG_S)
     node.cri.stop(node.ids["lse"])
     node.check(("ls",), ALL, limit=LONG_S)
     assert status()["problems"] == [], status()["problems"]
-    step(f"after a kill it continues; it has {int(shown('MemoryCurrent')) / MIB:.0f} MiB of memory")
+    step(f"after a kill it continues; it uses {int(unit_property('MemoryCurrent')) / MIB:.0f} MiB of memory")
     systemctl("stop", "topoproxy.service", "topoproxy.socket")
-    assert shown("Result") == "success", shown("Result")
+    assert unit_property("Result") == "success", unit_property("Result")
     step("all is given back")
 
 
