@@ -1,7 +1,8 @@
 """The scenario of a real kubelet, standalone on static pods, in a virtual machine of 4 NUMA nodes.
 
-kubelet's own managers are off; the daemon decides, with ``restricted`` and scope ``pod``, and asks kubelet
-what the CRI does not carry: over TLS with a client certificate, at the read-only port, through the pods API.
+kubelet's own managers are off; the daemon decides, with ``restricted`` and scope ``pod``. It queries kubelet
+for facts that the CRI does not carry: over TLS with a client certificate, at the read-only port, by the pods
+API.
 
     python3 vm_kubelet.py cgroupfs|systemd
 
@@ -66,15 +67,15 @@ ROUNDS = 20
 
 
 def kubelet_settings(driver: str, *, signed: bool) -> dict[str, object]:
-    """kubelet's configuration: its managers are off, and client certificates are all that it believes.
+    """kubelet's configuration: its managers are off, and it accepts only client certificates.
 
     Args:
         driver: The cgroup driver.
-        signed: Its server shows a certificate of our authority, else the one that it makes itself.
+        signed: Its server has a certificate of the test's authority; otherwise it creates its own.
     """
-    shown = {"tlsCertFile": str(CERTS / "server.crt"), "tlsPrivateKeyFile": str(CERTS / "server.key")}
+    certificate = {"tlsCertFile": str(CERTS / "server.crt"), "tlsPrivateKeyFile": str(CERTS / "server.key")}
     return {
-        **(shown if signed else {}),
+        **(certificate if signed else {}),
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "containerRuntimeEndpoint": f"unix://{SOCKET}",
@@ -121,7 +122,7 @@ def nodes_of(cpus: CpuSet) -> Mask:
 
 @dataclass
 class Bed:
-    """The daemon, kubelet before it, and what both and the runtime say."""
+    """The daemon and kubelet, and queries of both and of the runtime."""
 
     driver: str
     daemon: Daemon
@@ -138,7 +139,7 @@ class Bed:
 
         def answers() -> bool:
             assert self.process is not None
-            if self.process.poll() is not None:  # it gives the runtime 5 s to answer; here that may be short
+            if self.process.poll() is not None:  # kubelet waits only 5 s for the runtime
                 step(f"kubelet ended: {Path('/out/kubelet.log').read_text()[-300:]}")
                 self._launch()
             return self.has_its_pods()
@@ -146,7 +147,7 @@ class Bed:
         step(f"kubelet answers after {wait('kubelet to answer', answers, LONG_S):.1f} s")
 
     def has_its_pods(self) -> bool:
-        """Whether kubelet answers, and has read the manifests of all pods: it answers before it does that."""
+        """Return whether kubelet answers and has read the manifests of all pods; it may answer before."""
         with suppress(OSError):
             manifests = {path.stem for path in MANIFESTS.glob("*.yaml")}
             return POD_RESOURCES.exists() and self.pods().keys() >= manifests
@@ -169,7 +170,7 @@ class Bed:
         self.process.wait(LONG_S)
 
     def pods(self) -> dict[str, Any]:
-        """kubelet's own view."""
+        """Return the pods that kubelet reports."""
         with urllib.request.urlopen(f"{READ_ONLY}/pods", timeout=30) as answer:
             items = json.load(answer)["items"] or []
         return {pod["metadata"]["name"].removesuffix("-bed"): pod for pod in items}
@@ -197,7 +198,7 @@ class Bed:
         }
 
     def place(self, name: str, limit: float = LONG_S) -> Place:
-        """Wait for a container to run, and see where it is."""
+        """Wait until a container runs, and return its place."""
         wait(f"{name} to run", lambda: name in self.ids(), limit)
         place = place_in(group_of(self.ids()[name]))
         assert place.is_at(place.cpus, place.mems), f"{name}: {place}"
@@ -207,12 +208,12 @@ class Bed:
         return {name: (i, place_in(group_of(i))) for name, i in sorted(self.ids().items())}
 
     def records(self, subject: str) -> list[dict[str, Any]]:
-        """The decisions about a pod that are remembered, the newest last."""
+        """Return the recorded decisions about a pod, the newest last."""
         text = self.daemon.cli("explain", subject, "--all", "--json").stdout
         return [record["decision"] for record in json.loads(text)["records"]] if text else []
 
-    def known_by(self, subject: str) -> set[str]:
-        """Where the facts of a decision came from."""
+    def sources(self, subject: str) -> set[str]:
+        """Return the sources of the facts of the decisions about a pod."""
         return {fact["source"] for record in self.records(subject) for fact in record["facts"]}
 
 
@@ -237,13 +238,13 @@ def first_pods(bed: Bed) -> None:
     assert sharer.cpus == ALL - main.cpus - owner.cpus, sharer
     assert sharer.mems == owner.mems, (sharer, owner)
     step(f"side: main {owner.cpus}, memory of {owner.mems}; side {sharer.cpus}, memory of {sharer.mems}")
-    reported = bed.known_by("default/init-bed") | bed.known_by("default/side-bed")
-    assert any("kubelet" in source for source in reported), reported
-    step(f"facts came from: {'; '.join(sorted(reported))}")
+    sources = bed.sources("default/init-bed") | bed.sources("default/side-bed")
+    assert any("kubelet" in source for source in sources), sources
+    step(f"facts came from: {'; '.join(sorted(sources))}")
 
 
 def a_refused_pod(bed: Bed) -> None:
-    """What kubelet makes of a refusal: the pod waits, and gets in when there is room."""
+    """A rejected pod waits at kubelet, and runs once CPUs are free."""
     bed.add("big", container("c0", "8", "300Mi"), container("c1", "6", "300Mi"))
     places = [bed.place("big/c0"), bed.place("big/c1")]
     homes = nodes_of(places[0].cpus | places[1].cpus)
@@ -254,31 +255,29 @@ def a_refused_pod(bed: Bed) -> None:
     assert len(nodes_of(six.cpus)) == 1, six
     bed.add("wide", container("main", "3"))
     log = Path("/out/kubelet.log")
-    words = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
-    wait("kubelet to log the refusal", lambda: words in log.read_text(), LONG_S)
+    reason = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
+    wait("kubelet to log the rejection", lambda: reason in log.read_text(), LONG_S)
     status = bed.pods()["wide"]["status"]
-    (line, *_) = [line for line in log.read_text().splitlines() if words in line]
+    (line, *_) = [line for line in log.read_text().splitlines() if reason in line]
     step(f"kubelet's log: {line[:600]}")
-    step(f"kubelet's view: phase {status['phase']}, {json.dumps(status.get('containerStatuses'))}")
+    step(f"kubelet reports: phase {status['phase']}, {json.dumps(status.get('containerStatuses'))}")
     step(
         f"conditions: {[(c['type'], c['status'], c.get('reason', '')) for c in status.get('conditions', [])]}"
     )
     assert status["phase"] == "Pending", status
     assert "wide/main" not in bed.ids()
     sandboxes = [pod.metadata.name for pod in bed.direct.list_pods()]
-    assert "wide-bed" not in sandboxes, "a refused sandbox leaves nothing at the runtime"
+    assert "wide-bed" not in sandboxes, "a rejected sandbox does not reach the runtime"
     print(bed.daemon.explain("default/wide-bed"), flush=True)
     (MANIFESTS / "six.yaml").unlink()
     place = bed.place("wide/main", 2 * LONG_S)
     assert len(nodes_of(place.cpus)) == 1, place
     refusals = log.read_text().count('"RunPodSandbox from runtime service failed"')
-    step(
-        f"with room for it, kubelet got it in after {refusals} refusals: {place.cpus}, memory of {place.mems}"
-    )
+    step(f"with free CPUs the pod runs after {refusals} rejections: {place.cpus}, memory of {place.mems}")
 
 
 def restarts(bed: Bed) -> None:
-    """A container that dies is made again in its sandbox; daemon and kubelet are killed and come back."""
+    """A killed container is created again in its sandbox; daemon and kubelet are killed and restarted."""
     before, old = bed.place("init/main"), bed.ids()["init/main"]
     pid = int((group_of(old) / "cgroup.procs").read_text().split()[0])
     os.kill(pid, 9)
@@ -288,13 +287,13 @@ def restarts(bed: Bed) -> None:
     step(f"init/main was killed; its next attempt has {after.cpus}, memory of {after.mems} as before")
     everyone = bed.snapshot()
     bed.daemon.kill9()
-    time.sleep(3)  # nothing is to happen, and nothing shows that it has not
+    time.sleep(3)  # nothing must happen, which no event shows
     assert bed.snapshot() == everyone
     bed.daemon.start()
-    wait("the comparison", lambda: bool(bed.daemon.status()["ready"]))
+    wait("the daemon to be ready", lambda: bool(bed.daemon.status()["ready"]))
     bed.stop_kubelet()
     bed.start_kubelet()
-    time.sleep(15)  # more than the 10 s in which kubelet compares what runs
+    time.sleep(15)  # more than kubelet's sync period of 10 s
     assert bed.snapshot() == everyone
     step("the daemon was killed and kubelet restarted: the same containers in the same places")
 
@@ -319,7 +318,7 @@ def other_sources(bed: Bed) -> None:
         bed.daemon.start()
         bed.add(name, container("main", "1"))
         place = bed.place(f"{name}/main")
-        reported = bed.known_by(f"default/{name}-bed")
+        reported = bed.sources(f"default/{name}-bed")
         assert source in reported, reported
         step(f"{name}: {place.cpus}, known from {'; '.join(sorted(reported))}")
 
@@ -356,26 +355,26 @@ def timings(bed: Bed) -> None:
     """Measure a query of kubelet, and a refused sandbox (no runtime delays it) with a query and without."""
     pod = bed.pods()["init"]["metadata"]
     tls = KubeletSettings(SECURE, "", "", "", TLS["caFile"], TLS["certFile"], TLS["keyFile"], timeout=60.0)
-    ways = {
+    queries = {
         "the list over TLS": tls,
         "the list at the read-only port": KubeletSettings(READ_ONLY, timeout=60.0),
         "the pods API": KubeletSettings("", str(PODS_API), timeout=60.0),
     }
-    for words, settings in ways.items():
-        # A client for each list: a second query within a second is answered from memory.
+    for what, settings in queries.items():
+        # A new client for each list: a client caches the list for a second.
         shared = KubeletClient(settings, report)
 
-        def ask(settings: KubeletSettings = settings, shared: KubeletClient = shared) -> None:
+        def query(settings: KubeletSettings = settings, shared: KubeletClient = shared) -> None:
             client = KubeletClient(settings, report) if settings.pods_url else shared
             assert client.pod_requests(pod["uid"], "default", pod["name"]) is not None
 
-        ask()
-        step(f"{words}: {median_ms(ask)}")
+        query()
+        step(f"{what}: {median_ms(query)}")
     client = KubeletClient(KubeletSettings(pod_resources=str(POD_RESOURCES), timeout=60.0), report)
     assert client.devices("default", pod["name"], "main") is not None
     step(f"pod resources: {median_ms(lambda: client.devices('default', pod['name'], 'main'))}")
     total = {"cpu_period": 100_000, "cpu_quota": 4_000_000, "cpu_shares": 40_960}
-    for words, kubelet in (
+    for what, kubelet in (
         ("kubelet is not queried", {}),
         ("the list over TLS", TLS),
         ("the pods API", {"podsApi": f"unix://{PODS_API}"}),
@@ -383,7 +382,7 @@ def timings(bed: Bed) -> None:
         bed.daemon.stop()
         configure(bed.daemon, kubelet)
         bed.daemon.start()
-        wait("the comparison", lambda: bool(bed.daemon.status()["ready"]))
+        wait("the daemon to be ready", lambda: bool(bed.daemon.status()["ready"]))
         with Cri(SOCKET, "") as client_:
             names = iter(f"t{i}" for i in range(ROUNDS + 1))
 
@@ -392,7 +391,7 @@ def timings(bed: Bed) -> None:
                 assert status is grpc.StatusCode.FAILED_PRECONDITION
 
             one()
-            step(f"a refused RunPodSandbox, {words}: {median_ms(one)}")
+            step(f"a rejected RunPodSandbox, {what}: {median_ms(one)}")
 
 
 def main() -> None:

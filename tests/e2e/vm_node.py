@@ -1,8 +1,8 @@
-"""A node's life: README's three commands, an upgrade and a downgrade, a kill, and a removal without a trace.
+"""The scenario of a node: README's three commands, an upgrade and a downgrade, a kill, and a removal.
 
 kubelet is a unit as kubeadm leaves it (its endpoint is in config.yaml and instance-config.yaml), and static
-pods run before topoproxy comes. At the end each file of the node is as it was before. With ``chart`` the
-installer of the Helm chart attaches the node and takes everything off again, at an imitated API server.
+pods run before topoproxy is installed. At the end each file of the node is as before. With ``chart`` the
+installer of the Helm chart attaches the node and removes everything again, with an imitated API server.
 
     python3 vm_node.py hand|chart systemd
 
@@ -45,7 +45,7 @@ ExecStart=/in/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS
 """
 SETTINGS = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0", "callTimeout": "60s"}
 SLOW = "[Service]\nTimeoutStartSec=300\nWatchdogSec=300\nTimeoutStopSec=300\n"
-"""Emulated, everything takes 25 times as long."""
+"""Under emulation everything takes 25 times as long."""
 LISTING = (
     "find /etc /usr /var/lib/kubelet/*.yaml /var/lib/kubelet/*.env -xdev -name __pycache__ -prune -o"
     " -not -type d -printf '%p %m %U:%G %s %T@ %l\\n' -o -type d -printf '%p %m %U:%G\\n' | sort;"
@@ -55,7 +55,7 @@ LISTING = (
 
 
 def shell(command: str, *, check: bool = True) -> str:
-    """Run a command as a person types it; show it and what it prints."""
+    """Run a shell command; print it and its output."""
     begin = time.monotonic()
     done = subprocess.run(
         ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -135,7 +135,7 @@ def main_process() -> int:
 
 
 def configure() -> None:
-    """What an operator sets, and longer limits for an emulated machine."""
+    """Write the configuration of an operator, and longer time limits for an emulated machine."""
     Path("/etc/topoproxy").mkdir(exist_ok=True)
     Path("/etc/topoproxy/config.yaml").write_text(yaml.safe_dump(SETTINGS))
     drop_in = Path("/etc/systemd/system/topoproxy.service.d")
@@ -145,7 +145,7 @@ def configure() -> None:
 
 
 class Calls:
-    """Calls as kubelet makes them, one after the other, while something else happens."""
+    """A thread that makes kubelet's calls, one after the other, within the block."""
 
     def __init__(self) -> None:
         self.made, self.failed, self.longest = 0, list[str](), 0.0
@@ -173,13 +173,13 @@ class Calls:
 
 
 def upgrade(bed: Bed, directory: str, expected: str) -> None:
-    """Install another version with the stream of calls beside it."""
+    """Install another version during a stream of calls."""
     ids, former = bed.ids(), main_process()
     owner = [row["cpus"] for row in status()["exclusive"]]
     with Calls() as calls:
         shell(f"dpkg --force-downgrade --install /in/{directory}/*.deb")
         wait("the other version", lambda: main_process() not in (0, former))
-        wait("it to be ready", lambda: bool(status()["ready"]))
+        wait("the daemon to be ready", lambda: bool(status()["ready"]))
     assert version() == expected
     assert calls.failed == []
     assert calls.made > 3
@@ -193,23 +193,23 @@ def upgrade(bed: Bed, directory: str, expected: str) -> None:
 
 
 def attached_node(bed: Bed) -> None:
-    """What must hold on an attached node: kubelet's calls arrive, and the owner has its CPUs to itself."""
+    """Check an attached node: kubelet's calls arrive, and an owner has its CPUs exclusively."""
     page = status()
     assert page["calls"]["clients"], page["calls"]
     bed.add("late", container("main", "1"))
     late = bed.place("late/main", 2 * LONG_S)
     assert len(late.cpus) == 1, late
-    wait("the others to leave", lambda: bed.place("part/main").cpus.isdisjoint(late.cpus))
+    wait("other containers to leave", lambda: bed.place("part/main").cpus.isdisjoint(late.cpus))
 
 
 def wrong_attach(before: list[str]) -> None:
-    """An attach to another runtime than kubelet's is refused, and leaves nothing behind."""
+    """An attach with another runtime than kubelet's fails, and is undone completely."""
     config = Path("/etc/topoproxy/config.yaml")
     right = config.read_text()
     config.write_text(yaml.safe_dump({**SETTINGS, "runtime": "unix:///run/other.sock"}))
-    reported = shell("topoproxy attach --yes", check=False)
-    assert "everything is undone" in reported
-    assert "set runtime in topoproxy's configuration" in reported
+    output = shell("topoproxy attach --yes", check=False)
+    assert "everything is undone" in output
+    assert "set runtime in topoproxy's configuration" in output
     assert not Path("/var/lib/topoproxy/attach").exists()
     assert [line for line in files() if "/var/lib/kubelet" in line] == [
         line for line in before if "/var/lib/kubelet" in line
@@ -231,7 +231,7 @@ def by_hand(bed: Bed, before: list[str]) -> None:
     upgrade(bed, "old", old)
     ids, former = bed.ids(), main_process()
     subprocess.run(["systemctl", "kill", "-s", "KILL", "--kill-whom=main", "topoproxy"], check=True)
-    wait("systemd to start it again", lambda: main_process() not in (0, former))
+    wait("systemd to restart the daemon", lambda: main_process() not in (0, former))
     shell(look)
     assert bed.ids() == ids
     step("killed: the same containers in the same places")
@@ -251,7 +251,7 @@ def by_chart(bed: Bed, before: list[str]) -> None:
     scripts = Path("/run/installer")
     shutil.copytree("/in/chart", scripts)
     (scripts / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
-    words = {
+    variables = {
         "HOST": "",
         "PACKAGES": "/in/old",
         "SCRIPTS": str(scripts),
@@ -264,10 +264,10 @@ def by_chart(bed: Bed, before: list[str]) -> None:
         "ATTACH_TIMEOUT": "300",
         "ONCE": "yes",
     }
-    given = " ".join(f"{key}={value}" for key, value in words.items())
+    assignments = " ".join(f"{key}={value}" for key, value in variables.items())
     for state in ("attached", "attached", "absent"):
-        shell(f"{given} sh {scripts}/node.sh {state}")
-        assert leases.holder == "", "the turn is given on"
+        shell(f"{assignments} sh {scripts}/node.sh {state}")
+        assert leases.holder == "", "the lease is released"
         if state == "attached":
             assert status()["ready"] is True
             assert status()["calls"]["clients"]

@@ -1,8 +1,8 @@
 """An odd machine: NUMA nodes without memory and without CPUs, isolated CPUs, CPUs that go offline.
 
 2 sockets with 2 NUMA nodes of 2 cores each, and 16 CPUs. Node 2 has CPUs and no memory, node 4 has memory
-and no CPUs, CPUs 12-13 of node 3 are isolated, and a network card is on node 3. Each place is checked as a
-program in the container sees it, too.
+and no CPUs, CPUs 12-13 of node 3 are isolated, and a network card is on node 3. Each placement is also
+checked from inside the container.
 
     python3 vm_odd.py cgroupfs|systemd
 """
@@ -35,7 +35,7 @@ CDI = Path("/etc/cdi/made.json")
 
 
 def the_machine(daemon: Daemon) -> None:
-    """What the daemon reads of it."""
+    """Check the topology that the daemon reads."""
     facts: dict[str, Any] = json.loads(daemon.cli("topology", "--json").stdout)
     numa = facts["numa"]
     found = {key: numa[key] for key in ("online", "has_cpu", "has_memory", "memory_only", "cpu_only")}
@@ -47,7 +47,7 @@ def the_machine(daemon: Daemon) -> None:
 
 
 def sees(node: Node | Strict, container: str, cpus: CpuSet, mems: Mask) -> None:
-    """A program in a container must find these CPUs and memory nodes."""
+    """Check that a program in a container has these CPUs and memory nodes."""
     assert as_seen(node.cri, container) == (cpus, mems), (as_seen(node.cri, container), cpus, mems)
 
 
@@ -69,7 +69,7 @@ def node_without_memory(node: Node) -> None:
 
 @contextmanager
 def offline(cpus: CpuSet) -> Iterator[None]:
-    """CPUs are away meanwhile."""
+    """Set CPUs offline within the block."""
     for cpu in cpus:
         (CPUS / f"cpu{cpu}/online").write_text("0")
     try:
@@ -80,7 +80,7 @@ def offline(cpus: CpuSet) -> Iterator[None]:
 
 
 def cpus_go_away(node: Node) -> None:
-    """One of an owner's CPUs and one that all share go, under load, and come back; another stands in."""
+    """A CPU of an owner and a shared CPU go offline under load; another CPU replaces the owned one."""
     pod = node.pod("whole", name="busy")
     two = {"cpu_period": 100_000, "cpu_quota": 200_000, "cpu_shares": 2048}
     node.ids["busy"] = node.cri.create(pod, timeout=LONG_S, command=BUSY, **two)
@@ -97,7 +97,7 @@ def cpus_go_away(node: Node) -> None:
     with offline(gone):
         here = CpuSet.parse((CPUS / "online").read_text())
         assert here == ALL - gone
-        wait("another CPU to stand in", lambda: len(node.place("busy").effective - gone) == 2)
+        wait("another CPU to replace the offline one", lambda: len(node.place("busy").effective - gone) == 2)
         now = node.place("busy").effective
         assert own - gone <= now, (own, now)
         assert now - own <= rest - gone, (now, rest)
@@ -109,16 +109,16 @@ def cpus_go_away(node: Node) -> None:
         late = ALL - before["lse"].cpus - own - gone - now
         node.run("be", name="late")
         node.check(("late",), late)
-        step(f"CPUs {gone} went away under load: the owner has {now}, the others {left}")
+        step(f"CPUs {gone} went offline under load: the owner has {now}, other containers {left}")
     took = wait("all to be as before", lambda: before.items() <= node.snapshot().items())
     sees(node, node.ids["busy"], own, before["busy"].mems)
-    step(f"they came back, and all is as before after {took:.1f} s")
+    step(f"the CPUs are online, and all places are as before after {took:.1f} s")
     for name in ("busy", "load", "late"):
         node.cri.stop(node.ids.pop(name))
 
 
 def a_packet_pod(node: Strict) -> None:
-    """Exclusive CPUs, memory, huge pages and a network card, all of one node, as a packet processor wants."""
+    """Exclusive CPUs, memory, huge pages and a network card of one node, as a packet processor needs them."""
     (card,) = {
         path.name
         for path in Path("/sys/class/net").iterdir()
@@ -132,15 +132,15 @@ def a_packet_pod(node: Strict) -> None:
     place = node.run("packets", "main", 2, cdi=["made.example/nic=one"], huge_pages={"2MB": PAGES * 2 * MIB})
     assert place.cpus <= node_cpus(CARD_NODE), place
     assert place.mems == Mask([CARD_NODE]), place
-    assert all(core_of(cpu) <= place.cpus for cpu in place.cpus), f"half a core: {place}"
+    assert all(core_of(cpu) <= place.cpus for cpu in place.cpus), f"not whole cores: {place}"
     sees(node, node.ids["packets/main"], place.cpus, place.mems)
-    reported = node.daemon.explain("packets")
-    assert "numa_node of " in reported, reported
+    explanation = node.daemon.explain("packets")
+    assert "numa_node of " in explanation, explanation
     step(f"packets: {card} is on node {CARD_NODE}, and so are CPUs {place.cpus}, its memory and huge pages")
 
 
 def strict_pods(node: Strict) -> None:
-    """Under restricted, CPUs of a node without memory are no place; best-effort takes them."""
+    """Under restricted no pod gets CPUs of a node without memory; under best-effort it does."""
     for name, cpus in (("a", 4), ("b", 2)):
         place = node.run(name, "main", cpus)
         (home,) = place.mems
@@ -148,9 +148,9 @@ def strict_pods(node: Strict) -> None:
         assert place.cpus <= node_cpus(home), place
         sees(node, node.ids[f"{name}/main"], place.cpus, place.mems)
         step(f"{name}: {place.cpus}, memory of {place.mems}")
-    words = node.refused("far", 4)
-    assert words.startswith(TOPOLOGY), words
-    step(f"4 CPUs are only on node {BARE}, which has no memory: {words}")
+    message = node.refused("far", 4)
+    assert message.startswith(TOPOLOGY), message
+    step(f"4 CPUs are only on node {BARE}, which has no memory: {message}")
     node.restart(topologyManagerPolicy="best-effort")
     place = node.run("far", "main", 4)
     assert place.mems <= WITH_MEMORY, place

@@ -1,7 +1,7 @@
 """The scenario of partitions, in a virtual machine with cgroup v2 and either driver.
 
-Where the kernel has ``cpuset.cpus.exclusive`` (Linux 6.7) an owner's CPUs must really be a partition, and the
-whole node must stay off them; where it has not, its reason must be shown, and nothing else may be different.
+Where the kernel has ``cpuset.cpus.exclusive`` (Linux 6.7) an owner's CPUs must be a partition, and no
+other process may use them. On an older kernel the reason must be reported, and nothing else may differ.
 
 python3 vm_partitions.py cgroupfs|systemd
 """
@@ -26,7 +26,7 @@ OWN = CpuSet(LAST)
 
 
 def row(daemon: Daemon, ref: str) -> Any:
-    """What ``status --json`` says of an owner's partition."""
+    """Return the status of an owner's partition from ``status --json``."""
     return next(r for r in daemon.status()["partitions"]["containers"] if r["ref"].endswith(ref))
 
 
@@ -39,10 +39,10 @@ def kinds(directory: Path) -> str:
 
 
 def cannot(daemon: Daemon, node: Node) -> None:
-    """An older kernel: that is reported, with its reason, and all continues without."""
+    """An older kernel: the reason is reported, and the daemon continues without a partition."""
     wait("the kernel's reason", lambda: bool(row(daemon, "lse/main")["reason"]))
     found = row(daemon, "lse/main")
-    step(f"the kernel says: {found['reason']}")
+    step(f"the kernel reports: {found['reason']}")
     assert "partition root" in found["reason"], found
     assert "6.7" in found["reason"], found
     assert found["state"] == "member", found
@@ -52,21 +52,21 @@ def cannot(daemon: Daemon, node: Node) -> None:
     assert found["reason"] in daemon.cli("status").stdout
     assert node.place("lse").is_at(OWN, None)
     assert node.place("ls").effective == ALL - OWN
-    step("it is reported once, and every container is where it belongs")
+    step("the reason is reported once, and every container has its CPUs")
 
 
 def can(daemon: Daemon, node: Node) -> None:
-    """A newer kernel: the partition is in force, and lives through what a node does."""
+    """A newer kernel: the partition is in effect, and persists over calls, reloads and kills."""
     group, pod = node.group("lse"), node.group("lse").parent
     took = wait("the partition", lambda: kinds(group) == "isolated")
     step(f"CPUs {OWN} are isolated {took:.1f} s after the start")
-    wait("that to be reported", lambda: row(daemon, "lse/main")["state"] == "isolated")
+    wait("the state to be reported", lambda: row(daemon, "lse/main")["state"] == "isolated")
     assert CpuSet.parse(read(ROOT, "cpuset.cpus.isolated")) == OWN
     rest = ALL - OWN
     assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == rest
     assert CpuSet(os.sched_getaffinity(1)) <= rest
     assert CpuSet.parse(read(pod, "cpuset.cpus.effective")) == rest
-    step("nothing of the node may run there")
+    step("no other process of the node may run there")
 
     node.run("be")
     node.cri.update(node.ids["lse"], cpu_shares=512)
@@ -74,33 +74,33 @@ def can(daemon: Daemon, node: Node) -> None:
         subprocess.run(["systemctl", "daemon-reload"], check=True)
     assert kinds(group) == "isolated"
     assert node.place("lse").effective == OWN
-    step("others come, an update and a daemon-reload pass: it stays")
+    step("the partition persists over another container, an update and a daemon-reload")
 
-    beside = next(path for path in pod.iterdir() if path.is_dir() and path != group)
-    (beside / "cpuset.cpus").write_text(str(ALL))
-    took = wait("the loss to be seen", lambda: daemon.status()["counters"].get("partitions_lost", 0) > 0)
-    step(f"the sandbox was given all CPUs from outside; seen after {took:.1f} s")
-    wait("it to be back", lambda: kinds(group) == "isolated")
+    sandbox = next(path for path in pod.iterdir() if path.is_dir() and path != group)
+    (sandbox / "cpuset.cpus").write_text(str(ALL))
+    took = wait("the loss to be detected", lambda: daemon.status()["counters"].get("partitions_lost", 0) > 0)
+    step(f"another program gave the sandbox all CPUs; detected after {took:.1f} s")
+    wait("the partition to be restored", lambda: kinds(group) == "isolated")
     assert node.place("lse").effective == OWN
-    step("it is back")
+    step("the partition is restored")
 
     daemon.kill9()
     assert kinds(group) == "isolated"
     daemon.configure()
     daemon.start()
-    took = wait("it to be ended", lambda: kinds(group) == "member")
-    wait("nothing to be lent", lambda: not read(pod.parent, "cpuset.cpus.exclusive"))
+    took = wait("the partition to be removed", lambda: kinds(group) == "member")
+    wait("the parent to have no exclusive CPUs", lambda: not read(pod.parent, "cpuset.cpus.exclusive"))
     assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == ALL
     assert not read(pod, "cpuset.cpus.exclusive")
     assert node.place("lse").is_at(OWN, None)
-    step(f"killed, and started without partitions: ended after {took:.1f} s, and nothing is left of it")
+    step(f"killed, and started without partitions: the partition is removed after {took:.1f} s")
     daemon.stop()
     daemon.configure(apply={"partitions": "root"})
     daemon.start()
     wait("a partition of the other kind", lambda: kinds(group) == "root")
     with Cri(SOCKET, "") as client:
         client.stop(node.ids["lse"])
-    took = wait("the CPUs to be back", lambda: place_in(node.group("ls")).effective == ALL)
+    took = wait("the CPUs to be released", lambda: place_in(node.group("ls")).effective == ALL)
     assert CpuSet.parse(read(ROOT, "cpuset.cpus.effective")) == ALL
     step(f"the owner has ended: all containers have its CPUs after {took:.1f} s")
     node.run("lse", OWN, "again")
@@ -109,7 +109,7 @@ def can(daemon: Daemon, node: Node) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert kinds(node.group("again")) == "member"
     wait("all containers to have all CPUs", lambda: node.place("ls").effective == ALL)
-    step("released: there is none any more")
+    step("released: the partition is removed")
 
 
 def main() -> None:

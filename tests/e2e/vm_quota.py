@@ -22,8 +22,8 @@ FILE = "cpu.max" if is_v2() else "cpu.cfs_quota_us"
 
 def quota(directory: Path) -> int:
     """Microseconds, -1 for none."""
-    word = (directory / FILE).read_text().split()[0]
-    return -1 if word == "max" else int(word)
+    value = (directory / FILE).read_text().split()[0]
+    return -1 if value == "max" else int(value)
 
 
 def limit(directory: Path, microseconds: int) -> None:
@@ -58,26 +58,26 @@ def main() -> None:
 
     node.cri.update(owner, cpu_quota=150_000, cpu_period=100_000)
     assert quota(group(owner)) == -1
-    step("an update did not bring it back")
+    step("an update did not restore the quota")
     limit(top, MORE_US)
-    took = wait("the pod's quota to go again", lambda: quota(top) == -1)
-    step(f"a resize of the pod was followed after {took:.1f} s")
+    took = wait("the pod's quota to be removed again", lambda: quota(top) == -1)
+    step(f"the quota of a resized pod was removed after {took:.1f} s")
     if node.driver == "systemd":
         subprocess.run(["systemctl", "daemon-reload"], check=True)
         found = quota(top), quota(group(owner))
         took = wait("systemd's values to be repaired", lambda: quota(top) == quota(group(owner)) == -1)
-        step(f"daemon-reload made it {found[0]} and {found[1]}; off again after {took:.1f} s")
+        step(f"daemon-reload set the quotas to {found[0]} and {found[1]}; off again after {took:.1f} s")
     daemon.kill9()
     assert quota(top) == quota(group(owner)) == -1
     daemon.start()
     with Cri(SOCKET, "") as client:
-        wait("the comparison", lambda: daemon.status()["ready"])
+        wait("the daemon to be ready", lambda: daemon.status()["ready"])
         assert quota(top) == quota(group(owner)) == -1
         (record,) = [row for row in daemon.status()["quotas"] if not row["container"]]
         assert record["was"] == MORE_US, record
         client.stop(owner)
-    took = wait("the pod's quota to come back", lambda: quota(top) == MORE_US)
-    step(f"the owner has ended; the pod's quota is back after {took:.1f} s")
+    took = wait("the pod's quota to be restored", lambda: quota(top) == MORE_US)
+    step(f"the owner has ended; the pod's quota is restored after {took:.1f} s")
     assert daemon.status()["problems"] == []
     assert daemon.stop() == 0
     step("all is given back")

@@ -1,7 +1,8 @@
-"""The scenario of leaving, and of memory nodes, in a virtual machine with several NUMA nodes.
+"""The scenario of a release, and of memory nodes, in a virtual machine with several NUMA nodes.
 
-Memory of an owner is where it was decided; another program's write is seen and repaired as far as no memory
-moves; after a release every container is as one that was never ours; undone, owners have their CPUs again.
+An owner's memory is on its nodes; another program's write is detected, and repaired unless that would move
+memory. After a release every container equals one that was never managed; after an undo owners have their
+CPUs.
 
 python3 vm_release.py cgroupfs|systemd
 """
@@ -31,7 +32,7 @@ OWN = CpuSet(list(node_cpus(FAR))[:4])
 
 
 def memory(daemon: Daemon, ref: str) -> dict[str, Any]:
-    """What ``status --memory`` says of a container; numbers of nodes are texts in JSON."""
+    """Return the row of a container in ``status --memory``; node numbers are strings in JSON."""
     rows = json.loads(daemon.cli("status", "--memory", "--json").stdout)["containers"]
     return next(row for row in rows if row["ref"].endswith(ref))
 
@@ -41,7 +42,7 @@ def mems(node: Node) -> Mask:
 
 
 def memory_nodes(node: Node, daemon: Daemon) -> None:
-    """Containers have memory where it was decided; others' writes move it on v2 only."""
+    """Containers have memory on their nodes; writes by other programs move it on v2 only."""
     wait("its memory", lambda: memory(daemon, "lse/main")["anon"].get(str(FAR), 0) > SIZE_MIB * MIB / 2)
     found = memory(daemon, "lse/main")
     assert (found["decided"], found["nodes"], found["migrates"]) == (str(FAR), str(FAR), is_v2()), found
@@ -52,22 +53,22 @@ def memory_nodes(node: Node, daemon: Daemon) -> None:
     if not is_v2():
         wait("its nodes to be repaired", lambda: mems(node) == Mask([FAR]))
         assert memory(daemon, "lse/main")["outside"] == 0
-        step("it was bound to node 0 from outside: no page moved, and it is bound as before")
+        step("another program bound it to node 0: no page moved, and its nodes are repaired")
         return
 
-    wait("its nodes to be given back", lambda: mems(node) == Mask([0, FAR]))
+    wait("its nodes to be added again", lambda: mems(node) == Mask([0, FAR]))
     wait(
-        "that to be reported",
+        "the problem to be reported",
         lambda: any("memory of nodes" in p["what"] for p in daemon.status()["problems"]),
     )
     (reported,) = (p["what"] for p in daemon.status()["problems"] if "memory of nodes" in p["what"])
     there = memory(daemon, "lse/main")["outside"]
     assert there > SIZE_MIB * MIB / 2, memory(daemon, "lse/main")
-    step(f"it was bound to node 0 from outside: {reported}")
+    step(f"another program bound it to node 0: {reported}")
     node.cri.update(node.ids["lse"], cpu_shares=512)
     assert mems(node) == Mask([0, FAR])
     assert memory(daemon, "lse/main")["outside"] >= there / 2
-    step("an update narrows it as little")
+    step("an update does not narrow the nodes either")
 
 
 def spec(direct: Cri, container: str) -> str:
@@ -77,7 +78,7 @@ def spec(direct: Cri, container: str) -> str:
 
 
 def released(node: Node, daemon: Daemon, top: Any) -> None:
-    """The command, and every container beside one that was made at the runtime itself."""
+    """Release, and compare every container with one that was created directly at the runtime."""
     done = daemon.cli("release", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     step(done.stdout.splitlines()[0])
@@ -92,8 +93,8 @@ def released(node: Node, daemon: Daemon, top: Any) -> None:
             node.ids[f"plain-{kind}"] = plain
 
             def same(kind: str = kind) -> bool:
-                has, without = node.place(kind), node.place(f"plain-{kind}")
-                return (has.effective, has.tasks, has.mems) == (
+                ours, without = node.place(kind), node.place(f"plain-{kind}")
+                return (ours.effective, ours.tasks, ours.mems) == (
                     without.effective,
                     without.tasks,
                     without.mems,
@@ -108,7 +109,7 @@ def released(node: Node, daemon: Daemon, top: Any) -> None:
             subprocess.run(["systemctl", "daemon-reload"], check=True)
         for kind in ("lse", "ls", "be", "burstable", "whole"):
             assert node.place(kind).effective == ALL, (kind, node.place(kind))
-        step("every container has what one has that was never ours, and it lasts")
+        step("every container equals one that was never managed, and this persists")
 
 
 def main() -> None:
@@ -126,7 +127,7 @@ def main() -> None:
     done = daemon.cli("release", "--undo", "--config", str(DIRECTORY / "config.yaml"))
     assert done.returncode == 0, done.stderr
     wait("the owner to have its CPUs", lambda: node.place("lse").effective == OWN)
-    wait("the others to leave them", lambda: node.place("ls").effective.isdisjoint(OWN))
+    wait("other containers to leave them", lambda: node.place("ls").effective.isdisjoint(OWN))
     step("undone: the owner has its CPUs again")
     print("all is given back", flush=True)
 

@@ -22,7 +22,7 @@ OWN = CpuSet(list(node_cpus(3))[:4])
 
 
 def be_cpus(node: Node) -> CpuSet:
-    """What BE containers run on; they must all have the same, and none an owner's CPUs."""
+    """Return the CPUs of BE containers, empty while they differ; none of them may be an owner's."""
     found = {name: node.place(name).cpus for name in BATCH}
     for cpus in found.values():
         assert cpus, "a container without CPUs"
@@ -31,19 +31,19 @@ def be_cpus(node: Node) -> CpuSet:
 
 
 def narrow(node: Node, most: int, least: int = 2) -> CpuSet:
-    """Wait until BE has some CPUs; gives those."""
+    """Wait until BE has ``least`` to ``most`` CPUs; returns them."""
     seen: list[CpuSet] = [CpuSet()]
 
-    def so() -> bool:
+    def is_narrow() -> bool:
         seen[0] = be_cpus(node)
         return least <= len(seen[0]) <= most
 
-    wait(f"BE to have {least} to {most} CPUs", so, 2 * LONG_S)
+    wait(f"BE to have {least} to {most} CPUs", is_narrow, 2 * LONG_S)
     return seen[0]
 
 
 def load(node: Node) -> None:
-    """A pod that keeps some CPUs busy comes, and goes."""
+    """A pod that keeps some CPUs busy starts and ends."""
     idle = narrow(node, MOST, MOST - 8)
     step(f"an idle node leaves {len(idle)} of {len(ALL)} CPUs to BE: {idle}")
     whole = [cpu for cpu in idle if core_of(cpu) <= idle]
@@ -61,21 +61,21 @@ def load(node: Node) -> None:
     step(f"then {len(again)} again: {again}")
 
 
-def reported(daemon: Daemon) -> None:
-    """What people see."""
+def check_output(daemon: Daemon) -> None:
+    """Check the output of ``status`` and ``explain``."""
     page = daemon.cli("status").stdout
     print(page[page.index("BE suppression") :].partition("\n\n")[0], flush=True)
     assert "BE is suppressed: it runs on" in daemon.explain("be")
     assert "suppressed" not in daemon.explain("ls")
     problems = [problem["what"] for problem in daemon.status()["problems"]]
-    # The disk's runc is one of those under systemd.
+    # The disk's runc sends wrong CPUs to systemd.
     assert not [
         what for what in problems if not what.startswith("the runtime sends wrong CPUs to systemd")
     ], problems
 
 
 def steps_up() -> list[int]:
-    """By how many CPUs BE grew, each time, by the daemon's log."""
+    """Return by how many CPUs BE grew, for each increase in the daemon's log."""
     log = Path("/out/proxy.log").read_text()
     pairs = re.findall(
         r'changed what BE pods have now="CPUs ([\d,-]+)" before="CPUs ([\d,-]+)" reason="the budget', log
@@ -89,13 +89,13 @@ def quota(node: Node) -> int:
     directory = node.group("be").parent.parent
     assert "besteffort" in directory.name, directory
     if is_v2():
-        word = (directory / "cpu.max").read_text().split()[0]
-        return -1 if word == "max" else int(word)
+        value = (directory / "cpu.max").read_text().split()[0]
+        return -1 if value == "max" else int(value)
     return int((CPU_V1 / directory.relative_to(cpuset_root()) / "cpu.cfs_quota_us").read_text())
 
 
 def by_quota(daemon: Daemon, node: Node) -> None:
-    """The other way: a quota, which outlives a crash until the next start."""
+    """Suppression by a quota, which remains after a kill until the next start."""
     assert daemon.stop() == 0
     daemon.configure(beSuppress={**SETTINGS, "mode": "cfs-quota"})
     daemon.start()
@@ -106,7 +106,7 @@ def by_quota(daemon: Daemon, node: Node) -> None:
     assert quota(node) > 0
     daemon.configure()
     daemon.start()
-    wait("the quota to be taken off", lambda: quota(node) == -1)
+    wait("the quota to be removed", lambda: quota(node) == -1)
     assert daemon.stop() == 0
 
 
@@ -116,12 +116,12 @@ def main() -> None:
     for kind in (*BATCH, "ls"):
         node.run(kind)
     load(node)
-    reported(daemon)
+    check_output(daemon)
     grown = steps_up()
     assert grown, Path("/out/proxy.log").read_text()[-2000:]
     assert max(grown) <= -(-len(ALL) // 10), f"more than a tenth of the CPUs at once: {grown}"
     node.run("be", name="late")
-    wait("a late container to be where the others are", lambda: node.place("late").cpus == be_cpus(node))
+    wait("a late container to have the same CPUs", lambda: node.place("late").cpus == be_cpus(node))
     daemon.kill9()
     assert len(be_cpus(node)) <= MOST
     daemon.configure()

@@ -1,6 +1,6 @@
-"""A takeover: from a real kubelet's static CPU manager and back, in a machine of 4 NUMA nodes.
+"""The scenario of a takeover from a real kubelet's static CPU manager and back, on 4 NUMA nodes.
 
-kubelet has given CPUs to a pod. The takeover starts, a new pod gets other CPUs than kubelet names, kubelet is
+kubelet has pinned a pod. The takeover starts, a new pod gets other CPUs than kubelet assigns, and kubelet is
 started under ``none`` with the file that ``finish`` wrote, then under ``static`` with the one of ``revert``.
 No container may move or restart, and no kubelet may end because of its state file.
 
@@ -27,7 +27,7 @@ from proxy.model.idset import CpuSet
 CONFIG, STATE, LOG = Path("/etc/kubelet/config.yaml"), ROOT / "cpu_manager_state", Path("/out/kubelet.log")
 RECONCILE_S = 5
 SETTINGS: dict[str, object] = {
-    # kubelet picks the lowest free CPUs; with more kept back than kubelet keeps, ours are others.
+    # kubelet picks the lowest free CPUs; with more reserved CPUs the daemon picks others.
     "reservedSystemCPUs": "0-7",
     "cpuManagerPolicy": "none",
     "kubelet": {"stateDir": str(ROOT), "configFile": str(CONFIG)},
@@ -36,10 +36,10 @@ REFUSALS = ("differs from state checkpoint policy", "could not restore state fro
 
 
 class TakenBed(Bed):
-    """kubelet with a CPU manager policy of the scenario's choice."""
+    """kubelet with a configurable CPU manager policy."""
 
     def start_under(self, policy: str) -> None:
-        """Start kubelet, and see that it is the one start that it took."""
+        """Start kubelet, and check that it accepts its state file."""
         MANIFESTS.mkdir(parents=True, exist_ok=True)
         Path("/var/log/pods").mkdir(parents=True, exist_ok=True)
         settings = kubelet_settings(self.driver, signed=False) | {
@@ -60,7 +60,7 @@ class TakenBed(Bed):
 
         took = wait("kubelet to answer", answers, LONG_S)
         log = LOG.read_text()
-        assert not any(words in log for words in REFUSALS), log[-3000:]
+        assert not any(error in log for error in REFUSALS), log[-3000:]
         step(f"kubelet answers under {policy} after {took:.1f} s")
 
     def uid_of(self, name: str) -> str:
@@ -72,12 +72,12 @@ class TakenBed(Bed):
         }
         return str(found)
 
-    def takeover(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run ``topoproxy takeover`` and show what it says."""
+    def takeover(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run ``topoproxy takeover`` and print its output."""
         done = self.daemon.cli(
-            "takeover", *words, "--timeout", "100", "--admin", f"unix://{DIRECTORY / 'admin.sock'}"
+            "takeover", *args, "--timeout", "100", "--admin", f"unix://{DIRECTORY / 'admin.sock'}"
         )
-        print(f"$ topoproxy takeover {' '.join(words)}\n{done.stdout}{done.stderr}", flush=True)
+        print(f"$ topoproxy takeover {' '.join(args)}\n{done.stdout}{done.stderr}", flush=True)
         return done
 
 
@@ -89,7 +89,7 @@ def state() -> tuple[str, HeldCpus, dict[str, Any]]:
 
 
 def held_by(bed: TakenBed, name: str) -> CpuSet:
-    """What kubelet's file gives to a pod's container; empty where nothing."""
+    """Return the CPUs of a pod's container in kubelet's state file; empty if there are none."""
     uid = bed.uid_of(name)
     return state()[1].held.get(uid, {}).get("main", CpuSet())
 
@@ -103,8 +103,8 @@ def main() -> None:
     bed.add("part", container("main", "250m"))
     old = bed.place("old/main")
     assert (len(old.cpus), held_by(bed, "old")) == (4, old.cpus), old
-    wait("the shared pool to leave them", lambda: bed.place("part/main").cpus == ALL - old.cpus)
-    step(f"kubelet gave {old.cpus} to old")
+    wait("the shared pool to leave the CPUs", lambda: bed.place("part/main").cpus == ALL - old.cpus)
+    step(f"kubelet assigned {old.cpus} to old")
 
     plan = bed.takeover("plan")
     assert plan.returncode == 0
@@ -115,9 +115,9 @@ def main() -> None:
     assert len(new.cpus) == 2
     assert new.cpus.isdisjoint(CpuSet(range(8))), new
     named = held_by(bed, "new")
-    assert named, "kubelet has an account of its own"
+    assert named, "kubelet has assigned CPUs in its state file"
     assert named != new.cpus, new
-    time.sleep(3 * RECONCILE_S)  # kubelet's reconcile writes its own sets, and must not get through
+    time.sleep(3 * RECONCILE_S)  # kubelet's reconcile sends its own cpusets, which must not take effect
     everyone = bed.snapshot()
     assert (everyone["old/main"][1].cpus, everyone["new/main"][1].cpus) == (old.cpus, new.cpus), everyone
     step(f"new has {new.cpus}, kubelet named {named}, and its reconcile changed nothing")
@@ -128,12 +128,12 @@ def main() -> None:
     assert bed.takeover("finish", "--with-running").returncode == 0
     assert STATE.read_text() == '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
     bed.start_under("none")
-    time.sleep(15)  # more than the 10 s in which kubelet compares what runs
+    time.sleep(15)  # more than kubelet's sync period of 10 s
     assert bed.snapshot() == everyone, (everyone, bed.snapshot())
     assert state()[0] == "none"
     bed.daemon.kill9()
     bed.daemon.start()
-    wait("the comparison", lambda: bool(bed.daemon.status()["ready"]))
+    wait("the daemon to be ready", lambda: bool(bed.daemon.status()["ready"]))
     bed.add("later", container("main", "2"))
     later = bed.place("later/main")
     assert len(later.cpus) == 2
@@ -156,7 +156,7 @@ def main() -> None:
     assert held_by(bed, "last") == last.cpus, (last, STATE.read_text())
     assert last.cpus.isdisjoint(old.cpus | new.cpus | later.cpus), last
     step(f"back under static: the same containers in the same places, and kubelet gave {last.cpus} to last")
-    assert not any(words in LOG.read_text() for words in REFUSALS)
+    assert not any(error in LOG.read_text() for error in REFUSALS)
     bed.stop_kubelet()
     assert bed.daemon.stop() == 0
     step("the scenario ends well")
