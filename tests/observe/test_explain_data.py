@@ -1,4 +1,4 @@
-"""Decisions as plain data and back, and what the daemon answers to a question about a pod."""
+"""Decisions as plain data and back, and the daemon's answers to queries about a pod."""
 
 from __future__ import annotations
 
@@ -67,16 +67,14 @@ EXPLANATIONS = st.builds(
 
 
 @given(EXPLANATIONS)
-def test_there_and_back(reported: Explanation) -> None:
+def test_a_record_is_unchanged_by_a_round_trip(reported: Explanation) -> None:
     assert from_data(json.loads(json.dumps(to_data(reported)))) == reported
 
 
 def test_every_field_is_written() -> None:
     fields = set(Explanation.__struct_fields__)
-    kept_one_release = {"said", "lacks"}
-    assert (
-        set(to_data(Explanation("e", "a/b", "u"))) == fields - {"answers"} | {"providers"} | kept_one_release
-    )
+    former_names = {"said", "lacks"}
+    assert set(to_data(Explanation("e", "a/b", "u"))) == fields - {"answers"} | {"providers"} | former_names
 
 
 @given(EXPLANATIONS)
@@ -92,7 +90,7 @@ def test_former_names_of_fields_are_read_and_written(decision: Explanation) -> N
             assert from_data({**data, "merge": merge}) == decision
 
 
-def test_the_form() -> None:
+def test_the_fields_of_a_record_are_as_documented() -> None:
     reported = Explanation(
         "CreateContainer",
         "ns/p",
@@ -192,7 +190,7 @@ def test_missing_fields_have_defaults_and_unknown_ones_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (None, "cannot read decision: it is null, not a mapping"),
         ([], "cannot read decision: it is a list, not a mapping"),
@@ -215,8 +213,8 @@ def test_missing_fields_have_defaults_and_unknown_ones_are_ignored() -> None:
         ({"moved": [{"before": "x"}]}, r"decision.moved\[0\]: before names no CPUs"),
     ],
 )
-def test_what_is_not_of_its_kind_is_refused(data: object, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_a_value_of_the_wrong_type_is_refused(data: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         from_data(data)
 
 
@@ -233,7 +231,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_anything_is_read_or_refused(data: object) -> None:
+def test_any_data_is_read_or_refused(data: object) -> None:
     try:
         reported = from_data(data)
     except InputError:
@@ -255,7 +253,7 @@ def history() -> History:
     return history
 
 
-def test_records_that_a_query_finds(history: History) -> None:
+def test_a_query_returns_the_matching_records(history: History) -> None:
     page = history_page(history, {"query": "web/app"})
     assert json.loads(json.dumps(page)) == page
     assert page == {
@@ -276,7 +274,7 @@ def test_records_that_a_query_finds(history: History) -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"query": ""}, {"query": "missing"}])
-def test_without_a_find_the_pods_are_listed(history: History, params: dict[str, str]) -> None:
+def test_a_query_without_a_match_lists_the_pods(history: History, params: dict[str, str]) -> None:
     page = history_page(history, params)
     assert page["records"] == []
     assert page["remembered"] == 4
@@ -314,17 +312,17 @@ def test_the_limit_keeps_the_newest(history: History) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "9999999", "\u0663"])
-def test_an_invalid_limit(history: History, limit: str) -> None:
+def test_an_invalid_limit_is_refused(history: History, limit: str) -> None:
     with pytest.raises(InputError, match=r"cannot explain: limit is .*, not a number from 1 to 999999"):
         history_page(history, {"limit": limit})
 
 
-def test_an_unknown_parameter(history: History) -> None:
+def test_an_unknown_parameter_is_refused(history: History) -> None:
     with pytest.raises(InputError, match="'pod' is no parameter"):
         history_page(history, {"pod": "x"})
 
 
-def test_what_holds_now_for_those_that_are_there(history: History) -> None:
+def test_existing_containers_have_their_present_state(history: History) -> None:
     page = history_page(history, {"query": "web"}, lambda record: f"now {record.container_id}")
     assert [record.get("now") for record in page["records"]] == [None, "now 0123456789", None]
     silent = history_page(history, {"query": "web"}, lambda container: "")

@@ -1,4 +1,4 @@
-"""The page of ``topoproxy explain``, from whatever a daemon answers."""
+"""The page of ``topoproxy explain``, for any answer of a daemon."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def page(*entries: dict[str, object], older: int = 0) -> str:
     return render(read_records({"records": list(entries)}), 100, older=older)
 
 
-def test_a_page() -> None:
+def test_the_page_of_a_decision_is_printed() -> None:
     assert page(entry("ns/p", id="sandbox"), entry("ns/p/c", attempt=2), older=3) == (
         "[2026-09-21 14:13:20, CreateContainer, sandbox sandbox]\n"
         "Pod ns/p was admitted.\n"
@@ -62,7 +62,7 @@ def test_a_page() -> None:
     assert page(entry("ns/p/c"), older=1).endswith("\n\n1 older decision is remembered; --all shows it.\n")
 
 
-def test_what_holds_now() -> None:
+def test_the_present_state_is_printed() -> None:
     reported = page(entry("ns/p/c", now="BE is suppressed: it runs on 0-1 now.\x07"), entry("ns/p/d"))
     assert reported.splitlines()[1:3] == [
         "ns/p/c was admitted.",
@@ -71,7 +71,7 @@ def test_what_holds_now() -> None:
     assert reported.count("Now:") == 1
 
 
-def test_what_is_gone_and_what_has_no_id() -> None:
+def test_removed_containers_and_missing_ids_are_printed() -> None:
     assert page(entry("ns/p/c", there=False, id="")).startswith(
         "[2026-09-21 14:13:20, CreateContainer, gone]\n"
     )
@@ -81,7 +81,7 @@ def test_what_is_gone_and_what_has_no_id() -> None:
     assert page(entry("ns/p/c", when=1e300)).startswith("[CreateContainer, container ")
 
 
-def test_the_newest_of_each() -> None:
+def test_the_newest_decision_of_each_container_is_printed() -> None:
     records = read_records(
         {
             "records": [
@@ -98,7 +98,7 @@ def test_the_newest_of_each() -> None:
     assert newest([]) == []
 
 
-def test_the_list_of_pods() -> None:
+def test_the_list_of_pods_is_printed() -> None:
     pods = [
         {"pod": "ns/p", "when": 0, "records": 2, "containers": ["a", "b"], "refused": "", "there": True},
         {"pod": "ns/long-name", "when": 60, "records": 11, "containers": [], "refused": "", "there": False},
@@ -121,11 +121,11 @@ def test_the_list_of_pods() -> None:
     )
 
 
-def test_nothing_is_remembered() -> None:
+def test_an_empty_history_is_printed() -> None:
     assert render_pods({"pods": []}).startswith("No decision recorded")
 
 
-def test_names_that_can_be_asked_about() -> None:
+def test_the_known_names_are_those_of_the_answer() -> None:
     pods = [{"pod": "ns/p", "containers": ["a"]}, {"pod": "ns/q"}, {}, "x"]
     assert known_names({"pods": pods}) == ["ns/p", "p", "ns/p/a", "ns/q", "q"]
 
@@ -133,7 +133,7 @@ def test_names_that_can_be_asked_about() -> None:
 @pytest.mark.parametrize(
     "answer", [None, [], {}, {"records": {}}, {"records": [1]}, {"records": [{}]}, "ok\n"]
 )
-def test_an_invalid_answer(answer: object) -> None:
+def test_an_invalid_answer_is_refused(answer: object) -> None:
     with pytest.raises(InputError, match="cannot read"):
         read_records(answer)
 
@@ -149,7 +149,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_whatever_the_daemon_says_there_is_a_list(answer: object) -> None:
+def test_any_answer_of_the_daemon_gives_a_list(answer: object) -> None:
     text = render_pods(answer)
     assert text.endswith(".\n")
     assert all(c.isprintable() or c == "\n" for c in text)

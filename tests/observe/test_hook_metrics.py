@@ -1,4 +1,4 @@
-"""Hooks in numbers."""
+"""The metrics of hooks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reported(*hooks: dict[str, Any]) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("topoproxy_hook")]
 
 
-def test_all_that_is_known_of_hooks() -> None:
+def test_hooks_have_metrics() -> None:
     assert reported(FINE, BROKEN, MASKED) == [
         'topoproxy_hooks{state="broken"} 1',
         'topoproxy_hooks{state="masked"} 1',
@@ -57,7 +57,7 @@ def test_without_hooks_there_are_no_metrics_of_them() -> None:
     assert "topoproxy_hook" not in metrics({"hooks": 3})
 
 
-def test_hooks_that_were_never_asked_have_no_counters() -> None:
+def test_hooks_that_were_never_called_have_no_counters() -> None:
     assert [line.partition("{")[0] for line in reported(BROKEN)] == [
         "topoproxy_hooks",
         "topoproxy_hook_broken",

@@ -85,7 +85,7 @@ def planned(status: Mapping[str, object]) -> dict[str, str]:
     return {name: value for name, value in samples(metrics(status)).items() if "planned" in name}
 
 
-def test_what_is_not_applied_has_gauges_of_its_own() -> None:
+def test_a_plan_that_is_not_applied_has_separate_gauges() -> None:
     observed = [{**each, "applied": False} for each in as_maps(STATUS["exclusive"])]
     there = [{**each, "applied": False} for each in as_maps(STATUS["containers"])]
     status = {**STATUS, "mode": "observe", "exclusive": observed, "containers": there}
@@ -101,13 +101,13 @@ def test_what_is_not_applied_has_gauges_of_its_own() -> None:
         assert not any(key.startswith(f"topoproxy_{name}") for key in found), name
 
 
-def test_where_the_plan_is_applied_nothing_is_planned_only() -> None:
+def test_an_applied_plan_has_no_gauges_of_planned_values() -> None:
     assert set(planned(STATUS).values()) == {"0"}
     leaving = {**STATUS, "release": {"stage": "released"}}
     assert "topoproxy_planned_pod_reservations" in planned(leaving)
 
 
-def test_everything_that_status_knows_in_numbers() -> None:
+def test_all_numbers_of_the_status_are_exported() -> None:
     found = samples(metrics(STATUS, counted()))
     assert found['topoproxy_info{version="1\\"2",mode="enforce"}'] == "1"
     expected = {
@@ -149,7 +149,7 @@ def test_everything_that_status_knows_in_numbers() -> None:
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_a_daemon_that_only_relays() -> None:
+def test_a_daemon_that_only_relays_has_metrics() -> None:
     found = samples(metrics({"version": "1", "mode": "passthrough", "uptime_s": 1, "clients": 0}))
     assert set(found) == {
         'topoproxy_info{version="1",mode="passthrough"}',
@@ -158,7 +158,7 @@ def test_a_daemon_that_only_relays() -> None:
     }
 
 
-def test_be_suppression() -> None:
+def test_be_suppression_is_exported() -> None:
     usage = {"node": 9.0, "be": 1.5, "others": 6.0, "system": 1.5}
     page = {"mode": "cpuset", "budget_milli": -500, "quota_us": None, "cpus": "0-1,4", "usage": usage}
     found = samples(metrics({"beSuppress": page}))

@@ -44,14 +44,14 @@ def owner(key: str, pod: Pod, cpus: str, phase: Phase = Phase.RUNNING, *, hard: 
     return Container(key, key, pod, Request(), placement, phase, owner=f"{pod.key}/{key}")
 
 
-def test_the_picture_of_a_running_node() -> None:
-    there = [
+def test_the_description_of_a_running_node() -> None:
+    containers = [
         owner("a", LSR, "2,10", hard=False),
         owner("b", OWN, "4,12", hard=False),
         owner("c", OWN, "5"),
         owner("d", OWN, "6", Phase.EXITED),
     ]
-    state = NodeState.of(NODE, [LSR, OWN], there)
+    state = NodeState.of(NODE, [LSR, OWN], containers)
     reported = node_resource_topology(MACHINE, node_facts(state, "n1"))
     metadata = reported["metadata"]
     assert isinstance(metadata, dict)
@@ -68,7 +68,7 @@ def test_the_picture_of_a_running_node() -> None:
     assert read["reservation"] == {"reservedCPUs": "0"}
     assert read["system-qos-resource"] == {"cpuset": "8", "cpusetExclusive": True}
     pools = state.pools
-    assert str(pools.shared) == "1,3,6-7,9,11,13-15", "the picture says what the pools are"
+    assert str(pools.shared) == "1,3,6-7,9,11,13-15", "the description has the pools of the state"
 
 
 def test_the_floor_of_the_shared_pool_is_not_free_and_schedulers_know_it_as_reserve() -> None:
@@ -84,11 +84,11 @@ def test_the_floor_of_the_shared_pool_is_not_free_and_schedulers_know_it_as_rese
     assert describe_node(observed, "n1")["freeCPUs"] == "1-7,9-15"
 
 
-def test_what_is_set_aside_for_a_pod_is_not_free_and_is_shown_as_its_own() -> None:
+def test_cpus_reserved_for_a_pod_are_not_free_and_are_listed_as_its_own() -> None:
     aside = structs.replace(OWN, reserved_for_pod=SetAside(Mask((0,)), True, CpuSet((2, 3, 10))))
     exited = owner("a", aside, "2,10", Phase.EXITED)
-    for there, left in ((), "2-3,10"), ((owner("a", aside, "2,10"),), "3"), ((exited,), "2-3,10"):
-        page = describe_node(NodeState.of(NODE, [aside, LSR], there), "n1")
+    for containers, left in ((), "2-3,10"), ((owner("a", aside, "2,10"),), "3"), ((exited,), "2-3,10"):
+        page = describe_node(NodeState.of(NODE, [aside, LSR], containers), "n1")
         assert page["freeCPUs"] == "1,4-7,9,11-15"
         pods = {as_map(pod)["name"]: as_map(pod) for pod in as_list(page["pods"])}
         assert (pods["chosen"]["setAside"], pods["chosen"]["counted"]) == (left, True)
@@ -111,10 +111,10 @@ def test_schedulers_know_reserved_cpus_as_reserve_where_there_is_no_floor() -> N
 
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.RELEASED])
-def test_what_is_not_applied_is_not_in_the_picture(mode: NodeMode) -> None:
+def test_a_plan_that_is_not_applied_is_not_in_the_description(mode: NodeMode) -> None:
     pinned = structs.replace(owner("e", OWN, "7"), request=Request(cpuset_cpus="7"))
-    there = [owner("a", LSR, "2,10", hard=False), owner("b", OWN, "4,12"), pinned]
-    state = structs.replace(NodeState.of(NODE, [LSR, OWN], there), mode=mode)
+    containers = [owner("a", LSR, "2,10", hard=False), owner("b", OWN, "4,12"), pinned]
+    state = structs.replace(NodeState.of(NODE, [LSR, OWN], containers), mode=mode)
     reported = node_resource_topology(MACHINE, node_facts(state, "n1"))
     metadata = reported["metadata"]
     assert isinstance(metadata, dict)
@@ -126,7 +126,7 @@ def test_what_is_not_applied_is_not_in_the_picture(mode: NodeMode) -> None:
     assert not read["system-qos-resource"]
 
 
-def test_a_node_with_nothing_on_it() -> None:
+def test_a_node_without_containers_is_described() -> None:
     facts = node_facts(NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE))), "n")
     assert (facts.labels, facts.annotations, facts.pods, facts.chosen) == ({}, {}, (), ())
 
@@ -172,9 +172,9 @@ def test_kubelets_assignments_are_reported_once() -> None:
         "u3": {"c": CpuSet((6, 7))},
         "u1": {"x": CpuSet((3,))},
     }
-    there = [owner("a", OWN, "4,12")]
+    containers = [owner("a", OWN, "4,12")]
     node = Node(MACHINE, CpuTopology.of(MACHINE))
-    state = NodeState.of(node, [LSR, OWN], there, held)
+    state = NodeState.of(node, [LSR, OWN], containers, held)
     manager = CpuManager(
         "static", {"full-pcpus-only": "true"}, CpuSet((0, 8)), "single-numa-node", "pod", held=held
     )
@@ -196,7 +196,7 @@ def test_kubelets_assignments_are_reported_once() -> None:
     assert shared == state.pools.shared - CpuSet((2, 10)), "no container of that pod is here yet"
 
 
-def test_our_topology_manager_is_reported_where_it_decides() -> None:
+def test_the_topology_manager_of_the_daemon_is_reported_if_it_is_active() -> None:
     manager = CpuManager("none", topology_policy="best-effort", topology_scope="container")
     reported = node_resource_topology(MACHINE, node_facts(NodeState.empty(NODE), "n", manager))
     assert reported["topologyPolicies"] == ["RestrictedPodLevel"]

@@ -75,7 +75,7 @@ Would be rejected
     )
 
 
-def test_all_containers_are_listed_where_that_is_asked_for() -> None:
+def test_all_containers_are_listed_if_requested() -> None:
     answer = page(pods=[{"pod": "demo/scan", "containers": [row("scan")]}], containers=1, unchanged=1)
     assert render_plan_report(answer) == (
         "Mode observe: the plan is applied to 0 of 1 running container.\nEnforcing would change nothing.\n"
@@ -99,7 +99,7 @@ def test_all_containers_are_listed_where_that_is_asked_for() -> None:
         ({**page(), "kernel": {"not_read": 3}}, "The cpusets of 3 containers could not be read."),
     ],
 )
-def test_what_the_summary_says(answer: dict[str, object], reported: str) -> None:
+def test_the_summary_describes_the_plan(answer: dict[str, object], reported: str) -> None:
     assert reported in render_plan_report(answer)
 
 
@@ -131,7 +131,7 @@ def test_an_age_that_is_no_number_or_within_the_bound_changes_nothing() -> None:
         assert "Nothing would change" in render_plan_report(answer)
 
 
-def test_what_a_pod_writes_cannot_break_the_page() -> None:
+def test_control_characters_of_a_pod_cannot_break_the_page() -> None:
     refused = {"pod": "demo/\x1b[2J", "container": "", "exists": False, "message": "no\nline " * 30}
     text = render_plan_report(page(refused=[refused]), 80)
     assert "\x1b" not in text
@@ -151,11 +151,11 @@ ANSWERS = st.recursive(
 
 
 @given(ANSWERS)
-def test_whatever_the_daemon_answers_there_is_a_page(answer: object) -> None:
+def test_any_answer_of_the_daemon_gives_a_page(answer: object) -> None:
     assert render_plan_report(answer).endswith("\n")
 
 
-def test_before_the_first_comparison_nothing_is_claimed() -> None:
+def test_no_change_is_reported_before_the_first_reconcile() -> None:
     assert render_plan_report(page() | {"compared": False}, 120) == (
         "Mode observe: the plan is applied to 0 of 0 running containers.\n"
         "No change is known.\n"

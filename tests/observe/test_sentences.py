@@ -1,4 +1,4 @@
-"""Decisions in sentences: whole texts of realistic records, and what holds for every sentence."""
+"""Decisions in sentences: complete texts of realistic records, and rules for every sentence."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def hint(preferred: bool, *nodes: int) -> TopologyHint:
     return TopologyHint(Mask(nodes) if nodes else None, preferred)
 
 
-def offered(said: ProviderAnswer) -> str:
-    return sections(Explanation("e", "a/b", "u", answers=(said,)))[1].sentences[0]
+def sentence_of(answer: ProviderAnswer) -> str:
+    return sections(Explanation("e", "a/b", "u", answers=(answer,)))[1].sentences[0]
 
 
 def check(text: str) -> None:
@@ -76,7 +76,7 @@ def check(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_whole_text(name: str) -> None:
+def test_the_text_of_a_record_is_as_committed(name: str) -> None:
     assert render_decision(record(name), 100) == (RECORDS / f"{name}.txt").read_text()
 
 
@@ -85,9 +85,9 @@ def test_the_whole_text(name: str) -> None:
 def test_width_breaks_lines_and_loses_no_word(name: str, width: int) -> None:
     reported = record(name)
     text = render_decision(reported, width)
-    words = " ".join(f"{s.title} {' '.join(s.sentences)}" for s in sections(reported)).split()
-    assert text.split() == words
-    longest = max(map(len, words))
+    expected = " ".join(f"{s.title} {' '.join(s.sentences)}" for s in sections(reported)).split()
+    assert text.split() == expected
+    longest = max(map(len, expected))
     assert max(map(len, text.splitlines())) <= max(width, 40, longest + 6)
 
 
@@ -121,40 +121,43 @@ def test_a_refusal_begins_with_its_reason_and_ends_with_help() -> None:
     )
 
 
-def blameless(name: str, *said: ProviderAnswer) -> Explanation:
-    """A refusal whose record does not say what stood against it, or what would help."""
+def without_reasons(name: str, *answer: ProviderAnswer) -> Explanation:
+    """A refusal whose record has neither the obstacle nor a shortfall."""
     reported = record(name)
     assert reported.merge is not None
     return replace(
-        reported, merge=replace(reported.merge, conflicts=()), answers=said or reported.answers, shortfalls=()
+        reported,
+        merge=replace(reported.merge, conflicts=()),
+        answers=answer or reported.answers,
+        shortfalls=(),
     )
 
 
 def test_the_obstacle_is_read_from_the_hints_if_not_named() -> None:
-    assert all_sentences(blameless("refused_single"))[1] == (
+    assert all_sentences(without_reasons("refused_single"))[1] == (
         "What it requests of cpu is not available on a single NUMA node."
     )
     apart = (
         ProviderAnswer("a", "x", "", (hint(True, 0), hint(True, 2)), 2, 2),
         ProviderAnswer("b", "y", "", (hint(True, 1),), 1, 1),
     )
-    assert all_sentences(blameless("refused_single", *apart))[1] == (
+    assert all_sentences(without_reasons("refused_single", *apart))[1] == (
         "Each resource has nodes that it prefers, but not the same: x on 0, 2; y on 1."
     )
     assert (
         len(
-            sections(blameless("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0),), 1, 1)))[
-                0
-            ].sentences
+            sections(
+                without_reasons("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0),), 1, 1))
+            )[0].sentences
         )
         == 1
     )
-    assert all_sentences(blameless("refused_gpu", ProviderAnswer("a", "x", "", (hint(False, 0, 1),), 1, 0)))[
-        1
-    ].startswith("What it requests of x is not available on as few NUMA nodes as its amount")
+    assert all_sentences(
+        without_reasons("refused_gpu", ProviderAnswer("a", "x", "", (hint(False, 0, 1),), 1, 0))
+    )[1].startswith("What it requests of x is not available on as few NUMA nodes as its amount")
 
 
-def test_the_headline_leaves_out_what_stands_elsewhere() -> None:
+def test_the_headline_omits_details_of_other_sections() -> None:
     reported = replace(record("refused_gpu"), verdict=Verdict(9, "R", "R: text (ml/c/main)"))
     assert all_sentences(reported)[0] == "ml/c/main was rejected: text."
     reported = replace(reported, verdict=Verdict(9, "R", "more (ml/c/other) is unknown"))
@@ -214,13 +217,13 @@ def test_without_facts_no_fit_is_reported() -> None:
 
 
 def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
-    said = (
+    answer = (
         ProviderAnswer("devices", "x/gpu", "impossible"),
         ProviderAnswer("cpu", "cpu", "", (hint(True, 0),), 1, 1),
     )
-    reported = blameless("refused_gpu", *said)
+    reported = without_reasons("refused_gpu", *answer)
     assert section(reported, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
-    uncounted = blameless("refused_gpu", ProviderAnswer("devices", "x/gpu"), said[1])
+    uncounted = without_reasons("refused_gpu", ProviderAnswer("devices", "x/gpu"), answer[1])
     assert all_sentences(uncounted)[1] == all_sentences(reported)[1]
     assert "best-effort" not in render_decision(uncounted)
     assert section(reported, "What would help")[0] == "Ask for less of x/gpu."
@@ -228,13 +231,13 @@ def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
     assert "best-effort" not in render_decision(reported)
 
 
-def test_what_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
-    reported = blameless("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
+def test_a_resource_that_one_node_cannot_hold_is_named_although_it_is_preferred() -> None:
+    reported = without_reasons("refused_single", ProviderAnswer("cpu", "cpu", "", (hint(True, 0, 1),), 1, 1))
     assert all_sentences(reported)[1] == "What it requests of cpu is not available on a single NUMA node."
     assert section(reported, "What would help")[0] == "Ask for less of cpu, so that one NUMA node has enough."
 
 
-def test_what_was_tried_and_refused_was_not_taken() -> None:
+def test_a_refused_choice_is_not_described_as_taken() -> None:
     verdict = Verdict(9, "SharedPoolExhausted", "the shared pool would be left empty")
     reported = titles(replace(record("owner"), verdict=verdict))
     assert "Tried" in reported
@@ -242,9 +245,9 @@ def test_what_was_tried_and_refused_was_not_taken() -> None:
 
 
 def test_under_restricted_the_nodes_of_best_effort_are_named() -> None:
-    said = (ProviderAnswer("cpu", "cpu", "", (hint(False, 0, 1),), 1, 0),)
+    answer = (ProviderAnswer("cpu", "cpu", "", (hint(False, 0, 1),), 1, 0),)
     merge = Merge("restricted", "container", hint(False, 0, 1), None, "no other nodes suit all resources")
-    reported = replace(record("refused_gpu"), answers=said, merge=merge)
+    reported = replace(record("refused_gpu"), answers=answer, merge=merge)
     assert all_sentences(reported)[1].startswith(
         "What it requests of cpu is not available on as few NUMA nodes as its"
     )
@@ -266,7 +269,7 @@ def test_a_limit_equal_to_the_request_is_reported_with_it() -> None:
     )
 
 
-def test_a_refusal_without_anything_known() -> None:
+def test_a_refusal_without_details_has_general_advice() -> None:
     reported = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(9))
     assert all_sentences(reported) == [
         "a/b/c was rejected: no reason is remembered.",
@@ -301,7 +304,7 @@ def test_a_system_container_has_no_exclusive_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("answer", "text"),
     [
         (
             ProviderAnswer(
@@ -343,8 +346,8 @@ def test_a_system_container_has_no_exclusive_cpus() -> None:
         (ProviderAnswer("cpu", "cpu", "", (), 4, 0), "cpu: possible on 4 sets of nodes (not preferred)."),
     ],
 )
-def test_what_a_provider_offered(said: ProviderAnswer, text: str) -> None:
-    assert offered(said) == text
+def test_the_answer_of_a_provider_is_described(answer: ProviderAnswer, text: str) -> None:
+    assert sentence_of(answer) == text
 
 
 @pytest.mark.parametrize(
@@ -376,7 +379,7 @@ def test_what_a_provider_offered(said: ProviderAnswer, text: str) -> None:
         ),
     ],
 )
-def test_what_a_policy_chose(merge: Merge, texts: list[str]) -> None:
+def test_the_choice_of_a_policy_is_described(merge: Merge, texts: list[str]) -> None:
     assert list(section(Explanation("e", "a/b", "u", merge=merge), "Choice")) == texts
 
 
@@ -409,14 +412,14 @@ def test_facts_are_grouped_by_source() -> None:
     assert sections(reported)[1].sentences == ("From x: a 1; c 3.", "Known: b 2.")
 
 
-def test_texts_of_others_cannot_harm_the_terminal() -> None:
+def test_control_characters_in_texts_are_removed() -> None:
     reported = replace(record("owner"), facts=(Fact("a", "\x1b[2J  b\nc\xe9", "x"),), reasons=("odd  one. ",))
     texts = all_sentences(reported)
     assert "From x: a ?[2J b c?." in texts
     assert "Odd one." in texts
 
 
-WORDS = st.text("abcXY019 -/=_,.;\n\t\xe9", max_size=20)
+TEXTS = st.text("abcXY019 -/=_,.;\n\t\xe9", max_size=20)
 MASKS = st.none() | st.sets(st.integers(0, 9), min_size=1).map(Mask)
 CPUS = st.sets(st.integers(0, 99)).map(CpuSet)
 HINTS = st.builds(TopologyHint, MASKS, st.booleans())
@@ -427,12 +430,12 @@ EXPLANATIONS = st.builds(
     st.just("uid"),
     st.sampled_from(["", "c"]),
     st.integers(0, 3),
-    facts=st.lists(st.builds(Fact, WORDS, WORDS, WORDS), max_size=3).map(tuple),
+    facts=st.lists(st.builds(Fact, TEXTS, TEXTS, TEXTS), max_size=3).map(tuple),
     answers=st.lists(
         st.builds(
             ProviderAnswer,
             st.sampled_from(["cpu", "memory", "devices"]),
-            WORDS,
+            TEXTS,
             st.sampled_from(["", "", "no preference", "impossible"]),
             st.lists(HINTS, max_size=4).map(tuple),
             st.none() | st.integers(0, 9),
@@ -447,24 +450,24 @@ EXPLANATIONS = st.builds(
         st.sampled_from(["pod", "container"]),
         HINTS,
         st.none() | HINTS,
-        WORDS,
-        st.lists(WORDS, max_size=2).map(tuple),
+        TEXTS,
+        st.lists(TEXTS, max_size=2).map(tuple),
     ),
-    steps=st.lists(st.builds(AllocationStep, st.sampled_from(["cpu", "memory"]), WORDS), max_size=13).map(
+    steps=st.lists(st.builds(AllocationStep, st.sampled_from(["cpu", "memory"]), TEXTS), max_size=13).map(
         tuple
     ),
     verdict=st.builds(
         Verdict,
         st.sampled_from([0, 3, 9, 13]),
         st.sampled_from(["", "TopologyAffinityError", "SMTAlignmentError", "InvalidCPUSet"]),
-        WORDS,
+        TEXTS,
     ),
     pool=st.sampled_from(["", "own", "shared", "be"]),
     cpus=CPUS,
     mems=MASKS,
-    devices=st.lists(WORDS, max_size=2).map(tuple),
-    reasons=st.lists(WORDS, max_size=2).map(tuple),
-    moved=st.lists(st.builds(MovedContainer, WORDS, CPUS, CPUS), max_size=14).map(tuple),
+    devices=st.lists(TEXTS, max_size=2).map(tuple),
+    reasons=st.lists(TEXTS, max_size=2).map(tuple),
+    moved=st.lists(st.builds(MovedContainer, TEXTS, CPUS, CPUS), max_size=14).map(tuple),
     shortfalls=st.lists(
         st.builds(
             Shortfall,
@@ -517,7 +520,7 @@ def test_every_record_of_the_engine_has_a_sentence(policy: TopologyPolicy, scope
             check(text)
 
 
-def test_what_a_pod_is_given_beside_its_cpus_is_its_containers() -> None:
+def test_devices_of_a_pod_are_described_as_those_of_its_containers() -> None:
     reported = replace(record("pod_scope"), devices=("x/gpu=g0",))
     given = f"Its containers were given CPUs {reported.cpus} and device x/gpu=g0 together."
     assert section(reported, "Result")[0] == given
@@ -531,7 +534,7 @@ DONE = re.compile(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_not_applied_is_what_would_be(name: str) -> None:
+def test_a_decision_that_was_not_applied_is_in_the_conditional(name: str) -> None:
     reported = replace(record(name), applied=False)
     texts = all_sentences(reported)
     assert " would be " in texts[0]
@@ -543,7 +546,7 @@ def test_what_was_not_applied_is_what_would_be(name: str) -> None:
     assert any(DONE.search(text) for text in all_sentences(replace(reported, applied=True)))
 
 
-def test_an_owner_that_is_only_observed() -> None:
+def test_an_observed_owner_is_in_the_conditional() -> None:
     reported = replace(record("owner"), applied=False)
     assert all_sentences(reported)[0].startswith(
         "ml/trainer/main would be admitted with CPUs 16-19,48-51 of its"
@@ -603,7 +606,7 @@ HELD = (CpuHolder("ml/a/main", CpuSet.parse("2-3")), CpuHolder("ml/b", CpuSet.pa
         ),
     ],
 )
-def test_what_would_help_has_numbers_and_names(lack: Shortfall, text: str) -> None:
+def test_the_advice_has_numbers_and_names(lack: Shortfall, text: str) -> None:
     reported = Explanation(
         "CreateContainer",
         "ns/p",
@@ -618,5 +621,5 @@ def test_what_would_help_has_numbers_and_names(lack: Shortfall, text: str) -> No
 def test_more_on_the_machine_may_not_be_enough_where_nodes_are_aligned() -> None:
     lack = Shortfall("cpu", None, 12, 8, most=15, holders=HELD)
     reported = replace(record("refused_single"), shortfalls=(lack,))
-    words = "It needs at least 4 more free CPUs (of 12 requested, 8 were free)."
-    assert section(reported, "What would help")[0] == words
+    expected = "It needs at least 4 more free CPUs (of 12 requested, 8 were free)."
+    assert section(reported, "What would help")[0] == expected
