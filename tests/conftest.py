@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and fixtures that all tests share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import Phase, settings
 
 from tests.testkit import shuffle
 
-# In CI the same examples are tried each time: a red run must mean that something changed.
+# In CI the same examples run each time: a new failure must mean that the code has changed.
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("here", deadline=None)
-# A mutant is noticed by any example that fails; the search for the smallest one can take minutes.
+# Any failing example detects a mutant; the search for the smallest one can take minutes.
 settings.register_profile("mutation", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """Bound the time to exit: a thread of a test that never ends would keep the process for ever."""
+    """Bound the time to exit: a thread that never ends would keep the process alive without end."""
     threading.Thread(target=_end_process, args=(int(exitstatus),), daemon=True).start()
 
 
@@ -76,33 +76,33 @@ def _end_process(status: int) -> None:
 
 @pytest.fixture
 def slow_socket() -> Iterator[Callable[[Path, Path, float], None]]:
-    """Listen at a path; a client is connected to the server behind it, but only after some seconds."""
+    """Return a function that listens at a path and forwards a client to a server only after a delay."""
     threads: list[threading.Thread] = []
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # one side has gone, with what the other still says unread
+        with contextlib.suppress(OSError):  # one peer has closed the connection before it read everything
             while data := source.recv(65536):
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
-    def lead_in(listener: socket.socket, behind: Path, delay: float) -> None:
+    def forward(listener: socket.socket, server_path: Path, delay: float) -> None:
         with listener, socket.socket(socket.AF_UNIX) as server:
             client, _ = listener.accept()
             time.sleep(delay)
-            server.connect(str(behind))
+            server.connect(str(server_path))
             with client:
                 back = threading.Thread(target=pump, args=(server, client))
                 back.start()
                 pump(client, server)
                 back.join()
 
-    def opened(path: Path, behind: Path, delay: float) -> None:
+    def open_slow_socket(path: Path, server_path: Path, delay: float) -> None:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
-        threads.append(threading.Thread(target=lead_in, args=(listener, behind, delay), daemon=True))
+        threads.append(threading.Thread(target=forward, args=(listener, server_path, delay), daemon=True))
         threads[-1].start()
 
-    yield opened
+    yield open_slow_socket
     for thread in threads:
         thread.join(30)

@@ -1,7 +1,7 @@
-"""A stand-in runtime, and a client, to which a string is any bytes, as to containerd's gogo-protobuf.
+"""A stand-in runtime and a client that accept any bytes as a string, as gogo-protobuf in containerd does.
 
-Both are made of the ones that check UTF-8. On the wire ``ODD`` stands where their messages hold ``MARK``. It
-has the same length, so every length in a message stays right.
+Both are derived from the ones that check UTF-8. On the wire ``ODD`` replaces ``MARK`` in their messages.
+It has the same length, so every length in a message stays right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def on_wire(message: Any) -> bytes:
 
 
 class GoRuntime(StandInRuntime):
-    """The runtime."""
+    """The stand-in runtime."""
 
     def _runtime_service(self, service: str) -> grpc.GenericRpcHandler:
         def handler(name: str, request: Any) -> grpc.RpcMethodHandler:
@@ -41,7 +41,7 @@ class GoRuntime(StandInRuntime):
 
 
 class GoClient:
-    """Calls as kubelet up to 1.33 makes them."""
+    """Makes calls as kubelet up to 1.33 does."""
 
     def __init__(self, path: Path | str) -> None:
         self._channel = grpc.insecure_channel(f"unix:{path}")
@@ -54,7 +54,7 @@ class GoClient:
         return answer.FromString(raw.replace(ODD, MARK.encode()))
 
     def run_pod(self, name: str, labels: dict[str, str], annotations: dict[str, str]) -> Any:
-        """Run a sandbox; gives its id and its configuration."""
+        """Run a sandbox; return its id and its configuration."""
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=name, uid=f"uid-{name}", namespace="ns"),
             labels=labels,

@@ -16,7 +16,7 @@ from proxy.backends.systemd.units import SystemdUnits
 
 
 @pytest.mark.parametrize(("version", "there"), [(1, False), (2, True)])
-def test_only_on_v2(tmp_path: Path, version: int, there: bool) -> None:
+def test_a_daemon_connects_to_systemd_only_on_cgroup_v2(tmp_path: Path, version: int, there: bool) -> None:
     async def given() -> tuple[Any, Any]:
         return _systemd(KernelCgroups(tmp_path, version))
 
@@ -25,7 +25,7 @@ def test_only_on_v2(tmp_path: Path, version: int, there: bool) -> None:
     assert (fences is not None) is there
 
 
-def test_nothing_of_dbus_is_loaded_before_there_is_a_unit() -> None:
+def test_dbus_modules_are_loaded_only_with_a_unit() -> None:
     modules = "proxy.daemon, proxy.assembly, proxy.backends.systemd.units, proxy.executor.node_executor"
     code = f"import {modules}, sys; print('jeepney' in sys.modules)"
     command = [sys.executable, "-c", code]

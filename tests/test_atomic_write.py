@@ -13,7 +13,7 @@ from proxy.atomic_write import write_file, write_whole
 
 
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record what is done, in order."""
+    """Record the system calls, in order."""
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -43,14 +43,14 @@ def test_a_file_is_synced_renamed_and_its_name_synced(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_without_sync_it_is_renamed_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_sync_is_only_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = steps(monkeypatch)
     write_file(tmp_path / "file", b"new", sync=False)
     assert done == ["rename"]
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "fchmod"])
-def test_a_write_that_fails_leaves_what_was_there(
+def test_a_failed_write_keeps_the_previous_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*args: Any) -> Any:
@@ -65,7 +65,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_draft_that_a_crash_has_left_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_draft_left_by_a_crash_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("whole")
     (tmp_path / ".file.new").symlink_to(tmp_path / "elsewhere")
     write_file(tmp_path / "file", b"new")
@@ -73,7 +73,7 @@ def test_a_draft_that_a_crash_has_left_is_replaced_and_not_followed(tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "file"]
 
 
-def test_a_file_that_must_not_be_overwritten_stays(tmp_path: Path) -> None:
+def test_a_file_that_must_not_be_overwritten_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "file"
     write_file(file, b"first", overwrite=False)
     with pytest.raises(FileExistsError):
@@ -82,7 +82,7 @@ def test_a_file_that_must_not_be_overwritten_stays(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_short_write_is_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_counts_as_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_write.os, "write", lambda fd, data: len(data) - 1)
     with (tmp_path / "file").open("wb") as opened, pytest.raises(OSError, match="space") as caught:
         write_whole(opened.fileno(), b"text")

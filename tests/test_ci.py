@@ -1,4 +1,4 @@
-"""The script that CI runs: nothing that fails is lost, and pytest has the last word."""
+"""The script that CI runs: every failure is reported, and the summary of pytest comes last."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def environment(limit: str = "50") -> dict[str, str]:
-    # make that is called by make says which directory it enters: these tests may be run by make themselves
+    # a nested make prints the directory that it enters, and make may run these tests
     ours = ("TOPOPROXY_INSTALL", "MAKELEVEL", "MFLAGS")
     kept = {key: value for key, value in os.environ.items() if key not in ours}
     return {**kept, "TOPOPROXY_VM_LIMIT": limit, "TOPOPROXY_COVERAGE_WAIT": "2", "MAKEFLAGS": ""}
@@ -44,7 +44,7 @@ def lay(
     tests: float = 0,
     measures: float = 0,
 ) -> Path:
-    """Make a copy of the script in a directory where all that it calls is made up."""
+    """Copy the script into a directory with stand-ins for everything that it calls."""
     (directory / ".ci").mkdir()
     shutil.copy(RUN, directory / ".ci")
     made = MADE.format(lint=lint, test=test, scenarios=scenarios, takes=takes, tests=tests, measures=measures)
@@ -77,7 +77,7 @@ def reported(
             )
         ],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # the script sends its own to stdout
+        stderr=subprocess.DEVNULL,  # the script redirects its errors to stdout
         text=True,
         timeout=60,
         check=False,
@@ -86,7 +86,7 @@ def reported(
     return done.returncode, done.stdout.splitlines()
 
 
-def test_all_is_well(tmp_path: Path) -> None:
+def test_a_successful_run_prints_all_parts(tmp_path: Path) -> None:
     status, lines = reported(tmp_path, takes=0.3, tests=1)
     assert status == 0
     coverage = ["package lines"]
@@ -125,8 +125,8 @@ def test_coverage_is_not_begun_after_the_tests(tmp_path: Path) -> None:
     assert lines[-1] == "= tests ="
 
 
-def test_what_could_not_be_installed_is_not_tried_again(tmp_path: Path) -> None:
-    """A machine without a network would spend minutes on each try, and both at once on each other's locks."""
+def test_a_failed_installation_is_not_repeated(tmp_path: Path) -> None:
+    """Without a network each attempt takes minutes, and parallel attempts wait for each other's locks."""
     lay(tmp_path)
     makefile = tmp_path / "Makefile"
     text = makefile.read_text().replace("@echo of the tests", "@echo install: $$TOPOPROXY_INSTALL")
@@ -149,7 +149,7 @@ def test_what_could_not_be_installed_is_not_tried_again(tmp_path: Path) -> None:
     assert done.stdout.endswith("these are not installed: topoproxy-has-no-such-package\n")
 
 
-def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
+def test_no_test_runs_after_a_lint_failure(tmp_path: Path) -> None:
     status, lines = reported(tmp_path, lint=1)
     assert status != 0
     assert "of the tests" not in lines
@@ -160,8 +160,8 @@ def test_nothing_is_run_on_what_is_not_clean(tmp_path: Path) -> None:
     [("scenarios", {"takes": 300}), ("measuring", {"measures": 300})],
     ids=["scenarios", "coverage"],
 )
-def test_ending_it_ends_what_runs_beside_the_tests(tmp_path: Path, file: str, slow: dict[str, float]) -> None:
-    """They are in groups of processes of their own, which no terminal's signal reaches."""
+def test_ending_the_script_ends_the_parallel_jobs(tmp_path: Path, file: str, slow: dict[str, float]) -> None:
+    """The jobs have their own process groups, which a signal of the terminal does not reach."""
     script = lay(tmp_path, tests=2, **slow)  # type: ignore[arg-type]
     with subprocess.Popen([script], stdout=subprocess.DEVNULL, env=environment("300")) as process:
         started = tmp_path / file

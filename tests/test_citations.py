@@ -30,7 +30,7 @@ OUTSIDE = re.compile(
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Walk all text files: path from the root of the repository, and contents."""
+    """Yield all text files: the path from the root of the repository, and the content."""
     files = [file for name in SOURCES for file in sorted((ROOT / name).rglob("*")) if file.suffix in SUFFIXES]
     for file in [*files, *sorted(ROOT.glob("*.md"))]:
         path = file.relative_to(ROOT).as_posix()
@@ -39,12 +39,12 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def anchors(page: str) -> set[str]:
-    """Return the anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub generates for a page's headings."""
     found: dict[str, int] = {}
     result = set(re.findall(r'<a (?:id|name)="([^"]+)"', page))
     for heading in re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.M):
-        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-        slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
         count = found[slug] = found.get(slug, -1) + 1
         result.add(f"{slug}-{count}" if count else slug)
     return result
@@ -60,7 +60,7 @@ def missing(page: Path, anchor: str) -> str:
 
 
 def cited_pages() -> Iterator[tuple[str, str, Path, str]]:
-    """Walk what texts cite: where, as it is written, the file, and the anchor."""
+    """Yield the citations in texts: the position, the text, the file, and the anchor."""
     for path, text in texts():
         for match in PAGE.finditer(text):
             page, _, anchor = match[0].partition("#")
@@ -73,9 +73,9 @@ def cited_pages() -> Iterator[tuple[str, str, Path, str]]:
 
 
 @pytest.mark.skipif(not (ROOT / "docs").exists(), reason="docs/ is not there")
-def test_every_citation_of_a_page_leads_to_a_file_and_a_heading() -> None:
+def test_every_cited_page_and_heading_exists() -> None:
     cited = list(cited_pages())
-    assert len(cited) > 100, "the patterns find the citations that are there"
+    assert len(cited) > 100, "the patterns find the existing citations"
     wrong = [f"{at}: {what}: {why}" for at, what, page, anchor in cited if (why := missing(page, anchor))]
     assert wrong == []
 
@@ -113,7 +113,7 @@ def is_module(path: Path) -> bool:
     return path.is_dir() or path.with_suffix(".py").exists()
 
 
-def test_modules_that_pages_name_exist() -> None:
+def test_modules_named_in_pages_exist() -> None:
     """A path in a page, such as ``engine/handle``, is below ``proxy/`` or below the repository."""
     packages = {path.name for path in (ROOT / "proxy").iterdir() if path.is_dir()}
     unknown = {
@@ -151,7 +151,7 @@ def exists(name: str) -> bool:
     return False
 
 
-def test_code_that_docstrings_name_exists() -> None:
+def test_code_named_in_docstrings_exists() -> None:
     """A dotted name such as ``engine.create`` is below ``proxy``."""
     packages = {path.stem for path in (ROOT / "proxy").iterdir()} | {"proxy"}
     named = {
@@ -161,12 +161,12 @@ def test_code_that_docstrings_name_exists() -> None:
         for name in NAME.findall(text)
         if (top := name.split(".")[0]) in packages and top not in FILES
     }
-    assert len(named) > 100, "the pattern finds the names that are there"
+    assert len(named) > 100, "the pattern finds the existing names"
     assert [f"{path}: {name}" for path, name in sorted(named) if not exists(name)] == []
 
 
 def named_in_changes(guide: str) -> Iterator[tuple[str, str]]:
-    """Walk the files that the table of changes names, each with the names in parentheses behind it."""
+    """Yield the files in the table of changes, each with the names in parentheses after it."""
     table = guide.partition("| change | files |")[2].partition("\n## ")[0]
     for match in re.finditer(r"`([\w./*-]+(?:\.(?:py|md|proto|yaml)|/))`(?: \(`(\w+)`\))?", table):
         yield match[1], match[2] or ""

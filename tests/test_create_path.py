@@ -34,7 +34,7 @@ def paths() -> dict[str, list[str]]:
 @pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not there")
 def test_the_page_lists_the_files_that_a_create_crosses(paths: dict[str, list[str]]) -> None:
     written = re.search(rf"^```\n({re.escape(SHARING)}.*?)^```", PAGE.read_text(), re.M | re.S)
-    assert written, "the list is there"
+    assert written, "the page has the list"
     assert listed(written[1]) == listed("\n".join(page(paths))), "make create-path prints the new list"
 
 

@@ -1,4 +1,4 @@
-"""The daemon as a whole, in this process, beside the stand-in runtime and an imitated cgroup tree."""
+"""The whole daemon in this process, with the stand-in runtime and an imitated cgroup tree."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_daemon_places_and_reports(node: DaemonNode) -> None:
     assert not (node.directory / "admin.sock").exists()
 
 
-def test_another_daemon_finds_everything_again(node: DaemonNode) -> None:
+def test_a_new_daemon_restores_all_containers(node: DaemonNode) -> None:
     ids: list[str] = []
 
     async def before() -> None:
@@ -90,7 +90,7 @@ def test_a_runtime_that_comes_later(node: DaemonNode) -> None:
     run(daemon, scenario)
 
 
-def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
+def test_the_readiness_page_gives_the_reasons(node: DaemonNode) -> None:
     node.runtime.stop()
     daemon = node.daemon("reconcilePeriod: 200ms\n")
 
@@ -109,10 +109,10 @@ def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
         page = daemon.pages.status()
         assert (page["ready"], page["runtime"]["connected"]) == (False, False)
         assert page["runtime"]["reason"].startswith("cannot ")
-        shown = render(page)
-        assert "NOT CONNECTED: cannot read the version of the runtime" in shown
-        assert "NOT READY: the state has not been compared" in shown
-        assert "No problems." not in shown
+        status_text = render(page)
+        assert "NOT CONNECTED: cannot read the version of the runtime" in status_text
+        assert "NOT READY: the state has not been compared" in status_text
+        assert "No problems." not in status_text
         await asyncio.to_thread(node.runtime.start)
         async with asyncio.timeout(30):
             while (await readyz())[0] != 200:
@@ -126,7 +126,7 @@ def test_readiness_comes_with_the_reasons(node: DaemonNode) -> None:
     run(daemon, scenario)
 
 
-def test_the_age_of_the_last_call_is_on_the_page(node: DaemonNode) -> None:
+def test_the_status_page_has_the_age_of_the_last_call(node: DaemonNode) -> None:
     daemon = node.daemon()
 
     async def scenario() -> None:
@@ -145,7 +145,7 @@ def test_the_age_of_the_last_call_is_on_the_page(node: DaemonNode) -> None:
     run(daemon, scenario, reconciled=True)
 
 
-def test_passthrough_only_relays(node: DaemonNode) -> None:
+def test_passthrough_mode_only_relays(node: DaemonNode) -> None:
     daemon = node.daemon("mode: passthrough\n", cgroups=None)
 
     async def scenario() -> None:
@@ -166,7 +166,7 @@ def test_passthrough_only_relays(node: DaemonNode) -> None:
         ('reservedSystemCPUs: "99"\n', {}, ConfigError),
     ],
 )
-def test_a_start_that_fails_leaves_nothing_behind(
+def test_a_failed_start_leaves_no_files(
     node: DaemonNode, text: str, parts: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -175,7 +175,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
     run(node.daemon(), lambda: asyncio.sleep(0))
 
 
-def test_one_daemon_for_a_socket_and_one_for_a_state_directory(node: DaemonNode) -> None:
+def test_a_second_daemon_for_a_socket_or_state_directory_is_refused(node: DaemonNode) -> None:
     async def scenario() -> None:
         with pytest.raises(LockedError, match=r"cannot listen on .*cri.sock: "):
             await node.daemon().start()
@@ -187,17 +187,17 @@ def test_one_daemon_for_a_socket_and_one_for_a_state_directory(node: DaemonNode)
     run(node.daemon(), scenario)
 
 
-def test_a_state_directory_that_cannot_be_created(node: DaemonNode) -> None:
+def test_a_state_directory_that_cannot_be_created_is_an_error(node: DaemonNode) -> None:
     (node.directory / "state").write_text("a file")
     with pytest.raises(CannotCreateError, match="cannot make the state directory"):
         asyncio.run(node.daemon().start())
 
 
-def test_signals_that_mean_nothing_do_nothing(node: DaemonNode) -> None:
+def test_unused_signals_have_no_effect(node: DaemonNode) -> None:
     async def scenario() -> None:
         before = signal.getsignal(signal.SIGTERM)
         serving = asyncio.create_task(_serve(node.daemon()))
-        async with asyncio.timeout(30):  # before that, a signal would end the tests
+        async with asyncio.timeout(30):  # before this point a signal would end the tests
             while signal.getsignal(signal.SIGTERM) is before or not (node.directory / "admin.sock").exists():
                 await asyncio.sleep(0.02)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -210,7 +210,7 @@ def test_signals_that_mean_nothing_do_nothing(node: DaemonNode) -> None:
     asyncio.run(scenario())
 
 
-def test_a_socket_that_was_removed_is_noticed(node: DaemonNode) -> None:
+def test_a_removed_socket_is_reported(node: DaemonNode) -> None:
     daemon = node.daemon()
 
     async def scenario() -> None:
@@ -222,14 +222,14 @@ def test_a_socket_that_was_removed_is_noticed(node: DaemonNode) -> None:
     run(daemon, scenario)
 
 
-def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> None:
+def test_a_changed_node_object_takes_effect_while_the_daemon_runs(node: DaemonNode) -> None:
     path = node.directory / "node.json"
     path.write_text('{"metadata": {"name": "worker-7", "uid": "u-7", "annotations": {}}}')
     daemon = node.daemon(f"reconcilePeriod: 200ms\nkoordinator: {{nodeObject: {path}}}\n")
 
-    def asked(*words: str) -> str:
+    def run_command(*args: str) -> str:
         at = f"unix://{node.directory}/admin.sock"
-        done = CliRunner().invoke(cli, [*words, "--admin", at, "--timeout", "60"])
+        done = CliRunner().invoke(cli, [*args, "--admin", at, "--timeout", "60"])
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -237,21 +237,21 @@ def test_a_node_object_that_changes_while_the_daemon_runs(node: DaemonNode) -> N
         ls = await node.launch(DemoPod("ls", "LS"))
         assert node.cpus(ls) == "0-15"
         reserved = json.dumps({"reservedCPUs": "0-1", "applyPolicy": "Sometimes"})
-        said = {"metadata": {"name": "worker-7", "annotations": {RESERVATION: reserved}}}
-        path.write_text(json.dumps(said))
+        node_object = {"metadata": {"name": "worker-7", "annotations": {RESERVATION: reserved}}}
+        path.write_text(json.dumps(node_object))
         async with asyncio.timeout(60):
             while node.cpus(ls) != "2-15":
                 await asyncio.sleep(0.05)
-        page = await asyncio.to_thread(asked, "status")
+        page = await asyncio.to_thread(run_command, "status")
         assert f"Settings of the node (Node object: {path})" in page
         assert f"reservedCPUs  0-1        annotation {RESERVATION} of the Node object" in page
         where = "annotation node.koordinator.sh/reservation"
         assert f"Ignored node label or annotation: {where}: applyPolicy 'Sometimes'" in page
-        report = json.loads(await asyncio.to_thread(asked, "report"))
+        report = json.loads(await asyncio.to_thread(run_command, "report"))
         assert report["metadata"]["name"] == "worker-7"
         reported = json.loads(report["metadata"]["annotations"][RESERVATION])
         assert reported == {"reservedCPUs": "0-1", "applyPolicy": "Sometimes"}
-        numbers = await asyncio.to_thread(asked, "status", "--metrics")
+        numbers = await asyncio.to_thread(run_command, "status", "--metrics")
         for line in (
             'topoproxy_pool_cpus{pool="shared"} 14',
             'topoproxy_containers{pool="shared"} 1',

@@ -1,4 +1,4 @@
-"""What a pod's author can take from a node with the default configuration: nothing."""
+"""The author of a pod cannot take CPUs from a node with the default configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Node(DaemonNode):
         self.running: Any = None
 
     def run_scenario(self, text: str, scenario: Callable[[CriClient], None]) -> None:
-        """Run a daemon with this configuration, and the client beside it."""
+        """Run a daemon with this configuration, and the client in a thread."""
         self.running = self.daemon(text)
 
         def work() -> None:
@@ -62,15 +62,15 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_a_claim_beyond_the_request_takes_nothing(node: Node, claim: str) -> None:
-    """And pods that a scheduler has bound to CPUs come to them although the claim was first."""
+def test_a_claim_of_more_cpus_than_the_request_is_rejected(node: Node, claim: str) -> None:
+    """Pods that a scheduler has bound to CPUs get them although the claim was first."""
 
     def scenario(client: CriClient) -> None:
         shared = client.launch(DemoPod("web", "LS", shares=512)).container_id
         before = node.cpus(shared)
         assert before == "1,4-31"
-        said = refused(client, CLAIMS[claim])
-        assert "cannot place demo/taker" in said
+        message = refused(client, CLAIMS[claim])
+        assert "cannot place demo/taker" in message
         assert node.cpus(shared) == before
         bound = DemoPod("trading", "LSR", KubeQos.BURSTABLE, "4-15", cpus=12, shares=12 * 1024)
         assert node.cpus(client.launch(bound).container_id) == "4-15"
@@ -81,12 +81,12 @@ def test_a_claim_beyond_the_request_takes_nothing(node: Node, claim: str) -> Non
     node.run_scenario(f"cpuManagerPolicy: static\n{KEPT}", scenario)
 
 
-def test_a_rejection_names_no_pod_of_others(node: Node) -> None:
+def test_a_rejection_names_no_other_pod(node: Node) -> None:
     def scenario(client: CriClient) -> None:
         client.launch(DemoPod("secret", "LSE", cpuset="10-11", cpus=2))
-        said = refused(client, DemoPod("mine", "LSR", cpuset="10-12", cpus=3))
-        assert "CPUs 10-11 are owned by" in said
-        assert "secret" not in said
+        message = refused(client, DemoPod("mine", "LSR", cpuset="10-12", cpus=3))
+        assert "CPUs 10-11 are owned by" in message
+        assert "secret" not in message
         reported = node.running.pages.explain({"query": "demo/mine"})["records"][-1]["decision"]["verdict"]
         assert "demo/secret" in reported["message"]
 
@@ -94,7 +94,7 @@ def test_a_rejection_names_no_pod_of_others(node: Node) -> None:
 
 
 def test_owners_leave_the_shared_pool_its_floor(node: Node) -> None:
-    """The author requests what the node has; the scheduler would count it, and the node keeps its floor."""
+    """The author requests all CPUs of the node; the node keeps the floor of the shared pool."""
 
     def scenario(client: CriClient) -> None:
         assert "AdmissionSharedFloor" in _reason(node, client, DemoPod("all", "LSR", cpuset="0-30", cpus=31))

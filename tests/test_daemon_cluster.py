@@ -1,4 +1,4 @@
-"""A daemon that reads what the cluster agent has read: the Node object, labels of namespaces, and pods."""
+"""A daemon that reads the files of the cluster agent: the Node object, labels of namespaces, and pods."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class ClusterNode(DaemonNode):
         data = encode_facts(ClusterFacts(kind, "n1", 5.0, "42", list(items)))
         write_file(self.directory / "cluster" / kind.file_name, data)
 
-    async def ask(self, route: str, *, act: bool = False) -> Any:
+    async def query(self, route: str, *, act: bool = False) -> Any:
         answer: Any = await asyncio.to_thread(query_admin, self.directory / "admin.sock", route, 30, act=act)
         check(answer)
         return answer
 
     async def refresh(self) -> Any:
-        return await self.ask("/cluster/refresh", act=True)
+        return await self.query("/cluster/refresh", act=True)
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_a_setting_of_the_node_object_takes_effect_with_the_refresh(node: Cluste
         answer = await node.refresh()
         assert answer["files"][0]["name"] == "node"
         assert answer["files"][0]["resourceVersion"] == "42"
-        status = await node.ask("/status")
+        status = await node.query("/status")
         assert status["pools"]["shared"] == "2-15"
         assert status["nodePolicy"]["nodeObject"] == f"{node.directory}/cluster/node.json"
         (node.directory / "cluster/node.json").write_bytes(b"{")
         await node.refresh()
-        status = await node.ask("/status")
+        status = await node.query("/status")
         assert status["pools"]["shared"] == "2-15", "the last good object stays in effect"
         (lack,) = [c["reason"] for c in status["checks"] if c["name"] == "cluster"]
         assert "node.json: it is not a file of the cluster agent" in lack
@@ -84,7 +84,7 @@ def test_a_setting_of_the_node_object_takes_effect_with_the_refresh(node: Cluste
     run(node.daemon(), scenario)
 
 
-def test_the_status_is_answered_while_the_files_cannot_be_read(node: ClusterNode) -> None:
+def test_the_status_is_served_while_the_files_cannot_be_read(node: ClusterNode) -> None:
     node.read(FactsKind.NODE, node_object())
     answered = threading.Event()
 
@@ -93,7 +93,7 @@ def test_the_status_is_answered_while_the_files_cannot_be_read(node: ClusterNode
         worker = daemon.executor.fact_lookup.worker
         hanging = asyncio.gather(*(worker.submit(answered.wait, 60) for _ in range(THREADS)))
         try:
-            status = await node.ask("/status")
+            status = await node.query("/status")
             assert not hanging.done()
             assert [file["name"] for file in status["cluster"]] == ["node", "namespaces", "pods"]
         finally:
@@ -111,8 +111,8 @@ def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:
         return str(caught.value)
 
     async def scenario() -> None:
-        assert "admission.namespaceSelector" in await refused(), "nothing is known yet"
-        status = await node.ask("/status")
+        assert "admission.namespaceSelector" in await refused(), "the daemon has read no labels yet"
+        status = await node.query("/status")
         assert any("cannot read the labels of namespaces" in p["what"] for p in status["problems"])
         node.read(FactsKind.NAMESPACES, namespace("demo", cpus="shared"), namespace("x", cpus="exclusive"))
         await node.refresh()
@@ -121,7 +121,7 @@ def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:
         await node.refresh()
         container = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         assert node.cpus(container) == "2-3"
-        status = await node.ask("/status")
+        status = await node.query("/status")
         assert status["settings"]["admission"]["namespacesByLabel"] == ["demo"]
         assert not any("cannot read the labels of namespaces" in p["what"] for p in status["problems"])
         node.read(FactsKind.NAMESPACES)
@@ -131,7 +131,7 @@ def test_labels_decide_which_namespaces_may_own_cpus(node: ClusterNode) -> None:
     run(node.daemon(SELECTOR), scenario)
 
 
-def test_owners_keep_their_cpus_over_a_restart_without_the_agent(node: ClusterNode) -> None:
+def test_owners_keep_their_cpus_after_a_restart_without_the_agent(node: ClusterNode) -> None:
     node.read(FactsKind.NAMESPACES, namespace("demo", cpus="exclusive"))
     found: list[str] = []
 
@@ -141,14 +141,14 @@ def test_owners_keep_their_cpus_over_a_restart_without_the_agent(node: ClusterNo
     async def second() -> None:
         await asyncio.sleep(0.3)
         assert node.cpus(found[0]) == "2-3"
-        status = await node.ask("/status")
+        status = await node.query("/status")
         assert [owner["cpus"] for owner in status["exclusive"]] == ["2-3"]
 
     run(node.daemon(SELECTOR), first)
     run(node.daemon(SELECTOR), second)
 
 
-def test_what_a_pod_requests_is_known_without_kubelet(
+def test_the_requests_of_a_pod_are_known_without_kubelet(
     node: ClusterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uid = uuid.uuid4()

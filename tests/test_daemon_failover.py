@@ -1,4 +1,4 @@
-"""What a hook server is sent about pods and containers whose creation the daemon did not see."""
+"""The requests that a hook server receives about pods and containers created without the daemon."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Node(DaemonNode):
         servers = directory / "servers"
         servers.mkdir(mode=0o755)
         hooks = [name.removesuffix("Hook") for name in METHODS]
-        said = {"remote-endpoint": str(self.server.path), "runtime-hooks": hooks}
-        (servers / "koordlet.json").write_text(json.dumps(said))
+        registration = {"remote-endpoint": str(self.server.path), "runtime-hooks": hooks}
+        (servers / "koordlet.json").write_text(json.dumps(registration))
         (servers / "koordlet.json").chmod(0o644)
 
         self.settings = f"""
@@ -75,8 +75,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     one.runtime.stop(0)
 
 
-async def asked(node: Node, names: set[str]) -> dict[str, Any]:
-    """Wait until the server has been asked all that; gives what it was reported."""
+async def requests_to_server(node: Node, names: set[str]) -> dict[str, Any]:
+    """Wait until the server has received these requests, and return them by hook."""
     async with asyncio.timeout(60):
         while not names <= {name.removesuffix("Hook") for name, _ in node.server.asked}:
             await asyncio.sleep(0.02)
@@ -125,7 +125,7 @@ def test_a_container_made_before_the_restart(node: Node) -> None:
         await daemon.start()
         try:
             await asyncio.to_thread(node.use, sandbox, container)
-            check(await asked(node, HOOKS))
+            check(await requests_to_server(node, HOOKS))
         finally:
             await daemon.stop()
 
@@ -139,7 +139,7 @@ def test_a_container_known_only_from_the_runtimes_list(node: Node) -> None:
         await daemon.start()
         try:
             await asyncio.to_thread(node.use, sandbox, container)
-            check(await asked(node, HOOKS))
+            check(await requests_to_server(node, HOOKS))
         finally:
             await daemon.stop()
 
@@ -147,7 +147,7 @@ def test_a_container_known_only_from_the_runtimes_list(node: Node) -> None:
 
 
 def test_a_container_made_at_the_runtime_while_the_daemon_runs(node: Node) -> None:
-    """Its first call names a container of which nothing has been learned yet."""
+    """The first call for the container names an id that the daemon does not know yet."""
 
     async def whole() -> None:
         daemon = node.daemon()
@@ -157,7 +157,7 @@ def test_a_container_made_at_the_runtime_while_the_daemon_runs(node: Node) -> No
             await daemon.executor.reconciled.wait()
             sandbox, container = await asyncio.to_thread(node.create, "runtime")
             await asyncio.to_thread(node.use, sandbox, container)
-            check(await asked(node, HOOKS))
+            check(await requests_to_server(node, HOOKS))
         finally:
             await daemon.stop()
 

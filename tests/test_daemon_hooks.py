@@ -1,4 +1,4 @@
-"""Hooks of a whole daemon: files that are dropped while it runs, changed and removed; without, nothing."""
+"""Hooks of a whole daemon: files that are added, changed and removed while it runs; a node without hooks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Node(DaemonNode):
         self.hooks = directory / "hooks.d"
 
     def hooking_daemon(self, text: str = "", hooks: str = "") -> Daemon:
-        """Create a daemon; ``hooks`` is one more line of its section."""
+        """Create a daemon; ``hooks`` is an additional line of the hooks section."""
         section = f"""
 hooks:
   directory: {self.hooks}
@@ -45,12 +45,12 @@ hooks:
         return self.daemon(text + section)
 
     def write(self, name: str, text: str) -> None:
-        """Drop a file as packages do: whole."""
+        """Add a file atomically, as packages do."""
         self.hooks.mkdir(mode=0o755, exist_ok=True)
-        beside = self.directory / f".{name}"
-        beside.write_text(textwrap.dedent(text))
-        beside.chmod(0o644)
-        os.replace(beside, self.hooks / name)
+        draft = self.directory / f".{name}"
+        draft.write_text(textwrap.dedent(text))
+        draft.chmod(0o644)
+        os.replace(draft, self.hooks / name)
 
     async def placed(self, spec: DemoPod | str) -> str:
         """Run a pod with one container (LS if only its name is given); return its CPUs."""
@@ -68,7 +68,7 @@ def points(daemon: Daemon) -> frozenset[str]:
     return frozenset() if engine is None else engine.points
 
 
-def test_a_file_that_is_dropped_changed_broken_and_removed(node: Node) -> None:
+def test_a_hook_file_is_added_changed_broken_and_removed(node: Node) -> None:
     daemon = node.hooking_daemon()
 
     async def scenario() -> None:
@@ -87,7 +87,7 @@ def test_a_file_that_is_dropped_changed_broken_and_removed(node: Node) -> None:
         assert await node.placed("second") == "4-5"
         node.write("10-x.py", "API_VERSION = 1\ndef pre_create_container(:\n")
         await until(lambda: loaded()["broken"])
-        assert await node.placed("third") == "4-5", "the version before continues"
+        assert await node.placed("third") == "4-5", "the previous version stays in effect"
         assert was["name"] == "10-x"
         (node.hooks / "10-x.py").unlink()
         took.append(await until(lambda: not points(daemon)))
@@ -97,7 +97,7 @@ def test_a_file_that_is_dropped_changed_broken_and_removed(node: Node) -> None:
     run(daemon, scenario)
 
 
-def test_hooks_that_are_there_at_the_start_are_asked_of_the_first_call(node: Node) -> None:
+def test_hooks_present_at_the_start_are_called_for_the_first_request(node: Node) -> None:
     node.write("10-x.py", "import time\ntime.sleep(0.5)\n" + NARROWS.format("6"))
     daemon = node.hooking_daemon()
 
@@ -174,7 +174,7 @@ def test_owned_cpus_from_hooks_are_left_when_the_setting_is_off(node: Node) -> N
     run(daemon, after)
 
 
-def test_no_hooks_where_only_is_looked_on(node: Node) -> None:
+def test_no_hooks_run_in_observe_mode(node: Node) -> None:
     node.write("10-x.py", NARROWS.format("2"))
     daemon = node.hooking_daemon("mode: observe\n")
 
@@ -185,7 +185,7 @@ def test_no_hooks_where_only_is_looked_on(node: Node) -> None:
     run(daemon, scenario)
 
 
-def test_no_hooks_where_they_are_switched_off(node: Node) -> None:
+def test_no_hooks_run_when_they_are_disabled(node: Node) -> None:
     node.write("10-x.py", NARROWS.format("2"))
     daemon = node.hooking_daemon(hooks="enabled: false")
 
@@ -196,7 +196,7 @@ def test_no_hooks_where_they_are_switched_off(node: Node) -> None:
     run(daemon, scenario)
 
 
-def test_a_node_without_hooks_has_nothing_of_them_in_memory(node: Node) -> None:
+def test_a_node_without_hooks_loads_no_hook_modules(node: Node) -> None:
     program = """
         import asyncio, sys
         from pathlib import Path
@@ -241,7 +241,7 @@ def pre_create_container(event):
 """
 
 
-def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
+def test_a_reload_changes_the_settings_of_a_hook(node: Node) -> None:
     file = node.directory / "config.yaml"
 
     def write(settings: str, directory: Path) -> str:
@@ -272,7 +272,7 @@ def test_settings_of_a_hook_change_at_a_reload(node: Node) -> None:
         assert await node.placed("after") == "4-5"
         await reload(", settings: {10-narrow: {config: {cpus: 7}}}")
         await until(lambda: "hooks.settings.10-narrow.config.cpus" in entry())
-        assert await node.placed("wrong") == "4-5", "the version before continues answering"
+        assert await node.placed("wrong") == "4-5", "the previous version stays in effect"
         await reload(", timeout: 3s, settings: {10-narrow: {config: {cpus: 6-7}}}")
         await until(lambda: entry() == "running 3.0")
         assert await node.placed("right") == "6-7"

@@ -1,4 +1,4 @@
-"""A ledger that cannot be opened costs the memory of placements, not the node."""
+"""A daemon that cannot open its ledger keeps working without stored placements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MACHINE = described(1, 1, 4, 2)
 
 
-def test_a_daemon_starts_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_without_a_ledger_starts_and_places_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: Any, **__: Any) -> Any:
         raise CannotCreateError("cannot open the ledger: no space left on device")
 
@@ -45,8 +45,8 @@ def test_a_daemon_starts_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
         run(daemon, scenario)
 
 
-def test_files_put_aside_in_the_same_second_are_all_kept(tmp_path: Path) -> None:
-    """Also where the clock stands still or jumps back: nothing that was kept is written over."""
+def test_files_renamed_in_the_same_second_are_all_kept(tmp_path: Path) -> None:
+    """No kept file is overwritten, even if the clock stands still or jumps back."""
     times = iter((2e9, 2e9, 1e9, -1.0))
     for number in range(4):
         (tmp_path / "ledger.jsonl").write_text(f"not ours {number}\n")

@@ -31,7 +31,7 @@ class Node(DaemonNode):
         self.root = directory / "cgroup"
 
     def run_scenario(self, text: str, scenario: Callable[[Daemon], Coroutine[Any, Any, None]]) -> None:
-        """Run a daemon with this configuration, and the scenario, which gets the daemon."""
+        """Run a daemon with this configuration, and the scenario with the daemon."""
         daemon = self.daemon(text)
         run(daemon, lambda: scenario(daemon))
 
@@ -42,7 +42,7 @@ class Node(DaemonNode):
         return self.root / path
 
     def rest(self) -> CpuSet:
-        """What is left to all other containers."""
+        """Return the CPUs that all other containers may use."""
         return CpuSet.parse((self.root / "cpuset.cpus.effective").read_text())
 
 
@@ -65,8 +65,8 @@ def executor(daemon: Daemon) -> NodeExecutor:
     return daemon.executor
 
 
-def shown(daemon: Daemon) -> Any:
-    """What ``status`` says."""
+def status_page(daemon: Daemon) -> Any:
+    """Return the section about partitions of the status page."""
     assert daemon.pages is not None
     status: Any = daemon.pages.status()
     return status["partitions"]
@@ -75,15 +75,17 @@ def shown(daemon: Daemon) -> Any:
 LSE, LS = DemoPod("lse", "LSE", cpuset="2-3"), DemoPod("ls", "LS")
 
 
-def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
+def test_a_partition_exists_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
     async def scenario(daemon: Daemon) -> None:
         shared = await node.group(LS)
         own = await node.group(LSE)
         await until(lambda: kind(own) == "isolated")
-        await until(lambda: node.rest() == MACHINE.online - OWN)  # one write of the kernel, many files here
+        await until(
+            lambda: node.rest() == MACHINE.online - OWN
+        )  # the kernel changes all files in one write, the imitated tree one by one
         assert effective(own) == OWN
-        await until(lambda: shown(daemon)["isolated"] == "2-3")
-        (row,) = shown(daemon)["containers"]
+        await until(lambda: status_page(daemon)["isolated"] == "2-3")
+        (row,) = status_page(daemon)["containers"]
         assert (row["state"], row["cpus"]) == ("isolated", "2-3")
         more = await node.group(DemoPod("more", "LSE", cpuset="4-5"))
         await until(lambda: kind(more) == "isolated")
@@ -96,7 +98,7 @@ def test_from_the_start_to_the_end_of_an_owner(node: Node) -> None:
     node.run_scenario(ISOLATED, scenario)
 
 
-def test_a_partition_outlives_the_daemon_until_it_is_not_wanted(node: Node) -> None:
+def test_a_partition_outlives_the_daemon_until_partitions_are_disabled(node: Node) -> None:
     groups: list[Path] = []
 
     async def first(daemon: Daemon) -> None:
@@ -121,7 +123,9 @@ def test_a_partition_outlives_the_daemon_until_it_is_not_wanted(node: Node) -> N
     node.run_scenario(NONE, third)
 
 
-def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_is_ended_although_the_ledger_is_read_only(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups: list[Path] = []
 
     async def first(daemon: Daemon) -> None:
@@ -144,12 +148,12 @@ def test_it_is_ended_though_the_disk_takes_nothing(node: Node, monkeypatch: pyte
 def test_a_foreign_overlap_is_repaired(node: Node) -> None:
     async def scenario(daemon: Daemon) -> None:
         own = await node.group(LSE)
-        # The file says "isolated" before the daemon has read it back: an overlap in between fails that.
+        # The file has "isolated" before the daemon reads it back: an overlap in between would fail that read.
         await until(lambda: executor(daemon).telemetry.value(metrics.PARTITIONS_MADE))
         assert kind(own) == "isolated"
-        beside = str(own.relative_to(node.root).parent / "beside")
-        node.cgroups.mkdir(beside)
-        node.cgroups.files.write(beside, "cpuset.cpus", "3-4")
+        sibling = str(own.relative_to(node.root).parent / "beside")
+        node.cgroups.mkdir(sibling)
+        node.cgroups.files.write(sibling, "cpuset.cpus", "3-4")
         telemetry = executor(daemon).telemetry
         await until(lambda: telemetry.value(metrics.PARTITIONS_LOST))
         await until(lambda: kind(own) == "member")
@@ -158,7 +162,7 @@ def test_a_foreign_overlap_is_repaired(node: Node) -> None:
         )
         assert node.rest() == MACHINE.online
         assert effective(own) == OWN
-        node.cgroups.rmdir(beside)
+        node.cgroups.rmdir(sibling)
         await until(lambda: kind(own) == "isolated")
 
     node.run_scenario(ISOLATED, scenario)

@@ -1,4 +1,4 @@
-"""A daemon whose state directory lies on a disk that takes nothing: the node continues."""
+"""A daemon whose state directory is on a disk without writes: the node keeps working."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class Disk:
-    """The disk below one directory: it may refuse all that writes."""
+    """The disk below one directory, which may refuse all writes."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.state = directory / "state"
@@ -64,8 +64,8 @@ def reported(daemon: Daemon) -> list[str]:
     return [str(problem["what"]) for problem in daemon.executor.telemetry.problems()]
 
 
-def test_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
-    """Also that the node is released, which only the ledger knows."""
+def test_the_ledger_on_a_read_only_disk_is_read(node: DaemonNode, disk: Disk) -> None:
+    """The release of the node, which only the ledger records, is read too."""
 
     async def before() -> None:
         await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
@@ -109,7 +109,9 @@ def test_a_released_node_stays_released_on_a_read_only_disk(node: DaemonNode, di
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("there", [True, False])
-def test_no_room_for_a_lock(node: DaemonNode, disk: Disk, number: int, there: bool) -> None:
+def test_a_daemon_starts_without_room_for_a_lock(
+    node: DaemonNode, disk: Disk, number: int, there: bool
+) -> None:
     if there:
         (node.directory / "state").mkdir()
     disk.refusal = number

@@ -35,16 +35,16 @@ class Node(DaemonNode):
         await self.running.start()
         return GoClient(self.directory / "cri.sock")
 
-    async def in_step(self) -> None:
+    async def is_reconciled(self) -> None:
         async with asyncio.timeout(LIMIT_S):
             await self.running.executor.reconciled.wait()
 
     def cpus(self, container_id: str) -> str:
-        """The CPUs that the container's cgroup has."""
+        """Return the CPUs of the container's cgroup."""
         return str(self.cgroups.cpus(self.runtime.containers[container_id].cgroup))
 
-    def asked(self, container: str) -> str:
-        """The CPUs that the runtime was asked to create the container with."""
+    def requested_cpus(self, container: str) -> str:
+        """Return the CPUs in the request to create the container."""
         return str(self.runtime.containers[container].config.linux.resources.cpuset_cpus)
 
 
@@ -56,11 +56,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
     one.runtime.stop(0)
 
 
-def lived(node: Node, scenario: Callable[[GoClient], Any]) -> None:
+def run_daemon(node: Node, scenario: Callable[[GoClient], Any]) -> None:
     async def whole() -> None:
         client = await node.start()
         try:
-            await node.in_step()
+            await node.is_reconciled()
             await scenario(client)
         finally:
             client.close()
@@ -73,13 +73,13 @@ def test_a_container_of_a_pod_with_odd_strings_is_placed(node: Node) -> None:
     async def scenario(client: GoClient) -> None:
         owner = await asyncio.to_thread(client.run, "owner", "LSE", _resource_status='{"cpuset":"2-3"}')
         odd = await asyncio.to_thread(client.run, "odd", "LS", note=f"{MARK} and more")
-        assert (node.asked(odd), node.cpus(odd)) == ("0-1,4-7", "0-1,4-7")
+        assert (node.requested_cpus(odd), node.cpus(odd)) == ("0-1,4-7", "0-1,4-7")
         assert node.cpus(owner) == "2-3"
         placed = {c.pod.name: c for c in node.running.executor.state.containers.values()}
         assert placed.keys() == {"owner", "odd"}
         assert not node.running.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE)
 
-    lived(node, scenario)
+    run_daemon(node, scenario)
 
 
 def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> None:
@@ -90,10 +90,10 @@ def test_an_odd_annotation_of_koordinators_counts_as_malformed(node: Node) -> No
         reported = [str(each["what"]) for each in node.running.executor.telemetry.problems()]
         assert any("ns/odd" in what and "resource-status" in what for what in reported)
 
-    lived(node, scenario)
+    run_daemon(node, scenario)
 
 
-def test_reconciles_continue_beside_a_sandbox_with_odd_strings(node: Node) -> None:
+def test_reconciles_continue_with_a_sandbox_that_has_odd_strings(node: Node) -> None:
     async def scenario(client: GoClient) -> None:
         executor = node.running.executor
         plain = await asyncio.to_thread(client.run, "plain")
@@ -107,7 +107,7 @@ def test_reconciles_continue_beside_a_sandbox_with_odd_strings(node: Node) -> No
         await until(lambda: behind in executor.state.containers and node.cpus(plain) == "0-7")
         assert not any("deserializing" in str(each["what"]) for each in executor.telemetry.problems())
 
-    lived(node, scenario)
+    run_daemon(node, scenario)
 
 
 def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
@@ -119,12 +119,12 @@ def test_a_restart_beside_a_sandbox_with_odd_strings(node: Node) -> None:
         there = {c.pod.name for c in node.running.executor.state.containers.values()}
         assert there == {"odd", "owner"}
         late = await asyncio.to_thread(client.run, "late")
-        assert node.asked(late) == "0-1,4-7"
+        assert node.requested_cpus(late) == "0-1,4-7"
         other = await asyncio.to_thread(client.run, "other", "LSE", _resource_status='{"cpuset":"4-5"}')
         assert node.cpus(other) == "4-5"
 
-    lived(node, scenario)
-    lived(node, after)
+    run_daemon(node, scenario)
+    run_daemon(node, after)
 
 
 def test_a_start_without_a_ledger_adopts_a_pod_with_odd_strings(node: Node) -> None:
@@ -133,4 +133,4 @@ def test_a_start_without_a_ledger_adopts_a_pod_with_odd_strings(node: Node) -> N
         assert {(c.pod.name, c.pod.uid) for c in containers.values()} == {("odd", r"uid-odd")}
 
     node.direct.run("odd", "LS", note=MARK)
-    lived(node, scenario)
+    run_daemon(node, scenario)

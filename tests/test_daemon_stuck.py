@@ -1,4 +1,4 @@
-"""The daemon as a process whose worker threads hang: what continues, and that it ends all the same.
+"""The daemon as a process whose worker threads hang: what continues, and that the process still ends.
 
 What hangs is real: the kernel worker is in a system call that does not return, as the test holds the lock
 that orders the writes of the imitated cgroup tree.
@@ -71,7 +71,7 @@ A_THREAD_REMAINS = "threading.Thread(target=threading.Event().wait).start()"
 
 
 class Node:
-    """A daemon in a process of its own, beside the stand-in runtime."""
+    """A daemon in its own process, with the stand-in runtime."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -99,13 +99,13 @@ class Node:
 
     @contextlib.contextmanager
     def stuck_kernel(self) -> Iterator[None]:
-        """Make each write of the tree wait for as long as this holds its lock."""
+        """Block each write of the tree while this context holds its lock."""
         with (self.directory / "cgroup" / MARKER).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def end(self) -> tuple[int, float, str]:
-        """Send SIGTERM; give the exit code, how long the end took, and what was logged."""
+        """Send SIGTERM; return the exit code, the seconds until the end, and the log."""
         assert self.process is not None
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
@@ -175,7 +175,7 @@ def test_sigterm_ends_the_process_in_time_whatever_hangs(node: Node, more: str, 
     assert not (node.directory / "cri.sock").exists()
 
 
-def test_a_daemon_that_nothing_holds_up_ends_at_once(node: Node) -> None:
+def test_a_daemon_without_stuck_workers_ends_at_once(node: Node) -> None:
     node.start()
     code, seconds, reported = node.end()
     assert code == 0
@@ -183,10 +183,10 @@ def test_a_daemon_that_nothing_holds_up_ends_at_once(node: Node) -> None:
     assert "in time" not in reported
 
 
-def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
-        ear.bind(str(node.directory / "notify"))
-        ear.settimeout(0.5)
+def test_no_watchdog_notification_is_sent_once_a_restart_may_help(node: Node) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket:
+        notify_socket.bind(str(node.directory / "notify"))
+        notify_socket.settimeout(0.5)
         node.start(
             "worker_health.RESTART_S, worker_health.STEADY_S = 1.5, 0.1",
             NOTIFY_SOCKET=str(node.directory / "notify"),
@@ -195,27 +195,27 @@ def test_the_watchdog_gets_no_sign_of_life_once_a_restart_may_help(node: Node) -
         with CriClient(node.directory / "cri.sock") as client:
             client.launch(DemoPod("ls", "LS"))
             pod = client.run_pod(DemoPod("lse", "LSE", cpuset="2-3"))
-            time.sleep(0.2)  # an idle machine is here before the worker has worked for STEADY_S
+            time.sleep(0.2)  # an idle machine gets here before the worker has worked for STEADY_S
             with node.stuck_kernel():
                 with pytest.raises(TopoproxyError, match="in time"):
                     client.create(pod)
-                received = _heard(ear)
-                assert "WATCHDOG=1" in received, "first it is only reported"
+                received = _received(notify_socket)
+                assert "WATCHDOG=1" in received, "at first the stuck worker is only reported"
                 assert any(line.startswith("STATUS=the kernel worker has been stuck") for line in received)
-                wait_until(lambda: "WATCHDOG=1" not in _heard(ear, 1.0))
-            wait_until(lambda: "WATCHDOG=1" in _heard(ear, 1.0))
+                wait_until(lambda: "WATCHDOG=1" not in _received(notify_socket, 1.0))
+            wait_until(lambda: "WATCHDOG=1" in _received(notify_socket, 1.0))
         assert node.end()[0] == 0
 
 
-def _heard(ear: socket.socket, seconds: float = 0.7) -> list[str]:
-    """Return what the daemon says for some seconds, from now on."""
+def _received(notify_socket: socket.socket, seconds: float = 0.7) -> list[str]:
+    """Return the notifications of the daemon in the next seconds."""
     end, received = time.monotonic() + seconds, list[str]()
-    ear.setblocking(False)
+    notify_socket.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
-            ear.recv(4096)  # what it said before
-    ear.settimeout(0.1)
+            notify_socket.recv(4096)  # earlier notifications
+    notify_socket.settimeout(0.1)
     while time.monotonic() < end:
         with contextlib.suppress(TimeoutError):
-            received += ear.recv(4096).decode().split("\n")
+            received += notify_socket.recv(4096).decode().split("\n")
     return received

@@ -1,4 +1,4 @@
-"""BE suppression in a whole daemon, on a described machine whose counters a test writes."""
+"""BE suppression in a whole daemon, on a described machine with CPU counters written by a test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ cgroupRoot: {self.root}
         return int((self.root / "kubepods/besteffort/cpu.cfs_quota_us").read_text())
 
     async def time_passes(self, until: Callable[[], object]) -> None:
-        """Let counters grow with the clock until something is so."""
+        """Let counters grow with the clock until a condition is true."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(60):
             last = loop.time()
@@ -61,7 +61,7 @@ cgroupRoot: {self.root}
                 self._used += int((now - last) * self.busy * S)
                 last = now
                 for pod in self.pods("burstable"):
-                    # In place, and as long as before, as the kernel does: never another file, nor half of it.
+                    # Overwritten in place with the same length, so that no read gets a part of it.
                     fd = os.open(pod / "cpuacct.usage", os.O_WRONLY | os.O_CREAT)
                     os.write(fd, f"{self._used:020d}\n".encode())
                     os.close(fd)
@@ -82,7 +82,7 @@ def cpus(node: Node, container: str) -> CpuSet:
     return node.cgroups.read(path).cpus
 
 
-def test_by_cpus(node: Node) -> None:
+def test_be_pods_are_suppressed_by_cpus(node: Node) -> None:
     daemon, ids = node.suppressing("cpuset"), []
 
     async def scenario() -> None:
@@ -105,12 +105,12 @@ def test_by_cpus(node: Node) -> None:
     updates = [call for call in node.runtime.calls if call.method == "UpdateContainerResources"]
     reported = [(call.request.container_id, call.request.linux.cpuset_cpus) for call in updates]
     assert reported[-1] == (ids[2], str(MACHINE.online)), (
-        "a container that came with a narrowed set is updated at the end"
+        "a container created with a narrowed set is updated at the end"
     )
     assert {container for container, _ in reported} == {ids[2]}
 
 
-def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:
+def test_a_quota_left_by_a_crash_is_removed(node: Node) -> None:
     async def scenario() -> None:
         await node.launch(BE)
         await node.launch(LS)
@@ -120,7 +120,7 @@ def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:
 
     async def before() -> None:
         await scenario()
-        crashed._suppression = None  # it restores nothing
+        crashed._suppression = None  # the crashed daemon restores nothing
 
     run(crashed, before)
     assert node.quota == 1_040_000
@@ -132,21 +132,21 @@ def test_by_a_quota_that_a_crash_leaves_behind(node: Node) -> None:
     run(off, after)
 
     async def quiet() -> None:
-        assert "beSuppress" not in later.pages.status(), "nothing is left to do"
+        assert "beSuppress" not in later.pages.status(), "no updates are pending"
 
     later = node.suppressing("off")
     run(later, quiet)
 
 
-def test_without_any_counters(node: Node) -> None:
+def test_missing_counters_are_reported(node: Node) -> None:
     (node.root / "cpuacct.usage").unlink()
     daemon = node.suppressing("cpuset")
 
     async def scenario() -> None:
         be = await node.launch(BE)
-        said = ["cannot find the kernel's CPU times", "cannot suppress BE pods"]
+        texts = ["cannot find the kernel's CPU times", "cannot suppress BE pods"]
         async with asyncio.timeout(60):
-            while not all(any(word in str(p) for p in daemon.pages.status()["problems"]) for word in said):
+            while not all(any(text in str(p) for p in daemon.pages.status()["problems"]) for text in texts):
                 await asyncio.sleep(0.05)
         assert cpus(node, be) == MACHINE.online
 
@@ -167,7 +167,7 @@ def test_observe_mode_suppresses_nothing(node: Node) -> None:
     run(daemon, scenario)
 
 
-def test_a_reload_begins_changes_and_ends_suppression(node: Node) -> None:
+def test_a_reload_starts_changes_and_ends_suppression(node: Node) -> None:
     file = node.directory / "config.yaml"
 
     def write(text: str) -> str:

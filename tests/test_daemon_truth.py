@@ -1,6 +1,6 @@
-"""No output shows as in effect what the cgroup files do not say: whole daemons, with random pods.
+"""Every CPU set that an output reports as in effect matches the cgroup files: whole daemons, random pods.
 
-In each mode pods come and go. After each step every output is read, and the cgroup files before and after
+In each mode pods start and end. After each step every output is read, and the cgroup files before and after
 it: where the files did not change meanwhile, the outputs must agree with them.
 """
 
@@ -58,17 +58,17 @@ SAMPLE = re.compile(r"^(topoproxy_[a-z_]+)(\{[^}]*\})? ([0-9.e+-]+)$", re.MULTIL
 
 
 class Outputs:
-    """Everything that a daemon says of its containers, read at one time.
+    """All outputs of a daemon about its containers, read at one time.
 
     Attributes:
         status, report, plan: The pages.
         explained: The page of each pod.
         metrics: The samples by name and labels.
-        is_of_one_time: The daemon knew the same containers at the end as at the beginning.
+        is_of_one_time: Whether the daemon had the same containers before and after the reads.
     """
 
     def __init__(self, node: DaemonNode, pods: list[str]) -> None:
-        """Read all; blocks."""
+        """Read all outputs; blocks."""
         at = node.directory / "admin.sock"
         self.status: Any = query_admin(at, "/status", 30)
         self.report: Any = query_admin(at, "/report", 30)
@@ -78,7 +78,7 @@ class Outputs:
         }
         text = str(query_admin(at, "/metrics", 30))
         again: Any = query_admin(at, "/status", 30)
-        self.is_of_one_time = self.status["containers"] == again["containers"]
+        self.is_consistent = self.status["containers"] == again["containers"]
         self.metrics = {(name, labels): float(value) for name, labels, value in SAMPLE.findall(text)}
 
     def metric(self, name: str) -> float:
@@ -103,7 +103,7 @@ class RandomNode:
         return {each: str(cgroups.read(path).effective_cpus) for each, path in paths.items()}
 
     def step(self) -> None:
-        """Let a pod come or go; blocks."""
+        """Start or end a pod; blocks."""
         with self.node.client() as client:
             if self.pods and self.random.random() < 0.3:
                 client.end_pod(self.pods.pop(self.random.choice(sorted(self.pods))))
@@ -118,7 +118,7 @@ class RandomNode:
                 return  # refused
 
     def writes(self) -> list[int]:
-        """Return when each cpuset was written last: a value may be written and put back."""
+        """Return the time of the last write of each cpuset: a value may be changed and restored."""
         return [path.stat().st_mtime_ns for path in sorted(self.node.cgroups.root.rglob("cpuset.cpus"))]
 
     async def outputs(self) -> tuple[dict[str, str], Outputs]:
@@ -126,7 +126,7 @@ class RandomNode:
         for _ in range(200):
             writes, before = self.writes(), self.kernel()
             outputs = await asyncio.to_thread(Outputs, self.node, sorted(self.pods))
-            if writes == self.writes() and outputs.is_of_one_time:
+            if writes == self.writes() and outputs.is_consistent:
                 return before, outputs
         raise AssertionError("the cgroups change all the time")
 
@@ -134,11 +134,11 @@ class RandomNode:
 def check_status(kernel: dict[str, str], page: Any) -> None:
     for row in page["containers"]:
         assert row["cpus"] in ("", kernel.get(row["id"])), row
-    shown = render_status(page, 200)
+    text = render_status(page, 200)
     for row in page["containers"]:
         if row["id"] in kernel and row["cpus"]:
             (line,) = [
-                line for line in shown.splitlines() if line.startswith(row["ref"]) and row["id"][:13] in line
+                line for line in text.splitlines() if line.startswith(row["ref"]) and row["id"][:13] in line
             ]
             assert kernel[row["id"]] in line.split(), line
     of_owner: dict[str, str] = {}
@@ -255,7 +255,7 @@ RELOADS = {STEPS // 3: "mode: enforce\nenforce: {stepPeriod: 100ms}\n", 2 * STEP
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("mode", sorted(SETTINGS))
-def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode: str, seed: int) -> None:
+def test_sets_reported_as_in_effect_match_the_cgroups(node: FileNode, mode: str, seed: int) -> None:
     daemon = node.from_file(f"{SETTINGS[mode]}{RULES}")
     random_node, written, log = RandomNode(node, daemon, seed), 0, CapturedLog()
 
@@ -272,7 +272,7 @@ def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode
                 await node.reload(daemon, f"{RELOADS[number]}{RULES}")
             await asyncio.to_thread(random_node.step)
             now = "enforce" if mode == "released" and number < STEPS // 2 else mode
-            await settled(random_node, now)
+            await until_kernel_matches(random_node, now)
             kernel, outputs = await random_node.outputs()
             check(kernel, outputs, now)
             written += any(CpuSet.parse(cpus) != MACHINE.online for cpus in kernel.values())
@@ -285,11 +285,11 @@ def test_what_is_shown_as_in_effect_is_what_the_cgroups_say(node: FileNode, mode
     assert bool(logged) == (mode != "observe"), logged
 
 
-async def settled(random_node: RandomNode, mode: str) -> None:
-    """Wait until the kernel follows the state: a removal grows pools after its answer."""
+async def until_kernel_matches(random_node: RandomNode, mode: str) -> None:
+    """Wait until the kernel matches the state: after the response to a removal, pools grow."""
     executor = random_node.daemon.executor
 
-    def follows() -> bool:
+    def matches() -> bool:
         state, kernel = executor.state, random_node.kernel()
         there = [c for c in state.containers.values() if c.id in kernel and applies_to(state, c.pod)]
         left = counts(state)
@@ -297,4 +297,4 @@ async def settled(random_node: RandomNode, mode: str) -> None:
         return not changing and all(kernel[c.id] == str(state.desired_cpus(c)) for c in there)
 
     if mode != "released":
-        await until(follows)
+        await until(matches)

@@ -1,4 +1,4 @@
-"""The socket that is open before the daemon is."""
+"""The socket that is open before the daemon starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_is_open_before_anything_else_is_made(tmp_path: Path) -> None:
+def test_the_socket_is_open_before_the_daemon_is_created(tmp_path: Path) -> None:
     early = open_socket(parse(settings(tmp_path), "test"), MACHINE)
     try:
         assert connected(tmp_path / "cri.sock")
@@ -58,14 +58,14 @@ def test_it_is_open_before_anything_else_is_made(tmp_path: Path) -> None:
         early.listener.close()
 
 
-def test_nothing_is_opened_where_the_machine_cannot_have_the_settings(tmp_path: Path) -> None:
+def test_no_socket_is_opened_if_the_settings_do_not_fit_the_machine(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="reservedSystemCPUs"):
         open_socket(parse(settings(tmp_path, "reservedSystemCPUs: 0-3"), "test"), MACHINE)
     assert not (tmp_path / "cri.sock").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_that_comes_before_the_daemon_waits_for_it(
+def test_a_stop_before_the_daemon_exists_waits_for_it(
     tmp_path: Path, config_file: Path, number: signal.Signals
 ) -> None:
     argv = [sys.executable, "-m", "proxy", "serve", "--config", str(config_file)]
@@ -83,7 +83,7 @@ def test_a_stop_that_comes_before_the_daemon_waits_for_it(
     assert not (tmp_path / "cri.sock").exists()
 
 
-def test_a_socket_that_cannot_be_had_ends_the_process_with_its_exit_code(
+def test_a_socket_that_cannot_be_opened_ends_the_process_with_its_exit_code(
     tmp_path: Path, config_file: Path
 ) -> None:
     early = open_socket(parse(settings(tmp_path), "test"), MACHINE)

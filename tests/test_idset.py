@@ -29,7 +29,7 @@ ids = st.sets(st.integers(0, 300))
         ("65535", {65535}, "65535"),
     ],
 )
-def test_reads_and_writes_the_kernels_lists(text: str, members: set[int], canonical: str) -> None:
+def test_lists_of_the_kernel_are_read_and_written(text: str, members: set[int], canonical: str) -> None:
     cpus = CpuSet.parse(text)
     assert set(cpus) == members
     assert str(cpus) == canonical
@@ -55,7 +55,7 @@ def test_reads_and_writes_the_kernels_lists(text: str, members: set[int], canoni
         "1;2",
     ],
 )
-def test_refuses_invalid_lists(text: str) -> None:
+def test_invalid_lists_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         CpuSet.parse(text)
     assert (
@@ -66,7 +66,7 @@ def test_refuses_invalid_lists(text: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 65536])
-def test_refuses_ids_that_no_kernel_has(bad: int) -> None:
+def test_ids_beyond_the_kernels_limit_are_refused(bad: int) -> None:
     with pytest.raises(ValueError, match="outside 0-65535"):
         CpuSet([0, bad])
     with pytest.raises(ValueError, match="negative"):
@@ -74,7 +74,7 @@ def test_refuses_ids_that_no_kernel_has(bad: int) -> None:
 
 
 @given(ids)
-def test_text_and_set_are_the_same(members: set[int]) -> None:
+def test_text_and_set_convert_without_loss(members: set[int]) -> None:
     cpus = CpuSet(members)
     assert list(cpus) == sorted(members)
     assert len(cpus) == len(members)
@@ -84,7 +84,7 @@ def test_text_and_set_are_the_same(members: set[int]) -> None:
 
 
 @given(ids)
-def test_text_is_the_shortest(members: set[int]) -> None:
+def test_the_text_is_the_shortest(members: set[int]) -> None:
     parts = [part.split("-") for part in str(CpuSet(members)).split(",") if part]
     starts_after = [int(b[0]) - int(a[-1]) for a, b in itertools.pairwise(parts)]
     assert all(gap > 1 for gap in starts_after), "neighbouring runs are joined"
@@ -125,7 +125,7 @@ def test_operations_keep_the_type_and_types_do_not_mix() -> None:
     assert "1" not in CpuSet([1])
 
 
-def test_shows_itself() -> None:
+def test_a_set_has_a_readable_repr() -> None:
     assert repr(CpuSet([0, 1, 5])) == "CpuSet('0-1,5')"
     assert repr(Mask()) == "Mask('')"
 
@@ -136,7 +136,7 @@ WIDE = st.sets(st.integers(0, 65535), max_size=200) | st.sets(st.integers(1000, 
 
 
 @given(WIDE)
-def test_wide_sets_are_those_of_their_ids(members: set[int]) -> None:
+def test_wide_sets_have_exactly_their_ids(members: set[int]) -> None:
     cpus = CpuSet(members)
     assert cpus.bits == sum(1 << i for i in members)
     assert list(cpus) == sorted(members)
@@ -151,7 +151,7 @@ def test_wide_ranges_that_overlap_are_joined(runs: list[tuple[int, int]]) -> Non
 
 
 class Counted(int):
-    """An integer that counts how many bits its operations have touched."""
+    """An integer that counts the bits that its operations touch."""
 
     touched = 0
 
@@ -183,7 +183,7 @@ def test_arithmetic_on_a_sparse_set_grows_no_faster_than_the_set(walk: Callable[
         walk(sparse)
         return Counted.touched
 
-    assert touched(500) > 0, "the operations are those that are counted"
+    assert touched(500) > 0, "every operation is counted"
     assert touched(32768) <= 65 * max(touched(500), 1024)
 
 
@@ -208,16 +208,18 @@ def test_the_time_for_a_sparse_set_grows_no_faster_than_the_set(work: str) -> No
         return time.thread_time() - began
 
     small, large = job(8192), job(32768)
-    # In turns, so that both are measured while the machine is fast and while it is slow.
+    # Alternating, so that both are measured while the machine is fast and while it is slow.
     pairs = [(seconds(small), seconds(large)) for _ in range(12)]
-    assert min(took for _, took in pairs) < 10 * min(took for took, _ in pairs), "16 times if it is quadratic"
+    assert min(took for _, took in pairs) < 10 * min(took for took, _ in pairs), (
+        "a quadratic algorithm takes 16 times as long"
+    )
 
 
 # -- bounds -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("31", "CPU 31 is not on this machine (0-3,6-7)"),
         ("0-31", "CPU 31 is not on this machine (0-3,6-7)"),
@@ -225,11 +227,11 @@ def test_the_time_for_a_sparse_set_grows_no_faster_than_the_set(work: str) -> No
         ("99999", "CPU 99999 is not on this machine (0-3,6-7)"),
     ],
 )
-def test_ids_are_bounded_while_they_are_read(text: str, words: str) -> None:
+def test_ids_are_bounded_while_they_are_read(text: str, message: str) -> None:
     there = CpuSet.parse("0-3,6-7")
     with pytest.raises(ValueError, match=r"^CPU") as caught:
         CpuSet.parse(text, there)
-    assert str(caught.value) == words
+    assert str(caught.value) == message
     assert CpuSet.parse("1,6-7", there) == CpuSet([1, 6, 7])
     with pytest.raises(ValueError, match=r"^NUMA node 2 is not on this machine \(0-1\)$"):
         Mask.parse("0,2", Mask([0, 1]))
@@ -248,7 +250,7 @@ def test_a_list_is_read_if_and_only_if_the_machine_has_its_ids(members: set[int]
 @pytest.mark.parametrize(
     "text", ["x" * 10**6, "3-1," * 10**5, "\ud800", "\u202e\n", "0," * 10**6, "70000" + ",1" * 999]
 )
-def test_messages_quote_little_of_a_bad_list(text: str) -> None:
+def test_messages_quote_only_a_part_of_an_invalid_list(text: str) -> None:
     for there in (None, CpuSet(range(0, 8192, 2))):
         with pytest.raises(ValueError, match=r".") as caught:
             CpuSet.parse(text, there)

@@ -44,11 +44,11 @@ def test_the_packages_are_those_of_the_contract() -> None:
         "def f():\n    global count\n    count = 1",
     ],
 )
-def test_what_is_not_pure_is_found(source: str) -> None:
+def test_impure_code_is_reported(source: str) -> None:
     assert list(impurities(source))
 
 
-def test_what_computes_on_values_is_pure() -> None:
+def test_computations_on_values_are_pure() -> None:
     source = (
         "import re\nfrom msgspec import Struct\nfrom proxy.model.idset import CpuSet\nopen = re.compile('x')"
     )
@@ -71,11 +71,11 @@ def test_what_computes_on_values_is_pure() -> None:
         "executor.state.reservation_cpus.update(more)",
     ],
 )
-def test_an_assignment_of_the_state_is_found(line: str) -> None:
+def test_an_assignment_of_the_state_is_reported(line: str) -> None:
     assert [number for number, _ in assignments(line)] == [1]
 
 
-def test_what_is_found_is_printed_and_fails(
+def test_violations_are_printed_and_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(layer_rules, "ALLOWED", layer_rules.ALLOWED - {"struct"})

@@ -1,4 +1,4 @@
-"""The lock files: what a node installs is pinned, has hashes, and is what the tests run with."""
+"""The lock files: packages for a node are pinned, have hashes, and are those that the tests run with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(name: str) -> dict[str, Pinned]:
 
 
 def closure(names: Iterable[str], lock: dict[str, Pinned]) -> set[str]:
-    """Return the named packages with all that they need, by the lock's own remarks of what needs what."""
+    """Return the named packages with their dependencies, according to the comments in the lock file."""
     found = {canonicalize_name(Requirement(name).name) for name in names}
     while more := {one.name for one in lock.values() if one.via & found} - found:
         found |= more
@@ -111,7 +111,7 @@ def test_the_readme_installs_nothing_without_a_hash() -> None:
     not os.environ.get("TOPOPROXY_INSTALL_TEST"), reason="needs an index: TOPOPROXY_INSTALL_TEST=1"
 )
 @pytest.mark.timeout(600)
-def test_what_the_readme_says_installs_the_locked_versions_and_no_more(tmp_path: Path) -> None:
+def test_the_readmes_commands_install_only_the_locked_versions(tmp_path: Path) -> None:
     reported = (ROOT / "README.md").read_text()
     commands = [
         line.strip() for line in reported.splitlines() if "/opt/topoproxy" in line and "ln -s" not in line

@@ -1,4 +1,4 @@
-"""What log lines look like, and what must never be in them."""
+"""The format of log lines, and content that must never appear in them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def log(clock: Clock):
-    """A log of its own; the standard library's root logger is put back."""
+    """A separate log; the root logger of the standard library is restored."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield Log(clock)
@@ -142,7 +142,7 @@ def test_a_traceback_shows_no_values(log: Log) -> None:
     assert "hunter2" not in out.getvalue()
 
 
-def test_records_of_the_standard_library_come_along(log: Log) -> None:
+def test_records_of_the_standard_library_are_logged_too(log: Log) -> None:
     out = open_as(log, "text")
     logging.getLogger("asyncio").warning("slow %s {x}", "callback")
     logging.getLogger("asyncio").info("chatter")
@@ -168,7 +168,9 @@ def test_keys_are_bounded(log: Log) -> None:
     assert len(log._repeats) <= 1024
 
 
-def test_the_journal_gets_priorities_and_no_times(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_for_the_journal_have_priorities_and_no_times(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tempfile.TemporaryFile("w+") as stream:
         found = os.fstat(stream.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
@@ -188,8 +190,8 @@ def test_loguru_is_not_imported_before_the_first_record() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_a_reader_that_has_stopped_does_not_stop_us() -> None:
-    """A pipe that nothing reads: lines are dropped and counted, and nothing waits."""
+def test_a_stopped_reader_does_not_block_the_daemon() -> None:
+    """Nothing reads the pipe: lines are dropped and counted, and no write blocks."""
     end, start = os.pipe()
     try:
         with os.fdopen(start, "w") as stream:
@@ -206,7 +208,7 @@ def test_a_reader_that_has_stopped_does_not_stop_us() -> None:
         os.close(end)
 
 
-def test_a_log_of_its_own_outlives_the_stream(log: Log, tmp_path: Path) -> None:
+def test_a_log_outlives_its_stream(log: Log, tmp_path: Path) -> None:
     stream = (tmp_path / "log").open("w")
     own = with_own_descriptor(stream)
     log.setup("info", "text", own)
@@ -215,14 +217,14 @@ def test_a_log_of_its_own_outlives_the_stream(log: Log, tmp_path: Path) -> None:
     assert own.fileno() != number
     stream.close()
     with (tmp_path / "other").open("w") as other:
-        assert other.fileno() == number, "another file has its number"
+        assert other.fileno() == number, "another file has its descriptor number"
         log.info("after")
     os.close(own.fileno())
     assert [line.split()[-1] for line in (tmp_path / "log").read_text().splitlines()] == ["before", "after"]
     assert (tmp_path / "other").read_text() == ""
 
 
-def test_a_stream_without_a_descriptor_is_taken_as_it_is() -> None:
+def test_a_stream_without_a_descriptor_is_used_directly() -> None:
     stream = io.StringIO()
     assert with_own_descriptor(stream) is stream
 
@@ -245,7 +247,7 @@ def test_a_line_is_never_long(log: Log, fmt: str, odd: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", ["text", "klog", "json"])
-def test_a_stack_trace_is_cut(log: Log, fmt: str) -> None:
+def test_long_stack_traces_are_truncated(log: Log, fmt: str) -> None:
     out = open_as(log, fmt)
 
     def fail() -> None:
@@ -257,6 +259,8 @@ def test_a_stack_trace_is_cut(log: Log, fmt: str) -> None:
         log.exception("cannot decide", pod="a/b")
     lines = out.getvalue().splitlines()
     assert sum(map(len, lines)) <= 25_000
-    assert "test_a_stack_trace_is_cut" in out.getvalue(), "where it was is in the part that stays"
+    assert "test_long_stack_traces_are_truncated" in out.getvalue(), (
+        "the position of the error is in the part that stays"
+    )
     assert fmt == "json" or max(len(line.encode()) for line in lines) <= 2000
     out.getvalue().encode()

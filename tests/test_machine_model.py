@@ -1,4 +1,4 @@
-"""Questions that a machine answers about itself."""
+"""Queries about the hardware of a machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_groups_are_named_by_level_and_hold_online_cpus_only() -> None:
     assert m.groups("die")[0] == CpuSet([0]), "a CPU that is in no such group is left out"
 
 
-def test_finds_by_id() -> None:
+def test_parts_are_found_by_id() -> None:
     m = machine()
     assert m.by_id[6].core == 2
     assert 7 not in m.by_id
@@ -43,7 +43,7 @@ def test_finds_by_id() -> None:
 
 def test_nodes_and_cpus() -> None:
     m = machine()
-    assert m.memory_nodes == Mask.parse("0,2"), "only a node that says 0 bytes has no memory"
+    assert m.memory_nodes == Mask.parse("0,2"), "only a node that reports 0 bytes has no memory"
     assert m.nodes_of(CpuSet.parse("1,6")) == Mask.parse("0,5")
     assert m.nodes_of(CpuSet()) == Mask()
     assert m.cpus_of(Mask([5])) == CpuSet.parse("2-3,6")

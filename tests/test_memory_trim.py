@@ -37,7 +37,7 @@ assert sys.modules["ssl"] is ssl
     run(code)
 
 
-def test_what_only_the_start_needed_is_forgotten() -> None:
+def test_modules_needed_only_at_the_start_are_unloaded() -> None:
     code = """
 import sys
 from proxy.cli.main import command_line
@@ -119,6 +119,6 @@ def test_freezing() -> None:
         gc.unfreeze()
 
 
-def test_what_is_resident_is_what_the_kernel_says() -> None:
-    shown = Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]
-    assert 0.8 < memory_trim.resident() / (int(shown) * 1024) < 1.25
+def test_resident_memory_matches_the_kernels_value() -> None:
+    kilobytes = Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]
+    assert 0.8 < memory_trim.resident() / (int(kilobytes) * 1024) < 1.25

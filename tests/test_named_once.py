@@ -1,4 +1,4 @@
-"""What has one definition in the product: status codes of gRPC, groups of error numbers, atomic writes."""
+"""Definitions that occur once in the product: gRPC status codes, groups of error numbers, atomic writes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_code(value: ast.expr) -> bool:
 
 
 def status_codes(source: str) -> list[int]:
-    """Return the lines on which a status code is named again, or one of its names is listed with a number."""
+    """Return the lines that define a status code again, or list one of its names with a number."""
     found, tree = [], ast.parse(source)
     for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
         lines = [
@@ -115,7 +115,7 @@ def test_another_definition_is_found(find: Callable[[str], list[int]], samples: 
     assert [find(sample) for sample in samples] == [[1]] * len(samples)
 
 
-def test_each_is_defined_once() -> None:
+def test_each_definition_is_unique() -> None:
     finders = (status_codes, errno_groups, renames)
     found = {find.__name__: {name for name, source in modules() if find(source)} for find in finders}
     assert found["status_codes"] == {"model/grpc_status.py"}

@@ -1,4 +1,4 @@
-"""Names of classes: each one is given once, so that a name says which class is meant."""
+"""Names of classes are unique, so that a name identifies one class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "proxy"
 
 
-def given_twice(files: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def duplicates(files: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the names that several classes have, with the files of these classes."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path, text in files:
@@ -23,9 +23,9 @@ def given_twice(files: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 def test_no_two_classes_have_the_same_name() -> None:
     written = [path for path in sorted(PACKAGE.rglob("*.py")) if PACKAGE / "api" not in path.parents]
     assert len(written) > 400
-    assert given_twice((str(path.relative_to(PACKAGE)), path.read_text()) for path in written) == {}
+    assert duplicates((str(path.relative_to(PACKAGE)), path.read_text()) for path in written) == {}
 
 
-def test_a_name_that_is_given_twice_is_found() -> None:
+def test_a_duplicate_name_is_reported() -> None:
     one, two = "class Row: ...\nclass Once: ...\n", "def f():\n    class Row: ...\n"
-    assert given_twice([("a.py", one), ("b.py", two)]) == {"Row": ["a.py", "b.py"]}
+    assert duplicates([("a.py", one), ("b.py", two)]) == {"Row": ["a.py", "b.py"]}

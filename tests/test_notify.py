@@ -1,4 +1,4 @@
-"""What the daemon sends to systemd."""
+"""The notifications that the daemon sends to systemd."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from proxy.notify import SystemdNotifier
 
 
 @pytest.fixture(params=["path", "abstract"])
-def ear(request: pytest.FixtureRequest, tmp_path: Path):
-    """systemd's end, and the name that it puts into the environment."""
+def notify_socket(request: pytest.FixtureRequest, tmp_path: Path):
+    """The socket of systemd, with its name in the environment."""
     name = str(tmp_path / "notify") if request.param == "path" else f"@topoproxy-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(name.replace("@", "\0", 1))
@@ -22,8 +22,8 @@ def ear(request: pytest.FixtureRequest, tmp_path: Path):
         yield listening, name
 
 
-def test_state_lines(ear) -> None:
-    listening, name = ear
+def test_state_lines(notify_socket) -> None:
+    listening, name = notify_socket
     notifier = SystemdNotifier({"NOTIFY_SOCKET": name})
     notifier.ready("placing\n containers")
     assert listening.recv(200) == b"READY=1\nSTATUS=placing containers"

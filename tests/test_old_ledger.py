@@ -1,4 +1,4 @@
-"""A daemon that starts on the ledger of an older version: it adopts all that is recorded, and loses nothing.
+"""A daemon that starts with the ledger of an older version: it adopts every record and loses none.
 
 The ledgers and the rest of their nodes were written by commit b3705ac; see old_ledgers/b3705ac/README.md.
 """
@@ -38,10 +38,10 @@ IN_FLIGHT = "i/"
 
 
 class OldNode(DaemonNode):
-    """A node as the daemon of the older version left it.
+    """A node in the state that the daemon of the older version has written.
 
     Attributes:
-        before: What its ledger held.
+        before: The records of its ledger.
     """
 
     def __init__(self, base: Path, name: str) -> None:
@@ -125,7 +125,7 @@ def old_node(name: str) -> Iterator[OldNode]:
 
 
 def missing(old: object, new: object) -> object:
-    """Return what a record has lost; None where it has all that the old one had."""
+    """Return the fields that a record has lost; None if it has all fields of the old one."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         lost = {key: missing(value, new.get(key)) for key, value in old.items()}
         return {key: value for key, value in lost.items() if value is not None} or None
@@ -133,7 +133,7 @@ def missing(old: object, new: object) -> object:
 
 
 def lost(node: OldNode, daemon: Daemon) -> dict[str, object]:
-    """Return what the daemon does not know of the pods and containers in the old ledger."""
+    """Return the pods and containers of the old ledger that the daemon does not know, or not completely."""
     assert daemon.executor is not None
     state, found = daemon.executor.state, {}
     for key, record in node.before.items():
@@ -144,7 +144,7 @@ def lost(node: OldNode, daemon: Daemon) -> dict[str, object]:
     return found
 
 
-def complaints(daemon: Daemon) -> list[str]:
+def ledger_problems(daemon: Daemon) -> list[str]:
     """Return the problems with the ledger that the daemon reports."""
     assert daemon.executor is not None
     reported = [str(problem["what"]) for problem in daemon.executor.telemetry.problems()]
@@ -157,7 +157,7 @@ def violations(daemon: Daemon) -> object:
 
 
 @pytest.mark.parametrize("name", ["running", "suppressed", "released", "taken_over"])
-def test_everything_is_adopted_and_written_forward(name: str) -> None:
+def test_all_records_are_adopted_and_written_in_the_new_format(name: str) -> None:
     with old_node(name) as node:
         assert node.before
         cpusets, daemon = node.sets(), node.daemon()
@@ -166,10 +166,10 @@ def test_everything_is_adopted_and_written_forward(name: str) -> None:
 
         async def scenario() -> None:
             assert lost(node, daemon) == {}
-            await asyncio.sleep(1)  # some reconciles
+            await asyncio.sleep(1)  # several reconciles run
             assert lost(node, daemon) == {}
-            assert (complaints(daemon), violations(daemon)) == ([], [])
-            # Those that share get the CPUs of creates that failed: some seconds later, so perhaps already.
+            assert (ledger_problems(daemon), violations(daemon)) == ([], [])
+            # Shared containers get the CPUs of failed creates some seconds later, so possibly already now.
             assert {key: cpus - abandoned for key, cpus in node.sets().items()} == cpusets
 
         run(daemon, scenario, reconciled=True)
@@ -185,7 +185,7 @@ def test_everything_is_adopted_and_written_forward(name: str) -> None:
 
 
 def test_the_ledger_has_each_kind_of_record() -> None:
-    """The comparison is worth what the old ledgers hold."""
+    """The other tests cover only the kinds of records that the old ledgers hold."""
     entries: dict[str, Mapping[str, Any]] = {}
     for name in ("running", "suppressed", "released", "taken_over"):
         with old_node(name) as node:
@@ -200,7 +200,7 @@ def test_the_ledger_has_each_kind_of_record() -> None:
 
 
 def test_a_create_in_flight_keeps_its_cpus_where_the_runtime_made_the_container() -> None:
-    """Of two creates that were in flight, the runtime has made the container of one."""
+    """Of two creates in flight, the runtime has created the container of one."""
     with old_node("running") as node:
         assert sorted(each["placement"]["own"] for each in node.flights().values()) == ["26-27", "28-29"]
         daemon = node.daemon()
@@ -239,7 +239,7 @@ def test_quotas_and_partitions_end_with_their_owners() -> None:
         run(daemon, scenario, reconciled=True)
 
 
-def test_the_quota_of_be_pods_is_lifted_at_the_end() -> None:
+def test_the_quota_of_be_pods_is_removed_at_the_end() -> None:
     with old_node("suppressed") as node:
         quota = node.directory / "cgroup/kubepods/besteffort/cpu.cfs_quota_us"
         assert int(quota.read_text()) > 0
@@ -265,7 +265,7 @@ def test_a_released_node_stays_released() -> None:
         assert node.ledger()["r/release"] == node.before["r/release"]
 
 
-def test_a_takeover_goes_on() -> None:
+def test_a_takeover_continues() -> None:
     with old_node("taken_over") as node:
         daemon = node.daemon()
 

@@ -1,4 +1,4 @@
-"""The wheel: what is in it is what users get."""
+"""The wheel, which has everything that users get."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ spec: {containers: [{name: main, resources: {limits: {cpu: 1, memory: 16Mi}}}]}
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Build the wheel with what is installed here, without network."""
+    """Build the wheel with the packages installed here, without network."""
     directory = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -70,14 +70,14 @@ def metadata(wheel: zipfile.ZipFile, name: str) -> str:
     return wheel.read(f"topoproxy-{proxy.__version__}.dist-info/{name}").decode()
 
 
-def test_holds_one_package_and_its_metadata(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_one_package_and_its_metadata(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert tops == {"proxy", f"topoproxy-{proxy.__version__}.dist-info"}
     assert wheel.filename is not None
     assert Path(wheel.filename).name == f"topoproxy-{proxy.__version__}-py3-none-any.whl"
 
 
-def test_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
     package = ROOT / "proxy"
     here = {
         str(path.relative_to(ROOT))
@@ -89,7 +89,7 @@ def test_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
     assert not [name for name in wheel.namelist() if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_holds_the_shipped_hooks_where_the_command_looks_for_them(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_the_shipped_hooks_at_their_path(wheel: zipfile.ZipFile) -> None:
     files = {f"proxy/hooks/shipped/{path.name}": path for path in (ROOT / "hooks").glob("*.py")}
     assert {name for name in wheel.namelist() if name.startswith("proxy/hooks/shipped/")} == set(files)
     assert "proxy/hooks/shipped/00-template.py" in files
@@ -105,23 +105,23 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert "Apache License" in metadata(wheel, "licenses/LICENSE")
 
 
-def test_installs_the_command(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_installs_the_command(wheel: zipfile.ZipFile) -> None:
     assert "topoproxy = proxy.__main__:main" in metadata(wheel, "entry_points.txt").splitlines()
     assert "proxy/__main__.py" in wheel.namelist()
 
 
-def test_the_lock_names_no_place_to_download_from() -> None:
+def test_the_lock_names_no_download_location() -> None:
     text = (ROOT / "requirements.lock").read_text()
     assert "://" not in text
     requirements = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
     assert all("==" in line and line.endswith("\\") for line in requirements), "pinned, and with hashes"
 
 
-def call(program: Path, directory: Path, *words: str) -> str:
+def call(program: Path, directory: Path, *args: str) -> str:
     """Run an installed program in an empty directory, without this checkout on the module path."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
-        [program, *words],
+        [program, *args],
         cwd=directory,
         env={**environment, "COLUMNS": "100"},
         capture_output=True,
@@ -162,9 +162,9 @@ def test_the_installed_wheel_runs_the_demonstration(installed: Path, tmp_path: P
 
 
 def test_the_installed_wheel_brings_its_hooks(installed: Path, tmp_path: Path) -> None:
-    words = f"stateDir: {tmp_path}/state\nadminSocket: unix://{tmp_path}/admin.sock\n"
+    config = f"stateDir: {tmp_path}/state\nadminSocket: unix://{tmp_path}/admin.sock\n"
     (tmp_path / "config.yaml").write_text(
-        f"{words}hooks: {{directory: {tmp_path}, vendorDirectory: {tmp_path}}}\n"
+        f"{config}hooks: {{directory: {tmp_path}, vendorDirectory: {tmp_path}}}\n"
     )
     page = call(installed / "topoproxy", tmp_path, "hooks", "list", "--all", "--config", "config.yaml")
     assert "cpus-file" in page

@@ -1,4 +1,4 @@
-"""Only root can have written what runs as root."""
+"""Files that run as root are trusted only if no other user can write them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def test_what_only_root_can_write_is_trusted(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"),
+    ("mode", "message"),
     [
         (0o664, "can be written by its group (mode 0664): chmod g-w {}"),
         (0o646, "can be written by others (mode 0646): chmod o-w {}"),
         (0o777, "can be written by its group and others (mode 0777): chmod go-w {}"),
     ],
 )
-def test_other_writers_of_a_file_are_named_with_the_command(file: Path, mode: int, words: str) -> None:
+def test_other_writers_of_a_file_are_named_with_the_command(file: Path, mode: int, message: str) -> None:
     file.chmod(mode)
-    assert Trust().file_problem(file) == f"{file} {words.format(file)}"
+    assert Trust().file_problem(file) == f"{file} {message.format(file)}"
 
 
 @as_root
@@ -53,7 +53,7 @@ def test_a_file_of_another_user_is_reported_with_the_command(file: Path) -> None
 
 
 @as_root
-def test_a_directory_of_another_user_counts_also_above(file: Path, tmp_path: Path) -> None:
+def test_a_parent_directory_of_another_user_is_reported_too(file: Path, tmp_path: Path) -> None:
     os.chown(file.parent, 1234, 0)
     assert (
         Trust().file_problem(file)
@@ -67,17 +67,17 @@ def test_a_directory_of_another_user_counts_also_above(file: Path, tmp_path: Pat
     )
 
 
-def test_a_directory_that_others_can_write_counts_also_above(file: Path, tmp_path: Path) -> None:
+def test_a_parent_directory_that_others_can_write_is_reported_too(file: Path, tmp_path: Path) -> None:
     file.parent.chmod(0o775)
-    words = f"the directory {file.parent} can be written by its group (mode 0775): chmod g-w {file.parent}"
-    assert Trust().file_problem(file) == words
+    expected = f"the directory {file.parent} can be written by its group (mode 0775): chmod g-w {file.parent}"
+    assert Trust().file_problem(file) == expected
     file.parent.chmod(0o755)
     tmp_path.chmod(0o757)
-    words = f"the directory {tmp_path} can be written by others (mode 0757): chmod o-w {tmp_path}"
-    assert Trust().file_problem(file) == words
+    expected = f"the directory {tmp_path} can be written by others (mode 0757): chmod o-w {tmp_path}"
+    assert Trust().file_problem(file) == expected
 
 
-def test_a_sticky_directory_is_accepted_above_only(file: Path, tmp_path: Path) -> None:
+def test_a_sticky_directory_is_accepted_only_above_the_files_directory(file: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     assert Trust().file_problem(file) == ""
     tmp_path.chmod(0o755)
@@ -85,7 +85,7 @@ def test_a_sticky_directory_is_accepted_above_only(file: Path, tmp_path: Path) -
     assert "can be written by its group and others (mode 1777)" in Trust().file_problem(file)
 
 
-def test_each_link_on_the_way_counts_with_its_directory(file: Path, tmp_path: Path) -> None:
+def test_each_link_of_a_path_is_checked_with_its_directory(file: Path, tmp_path: Path) -> None:
     open_directory = tmp_path / "open"
     open_directory.mkdir()
     (open_directory / "middle").symlink_to(file)
@@ -100,7 +100,7 @@ def test_each_link_on_the_way_counts_with_its_directory(file: Path, tmp_path: Pa
     assert f"{file} can be written" in Trust().file_problem(first)
 
 
-def test_a_directory_reached_through_a_link_is_the_real_one(file: Path, tmp_path: Path) -> None:
+def test_a_directory_behind_a_link_is_resolved(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file.parent)
     file.parent.chmod(0o777)
     assert f"the directory {file.parent} can be written" in Trust().directory_problem(tmp_path / "link")
@@ -111,7 +111,7 @@ def test_only_regular_files_are_trusted(base: Path) -> None:
     assert Trust().file_problem(base / "10-a.py") == f"{base}/10-a.py is not a regular file"
 
 
-def test_links_in_a_ring_end(base: Path) -> None:
+def test_a_cycle_of_links_is_reported(base: Path) -> None:
     (base / "a").symlink_to("b")
     (base / "b").symlink_to("a")
     with pytest.raises(OSError, match="links in a row"):

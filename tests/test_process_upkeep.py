@@ -1,4 +1,4 @@
-"""Signs of life stop while workers are stuck, and memory is given back when there is something to give."""
+"""Watchdog notifications stop while workers are stuck, and unused memory is released."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Notified:
-    """systemd's side; it takes the interval away after some rounds, which ends them."""
+    """The side of systemd; it removes the interval after some rounds, which ends the loop."""
 
     def __init__(self, health: Stuck, rounds: int) -> None:
         self.health, self.rounds = health, rounds
@@ -57,12 +57,12 @@ def sent(*rounds: tuple[float, bool]) -> list[str]:
     return found
 
 
-def test_a_worker_that_is_stuck_is_named_and_its_end_too() -> None:
+def test_a_stuck_worker_and_its_recovery_are_reported() -> None:
     stuck = "the kernel worker has been stuck for 9 s"
     assert sent((0, False), (9, False), (0, False)) == ["ping", "ping", stuck, "ping", "well"]
 
 
-def test_no_sign_of_life_is_sent_when_a_restart_is_due() -> None:
+def test_no_watchdog_notification_is_sent_when_a_restart_is_due() -> None:
     assert sent((0, False), (400, True), (0, False)) == [
         "ping",
         "the kernel worker has been stuck for 400 s",
@@ -71,7 +71,7 @@ def test_no_sign_of_life_is_sent_when_a_restart_is_due() -> None:
     ]
 
 
-def test_memory_is_given_back_after_a_reconcile_and_when_it_has_grown(
+def test_memory_is_released_after_a_reconcile_and_after_growth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trimmed: list[str] = []
@@ -101,7 +101,7 @@ def test_memory_is_given_back_after_a_reconcile_and_when_it_has_grown(
         assert trimmed == ["freeze", "trim", "pages", "trim", "pages"]
         resident += GROWN_BYTES
         await asyncio.sleep(0.2)
-        assert len(trimmed) == 5, "that is not much"
+        assert len(trimmed) == 5, "the growth is small"
         resident += 1
         async with asyncio.timeout(20):
             while len(trimmed) < 9:
@@ -110,4 +110,4 @@ def test_memory_is_given_back_after_a_reconcile_and_when_it_has_grown(
         task.cancel()
 
     asyncio.run(scenario())
-    assert trimmed == ["freeze", *["trim", "pages"] * 4], "what stays is tried twice only"
+    assert trimmed == ["freeze", *["trim", "pages"] * 4], "memory that cannot be released is tried only twice"

@@ -1,4 +1,4 @@
-"""What the last line of a run of all tests says."""
+"""The last line of a run of all tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def test_the_last_lines_of_both_runs_are_added() -> None:
     first = counts("=== 1 failed, 10200 passed, 60 skipped, 1 warning in 1200.34s (0:20:00) ===")
     second = counts("=== 190 passed, 7 skipped, 2 warnings, 2 errors in 700.10s (0:11:40) ===")
-    words = "== 1 failed, 2 error, 10390 passed, 67 skipped, 3 warning in 20:05 =="
-    assert summary(first + second, 1205.9) == words
+    expected = "== 1 failed, 2 error, 10390 passed, 67 skipped, 3 warning in 20:05 =="
+    assert summary(first + second, 1205.9) == expected
 
 
 def test_a_run_without_a_summary_counts_nothing() -> None:

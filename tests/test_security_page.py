@@ -55,7 +55,7 @@ ROWS = rows()
 
 @cache
 def functions(file: str) -> frozenset[str]:
-    """Name the functions that a file defines."""
+    """Return the names of the functions that a file defines."""
     tree = ast.parse((ROOT / file).read_text())
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))

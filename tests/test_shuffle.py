@@ -1,4 +1,4 @@
-"""Random test order: complete, repeatable, and the end-to-end tests as they were."""
+"""Random test order: complete and repeatable, with the end-to-end tests in their original order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT = [f"tests/e2e/test_node.py::test_{n}" for n in range(20)]
 
 @dataclass(frozen=True)
 class Item:
-    """As much of a pytest item as the order needs."""
+    """A stand-in for a pytest item, with the attributes that the order needs."""
 
     nodeid: str
 

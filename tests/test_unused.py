@@ -1,4 +1,4 @@
-"""Nothing in the product is there for the tests alone.
+"""No code of the product is used only by tests.
 
 A module is reached from a command, a hook file or the author kit by imports. What it does when it is imported
 is live. A function, class or constant is live where live code of its module names it, or live code of
@@ -46,7 +46,7 @@ class Piece:
     name: str
     owner: str = ""
     line: int = 0
-    words: set[str] = field(default_factory=set)
+    mentioned: set[str] = field(default_factory=set)
     imports: set[str] = field(default_factory=set)
     always: bool = False
     is_import: bool = False
@@ -58,17 +58,17 @@ class Piece:
         """Record what a part of the program mentions."""
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name):
-                self.words.add(inner.id)
+                self.mentioned.add(inner.id)
             elif isinstance(inner, ast.Attribute):
-                self.words.add(inner.attr)
+                self.mentioned.add(inner.attr)
             elif isinstance(inner, ast.keyword) and inner.arg:
-                self.words.add(inner.arg)
+                self.mentioned.add(inner.arg)
             elif isinstance(inner, ast.ImportFrom) and inner.module:
                 self.imports |= {f"{inner.module}.{alias.name}" for alias in inner.names}
             elif isinstance(inner, ast.Import):
                 self.imports |= {alias.name for alias in inner.names}
             elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and len(inner.value) < 200:
-                self.words |= set(inner.value.split())
+                self.mentioned |= set(inner.value.split())
                 self.imports.add(inner.value.partition(":")[0])  # a module that is imported by its name
 
 
@@ -85,7 +85,7 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def pieces_of(module: str, tree: ast.Module) -> Iterator[Piece]:
-    """Cut a module into pieces."""
+    """Divide a module into pieces."""
     top = Piece(module, "<module>", always=True)
     yield top
     for node in statements(tree.body):
@@ -117,7 +117,7 @@ def pieces_of(module: str, tree: ast.Module) -> Iterator[Piece]:
 
 
 def class_pieces(module: str, node: ast.ClassDef, tree: ast.Module) -> Iterator[Piece]:
-    """Cut a class into itself and its methods."""
+    """Divide a class into itself and its methods."""
     whole = Piece(module, node.name, line=node.lineno)
     foreign = any(is_foreign(base, tree) for base in node.bases)
     for part in (*node.bases, *node.keywords, *node.decorator_list):
@@ -146,7 +146,7 @@ def is_foreign(base: ast.expr, tree: ast.Module) -> bool:
 
 
 class Search:
-    """What is live, growing until nothing is added."""
+    """The live pieces, extended until none is added."""
 
     def __init__(self, sources: Mapping[str, str], entries: Iterable[str], outside: Piece) -> None:
         self.sources = sources
@@ -154,7 +154,7 @@ class Search:
         self.live: set[int] = set()
         self.reached: set[str] = set()
         self.classes: set[tuple[str, str]] = set()
-        self.words = set(outside.words)
+        self.mentioned = set(outside.mentioned)
         self.imports = set(outside.imports)
         self.named: defaultdict[str, set[str]] = defaultdict(set)
         for entry in (*entries, *outside.imports):
@@ -167,7 +167,7 @@ class Search:
                     self.enter(piece)
 
     def reach(self, name: str) -> None:
-        """A module, or something in one, is imported."""
+        """Record the import of a module, or of a name in one."""
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             if (part := ".".join(parts[:end])) in self.sources:
@@ -179,11 +179,11 @@ class Search:
             return
         self.live.add(id(piece))
         if piece.owner:
-            self.words |= piece.words
-            self.named[piece.module] |= piece.words
+            self.mentioned |= piece.mentioned
+            self.named[piece.module] |= piece.mentioned
         else:
-            own = piece.words - {piece.name}  # one that only calls itself is not live
-            self.words |= own
+            own = piece.mentioned - {piece.name}  # a function that only calls itself is not live
+            self.mentioned |= own
             self.named[piece.module] |= own
             self.classes.add((piece.module, piece.name))
         self.imports |= piece.imports
@@ -191,7 +191,7 @@ class Search:
             self.reach(name)
 
     def unused(self) -> list[str]:
-        """Return the modules that nothing reaches, and what is not live in the others."""
+        """Return the modules that are not reached, and the pieces of other modules that are not live."""
         dead = [
             str(piece)
             for piece in self.pieces
@@ -201,14 +201,18 @@ class Search:
 
     def is_live(self, piece: Piece) -> bool:
         if piece.owner:
-            return (piece.module, piece.owner) in self.classes and (piece.always or piece.name in self.words)
+            return (piece.module, piece.owner) in self.classes and (
+                piece.always or piece.name in self.mentioned
+            )
         if piece.always or piece.name in self.named[piece.module] or str(piece) in self.imports:
             return True
-        return piece.module in self.imports and piece.name in self.words  # by way of its module
+        return (
+            piece.module in self.imports and piece.name in self.mentioned
+        )  # used as an attribute of its module
 
 
 def unused() -> list[str]:
-    """Return what is not live in the product."""
+    """Return the modules and pieces of the product that are not live."""
     sources = {}
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         if ROOT / "proxy" / "api" not in path.parents:  # generated
@@ -220,26 +224,28 @@ def unused() -> list[str]:
     former = Piece("hooks", "former")
     for path in (ROOT / "tests/old_hooks").rglob("*.py"):
         former.add(ast.parse(path.read_text()))
-    outside.imports |= former.imports  # what they import stays; what they call is called by today's hooks
+    outside.imports |= (
+        former.imports
+    )  # their imports count; the functions that they call are also called by the current hooks
     outside.imports |= {f"{name}.{word}" for name in ENTRIES for word in exported(sources[name])}
     return Search(sources, ENTRIES, outside).unused()
 
 
 def exported(source: str) -> list[str]:
-    """Return what a module has in ``__all__``; what a command is called by is its own name."""
+    """Return the names in ``__all__`` of a module; a command is called by its own name."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [e.value for e in ast.walk(node.value) if isinstance(e, ast.Constant)]
     return ["main"]
 
 
-def test_nothing_is_there_for_the_tests_alone() -> None:
+def test_the_product_has_no_code_used_only_by_tests() -> None:
     found = unused()
     assert [name for name in found if name not in UNDER_WAY] == []
-    assert set(UNDER_WAY) <= set(found), "what is used now leaves the list"
+    assert set(UNDER_WAY) <= set(found), "a name that is used must leave the list"
 
 
-def test_what_is_not_used_is_found() -> None:
+def test_unused_code_is_reported() -> None:
     sources = {
         "proxy.main": "from proxy.parts import Used, work\nfrom proxy.parts import idle\nwork(Used().go())",
         "proxy.parts": """

@@ -1,7 +1,8 @@
-"""Honest and hostile pods on a node in memory, and everything that the daemon says about them.
+"""Honest and hostile pods on a node in memory, and all output of the daemon about them.
 
-``Tenants`` plays the same honest pods with and without hostile pods between its steps. What it gives back is
-what the honest pods see: the answers to their calls, their records in the ledger, their CPUs in the kernel.
+``Tenants`` plays the same honest pods with and without hostile pods between its steps. It
+returns what the honest pods observe: the answers to their calls, their records in the ledger, and their
+CPUs in the kernel.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ DAY = (
 
 
 class Raw:
-    """A message that is bytes already."""
+    """A message that is already encoded."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -88,7 +89,7 @@ def texts(value: object) -> Iterator[str]:
 def slowness() -> float:
     """Return how much slower this CPU is now than the one for which ``HOLD_MS`` was chosen; at least 1.
 
-    A neighbour on the other thread of a core doubles the CPU time of everything.
+    Load on the other thread of a core can double the CPU time of the code under test.
     """
     times = []
     for _ in range(3):
@@ -206,11 +207,11 @@ class Tenants:
             self.node.wire.finished(call, None)
             return "", call, raw
         assert call.sent is not None
-        got = pb.CreateContainerRequest.FromString(call.sent.replace(NOT_UTF8, b"x" * len(NOT_UTF8)))
-        cpus = got.config.linux.resources.cpuset_cpus
+        request = pb.CreateContainerRequest.FromString(call.sent.replace(NOT_UTF8, b"x" * len(NOT_UTF8)))
+        cpus = request.config.linux.resources.cpuset_cpus
         runtime = self.node.runtime
         runtime.specs[container_id] = cpus
-        runtime.quotas[container_id] = got.config.linux.resources.cpu_quota
+        runtime.quotas[container_id] = request.config.linux.resources.cpu_quota
         runtime.containers[container_id] = RuntimeContainer(container_id, sandbox, "main", 0, "CREATED")
         parent = config.linux.cgroup_parent
         reported = {name: value for name, value in resources.items() if name != "memory_limit_in_bytes"}
@@ -236,7 +237,7 @@ class Tenants:
     # -- pods ---------------------------------------------------------------------------------------------
 
     async def good(self, pod: HonestPod) -> None:
-        """One honest pod comes."""
+        """Run one honest pod."""
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=pod.name, uid=f"u-{pod.name}", namespace=pod.namespace),
             labels=pod.labels,
@@ -259,7 +260,7 @@ class Tenants:
         self._floor()
 
     async def bad(self, pod: HostilePod, name: str = "") -> None:
-        """One hostile pod comes."""
+        """Try to run one hostile pod."""
         self.serial += 1
         unique = f"evil-{self.serial}"
         uid = f"u-{unique}"
@@ -280,9 +281,9 @@ class Tenants:
             if container_id:
                 if call.sent == raw and not self.node.runtime.specs[container_id]:
                     undecided = self.node.executor.attention.is_set()
-                    assert undecided, f"{pod.kind}: passed undecided, and nothing is compared"
+                    assert undecided, f"{pod.kind}: forwarded undecided, and no reconcile follows"
                     assert self.node.executor.telemetry.problems() != before, (
-                        "passed undecided and in silence"
+                        "forwarded undecided without a message"
                     )
                 self.hostile.add(container_id)
                 await self._start(container_id)
@@ -304,7 +305,7 @@ class Tenants:
     # -- the end ------------------------------------------------------------------------------------------
 
     async def restart(self) -> None:
-        """The daemon ends in good order, and starts again with its ledger."""
+        """Stop the daemon normally, and start it again with its ledger."""
         await self.node.executor.journal.flush()
         self._listen()
         await self.node.close()
@@ -312,13 +313,13 @@ class Tenants:
         self.node.boot()
         for _ in range(
             3
-        ):  # calls that the earlier daemon may have forwarded are over when the runtime answers others
+        ):  # calls that the earlier daemon forwarded have ended once the runtime answers other calls
             await self.node.sync.once()
             self.node.now += 10
         self._floor()
 
     def _listen(self) -> None:
-        """Gather everything that the daemon says."""
+        """Collect all output of the daemon."""
         executor = self.node.executor
         self.messages += self.node.logged
         self.messages += texts(self.timed.call("status", lambda: node_page(executor)))
@@ -327,7 +328,7 @@ class Tenants:
             self.messages += texts(history_page(executor.history, {"query": container.id}))
 
     async def end(self) -> dict[str, Any]:
-        """Compare kernel and state, and give what the honest pods see."""
+        """Compare kernel and state, and return what the honest pods observe."""
         node = self.node
         await node.quiet()
         await node.sync.once()
@@ -370,7 +371,7 @@ def _parent(kube: str, name: str) -> str:
 
 
 def _read(text: str) -> str:
-    """Return a text as a list of the runtime that is decoded with replacement has it."""
+    """Return a text as it appears in a list of the runtime that is decoded with replacement."""
     return on_the_wire(text.encode(errors="surrogatepass")).decode(errors="replace")
 
 
@@ -383,7 +384,7 @@ class Played:
     """The results of a scenario.
 
     Attributes:
-        seen: What the honest pods see.
+        seen: What the honest pods observe.
         held_ms, held_by: How long the loop was held at most, and by what.
         longest: Bytes of the longest message.
     """

@@ -1,4 +1,4 @@
-"""Whatever a pod's author writes, the node and the other tenants are as without that pod.
+"""No pod, whatever its author writes, changes the node or other tenants.
 
 The honest pods of ``tenants`` are played with hostile pods between their steps, and a restart in the
 middle.
@@ -31,7 +31,9 @@ def check(visits: Visits, restart_at: int = 5) -> None:
     if restart_at not in _quiet:
         _quiet[restart_at] = play((), restart_at).seen
     held = []
-    for _ in range(3):  # a collection of garbage, say, is no one's doing; what a pod does, it does each time
+    for _ in range(
+        3
+    ):  # a single delay, such as a garbage collection, is ignored: one that a pod causes occurs each time
         played = play(visits, restart_at)
         assert played.seen == _quiet[restart_at]
         limit = HOLD_MS * slowness()
@@ -41,7 +43,7 @@ def check(visits: Visits, restart_at: int = 5) -> None:
     pytest.fail(f"the loop was held for {'; '.join(held)}")
 
 
-def test_the_honest_day_by_itself() -> None:
+def test_honest_pods_without_hostile_ones() -> None:
     seen = play(()).seen
     kernel = seen["kernel"]
     assert (kernel["lse"], kernel["lsr"], kernel["late"]) == ("2-3", "4", "7")
@@ -60,7 +62,7 @@ def test_an_attack_by_three_pods(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("label", CLASSES)
 @pytest.mark.parametrize("parent", PARENTS)
-def test_no_class_lends_a_right_to_named_cpus(label: str, parent: str) -> None:
+def test_no_qos_class_alone_permits_named_cpus(label: str, parent: str) -> None:
     labels = {QOS: label} if label else {}
     resources = NOTHING if parent == "besteffort" else TENTH
     annotations = {STATUS: json.dumps({"cpuset": f"0-{CPUS - 2}"})}
@@ -139,7 +141,7 @@ POD_NAME = st.sampled_from(["", "evil", "x" * 253]) | st.text(
     phases=[
         Phase.explicit,
         Phase.generate,
-    ],  # a scenario takes too long to be played while a failure is shrunk
+    ],  # a scenario takes too long to be repeated while a failure is shrunk
     suppress_health_check=list(HealthCheck),
 )
 @given(

@@ -1,4 +1,4 @@
-"""What a local user without root can reach of a daemon that runs: nothing."""
+"""A local user without root cannot reach a running daemon."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory with the mode of /run/topoproxy: others may pass through."""
+    """A directory with the mode of /run/topoproxy: other users may traverse it."""
     with tempfile.TemporaryDirectory(prefix="tp-") as made:
         Path(made).chmod(0o711)
         yield Path(made)
@@ -99,5 +99,5 @@ hooks: {{serve: "unix://{directory}/hooks.sock"}}
     finally:
         runtime.stop()
     assert found == ["end"]
-    assert len(of_root) == 9  # root can do all of it: the attempts themselves work
+    assert len(of_root) == 9  # root succeeds with all attempts, so the attempts themselves work
     assert all(line.endswith("was possible") for line in of_root[:-1])

@@ -1,4 +1,4 @@
-"""Creates that a runtime executes and that kubelet never sends: they are decided, or at least reported."""
+"""Unusual creates that a runtime executes: the daemon decides about them, or at least reports them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 5.0
 
 @pytest.fixture
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A daemon in front of a light runtime, in step with it; it compares nothing by the clock for now."""
+    """A reconciled daemon in front of a light runtime; no periodic reconcile runs during the test."""
     import procs
 
     with tempfile.TemporaryDirectory(prefix="tu") as name:
@@ -34,41 +34,41 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         )
         with procs.ended([runtime]) as running:
             running.append(procs.TOPOPROXY.start(directory, runtime.sock))
-            wait(lambda: page(running[-1])["ready"])
+            wait_until(lambda: page(running[-1])["ready"])
             yield running[-1]
 
 
 def page(daemon: Any) -> dict[str, Any]:
-    shown = query_admin(daemon.sock.parent / "admin.sock", "/status")
-    assert isinstance(shown, dict)
-    return shown
+    status = query_admin(daemon.sock.parent / "admin.sock", "/status")
+    assert isinstance(status, dict)
+    return status
 
 
-def wait(condition: Any, seconds: float = 20.0) -> None:
-    """Wait until something is so; an admin socket that is not there yet is none of it."""
+def wait_until(condition: Any, seconds: float = 20.0) -> None:
+    """Wait until a condition is true; a missing admin socket counts as not true."""
     end = time.monotonic() + seconds
     while True:
         with contextlib.suppress(TopoproxyError):
             if condition():
                 return
-        assert time.monotonic() < end, "not in time"
+        assert time.monotonic() < end, "the condition is not true in time"
         time.sleep(0.02)
 
 
 def send(daemon: Any, path: bytes, body: bytes) -> bytes:
-    """Make one call on a connection of its own; gives all that came back."""
+    """Make one call on its own connection, and return all bytes of the answer."""
     from tests.frontends.cri import attacks
 
     client = attacks.Client(daemon.sock)
     client.end.settimeout(SECONDS)
     data = attacks.frame(attacks.DATA, 1, 1, body)
     client.end.sendall(attacks.open_stream(1, path) + data)
-    got = bytearray()
+    received = bytearray()
     while True:
-        got += client.end.recv(65_536)
-        if ended(bytes(got)):
+        received += client.end.recv(65_536)
+        if ended(bytes(received)):
             client.end.close()
-            return bytes(got)
+            return bytes(received)
 
 
 def ended(data: bytes) -> bool:
@@ -89,7 +89,9 @@ def create() -> bytes:
 
 
 @pytest.mark.parametrize("behind", [None, b"\x00\x00\x00"], ids=["a second message", "three bytes"])
-def test_what_follows_the_message_is_reported_and_compared_at_once(daemon: Any, behind: bytes | None) -> None:
+def test_bytes_after_the_message_are_reported_and_trigger_a_reconcile(
+    daemon: Any, behind: bytes | None
+) -> None:
     from tests.frontends.cri import attacks
 
     before = page(daemon)
@@ -97,13 +99,13 @@ def test_what_follows_the_message_is_reported_and_compared_at_once(daemon: Any, 
     send(daemon, attacks.CREATE, message + (message if behind is None else behind))
     after = page(daemon)
     new = [p["what"] for p in after["problems"] if p not in before["problems"]]
-    assert any("a request is not one plain message method=CreateContainer" in words for words in new), new
+    assert any("a request is not one plain message method=CreateContainer" in text for text in new), new
     assert after["counters"]["calls_not_plain"] == 1
     passes = before["counters"]["passes"]
-    wait(lambda: page(daemon)["counters"]["passes"] > passes, SECONDS)
+    wait_until(lambda: page(daemon)["counters"]["passes"] > passes, SECONDS)
 
 
-def test_a_path_without_its_first_slash_is_placed(daemon: Any) -> None:
+def test_a_container_is_placed_despite_a_path_without_a_leading_slash(daemon: Any) -> None:
     from tests.frontends.cri import attacks
 
     usual = send(daemon, attacks.CREATE, attacks.grpc(create()))
@@ -114,7 +116,7 @@ def test_a_path_without_its_first_slash_is_placed(daemon: Any) -> None:
 
 
 def test_a_sandbox_config_in_two_parts_is_read_as_the_runtime_reads_it(tmp_path: Path) -> None:
-    """Go merges the parts of a message; the last part alone would be another pod."""
+    """Go merges the parts of a message; the last part alone would describe another pod."""
 
     async def scenario() -> str:
         node = Node(tmp_path)

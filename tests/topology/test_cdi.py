@@ -36,7 +36,7 @@ containerEdits:
 
 
 class Directories:
-    """Two directories of specs, and what was complained about."""
+    """Two directories of specs, and the messages that were logged."""
 
     def __init__(self, root: Path) -> None:
         self.static, self.dynamic = root / "etc", root / "run"
@@ -102,7 +102,7 @@ def test_the_later_directory_wins(directories: Directories) -> None:
     assert directories.paths("a.com/b=x") == ("/dev/static",)
 
 
-def test_a_name_twice_in_a_directory_counts_for_nothing(directories: Directories) -> None:
+def test_a_name_defined_twice_in_a_directory_is_ignored(directories: Directories) -> None:
     (directories.static / "a.json").write_text(spec(x="/dev/a", y="/dev/y"))
     (directories.static / "b.json").write_text(spec(x="/dev/b"))
     (directories.static / "c.json").write_text(spec(x="/dev/c"))
@@ -140,7 +140,7 @@ NESTED_YAML = "kind: " + "[" * 300_000
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "message"),
     [
         ("a.json", "{", "Expecting property name"),
         ("a.json", "[" * 100_000, "recursion"),
@@ -158,8 +158,8 @@ NESTED_YAML = "kind: " + "[" * 300_000
         ("a.yaml", f"# {'x' * (1 << 20)}\n{YAML}", "larger than 1 MiB"),
     ],
 )
-def test_a_broken_file_is_reported_once_and_left_out(
-    directories: Directories, name: str, text: str, words: str
+def test_an_invalid_file_is_reported_once_and_skipped(
+    directories: Directories, name: str, text: str, message: str
 ) -> None:
     file = directories.static / name
     file.write_bytes(text.encode(errors="surrogateescape"))
@@ -169,7 +169,7 @@ def test_a_broken_file_is_reported_once_and_left_out(
     (complaint,) = directories.complaints
     assert complaint.startswith(f"cannot read a CDI spec path={file} err=")
     assert "\n" not in complaint
-    assert re.search(words, complaint)
+    assert re.search(message, complaint)
     (directories.static / "other.json").write_text(spec(y="/dev/b"))
     assert directories.paths("a.com/b=y") == ("/dev/b",)
     assert len(directories.complaints) == 1
@@ -194,7 +194,7 @@ def test_other_files_are_not_opened(directories: Directories) -> None:
     assert directories.complaints == []
 
 
-def test_directories_may_be_missing_and_come_later(tmp_path: Path) -> None:
+def test_missing_directories_may_appear_later(tmp_path: Path) -> None:
     specs = CdiSpecs((tmp_path / "a", tmp_path / "b"), lambda message, **keys: pytest.fail(message))
     assert specs.device("a.com/b=x") is None
     (tmp_path / "b").mkdir()
@@ -202,7 +202,7 @@ def test_directories_may_be_missing_and_come_later(tmp_path: Path) -> None:
     assert specs.device("a.com/b=x") is not None
 
 
-def test_of_too_many_files_those_that_count_most_are_read(directories: Directories) -> None:
+def test_of_too_many_files_those_with_precedence_are_read(directories: Directories) -> None:
     (directories.static / "first.json").write_text(spec(first="/dev/first"))
     for number in range(600):
         text = spec(**{f"x{number}": "/dev/x"}) if number in (0, 499, 500) else spec()
@@ -213,7 +213,7 @@ def test_of_too_many_files_those_that_count_most_are_read(directories: Directori
     assert directories.complaints == ["cannot read all CDI specs: there are too many limit=499"]
 
 
-def test_lists_of_thousands_are_cut(directories: Directories) -> None:
+def test_lists_of_thousands_are_truncated(directories: Directories) -> None:
     edits = {"deviceNodes": [{"path": f"/dev/n{number}"} for number in range(300)]}
     devices = [
         {"name": str(number), "containerEdits": edits if number == 0 else {}} for number in range(2100)
@@ -224,8 +224,8 @@ def test_lists_of_thousands_are_cut(directories: Directories) -> None:
     assert directories.paths("a.com/b=2048") is None
 
 
-def test_yaml_is_read_after_the_daemon_forgot_its_module(tmp_path: Path) -> None:
-    """The C part of yaml stays behind and knows the forgotten classes only; also its errors."""
+def test_yaml_is_read_after_the_daemon_unloaded_its_module(tmp_path: Path) -> None:
+    """The C part of yaml stays loaded, and refers only to the removed classes, also those of its errors."""
     (tmp_path / "a.yaml").write_text(YAML)
     (tmp_path / "b.yaml").write_text("a: [")
     code = """
@@ -237,9 +237,9 @@ from proxy.memory_trim import drop_start_only_modules
 drop_start_only_modules()
 assert "yaml" not in sys.modules
 from proxy.topology.cdi import CdiSpecs
-said = []
-specs = CdiSpecs((Path(sys.argv[1]),), lambda message, **keys: said.append(message))
-print(specs.device("nvidia.com/gpu=0").paths, len(said))
+messages = []
+specs = CdiSpecs((Path(sys.argv[1]),), lambda message, **keys: messages.append(message))
+print(specs.device("nvidia.com/gpu=0").paths, len(messages))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True

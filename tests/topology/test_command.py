@@ -44,7 +44,7 @@ def test_json_is_the_facts_one_row_per_line(root: Path) -> None:
     assert '  "0": {"cpus": "0-3,8-11", "level": 3, "id": 0, "size": "32768K"},\n' in text
 
 
-def test_json_is_taken_back_as_a_description(root: Path, tmp_path: Path) -> None:
+def test_json_output_is_a_valid_description(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text(run("--sysfs-root", str(root), "--json"))
     assert run("--machine", str(path)) == run("--sysfs-root", str(root))
@@ -63,6 +63,6 @@ def test_another_proc(root: Path, tmp_path: Path) -> None:
     assert facts["memory"]["total_bytes"] == 5 * 1024
 
 
-def test_no_machine_is_our_error(tmp_path: Path) -> None:
+def test_a_directory_without_a_machine_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="cannot read the machine"):
         run("--sysfs-root", str(tmp_path))

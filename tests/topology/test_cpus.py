@@ -11,12 +11,12 @@ def test_agreeing_sets_are_the_groups() -> None:
     assert partition(reported) == reported
 
 
-def test_a_cpu_goes_with_the_set_that_most_members_name() -> None:
+def test_a_cpu_belongs_to_the_set_that_most_members_name() -> None:
     reported = {0: 0b0111, 1: 0b0111, 2: 0b0100, 3: 0b1000}
     assert partition(reported) == {0: 0b0111, 1: 0b0111, 2: 0b0111, 3: 0b1000}
 
 
-def test_among_equals_the_own_set_wins() -> None:
+def test_a_cpus_own_set_wins_a_tie() -> None:
     assert partition({0: 0b11, 1: 0b10}) == {0: 0b01, 1: 0b10}
 
 

@@ -87,7 +87,7 @@ def edited(path: list, value: object) -> dict:
         (edited(["numa", "nodes", 1, "hugepages"], {"64": {"nr": "1"}}), "nr must be a number"),
     ],
 )
-def test_what_contradicts_itself_is_refused(data: object, why: str) -> None:
+def test_contradictory_descriptions_are_refused(data: object, why: str) -> None:
     with pytest.raises(TopologyError, match=f"^cannot use the machine description: .*{why}"):
         machine_from_json(data)
 
@@ -119,7 +119,7 @@ def shapes() -> list[Machine]:
     ]
 
 
-def test_a_described_machine_has_the_parts_asked_for() -> None:
+def test_a_described_machine_has_the_requested_parts() -> None:
     _, offset, adjacent = shapes()
     assert [str(c) for c in offset.packages.values()] == ["0-7,16-23", "8-15,24-31"]
     assert [str(n.cpus) for n in offset.nodes] == ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"]
@@ -150,9 +150,9 @@ def test_offline_and_isolated_cpus_survive_sysfs(tmp_path) -> None:
     data = minimal() | {"cpus": {"present": "0-5", "possible": "0-7", "isolated": "3"}}
     machine = machine_from_json(data)
     write_sysfs(machine, tmp_path)
-    got = read_machine(tmp_path)
-    assert got == machine
-    assert machine_to_json(got)["cpus"] == {
+    result = read_machine(tmp_path)
+    assert result == machine
+    assert machine_to_json(result)["cpus"] == {
         "online": "0-3",
         "online_from": "file",
         "present": "0-5",
@@ -169,7 +169,7 @@ def test_a_node_of_unknown_memory_is_not_without_memory() -> None:
     assert (numa["cpu_only"], numa["memory_only"]) == ([], [])
 
 
-def test_offline_cpus_are_written_as_the_kernel_shows_them(tmp_path) -> None:
+def test_offline_cpus_are_written_in_the_kernels_format(tmp_path) -> None:
     write_sysfs(machine_from_json(minimal() | {"cpus": {"present": "0-4"}}), tmp_path)
     directory = tmp_path / "sys/devices/system/cpu"
     assert [(directory / f"cpu{cpu}/online").read_text() for cpu in (3, 4)] == ["1\n", "0\n"]

@@ -47,7 +47,7 @@ def test_below(path: str, name: str | None) -> None:
         "/sys/block/sda",
     ],
 )
-def test_what_may_have_a_place(path: str) -> None:
+def test_device_files_that_may_be_located(path: str) -> None:
     assert device_path(path) == path
 
 
@@ -88,7 +88,7 @@ def test_what_may_have_a_place(path: str) -> None:
         "/etc/hosts",
     ],
 )
-def test_what_has_none_by_its_name(path: str) -> None:
+def test_device_files_that_have_no_location_by_name(path: str) -> None:
     assert device_path(path) is None
 
 

@@ -29,7 +29,7 @@ class Host:
         for directory in (self.sys, self.dev, self.proc, self.cdi):
             directory.mkdir()
         self.numbers: dict[str, tuple[int, int]] = {}
-        self.asked: list[str] = []
+        self.queried: list[str] = []
         for node in (0, 1):
             self.write(f"devices/system/node/node{node}/distance", "10 20")
 
@@ -39,7 +39,7 @@ class Host:
         file.write_text(text + "\n")
 
     def function(self, path: str, node: str) -> None:
-        """A PCI function with its link in bus/pci."""
+        """Write a PCI function with its link in bus/pci."""
         self.write(f"{path}/numa_node", node)
         self.link(f"bus/pci/devices/{path.rpartition('/')[2]}", path)
 
@@ -50,7 +50,7 @@ class Host:
         link.symlink_to(os.path.relpath(self.sys / target, link.parent))
 
     def device(self, name: str, number: int, directory: str = "", kind: int = modes.S_IFCHR) -> None:
-        """A device file 200:number, and its directory in sysfs where it has one."""
+        """Write a device file 200:number, and its directory in sysfs if it has one."""
         file = self.dev / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
@@ -59,7 +59,7 @@ class Host:
             self.link(f"dev/{'block' if kind == modes.S_IFBLK else 'char'}/200:{number}", directory)
 
     def stat(self, path: str) -> os.stat_result:
-        self.asked.append(path)
+        self.queried.append(path)
         real = os.stat(path)
         if path not in self.numbers:
             return real
@@ -69,12 +69,12 @@ class Host:
     def devices(self) -> SysfsDevices:
         return SysfsDevices(self.sys, self.dev, (self.cdi,), self.proc, stat=self.stat)
 
-    def near(self, *paths: str) -> dict[str, str | None]:
+    def location(self, *paths: str) -> dict[str, str | None]:
         return reported(self.devices().near(DeviceFacts(paths=paths)))
 
 
-def reported(near: tuple[LocatedDevice, ...]) -> dict[str, str | None]:
-    return {entry.name: None if entry.nodes is None else str(entry.nodes) for entry in near}
+def reported(location: tuple[LocatedDevice, ...]) -> dict[str, str | None]:
+    return {entry.name: None if entry.nodes is None else str(entry.nodes) for entry in location}
 
 
 @pytest.fixture
@@ -91,23 +91,26 @@ def test_the_nearest_ancestor_that_names_a_node(host: Host) -> None:
     )
 
 
-def test_a_device_that_is_on_no_pci_bus_has_its_own_words(host: Host) -> None:
+def test_a_device_on_no_pci_bus_has_its_own_message(host: Host) -> None:
     host.write("devices/platform/npu.0/numa_node", "0")
     host.device("npu0", 1, "devices/platform/npu.0/misc/npu0")
-    (near,) = host.devices().near(DeviceFacts(mounts=("/dev/npu0",)))
-    assert (near.nodes, near.source) == (Mask((0,)), "numa_node of device npu.0")
+    (location,) = host.devices().near(DeviceFacts(mounts=("/dev/npu0",)))
+    assert (location.nodes, location.source) == (Mask((0,)), "numa_node of device npu.0")
 
 
-def test_block_and_character_devices_of_one_number_are_two(host: Host) -> None:
+def test_block_and_character_devices_of_one_number_differ(host: Host) -> None:
     host.function(NIC, "1")
     host.function(NVME, "0")
     host.device("sda", 7, f"{NVME}/block/sda", modes.S_IFBLK)
     host.device("infiniband/umad0", 7, f"{NIC}/infiniband_mad/umad0")
-    assert host.near("/dev/sda", "/dev/infiniband/umad0") == {"/dev/sda": "0", "/dev/infiniband/umad0": "1"}
+    assert host.location("/dev/sda", "/dev/infiniband/umad0") == {
+        "/dev/sda": "0",
+        "/dev/infiniband/umad0": "1",
+    }
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("-1", "PCI device 0000:3b:00.0 has no NUMA node"),
         ("7", "PCI device 0000:3b:00.0 has NUMA node '7', which this machine does not have"),
@@ -115,11 +118,11 @@ def test_block_and_character_devices_of_one_number_are_two(host: Host) -> None:
         ("9" * 30, f"PCI device 0000:3b:00.0 has NUMA node '{'9' * 20}', which this machine does not have"),
     ],
 )
-def test_an_invalid_node(host: Host, text: str, words: str) -> None:
+def test_an_invalid_node(host: Host, text: str, message: str) -> None:
     host.function(GPU, text)
     host.device("dri/card1", 1, f"{GPU}/drm/card1")
-    (near,) = host.devices().near(DeviceFacts(paths=("/dev/dri/card1",)))
-    assert (near.nodes, near.source) == (None, words)
+    (location,) = host.devices().near(DeviceFacts(paths=("/dev/dri/card1",)))
+    assert (location.nodes, location.source) == (None, message)
 
 
 def test_a_kernel_without_numa_has_node_0_alone(host: Host, tmp_path: Path) -> None:
@@ -128,14 +131,19 @@ def test_a_kernel_without_numa_has_node_0_alone(host: Host, tmp_path: Path) -> N
     host.device("dri/card0", 1, f"{GPU}/drm/card0")
     host.device("dri/card1", 2, f"{NIC}/drm/card1")
     (host.sys / "devices/system/node").rename(tmp_path / "gone")
-    assert host.near("/dev/dri/card0", "/dev/dri/card1") == {"/dev/dri/card0": "0", "/dev/dri/card1": None}
+    assert host.location("/dev/dri/card0", "/dev/dri/card1") == {
+        "/dev/dri/card0": "0",
+        "/dev/dri/card1": None,
+    }
 
 
 def test_what_is_not_there(host: Host) -> None:
     host.device("dri/card0", 5)
     (host.dev / "plain").write_text("")
-    near = host.devices().near(DeviceFacts(paths=("/dev/dri/card0", "/dev/uio9", "/dev/plain", "/dev/a\0b")))
-    assert [(entry.nodes, entry.source) for entry in near] == [
+    location = host.devices().near(
+        DeviceFacts(paths=("/dev/dri/card0", "/dev/uio9", "/dev/plain", "/dev/a\0b"))
+    )
+    assert [(entry.nodes, entry.source) for entry in location] == [
         (None, "sysfs does not list it"),
         (None, "this host has no such device file"),
         (None, "sysfs does not list it"),
@@ -147,7 +155,7 @@ def test_names_without_meaning_are_not_entries(host: Host) -> None:
     host.device("nvidiactl", 255)
     paths = ("/dev", "/dev/null", "/dev/nvidiactl", "/etc/passwd", "/sys/fs/cgroup", "")
     assert host.devices().near(DeviceFacts(paths, (), paths)) == ()
-    assert host.asked == []
+    assert host.queried == []
 
 
 def test_a_directory_represents_its_device_files(host: Host) -> None:
@@ -180,16 +188,16 @@ def test_a_directory_without_nodes_is_one_entry_or_none(host: Host) -> None:
     host.device("snd/pcm1", 2)
     host.device("infiniband/rdma_cm", 3)
     (host.dev / "empty").mkdir()
-    (near,) = host.devices().near(DeviceFacts(mounts=("/dev/snd", "/dev/infiniband", "/dev/empty")))
-    assert near == LocatedDevice("/dev/snd", "", None, "no device in it has a NUMA node")
+    (location,) = host.devices().near(DeviceFacts(mounts=("/dev/snd", "/dev/infiniband", "/dev/empty")))
+    assert location == LocatedDevice("/dev/snd", "", None, "no device in it has a NUMA node")
 
 
-def test_a_directory_of_thousands_is_cut(host: Host) -> None:
+def test_a_directory_of_thousands_is_truncated(host: Host) -> None:
     host.function(NIC, "1")
     for number in range(300):
         host.device(f"many/x{number:03}", number, f"{NIC}/x/x{number}")
-    near = host.devices().near(DeviceFacts(mounts=("/dev/many",)))
-    assert [entry.name for entry in near] == [f"/dev/many/x{number:03}" for number in range(256)]
+    location = host.devices().near(DeviceFacts(mounts=("/dev/many",)))
+    assert [entry.name for entry in location] == [f"/dev/many/x{number:03}" for number in range(256)]
 
 
 def test_a_link_is_followed_inside_dev_and_not_out_of_it(host: Host, tmp_path: Path) -> None:
@@ -199,11 +207,11 @@ def test_a_link_is_followed_inside_dev_and_not_out_of_it(host: Host, tmp_path: P
     (host.dev / "disk").mkdir()
     (host.dev / "disk/by-id").symlink_to("../nvme0n1")
     (host.dev / "away").symlink_to("../outside")
-    assert host.near("/dev/disk/by-id", "/dev/away") == {"/dev/disk/by-id": "1", "/dev/away": None}
-    assert str(tmp_path / "outside") not in host.asked
+    assert host.location("/dev/disk/by-id", "/dev/away") == {"/dev/disk/by-id": "1", "/dev/away": None}
+    assert str(tmp_path / "outside") not in host.queried
 
 
-def test_a_link_in_sysfs_that_leads_out_of_it_is_nothing(host: Host, tmp_path: Path) -> None:
+def test_a_link_that_leads_out_of_sysfs_is_ignored(host: Host, tmp_path: Path) -> None:
     (tmp_path / "devices").mkdir()
     (tmp_path / "devices/numa_node").write_text("1\n")
     (host.sys / "dev/char").mkdir(parents=True)
@@ -216,7 +224,7 @@ def test_a_link_in_sysfs_that_leads_out_of_it_is_nothing(host: Host, tmp_path: P
     ] * 2
 
 
-def test_a_vfio_group_is_where_its_members_are(host: Host) -> None:
+def test_a_vfio_group_has_the_nodes_of_its_members(host: Host) -> None:
     host.function(GPU, "0")
     host.function(NIC, "1")
     host.function(NVME, "-1")
@@ -224,10 +232,10 @@ def test_a_vfio_group_is_where_its_members_are(host: Host) -> None:
         for path in functions:
             host.link(f"kernel/iommu_groups/{group}/devices/{path.rpartition('/')[2]}", path)
     host.device("vfio/12", 1, "devices/virtual/vfio/12")
-    near = host.devices().near(
+    location = host.devices().near(
         DeviceFacts(paths=("/dev/vfio/12", "/dev/vfio/noiommu-13", "/dev/vfio/14", "/dev/vfio/vfio"))
     )
-    assert [(e.name, e.nodes, e.source) for e in near] == [
+    assert [(e.name, e.nodes, e.source) for e in location] == [
         (
             "/dev/vfio/12",
             Mask((0, 1)),
@@ -238,10 +246,10 @@ def test_a_vfio_group_is_where_its_members_are(host: Host) -> None:
     ]
 
 
-def test_a_vfio_device_of_the_new_kind_goes_the_normal_way(host: Host) -> None:
+def test_a_new_vfio_device_is_located_as_other_devices(host: Host) -> None:
     host.function(NIC, "1")
     host.device("vfio/devices/vfio0", 1, f"{NIC}/vfio-dev/vfio0")
-    assert host.near("/dev/vfio/devices/vfio0") == {"/dev/vfio/devices/vfio0": "1"}
+    assert host.location("/dev/vfio/devices/vfio0") == {"/dev/vfio/devices/vfio0": "1"}
 
 
 def card(host: Host, address: str, minor: int) -> Path:
@@ -261,34 +269,34 @@ def test_a_card_that_sysfs_does_not_know_is_found_by_its_driver(host: Host) -> N
     paths = DeviceFacts(
         paths=("/dev/nvidia0", "/dev/nvidia7", "/run/nvidia/driver/dev/nvidia1", "/dev/nvidia5")
     )
-    near = devices.near(paths)
-    assert reported(near) == {
+    location = devices.near(paths)
+    assert reported(location) == {
         "/dev/nvidia0": "1",
         "/dev/nvidia7": "0",
         "/dev/nvidia1": "0",
         "/dev/nvidia5": None,
     }
-    assert near[0].source == "numa_node of PCI device 0000:5e:00.0"
-    file.write_text("")  # not read again while the cards are the same
-    assert devices.near(paths) == near
+    assert location[0].source == "numa_node of PCI device 0000:5e:00.0"
+    file.write_text("")  # the file is not read again while the cards are unchanged
+    assert devices.near(paths) == location
     host.function(NVME, "0")
     card(host, "0000:5e:00.0", 0)
     card(host, "0000:81:00.0", 5)
     assert reported(devices.near(paths))["/dev/nvidia5"] == "0"
 
 
-def test_a_card_that_sysfs_knows_goes_the_normal_way(host: Host) -> None:
+def test_a_card_in_sysfs_is_located_as_other_devices(host: Host) -> None:
     host.function(GPU, "0")
     host.function(NIC, "1")
     card(host, "0000:5e:00.0", 0)
     host.device("nvidia0", 0, f"{GPU}/nvidia/nvidia0")
     host.device("nvidia1", 1, "devices/virtual/nvidia/nvidia1")
-    near = host.devices().near(DeviceFacts(paths=("/dev/nvidia0", "/dev/nvidia1")))
-    assert reported(near) == {"/dev/nvidia0": "0", "/dev/nvidia1": None}
-    assert near[1].source == "a device without hardware of its own"
+    location = host.devices().near(DeviceFacts(paths=("/dev/nvidia0", "/dev/nvidia1")))
+    assert reported(location) == {"/dev/nvidia0": "0", "/dev/nvidia1": None}
+    assert location[1].source == "a device without hardware of its own"
 
 
-def test_a_disk_made_of_others_is_where_they_are(host: Host) -> None:
+def test_a_disk_made_of_disks_has_their_nodes(host: Host) -> None:
     host.function(NVME, "1")
     host.function(NIC, "0")
     host.device("nvme0n1", 1, f"{NVME}/nvme/nvme0/nvme0n1", modes.S_IFBLK)
@@ -297,19 +305,19 @@ def test_a_disk_made_of_others_is_where_they_are(host: Host) -> None:
     host.link("devices/virtual/block/dm-1/slaves/sdb", f"{NIC}/host0/block/sdb")
     host.device("dm-1", 3, "devices/virtual/block/dm-1", modes.S_IFBLK)
     host.device("md0p1", 4, "devices/virtual/block/md0/md0p1", modes.S_IFBLK)
-    assert host.near("/dev/dm-1", "/dev/md0p1") == {"/dev/dm-1": "0-1", "/dev/md0p1": "1"}
+    assert host.location("/dev/dm-1", "/dev/md0p1") == {"/dev/dm-1": "0-1", "/dev/md0p1": "1"}
 
 
-def test_a_multipath_disk_is_where_its_controllers_are(host: Host) -> None:
+def test_a_multipath_disk_has_the_nodes_of_its_controllers(host: Host) -> None:
     host.function(NVME, "1")
     system = "devices/virtual/nvme-subsystem/nvme-subsys3"
     host.link(f"{system}/nvme3", f"{NVME}/nvme/nvme3")
     host.device("nvme3n1", 1, f"{system}/nvme3n1", modes.S_IFBLK)
     host.device("nvme3n1p2", 2, f"{system}/nvme3n1/nvme3n1p2", modes.S_IFBLK)
-    assert host.near("/dev/nvme3n1", "/dev/nvme3n1p2") == {"/dev/nvme3n1": "1", "/dev/nvme3n1p2": "1"}
+    assert host.location("/dev/nvme3n1", "/dev/nvme3n1p2") == {"/dev/nvme3n1": "1", "/dev/nvme3n1p2": "1"}
 
 
-def test_a_directory_of_sysfs_is_its_device(host: Host) -> None:
+def test_a_sysfs_directory_represents_its_device(host: Host) -> None:
     host.function(NIC, "1")
     host.link("class/net/eth0", f"{NIC}/net/eth0")
     host.link("class/net/lo", "devices/virtual/net/lo")
@@ -319,11 +327,11 @@ def test_a_directory_of_sysfs_is_its_device(host: Host) -> None:
         "/sys/class/net/lo",
         "/sys/class/net/x",
     )
-    near = host.devices().near(DeviceFacts(mounts=mounts))
-    assert reported(near) == dict(zip(mounts, ("1", "1", None), strict=False))
+    location = host.devices().near(DeviceFacts(mounts=mounts))
+    assert reported(location) == dict(zip(mounts, ("1", "1", None), strict=False))
 
 
-def test_a_cdi_name_is_where_its_device_files_are(host: Host) -> None:
+def test_a_cdi_name_has_the_nodes_of_its_device_files(host: Host) -> None:
     host.function(GPU, "0")
     host.function(NIC, "1")
     host.device("dri/card0", 0, f"{GPU}/drm/card0")
@@ -343,10 +351,10 @@ def test_a_cdi_name_is_where_its_device_files_are(host: Host) -> None:
     }
     (host.cdi / "gpu.json").write_text(json.dumps(described))
     names = tuple(f"a.com/gpu={name}" for name in ("0", "all", "net", "none", "gone"))
-    near = host.devices().near(DeviceFacts(("/dev/dri/card1",), names))
+    location = host.devices().near(DeviceFacts(("/dev/dri/card1",), names))
     by = f"(by {host.cdi}/gpu.json)"
     card, nic = "numa_node of PCI device 0000:3b:00.0", "numa_node of PCI device 0000:5e:00.0"
-    assert [(e.name, e.nodes, e.source) for e in near] == [
+    assert [(e.name, e.nodes, e.source) for e in location] == [
         ("/dev/dri/card1", Mask((1,)), nic),
         ("a.com/gpu=0", Mask((0,)), f"{card} {by}"),
         ("a.com/gpu=all", Mask((0, 1)), f"{card}, {nic} {by}"),
@@ -356,14 +364,14 @@ def test_a_cdi_name_is_where_its_device_files_are(host: Host) -> None:
     ]
 
 
-def test_many_sources_are_cut(host: Host) -> None:
+def test_long_lists_of_sources_are_truncated(host: Host) -> None:
     for number in range(6):
         path = f"devices/pci0000:00/0000:00:0{number}.0"
         host.function(path, "0")
         host.link(f"kernel/iommu_groups/1/devices/0000:00:0{number}.0", path)
-    (near,) = host.devices().near(DeviceFacts(paths=("/dev/vfio/1",)))
-    assert near.source.count("PCI device") == 4
-    assert near.source.endswith("0000:00:03.0 and 2 more")
+    (location,) = host.devices().near(DeviceFacts(paths=("/dev/vfio/1",)))
+    assert location.source.count("PCI device") == 4
+    assert location.source.endswith("0000:00:03.0 and 2 more")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="device files can be made by root only")
@@ -396,8 +404,8 @@ def snapshot(tmp_path: Path) -> Callable[[str], Path]:
     return unpack
 
 
-def by_hand(sysfs: Path) -> Mapping[str, str]:
-    """PCI functions and what their ``numa_node`` says, found without links."""
+def numa_nodes_of_pci(sysfs: Path) -> Mapping[str, str]:
+    """Return PCI functions with the content of ``numa_node``, without following links."""
     return {file.parent.name: file.read_text().strip() for file in sysfs.glob("devices/pci*/**/numa_node")}
 
 
@@ -407,12 +415,12 @@ def test_every_pci_function_of_a_real_machine(
 ) -> None:
     sysfs = snapshot(name)
     devices = SysfsDevices(sysfs, tmp_path / "dev", (), tmp_path / "proc")
-    expected = by_hand(sysfs)
+    expected = numa_nodes_of_pci(sysfs)
     assert expected
     for address, node in expected.items():
         if (sysfs / "bus/pci/devices" / address).exists():
-            (near,) = devices.near(DeviceFacts(mounts=(f"/sys/bus/pci/devices/{address}",)))
-            assert str(near.nodes) == (node if node != "-1" else "None"), near
+            (location,) = devices.near(DeviceFacts(mounts=(f"/sys/bus/pci/devices/{address}",)))
+            assert str(location.nodes) == (node if node != "-1" else "None"), location
 
 
 def test_a_device_leads_to_the_pci_functions_that_carry_it(host: Host) -> None:

@@ -58,7 +58,7 @@ def test_the_mask_wins_over_the_list_and_garbage_falls_back_to_it(tmp_path) -> N
     assert tree.problems == ["x: 'what?' is not a bit mask"]
 
 
-def test_unreadable_things_are_none_and_never_block(tmp_path) -> None:
+def test_unreadable_files_give_none_and_never_block(tmp_path) -> None:
     tree = SysfsTree(tmp_path)
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "directory").mkdir()
@@ -90,7 +90,7 @@ def test_numbered_entries_are_exact_and_in_order_of_number(tmp_path) -> None:
     assert SysfsTree(tmp_path).numbered(".", "cpu") == [9, 10]
 
 
-def test_long_files_are_read_whole(tmp_path) -> None:
+def test_long_files_are_read_completely(tmp_path) -> None:
     text = ",".join(str(i) for i in range(0, 40000, 2))
     assert len(text) > 65536
     (tmp_path / "long").write_text(text)

@@ -29,7 +29,7 @@ def test_highest_level_that_holds_data(sysfs) -> None:
     assert [c.llc for c in machine.cpus] == [0, 0, 2, 2]
 
 
-def test_an_empty_map_is_the_core_and_one_without_the_cpu_is_passed_over(sysfs) -> None:
+def test_an_empty_map_means_the_core_and_a_map_without_the_cpu_is_ignored(sysfs) -> None:
     files = BASE | {f"CPU/cpu{i}/topology/core_cpus": "3" if i < 2 else "c" for i in range(4)}
     files |= cache(0, 3, 3, "0") | cache(1, 3, 3, "00000000")
     files |= cache(2, 3, 3, "3") | cache(2, 2, 2, "4") | cache(3, 3, 3, "8")

@@ -73,7 +73,7 @@ def test_cpus_of_a_node_that_cannot_be_understood_are_an_error(sysfs) -> None:
     assert len(read_machine(sysfs(node(1, cpulist="2-3"))).nodes[1].cpus) == 2
 
 
-def test_overlap_is_settled_by_the_only_link_else_by_the_smaller_node(sysfs) -> None:
+def test_an_overlapping_cpu_belongs_to_the_only_linked_or_the_smaller_node(sysfs) -> None:
     files = BASE | node(0, cpumap="f", cpu0="", cpu1="") | node(1, cpumap="e", cpu1="", cpu2="", cpu3="")
     machine = read_machine(sysfs(files))
     assert [c.numa for c in machine.cpus] == [0, 1, 1, 1]
@@ -84,7 +84,7 @@ def test_overlap_is_settled_by_the_only_link_else_by_the_smaller_node(sysfs) -> 
     assert "overlap" in machine.extra["problems"][0]
 
 
-def test_a_link_beats_the_size_of_the_node(sysfs) -> None:
+def test_a_link_has_precedence_over_the_size_of_the_node(sysfs) -> None:
     machine = read_machine(sysfs(BASE | node(0, cpumap="f", cpu3="") | node(1, cpumap="c")))
     assert [c.numa for c in machine.cpus] == [0, 0, 1, 0]
 
@@ -114,7 +114,7 @@ def test_huge_pages_of_a_node(sysfs) -> None:
     assert machine.nodes[0].hugepages == {2048: HugePages(5, 4, 1), 1048576: HugePages(2)}
 
 
-def test_nodes_that_hold_less_than_the_machine_are_reported(sysfs) -> None:
+def test_nodes_with_less_memory_than_the_machine_are_reported(sysfs) -> None:
     root = sysfs(BASE | node(0, cpumap="f", meminfo="Node 0 MemTotal: 102400 kB"))
     (root.parent / "proc").mkdir()
     (root.parent / "proc/meminfo").write_text("MemTotal: 409600 kB\n")

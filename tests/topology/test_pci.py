@@ -1,4 +1,4 @@
-"""Reading PCI functions from sysfs: what each is, and where, and what is not known."""
+"""Reading PCI functions from sysfs: kinds, NUMA nodes, and unknown values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_virtual_function_names_its_physical_one(pci: PciTree) -> None:
     pci.add("0000:3b:02.0", "0xff0000", "0", physical="0000:3b:00.0")
     first, second = pci_functions(pci.sysfs)
     assert (first.physical, second.physical) == ("", "0000:3b:00.0")
-    assert second.assignable, "whatever its class says"
+    assert second.assignable, "independently of its class"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_real_machine(tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
     (sysfs,) = tmp_path.glob("*/sys")
-    shown = {f.address: f for f in pci_functions(sysfs) if f.assignable}
-    card = shown["0000:43:00.0"]
+    assignable = {f.address: f for f in pci_functions(sysfs) if f.assignable}
+    card = assignable["0000:43:00.0"]
     assert (card.kind, card.nodes, card.interfaces) == ("InfiniBand", Mask([2]), ("ib0", "qib0"))
-    assert shown["0000:02:00.0"].nodes is None
+    assert assignable["0000:02:00.0"].nodes is None

@@ -41,7 +41,7 @@ def test_sockets_nodes_and_distances() -> None:
     ]
 
 
-def test_owners_stand_in_columns_of_cores_and_rows_of_threads() -> None:
+def test_owners_are_drawn_in_columns_of_cores_and_rows_of_threads() -> None:
     owners = {1: "A", 21: "A", 2: "B"}
     lines = draw(described(1, 1, 20, 2), owner=lambda cpu: owners.get(cpu, "·"))
     assert lines[2:] == [
@@ -73,7 +73,7 @@ def test_ascii_only() -> None:
     assert "?" not in text
 
 
-def test_alike_neighbours_are_drawn_once_when_it_gets_long() -> None:
+def test_identical_parts_are_drawn_once_in_long_pictures() -> None:
     machine = described(8, 4, 8, 2)
     assert draw(machine)[:4] == [
         "8 sockets, 32 NUMA nodes, 256 cores, 512 CPUs, 2 threads per core, 2 TiB",
@@ -111,7 +111,7 @@ def hybrid() -> Machine:
     return machine_from_json(data)
 
 
-def test_hybrid_isolated_and_offline_show() -> None:
+def test_hybrid_isolated_and_offline_cpus_are_marked() -> None:
     assert draw(hybrid()) == [
         "1 socket, 5 cores, 7 CPUs, 1 or 2 threads per core",
         "└─ socket 0 · node 0 (assumed) memory unknown  CPUs 0-6",
@@ -161,7 +161,7 @@ def test_nodes_without_cpus_and_without_memory() -> None:
     ]
 
 
-def test_parts_that_cut_through_others_are_named_below() -> None:
+def test_parts_that_overlap_other_parts_are_listed_below() -> None:
     machine = nodes(("0-1", 1, [10, 20]), ("2-3", 1, [20, 10]))
     crossing = changed_copy(
         machine, cpus=tuple(changed_copy(c, package=0 if c.id in (0, 2) else 1) for c in machine.cpus)
@@ -186,7 +186,7 @@ def test_cpus_in_no_inner_part_are_still_drawn() -> None:
     ]
 
 
-def test_small_caches_are_not_shown() -> None:
+def test_small_caches_are_not_drawn() -> None:
     machine = described(1, 1, 2, 1)
     small = {name: changed_copy(cache, level=2) for name, cache in machine.caches.items()}
     assert "L2" not in render(changed_copy(machine, caches=small))

@@ -1,4 +1,4 @@
-"""Whether a machine is still what it was."""
+"""Detection of hardware that was removed from a machine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def known(tmp_path: Path) -> Machine:
     return machine
 
 
-def test_a_machine_stays_the_same(known: Machine, tmp_path: Path) -> None:
+def test_an_unchanged_machine_is_the_same(known: Machine, tmp_path: Path) -> None:
     assert is_same(known, tmp_path)
     assert is_same(known, tmp_path / "sys")
 
 
-def test_a_cpu_that_goes_is_seen(known: Machine, tmp_path: Path) -> None:
+def test_a_removed_cpu_is_detected(known: Machine, tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-2,4-15\n")
     assert not is_same(known, tmp_path)
     assert read_machine(tmp_path).online == known.online - CpuSet([3])
@@ -42,12 +42,12 @@ def test_a_cpu_that_goes_is_seen(known: Machine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "same"), [(0, False), (GIB - (128 << 20), False), (GIB - (1 << 20), True), (GIB + 4096, True)]
 )
-def test_memory_that_goes_is_seen(known: Machine, tmp_path: Path, size: int, same: bool) -> None:
+def test_removed_memory_is_detected(known: Machine, tmp_path: Path, size: int, same: bool) -> None:
     (tmp_path / NODE1).write_text(f"Node 1 MemTotal: {size // 1024} kB\n")
     assert is_same(known, tmp_path) is same
 
 
-def test_a_small_node_without_memory_has_changed(known: Machine, tmp_path: Path) -> None:
+def test_a_small_node_that_lost_its_memory_is_detected(known: Machine, tmp_path: Path) -> None:
     small = changed_copy(known.nodes[1], mem_bytes=32 << 20)
     known = changed_copy(known, nodes=(known.nodes[0], small))
     (tmp_path / NODE1).write_text("Node 1 MemTotal: 0 kB\n")
@@ -56,12 +56,12 @@ def test_a_small_node_without_memory_has_changed(known: Machine, tmp_path: Path)
     assert not is_same(known, tmp_path)
 
 
-def test_a_node_that_is_taken_out_is_seen(known: Machine, tmp_path: Path) -> None:
+def test_a_removed_node_is_detected(known: Machine, tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/node/node1").rename(tmp_path / "away")
     assert not is_same(known, tmp_path)
 
 
-def test_a_machine_without_nodes_is_only_its_cpus(tmp_path: Path) -> None:
+def test_a_machine_without_nodes_is_compared_by_its_cpus(tmp_path: Path) -> None:
     cpu = tmp_path / "sys/devices/system/cpu"
     (cpu / "cpu0/topology").mkdir(parents=True)
     (cpu / "online").write_text("0\n")

@@ -74,7 +74,9 @@ def test_garbage_in_the_online_file_falls_back_to_directories(sysfs) -> None:
         ({"NODE/node0/cpumap": "f"}, "there is no directory devices/system/cpu"),
     ],
 )
-def test_no_usable_cpu_is_refused_in_clear_words(sysfs, files: dict[str, str], why: str) -> None:
+def test_a_machine_without_usable_cpus_is_refused_with_the_reason(
+    sysfs, files: dict[str, str], why: str
+) -> None:
     with pytest.raises(TopologyError, match=f"^cannot read the machine from .*{why}"):
         read_machine(sysfs(files))
 
@@ -128,7 +130,7 @@ def test_without_sets_the_package_id_groups_minus_one_included(sysfs) -> None:
     assert groups(read_machine(sysfs(files)), "package") == {0: "0,2", 1: "1,3"}
 
 
-def test_no_facts_give_one_package_and_null_in_json(sysfs) -> None:
+def test_missing_facts_give_one_package_and_null_in_json(sysfs) -> None:
     machine = read_machine(sysfs({"CPU/online": "1-2"}))
     assert groups(machine, "package") == {1: "1-2"}
     assert groups(machine, "core") == {1: "1", 2: "2"}
@@ -154,7 +156,7 @@ def test_cluster_counts_with_a_valid_id_only(sysfs, cluster_id: str, clusters: d
     assert groups(read_machine(sysfs(files)), "cluster") == clusters
 
 
-def test_a_set_without_its_own_cpu_is_passed_over(sysfs) -> None:
+def test_a_set_without_its_own_cpu_is_ignored(sysfs) -> None:
     files = {"CPU/online": "0-1", **cpu(0, core_cpus="2", thread_siblings="1"), **cpu(1, core_cpus="2")}
     assert groups(read_machine(sysfs(files)), "core") == {0: "0", 1: "1"}
 
@@ -172,7 +174,7 @@ def test_isolated_and_nohz_full(sysfs) -> None:
     assert (facts["isolated"], facts["nohz_full"]) == ("2-3,9", "")
 
 
-def test_a_cpu_that_leaves_while_we_read_is_noticed(sysfs, monkeypatch) -> None:
+def test_a_cpu_that_goes_offline_during_the_read_is_detected(sysfs, monkeypatch) -> None:
     root = sysfs(two_by_two())
     online, real, count = root / "devices/system/cpu/online", os.read, 0
 
@@ -189,7 +191,7 @@ def test_a_cpu_that_leaves_while_we_read_is_noticed(sysfs, monkeypatch) -> None:
     assert groups(machine, "core") == {0: "0", 2: "2-3"}
 
 
-def test_a_restless_machine_is_read_all_the_same(sysfs, monkeypatch) -> None:
+def test_a_machine_that_keeps_changing_is_read_nevertheless(sysfs, monkeypatch) -> None:
     root = sysfs(two_by_two())
     online, real, texts = root / "devices/system/cpu/online", os.read, ["0-2", "0-3"]
 

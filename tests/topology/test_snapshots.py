@@ -1,4 +1,4 @@
-"""Every machine snapshot comes out as its facts say."""
+"""Every machine snapshot gives the facts that are recorded for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POLICY = re.compile(r"\.\./cpufreq/policy\d+")
 
 
 def unpack(archive: Path, to: Path) -> None:
-    """Unpack the files that are read. Links become empty files: only names matter, but for cpufreq's."""
+    """Unpack the files that are read. Links become empty files, except in cpufreq."""
     with tarfile.open(archive) as tar:
         for member in tar:
             name = member.name.removeprefix("./").partition("/")[2]
@@ -58,7 +58,7 @@ def unpack(archive: Path, to: Path) -> None:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Yield a directory in memory where there is one: thousands of small files are written."""
+    """Yield a directory, in memory if possible, because thousands of small files are written."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         yield Path(name)
@@ -69,19 +69,19 @@ def as_json(machine) -> dict:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.bz2"))
-def test_snapshot_comes_out_as_its_facts(archive: Path, directory: Path) -> None:
+def test_a_snapshot_gives_its_recorded_facts(archive: Path, directory: Path) -> None:
     facts = json.loads(archive.with_name(archive.name.replace(".tar.bz2", ".json")).read_text())
     unpack(archive, directory)
     machine = read_machine(directory)
-    got = as_json(machine)
-    different = {(facts["name"], key) for key in COMPARED if got.get(key) != facts.get(key)}
+    result = as_json(machine)
+    different = {(facts["name"], key) for key in COMPARED if result.get(key) != facts.get(key)}
     assert different == {key for key in DIFFERENCES if key[0] == facts["name"]}
-    assert machine_from_json(got) == machine
+    assert machine_from_json(result) == machine
     assert machine_from_json(facts) == machine
 
 
 @pytest.mark.parametrize("path", FACTS, ids=lambda path: path.stem)
-def test_facts_survive_the_way_through_a_machine(path: Path) -> None:
+def test_facts_survive_a_round_trip_through_a_machine(path: Path) -> None:
     facts = json.loads(path.read_text())
     machine = machine_from_json(facts)
     assert as_json(machine) == facts
@@ -93,9 +93,9 @@ def test_facts_survive_the_way_through_a_machine(path: Path) -> None:
 def test_machine_written_as_sysfs_reads_back_equal(path: Path, directory: Path) -> None:
     machine = machine_from_json(json.loads(path.read_text()))
     write_sysfs(machine, directory)
-    got = read_machine(directory)
-    assert got == machine
-    want, have = as_json(machine), as_json(got)
+    result = read_machine(directory)
+    assert result == machine
+    want, have = as_json(machine), as_json(result)
     if (machine.extra["memory"] or {}).get("hugepages_source"):
         have["memory"]["hugepages_source"] = want["memory"][
             "hugepages_source"

@@ -1,4 +1,4 @@
-"""The kernel's own word of hardware that comes and goes."""
+"""The kernel's events about hardware that is added or removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = Path("/sys/devices/system/cpu/cpu0/uevent")
         (b"", False),
     ],
 )
-def test_what_matters(first: bytes, matters: bool) -> None:
+def test_relevant_events_are_recognized(first: bytes, matters: bool) -> None:
     assert concerns(first + b"\0ACTION=x\0SEQNUM=1") is matters
 
 
@@ -42,7 +42,7 @@ def test_the_kernel_reports_without_delay() -> None:
             pass
         assert not reported.changed()
         try:
-            CPU.write_text("online")  # the kernel says it again, and nothing else happens
+            CPU.write_text("online")  # the kernel repeats the event, and nothing else changes
         except OSError as error:
             pytest.skip(f"cannot have the kernel send an event: {error}")
         assert select.select([reported], [], [], 10)[0]
@@ -52,7 +52,7 @@ def test_the_kernel_reports_without_delay() -> None:
 
 
 class Lost:
-    """A socket on which more came than could wait."""
+    """A socket whose receive queue has overflowed."""
 
     def __init__(self, *errors: int) -> None:
         self.errors = list(errors)
@@ -63,7 +63,7 @@ class Lost:
         raise OSError(self.errors.pop(), "made")
 
 
-def test_what_is_lost_may_have_mattered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_events_count_as_relevant(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = Uevents.__new__(Uevents)
     monkeypatch.setattr(reported, "_socket", Lost(errno.ENOBUFS), raising=False)
     assert reported.changed()
@@ -73,7 +73,7 @@ def test_what_is_lost_may_have_mattered(monkeypatch: pytest.MonkeyPatch) -> None
         reported.changed()
 
 
-def test_listening_may_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forbidden_socket_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> socket.socket:
         raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
 
