@@ -1,4 +1,4 @@
-"""The vocabulary of hooks: points, facts, answers."""
+"""The public interface of hooks: points, facts, answers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_there_are_points_before_and_after_each_call() -> None:
 def test_each_point_documents_itself_and_all_its_fields(name: str) -> None:
     point = POINTS[name]
     assert name == point.NAME
-    words = point.__doc__ or ""
+    docstring = point.__doc__ or ""
     for field in dataclasses.fields(point):
-        assert field.name in words, f"{point.__name__}.{field.name} is not documented"
+        assert field.name in docstring, f"{point.__name__}.{field.name} is not documented"
     assert set(FIELDS) >= point.TAKES
     assert getattr(api, point.__name__) is point
 
 
-def test_what_cannot_be_undone_cannot_be_refused() -> None:
+def test_calls_that_cannot_be_undone_cannot_be_refused() -> None:
     assert not any(POINTS[f"{when}_{call}"].VETO for when in ("pre", "post") for call in ENDS)
     assert not any(POINTS[f"post_{call}"].VETO for call in CALLS)
     assert all(POINTS[f"pre_{call}"].VETO for call in CALLS)
@@ -48,7 +48,7 @@ def test_an_adjustment_distinguishes_none_value_and_removal() -> None:
     assert set(FIELDS) >= MAPS
 
 
-def test_everything_that_a_hook_needs_is_in_the_interface() -> None:
+def test_the_interface_exports_all_names_that_hooks_need() -> None:
     for name in api.__all__:
         assert hasattr(api, name)
     for point in POINTS.values():

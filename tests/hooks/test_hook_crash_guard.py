@@ -1,4 +1,4 @@
-"""Hook files that end the daemon are left out after two deaths."""
+"""Hook files that crash the daemon are skipped after two crashes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from proxy.model.errors import HookError
 FILE = Path("/etc/topoproxy/hooks.d/50-x.py")
 
 
-def test_a_file_that_ended_the_daemon_twice_is_left_out(tmp_path: Path) -> None:
+def test_a_file_that_crashed_the_daemon_twice_is_not_loaded(tmp_path: Path) -> None:
     for _ in range(2):
-        CrashMarks(tmp_path / "marks").mark("50-x", FILE, b"one")  # and the daemon is gone
+        CrashMarks(tmp_path / "marks").mark("50-x", FILE, b"one")  # the daemon crashes
     with pytest.raises(
         CrashingHookError, match=r"50-x\.py: the daemon has ended 2 times .* or remove .*marks/50-x"
     ):
@@ -26,7 +26,7 @@ def test_a_file_that_ended_the_daemon_twice_is_left_out(tmp_path: Path) -> None:
     CrashMarks(tmp_path / "marks").mark("50-x", FILE, b"two")
 
 
-def test_a_hook_that_came_into_use_or_failed_is_counted_again(tmp_path: Path) -> None:
+def test_a_successful_or_failed_load_resets_the_count(tmp_path: Path) -> None:
     trials = CrashMarks(tmp_path / "marks")
     for _ in range(5):
         trials.mark("50-x", FILE, b"one")
@@ -34,7 +34,7 @@ def test_a_hook_that_came_into_use_or_failed_is_counted_again(tmp_path: Path) ->
     assert list((tmp_path / "marks").iterdir()) == []
 
 
-def test_marks_that_cannot_be_written_or_read_are_done_without(tmp_path: Path) -> None:
+def test_marks_that_cannot_be_written_or_read_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for directory in (None, tmp_path / "file", tmp_path / "no" / "such"):
         for _ in range(4):
@@ -94,5 +94,5 @@ def test_the_third_start_is_without_the_file_and_with_the_others(tmp_path: Path,
     assert list((tmp_path / "marks").iterdir()) == []
 
 
-def test_it_is_an_error_of_a_hook() -> None:
+def test_a_crashing_hook_error_is_a_hook_error() -> None:
     assert issubclass(CrashingHookError, HookError)

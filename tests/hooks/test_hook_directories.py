@@ -1,4 +1,4 @@
-"""Which files are hooks."""
+"""The selection of hook files in the directories."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dirs(tmp_path: Path) -> HookDirectories:
     return HookDirectories(tmp_path).make()
 
 
-def test_absent_directories_are_fine(tmp_path: Path) -> None:
+def test_absent_directories_are_no_error(tmp_path: Path) -> None:
     dirs = HookDirectories(tmp_path)
     assert dirs.look() == Survey()
     (tmp_path / "etc").write_text("not a directory")
@@ -54,7 +54,7 @@ def test_a_directory_that_is_a_file_is_reported(dirs: HookDirectories) -> None:
     assert (list(found.candidates), found.unreadable) == (["10-a"], set())
 
 
-def test_hooks_are_in_the_order_of_their_names_whatever_they_are(dirs: HookDirectories) -> None:
+def test_hooks_and_servers_are_in_the_order_of_their_names(dirs: HookDirectories) -> None:
     for path in (dirs.etc / "50-b.py", dirs.usr / "05-z.py", dirs.etc / "10-a9-c.py"):
         path.touch()
     (dirs.servers / "koordlet.json").touch()
@@ -65,7 +65,7 @@ def test_hooks_are_in_the_order_of_their_names_whatever_they_are(dirs: HookDirec
     assert (found.masked, found.ignored_files) == ([], [])
 
 
-def test_a_file_of_the_first_directory_masks_its_namesake(dirs: HookDirectories) -> None:
+def test_a_file_of_the_first_directory_masks_one_with_the_same_name(dirs: HookDirectories) -> None:
     (dirs.etc / "10-a.py").touch()
     (dirs.usr / "10-a.py").touch()
     (dirs.usr / "20-b.py").touch()
@@ -120,8 +120,8 @@ def test_files_that_may_be_meant_as_hooks_are_reported(dirs: HookDirectories, na
     (dirs.etc / name).touch()
     found = dirs.look()
     assert not found.candidates
-    words = 'it is not named NN-name.py (two digits, "-", then characters a-z, 0-9 and "-")'
-    assert found.ignored_files == [f"hook file {dirs.etc}/{name} is not used: {words}"]
+    reason = 'it is not named NN-name.py (two digits, "-", then characters a-z, 0-9 and "-")'
+    assert found.ignored_files == [f"hook file {dirs.etc}/{name} is not used: {reason}"]
 
 
 def test_a_server_with_the_name_of_another_hook_is_reported(dirs: HookDirectories) -> None:
@@ -139,13 +139,13 @@ def test_every_change_of_a_file_changes_its_signature(dirs: HookDirectories) -> 
     file = dirs.etc / "10-a.py"
     target = dirs.usr / "target"
     file.write_text("a")
-    seen = [dirs.look().candidates["10-a"].signature]
+    signatures = [dirs.look().candidates["10-a"].signature]
 
     def changed() -> bool:
-        seen.append(dirs.look().candidates["10-a"].signature)
-        return seen[-1] not in seen[:-1] and hash(seen[-1]) is not None
+        signatures.append(dirs.look().candidates["10-a"].signature)
+        return signatures[-1] not in signatures[:-1] and hash(signatures[-1]) is not None
 
-    assert dirs.look().candidates["10-a"].signature == seen[0]
+    assert dirs.look().candidates["10-a"].signature == signatures[0]
     file.write_text("ab")
     assert changed()
     os.utime(file, ns=(1, 1))
@@ -184,7 +184,7 @@ def test_a_directory_that_cannot_be_read_is_reported_and_remembered(
     assert found.ignored_files == [f"cannot look for hooks in {dirs.etc}: Permission denied"]
 
 
-def test_nothing_is_looked_for_where_hooks_are_off(dirs: HookDirectories) -> None:
+def test_directories_are_not_read_if_hooks_are_disabled(dirs: HookDirectories) -> None:
     (dirs.etc / "10-a.py").touch()
     (dirs.servers / "a.json").touch()
     off = HooksConfig(

@@ -1,4 +1,4 @@
-"""Children that hooks make: they hold nothing of the daemon's, and end with the hook's code."""
+"""Child processes of hooks: they keep no descriptors of the daemon, and end with the hook's code."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def is_open(descriptor):
         return False
     return True
 
-def ask(*handlers):
+def call_hooks(*handlers):
     async def main():
-        said = []
-        engine = HookEngine(of_hooks(said), lambda *_: None)
+        errors = []
+        engine = HookEngine(of_hooks(errors), lambda *_: None)
         engine.use([Hook(f"{i}0-x", "x.py", {"pre_create_container": h}) for i, h in enumerate(handlers)])
         outcome = await asyncio.wait_for(engine.call_hooks(sample("pre_create_container")).wait(), 30)
         engine.close()
-        return outcome.adjustment.labels, said
+        return outcome.adjustment.labels, errors
     return asyncio.run(main())
 
 def ends():
@@ -57,8 +57,8 @@ def ends():
 """
 
 
-def play(script: str) -> object:
-    """Run a script after the setup, in a process of its own; gives what it prints last."""
+def run_script(script: str) -> object:
+    """Run a script after the setup in a separate process; returns its last line of output."""
     whole = SETUP + textwrap.dedent(script)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", whole], capture_output=True, text=True, timeout=60, check=False
@@ -67,8 +67,8 @@ def play(script: str) -> object:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_child_lives_on_without_what_it_must_not_share() -> None:
-    kept = play(
+def test_a_child_does_not_keep_descriptors_of_the_daemon() -> None:
+    is_open = run_script(
         """
         def hook(event):
             if fork():
@@ -77,7 +77,7 @@ def test_a_child_lives_on_without_what_it_must_not_share() -> None:
                 os.write(writes, json.dumps(found).encode())
                 time.sleep(60)
 
-        ask(hook)
+        call_hooks(hook)
         found = os.read(reads, 1000).decode()
         locked.close()
         fcntl.flock(open(directory + "/lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the child has it
@@ -87,31 +87,31 @@ def test_a_child_lives_on_without_what_it_must_not_share() -> None:
         print(found)
         """
     )
-    assert kept == [False, False, False, False, True, True]
+    assert is_open == [False, False, False, False, True, True]
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-@pytest.mark.parametrize("then", ["return Adjustment(labels={'a': 'b'})", "raise OSError"])
-def test_a_child_that_comes_out_of_a_hook_ends_there(kind: str, then: str) -> None:
-    reported = play(
+@pytest.mark.parametrize("ending", ["return Adjustment(labels={'a': 'b'})", "raise OSError"])
+def test_a_child_that_returns_from_a_hook_ends_there(kind: str, ending: str) -> None:
+    reported = run_script(
         f"""
         {kind} first(event):
             fork()
-            {then}
+            {ending}
 
         def second(event):
             os.write(writes, b"x")
 
-        labels, said = ask(first, second)
-        print(json.dumps([labels, len(said), ends(), len(os.read(reads, 100))]))
+        labels, errors = call_hooks(first, second)
+        print(json.dumps([labels, len(errors), ends(), len(os.read(reads, 100))]))
         """
     )
-    labels, failures = ({"a": "b"}, 0) if then.startswith("return") else ({}, 1)
+    labels, failures = ({"a": "b"}, 0) if ending.startswith("return") else ({}, 1)
     assert reported == [labels, failures, [0], 1], "the child calls no hook"
 
 
-def test_a_fork_of_the_main_thread_is_none_of_ours() -> None:
-    assert play(
+def test_a_fork_of_the_main_thread_is_not_changed() -> None:
+    assert run_script(
         """
         if fork():
             forks.leave()
@@ -123,8 +123,8 @@ def test_a_fork_of_the_main_thread_is_none_of_ours() -> None:
     ) == [True, True]
 
 
-def test_a_hook_file_that_forks_while_it_is_loaded() -> None:
-    assert play(
+def test_a_child_of_a_hook_file_ends_after_the_load() -> None:
+    assert run_script(
         """
         from proxy.config.hooks import HooksConfig
         from pathlib import Path

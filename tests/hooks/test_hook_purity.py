@@ -1,4 +1,4 @@
-"""Which files may say that they only compute."""
+"""Hook files that may declare themselves pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_file_that_only_computes_is_pure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "construct"),
     [
         ("def f():\n    while True: pass", r"while \(line 22\)"),
         ("def f():\n    try: pass\n    except BaseException: pass", "try"),
@@ -57,14 +57,14 @@ def test_a_file_that_only_computes_is_pure() -> None:
         ("x = lambda: eval('1')", "eval"),
     ],
 )
-def test_what_could_stay_or_do_something_is_refused(line: str, what: str) -> None:
+def test_code_that_keeps_state_or_has_effects_is_refused(line: str, construct: str) -> None:
     data = f"{GOOD}{line}\n".encode()
-    with pytest.raises(HookError, match=rf"PURE = True, and has {what}.*a pure hook only computes"):
+    with pytest.raises(HookError, match=rf"PURE = True, and has {construct}.*a pure hook only computes"):
         load("10-a", Path("/hooks/10-a.py"), data, HooksConfig())
     load("10-a", Path("/hooks/10-a.py"), data.replace(b"PURE = True", b"PURE = False"), HooksConfig())
 
 
-def test_pure_is_a_truth() -> None:
+def test_pure_must_be_a_boolean() -> None:
     data = GOOD.replace("PURE = True", "PURE = 'yes'").encode()
     with pytest.raises(HookError, match="its PURE is 'yes', not True or False"):
         load("10-a", Path("/hooks/10-a.py"), data, HooksConfig())

@@ -1,4 +1,4 @@
-"""Files are read whole, and never another than was checked."""
+"""Files are read completely, and only the file that was checked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_file_that_another_program_has_open_for_writing_waits_for_it(file: Pat
     assert read(file).data == b"one"
 
 
-def test_without_leases_its_age_decides(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_leases_the_age_of_a_file_decides(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(22, "Invalid argument")
 
@@ -77,18 +77,18 @@ def test_a_file_that_changes_while_it_is_read_is_read_later(
     monkeypatch.setattr("proxy.hooks.loader.safe_read.fcntl.fcntl", lambda *_: 0)
     read_all = os.read
 
-    def meanwhile(descriptor: int, most: int) -> bytes:
+    def write_during_read(descriptor: int, most: int) -> bytes:
         data = read_all(descriptor, most)
         with file.open("a") as stream:
             stream.write("!")
         return data
 
-    monkeypatch.setattr("proxy.hooks.loader.safe_read.os.read", meanwhile)
+    monkeypatch.setattr("proxy.hooks.loader.safe_read.os.read", write_during_read)
     with pytest.raises(FileBeingWrittenError, match="while it was read"):
         read(file)
 
 
-def test_a_slow_writer_is_never_read_half(file: Path) -> None:
+def test_a_file_of_a_slow_writer_is_never_read_partially(file: Path) -> None:
     whole = b"x" * 100_000
     file.write_bytes(whole)
     stop = threading.Event()
@@ -125,14 +125,14 @@ def test_a_writer_during_a_read_ends_no_thread(file: Path, monkeypatch: pytest.M
     read_all = os.read
     writers: list[threading.Thread] = []
 
-    def meanwhile(descriptor: int, most: int) -> bytes:
+    def write_during_read(descriptor: int, most: int) -> bytes:
         if not writers:
             writers.append(threading.Thread(target=lambda: file.open("a").close()))
             writers[0].start()
             time.sleep(0.2)
         return read_all(descriptor, most)
 
-    monkeypatch.setattr("proxy.hooks.loader.safe_read.os.read", meanwhile)
+    monkeypatch.setattr("proxy.hooks.loader.safe_read.os.read", write_during_read)
     try:
         assert read(file).data == b"one"
     finally:
@@ -140,9 +140,9 @@ def test_a_writer_during_a_read_ends_no_thread(file: Path, monkeypatch: pytest.M
     assert not writers[0].is_alive()
 
 
-def test_a_clock_that_was_set_back_stops_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    behind = time.time() - 3600
-    monkeypatch.setattr("proxy.hooks.loader.safe_read.time.time", lambda: behind)
+def test_a_clock_that_was_set_back_does_not_delay_a_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = time.time() - 3600
+    monkeypatch.setattr("proxy.hooks.loader.safe_read.time.time", lambda: earlier)
     assert read(file).data == b"one"
 
 
@@ -157,7 +157,7 @@ def test_the_same_content_is_the_same_version_until_it_is_written_again(file: Pa
     assert read(file).version != first
 
 
-def test_what_others_can_write_is_not_read(file: Path) -> None:
+def test_a_file_that_others_can_write_is_not_read(file: Path) -> None:
     file.chmod(0o666)
     settle()
     with pytest.raises(UntrustedError) as caught:
@@ -168,7 +168,7 @@ def test_what_others_can_write_is_not_read(file: Path) -> None:
     assert read(file, trusted=False).data == b"one"
 
 
-def test_links_are_followed_to_what_was_checked(file: Path, tmp_path: Path) -> None:
+def test_links_are_followed_to_the_checked_file(file: Path, tmp_path: Path) -> None:
     settle()
     link = tmp_path / "20-b.py"
     link.symlink_to(file)
@@ -194,7 +194,7 @@ def test_what_is_swapped_for_a_link_after_the_check_is_not_read(
         read(file)
 
 
-def test_a_swap_for_a_file_of_another_program_is_seen_on_the_descriptor(
+def test_a_replacement_after_the_check_is_noticed_on_the_descriptor(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
@@ -207,7 +207,7 @@ def test_a_swap_for_a_file_of_another_program_is_seen_on_the_descriptor(
         read(file)
 
 
-def test_a_file_that_is_gone_may_be_back_and_a_link_to_nothing_is_not(tmp_path: Path) -> None:
+def test_a_missing_file_is_temporary_and_a_dangling_link_is_not(tmp_path: Path) -> None:
     with pytest.raises(FileBeingWrittenError, match="being replaced"):
         read(tmp_path / "10-a.py")
     (tmp_path / "20-b.py").symlink_to("nowhere")

@@ -1,4 +1,4 @@
-"""A hook's own settings."""
+"""The settings of a hook."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ class Settings:
             raise ValueError(f"percent is {self.percent}, more than all")
 
 
-def refused(given: dict[str, Any] | None, of: Any = Settings) -> str:
+def error_of(configured: dict[str, Any] | None, of: Any = Settings) -> str:
     with pytest.raises(HookError) as caught:
-        settings_of(of, given, WHERE)
+        settings_of(of, configured, WHERE)
     return str(caught.value)
 
 
-def test_what_is_not_given_is_the_default() -> None:
+def test_missing_keys_have_their_default() -> None:
     made = settings_of(Settings, {"percent": 5}, WHERE)
     assert made == Settings(5)
     assert (made.names, made.maybe, made.made) == ([], None, "made")
 
 
-def test_every_type_arrives() -> None:
-    given = {
+def test_values_of_every_type_are_read() -> None:
+    configured = {
         "percent": 5, "share": 1, "on": True, "name": "n", "names": ("a", "b"), "fixed": ["c"],
         "keys": FrozenMapping({"a": "b"}), "mode": 3, "level": "high", "maybe": 7,
     }  # fmt: skip
-    made = settings_of(Settings, given, WHERE)
+    made = settings_of(Settings, configured, WHERE)
     assert made == Settings(5, 1.0, True, "n", ["a", "b"], ("c",), {"a": "b"}, 3, Level.HIGH, 7)
     kinds = [type(getattr(made, name)) for name in ("share", "names", "fixed", "keys", "mode", "level")]
     assert kinds == [float, list, tuple, dict, int, Level]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("configured", "error"),
     [
         ({}, "percent: is missing; it must be a whole number"),
         (None, "percent: is missing; it must be a whole number"),
@@ -93,32 +93,32 @@ def test_every_type_arrives() -> None:
         ({"made": "x"}, "made: unknown key"),
     ],
 )  # fmt: skip
-def test_every_fault_names_its_key(given: dict[str, Any] | None, words: str) -> None:
-    if given and "percent" not in given:
-        given = {"percent": 5, **given}
-    assert refused(given).startswith(f"{WHERE}.{words}")
+def test_every_error_names_its_key(configured: dict[str, Any] | None, error: str) -> None:
+    if configured and "percent" not in configured:
+        configured = {"percent": 5, **configured}
+    assert error_of(configured).startswith(f"{WHERE}.{error}")
 
 
-def test_all_faults_are_reported_together() -> None:
-    assert refused({"on": 5, "x": 1}).count(WHERE) == 3
+def test_all_errors_are_reported_together() -> None:
+    assert error_of({"on": 5, "x": 1}).count(WHERE) == 3
 
 
 def test_a_hook_may_check_its_settings_as_a_whole() -> None:
-    assert refused({"percent": 101}) == f"{WHERE}: percent is 101, more than all"
+    assert error_of({"percent": 101}) == f"{WHERE}: percent is 101, more than all"
 
 
-def test_a_key_that_must_be_there_says_its_help() -> None:
+def test_the_error_of_a_missing_key_has_its_help() -> None:
     @dataclass
     class Needs:
         port: int = field(metadata={"help": "Where it listens."})
 
-    assert refused({}, Needs) == f"{WHERE}.port: is missing; it must be a whole number (Where it listens.)"
+    assert error_of({}, Needs) == f"{WHERE}.port: is missing; it must be a whole number (Where it listens.)"
 
 
-def test_a_hook_without_settings_takes_none() -> None:
+def test_settings_of_a_hook_without_settings_are_refused() -> None:
     assert settings_of(None, None, WHERE) is None
     assert settings_of(None, {}, WHERE) is None
-    assert refused({"a": 1, "b": 2}, None) == f"{WHERE}: this hook has no settings, and a, b is given"
+    assert error_of({"a": 1, "b": 2}, None) == f"{WHERE}: this hook has no settings, and a, b is given"
 
 
 class NoDataclass:
@@ -153,17 +153,17 @@ class Numbers:
     none: str = None  # type: ignore[assignment]
 
 
-def test_lists_and_maps_of_numbers() -> None:
-    given = {"ids": [1, 2], "parts": [1, 0.5], "weights": FrozenMapping({"a": 3})}
-    assert settings_of(Numbers, given, WHERE) == Numbers([1, 2], (1.0, 0.5), {"a": 3})
+def test_lists_and_maps_of_numbers_are_read() -> None:
+    configured = {"ids": [1, 2], "parts": [1, 0.5], "weights": FrozenMapping({"a": 3})}
+    assert settings_of(Numbers, configured, WHERE) == Numbers([1, 2], (1.0, 0.5), {"a": 3})
     assert (
-        refused({"ids": [1, "2"]}, Numbers) == f"{WHERE}.ids[1]: must be a whole number, not a string ('2')"
+        error_of({"ids": [1, "2"]}, Numbers) == f"{WHERE}.ids[1]: must be a whole number, not a string ('2')"
     )
-    assert refused({"ids": 1}, Numbers).endswith("must be a list of whole numbers, not a whole number ('1')")
-    assert refused({"weights": {"a": 0.5}}, Numbers).endswith(
+    assert error_of({"ids": 1}, Numbers).endswith("must be a list of whole numbers, not a whole number ('1')")
+    assert error_of({"weights": {"a": 0.5}}, Numbers).endswith(
         ".weights[a]: must be a whole number, not a number ('0.5')"
     )
-    assert refused({"weights": [1]}, Numbers).endswith("must be keys with whole numbers, not a list")
+    assert error_of({"weights": [1]}, Numbers).endswith("must be keys with whole numbers, not a list")
 
 
 @dataclass
@@ -172,7 +172,7 @@ class Unknown:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "error"),
     [
         (NoDataclass, "Settings is not a dataclass: put @dataclass above it"),
         (Settings(1), "Settings is not a dataclass: put @dataclass above it"),
@@ -186,11 +186,11 @@ class Unknown:
         (Unknown, "the types of Settings cannot be read: name 'Nowhere' is not defined"),
     ],
 )
-def test_undeclarable_settings_are_reported(settings: Any, words: str) -> None:
-    assert refused({}, settings).startswith(words)
+def test_undeclarable_settings_are_reported(settings: Any, error: str) -> None:
+    assert error_of({}, settings).startswith(error)
 
 
-def test_what_is_declared_can_be_listed() -> None:
+def test_declared_settings_can_be_listed() -> None:
     listed = {key.name: key for key in keys_of(Settings)}
     assert list(listed)[:3] == ["percent", "share", "on"]
     assert (listed["percent"].required, listed["share"].required) == (True, False)
@@ -206,9 +206,9 @@ PLAIN: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([key.name for key in keys_of(Settings)]) | st.text(max_size=3), PLAIN))
-def test_whatever_is_configured_is_of_its_type_or_refused(given: dict[str, Any]) -> None:
+def test_any_configuration_is_read_with_its_types_or_refused(configured: dict[str, Any]) -> None:
     try:
-        made = settings_of(Settings, {"percent": 1, **given}, WHERE)
+        made = settings_of(Settings, {"percent": 1, **configured}, WHERE)
     except HookError:
         return
     assert type(made.percent) is int

@@ -1,4 +1,4 @@
-"""Events and answers as plain data: nothing is lost, and nothing that is wrong is taken."""
+"""Events and answers as plain data: all fields are kept, and invalid data is refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(**pod: object) -> dict[str, object]:
 @pytest.mark.parametrize("name", sorted(POINTS))
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_an_event_comes_back_from_json_as_it_was(name: str, data: st.DataObject) -> None:
+def test_an_event_is_unchanged_by_a_round_trip_through_json(name: str, data: st.DataObject) -> None:
     event = data.draw(values(POINTS[name]))
     text = json.dumps(event_to(event))
     assert event_from(json.loads(text)) == event
@@ -80,13 +80,13 @@ def test_an_event_comes_back_from_json_as_it_was(name: str, data: st.DataObject)
 
 @settings(max_examples=100, deadline=None)
 @given(values(Adjustment))
-def test_an_adjustment_comes_back_and_says_only_what_it_says(adjustment: Adjustment) -> None:
-    said = adjustment_to(adjustment)
-    assert adjustment_from(json.loads(json.dumps(said))) == adjustment
-    assert set(said) == {name for name, _ in adjustment.set_fields()}
+def test_an_adjustment_is_unchanged_by_a_round_trip_and_has_only_its_fields(adjustment: Adjustment) -> None:
+    data = adjustment_to(adjustment)
+    assert adjustment_from(json.loads(json.dumps(data))) == adjustment
+    assert set(data) == {name for name, _ in adjustment.set_fields()}
 
 
-def test_none_and_removal_are_reported_separately() -> None:
+def test_none_and_removal_are_distinguished() -> None:
     adjustment = Adjustment(
         cpus=CLEAR,
         mems=Mask((0, 1)),
@@ -115,11 +115,11 @@ def test_none_and_removal_are_reported_separately() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POINTS))
-def test_the_example_of_each_point_says_all_its_fields_and_is_the_sample(name: str) -> None:
+def test_the_example_of_each_point_has_all_its_fields_and_is_the_sample(name: str) -> None:
     data = json.loads(json.dumps(example(name)))
     assert set(data) == {"point"} | {field.name for field in dataclasses.fields(POINTS[name])}
     assert event_from(data) == sample(name)
-    assert len(json.dumps(data)) < 8000, "a page, not a book"
+    assert len(json.dumps(data)) < 8000, "an example fits on a page"
 
 
 def test_there_is_no_example_of_an_unknown_point() -> None:
@@ -127,7 +127,7 @@ def test_there_is_no_example_of_an_unknown_point() -> None:
         example("pre_lunch")
 
 
-def test_what_is_left_out_is_as_the_engine_would_say() -> None:
+def test_missing_keys_have_the_values_of_the_engine() -> None:
     decision = {"pool": "own", "cpus": "2-3", "own": "2-3", "mems": "1"}
     event = event_from({"point": "pre_create_container", "decision": decision})
     assert isinstance(event, PreCreateContainer)
@@ -141,7 +141,7 @@ def test_what_is_left_out_is_as_the_engine_would_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         ([], "the event: it must be an object"),
         ({}, "point: it is missing; topoproxy hooks points lists them"),
@@ -163,8 +163,8 @@ def test_what_is_left_out_is_as_the_engine_would_say() -> None:
         ({"point": "validate_create_container", "event": create()}, r"event\.point: no such key"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_with_its_path(data: object, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_invalid_data_is_refused_with_its_path(data: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         event_from(data)
 
 

@@ -17,28 +17,28 @@ from proxy.model.errors import HookError, InputError, TopologyError
 from proxy.model.idset import CpuSet, Mask
 
 
-def written(directory: Path, body: str, name: str = "50-tried.py", head: str = "API_VERSION = 1") -> Path:
+def write_hook(directory: Path, body: str, name: str = "50-tried.py", head: str = "API_VERSION = 1") -> Path:
     path = directory / name
     path.write_text(f"from proxy.hooks.api import *\n{head}\n{body}\n")
     return path
 
 
 def test_the_example_in_its_documentation_works() -> None:
-    came = doctest.testmod(testing)
-    assert came.attempted > 5
-    assert came.failed == 0
+    result = doctest.testmod(testing)
+    assert result.attempted > 5
+    assert result.failed == 0
 
 
 @pytest.mark.parametrize("name", sorted(POINTS))
-def test_a_hook_can_be_asked_about_every_point(name: str) -> None:
+def test_a_hook_can_be_called_at_every_point(name: str) -> None:
     received: list[object] = []
     event = testing.event(name)
     assert testing.run(Hook("x", "x", {name: received.append}), event) == testing.Outcome()
     assert received == [event] == [sample(name)]
 
 
-def test_settings_reach_the_hook_before_anything_else(tmp_path: Path) -> None:
-    path = written(
+def test_a_hook_is_configured_before_other_calls(tmp_path: Path) -> None:
+    path = write_hook(
         tmp_path,
         "from dataclasses import dataclass\n"
         "@dataclass\n"
@@ -55,24 +55,24 @@ def test_settings_reach_the_hook_before_anything_else(tmp_path: Path) -> None:
         testing.load(path, {"nams": []})
 
 
-def test_anybodys_file_can_be_tried(tmp_path: Path) -> None:
-    path = written(tmp_path, "def shutdown(event): pass")
+def test_a_file_of_any_owner_can_be_loaded(tmp_path: Path) -> None:
+    path = write_hook(tmp_path, "def shutdown(event): pass")
     path.chmod(0o666)
     assert testing.load(path).hook.name == "50-tried"
 
 
 def test_a_bad_file_or_a_failed_configure_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HookError, match="has no API_VERSION"):
-        testing.load(written(tmp_path, "def shutdown(event): pass", head=""))
+        testing.load(write_hook(tmp_path, "def shutdown(event): pass", head=""))
     with pytest.raises(HookError, match="no, thanks"):
-        testing.load(written(tmp_path, "def configure(event):\n    raise ValueError('no, thanks')"))
+        testing.load(write_hook(tmp_path, "def configure(event):\n    raise ValueError('no, thanks')"))
 
 
-def test_several_hooks_are_asked_in_order_and_conflicts_are_failures(tmp_path: Path) -> None:
-    one = written(
+def test_several_hooks_are_called_in_order_and_conflicts_are_failures(tmp_path: Path) -> None:
+    one = write_hook(
         tmp_path, "def pre_create_container(event):\n    return Adjustment(cpu_shares=2)", "20-b.py"
     )
-    two = written(
+    two = write_hook(
         tmp_path, "def pre_create_container(event):\n    return Adjustment(cpu_shares=4)", "10-a.py"
     )
     hooks = [testing.load(one), testing.load(two)]
@@ -84,19 +84,19 @@ def test_several_hooks_are_asked_in_order_and_conflicts_are_failures(tmp_path: P
 
 
 def test_a_hook_that_raises_shows_where(tmp_path: Path) -> None:
-    path = written(tmp_path, "def pre_create_container(event): return event.pod.labels['app']")
+    path = write_hook(tmp_path, "def pre_create_container(event): return event.pod.labels['app']")
     with pytest.raises(AssertionError, match=r"hook 50-tried: KeyError: 'app' \(50-tried\.py:3 in"):
         testing.run(testing.load(path), testing.event("pre_create_container", pod=testing.pod()))
 
 
-def test_the_deadline_is_the_real_one(tmp_path: Path) -> None:
-    path = written(tmp_path, "import time\nTIMEOUT = 0.05\ndef shutdown(event):\n    time.sleep(0.5)")
+def test_the_deadline_is_that_of_the_engine(tmp_path: Path) -> None:
+    path = write_hook(tmp_path, "import time\nTIMEOUT = 0.05\ndef shutdown(event):\n    time.sleep(0.5)")
     with pytest.raises(AssertionError, match="hook 50-tried"):
         testing.run(testing.load(path), testing.event("shutdown"))
 
 
 def test_vetoes_and_validation_are_in_the_outcome(tmp_path: Path) -> None:
-    path = written(
+    path = write_hook(
         tmp_path,
         "def pre_create_container(event):\n    return Adjustment(envs={'A': 'b'})\n"
         "def validate_create_container(event):\n    return Veto('no ' + event.adjustment.envs['A'])",
@@ -106,8 +106,8 @@ def test_vetoes_and_validation_are_in_the_outcome(tmp_path: Path) -> None:
     assert "no b" in outcome.refusal
 
 
-def test_coroutines_are_asked_also_from_a_coroutine(tmp_path: Path) -> None:
-    path = written(
+def test_coroutine_hooks_can_be_called_from_a_coroutine(tmp_path: Path) -> None:
+    path = write_hook(
         tmp_path,
         "import asyncio\n"
         "async def post_start_container(event):\n"
@@ -120,7 +120,7 @@ def test_coroutines_are_asked_also_from_a_coroutine(tmp_path: Path) -> None:
     assert asyncio.run(inside()).adjustment.updates["c2"].cpus == CpuSet((1,))
 
 
-def test_builders_say_what_is_given_and_sensible_things_else() -> None:
+def test_builders_have_sensible_defaults() -> None:
     decision = testing.decision("own", "2-3", "1")
     assert (decision.own, decision.allowed) == (CpuSet((2, 3)), CpuSet((2, 3)))
     assert decision.allowed_mems == Mask((1,))
@@ -141,7 +141,7 @@ def test_builders_say_what_is_given_and_sensible_things_else() -> None:
     assert testing.running(pod=testing.pod(), decision=shared).decision == shared
 
 
-def test_a_machine_has_the_parts_that_are_asked_for() -> None:
+def test_a_machine_has_the_requested_parts() -> None:
     machine = testing.machine()
     assert [str(node.cpus) for node in machine.nodes] == ["0-3,8-11", "4-7,12-15"]
     assert str(machine.groups("core")[0]) == "0,8"
@@ -163,8 +163,8 @@ def test_a_machine_has_the_parts_that_are_asked_for() -> None:
         "__import__('json').dumps(event.pod.labels)",
     ],
 )
-def test_what_fails_on_a_node_fails_in_a_test(tmp_path: Path, does: str) -> None:
-    hook = testing.load(written(tmp_path, f"def pre_create_container(event):\n    {does}"))
+def test_an_action_that_fails_on_a_node_fails_in_a_test(tmp_path: Path, does: str) -> None:
+    hook = testing.load(write_hook(tmp_path, f"def pre_create_container(event):\n    {does}"))
     event = testing.event("pre_create_container", pod=testing.pod(labels={"a": "b"}))
     with pytest.raises(AssertionError, match="Error: "):
         testing.run(hook, event)

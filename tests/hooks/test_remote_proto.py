@@ -1,4 +1,4 @@
-"""The generated classes of Koordinator's protocol: in step with hook.proto, the protocol, and the CRI."""
+"""The generated classes of Koordinator's protocol: they match hook.proto, the protocol, and the CRI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
-def test_committed_classes_are_what_the_proto_file_says(tmp_path: Path) -> None:
+def test_committed_classes_match_the_proto_file(tmp_path: Path) -> None:
     options = ["-I", "proto/koordinator", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "hook.proto"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options], cwd=ROOT, check=True)
     for name in ("hook_pb2.py", "hook_pb2.pyi"):
@@ -69,16 +69,16 @@ def test_methods_are_called_as_in_the_protocol() -> None:
         assert method.output_type.name == method.input_type.name.replace("Request", "Response")
 
 
-def test_resources_are_the_cris_on_the_wire() -> None:
-    asked = cri.LinuxContainerResources(
+def test_resources_are_encoded_as_in_the_cri() -> None:
+    resources = cri.LinuxContainerResources(
         cpu_period=100_000, cpu_quota=-1, cpu_shares=2, memory_limit_in_bytes=1 << 40, oom_score_adj=-997,
         cpuset_cpus="0-3,7", cpuset_mems="0", unified={"memory.high": "max"}, memory_swap_limit_in_bytes=5,
         hugepage_limits=[cri.HugepageLimit(page_size="2MB", limit=1 << 63)],
     )  # fmt: skip
-    wire = asked.SerializeToString(deterministic=True)
+    wire = resources.SerializeToString(deterministic=True)
     assert pb.LinuxContainerResources.FromString(wire).SerializeToString(deterministic=True) == wire
-    ours, theirs = (
+    ours, kubernetes = (
         {f.name: (f.number, f.type, f.is_repeated) for f in message.DESCRIPTOR.fields}
         for message in (pb.LinuxContainerResources, cri.LinuxContainerResources)
     )
-    assert ours == theirs
+    assert ours == kubernetes

@@ -22,7 +22,7 @@ from tests.testkit.captured_log import CapturedLog, telemetry
 
 @pytest.fixture
 def log() -> Iterator[Log]:
-    """A log of its own; the standard library's root logger is put back."""
+    """A separate log; the standard library's root logger is restored afterwards."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield Log()
@@ -35,19 +35,19 @@ def container(phase: Phase = Phase.RUNNING) -> Container:
     return Container("id-1", "main", pod, Request(), Placement(Pool.OWN, CpuSet.parse("2-3"), Mask()), phase)
 
 
-def written(log: Log, fmt: str, say: Any) -> str:
+def log_output(log: Log, fmt: str, report: Any) -> str:
     stream = io.StringIO()
     log.setup("info", fmt, stream)
-    say(Telemetry(log, lambda: 1.0))
+    report(Telemetry(log, lambda: 1.0))
     return stream.getvalue()
 
 
 def placed(port: Telemetry) -> None:
-    port.event("placed", **subject(container()), cpus=CpuSet.parse("2-3"), reason="asked for 2 CPUs")
+    port.event("placed", **subject(container()), cpus=CpuSet.parse("2-3"), reason="requested 2 CPUs")
 
 
-def test_an_event_has_its_keys_in_every_form(log: Log) -> None:
-    record = json.loads(written(log, "json", placed))
+def test_an_event_has_its_keys_in_every_log_format(log: Log) -> None:
+    record = json.loads(log_output(log, "json", placed))
     keys = {key: record[key] for key in ("msg", "pod", "container", "containerID", "cpus", "reason")}
     assert keys == {
         "msg": "placed",
@@ -55,28 +55,28 @@ def test_an_event_has_its_keys_in_every_form(log: Log) -> None:
         "container": "main",
         "containerID": "id-1",
         "cpus": "2-3",
-        "reason": "asked for 2 CPUs",
+        "reason": "requested 2 CPUs",
     }
     klog = (
-        '"placed" pod="shop/web" container="main" containerID="id-1" cpus="2-3" reason="asked for 2 CPUs"\n'
+        '"placed" pod="shop/web" container="main" containerID="id-1" cpus="2-3" reason="requested 2 CPUs"\n'
     )
-    assert written(log, "klog", placed).endswith(klog)
-    text = 'placed pod=shop/web container=main containerID=id-1 cpus=2-3 reason="asked for 2 CPUs"\n'
-    assert written(log, "text", placed).endswith(text)
+    assert log_output(log, "klog", placed).endswith(klog)
+    text = 'placed pod=shop/web container=main containerID=id-1 cpus=2-3 reason="requested 2 CPUs"\n'
+    assert log_output(log, "text", placed).endswith(text)
 
 
 @pytest.mark.parametrize("method", ["event", "warning", "frequent", "problem"])
-def test_the_caller_in_the_log_is_the_one_that_reports(log: Log, method: str) -> None:
-    text = written(log, "json", lambda port: getattr(port, method)("x", pod="a/b"))
+def test_the_caller_in_the_log_is_the_reporting_code(log: Log, method: str) -> None:
+    text = log_output(log, "json", lambda port: getattr(port, method)("x", pod="a/b"))
     assert json.loads(text)["caller"].startswith("test_port.py:")
 
 
 def test_a_fault_and_a_resolved_problem_name_their_caller(log: Log) -> None:
-    def say(port: Telemetry) -> None:
+    def report(port: Telemetry) -> None:
         port.fault(KeyError("oops"))
         port.resolved("internal error")
 
-    lines = [json.loads(line) for line in written(log, "json", say).splitlines()]
+    lines = [json.loads(line) for line in log_output(log, "json", report).splitlines()]
     assert [line["msg"] for line in lines] == ["internal error", "resolved"]
     assert {line["caller"].partition(":")[0] for line in lines} == {"test_port.py"}
 
@@ -127,7 +127,7 @@ def test_a_cause_that_varies_is_throttled() -> None:
     assert [p["count"] for p in port.problems()] == [1000]
 
 
-def test_a_resolved_problem_is_gone_and_may_come_again() -> None:
+def test_a_resolved_problem_is_removed_and_may_be_reported_again() -> None:
     lines: list[str] = []
     port = telemetry(lines)
     for worker in ("kernel", "ledger"):
@@ -140,7 +140,7 @@ def test_a_resolved_problem_is_gone_and_may_come_again() -> None:
     assert lines[3:] == ["a worker is stuck worker=kernel seconds=10"]
 
 
-def test_messages_that_clients_cause_are_logged_a_few_times() -> None:
+def test_messages_caused_by_clients_are_throttled() -> None:
     lines: list[str] = []
     port = telemetry(lines)
     for number in range(100):
@@ -158,7 +158,7 @@ def test_debug_records_are_not_made_unless_they_are_read() -> None:
     assert telemetry().verbose
 
 
-def test_values_are_plain_and_none_is_left_out() -> None:
+def test_values_are_plain_and_none_is_omitted() -> None:
     lines: list[str] = []
     port = telemetry(lines)
     port.event("x", a=None, b=True, c=1.5, d=CpuSet.parse("0-1"), e=ValueError("no"), f=Phase.RUNNING, g="")

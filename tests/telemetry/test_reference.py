@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the declarations say."""
+"""docs/metrics.md is generated from the declarations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 PAGES = [page for page in PAGE.parent.glob("*.md") if page != PAGE]
 
 
-def test_the_page_is_made_from_the_declarations() -> None:
+def test_the_page_is_generated_from_the_declarations() -> None:
     assert PAGE.read_text() == reference(), "make metrics writes it"
 
 

@@ -18,10 +18,10 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def known(**pools: Pools) -> ContainerTracker:
-    made = ContainerTracker()
-    made.handle(testing.event("synchronize", containers=(), pods=(), pools=pools.get("pools", POOLS)))
-    return made
+def synchronized_tracker(**pools: Pools) -> ContainerTracker:
+    tracker = ContainerTracker()
+    tracker.handle(testing.event("synchronize", containers=(), pods=(), pools=pools.get("pools", POOLS)))
+    return tracker
 
 
 def enter(
@@ -39,7 +39,7 @@ def after(there: ContainerTracker, **pools: object) -> dict[str, tuple[str, str]
 
 
 def test_facts_about_a_container_itself_take_precedence() -> None:
-    there = known()
+    there = synchronized_tracker()
     assert enter(there, testing.decision("shared", "0-7")) == 1
     assert enter(there, testing.decision("shared", "0-7"), point="post_start_container") == 0
     assert enter(there, testing.decision("own", "2-3"), point="post_update_container_resources") == 1
@@ -48,14 +48,14 @@ def test_facts_about_a_container_itself_take_precedence() -> None:
 
 
 def test_a_container_with_a_whole_pool_keeps_the_whole_pool() -> None:
-    there = known()
+    there = synchronized_tracker()
     enter(there, testing.decision("shared", "0-7"))
     enter(there, testing.decision("be", "4-7"), "c2")
     assert after(there, shared=cpus("0-5,9"), be=cpus("5")) == {"c1": ("0-5,9", ""), "c2": ("5", "")}
 
 
-def test_a_container_with_a_part_keeps_its_rest_or_gets_all() -> None:
-    there = known()
+def test_a_container_with_a_part_of_its_pool_keeps_the_remaining_part_or_gets_all() -> None:
+    there = synchronized_tracker()
     enter(there, testing.decision("shared", "0-3"))
     assert after(there, shared=cpus("2-7"))["c1"] == ("2-3", "")
     assert after(there, shared=cpus("4-7"))["c1"] == ("4-7", "")
@@ -63,7 +63,7 @@ def test_a_container_with_a_part_keeps_its_rest_or_gets_all() -> None:
 
 
 def test_owners_are_identified_by_their_id() -> None:
-    there = known()
+    there = synchronized_tracker()
     own = testing.decision("own", "0-3", own=cpus("0-1"))
     enter(there, own)
     assert after(there, owners={"c1": cpus("5")}, owned=cpus("5"))["c1"] == ("2-3,5", "5")
@@ -71,7 +71,7 @@ def test_owners_are_identified_by_their_id() -> None:
 
 
 def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
-    there = known()
+    there = synchronized_tracker()
     enter(there, testing.decision("own", "0-1"))
     pools = {"shared": cpus("4-7"), "owned": cpus("0-1")}
     assert after(there, owners={"c1": CpuSet()}, **pools)["c1"] == ("4-7", "")
@@ -86,7 +86,7 @@ def test_before_the_pools_are_known_every_container_has_all() -> None:
 
 @pytest.mark.parametrize("end", ["post_stop_container", "post_remove_container"])
 def test_each_end_is_reported_once(end: str) -> None:
-    there = known()
+    there = synchronized_tracker()
     enter(there, testing.decision())
     gone = testing.event(end, pod=POD, container=samples.existing(container_id="c1"))
     assert [one.name for one in there.handle(gone)] == ["c1"]
@@ -94,8 +94,8 @@ def test_each_end_is_reported_once(end: str) -> None:
     assert there.of_pod("u") == []
 
 
-def test_all_that_exists_takes_the_place_of_all_before() -> None:
-    there = known()
+def test_synchronize_replaces_all_tracked_containers() -> None:
+    there = synchronized_tracker()
     enter(there, testing.decision())
     ended = testing.running("c3", container=testing.container(id="c3", phase="exited"))
     two = testing.running("c2", pod=testing.pod(uid=""))

@@ -1,4 +1,4 @@
-"""What CRI-O's annotations say."""
+"""Parsing of CRI-O's annotations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from proxy.hooks.kit.crio import CrioSettings, crio_settings
         ({"cpu-shared.crio.io/main": "disable"}, CrioSettings()),
     ],
 )
-def test_what_hooks_receive(annotations: dict[str, str], settings: CrioSettings) -> None:
+def test_annotations_are_parsed(annotations: dict[str, str], settings: CrioSettings) -> None:
     assert crio_settings(annotations) == (settings, [])
 
 
@@ -53,7 +53,7 @@ def test_settings_that_cannot_be_followed_are_reported_and_kept(key: str, value:
 
 
 @given(st.dictionaries(st.sampled_from(["cpu-c-states.crio.io", "cpu-freq-governor.crio.io"]), st.text()))
-def test_only_words_of_the_kernel_get_through(annotations: dict[str, str]) -> None:
+def test_only_valid_values_of_the_kernel_are_accepted(annotations: dict[str, str]) -> None:
     settings, _ = crio_settings(annotations)
     assert settings.latency in ("", "0", "n/a") or settings.latency.isdecimal()
     assert settings.governor.replace("_", "").isalpha() or not settings.governor

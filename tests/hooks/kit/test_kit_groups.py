@@ -1,4 +1,4 @@
-"""A pod's quota off, a container out of load balancing, on directories that look like cgroups."""
+"""Removing a pod's quota and disabling load balancing, on simulated cgroup directories."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def pod(parent: str, uid: str = UID) -> PodFacts:
     return PodFacts(uid=uid, cgroup_parent=parent)
 
 
-def test_the_quota_of_a_pod_on_cgroup_v1(tmp_path: Path) -> None:
+def test_the_quota_of_a_pod_is_removed_on_cgroup_v1(tmp_path: Path) -> None:
     group = make(tmp_path, f"cpu,cpuacct/kubepods/pod{UID}", cpu_cfs_quota_us="400000")
     assert open_quota(tmp_path, pod(f"/kubepods/pod{UID}"))
     assert (group / "cpu.cfs_quota_us").read_text() == "-1\n"
     assert not open_quota(tmp_path, pod(f"/kubepods/pod{UID}")), "it has none any more"
 
 
-def test_the_quota_of_a_pod_on_cgroup_v2_under_systemd(tmp_path: Path) -> None:
+def test_the_quota_of_a_pod_is_removed_on_cgroup_v2_under_systemd(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu cpuset")
     group = make(tmp_path, f"kubepods.slice/{SLICE}", cpu_max="400000 100000")
     assert open_quota(tmp_path, pod(SLICE))
@@ -55,7 +55,7 @@ def test_the_quota_of_a_pod_on_cgroup_v2_under_systemd(tmp_path: Path) -> None:
         ("/kubepods/podgone", "gone"),
     ],
 )
-def test_a_group_that_is_not_this_pods_alone_is_left(tmp_path: Path, parent: str, uid: str) -> None:
+def test_a_cgroup_that_is_not_of_this_pod_alone_is_not_changed(tmp_path: Path, parent: str, uid: str) -> None:
     names = ("kubepods", f"kubepods/pod{UID}", f"kubepods/pod{UID}x", "other")
     files = [make(tmp_path / "cpu", name, cpu_cfs_quota_us="1") / "cpu.cfs_quota_us" for name in names]
     assert not open_quota(tmp_path, pod(parent, uid))
@@ -89,14 +89,14 @@ def test_disabling_load_balancing_names_the_ancestor_that_undoes_it(tmp_path: Pa
     assert above == (f"/kubepods/pod{UID}", "/")
 
 
-def test_load_balancing_on_cgroup_v2_is_the_engines(tmp_path: Path) -> None:
+def test_load_balancing_on_cgroup_v2_is_left_to_the_engine(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset")
     with pytest.raises(HookError, match=r"apply\.partitions: isolated"):
         disable_load_balancing(tmp_path, pod("/kubepods"), ID)
 
 
 @pytest.mark.parametrize("container_id", [ID, "", "..", "a/b"])
-def test_a_container_without_a_group_is_reported(tmp_path: Path, container_id: str) -> None:
+def test_a_container_without_a_cgroup_is_reported(tmp_path: Path, container_id: str) -> None:
     make(tmp_path, "cpuset/kubepods", cpuset_sched_load_balance="1")
     with pytest.raises(HookError, match="its cgroup was not found"):
         disable_load_balancing(tmp_path, pod("/kubepods"), container_id)

@@ -1,4 +1,4 @@
-"""Interrupts away from claimed CPUs, on a made tree."""
+"""Moving interrupts away from claimed CPUs, on a simulated tree."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path, irq1="0-7", irq2="2-3", irq3="0,2", irq4="6")
 
 
-def test_interrupts_go_and_come_back(tree: Tree) -> None:
+def test_interrupts_are_moved_and_restored(tree: Tree) -> None:
     irqs = Irqs(tree.proc, tree.state)
     assert irqs.claim("a", cpus("2-3"), ONLINE) == MovedIrqs(written=4)
     assert [tree[n] for n in (1, 2, 3, 4)] == ["0-1,4-7", "0-1,4-7", "0", "6"]
@@ -61,7 +61,7 @@ def test_interrupts_go_and_come_back(tree: Tree) -> None:
     assert mask_from(tree.default) == ONLINE
 
 
-def test_claims_of_several_add_up(tree: Tree) -> None:
+def test_claims_of_several_owners_are_combined(tree: Tree) -> None:
     one, two = shared_irqs(tree.proc, tree.state), shared_irqs(tree.proc, tree.state)
     one.claim("a", cpus("2-3"), ONLINE)
     two.claim("b", cpus("3,6"), ONLINE)
@@ -82,7 +82,7 @@ def test_irqs_that_irqbalance_moved_are_moved_again_then_left(tree: Tree) -> Non
     assert tree[1] == "3-4"
 
 
-def test_a_new_process_knows_what_interrupts_had(tree: Tree) -> None:
+def test_a_new_process_restores_the_saved_affinity(tree: Tree) -> None:
     Irqs(tree.proc, tree.state).claim("a", cpus("2-3"), ONLINE)
     Irqs(tree.proc, tree.state).claim("a", cpus("2"), ONLINE)
     assert [tree[n] for n in (1, 2, 3, 4)] == ["0-1,3-7", "3", "0", "6"]
@@ -90,7 +90,7 @@ def test_a_new_process_knows_what_interrupts_had(tree: Tree) -> None:
     assert [tree[n] for n in (1, 2, 3, 4)] == ["0-7", "2-3", "0,2", "6"]
 
 
-def test_an_interrupt_that_comes_later_gets_the_default_as_it_was(tree: Tree) -> None:
+def test_a_new_interrupt_is_restored_to_the_original_default(tree: Tree) -> None:
     irqs = Irqs(tree.proc, tree.state)
     irqs.claim("a", cpus("2-3"), ONLINE)
     tree.add("irq9", "0-1,4-7")
@@ -98,10 +98,10 @@ def test_an_interrupt_that_comes_later_gets_the_default_as_it_was(tree: Tree) ->
     irqs.claim("a", cpus("4"), ONLINE)
     assert (tree[9], tree[10]) == ("0-3,5-7", "0-1,5-6")
     irqs.claim("a", CpuSet(), ONLINE)
-    assert (tree[9], tree[10]) == ("0-7", "0-1,4-6"), "only what had the default"
+    assert (tree[9], tree[10]) == ("0-7", "0-1,4-6"), "only interrupts with the default affinity"
 
 
-def test_where_all_cpus_are_claimed_interrupts_stay(tree: Tree) -> None:
+def test_interrupts_are_not_moved_if_all_cpus_are_claimed(tree: Tree) -> None:
     irqs = Irqs(tree.proc, tree.state)
     assert irqs.claim("a", ONLINE, ONLINE) == MovedIrqs()
     assert tree[1] == "0-7"
@@ -127,14 +127,14 @@ def test_a_read_only_tree_names_the_drop_in(tree: Tree) -> None:
         irqs.claim("a", cpus("2-3"), ONLINE)
 
 
-def test_what_cannot_be_remembered_is_an_error(tree: Tree) -> None:
+def test_a_state_that_cannot_be_saved_is_an_error(tree: Tree) -> None:
     irqs = Irqs(tree.proc, tree.proc / "irq/default_smp_affinity/state.json")
     with pytest.raises(HookError, match="cannot remember"):
         irqs.claim("a", cpus("2-3"), ONLINE)
     assert tree[1] == "0-7"
 
 
-def test_odd_files_are_left_alone(tree: Tree) -> None:
+def test_unusual_files_are_ignored(tree: Tree) -> None:
     tree.add("irq7", "")
     tree.add("irq8", "nonsense")
     (tree.proc / "irq/none").mkdir()
@@ -151,7 +151,7 @@ def test_a_mask_is_read_as_it_was_written(ids: set[int]) -> None:
     assert mask_from(mask_text(CpuSet(ids))) == CpuSet(ids)
 
 
-def test_masks_as_the_kernel_writes_them() -> None:
+def test_masks_are_written_as_by_the_kernel() -> None:
     assert mask_from("3") == CpuSet((0, 1))
     assert mask_from("1,00000000\n") == CpuSet((32,))
     assert mask_from("ff,ffffffff,fffffff0") == CpuSet(range(4, 72))

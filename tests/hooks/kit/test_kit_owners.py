@@ -1,4 +1,4 @@
-"""OwnerTracker of CPUs, as events describe them."""
+"""Owners of CPUs, tracked by events."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ONE = changed_copy(samples.existing(), id="one")
 
 
 def owners() -> OwnerTracker[str]:
-    made: OwnerTracker[str] = OwnerTracker(settings)
-    made.handle(PostCreateContainer(POD, ONE, OWN))
-    return made
+    tracker: OwnerTracker[str] = OwnerTracker(settings)
+    tracker.handle(PostCreateContainer(POD, ONE, OWN))
+    return tracker
 
 
 def pools(**owned: str) -> PoolsChanged:
@@ -43,42 +43,42 @@ def pools(**owned: str) -> PoolsChanged:
     return PoolsChanged(Pools(), Pools(owned=total, owners={k: v for k, v in sets.items() if k != "other"}))
 
 
-def test_an_owner_comes_and_goes() -> None:
+def test_an_owner_is_tracked_until_its_end() -> None:
     for end in (PostStopContainer(POD, ONE, OWN), PostRemoveContainer(POD, ONE)):
-        known = owners()
-        assert known.all() == ((cpus("2-3"), "quiet"),)
-        known.handle(end)
-        assert known.all() == ()
+        tracked = owners()
+        assert tracked.all() == ((cpus("2-3"), "quiet"),)
+        tracked.handle(end)
+        assert tracked.all() == ()
 
 
-def test_a_container_without_cpus_or_wishes_is_not_kept() -> None:
-    known = owners()
-    known.handle(PostCreateContainer(PodFacts(), changed_copy(ONE, id="two"), OWN))
-    known.handle(PostStartContainer(POD, ONE, samples.SHARED))
-    assert known.all() == ()
+def test_a_container_without_cpus_or_settings_is_not_tracked() -> None:
+    tracked = owners()
+    tracked.handle(PostCreateContainer(PodFacts(), changed_copy(ONE, id="two"), OWN))
+    tracked.handle(PostStartContainer(POD, ONE, samples.SHARED))
+    assert tracked.all() == ()
 
 
 def test_cpus_follow_the_pools() -> None:
-    known = owners()
-    known.handle(pools(one="2-5"))
-    assert known.cpus() == cpus("2-5")
-    known.handle(pools(other="5-6"))
-    assert known.cpus() == cpus("5"), "not named: no more than what is owned at all"
-    known.handle(pools(one="2-3"))
-    assert known.cpus() == cpus("2-3")
-    assert known.cpus(lambda settings, own: own - cpus("2") if settings == "quiet" else own) == cpus("3")
+    tracked = owners()
+    tracked.handle(pools(one="2-5"))
+    assert tracked.cpus() == cpus("2-5")
+    tracked.handle(pools(other="5-6"))
+    assert tracked.cpus() == cpus("5"), "an owner that is not named keeps only CPUs that are still owned"
+    tracked.handle(pools(one="2-3"))
+    assert tracked.cpus() == cpus("2-3")
+    assert tracked.cpus(lambda settings, own: own - cpus("2") if settings == "quiet" else own) == cpus("3")
 
 
-def test_all_that_exists_takes_the_place_of_all_before() -> None:
-    known = owners()
+def test_synchronize_replaces_all_tracked_owners() -> None:
+    tracked = owners()
     two = changed_copy(ONE, id="two")
     ended = changed_copy(ONE, id="three", phase="exited")
-    known.handle(
+    tracked.handle(
         Synchronize(samples.machine(), Pools(), (), tuple(Running(POD, one, OWN) for one in (two, ended)))
     )
-    assert known.online == CpuSet(range(16))
-    assert known.all() == ((cpus("2-3"), "quiet"),)
-    known.handle(PostRemoveContainer(POD, two))
-    assert known.all() == ()
-    known.handle(MachineChanged(samples.machine("before"), samples.machine("after")))
-    assert known.online == CpuSet(range(12))
+    assert tracked.online == CpuSet(range(16))
+    assert tracked.all() == ((cpus("2-3"), "quiet"),)
+    tracked.handle(PostRemoveContainer(POD, two))
+    assert tracked.all() == ()
+    tracked.handle(MachineChanged(samples.machine("before"), samples.machine("after")))
+    assert tracked.online == CpuSet(range(12))

@@ -1,4 +1,4 @@
-"""How CPUs sleep and how fast they are, while they have an owner."""
+"""Idle latency and frequency of CPUs while they have an owner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sysfs(tmp_path: Path) -> Path:
     return tmp_path / "sys"
 
 
-def held(sysfs: Path) -> list[tuple[str, str]]:
+def values(sysfs: Path) -> list[tuple[str, str]]:
     cpus = [sysfs / f"devices/system/cpu/cpu{cpu}" for cpu in range(4)]
     names = ("power/pm_qos_resume_latency_us", "cpufreq/scaling_governor")
     return [tuple((cpu / name).read_text().strip() for name in names) for cpu in cpus]  # type: ignore[misc]
@@ -41,27 +41,27 @@ SLOW, FAST = ("0", "powersave"), ("n/a", "performance")
 def test_owners_set_the_latency_and_their_end_restores_it(sysfs: Path, tmp_path: Path) -> None:
     power = Power(sysfs, tmp_path / "state")
     power.apply([(CpuSet((1, 2)), QUICK), (CpuSet((3,)), CrioSettings(latency="7"))])
-    assert held(sysfs) == [SLOW, FAST, FAST, ("7", "powersave")]
+    assert values(sysfs) == [SLOW, FAST, FAST, ("7", "powersave")]
     power.apply([(CpuSet((1,)), QUICK)])
-    assert held(sysfs) == [SLOW, FAST, SLOW, SLOW]
+    assert values(sysfs) == [SLOW, FAST, SLOW, SLOW]
     Power(sysfs, tmp_path / "state").apply(())
-    assert held(sysfs) == [SLOW] * 4
+    assert values(sysfs) == [SLOW] * 4
 
 
-def test_an_unable_machine_is_reported_and_the_rest_is_done(sysfs: Path, tmp_path: Path) -> None:
+def test_missing_files_are_reported_and_other_settings_are_applied(sysfs: Path, tmp_path: Path) -> None:
     (sysfs / "devices/system/cpu/cpu1/power/pm_qos_resume_latency_us").unlink()
     (sysfs / "devices/system/cpu/cpu2/cpufreq/scaling_available_governors").unlink()
     power = Power(sysfs, tmp_path / "state")
     with pytest.raises(HookError, match=r"there is no .*cpu1"):
         power.apply([(CpuSet((1,)), CrioSettings(latency="5")), (CpuSet((0,)), QUICK)])
-    assert held_first(sysfs) == FAST
+    assert first_values(sysfs) == FAST
     with pytest.raises(HookError, match="governor performance: cpu2 has none"):
         power.apply([(CpuSet((2,)), QUICK)])
     with pytest.raises(HookError, match="governor fast: cpu3 has performance powersave"):
         power.apply([(CpuSet((3,)), CrioSettings(governor="fast"))])
 
 
-def held_first(sysfs: Path) -> tuple[str, str]:
+def first_values(sysfs: Path) -> tuple[str, str]:
     cpu = sysfs / "devices/system/cpu/cpu0"
     return (
         (cpu / "power/pm_qos_resume_latency_us").read_text().strip(),
@@ -77,8 +77,8 @@ def test_a_read_only_tree_names_the_drop_in(sysfs: Path, tmp_path: Path) -> None
         Power(sysfs, tmp_path / "state", refuse).apply([(CpuSet((1,)), QUICK)])
 
 
-def test_what_cannot_be_remembered_is_not_done(sysfs: Path, tmp_path: Path) -> None:
+def test_settings_are_not_applied_if_the_state_cannot_be_saved(sysfs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HookError, match="cannot remember"):
         Power(sysfs, tmp_path / "file/state").apply([(CpuSet((1,)), QUICK)])
-    assert held(sysfs) == [SLOW] * 4
+    assert values(sysfs) == [SLOW] * 4
