@@ -158,7 +158,7 @@ class Plan:
 QUICK = Plan(starts=3, rounds=4, share=0.5, patience=2)
 
 
-def say(text: str) -> None:
+def progress(text: str) -> None:
     """Report the progress."""
     print(text, file=sys.stderr, flush=True)
 
@@ -222,7 +222,7 @@ class Beside:
 
     def start(self, kinds: Sequence[Kind]) -> None:
         """Start all processes and play the rounds of one start."""
-        say(f"start {self.started + 1}: {len(kinds)} kinds of calls, {self.plan.rounds} rounds")
+        progress(f"start {self.started + 1}: {len(kinds)} kinds of calls, {self.plan.rounds} rounds")
         with ended([]) as running:
             daemons: dict[str, Process] = {}
             for target in self.dice.sample(self.targets, len(self.targets)):
@@ -293,7 +293,7 @@ class Beside:
         for _ in range(self.plan.starts):
             self.start(KINDS)
         while self.started < self.plan.starts * self.plan.patience and (kinds := self.unsure(limit)):
-            say(f"{limit:g} is inside the interval of: {'; '.join(kind.text for kind in kinds)}")
+            progress(f"{limit:g} is inside the interval of: {'; '.join(kind.text for kind in kinds)}")
             self.start(kinds)
 
 
@@ -302,7 +302,7 @@ def _answers(sock: Path) -> bool:
 
 
 def rows(run: Beside, limit: float, *, noise: bool) -> tuple[list[list[str]], list[str]]:
-    """Return the rows of the table, and what is slower than the limit, in words."""
+    """Return the rows of the table, and messages about what is slower than the limit."""
     lines: list[list[str]] = []
     slower: list[str] = []
 
@@ -322,17 +322,17 @@ def rows(run: Beside, limit: float, *, noise: bool) -> tuple[list[list[str]], li
             vague = "; the interval has 1 inside: repeat it on a machine with less to do" * (low <= 1)
             slower.append(f"{text}: {ratio:.3f} x the base ({low:.3f} to {high:.3f}), limit {limit:g}{vague}")
 
-    for measure, words in (("p50", "p50"), ("rate", "rate"), ("cpu", "CPU")):
+    for measure, label in (("p50", "p50"), ("rate", "rate"), ("cpu", "CPU")):
         for kind in KINDS:
             if measure in kind.measures:
-                line(f"{words} {kind.text}", UNITS[measure], run.series[kind, measure], limit)
+                line(f"{label} {kind.text}", UNITS[measure], run.series[kind, measure], limit)
     for key, text, unit in SHOWN:
         line(text, unit, run.shown[key], None)
     return lines, slower
 
 
 def off(run: Beside, target: str) -> tuple[float, float]:
-    """How far ratios of calls are from 1: the typical one and the largest, as shares."""
+    """Return the typical and the largest deviation of the ratios of calls from 1."""
     found = sorted(abs(math.log(series.ratio(target))) for series in run.series.values())
     return statistics.median(found), found[-1]
 
@@ -358,11 +358,11 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(chosen: argparse.Namespace, plan: Plan) -> tuple[Beside, str]:
-    """Measure; gives what was found and the name of the base."""
+    """Measure; returns the results and the name of the base."""
     with sources(chosen.base) as (root, named), tempfile.TemporaryDirectory(prefix="tb") as directory:
         lock = root / "requirements.lock"
         if lock.exists() and lock.read_bytes() != (ROOT / lock.name).read_bytes():
-            say("requirements.lock differs; both run on the packages of this checkout")
+            progress("requirements.lock differs; both run on the packages of this checkout")
         targets = [checkout(NOW, chosen.checkout.resolve()), checkout(BASE, root)]
         if chosen.noise:
             targets.append(checkout(AGAIN, root))
@@ -390,7 +390,7 @@ def main() -> int:
     try:
         run, named = measure(chosen, plan)
     except BenchError as error:
-        say(f"bench-beside: {error}")
+        progress(f"bench-beside: {error}")
         return 2
     lines, slower = rows(run, chosen.limit, noise=chosen.noise)
     print(render([*HEAD, *(["base by base"] * chosen.noise)], lines, markdown=chosen.markdown))
@@ -402,8 +402,8 @@ def main() -> int:
         print(f"The base beside itself: typically {typical:.1%} off, at most {worst:.1%}.")
     if chosen.json:
         chosen.json.write_text(json.dumps(written(run), indent=1) + "\n")
-    for words in slower:
-        print(f"SLOWER: {words}")
+    for line in slower:
+        print(f"SLOWER: {line}")
     if not slower:
         print(f"No call is slower than {chosen.limit:g} x the base in the medians.")
     return 1 if slower else 0

@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crash import Found, say, watched
+from crash import Found, progress, watched
 from faulty_node import KINDS, Node, node
 from procs import BenchError
 from table import render
@@ -53,7 +53,7 @@ COUNTED = ("CreateContainer", "UpdateContainerResources", "RemoveContainer")
 
 @dataclass
 class Churn:
-    """What came out: the calls, memory (MB) and ledger (bytes) early and in the end, and what was wrong."""
+    """The results: calls, memory (MB) and ledger (bytes) early and at the end, and violations."""
 
     calls: Counter[str] = field(default_factory=Counter)
     memory: list[float] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Hand(threading.Thread):
         self.left -= 1
         self.churn.calls[what] += 1
         if sum(self.churn.calls.values()) % REPORT_EVERY == 0:
-            say(f"{sum(self.churn.calls.values())} calls")
+            progress(f"{sum(self.churn.calls.values())} calls")
 
     def pod(self, client: CriClient) -> None:
         """A pod's life: some containers, one after the other."""
@@ -203,9 +203,11 @@ def rows(churn: Churn) -> list[list[str]]:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--calls", type=int, default=CALLS)
-    churn = measure(words.parse_args().calls)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=CALLS)
+    churn = measure(parser.parse_args().calls)
     print(render(HEAD, rows(churn)))
     for what in churn.wrong:
         print(f"  {what}")

@@ -50,11 +50,11 @@ LS, LSE, WHOLE = KINDS[0], KINDS[3], KINDS[5]
 
 @dataclass
 class Found:
-    """What came out.
+    """The results.
 
     Attributes:
         kills: How often the daemon was killed.
-        overlaps, lost, astray: What must not be, in words.
+        overlaps, lost, astray: Messages about violations.
         ready: Seconds until calls were decided again, one for each start.
     """
 
@@ -69,7 +69,7 @@ class Found:
         return bool(self.overlaps or self.lost or self.astray)
 
     def add(self, other: Found) -> None:
-        """Add what came out on another node."""
+        """Add the results of another node."""
         self.kills += other.kills
         self.overlaps |= other.overlaps
         self.lost += other.lost
@@ -83,7 +83,7 @@ class Found:
 
     def row(self, what: str) -> list[str]:
         late = sorted(self.ready)
-        none = sum("no CPUs" in words for words in self.overlaps)
+        none = sum("no CPUs" in message for message in self.overlaps)
         return [
             what,
             str(self.kills),
@@ -101,7 +101,7 @@ HEAD = ("killed", "times", "overlaps", "lost owners", "without CPUs", "astray", 
 
 @contextlib.contextmanager
 def watched(one: Node, found: Found) -> Iterator[None]:
-    """Look for overlaps all the time."""
+    """Check for overlaps continuously within the block."""
     over = threading.Event()
 
     def look() -> None:
@@ -119,7 +119,7 @@ def watched(one: Node, found: Found) -> Iterator[None]:
 
 
 def again(one: Node, found: Found) -> None:
-    """Start the next daemon, and look whether it knows all owners."""
+    """Start the next daemon, and record the owners that it does not know."""
     found.ready.append(one.start())
     found.lost += one.lost()
 
@@ -212,7 +212,7 @@ def steps(every: int = 1, part: int = 0, parts: int = 1) -> tuple[Found, list[st
             for done, step in enumerate(mine, 1):
                 at_step(one, found, step)
                 if done % CALM == 0 or step == mine[-1]:
-                    say(f"step {step} of {len(names)}, {names[step - 1]}: {found}")
+                    progress(f"step {step} of {len(names)}, {names[step - 1]}: {found}")
     return found, names
 
 
@@ -285,14 +285,14 @@ def moments(count: int, seed: int = 1) -> Found:
                 again(one, found)
                 if turn % CALM == CALM - 1 or turn == count - 1:
                     found.astray += one.settled()
-                    say(f"moment {turn + 1} of {count}: {found}")
+                    progress(f"moment {turn + 1} of {count}: {found}")
     return found
 
 
 # -- some nodes at the same time --------------------------------------------------------------------------
 
 
-def say(text: str) -> None:
+def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -308,15 +308,17 @@ def moments_part(job: tuple[int, int]) -> Found:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument(
-        "--steps", action="store_true", help="every step of a day, and no moments unless asked for"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words.add_argument("--every", type=int, default=1, metavar="N", help="every Nth step")
-    words.add_argument("--moments", type=int, metavar="N", help="so many random moments (500)")
-    words.add_argument("--seed", type=int, default=1)
-    words.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nodes at the same time")
-    chosen = words.parse_args()
+    parser.add_argument(
+        "--steps", action="store_true", help="every step of a day, and no moments unless --moments is given"
+    )
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth step")
+    parser.add_argument("--moments", type=int, metavar="N", help="so many random moments (500)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nodes at the same time")
+    chosen = parser.parse_args()
     jobs, rows, every, begun = max(1, chosen.jobs), [], list[Found](), time.monotonic()
     # A fork of a process in which gRPC runs hangs; and no node is to feel another's threads.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
@@ -341,8 +343,8 @@ def main() -> int:
     took = time.monotonic() - begun
     print(f"\nBars: 0 of all, ready within {BAR_S:g} s. {jobs} nodes at a time, {took:.0f} s in all.")
     for found in every:
-        for words_ in (*sorted(found.overlaps), *found.lost, *found.astray):
-            print(f"  {words_}")
+        for message in (*sorted(found.overlaps), *found.lost, *found.astray):
+            print(f"  {message}")
     slow = any(sorted(found.ready)[len(found.ready) // 2] > BAR_S for found in every)
     return int(slow or any(found.broken for found in every))
 

@@ -3,11 +3,10 @@
     make device-chaos                                      some minutes
     .venv/bin/python bench/device_chaos.py --calls 1000    fewer
 
-Eight clients create containers that ask for devices, at the real daemon. Seven device plug-ins are processes
-of their own; one is honest, and each of the others misbehaves in its way, drawn by chance. In the middle the
-daemon is killed and started again. What a container has is read where it counts, in the request that has
-reached the runtime: no device may be in two containers at a time, none may be missing in the end, and no call
-may hang.
+Eight clients create containers that request devices from the real daemon. Seven device plug-ins run as
+processes; one is correct, and each of the others misbehaves at random times in its own way. Half way the
+daemon is killed and restarted. The devices of a container are read from the request that reached the runtime:
+no device may be in two containers at a time, none may be missing at the end, and no call may hang.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from crash import say
+from crash import progress
 from faulty_node import Node, node
 from procs import BenchError, environment
 from table import number, render
@@ -159,14 +158,14 @@ class PluginProcesses:
         return subprocess.Popen(command, env=environment(malloc=False), stderr=subprocess.DEVNULL)
 
 
-# -- kubelet's pods API: what the pods ask for ---------------------------------------------------------------
+# -- kubelet's pods API ------------------------------------------------------------------------------------
 
 
 class PodsApi:
-    """Answers which devices the container of a pod asks for."""
+    """A stand-in for kubelet's pods API, which returns the devices that a pod requests."""
 
     def __init__(self, path: Path) -> None:
-        self.asked: dict[str, tuple[str, str, int]] = {}
+        self.requests: dict[str, tuple[str, str, int]] = {}
         self._server = grpc.server(ThreadPoolExecutor(4))
         handlers: dict[str, Any] = {"GetPod": grpc.unary_unary_rpc_method_handler(self._get)}
         self._server.add_generic_rpc_handlers(
@@ -177,9 +176,9 @@ class PodsApi:
 
     def _get(self, content: bytes, context: grpc.ServicerContext) -> bytes:
         uid = pods_pb2.GetPodRequest.FromString(content).pod_uid
-        if uid not in self.asked:
+        if uid not in self.requests:
             context.abort(grpc.StatusCode.NOT_FOUND, "pod not found")
-        name, resource, count = self.asked[uid]
+        name, resource, count = self.requests[uid]
         amounts = {resource: pods_pb2.Quantity(string=str(count))}
         needed = pods_pb2.ResourceRequirements(limits=amounts, requests=amounts)
         pod = pods_pb2.Pod(
@@ -198,14 +197,14 @@ class PodsApi:
 
 @dataclass
 class DeviceChaos:
-    """What came out.
+    """The results.
 
     Attributes:
         took: Seconds of each create, by whether its container was created.
         given: Devices that containers got, by kind of plug-in.
         causes: Refused creates, by kind of plug-in.
-        bare: Containers that were created without the devices that they asked for.
-        wrong: What must not be, in words.
+        bare: Containers that were created without the devices that they requested.
+        wrong: Messages about violations.
         deaths: Plug-ins that have died.
     """
 
@@ -259,7 +258,7 @@ class DeviceHand(threading.Thread):
         except TopoproxyError:
             time.sleep(0.2)  # the daemon is being started again
             return
-        self.api.asked[pod.config.metadata.uid] = (spec.name, resource_of(kind), count)
+        self.api.requests[pod.config.metadata.uid] = (spec.name, resource_of(kind), count)
         begun = time.monotonic()
         try:
             client.create(pod)
@@ -269,16 +268,16 @@ class DeviceHand(threading.Thread):
                 self.chaos.causes[kind if isinstance(error, RuntimeCallError) else "daemon"] += 1
         else:
             self.took(begun, created=True)
-            self.gift(pod, kind, count)
+            self.check_devices(pod, kind, count)
         self.pods.append(pod)
 
     def took(self, begun: float, *, created: bool) -> None:
         with self.chaos.lock:
             self.chaos.took[created].append(time.monotonic() - begun)
             if self.chaos.calls % 1000 == 0:
-                say(f"{self.chaos.calls} creates")
+                progress(f"{self.chaos.calls} creates")
 
-    def gift(self, pod: Started, kind: str, count: int) -> None:
+    def check_devices(self, pod: Started, kind: str, count: int) -> None:
         """Look up the devices of a container at the runtime, and whether another container has them."""
         config = self.one.runtime.containers[pod.container_id].config
         files = [entry.host_path.removeprefix("/dev/") for entry in config.devices]
@@ -286,7 +285,7 @@ class DeviceHand(threading.Thread):
             if not files:
                 self.chaos.bare += 1
             elif len(set(files)) != count or not all(name.startswith(f"{kind}-") for name in files):
-                self.chaos.wrong.append(f"{pod.spec.name} asked for {count} {kind}, and has {files}")
+                self.chaos.wrong.append(f"{pod.spec.name} requested {count} {kind}, and has {files}")
             for name in files:
                 holder = self.chaos.holders.setdefault(name, pod.pod_id)
                 if holder != pod.pod_id:
@@ -360,19 +359,19 @@ def measure(calls: int = CALLS, *, restart: bool = True) -> DeviceChaos:
                     hand.join()
             plugins.calm()
             chaos.deaths = plugins.deaths
-            all_back(one, api, chaos)
+            check_no_device_is_lost(one, api, chaos)
         page = one.status() or {}
         chaos.wrong += [f"internal errors: {n}" for n in [page["counters"].get("internal_errors")] if n]
         chaos.wrong += page["violations"]
     return chaos
 
 
-def all_back(one: Node, api: PodsApi, chaos: DeviceChaos) -> None:
-    """Have one pod get all devices of the honest plug-in: none is lost."""
+def check_no_device_is_lost(one: Node, api: PodsApi, chaos: DeviceChaos) -> None:
+    """Check that one pod can get all devices of the correct plug-in: none is lost."""
     one.until(lambda: resource_of("honest") in registered(one, "serving"), 60, "the honest plug-in")
     with CriClient(str(one.socket)) as client:
         pod = client.run_pod(DemoPod("all"))
-        api.asked[pod.config.metadata.uid] = ("all", resource_of("honest"), DEVICES)
+        api.requests[pod.config.metadata.uid] = ("all", resource_of("honest"), DEVICES)
         try:
             client.create(pod)
         except TopoproxyError as error:
@@ -419,8 +418,8 @@ def main() -> int:
     print("devices given:", ", ".join(f"{kind} {n}" for kind, n in sorted(chaos.given.items())))
     print("creates refused:", ", ".join(f"{kind} {n}" for kind, n in sorted(chaos.causes.items())))
     print("containers without their devices:", chaos.bare)
-    for words in chaos.wrong[:20]:
-        print("WRONG:", words)
+    for violation in chaos.wrong[:20]:
+        print("WRONG:", violation)
     return int(bool(chaos.wrong or chaos.hung or chaos.bare))
 
 

@@ -3,9 +3,9 @@
     .venv/bin/python bench/device_figures.py
 
 A machine of 8 NUMA nodes, with 64 devices that are near to one each, and half of them taken. A Guaranteed pod
-asks for 8 CPUs and 4 devices under ``single-numa-node``: hints of both, their merge, the choice of devices
-and CPUs, and the state with them. A sharing container that asks for no devices is the measure: it is decided
-on the same node with and without devices. Times are those of the processor.
+requests 8 CPUs and 4 devices under ``single-numa-node``: hints of both, their merge, the choice of devices
+and CPUs, and the state with them. For comparison a sharing container without devices is
+decided on the same node with and without devices. All times are CPU times.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def with_devices(state: NodeState) -> NodeState:
 
 
 def arrived(state: NodeState, known: Pod, request: Request) -> tuple[NodeState, float]:
-    """Decide a container; gives the state after it, and the milliseconds of the decision."""
+    """Decide a container; returns the new state and the milliseconds of the decision."""
     state, _ = handle(state, PodLearned(known, "sandbox running"))
     begun = time.thread_time()  # other processes of the machine do not count
     after, _ = handle(state, CreateRequested(known, "c", 0, request, f"{known.uid}/c"))
@@ -87,9 +87,9 @@ def main() -> int:
     plain = structs.replace(full, devices=DeviceState())
     sharing = pod("sharing", 0, KubeQos.BURSTABLE)
     owner = measure(full, pod("owner", 4, KubeQos.GUARANTEED), CPUS)
-    beside, alone = measure(full, sharing, Request()), measure(plain, sharing, Request())
-    more_us = 1000 * (beside[0] - alone[0])
-    late, dear = owner[0] > BAR_MS, more_us > BAR_US
+    with_devices_ms, alone = measure(full, sharing, Request()), measure(plain, sharing, Request())
+    more_us = 1000 * (with_devices_ms[0] - alone[0])
+    late, expensive = owner[0] > BAR_MS, more_us > BAR_US
     rows = [
         (
             f"8 CPUs and 4 of {DEVICES} devices on {NUMA_NODES} NUMA nodes",
@@ -98,12 +98,12 @@ def main() -> int:
         ),
         (
             f"a sharing container: {more_us:.1f} us more than on a node without devices",
-            *(f"{number(each)} ms" for each in beside),
-            f"{BAR_US:.0f} us more" + (" MISSED" if dear else ""),
+            *(f"{number(each)} ms" for each in with_devices_ms),
+            f"{BAR_US:.0f} us more" + (" MISSED" if expensive else ""),
         ),
     ]
     print(render(HEAD, rows))
-    return int(late or dear)
+    return int(late or expensive)
 
 
 if __name__ == "__main__":

@@ -101,8 +101,8 @@ class Node:
         """Start a daemon, with faults if any are named, here or for all of them (``faults``).
 
         Returns:
-            Seconds until it was in step with the runtime and a call was answered through it, without those
-            in which its first thread could run and had no CPU.
+            Seconds until it has reconciled with the runtime and answered a call, without those in which its
+            first thread was runnable but had no CPU.
         """
         self.kill()
         faults = self.faults | faults
@@ -141,15 +141,15 @@ class Node:
         return bool(page and page["ready"])
 
     def status(self) -> dict[str, Any] | None:
-        """Ask what ``topoproxy status`` shows; None where no daemon answers."""
+        """Return the output of ``topoproxy status``; None if no daemon answers."""
         with contextlib.suppress(TopoproxyError, OSError), socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(str(self.admin))  # without the retries of a command that a person gives
+            probe.connect(str(self.admin))  # without the retries of the command
             page = query_admin(self.admin, "/status")
             return page if isinstance(page, dict) else None
         return None
 
     def sizes(self) -> dict[str, int]:
-        """Ask a daemon that was started with faults how much its objects hold, by class and attribute."""
+        """Return how much the daemon's objects hold, by class and attribute; it must have faults."""
         assert self.popen is not None
         file = self.directory / "sizes"
         file.unlink(missing_ok=True)
@@ -165,7 +165,7 @@ class Node:
         return sizes
 
     def log(self) -> str:
-        """The last words of the daemons."""
+        """Return the end of the daemons' log."""
         return (self.directory / "daemon.log").read_text(errors="replace")[-2000:]
 
     @property
@@ -181,7 +181,7 @@ class Node:
 
     @staticmethod
     def until(condition: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait until something is so."""
+        """Wait until the condition holds."""
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end:
@@ -292,7 +292,7 @@ class Node:
         return [what for what in self.unsettled() if what.endswith(("is lost", "no answer"))]
 
     def settled(self, seconds: float = 15.0) -> list[str]:
-        """Wait until each container is where it belongs; gives what is not so when the time is over."""
+        """Wait until each container has its expected CPUs; returns the violations after the time limit."""
         end = time.monotonic() + seconds
         while (found := self.unsettled()) and time.monotonic() < end:
             time.sleep(0.02)

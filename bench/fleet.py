@@ -36,12 +36,14 @@ count: {pods}
 
 
 def main() -> int:
-    words = [int(word) for word in sys.argv[1:4]]
-    nodes, pods = [*words[:2], *(5000, 100_000)[len(words) :]]
+    numbers = [int(text) for text in sys.argv[1:4]]
+    nodes, pods = [*numbers[:2], *(5000, 100_000)[len(numbers) :]]
     loop = millis(bare_loop) / 1e3
     began, used = time.perf_counter(), time.process_time()
     settings = (
-        FleetSettings(percentage=words[2], extended_percentage=words[2]) if words[2:] else FleetSettings()
+        FleetSettings(percentage=numbers[2], extended_percentage=numbers[2])
+        if numbers[2:]
+        else FleetSettings()
     )
     fleet = fleet_of(documents(FLEET.format(nodes=nodes, pods=pods).encode(), "bench"), (), settings)
     done = simulate_fleet(fleet, settings)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from go_kit import DIRECT, GO, Kit, build, say
+from go_kit import DIRECT, GO, Kit, build, progress
 from procs import BENCH, TOPOPROXY, BenchError, Target, ended
 from table import number, render
 
@@ -54,7 +54,7 @@ def measure(kit: Kit, rounds: int, directory: Path) -> Samples:
         running += targets.values()
         time.sleep(1)
         for turn in range(rounds):
-            say(f"round {turn + 1} of {rounds}")
+            progress(f"round {turn + 1} of {rounds}")
             for call, count in CALLS:
                 for name in random.sample([DIRECT, *targets], len(targets) + 1):
                     process = targets.get(name)
@@ -98,7 +98,7 @@ def main() -> int:
         try:
             found = measure(Kit(binary.resolve()), max(1, chosen.rounds), Path(directory))
         except BenchError as error:
-            say(f"bench-floor: {error}")
+            progress(f"bench-floor: {error}")
             return 1
     print(render(HEAD, rows(found)))
     return 0

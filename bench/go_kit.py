@@ -46,7 +46,7 @@ LARGE = "CreateContainer200k"
 IN_FLIGHT = 64
 
 
-def say(text: str) -> None:
+def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -57,7 +57,7 @@ def build(kit: Path) -> Path | None:
     """Build the kit in the user's cache; None, with the reason printed, where that is not possible."""
     sources = sorted(kit.glob("*.go"))
     if not sources:
-        say(f"bench-go skipped: no Go sources in {kit}; name the kit's directory")
+        progress(f"bench-go skipped: no Go sources in {kit}; name the kit's directory")
         return None
     digest = hashlib.sha256(b"\0".join(source.name.encode() + source.read_bytes() for source in sources))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topoproxy" / "kit"
@@ -67,12 +67,12 @@ def build(kit: Path) -> Path | None:
         return binary
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
     if go is None:
-        say("bench-go skipped: there is no go on this machine (PATH, /usr/local/go/bin)")
+        progress("bench-go skipped: there is no go on this machine (PATH, /usr/local/go/bin)")
         return None
     directory.mkdir(parents=True, exist_ok=True)
     for source in sources:
         (directory / source.name).write_bytes(source.read_bytes())
-    say(f"building the kit in {directory}")
+    progress(f"building the kit in {directory}")
     steps = (
         ["mod", "init", "cribench"],
         ["mod", "tidy"],
@@ -85,7 +85,7 @@ def build(kit: Path) -> Path | None:
             [go, *step], cwd=directory, capture_output=True, text=True, timeout=900, check=False
         )
         if done.returncode:
-            say(f"bench-go skipped: go {' '.join(step)} failed: {done.stderr.strip()[-400:]}")
+            progress(f"bench-go skipped: go {' '.join(step)} failed: {done.stderr.strip()[-400:]}")
             return None
     (directory / "cribench.new").rename(binary)
     return binary
@@ -162,7 +162,7 @@ class Bench:
             cpus = self._written(paths)
             time.sleep(1)
             for turn in range(1, count + 1):
-                say(f"round {turn} of {count}")
+                progress(f"round {turn} of {count}")
                 for call, n, _ in LATENCY:
                     for name in self.random.sample(self.names, len(self.names)):
                         self._latency(name, paths[name], by_name.get(name), call, n)
@@ -186,7 +186,7 @@ class Bench:
                     f"{name} passed a CreateContainer without CPUs: {shown.sample} {shown.first_error}"
                 )
             cpus[name] = f"{text[1]}|{text[2]}|"
-            say(f"{name} writes cpuset.cpus {text[1]}, cpuset.mems {text[2] or '(none)'}")
+            progress(f"{name} writes cpuset.cpus {text[1]}, cpuset.mems {text[2] or '(none)'}")
         return cpus
 
     def _count(self, what: str, name: str, result: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class Bench:
     def _large(self, paths: dict[str, Path], cpus: dict[str, str]) -> None:
         """Requests beyond the windows, six runs; a call that stalls ends with its deadline, as an error."""
         for turn in range(1, 7):
-            say(f"205 kB, {IN_FLIGHT} in flight, run {turn} of 6")
+            progress(f"205 kB, {IN_FLIGHT} in flight, run {turn} of 6")
             for name in self.random.sample(self.names, len(self.names)):
                 want = cpus[name].replace("|120|", "|6000|") if name == DIRECT else cpus[name]
                 result = self.kit.load(paths[name], LARGE, IN_FLIGHT, 1000, 3, want)
@@ -220,7 +220,7 @@ class Bench:
 
     def starts(self, count: int) -> None:
         """From the start of the process to a socket that accepts."""
-        say("starts")
+        progress("starts")
         for turn in range(count):
             for target in self.random.sample(self.targets, len(self.targets)):
                 process = target.start(self.directory, self.backend.sock, f"-start{turn}")
@@ -230,7 +230,7 @@ class Bench:
     def memory(self) -> None:
         """Idle, after 10,000 calls, after the checks, which send and get messages of 15 MiB."""
         for target in self.targets:
-            say(f"memory and checks: {target.name}")
+            progress(f"memory and checks: {target.name}")
             with ended([target.start(self.directory, self.backend.sock, "-memory")]) as (process,):
                 self._ready(process)
                 time.sleep(2)
@@ -255,7 +255,7 @@ class Bench:
         """The runtime is killed and comes back: the kit's ``recover`` beside, then a new connection."""
         for turn in range(1, count + 1):
             for target in self.targets:
-                say(f"outage {turn} of {count}: {target.name}")
+                progress(f"outage {turn} of {count}: {target.name}")
                 with ended([target.start(self.directory, self.backend.sock, f"-outage{turn}")]) as (process,):
                     self._ready(process)
                     self._outage(process)
@@ -431,7 +431,7 @@ def main() -> int:
     try:
         bench = measure(kit, targets, max(1, chosen.rounds), chosen.seed)
     except (BenchError, subprocess.TimeoutExpired) as error:
-        say(f"bench-go: {error}")
+        progress(f"bench-go: {error}")
         return 1
     table = rows(bench.figures, bench.names)
     print(render(["", *bench.names, "x go", "bar", ""], table, markdown=chosen.markdown))

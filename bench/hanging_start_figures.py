@@ -255,10 +255,12 @@ def windows() -> list[list[str]]:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--seconds", type=float, default=SECONDS)
-    words.add_argument("--sharers", type=int, default=SHARERS)
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--sharers", type=int, default=SHARERS)
+    given = parser.parse_args()
     spread = f"{MEDIAN_S * 1000:g} ms in the median"
     rows = [
         measure(given.seconds, given.sharers, 0.0).row(f"{given.sharers}, {spread}"),

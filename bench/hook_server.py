@@ -1,4 +1,4 @@
-"""A hook server as Koordinator's are: it answers with what it received, and one resource changed.
+"""A hook server like Koordinator's: it returns the content of the request with one resource changed.
 
 python bench/hook_server.py --listen /tmp/x/hooks.sock
 """
@@ -34,7 +34,7 @@ def answer(
 
 
 def bad(request: pb.ContainerResourceHookRequest, context: grpc.ServicerContext) -> bytes:
-    """Answer, mostly; else hang, refuse, answer what is not a message, too much, or CPUs of others."""
+    """Answer mostly; sometimes hang, fail, return garbage, too much data, or CPUs of other containers."""
     how = random.choice(("hang", "refuse", "garbage", "flood", "steal") if random.random() < 0.1 else ("",))
     response = answer(request, context)
     if how == "hang":
@@ -54,19 +54,21 @@ METHODS = ("PreCreateContainerHook", "PreStartContainerHook", "PreUpdateContaine
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--listen", required=True)
-    words.add_argument("--bad", action="store_true")
-    asked = words.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--bad", action="store_true")
+    args = parser.parse_args()
     server = grpc.server(ThreadPoolExecutor(4))
     from_wire = pb.ContainerResourceHookRequest.FromString
     to_wire = pb.ContainerResourceHookResponse.SerializeToString
     good = grpc.unary_unary_rpc_method_handler(answer, from_wire, to_wire)
-    handler = grpc.unary_unary_rpc_method_handler(bad, from_wire, None) if asked.bad else good
+    handler = grpc.unary_unary_rpc_method_handler(bad, from_wire, None) if args.bad else good
     handlers = dict.fromkeys(METHODS, handler)
     service = "runtime.v1alpha1.RuntimeHookService"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    server.add_insecure_port(f"unix://{asked.listen}")
+    server.add_insecure_port(f"unix://{args.listen}")
     server.start()
     server.wait_for_termination()
 

@@ -3,10 +3,10 @@
     .venv/bin/python bench/hooks_chaos.py                some minutes
     .venv/bin/python bench/hooks_chaos.py --calls 1000   fewer
 
-Eight clients call the real daemon at the same time. Seven files of hooks and a hook server are asked at each
-call, and most of them misbehave now and then in ways that are drawn by chance. One behaves, and what it sets
-must be in every container that is made. All the time it is checked whether a running container is on the
-CPUs of a running owner; at the end, whether each container is on the CPUs where it belongs.
+Eight clients call the real daemon at the same time. Seven hook files and a hook server run at each call, and
+most of them misbehave sometimes in random ways. One of them is correct, and its changes must be in every
+created container. A thread checks continuously whether a running container has CPUs of a running owner; at
+the end each container must have its expected CPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from churn import Churn, Hand, clear, memory_mb
-from crash import Found, say, watched
+from crash import Found, progress, watched
 from faulty_node import KINDS, Node, node
 from procs import BENCH, BenchError, environment
 from table import number, render
@@ -210,16 +210,16 @@ class Calls:
         self.slowest = max(self.slowest, (seconds, method))
 
 
-def equip(one: Node, share: float) -> None:
-    """Give a node its hooks."""
+def write_hooks(one: Node, share: float) -> None:
+    """Write the hooks and the hook configuration of a node."""
     hooks, servers = one.directory / "hooks.d", one.directory / "hookserver.d"
     hooks.mkdir(mode=0o755)
     servers.mkdir(mode=0o755)
     for name, parts in FILES.items():
         (hooks / f"{name}.py").write_text(HEAD_OF_ALL.format(share=share) + "".join(parts))
-    asks = {"remote-endpoint": str(one.directory / "hooks.sock"), "failure-policy": "Ignore"}
+    registration = {"remote-endpoint": str(one.directory / "hooks.sock"), "failure-policy": "Ignore"}
     (hooks / "70-pure.py").write_text(PURE)
-    (servers / "server.json").write_text(json.dumps(asks | {"runtime-hooks": POINTS}))
+    (servers / "server.json").write_text(json.dumps(registration | {"runtime-hooks": POINTS}))
     config = json.loads((one.directory / "config.yaml").read_text())
     config["hooks"] = {
         "directory": str(hooks),
@@ -287,7 +287,7 @@ class TimedHand(Hand):
 
 @dataclass
 class Chaos:
-    """What came out."""
+    """The results."""
 
     calls: Calls
     churn: Churn
@@ -310,13 +310,13 @@ class Chaos:
 
 
 def measure(calls: int = CALLS, share: float = 0.05) -> Chaos:
-    """Make so many calls with hooks that misbehave in this share of what they are asked."""
+    """Make so many calls with hooks that misbehave in this share of their calls."""
     chaos = Chaos(Calls(), Churn(), Found())
     with tempfile.TemporaryDirectory(prefix="hc") as directory, node(Path(directory)) as one:
-        equip(one, share)
+        write_hooks(one, share)
         with bad_server(one) as kills:
             one.start()
-            one.until(lambda: _hooked(one), 20, "the hooks are asked")
+            one.until(lambda: _hooked(one), 20, "the hooks are in use")
             with watched(one, chaos.found):
                 share_of = round(calls / HANDS / CALLS_OF_A_COUNT)
                 hands = [TimedHand(one, n, share_of, chaos.churn, chaos.calls) for n in range(HANDS)]
@@ -339,7 +339,7 @@ def measure(calls: int = CALLS, share: float = 0.05) -> Chaos:
 
 
 def _hooked(one: Node) -> bool:
-    """Whether a create carries what the good hook sets."""
+    """Return whether a create has the changes of the correct hook."""
     with CriClient(str(one.socket)) as client:
         pod_id = one.pod(client, KINDS[0])
         container_id = one.create(client, pod_id, 0)
@@ -351,7 +351,7 @@ def _hooked(one: Node) -> bool:
 
 
 def without_good(one: Node) -> list[str]:
-    """Name containers that were made without what the hook that behaves has set."""
+    """Report containers that were created without the changes of the correct hook."""
     made = [call.request for call in one.runtime.calls if call.method == "CreateContainer"]
     lacking = [r for r in made if r.config.annotations.get("good") != "yes"]
     return [f"{len(lacking)} of {len(made)} containers were made without the good hook"] if lacking else []
@@ -374,7 +374,7 @@ def rows(chaos: Chaos, share: float) -> list[list[str]]:
     took = sorted(chaos.calls.took)
     return [
         [
-            f"{share:.0%} of what they are asked; server killed {chaos.kills} times",
+            f"{share:.0%} of the calls; server killed {chaos.kills} times",
             str(len(took)),
             str(chaos.hung),
             str(len(chaos.wrong)),
@@ -388,16 +388,18 @@ def rows(chaos: Chaos, share: float) -> list[list[str]]:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--calls", type=int, default=CALLS)
-    words.add_argument("--share", type=float, default=0.05, help="of what hooks are asked, what goes wrong")
-    asked = words.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--share", type=float, default=0.05, help="share of calls in which a hook misbehaves")
+    args = parser.parse_args()
     try:
-        chaos = measure(asked.calls, asked.share)
+        chaos = measure(args.calls, args.share)
     except BenchError as error:
-        say(str(error))
+        progress(str(error))
         return 1
-    print(render(HEAD, rows(chaos, asked.share)))
+    print(render(HEAD, rows(chaos, args.share)))
     for what in chaos.wrong:
         print(f"  {what}")
     return int(chaos.missed)

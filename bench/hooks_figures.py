@@ -73,8 +73,8 @@ def _argv(files: dict[str, str], directory: Path, sock: Path, runtime: Path) -> 
         if name.endswith(".py"):
             (hooks / name).write_text(text)
             continue
-        asks = {"remote-endpoint": str(runtime.parent / "hooks.sock"), "failure-policy": "Fail"}
-        (servers / name).write_text(json.dumps(asks | {"runtime-hooks": ["PreCreateContainer"]}))
+        registration = {"remote-endpoint": str(runtime.parent / "hooks.sock"), "failure-policy": "Fail"}
+        (servers / name).write_text(json.dumps(registration | {"runtime-hooks": ["PreCreateContainer"]}))
     config = Path(argv[argv.index("--config") + 1])
     section = {
         "directory": str(hooks),
@@ -147,9 +147,11 @@ def rows(found: dict[str, list[float]]) -> list[list[str]]:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--quick", action="store_true")
-    quick = words.parse_args().quick
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
     with tempfile.TemporaryDirectory(prefix="hk") as directory:
         table = rows(measure(3 if quick else 9, 150 if quick else 400, Path(directory)))
     print(render(HEAD, table))

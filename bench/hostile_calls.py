@@ -27,10 +27,12 @@ PLAYS = 3
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--pods", type=int, default=6, help="pods of each kind (6)")
-    words.add_argument("--seed", type=int, default=1, help="of the attacks (1)")
-    chosen = words.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pods", type=int, default=6, help="pods of each kind (6)")
+    parser.add_argument("--seed", type=int, default=1, help="of the attacks (1)")
+    chosen = parser.parse_args()
     lines, missed = [], False
     for kind in ATTACKS:
         dice = random.Random(f"{kind} {chosen.seed}")

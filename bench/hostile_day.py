@@ -9,11 +9,11 @@ The same honest day is played twice, the second time with hostile pods between a
 and containers are created but not started, in a private containerd; the daemon is given a machine of 64
 CPUs, so that there is something to own. Half way it is killed (SIGKILL) and started again. What counts:
 
-* placements: the CPUs in the OCI spec of each honest container, and all that ``topoproxy status`` says of it,
+* placements: the CPUs in the OCI spec of each honest container, and its facts in ``topoproxy status``,
   are the same on both days, and no hostile pod owns a CPU;
-* ready: seconds from the start of the process after the kill until it is in step with the runtime and has
+* ready: seconds from the start of the process after the kill until it has reconciled with the runtime and
   answered a call;
-* ping gap: the longest time without a sign of life for systemd's watchdog, which is asked for every 50 ms.
+* ping gap: the longest time without a sign of life for systemd's watchdog, which is due every 50 ms.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Daemon:
         self.config.chmod(0o600)
 
     def start(self) -> float:
-        """Start it; gives the seconds until it is in step with the runtime and has answered a call."""
+        """Start it; returns the seconds until it has reconciled and answered a call."""
         variables = {
             "PYTHONPATH": str(self.root),
             "NOTIFY_SOCKET": str(self.pings.path),
@@ -183,7 +183,7 @@ class Daemon:
             contextlib.suppress(TopoproxyError, OSError, TimeoutError),
             socket.socket(socket.AF_UNIX) as probe,
         ):
-            probe.connect(str(self.admin))  # without the retries that a person is given
+            probe.connect(str(self.admin))  # without the retries of the command
             page = self.page()
             return bool(page.get("ready"))
         return False
@@ -219,10 +219,10 @@ class Daemon:
 
 @dataclass
 class Day:
-    """What a day showed.
+    """The results of a day.
 
     Attributes:
-        honest: For each honest pod what was placed and what is said of it, or the words of the refusal.
+        honest: For each honest pod its placement and status, or the message of the rejection.
         owners: Namespaces of pods that own CPUs.
         ready_s: Seconds until the daemon was ready, after its kill.
         gap_s: The longest gap between two pings.
@@ -470,8 +470,8 @@ def main() -> int:
     print(render(HEAD, rows(quiet, busy)))
     print(f"\n{len(hostile)} hostile pods beside {len(honest)}, daemon of {named}, {os.cpu_count()} CPUs.")
     wrong = failures(quiet, busy)
-    for words in wrong:
-        print(f"FAILED: {words}")
+    for failure in wrong:
+        print(f"FAILED: {failure}")
     return bool(wrong)
 
 

@@ -117,14 +117,14 @@ class Crowd(Answers):
             return self._status(pb.ContainerStatusRequest.FromString(body))
         return super().answer(method, body)
 
-    def _status(self, asked: pb.ContainerStatusRequest) -> bytes:
-        one = self.running.containers[int(asked.container_id[:8], 16)]
+    def _status(self, request: pb.ContainerStatusRequest) -> bytes:
+        one = self.running.containers[int(request.container_id[:8], 16)]
         status = pb.ContainerStatus(id=one.id, metadata=one.metadata, state=one.state, labels=one.labels)
-        owner = int(asked.container_id[:8], 16) < OWNERS
+        owner = int(request.container_id[:8], 16) < OWNERS
         cpu = {"shares": 1024 if owner else 102, "period": 100_000, "cpus": self.cpus[one.id]}
         cpu |= {"quota": 100_000} if owner else {}
         spec = {"linux": {"cgroupsPath": f"/{self.paths[one.id]}", "resources": {"cpu": cpu}}}
-        info = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
+        info = {"info": json.dumps({"runtimeSpec": spec})} if request.verbose else {}
         return message(pb.ContainerStatusResponse(status=status, info=info).SerializeToString())
 
 
@@ -173,7 +173,7 @@ def one_start(daemon: Daemon) -> Start:
     known: object = []
     try:
         ready = daemon.start()
-        time.sleep(2)  # what is done after the node is in step holds the loop, too
+        time.sleep(2)  # the work after the reconcile blocks the loop, too
         known = daemon.page()["containers"]
     except BenchError as error:
         print(f"hostile_start: {str(error)[:200]}", file=sys.stderr)
@@ -254,15 +254,17 @@ def rows(found: Mapping[tuple[str, str], Sequence[Start]], which: Sequence[str])
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("base", nargs="?", help="a commit, or a directory with another checkout")
-    words.add_argument("--hostile", type=int, default=HOSTILE, help="hostile pods among them (200)")
-    words.add_argument(
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("base", nargs="?", help="a commit, or a directory with another checkout")
+    parser.add_argument("--hostile", type=int, default=HOSTILE, help="hostile pods among them (200)")
+    parser.add_argument(
         "--skip", default="", metavar="A,B", help=f"attacks to leave out: {', '.join(ATTACKS)}"
     )
-    words.add_argument("--turns", type=int, default=TURNS, help="turns (3)")
-    words.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
-    chosen = words.parse_args()
+    parser.add_argument("--turns", type=int, default=TURNS, help="turns (3)")
+    parser.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
     skip = [kind for kind in chosen.skip.split(",") if kind]
     if chosen.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -279,8 +281,8 @@ def main() -> int:
         return 1
     which = sorted(roots, key=lambda name: name == "now")
     print(render([HEAD[0], *which, HEAD[1]], rows(found, which)))
-    beside = f"{chosen.hostile} of them of hostile pods"
-    print(f"\n{CONTAINERS} containers, {beside}; {chosen.turns} turns, {os.cpu_count()} CPUs.")
+    summary = f"{chosen.hostile} of them of hostile pods"
+    print(f"\n{CONTAINERS} containers, {summary}; {chosen.turns} turns, {os.cpu_count()} CPUs.")
     return int(min(s.gap_ms for s in found["no ledger", "now"]) > GAP_BAR_MS)
 
 

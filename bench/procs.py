@@ -41,9 +41,9 @@ def wait_until(probe: Callable[[], bool], seconds: float, what: str, running: Pr
     begun = time.perf_counter()
     while not probe():
         if time.perf_counter() - begun > seconds:
-            raise BenchError(f"{what}: not within {seconds:g} s{running.last_words() if running else ''}")
+            raise BenchError(f"{what}: not within {seconds:g} s{running.log_tail() if running else ''}")
         if running is not None and running.popen.poll() is not None:
-            raise BenchError(f"{what}: it ended with code {running.popen.returncode}{running.last_words()}")
+            raise BenchError(f"{what}: it ended with code {running.popen.returncode}{running.log_tail()}")
         time.sleep(0.001)
     return time.perf_counter() - begun
 
@@ -72,7 +72,7 @@ class Process:
     def __post_init__(self) -> None:
         self.pid = self.popen.pid
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         text = self.log.read_text(errors="replace").strip()[-600:]
         return f"\n{text}" if text else ""
 

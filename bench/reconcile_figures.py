@@ -43,7 +43,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.observe.json_access import as_list
 
 CONTAINERS, PERIOD_S, SECONDS, BAR = 300, 5.0, 30.0, 3.0
-STATUSES = 5  # so many containers are asked about every second
+STATUSES = 5  # status calls per second
 GROUP, V1 = f"topoproxy-reconcile-{os.getpid()}", "cgroup v1"
 ONLINE = Path("/sys/devices/system/cpu/online")
 HEAD = (
@@ -98,16 +98,16 @@ class Node(Answers):
             self._update(self.root, pb.UpdateContainerResourcesRequest.FromString(body))
         return super().answer(method, body)
 
-    def _update(self, root: Path, asked: pb.UpdateContainerResourcesRequest) -> None:
-        one = self.running.containers[int(asked.container_id[:8], 16)]
-        (root / paths_of(one, self.top)[1] / "cpuset.cpus").write_text(asked.linux.cpuset_cpus)
+    def _update(self, root: Path, request: pb.UpdateContainerResourcesRequest) -> None:
+        one = self.running.containers[int(request.container_id[:8], 16)]
+        (root / paths_of(one, self.top)[1] / "cpuset.cpus").write_text(request.linux.cpuset_cpus)
 
-    def _status(self, asked: pb.ContainerStatusRequest) -> bytes:
-        one = self.running.containers[int(asked.container_id[:8], 16)]
+    def _status(self, request: pb.ContainerStatusRequest) -> bytes:
+        one = self.running.containers[int(request.container_id[:8], 16)]
         status = pb.ContainerStatus(id=one.id, metadata=one.metadata, state=one.state, labels=one.labels)
         cpu = {"shares": 512, "cpus": ONLINE.read_text().strip()}
         spec = {"linux": {"cgroupsPath": f"/{paths_of(one, self.top)[1]}", "resources": {"cpu": cpu}}}
-        info = {"info": json.dumps({"runtimeSpec": spec})} if asked.verbose else {}
+        info = {"info": json.dumps({"runtimeSpec": spec})} if request.verbose else {}
         return message(pb.ContainerStatusResponse(status=status, info=info).SerializeToString())
 
 
@@ -154,7 +154,7 @@ class Kubelet:
         self.always = always
         self.resources = pb.LinuxContainerResources(cpuset_cpus=cpus)
         self.updated: set[str] = set()
-        self.asked = 0
+        self.next_container = 0
         self.updates = 0
 
     def live(self, seconds: float) -> None:
@@ -165,8 +165,8 @@ class Kubelet:
             self.client.call("ListPodSandbox", pb.ListPodSandboxRequest())
             self.client.call("ListContainers", pb.ListContainersRequest())
             for _ in range(STATUSES):
-                self.asked = (self.asked + 1) % CONTAINERS
-                request = pb.ContainerStatusRequest(container_id=identifier(self.asked))
+                self.next_container = (self.next_container + 1) % CONTAINERS
+                request = pb.ContainerStatusRequest(container_id=identifier(self.next_container))
                 self.client.call("ContainerStatus", request)
             if second % int(PERIOD_S) == 0:
                 self.client.call("Status", pb.StatusRequest())
@@ -184,13 +184,13 @@ class Kubelet:
 
 
 def page(daemon: Process) -> dict[str, object]:
-    """Ask the daemon how it is."""
+    """Return the daemon's status."""
     shown = query_admin(daemon.sock.parent / "admin.sock", "/status")
     assert isinstance(shown, dict)
     return shown
 
 
-def in_step(daemon: Process) -> bool:
+def knows_all_containers(daemon: Process) -> bool:
     """Return whether the daemon knows all containers."""
     try:
         return len(as_list(page(daemon).get("containers"))) == CONTAINERS
@@ -226,7 +226,9 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
         argv[argv.index("--cgroup-root") + 1] = str(root)
         daemon = start("topoproxy", argv, listen, malloc=False)
         all_.append(daemon)
-        wait_until(lambda: in_step(daemon), 60, "the daemon does not know all containers", daemon)
+        wait_until(
+            lambda: knows_all_containers(daemon), 60, "the daemon does not know all containers", daemon
+        )
         time.sleep(2)
 
         def span(work: Callable[[float], object]) -> float:
@@ -236,33 +238,35 @@ def measure(seconds: float) -> tuple[list[list[str]], bool]:
 
         spans: list[tuple[str, Kubelet, float, int]] = []
         with CriClient(str(listen)) as client:
-            for words, always in (
+            for label, always in (
                 ("kubelet before 1.22: all", True),
                 ("kubelet now: the changed ones", False),
             ):
                 kubelet, before = Kubelet(client, cpus, always=always), written(daemon)
                 share = span(kubelet.live)
-                spans.append((words, kubelet, share, written(daemon) - before))
+                spans.append((label, kubelet, share, written(daemon) - before))
         idle = span(time.sleep)  # the last, when nothing of the start is left to do
-        for words, kubelet, share, writes in spans:
+        for label, kubelet, share, writes in spans:
             less = share - idle
             missed |= less >= BAR
             each = less / 100 * seconds / kubelet.updates * 1e6
             bar = f"{BAR:g} %" + (" MISSED" if less >= BAR else "")
             cells = [str(kubelet.updates), f"{share:.2f} %", f"{less:.2f} %", bar, number(each, "us")]
-            rows.append([words, *cells, str(writes)])
+            rows.append([label, *cells, str(writes)])
         rows.append([f"no calls ({what})", "0", f"{idle:.2f} %", "", "", "", ""])
     return rows, missed
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--seconds", type=float, default=SECONDS, help="of each span (30)")
-    words.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
-    words.add_argument("--groups", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
-    words.add_argument("--containers", type=int, default=CONTAINERS, help=argparse.SUPPRESS)
-    words.add_argument("--top", metavar="GROUP", help=argparse.SUPPRESS)
-    chosen = words.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each span (30)")
+    parser.add_argument("--runtime", metavar="SOCKET", help=argparse.SUPPRESS)
+    parser.add_argument("--groups", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
+    parser.add_argument("--containers", type=int, default=CONTAINERS, help=argparse.SUPPRESS)
+    parser.add_argument("--top", metavar="GROUP", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
     if chosen.runtime:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         Backend(chosen.runtime, Node(chosen.groups, chosen.top, chosen.containers)).run()

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from churn import memory_mb
-from crash import say
+from crash import progress
 from faulty_node import KINDS, Node, node
 from procs import BenchError
 from table import number, percentile, render
@@ -73,15 +73,15 @@ BAD: tuple[Callable[[dict[str, Any]], str], ...] = (
 
 @dataclass
 class ReloadDay:
-    """What came out.
+    """The results.
 
     Attributes:
-        calls, failed: Calls of the clients, and those that failed, in words.
+        calls, failed: Calls of the clients, and the messages of those that failed.
         calm, busy: Seconds of calls without and with reloads beside them.
         took: Seconds of each reload.
         compared: How many bad reloads were compared byte for byte.
         memory: Megabytes of the daemon after some reloads and after all.
-        wrong: What must not be, in words.
+        wrong: Messages about violations.
     """
 
     calls: int = 0
@@ -261,7 +261,7 @@ def measure(reloads: int = RELOADS) -> ReloadDay:
                         compared = probe if turn // 2 % PROBED == 0 else None
                         _bad(one, turn, day, compared, client)
                 if turn % 100 == 99:
-                    say(f"{turn + 1} reloads, {day.calls} calls, {len(day.failed)} failed")
+                    progress(f"{turn + 1} reloads, {day.calls} calls, {len(day.failed)} failed")
             day.memory.append(memory_mb(one))
         page = one.status() or {}
         day.wrong += [f"internal errors: {n}" for n in [page["counters"].get("internal_errors")] if n]
@@ -333,9 +333,11 @@ def rows(day: ReloadDay) -> list[list[str]]:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--reloads", type=int, default=RELOADS)
-    day = measure(words.parse_args().reloads)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--reloads", type=int, default=RELOADS)
+    day = measure(parser.parse_args().reloads)
     print(render(HEAD, rows(day)))
     print("call: median and 99 % of a call without reloads; beside: with reloads beside it")
     for what in (*day.wrong, *day.failed[:20]):

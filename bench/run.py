@@ -86,7 +86,7 @@ class Plan:
 QUICK = Plan(rounds=2, share=0.25, seconds=0.5, starts=2, outages=1)
 
 
-def say(text: str) -> None:
+def progress(text: str) -> None:
     """Report progress."""
     print(text, file=sys.stderr, flush=True)
 
@@ -136,7 +136,7 @@ class Bench:
                 self._learn_cpus(name, path)
             work = [(self._latency, item) for item in LATENCY] + [(self._rate, item) for item in RATES]
             for turn in range(1, self.plan.rounds + 1):
-                say(f"round {turn} of {self.plan.rounds}")
+                progress(f"round {turn} of {self.plan.rounds}")
                 for measure, (call, _, count) in work:
                     for name in self.random.sample(NAMES, len(NAMES)):
                         measure(
@@ -181,7 +181,7 @@ class Bench:
     def starts(self) -> None:
         """From the start of the process to a socket that accepts, and memory of a fresh process."""
         for turn in range(self.plan.starts):
-            say(f"start {turn + 1} of {self.plan.starts}")
+            progress(f"start {turn + 1} of {self.plan.starts}")
             for target in self.random.sample(TARGETS, len(TARGETS)):
                 process = target.start(self.directory, self.backend.sock, f"-start{turn}")
                 self.figures.add("listening", target.name, process.listening_ms)
@@ -189,7 +189,7 @@ class Bench:
 
     def memory(self) -> None:
         """Resident memory: idle, after 10,000 calls, after messages of 15 MiB both ways."""
-        say("memory")
+        progress("memory")
         for target in TARGETS:
             with ended([target.start(self.directory, self.backend.sock, "-memory")]) as (process,):
                 wait_until(lambda path=process.sock: answers(path), 10, f"no answer through {target.name}")
@@ -214,7 +214,7 @@ class Bench:
     def outages(self) -> None:
         """The runtime is killed, comes back after two seconds; when does a new connection work again?"""
         for turn in range(self.plan.outages):
-            say(f"outage {turn + 1} of {self.plan.outages}")
+            progress(f"outage {turn + 1} of {self.plan.outages}")
             for target in self.random.sample(TARGETS, len(TARGETS)):
                 with ended([target.start(self.directory, self.backend.sock, f"-outage{turn}")]) as (process,):
                     wait_until(
@@ -320,7 +320,7 @@ def main() -> int:
     try:
         bench = measure(plan, chosen.seed)
     except BenchError as error:
-        say(f"bench: {error}")
+        progress(f"bench: {error}")
         return 1
     head = ["", DIRECT, TOPOPROXY.name, PLAIN.name, "x plain", "bar"]
     print(render(head, rows(bench.figures), markdown=chosen.markdown))
@@ -329,7 +329,7 @@ def main() -> int:
     print(f"\n{plan.rounds} rounds in {took:.0f} s, {where}.")
     wrote = ", ".join(f"{name} {cpus}" for name, cpus in bench.cpus.items() if cpus)
     print(f"CPUs written into every CreateContainer, seen by the runtime: {wrote}.")
-    say("deciding")
+    progress("deciding")
     deciding, loop = measure_deciding()
     print("\n" + render(PLACE_HEAD, place_rows(deciding, loop), markdown=chosen.markdown))
     pools = measure_pools()

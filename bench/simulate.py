@@ -63,8 +63,8 @@ def simulated_pods(count: int) -> list[SimulatedPod]:
 
 
 def main() -> int:
-    words = [int(word) for word in sys.argv[1:3]]
-    pods, count = [*words, *(10_000, 100)[len(words) :]]
+    numbers = [int(text) for text in sys.argv[1:3]]
+    pods, count = [*numbers, *(10_000, 100)[len(numbers) :]]
     loop = millis(bare_loop) / 1e3
     machines = copies([Named("m", described(2, 2, 16, 2))], count)
     rules = Rules({GPU: {f"gpu{i}": RegisteredDevice(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0)

@@ -44,7 +44,7 @@ HEAD = (
     "most",
     "CPU time in one, median",
     "most",
-    "in step after",
+    "reconciled after",
 )
 
 
@@ -134,11 +134,13 @@ def rows(found: dict[str, list[dict[str, float]]]) -> list[list[str]]:
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--containers", type=int, default=CONTAINERS, help=f"how many run ({CONTAINERS})")
-    words.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often all is done ({ROUNDS})")
-    words.add_argument("--start", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
-    chosen = words.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--containers", type=int, default=CONTAINERS, help=f"how many run ({CONTAINERS})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often all is done ({ROUNDS})")
+    parser.add_argument("--start", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
     if chosen.start:
         print(json.dumps(asyncio.run(started(chosen.start, chosen.containers))))
         return 0

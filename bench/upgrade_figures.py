@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crash import say
+from crash import progress
 from faulty_node import KINDS, Node, node
 from procs import BENCH, BenchError
 from table import number, percentile, render
@@ -66,21 +66,21 @@ class Versions:
 
     def install(self, name: str) -> None:
         """Put a version in the place of the other."""
-        beside = self._link / "installed.new"
-        beside.symlink_to(name)
-        beside.rename(self.installed)
+        draft = self._link / "installed.new"
+        draft.symlink_to(name)
+        draft.rename(self.installed)
 
 
 @dataclass
 class Upgrades:
-    """What came out.
+    """The results.
 
     Attributes:
-        calls, failed: Calls of the clients, and those that failed, in words.
+        calls, failed: Calls of the clients, and the messages of those that failed.
         calm, busy: Seconds of calls without and during upgrades.
         took: Seconds of each upgrade.
         held: Seconds of each upgrade in which no call was accepted.
-        wrong: What must not be, in words.
+        wrong: Messages about violations.
     """
 
     pods: int = 0
@@ -253,14 +253,14 @@ def measure(rounds: int = ROUNDS, pods: int = PODS) -> Upgrades:
                     client.start(one.create(client, one.pod(client, kind), 0))
             out.wrong += one.settled()
             before = upgraded.owners()
-            say(f"{pods} pods run, {len(before)} own CPUs")
+            progress(f"{pods} pods run, {len(before)} own CPUs")
             with load.at_work():
                 time.sleep(2)
                 for number, name in enumerate(["new", "old"] * rounds):
                     upgraded.upgrade(name, load)
                     took = f"{number + 1} upgrades, the last in {out.took[-1]:.2f} s"
-                    say(f"{took}, {out.calls} calls, {len(out.failed)} failed")
-                    out.wrong += [f"overlap: {words}" for words in one.overlaps()]
+                    progress(f"{took}, {out.calls} calls, {len(out.failed)} failed")
+                    out.wrong += [f"overlap: {message}" for message in one.overlaps()]
             out.wrong += one.settled()
             if (after := upgraded.owners()) != before:
                 out.wrong.append(f"owners moved: {before} -> {after}")
@@ -319,8 +319,8 @@ def main() -> int:
     given = options.parse_args()
     out = measure(given.rounds, given.pods)
     print(render(HEAD, rows(out)))
-    for words in [*out.failed[:10], *out.wrong[:10]]:
-        print(words)
+    for message in [*out.failed[:10], *out.wrong[:10]]:
+        print(message)
     return int(out.missed)
 
 

@@ -1,4 +1,4 @@
-"""The measuring tools measure what they say: each against the other, and against a proxy that rewrites."""
+"""The measuring tools are correct: checked against each other, and against a proxy that rewrites requests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_missing_target_is_an_error_and_no_traceback(tmp_path: Path) -> None:
     assert "cannot connect" in result["first_error"]
 
 
-def test_the_runtime_shows_what_it_was_asked_and_the_plain_proxy_rewrites(
+def test_the_runtime_returns_what_it_received_and_the_plain_proxy_rewrites(
     backend: Path, tmp_path: Path
 ) -> None:
     import messages
@@ -105,7 +105,7 @@ def test_the_bare_forwarder_passes_bytes_as_they_come(backend: Path, tmp_path: P
     assert (answers["n"], answers["errors"]) == (20, 0)
 
 
-def test_a_floor_is_shown_beside_go() -> None:
+def test_the_table_of_the_floor_compares_with_go() -> None:
     import floor_figures
 
     found = {
@@ -171,7 +171,7 @@ def test_header_tables_are_followed_through_evictions(calls: list[tuple[bytes, i
         assert [(bytes(k), bytes(v)) for k, v in decoder.decode(block, raw=True)] == headers
 
 
-def test_windows_hold_a_body_back() -> None:
+def test_a_body_waits_for_flow_control_windows() -> None:
     import frames
 
     outbox = frames.Outbox()
@@ -191,27 +191,27 @@ def test_windows_hold_a_body_back() -> None:
         outbox.on_window(0, 0)
 
 
-def test_what_a_body_beyond_its_windows_costs_the_receiver() -> None:
+def test_the_receiver_updates_half_used_windows_and_rejects_a_body_beyond_them() -> None:
     import frames
 
     inflow = frames.Inflow(frames.Outbox(), 1_000, 2_000)
 
-    def reported() -> bytes:
+    def sent() -> bytes:
         inflow.grant()
         return inflow.outbox.take()
 
     inflow.on_data(1, 499, ended=False)
-    assert reported() == b""
+    assert sent() == b""
     inflow.on_data(1, 1, ended=False)
-    assert reported() == frames.window_frame(1, 500)
+    assert sent() == frames.window_frame(1, 500)
     inflow.on_data(1, 500, ended=True)
-    assert reported() == frames.window_frame(0, 1_000)
+    assert sent() == frames.window_frame(0, 1_000)
     inflow.on_data(3, 600, ended=False)
     with pytest.raises(frames.PeerError):
         inflow.on_data(3, 401, ended=False)
 
 
-def test_the_comparison_of_checks_sees_words_and_not_times() -> None:
+def test_the_comparison_of_checks_ignores_times_and_cpusets() -> None:
     import go_kit
 
     one = "a: ok 1.5 ms\nb: Canceled; backend cancels 1->2\nc: ok id=||120|5468 2.0 ms\nd: ok\n"
@@ -221,7 +221,7 @@ def test_the_comparison_of_checks_sees_words_and_not_times() -> None:
     assert [text.split("'")[1] for text in go_kit.differences(one, other)] == ["b", "c", "d"]
 
 
-def test_figures_and_table() -> None:
+def test_figures_are_computed_and_rendered_as_a_table() -> None:
     import figures
     import table
 
@@ -232,18 +232,20 @@ def test_figures_and_table() -> None:
     assert found.added("p50", "ours", "direct") == 19.0
     assert found.added("p50", "missing", "direct") is None
     assert found.ratio(1.0, 0.0) is None
-    shown = table.render(["", "x"], [["a", table.number(0.314)], ["bb", table.number(None)]], markdown=True)
-    assert shown == "|    |    x |\n|----|-----:|\n| a  | 0.31 |\n| bb |    - |"
+    rendered = table.render(
+        ["", "x"], [["a", table.number(0.314)], ["bb", table.number(None)]], markdown=True
+    )
+    assert rendered == "|    |    x |\n|----|-----:|\n| a  | 0.31 |\n| bb |    - |"
 
 
-def test_without_go_or_kit_it_says_so_and_ends_well(tmp_path: Path) -> None:
+def test_the_go_benchmark_is_skipped_with_a_reason_without_the_kit(tmp_path: Path) -> None:
     argv = [sys.executable, str(BENCH / "go_kit.py"), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
     assert "skipped: no Go sources" in done.stderr
 
 
-def test_ratios_are_of_rounds_and_more_than_one_is_worse() -> None:
+def test_a_ratio_is_the_median_over_rounds_and_more_than_one_is_worse() -> None:
     import random
 
     import beside
@@ -264,19 +266,19 @@ def test_ratios_are_of_rounds_and_more_than_one_is_worse() -> None:
     assert low <= rate.ratio() <= high <= 1.2501
 
 
-def test_a_base_that_cannot_be_had_is_an_error_and_no_traceback(tmp_path: Path) -> None:
-    for base, words in (
+def test_an_unknown_base_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    for base, message in (
         ("no-such-commit", "cannot read the base"),
         (str(tmp_path), "cannot run topoproxy of"),
     ):
         argv = [sys.executable, str(BENCH / "beside.py"), base, "--quick"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 2, done.stderr
-        assert words in done.stderr
-        assert "Traceback" not in done.stderr.partition(words)[0]
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr.partition(message)[0]
 
 
-def test_a_slower_checkout_is_found_out(tmp_path: Path) -> None:
+def test_a_slower_checkout_is_reported(tmp_path: Path) -> None:
     """Each call of the copy takes longer than the same call of the base: the run reports it as slower."""
     import shutil
 

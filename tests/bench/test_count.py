@@ -27,7 +27,7 @@ def work():  # another
 '''
 
 
-def test_lines_without_blanks_comments_and_docstrings() -> None:
+def test_code_lines_exclude_blanks_comments_and_docstrings() -> None:
     assert code_lines(SOURCE) == 10
     assert code_lines('"""Nothing."""\n\n# at all\n') == 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
-def test_killed_at_steps() -> None:
+def test_a_daemon_killed_at_steps_breaks_no_promise() -> None:
     """Every eleventh step of the scenario; ``make crash`` takes them all."""
     import crash
 
@@ -20,7 +20,7 @@ def test_killed_at_steps() -> None:
     assert {name.partition(":")[0] for name in names} >= {"ledger", "kernel", "CreateContainer"}
 
 
-def test_killed_at_random_moments() -> None:
+def test_a_daemon_killed_at_random_moments_breaks_no_promise() -> None:
     import crash
 
     found = crash.moments(10)
@@ -28,7 +28,7 @@ def test_killed_at_random_moments() -> None:
     assert not found.broken, (found.overlaps, found.lost, found.astray)
 
 
-def test_busy_with_a_runtime_that_fails() -> None:
+def test_churn_with_a_failing_runtime_has_no_violations() -> None:
     import churn
 
     done = churn.measure(2000)
@@ -37,8 +37,8 @@ def test_busy_with_a_runtime_that_fails() -> None:
     assert max(done.ledger) < churn.LEDGER_KB * 1024
 
 
-def test_what_may_grow_exists() -> None:
-    """A limit of something that was renamed would no longer be applied."""
+def test_each_attribute_with_a_growth_limit_exists() -> None:
+    """The limit of a renamed attribute would not be applied."""
     import churn
 
     for name in churn.LIMITS:
@@ -47,14 +47,14 @@ def test_what_may_grow_exists() -> None:
         assert re.search(rf"\b{attribute}\b", inspect.getsource(owner)), name
 
 
-def test_a_kubelet_that_reconciles() -> None:
-    """That all updates arrive; what they cost takes longer spans."""
+def test_updates_of_a_reconciling_kubelet_are_counted() -> None:
+    """All updates arrive; to measure their cost takes longer."""
     import reconcile_figures
 
     rows, _ = reconcile_figures.measure(2)
     every, changed, unchanged = rows
     assert [row[1] for row in rows] == ["300", "300", "0"]
-    assert every[-1] == changed[-1] == "0", "what holds is not written"
+    assert every[-1] == changed[-1] == "0", "an unchanged cpuset is not written"
     assert unchanged[0].startswith("no calls")
 
 

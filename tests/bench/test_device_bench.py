@@ -1,4 +1,4 @@
-"""Device plug-ins in the real daemon: what must hold while they misbehave, and what is measured."""
+"""The measurements of device plug-ins with the real daemon, and the invariants while they misbehave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_no_create_hangs_and_no_device_is_given_twice_while_plugins_misbehave() 
 
 
 def test_lists_of_a_thousand_devices_are_measured() -> None:
-    """How long it takes is not a matter of a test."""
+    """The duration is not checked."""
     import device_list_figures
 
     took = device_list_figures.measure(5)

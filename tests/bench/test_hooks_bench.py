@@ -1,4 +1,4 @@
-"""Hooks at work in the real daemon: what is measured, and what must hold while they misbehave."""
+"""The measurements of hooks in the real daemon, and the invariants while they misbehave."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_no_call_hangs_or_is_misplaced_while_hooks_misbehave() -> None:
     assert len(chaos.calls.took) >= 700
 
 
-def test_what_hooks_add_is_measured_on_creates_that_hooks_have_changed(tmp_path: Path) -> None:
-    """How much it is, is not a matter of a test."""
+def test_the_cost_of_hooks_is_measured_on_creates_that_they_changed(tmp_path: Path) -> None:
+    """The duration is not checked."""
     import hooks_figures
 
     rows = hooks_figures.rows(hooks_figures.measure(1, 20, tmp_path))

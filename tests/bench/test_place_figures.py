@@ -1,4 +1,4 @@
-"""The figures of deciding: what they measure is what a node does, and bars are held against them."""
+"""The figures of decisions: they measure complete decisions, and are compared with their bars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
-def test_bars() -> None:
+def test_a_figure_over_its_bar_is_missed() -> None:
     import place_figures as figures
 
     quick = figures.Figure("quick", (1.0, 2.0, 3.0), 2.5, 3.5)
@@ -19,7 +19,7 @@ def test_bars() -> None:
     assert row == ["late", "2.00 ms", "3.00 ms", "0.50", "2.5 ms / 3 ms MISSED"]
 
 
-def test_the_decisions_are_whole() -> None:
+def test_the_measured_decisions_are_complete() -> None:
     import place_figures as figures
 
     from proxy.model.idset import Mask
@@ -34,7 +34,7 @@ def test_the_decisions_are_whole() -> None:
     assert len(plan.container.placement.exclusive) == 16
     assert [len(ids) for _, ids in plan.container.placement.devices] == [4]
     assert plan.explanation is not None
-    assert [reported.resource for reported in plan.explanation.answers] == ["nvidia.com/gpu", "cpu", "memory"]
+    assert [answer.resource for answer in plan.explanation.answers] == ["nvidia.com/gpu", "cpu", "memory"]
     assert plan.explanation.steps
     refused = figures.many_nodes(TopologyPolicy.SINGLE_NUMA_NODE, far=True)[1]()
     assert refused.explanation is not None

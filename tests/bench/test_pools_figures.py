@@ -1,4 +1,4 @@
-"""The figures of pools: all classes are on the machine, and a change is judged by what it comes to."""
+"""The figures of pools: all classes are on the machine, and the moves of each change are counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
-def test_the_machine_is_full_of_all_classes() -> None:
+def test_the_measured_machine_has_containers_of_all_classes() -> None:
     import pools_figures as figures
 
     from proxy.engine.invariants import violations
@@ -27,7 +27,7 @@ def test_the_machine_is_full_of_all_classes() -> None:
     assert sum(c.placement.pool_numa_limit is not None for c in there) > 200
 
 
-def test_a_change_is_held_against_its_bar_and_its_counts() -> None:
+def test_a_change_is_missed_over_its_bar_or_with_unequal_counts() -> None:
     import pools_figures as figures
 
     good = figures.Change("good", (1.0, 1.5), 3, 3, 3)
@@ -40,7 +40,7 @@ def test_a_change_is_held_against_its_bar_and_its_counts() -> None:
     assert row[1:] == ["1.25 ms", "1.50 ms", "1.25", "2 ms", "3", "3", "3"]
 
 
-def test_what_a_change_comes_to() -> None:
+def test_the_containers_that_a_change_moves_are_counted() -> None:
     import pools_figures as figures
 
     from proxy.engine.state import NodeState
@@ -62,7 +62,7 @@ def test_what_a_change_comes_to() -> None:
     assert (calm.named, calm.changed, calm.written, calm.missed) == (0, 0, 0, False)
 
     def otherwise() -> NodeState:
-        """Pools that changed although no container has other CPUs: whatever is named is named wrongly."""
+        """New pools with the same CPUs for all containers: none of them may be named."""
         return NodeState.of(state.node, state.pods.values(), state.containers.values())
 
     assert figures.change("again", state, otherwise).named == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def test_reloads_under_load() -> None:
+def test_reloads_under_load_fail_no_call() -> None:
     import reload_day
 
     day = reload_day.measure(24)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def test_an_upgrade_and_a_downgrade_under_load() -> None:
+def test_an_upgrade_and_a_downgrade_under_load_fail_no_call() -> None:
     import upgrade_figures
 
     out = upgrade_figures.measure(1, 12)
