@@ -1,4 +1,4 @@
-"""An API server in memory: collections, lists in pages, watches, applies, and the ways in which one fails."""
+"""An API server in memory: collections, lists in pages, watches, applies, and its failures."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class FakeApi(httpx2.AsyncBaseTransport):
     Attributes:
         collections: The paths that are served; objects by name, or ``namespace/name``.
         requests: Counts by method and path.
-        answers: Status codes for the next requests of a path, before anything else is done.
-        down: No connection is possible.
-        page: The most objects in a page.
+        answers: Status codes for the next requests of a path, which are not processed then.
+        down: Whether no connection is possible.
+        page: The maximum number of objects in a page.
         groups: The versions of APIs by group.
         oldest: Watches from before this version get 410.
     """

@@ -1,4 +1,4 @@
-"""Which TopoproxyConfig applies on a node; the daemon follows it, or the node says why not."""
+"""Which TopoproxyConfig applies on a node; the daemon applies it, or the node reports why not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 class ReloadedDaemon:
-    """A daemon that reloads, unless it is to refuse."""
+    """A daemon that reloads, unless a test makes it refuse."""
 
     def __init__(self) -> None:
         self.reloads = 0
@@ -124,7 +124,7 @@ def run_scenario(world: World, scenario: Callable[[], Coroutine[Any, Any, None]]
     asyncio.run(whole())
 
 
-def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None:
+def test_the_daemon_gets_the_settings_and_the_node_reports_them(world: World) -> None:
     async def scenario() -> None:
         world.put("base")
         await until(lambda: world.reported)
@@ -161,7 +161,7 @@ def test_the_daemon_gets_what_applies_and_the_node_says_so(world: World) -> None
         ({"log": {"level": ["a"]}}, "must be"),
     ],
 )
-def test_what_the_node_does_not_permit_changes_nothing(world: World, config: Any, why: str) -> None:
+def test_settings_that_the_node_does_not_permit_change_nothing(world: World, config: Any, why: str) -> None:
     async def scenario() -> None:
         world.put("good")
         await until(lambda: world.reported)
@@ -169,15 +169,19 @@ def test_what_the_node_does_not_permit_changes_nothing(world: World, config: Any
         await until(lambda: world.reported["generation"] == 2)
         assert not world.reported["accepted"]
         assert why in world.reported["reason"]
-        assert world.content == {"log": {"level": "debug"}}, "what was in effect stays"
-        assert world.daemon.reloads == 1, "the daemon is not asked for what is known to be wrong"
+        assert world.content == {"log": {"level": "debug"}}, "the previous settings stay in effect"
+        assert world.daemon.reloads == 1, (
+            "the daemon is not reloaded with settings that are known to be invalid"
+        )
         await until(lambda: world.status("good")[0]["accepted"] is False)
 
     run_scenario(world, scenario)
 
 
 @pytest.mark.parametrize("noted", [False, True])
-def test_what_the_daemon_refuses_is_not_there_at_its_next_start(world: World, noted: bool) -> None:
+def test_settings_that_the_daemon_refuses_are_removed_before_its_next_start(
+    world: World, noted: bool
+) -> None:
     async def scenario() -> None:
         world.put("good")
         await until(lambda: world.reported)
@@ -193,14 +197,14 @@ def test_what_the_daemon_refuses_is_not_there_at_its_next_start(world: World, no
     run_scenario(world, scenario)
 
 
-def test_a_daemon_that_is_down_gets_it_later(world: World) -> None:
+def test_a_daemon_that_is_down_gets_the_settings_later(world: World) -> None:
     world.daemon.down = True
 
     async def scenario() -> None:
         world.put("base")
         await until(lambda: world.content)
         await until(lambda: any("cannot apply the settings of the cluster" in line for line in world.lines))
-        assert world.reported is None, "nothing is said before it is known"
+        assert world.reported is None, "nothing is reported before the result is known"
         world.daemon.down = False
         await until(lambda: world.reported)
         assert world.reported["accepted"]
@@ -208,7 +212,7 @@ def test_a_daemon_that_is_down_gets_it_later(world: World) -> None:
     run_scenario(world, scenario)
 
 
-def test_an_api_server_without_the_crd_or_out_of_reach_leaves_what_is_there(world: World) -> None:
+def test_without_the_crd_or_the_api_server_the_settings_stay(world: World) -> None:
     async def scenario() -> None:
         world.put("base")
         await until(lambda: world.reported)
@@ -221,7 +225,7 @@ def test_an_api_server_without_the_crd_or_out_of_reach_leaves_what_is_there(worl
     run_scenario(world, scenario)
 
 
-def test_a_node_leaves_the_status_of_an_object_that_it_no_longer_uses(world: World) -> None:
+def test_a_node_removes_its_entry_from_an_object_that_it_no_longer_uses(world: World) -> None:
     async def scenario() -> None:
         world.put("gold", nodeSelector={"matchLabels": {"tier": "gold"}})
         await until(lambda: world.status("gold"))
@@ -232,8 +236,12 @@ def test_a_node_leaves_the_status_of_an_object_that_it_no_longer_uses(world: Wor
 
         await until(lambda: len(applied()) == 2)
         assert world.reported is None
-        assert json.loads(applied()[1].content)["status"] == {}, "an apply without what its owner had before"
-        assert {r.url.params["fieldManager"] for r in applied()} == {"topoproxy-n1"}, "only its own entry"
+        assert json.loads(applied()[1].content)["status"] == {}, (
+            "an apply without the fields that its owner had before"
+        )
+        assert {r.url.params["fieldManager"] for r in applied()} == {"topoproxy-n1"}, (
+            "only the entry of this node"
+        )
 
     run_scenario(world, scenario)
 
@@ -256,7 +264,7 @@ def test_nodes_take_settings_at_once_and_report_them_at_different_times(
 
 
 @pytest.mark.parametrize("message", ["status.nodes: Too many: 21: must have at most 20 items", "status: no"])
-def test_a_list_that_other_nodes_have_filled_meanwhile_is_no_fault(world: World, message: str) -> None:
+def test_a_list_that_other_nodes_have_filled_is_no_error(world: World, message: str) -> None:
     one = world.api._one
 
     def full(method: str, collection: str, name: str, body: Any) -> Any:
@@ -269,19 +277,17 @@ def test_a_list_that_other_nodes_have_filled_meanwhile_is_no_fault(world: World,
     async def scenario() -> None:
         world.put("base")
         await until(lambda: world.reported)
-        asked = f"{COLLECTION}/base/status"
-        await until(lambda: world.api.count("PATCH", asked))
+        path = f"{COLLECTION}/base/status"
+        await until(lambda: world.api.count("PATCH", path))
         await asyncio.sleep(0.5)
-        assert (world.api.count("PATCH", asked) == 1) == ("Too many" in message)
+        assert (world.api.count("PATCH", path) == 1) == ("Too many" in message)
         problem = "cannot report which settings of the cluster are in effect"
         assert any(problem in line for line in world.lines) == ("Too many" not in message)
 
     run_scenario(world, scenario)
 
 
-def test_a_key_that_the_operator_permits_no_more_is_reported(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_is_no_longer_permitted_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_config, "RECHECK_S", 0.05)
 
     async def scenario() -> None:
@@ -298,12 +304,12 @@ def test_a_key_that_the_operator_permits_no_more_is_reported(
         await until(lambda: world.reported["accepted"])
         reloads = world.daemon.reloads
         await asyncio.sleep(0.3)
-        assert world.daemon.reloads == reloads, "the daemon is not asked without a change"
+        assert world.daemon.reloads == reloads, "the daemon is not reloaded without a change"
 
     run_scenario(world, scenario)
 
 
-def test_settings_that_are_refused_after_an_outage_of_the_daemon_are_put_back(world: World) -> None:
+def test_settings_refused_after_an_outage_of_the_daemon_are_reverted(world: World) -> None:
     async def scenario() -> None:
         world.put("good")
         await until(lambda: world.reported)
@@ -330,7 +336,7 @@ def test_an_odd_object_is_ignored_with_a_reason(world: World) -> None:
     run_scenario(world, scenario)
 
 
-def test_a_node_that_permits_nothing_asks_for_nothing(world: World) -> None:
+def test_a_node_that_permits_nothing_sends_no_requests(world: World) -> None:
     world.config = Config()
 
     async def scenario() -> None:
@@ -377,7 +383,7 @@ def test_an_object_is_read() -> None:
         {"metadata": {"name": "a"}, "spec": {"config": {}, "priority": "high"}},
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_objects_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((ValueError, LookupError)):
         config_object(wrong)
 
@@ -397,7 +403,7 @@ def test_only_objects_that_select_the_node_count() -> None:
     assert chosen({"zone": "b"}, odd, gold) == ""
 
 
-def test_what_a_node_says() -> None:
+def test_the_status_entry_of_a_node() -> None:
     accepted = ConfigAnswer("a", 3, accepted=True)
     refused = ConfigAnswer("a", 4, accepted=False, reason="log.level: this node does not permit it")
     assert node_annotation(None) == {ANNOTATION: None}

@@ -1,4 +1,4 @@
-"""The writer: soon, seldom, and again where a write fails or another program interferes."""
+"""The writer: prompt and rare writes, and retries after failures or writes of other programs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_write_that_fails_is_repeated_with_the_newest_value() -> None:
     write(test)
 
 
-def test_what_the_server_refuses_is_tried_seldom() -> None:
+def test_refused_writes_are_retried_rarely() -> None:
     async def test(server: Server) -> None:
         loop = asyncio.get_running_loop()
         server.errors = [ApiServerError("no", 403) for _ in range(99)]
@@ -118,7 +118,7 @@ def test_what_the_server_refuses_is_tried_seldom() -> None:
     write(test)
 
 
-def test_a_version_of_another_writer_is_written_over_and_our_own_is_not() -> None:
+def test_a_version_of_another_writer_is_overwritten_and_the_agents_own_is_not() -> None:
     async def test(server: Server) -> None:
         server.want("a", 1)
         await asyncio.sleep(0.01)
@@ -135,7 +135,7 @@ def test_a_version_of_another_writer_is_written_over_and_our_own_is_not() -> Non
     write(test)
 
 
-def test_against_a_stubborn_writer_the_repairs_become_rare_and_are_reported() -> None:
+def test_repairs_against_a_persistent_writer_become_rare_and_are_reported() -> None:
     async def test(server: Server) -> None:
         server.want("a", 1)
         for step in range(40):
@@ -165,7 +165,7 @@ def test_a_slow_write_delays_no_other_object() -> None:
     write(test)
 
 
-def test_what_is_withdrawn_is_removed_once_and_forgotten() -> None:
+def test_a_withdrawn_object_is_removed_once_and_forgotten() -> None:
     async def test(server: Server) -> None:
         server.want("a", 1)
         await asyncio.sleep(2 * LEAST)
@@ -211,7 +211,7 @@ def test_single_writes_that_fail_are_one_problem_of_their_collection() -> None:
     write(test)
 
 
-def test_only_what_gives_up_is_forgotten_after_some_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_writes_with_a_limit_are_dropped_after_some_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFUSED", Backoff(0.01, 0.01))
     monkeypatch.setattr(module, "FAILED", Backoff(0.01, 0.01))
     tries = {"event": 0, "amounts": 0, "unreachable": 0}
@@ -232,7 +232,7 @@ def test_only_what_gives_up_is_forgotten_after_some_refusals(monkeypatch: pytest
     assert min(tries["amounts"], tries["unreachable"]) > module.ONCE_REFUSALS
 
 
-def test_what_is_given_up_is_no_problem_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_write_is_no_longer_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFUSED", Backoff(0.05, 0.05))
 
     async def test(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Files follow the API server while it answers, and hold of an object only what the daemon reads."""
+"""The files follow the API server while it answers, and hold only the fields that the daemon reads."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ POD: dict[str, Any] = {
 }
 
 
-class AskedDaemon:
-    """Counts what the daemon is asked."""
+class QueriedDaemon:
+    """Records the queries to the daemon."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.down = False
 
     async def query(self, route: str, params: Any = None, *, timeout: float = 5, act: bool = False) -> object:
-        self.asked.append(route)
+        self.queries.append(route)
         if self.down:
             raise UnavailableError("it is down")
         return {}
@@ -74,7 +74,7 @@ class World:
     def __init__(self, directory: Path, *, selecting: bool = True) -> None:
         self.directory = directory / "cluster"
         self.api = FakeApi(NODES, PODS, NAMESPACES)
-        self.daemon = AskedDaemon()
+        self.daemon = QueriedDaemon()
         self.lines: list[str] = []
         config = Config(cluster_facts=ClusterFactsConfig(self.directory))
         self.config = replace(config, admission=SELECTING) if selecting else config
@@ -151,15 +151,15 @@ def test_files_follow_the_objects(world: World) -> None:
     assert selectors == {(NODES, "metadata.name=n1"), (PODS, "spec.nodeName=n1"), (NAMESPACES, None)}
 
 
-def test_the_daemon_is_asked_to_read_what_changes_the_node_and_not_for_pods(world: World) -> None:
+def test_the_daemon_is_notified_of_changes_of_the_node_and_not_of_pods(world: World) -> None:
     async def scenario() -> None:
-        await until(lambda: len(world.daemon.asked) == 2)
+        await until(lambda: len(world.daemon.queries) == 2)
         world.api.put(PODS, "team/late", metadata={"uid": "u2"}, spec=SPEC)
         await until(lambda: world.pod("u2"))
-        assert world.daemon.asked == ["/cluster/refresh"] * 2
+        assert world.daemon.queries == ["/cluster/refresh"] * 2
         world.daemon.down = True
         world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "c"}})
-        await until(lambda: len(world.daemon.asked) == 3)
+        await until(lambda: len(world.daemon.queries) == 3)
         world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "d"}})
         await until(lambda: world.files.namespaces.read() == {"team": {"a": "d"}})
 
@@ -183,10 +183,10 @@ def test_a_heartbeat_of_a_node_writes_nothing(world: World) -> None:
     run_scenario(world, scenario)
 
 
-def test_a_file_is_as_old_as_what_the_watch_has_brought_last(world: World) -> None:
+def test_the_age_of_a_file_is_that_of_the_last_watch_event(world: World) -> None:
     async def scenario() -> None:
         await until(lambda: world.pages()["pods"]["confirmed_s"] > 0.8)
-        assert world.api.watches == 3, "a connection that is dead looks like this"
+        assert world.api.watches == 3, "a dead connection looks like this"
         await until(lambda: confirmed(world, "pods") < 0.3)
 
     run_scenario(world, scenario)
@@ -231,7 +231,7 @@ def test_a_node_object_that_is_deleted_leaves_the_last_one(world: World) -> None
     run_scenario(world, scenario)
 
 
-def test_a_file_that_someone_removed_is_written_again(world: World) -> None:
+def test_a_removed_file_is_written_again(world: World) -> None:
     async def scenario() -> None:
         (world.directory / "pods.json").unlink()
         await until((world.directory / "pods.json").exists)
@@ -269,13 +269,13 @@ def test_without_a_selector_namespaces_are_not_watched(tmp_path: Path) -> None:
 
 def test_without_a_directory_nothing_is_done(tmp_path: Path) -> None:
     api = FakeApi(NODES)
-    session = AgentSession(Config(), "n1", AskedDaemon(), api.client(), telemetry())  # type: ignore[arg-type]
+    session = AgentSession(Config(), "n1", QueriedDaemon(), api.client(), telemetry())  # type: ignore[arg-type]
     done: Awaitable[None] = read_facts(session)
     asyncio.run(asyncio.wait_for(done, 5))
     assert not api.requests
 
 
-def test_namespaces_that_change_often_are_written_seldom(world: World) -> None:
+def test_namespaces_that_change_often_are_written_rarely(world: World) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         began, written = loop.time(), list[object]()
@@ -294,15 +294,15 @@ def test_namespaces_that_change_often_are_written_seldom(world: World) -> None:
 def test_the_daemon_reads_of_a_pod_what_it_would_read_of_the_whole_object() -> None:
     kept = json.loads(pod_fields(POD))
     assert pod_spec(kept, listed=True).requests == pod_spec(POD, listed=True).requests
-    ask = pod_spec(kept, listed=True).requests
-    assert [c.kind for c in ask.containers] == [ContainerKind.SIDECAR, ContainerKind.APP]
-    assert ask.own == {"cpu": 2000, "memory": 1 << 30}
+    requests = pod_spec(kept, listed=True).requests
+    assert [c.kind for c in requests.containers] == [ContainerKind.SIDECAR, ContainerKind.APP]
+    assert requests.own == {"cpu": 2000, "memory": 1 << 30}
     assert kept["metadata"]["annotations"] == {RESOURCE_STATUS: "{}", "kubernetes.io/config.hash": "h"}
     assert kept["spec"].keys() == {"initContainers", "containers", "overhead", "resources"}
     assert len(pod_fields(POD)) < 800
 
 
-def test_of_a_node_what_prescribes_something_is_kept() -> None:
+def test_the_prescribing_parts_of_a_node_object_are_kept() -> None:
     item = {
         "metadata": {
             "name": "n1",
@@ -327,13 +327,13 @@ def test_all_labels_of_a_namespace_are_kept() -> None:
 
 @pytest.mark.parametrize("fields", [node_fields, namespace_fields, pod_fields])
 @pytest.mark.parametrize("item", [{}, {"metadata": None}, {"metadata": {}}, {"metadata": {"name": 3}}])
-def test_what_has_no_name_is_refused(fields: Any, item: Any) -> None:
+def test_objects_without_a_name_are_refused(fields: Any, item: Any) -> None:
     with pytest.raises(ValueError, match="no metadata"):
         fields(item)
 
 
 @pytest.mark.parametrize("odd", [None, 5, "x", [1]])
-def test_odd_parts_are_left_out(odd: Any) -> None:
+def test_invalid_parts_are_omitted(odd: Any) -> None:
     name = {"name": "a", "labels": odd, "annotations": odd}
     for fields in (node_fields, namespace_fields, pod_fields):
         item = {"metadata": name, "spec": odd, "status": odd}

@@ -41,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Daemon:
-    """A daemon of pages that a test sets."""
+    """A daemon with pages that a test sets."""
 
     def __init__(self) -> None:
         self.page: dict[str, Any] = {**PAGE}
@@ -104,13 +104,13 @@ def publish(
     asyncio.run(run())
 
 
-def test_all_that_the_cluster_takes_is_published_and_owned_by_the_node() -> None:
+def test_all_supported_objects_are_published_and_owned_by_the_node() -> None:
     async def test(it: Published) -> None:
         await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY) and it.get(NODES)["status"]["conditions"])
         assert it.get(OLD) is None
         assert it.get(VOLCANO)["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
         await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"])
-        assert it.api.collections[EVENTS] == {}, "what was there before is not news"
+        assert it.api.collections[EVENTS] == {}, "earlier placements are not reported"
         applied = [r for r in it.api.seen if r.headers.get("Content-Type", "").startswith(APPLY)]
         answers = {r.headers["Accept"] for r in applied}
         assert answers == {"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
@@ -128,7 +128,9 @@ def test_all_that_the_cluster_takes_is_published_and_owned_by_the_node() -> None
         ("cluster: {nodeResourceTopology: nfd}", {"topology.node.k8s.io": ["v1alpha2"]}, TOPOLOGY, False),
     ],
 )
-def test_the_form_of_the_topology(settings: str, groups: Any, collection: str, koordinator: bool) -> None:
+def test_the_format_of_the_topology_object(
+    settings: str, groups: Any, collection: str, koordinator: bool
+) -> None:
     async def test(it: Published) -> None:
         await it.until(lambda: it.get(collection))
         assert ("labels" in it.get(collection)["metadata"]) == koordinator
@@ -138,7 +140,7 @@ def test_the_form_of_the_topology(settings: str, groups: Any, collection: str, k
     publish(test, settings, groups)
 
 
-def test_what_is_switched_off_is_not_written() -> None:
+def test_disabled_objects_are_not_written() -> None:
     off = "numatopology: false, nodeResourceTopology: none, podAnnotations: false, events: false"
 
     async def test(it: Published) -> None:
@@ -242,7 +244,7 @@ def test_a_released_node_withdraws_everything() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_node_that_was_released_while_no_agent_ran_withdraws_what_is_ours(late: bool) -> None:
+def test_a_node_released_without_an_agent_withdraws_the_agents_objects(late: bool) -> None:
     async def test(it: Published) -> None:
         it.daemon.change(published=False, mode="released")
         ours, theirs = ([{"manager": name, "operation": "Apply"}] for name in ("topoproxy", "nfd"))
@@ -321,7 +323,7 @@ def test_a_silent_daemon_is_a_condition_and_leaves_the_objects() -> None:
     publish(test)
 
 
-def test_a_silent_daemon_stays_the_condition_of_a_node_that_is_made_again() -> None:
+def test_a_recreated_node_keeps_the_condition_of_a_silent_daemon() -> None:
     async def test(it: Published) -> None:
         await it.until(lambda: it.get(NODES)["status"]["conditions"])
         it.daemon.down = True
@@ -334,7 +336,7 @@ def test_a_silent_daemon_stays_the_condition_of_a_node_that_is_made_again() -> N
     publish(test)
 
 
-def test_what_a_node_owned_is_not_made_again_when_the_node_is_gone() -> None:
+def test_owned_objects_are_not_recreated_after_the_node_is_removed() -> None:
     async def test(it: Published) -> None:
         await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY))
         await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"] and it.api.watches >= 3)

@@ -1,4 +1,4 @@
-"""The watcher: a copy of a collection that is current, through everything that an API server does."""
+"""The watcher: a copy of a collection that stays current despite failures of the API server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def put(api: FakeApi, name: str, cpus: Any) -> None:
     api.put(PODS, f"ns/{name}", spec={"cpus": cpus, "large": "x" * 100})
 
 
-def test_lists_and_then_follows() -> None:
+def test_the_watcher_lists_and_then_watches() -> None:
     async def test(it: Followed) -> None:
         put(it.api, "a", 1)
         put(it.api, "b", 2)
@@ -86,7 +86,7 @@ def test_lists_and_then_follows() -> None:
     follow(test)
 
 
-def test_reads_a_long_list_page_by_page_with_the_selector() -> None:
+def test_a_long_list_is_read_page_by_page_with_the_selector() -> None:
     api = FakeApi(PODS)
     api.page = 3
     for number in range(8):
@@ -95,9 +95,9 @@ def test_reads_a_long_list_page_by_page_with_the_selector() -> None:
     async def test(it: Followed) -> None:
         await it.until(it.watcher.listed.is_set)
         assert len(it.values) == 8
-        asked = [r.url.params for r in api.seen if "watch" not in r.url.params]
-        assert len(asked) == 3
-        assert {p["fieldSelector"] for p in asked} == {"spec.nodeName=n1"}
+        queries = [r.url.params for r in api.seen if "watch" not in r.url.params]
+        assert len(queries) == 3
+        assert {p["fieldSelector"] for p in queries} == {"spec.nodeName=n1"}
 
     follow(test, api)
 
@@ -136,12 +136,12 @@ def test_a_version_that_the_server_no_longer_has_is_listed_again(as_event: bool)
         it.api.version += 5
         await it.until(lambda: "ns/c" in it.values and it.api.watches == 1)
         assert it.values == {"ns/b": 2, "ns/c": 3}
-        assert sorted(it.changes) == [("ns/a", None), ("ns/c", 3)], "what is unchanged is not notified"
+        assert sorted(it.changes) == [("ns/a", None), ("ns/c", 3)], "unchanged objects cause no notification"
 
     follow(test)
 
 
-def test_an_outage_keeps_the_copy_and_says_how_old_it_is() -> None:
+def test_an_outage_keeps_the_copy_and_reports_its_age() -> None:
     async def test(it: Followed) -> None:
         put(it.api, "a", 1)
         await it.until(lambda: it.api.watches == 1)
@@ -175,9 +175,9 @@ def test_the_age_is_that_of_the_last_line_also_of_an_open_watch() -> None:
 def test_a_watch_in_which_nothing_happens_ends_before_its_connection_counts_as_dead() -> None:
     async def test(it: Followed) -> None:
         await it.until(lambda: it.api.watches == 1)
-        (asked,) = [r for r in it.api.seen if "watch" in r.url.params]
-        lasts, silence = int(asked.url.params["timeoutSeconds"]), asked.extensions["timeout"]["read"]
-        assert lasts + 5 <= silence <= CURRENT_S, "what the daemon takes as current is not older"
+        (request,) = [r for r in it.api.seen if "watch" in r.url.params]
+        lasts, silence = int(request.url.params["timeoutSeconds"]), request.extensions["timeout"]["read"]
+        assert lasts + 5 <= silence <= CURRENT_S, "the daemon does not accept older files as current"
         it.api.end_watches()
         await it.until(lambda: it.api.watches == 1)
         assert it.telemetry.problems() == []
@@ -199,7 +199,7 @@ def test_a_collection_that_does_not_exist_is_empty_until_it_does() -> None:
     follow(test, api)
 
 
-def test_what_is_not_permitted_is_reported() -> None:
+def test_a_missing_permission_is_reported() -> None:
     api = FakeApi(PODS)
     api.answers[PODS] = [403] * FORBIDDEN
 
@@ -243,16 +243,16 @@ def test_an_answer_that_is_not_a_list_keeps_the_copy(answer: Any) -> None:
 
     async def test(it: Followed) -> None:
         await it.until(lambda: api.watches == 1)
-        serve, asked = api._list, 0
+        serve, lists = api._list, 0
 
         def answered(request: httpx2.Request) -> httpx2.Response:
-            nonlocal asked
-            asked += 1
+            nonlocal lists
+            lists += 1
             return httpx2.Response(200, json=answer)
 
         api._list = answered  # type: ignore[method-assign]
         api.error(PODS, 410)
-        await it.until(lambda: asked >= 2)
+        await it.until(lambda: lists >= 2)
         assert it.values == {"ns/a": 1}
         assert "the answer is not a list" in str(it.telemetry.problems())
         api._list = serve  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The rate of all writes of a node, on a clock that a test plays."""
+"""The rate of all writes of a node, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlayedSelector(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "nothing would ever happen again"
+        assert timeout is not None, "the loop would wait without end"
         self.now += max(0.0, timeout)
         return super().select(0)
 
@@ -34,7 +34,7 @@ class PlayedLoop(asyncio.SelectorEventLoop):
 
 
 class Server:
-    """What was written, and when; ``changed`` says since when a path is behind."""
+    """The writes and their times; ``changed`` has the time since which a path is outdated."""
 
     def __init__(self) -> None:
         self.writer = ObjectWriter(logs.telemetry())
@@ -109,7 +109,7 @@ def test_one_object_and_a_pod_every_second_are_one_write_a_second_each_within_a_
     play(test)
 
 
-def test_a_sandbox_and_its_container_are_one_write_and_the_container_waits_for_nothing() -> None:
+def test_a_sandbox_and_its_container_are_one_write_without_delay() -> None:
     async def test(server: Server) -> None:
         server.want("node", "nothing")
         await asyncio.sleep(5.0)
@@ -162,7 +162,7 @@ def test_objects_of_the_node_do_not_wait_for_a_crowd_of_pods_nor_for_events() ->
             await asyncio.sleep(2.0)
         assert max(server.delays["node"]) <= 5.0
         assert server.count(0.0, "pod") + server.count(-1.0, "pod") > 80
-        assert server.count(0.0, "event") > 15, "what is left is for the Events"
+        assert server.count(0.0, "event") > 15, "the remaining tokens are for Events"
 
     play(test)
 
@@ -190,7 +190,7 @@ def test_an_idle_node_writes_nothing() -> None:
     play(test)
 
 
-def test_an_outage_uses_nothing_up_and_all_is_right_within_five_seconds() -> None:
+def test_an_outage_uses_no_tokens_and_all_objects_are_current_within_five_seconds() -> None:
     async def test(server: Server) -> None:
         server.error = ApiUnreachableError("down")
         for number in range(600):
@@ -206,7 +206,7 @@ def test_an_outage_uses_nothing_up_and_all_is_right_within_five_seconds() -> Non
     play(test)
 
 
-def test_what_the_server_refuses_counts() -> None:
+def test_refused_writes_count() -> None:
     async def test(server: Server) -> None:
         server.error = ApiServerError("busy", 503)
         for number in range(40):

@@ -1,4 +1,4 @@
-"""The agent as a process, beside a daemon on an imitated node, and what it has published."""
+"""The agent as a process with a daemon on an imitated node, and the objects that it has published."""
 
 from __future__ import annotations
 

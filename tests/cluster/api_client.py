@@ -148,11 +148,11 @@ def bound_token(api: ApiClient, node: str = "n1") -> str:
         },
     )
     bound = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"]}
-    asked = api.create(
+    created = api.create(
         f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/topoproxy-agent/token",
         {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}},
     )
-    return str(asked["status"]["token"])
+    return str(created["status"]["token"])
 
 
 def _plural(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""One control plane for tests of the agent, and one with schedulers for each module that asks for it."""
+"""One control plane for tests of the agent, and one with schedulers for each module that uses it."""
 
 from __future__ import annotations
 

@@ -162,12 +162,13 @@ class ControlPlane(ApiClient):
 
     def compact(self) -> None:
         """Make etcd forget all revisions before the newest one."""
-        asked = urllib.request.Request(f"http://127.0.0.1:{self._etcd_port}/v3/kv/range", b'{"key": "AA=="}')
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        server = f"http://127.0.0.1:{self._etcd_port}/v3/kv"
+        request = urllib.request.Request(f"{server}/range", b'{"key": "AA=="}')
+        with urllib.request.urlopen(request, timeout=10) as answer:
             revision = json.loads(answer.read())["header"]["revision"]
         body = json.dumps({"revision": revision, "physical": True}).encode()
-        asked = urllib.request.Request(f"http://127.0.0.1:{self._etcd_port}/v3/kv/compaction", body)
-        urllib.request.urlopen(asked, timeout=10).close()
+        request = urllib.request.Request(f"{server}/compaction", body)
+        urllib.request.urlopen(request, timeout=10).close()
 
     def kubeconfig(self, token: str = "admin-token", name: str = "kubeconfig", server: str = "") -> Path:
         file = self.directory / name

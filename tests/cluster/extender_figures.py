@@ -36,7 +36,7 @@ from tests.cluster.extender_process import SCHEDULER
 from tests.cluster.peer_figures import print_peers
 from tests.cluster.scheduling_bed import SIZES as BURST_SIZES
 from tests.cluster.scheduling_bed import scheduling_bed
-from tests.extender.extender_bed import ClusterApi, asked
+from tests.extender.extender_bed import ClusterApi, scheduler_pod
 from tests.scheduler.objects import Json, numatopology, pod
 
 NUMA_NODES, CORES = 4, 16
@@ -96,7 +96,7 @@ async def answers(table: NodeTable, nodes: int, requests: int, chance: random.Ra
     names = [f"n{number}" for number in range(nodes)]
     found = []
     for number in range(requests):
-        raw = asked(f"p{number}", chance.choice(SIZES))
+        raw = scheduler_pod(f"p{number}", chance.choice(SIZES))
         body = msgspec.json.encode({"Pod": raw, "Nodes": None, "NodeNames": names})
         began = time.process_time()
         fits = (await service.handle("POST", "/filter", body, True)).value

@@ -1,4 +1,4 @@
-"""The extender as a process, and a stock kube-scheduler that asks it."""
+"""The extender as a process, and a stock kube-scheduler that calls it."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class ExtenderProcess:
         """Prepare to start it, with the permissions of deploy/scheduler/rbac.yaml."""
         self.plane = plane
         self.port = port or free_port()
-        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        token = plane.create(f"{ACCOUNT}/token", asked)["status"]["token"]
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = plane.create(f"{ACCOUNT}/token", request)["status"]["token"]
         if not (plane.directory / "ca.crt").exists():
             make_certificates(plane.directory)
         self._kubeconfig = plane.kubeconfig(token, f"extender-{self.port}.kubeconfig")
@@ -89,7 +89,7 @@ class ExtenderProcess:
             self.until_ready()
 
     def get(self, path: str, *, trusted: bool = False, body: object = None) -> str:
-        """Read a page; with a body, ask as kube-scheduler does."""
+        """Read a page; with a body, send a request as kube-scheduler does."""
         context = ssl.create_default_context(cafile=self.plane.directory / "ca.crt")
         if trusted:
             client = self.plane.directory / "client"
@@ -106,7 +106,7 @@ class ExtenderProcess:
         return self.answers("/readyz")
 
     def answers(self, path: str) -> bool:
-        """Return whether a page for probes says that all is well."""
+        """Return whether a page for probes reports success."""
         try:
             return self.get(path) == "ok\n"
         except OSError:

@@ -312,7 +312,7 @@ class FakeFleet:
         return sum(node.aligned() for node in self.nodes.values())
 
     def fits_somewhere(self, size: int) -> bool:
-        """Return whether a node would admit a pod that asks for so many CPUs."""
+        """Return whether a node would admit a pod that requests this number of CPUs."""
         demand = read_demand(pod("asked", size))
         return any(dry_run(node.state, demand.arrival()).verdict.admitted for node in self.nodes.values())
 
@@ -357,7 +357,7 @@ class FakeFleet:
             self.nodes[name].end(uid)
             changed.add(name)
         new = [each for uid, each in bound.items() if uid not in self._seen]
-        # As kubelet: what comes in one update is handled in the order of creation.
+        # As in kubelet: the pods of one update are handled in the order of creation.
         self.times += [time.monotonic()] * len(new)
         new.sort(key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"]))
         for each in new:

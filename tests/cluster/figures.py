@@ -58,9 +58,9 @@ class WatchedFree:
         # Without a version, the API server waits until its cache is as new as etcd, and etcd 3.4 reports no
         # progress of a collection that does not change: such a watch ends with an error.
         since = plane.request("GET", collection)["metadata"]["resourceVersion"]
-        asked = urllib.request.Request(f"{plane.server}{collection}?watch=true&resourceVersion={since}")
-        asked.add_header("Authorization", "Bearer admin-token")
-        self._answer = urllib.request.urlopen(asked, timeout=600, context=plane._context)
+        request = urllib.request.Request(f"{plane.server}{collection}?watch=true&resourceVersion={since}")
+        request.add_header("Authorization", "Bearer admin-token")
+        self._answer = urllib.request.urlopen(request, timeout=600, context=plane._context)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -69,12 +69,12 @@ class WatchedFree:
             free = item["spec"]["numares"]["cpu"]["allocatable"]
             self.seen.append((time.monotonic(), CpuSet.parse(free) if free else CpuSet()))
 
-    def first_without(self, cpus: CpuSet, asked: float, since: float) -> float:
+    def first_without(self, cpus: CpuSet, requested: float, since: float) -> float:
         """Wait for an object that shows CPUs as taken.
 
         Args:
             cpus: The CPUs.
-            asked: When the container was asked for.
+            asked: When the container was requested.
             since: When it had been started.
 
         Returns:
@@ -83,14 +83,14 @@ class WatchedFree:
         end = time.monotonic() + 20
         while time.monotonic() < end:
             for at, free in self.seen:
-                if at >= asked and not (free & cpus):
+                if at >= requested and not (free & cpus):
                     return max(0.0, at - since)
             time.sleep(0.002)
         raise TimeoutError(str(cpus))
 
 
 def on_node(plane: ControlPlane, cores: int, work: Work, settings: str = "") -> None:
-    """Run something beside a daemon on a machine of two sockets, and its agent with some settings."""
+    """Run a function with a daemon on a machine of two sockets, and its agent with some settings."""
     machine = described(2, 1, cores, 2)
     with temporary_node(lambda directory: DaemonNode(directory, machine)) as node:
         more = settings.format(directory=node.directory)
@@ -110,11 +110,11 @@ def latency(plane: ControlPlane, node: DaemonNode, gaps: Callable[[], float], co
     watched, found = WatchedFree(plane), []
     with node.client() as client:
         for number in range(count):
-            asked = time.monotonic()
+            requested = time.monotonic()
             started = client.launch(DemoPod(f"p{number}", kube_qos=KubeQos.GUARANTEED, cpus=1))
             at = time.monotonic()
             cpus = CpuSet.parse(node.cpus(started.container_id))
-            found.append((cpus, asked, at))
+            found.append((cpus, requested, at))
             time.sleep(gaps())
         return [watched.first_without(*each) for each in found]
 

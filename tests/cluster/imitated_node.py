@@ -75,7 +75,7 @@ def on_bed(
     awaited: bool = True,
     **more: Any,
 ) -> None:
-    """Run a test beside a daemon and an agent; the test is in a thread, the daemon on the loop."""
+    """Run a test with a daemon and an agent; the test is in a thread, the daemon on the loop."""
     with temporary_node() as node:
         daemon = node.daemon(settings)
 

@@ -51,7 +51,7 @@ RETRY = "--pod-max-in-unschedulable-pods-duration=5s"
 NAMESPACE = "fleet"
 
 Pods = Callable[[str, int], Json]
-"""Makes a pod of a name that asks for some CPUs."""
+"""Makes a pod with a name and a request for CPUs."""
 Turn = Callable[[ControlPlane], AbstractContextManager[tuple[Pods, list[int]]]]
 """Runs a scheduler; gives what makes its pods, and the processes whose time is counted."""
 

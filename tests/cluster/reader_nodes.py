@@ -134,7 +134,7 @@ class Nodes:
 
 
 def on_nodes(plane: ControlPlane, test: Callable[[Nodes], None], *, agents: bool = True) -> None:
-    """Run a test beside three Nodes with a daemon each; it is in a thread, the daemons on the loop.
+    """Run a test with three Nodes with a daemon each; the test is in a thread, the daemons on the loop.
 
     Args:
         plane: The API server.

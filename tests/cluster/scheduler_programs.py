@@ -89,7 +89,7 @@ class ReaderScheduler:
     Attributes:
         name: ``spec.schedulerName`` of its pods.
         program: What runs.
-        fields: Labels, annotations and fields of a pod that asks for CPUs on one NUMA node.
+        fields: Labels, annotations and fields of a pod that requests CPUs on one NUMA node.
         groups: Whether each pod is in a PodGroup of its own, as Volcano's controller makes one.
     """
 
@@ -99,7 +99,7 @@ class ReaderScheduler:
     groups: bool = False
 
     def pod(self, plane: ControlPlane, namespace: str, name: str, cpus: int) -> Json:
-        """Return a pod, and create what it needs beside it."""
+        """Return a pod, and create the objects that it needs."""
         fields: Json = {
             key: dict(each) if isinstance(each, dict) else each for key, each in self.fields.items()
         }

@@ -1,4 +1,4 @@
-"""A control plane, a fleet, an extender, and two stock kube-schedulers of which one asks it."""
+"""A control plane, a fleet, an extender, and two stock kube-schedulers, of which one calls the extender."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SchedulingBed:
         self.fitting: set[int] = set()
 
     def pods(self, part: float) -> list[int]:
-        """Return sizes of pods that ask for a part of all CPUs together."""
+        """Return sizes of pods that together request a part of all CPUs."""
         chance, sizes = random.Random(3), list[int]()
         while sum(sizes) < part * len(self.fleet.nodes) * CPUS:
             sizes.append(chance.choice(SIZES))

@@ -70,7 +70,7 @@ def without_objects(nodes: Nodes, create: Create) -> None:
 
 
 def two_bursts(nodes: Nodes, create: Create) -> None:
-    """Bind what fits, then what fits beside it, and then what takes the place of a pod that has ended."""
+    """Bind a pod that fits, then one that fits next to it, and then one in the place of an ended pod."""
     for number in range(9):
         create(f"a{number}", 4)
     first = nodes.until(lambda: len(nodes.placed) >= 6)
@@ -122,10 +122,10 @@ def beside_choices_of_nodes(
             nodes.pod(name, 4, "koord-scheduler")
         nodes.until_placed(*chosen)
         nodes.for_seconds(SETTLED_S)
-        beside = [f"s{number}" for number in range(3)]
-        for name in beside:
+        names = [f"s{number}" for number in range(3)]
+        for name in names:
             bound(nodes, name, 4)
-        nodes.until_placed(*beside)
+        nodes.until_placed(*names)
         check(nodes, 6)
         for number in range(3, 9):
             bound(nodes, f"s{number}", 2)

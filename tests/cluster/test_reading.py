@@ -70,7 +70,7 @@ class Bed:
         return self.plane.create(PODS, {**value, "spec": {"nodeName": "n1", "containers": containers}})
 
     def knows(self, uid: str) -> bool:
-        """Return whether the agent has left a pod for the daemon."""
+        """Return whether the agent has written a pod for the daemon."""
         return uid in (self.node.directory / "cluster/pods.json").read_text()
 
     def launch(self, name: str, uid: str, cpus: int = 2, kube_qos: KubeQos = KubeQos.GUARANTEED) -> str:
@@ -81,7 +81,7 @@ class Bed:
 
 
 def on_bed(plane: ControlPlane, test: Callable[[Bed], None], settings: str = "") -> None:
-    """Run a test beside a daemon and an agent with the same configuration."""
+    """Run a test with a daemon and an agent that have the same configuration."""
     with temporary_node() as node:
         text = f"cpuManagerPolicy: static\nclusterFacts: {{directory: {node.directory}/cluster}}\n{settings}"
         file = node.directory / "daemon.yaml"

@@ -87,11 +87,11 @@ def test_objects_that_are_five_seconds_old(bed: SchedulingBed) -> None:
 
 def test_nodes_that_vanish_between_filter_and_bind(bed: SchedulingBed) -> None:
     raw = pod("between", 2)
-    asked = {"Pod": raw, "Nodes": None, "NodeNames": ["f0", "f1"]}
+    request = {"Pod": raw, "Nodes": None, "NodeNames": ["f0", "f1"]}
 
     def fits() -> list[str]:
         # In a burst, the answer may be an error: whether the pod fits depends on the order of pending pods.
-        answer = json.loads(bed.extender.get("/filter", trusted=True, body=asked))
+        answer = json.loads(bed.extender.get("/filter", trusted=True, body=request))
         return answer.get("NodeNames") or []
 
     def fault() -> None:

@@ -30,7 +30,7 @@ FILES = {
 
 @cache
 def crd(name: str) -> Path:
-    """Return a file with a CRD, or a directory of them; skips the test where it cannot be had."""
+    """Return a file with a CRD, or a directory of them; skips the test if it cannot be downloaded."""
     module, file = FILES[name]
     if shutil.which("go") is None:
         pytest.skip(f"needs go, which downloads {module}")
@@ -39,5 +39,7 @@ def crd(name: str) -> Path:
     )
     directory = json.loads(done.stdout or "{}").get("Dir") if done.returncode == 0 else None
     if not directory:
-        pytest.skip(f"{module} cannot be had: {done.stdout.strip()[-200:] or done.stderr.strip()[-200:]}")
+        pytest.skip(
+            f"{module} cannot be downloaded: {done.stdout.strip()[-200:] or done.stderr.strip()[-200:]}"
+        )
     return Path(directory) / file

@@ -1,4 +1,4 @@
-"""The extender's parts beside an API server in memory."""
+"""The parts of the extender with an API server in memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ClusterApi(FakeApi):
 
 
 class Bed:
-    """A service that holds the lease, and follows the API server."""
+    """A service that holds the lease and watches the API server."""
 
     def __init__(self, api: ClusterApi, strategy: Strategy = Strategy.FEWEST_NUMA_NODES) -> None:
         self.api = api
@@ -84,19 +84,19 @@ class Bed:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def ask(self, verb: str, **asked: Any) -> Any:
-        answer = await self.service.handle("POST", f"/{verb}", json.dumps(asked).encode(), True)
+    async def call(self, verb: str, **body: Any) -> Any:
+        answer = await self.service.handle("POST", f"/{verb}", json.dumps(body).encode(), True)
         return answer.value if answer.status == 200 else (answer.status, answer.value)
 
     async def filter(self, raw: Json, *names: str) -> list[str]:
-        answer = await self.ask("filter", Pod=raw, NodeNames=list(names))
+        answer = await self.call("filter", Pod=raw, NodeNames=list(names))
         assert answer["Error"] == ""
         found: list[str] = answer["NodeNames"]
         return found
 
     async def bind(self, raw: Json, node: str) -> str:
         metadata = raw["metadata"]
-        answer = await self.ask(
+        answer = await self.call(
             "bind", PodName=metadata["name"], PodNamespace="default", PodUID=metadata["uid"], Node=node
         )
         return str(answer["Error"])
@@ -106,7 +106,7 @@ class Bed:
         return answer.status, answer.value
 
 
-def asked(name: str, cpus: int, **more: Any) -> Json:
+def scheduler_pod(name: str, cpus: int, **more: Any) -> Json:
     """Return a pod as kube-scheduler sends it: without kind."""
     raw = pod(name, cpus, **more)
     return {key: value for key, value in raw.items() if key not in ("kind", "apiVersion")}

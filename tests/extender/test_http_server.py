@@ -1,4 +1,4 @@
-"""HTTP: connections that stay open, limits, the end."""
+"""HTTP: persistent connections, limits, and shutdown."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_connection_serves_many_requests() -> None:
     served(test)
 
 
-def test_errors_of_ours_close_the_connection() -> None:
+def test_internal_errors_close_the_connection() -> None:
     async def test(server: HttpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"GET /fault HTTP/1.1\r\n\r\n")
         head, body = await answer(reader)
@@ -85,7 +85,7 @@ def test_what_is_not_http_ends_the_connection() -> None:
     served(test)
 
 
-def test_requests_in_flight_are_answered_at_the_end() -> None:
+def test_requests_in_flight_are_answered_at_shutdown() -> None:
     async def test(server: HttpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"GET /slow HTTP/1.1\r\n\r\n")
         await asyncio.sleep(0.05)
@@ -98,7 +98,7 @@ def test_requests_in_flight_are_answered_at_the_end() -> None:
     served(test)
 
 
-def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_certificate_is_reported(tmp_path: Path) -> None:
     none, wrong = tmp_path / "none.pem", tmp_path / "wrong.pem"
     wrong.write_text("no certificate")
     with pytest.raises(InputError, match=f"^cannot use the certificate of {none} and {none}: No such file"):

@@ -1,4 +1,4 @@
-"""The lease: one holder at a time, whatever the clocks say."""
+"""The lease: one holder at a time, independent of the clocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lease(api: ClusterApi, identity: str) -> Lease:
     return Lease(api.client(), "default", "extender", identity, logs.telemetry())
 
 
-def test_one_holds_it_and_the_other_follows_when_it_is_silent() -> None:
+def test_one_replica_holds_the_lease_until_it_stops_renewing_it() -> None:
     async def run() -> None:
         api = ClusterApi()
         one, two = lease(api, "one"), lease(api, "two")
@@ -42,7 +42,7 @@ def test_one_holds_it_and_the_other_follows_when_it_is_silent() -> None:
     asyncio.run(run())
 
 
-def test_a_holder_that_was_replaced_ends() -> None:
+def test_a_replaced_holder_stops() -> None:
     async def run() -> None:
         api = ClusterApi()
         one, two = lease(api, "one"), lease(api, "two")
@@ -56,7 +56,7 @@ def test_a_holder_that_was_replaced_ends() -> None:
     asyncio.run(run())
 
 
-def test_a_holder_that_cannot_renew_ends_before_its_lease() -> None:
+def test_a_holder_that_cannot_renew_stops_before_its_lease_ends() -> None:
     async def run() -> None:
         api = ClusterApi()
         one = lease(api, "one")
@@ -71,7 +71,7 @@ def test_a_holder_that_cannot_renew_ends_before_its_lease() -> None:
     asyncio.run(run())
 
 
-def test_a_lease_that_is_given_up_need_not_be_waited_for() -> None:
+def test_a_released_lease_is_taken_at_once() -> None:
     async def run() -> None:
         api = ClusterApi()
         one, two = lease(api, "one"), lease(api, "two")

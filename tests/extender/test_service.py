@@ -1,4 +1,4 @@
-"""What kube-scheduler is answered."""
+"""The answers to kube-scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from proxy.extender import lease as lease_module
 from proxy.extender import service as service_module
 from proxy.scheduler.assumed_pods import GRACE_S
-from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi, asked
+from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi, scheduler_pod
 from tests.scheduler.objects import pod
 from tests.testkit.waiting import until
 
@@ -32,50 +32,50 @@ def on_bed(test: Callable[[Bed], Awaitable[None]], *nodes: str) -> None:
 
 def test_filter_and_prioritize_and_bind() -> None:
     async def test(bed: Bed) -> None:
-        raw = asked("a", 7)
+        raw = scheduler_pod("a", 7)
         assert await bed.filter(raw, "n1", "n2", "n3") == ["n1", "n2"]
-        answer = await bed.ask("filter", Pod=raw, NodeNames=["n1", "n3"])
+        answer = await bed.call("filter", Pod=raw, NodeNames=["n1", "n3"])
         assert answer["FailedAndUnresolvableNodes"] == {"n3": "UnknownNode"}
-        scores = await bed.ask("prioritize", Pod=raw, NodeNames=["n1", "n2"])
-        assert scores == [], "they are equal"
+        scores = await bed.call("prioritize", Pod=raw, NodeNames=["n1", "n2"])
+        assert scores == [], "both nodes score equally"
         assert await bed.bind(raw, "n1") == ""
         assert bed.api.bindings[0]["target"]["name"] == "n1"
         assert bed.api.bindings[0]["metadata"]["uid"] == "a"
-        answer = await bed.ask("filter", Pod=asked("b", 9), NodeNames=["n1", "n2"])
+        answer = await bed.call("filter", Pod=scheduler_pod("b", 9), NodeNames=["n1", "n2"])
         assert answer["NodeNames"] == []
         assert answer["FailedNodes"] == {"n1": "InsufficientCPUs", "n2": "TopologyAffinityError"}
 
     on_bed(test)
 
 
-def test_a_pod_that_only_pending_pods_keep_out_is_asked_for_again() -> None:
+def test_a_pod_that_only_pending_pods_exclude_is_tried_again() -> None:
     async def test(bed: Bed) -> None:
         bed.api.add_node("half", free="0-5,8-9")
         await until(lambda: bed.table.node("half") is not None)
-        large, small = asked("large", 6), asked("small", 2)
+        large, small = scheduler_pod("large", 6), scheduler_pod("small", 2)
         assert await bed.filter(small, "half") == await bed.filter(large, "half") == ["half"]
         assert await bed.bind(large, "half") == ""
-        answer = await bed.ask("filter", Pod=small, NodeNames=["half"])
+        answer = await bed.call("filter", Pod=small, NodeNames=["half"])
         assert "cannot decide on default/small" in answer["Error"]
         assert await bed.filter(small, "half", "n1") == ["n1"]
 
     on_bed(test)
 
 
-def test_a_pod_that_only_a_pod_that_has_ended_keeps_out_is_asked_for_again() -> None:
+def test_a_pod_that_only_an_ended_pod_excludes_is_tried_again() -> None:
     async def test(bed: Bed) -> None:
         bed.api.add_pod(pod("first", 7, node="full"))
         bed.api.add_node("full", free="1-7", pods={"first": "8-14"})
         await until(lambda: bed.table.node("full") is not None and bool(bed.table.pods("full")))
-        large = asked("large", 8)
+        large = scheduler_pod("large", 8)
         assert await bed.filter(large, "full") == []
         bed.api.remove(PODS, "default/first")
         await until(lambda: not bed.table.pods("full"))
-        answer = await bed.ask("filter", Pod=large, NodeNames=["full"])
+        answer = await bed.call("filter", Pod=large, NodeNames=["full"])
         assert "cannot decide on default/large: a node still shows CPUs" in answer["Error"]
         assert bed.table.shows_ended(["full"], asyncio.get_running_loop().time())
         bed.table.tick(asyncio.get_running_loop().time() + GRACE_S + 1)
-        assert await bed.filter(large, "full") == [], "the object is not only late"
+        assert await bed.filter(large, "full") == [], "the object is not only stale"
         bed.api.add_node("full", free="1-15")
         await until(lambda: len(bed.table.node("full").free) == 15)
         assert await bed.filter(large, "full") == ["full"]
@@ -83,9 +83,9 @@ def test_a_pod_that_only_a_pod_that_has_ended_keeps_out_is_asked_for_again() -> 
     on_bed(test)
 
 
-def test_two_binds_of_one_moment_never_get_the_same_cpus() -> None:
+def test_two_simultaneous_binds_never_get_the_same_cpus() -> None:
     async def test(bed: Bed) -> None:
-        pods = [asked(f"p{number}", 7) for number in range(6)]
+        pods = [scheduler_pod(f"p{number}", 7) for number in range(6)]
         for raw in pods:
             assert await bed.filter(raw, "n1") == ["n1"]
         errors = await asyncio.gather(*(bed.bind(raw, "n1") for raw in pods))
@@ -98,7 +98,7 @@ def test_two_binds_of_one_moment_never_get_the_same_cpus() -> None:
 
 def test_cpus_of_lsr_pods_are_written_with_the_binding() -> None:
     async def test(bed: Bed) -> None:
-        raw = asked("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
+        raw = scheduler_pod("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
         await bed.filter(raw, "n1")
         assert await bed.bind(raw, "n1") == ""
         annotation = bed.api.bindings[0]["metadata"]["annotations"]
@@ -111,19 +111,19 @@ def test_cpus_of_lsr_pods_are_written_with_the_binding() -> None:
 
 def test_a_bind_that_the_server_refuses_assumes_nothing() -> None:
     async def test(bed: Bed) -> None:
-        raw = asked("a", 7)
+        raw = scheduler_pod("a", 7)
         await bed.filter(raw, "n1")
         bed.api.bind_status = 409
         assert "as the test wants it" in await bed.bind(raw, "n1")
         assert not bed.table.pending("n1")
         bed.api.bind_status = 503
         assert await bed.bind(raw, "n1")
-        assert len(bed.table.pending("n1")) == 1, "what became of it is not known"
+        assert len(bed.table.pending("n1")) == 1, "the result of the bind is unknown"
 
     on_bed(test)
 
 
-def test_a_bind_without_an_answer_is_settled_once_it_can_have_no_effect(
+def test_a_bind_without_an_answer_is_dropped_once_it_can_have_no_effect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service_module, "SETTLED_S", 0.1)
@@ -131,8 +131,8 @@ def test_a_bind_without_an_answer_is_settled_once_it_can_have_no_effect(
 
     async def test(bed: Bed) -> None:
         async def bind(name: str, cpus: int, node: str) -> None:
-            await bed.filter(asked(name, cpus), "n1", "n2")
-            assert "as the test wants it" in await bed.bind(asked(name, cpus), node)
+            await bed.filter(scheduler_pod(name, cpus), "n1", "n2")
+            assert "as the test wants it" in await bed.bind(scheduler_pod(name, cpus), node)
 
         bed.api.bind_status = 503
         bed.api.add_pod(pod("waiting", 4))
@@ -149,7 +149,7 @@ def test_a_bind_without_an_answer_is_settled_once_it_can_have_no_effect(
         await asyncio.sleep(0.06)
         await bind("again", 1, "n2")
         await asyncio.sleep(0.06)
-        assert [each.pod for each in bed.table.pending("n2")] == ["again"], "a later bind has its own time"
+        assert [each.pod for each in bed.table.pending("n2")] == ["again"], "a later bind has its own timeout"
         await until(lambda: not bed.table.pending("n2"))
         assert set(bed.api.bind_limits) == {f"{service_module.BIND_S}s"}
 
@@ -160,15 +160,15 @@ def test_a_bind_is_not_sent_after_a_pause_in_which_the_lease_has_ended() -> None
     async def test(bed: Bed) -> None:
         assume = bed.table.assume
 
-        def pausing(*given: Any) -> None:
+        def bind_after_pause(*given: Any) -> None:
             assume(*given)
-            bed.lease._until = 0.0  # as the clock of a process that was stopped here
+            bed.lease._until = 0.0  # the clock advances as if the process had been stopped here
 
-        bed.table.assume = pausing  # type: ignore[method-assign]
-        await bed.filter(asked("a", 2), "n1")
+        bed.table.assume = bind_after_pause  # type: ignore[method-assign]
+        await bed.filter(scheduler_pod("a", 2), "n1")
         named = {"PodName": "a", "PodNamespace": "default", "PodUID": "a", "Node": "n1"}
-        status, words = await bed.ask("bind", **named)
-        assert (status, "lease" in words) == (503, True)
+        status, message = await bed.call("bind", **named)
+        assert (status, "lease" in message) == (503, True)
         assert not bed.api.bindings
         assert not bed.table.pending("n1")
 
@@ -178,15 +178,15 @@ def test_a_bind_is_not_sent_after_a_pause_in_which_the_lease_has_ended() -> None
 def test_a_pod_that_was_filtered_by_another_replica_is_read() -> None:
     async def test(bed: Bed) -> None:
         bed.api.add_pod(pod("a", 2))
-        assert await bed.bind(asked("a", 2), "n1") == ""
-        assert "was replaced" in await bed.bind(asked("a", 2, uid="other"), "n1")
+        assert await bed.bind(scheduler_pod("a", 2), "n1") == ""
+        assert "was replaced" in await bed.bind(scheduler_pod("a", 2, uid="other"), "n1")
 
     on_bed(test)
 
 
 def test_a_node_that_vanishes_or_fills_between_filter_and_bind() -> None:
     async def test(bed: Bed) -> None:
-        raw = asked("a", 7)
+        raw = scheduler_pod("a", 7)
         assert await bed.filter(raw, "n1", "n2") == ["n1", "n2"]
         bed.api.remove(NODES, "n1")
         bed.api.add_node("n2", free="1-3", pods={"x": "4-15"})
@@ -203,21 +203,21 @@ def test_malformed_objects_make_a_node_unknown() -> None:
     async def test(bed: Bed) -> None:
         bed.api.put(NUMATOPOLOGIES, "n1", spec={"cpuDetail": []}, kind="Numatopology")
         await until(lambda: bed.table.node("n1") is None)
-        assert await bed.filter(asked("a", 2), "n1", "n2") == ["n2"]
-        answer = await bed.ask("bind", PodName="a", PodNamespace="default", PodUID="a", Node="n1")
+        assert await bed.filter(scheduler_pod("a", 2), "n1", "n2") == ["n2"]
+        answer = await bed.call("bind", PodName="a", PodNamespace="default", PodUID="a", Node="n1")
         assert "Numatopology cannot be read: cpuDetail names no CPU" in answer["Error"]
 
     on_bed(test)
 
 
-def test_pods_that_others_bind_count_too() -> None:
+def test_pods_bound_by_other_schedulers_count_too() -> None:
     async def test(bed: Bed) -> None:
         bed.api.add_pod(pod("x", 8, node="n1"))
         await until(lambda: bool(bed.table.pending("n1")))
-        assert await bed.filter(asked("a", 8), "n1", "n2") == ["n2"]
+        assert await bed.filter(scheduler_pod("a", 8), "n1", "n2") == ["n2"]
         bed.api.put("/api/v1/pods", "default/x", **{**pod("x", 8, node="n1"), "status": {"phase": "Failed"}})
         await until(lambda: not bed.table.pending("n1"))
-        assert await bed.filter(asked("a", 8), "n1", "n2") == ["n1", "n2"]
+        assert await bed.filter(scheduler_pod("a", 8), "n1", "n2") == ["n1", "n2"]
 
     on_bed(test)
 
@@ -229,15 +229,15 @@ def test_victims_make_room_on_one_numa_node() -> None:
         for name, cpus, priority in (("low", 4, 1), ("other", 4, 2), ("high", 3, 9)):
             bed.api.add_pod(pod(name, cpus, node="n1", priority=priority))
         await until(lambda: len(bed.table.pods("n1")) == 3 and not bed.table.pending("n1"))
-        raw = asked("a", 8, priority=5)
-        answer = await bed.ask("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": [{"UID": "low"}]}})
+        raw = scheduler_pod("a", 8, priority=5)
+        answer = await bed.call("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": [{"UID": "low"}]}})
         uids = [each["UID"] for each in answer["NodeNameToMetaVictims"]["n1"]["Pods"]]
         assert uids == ["low", "other"]
-        raw = asked("b", 4, priority=5)
-        answer = await bed.ask("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": [{"UID": "low"}]}})
+        raw = scheduler_pod("b", 4, priority=5)
+        answer = await bed.call("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": [{"UID": "low"}]}})
         assert len(answer["NodeNameToMetaVictims"]["n1"]["Pods"]) == 1
-        raw = asked("c", 8, priority=2)
-        answer = await bed.ask("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": []}})
+        raw = scheduler_pod("c", 8, priority=2)
+        answer = await bed.call("preempt", Pod=raw, NodeNameToMetaVictims={"n1": {"Pods": []}})
         assert answer["NodeNameToMetaVictims"] == {}
 
     on_bed(test)
@@ -251,7 +251,7 @@ def test_advice_names_a_pod_whose_move_makes_room() -> None:
             bed.api.add_pod(pod(name, 2, node="n1"))
         await until(lambda: len(bed.table.pods("n1")) == 2 and not bed.table.pending("n1"))
         await until(lambda: (found := bed.table.node("n2")) is not None and len(found.free) == 3)
-        assert await bed.filter(asked("a", 8), "n1", "n2") == []
+        assert await bed.filter(scheduler_pod("a", 8), "n1", "n2") == []
         status, advice = await bed.get("/advice?pod=default/a")
         assert status == 200
         assert advice["waiting"] == ["default/a"]
@@ -260,17 +260,17 @@ def test_advice_names_a_pod_whose_move_makes_room() -> None:
     on_bed(test)
 
 
-def test_what_cannot_be_decided_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undecidable_request_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(bed: Bed) -> None:
         assert (await bed.get("/readyz"))[0] == 200
         monkeypatch.setattr(service_module, "STALE_S", 0.0)
         bed.api.crash()
         await until(lambda: bool(bed.view.age))
-        status, words = await bed.ask("filter", Pod=asked("a", 2), NodeNames=["n1"])
-        assert (status, "seconds old" in words) == (503, True)
+        status, message = await bed.call("filter", Pod=scheduler_pod("a", 2), NodeNames=["n1"])
+        assert (status, "seconds old" in message) == (503, True)
         monkeypatch.setattr(lease_module, "MARGIN_S", 60.0)
-        status, words = await bed.ask("filter", Pod=asked("a", 2), NodeNames=["n1"])
-        assert (status, "lease" in words) == (503, True)
+        status, message = await bed.call("filter", Pod=scheduler_pod("a", 2), NodeNames=["n1"])
+        assert (status, "lease" in message) == (503, True)
         bed.service.draining = True
         assert (await bed.get("/readyz"))[0] == 503
         assert (await bed.get("/livez"))[0] == 200
@@ -279,7 +279,7 @@ def test_what_cannot_be_decided_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("verb", "body", "words"),
+    ("verb", "body", "message"),
     [
         ("filter", b"{", "cannot read the request"),
         ("filter", b"[]", "it is not an object"),
@@ -288,18 +288,18 @@ def test_what_cannot_be_decided_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         ("bind", b'{"PodName": "a"}', "is missing"),
     ],
 )
-def test_malformed_requests(verb: str, body: bytes, words: str) -> None:
+def test_malformed_requests(verb: str, body: bytes, message: str) -> None:
     async def test(bed: Bed) -> None:
         answer = await bed.service.handle("POST", f"/{verb}", body, True)
         assert isinstance(answer.value, dict)
-        assert words in answer.value["Error"]
+        assert message in answer.value["Error"]
 
     on_bed(test)
 
 
 def test_metrics() -> None:
     async def test(bed: Bed) -> None:
-        await bed.filter(asked("a", 2), "n1")
+        await bed.filter(scheduler_pod("a", 2), "n1")
         status, text = await bed.get("/metrics")
         assert status == 200
         assert 'topoproxy_extender_requests_total{verb="filter",result="ok"} 1' in text

@@ -1,4 +1,4 @@
-"""Objects of a cluster, as the API server gives them."""
+"""Objects of a cluster, as the API server returns them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def resource_topology(
     policy: str = "single-numa-node",
     scope: str = "pod",
 ) -> Json:
-    """Return a NodeResourceTopology; amounts are what a zone has and what of it is free."""
+    """Return a NodeResourceTopology; amounts are the capacity of a zone and its free part."""
     return {
         "apiVersion": "topology.node.k8s.io/v1alpha2",
         "metadata": {"name": name},

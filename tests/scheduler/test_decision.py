@@ -76,8 +76,8 @@ class TestFourCPUsAGPUAndANIC:
         assert not third.fits
 
 
-def test_two_free_cpus_on_each_numa_node_are_no_room_for_three() -> None:
-    """The sum over the NUMA nodes would do; kube-scheduler knows no more than that (kubernetes#84869)."""
+def test_two_free_cpus_on_each_numa_node_do_not_fit_three() -> None:
+    """The sum over the NUMA nodes suffices; kube-scheduler sees only the sum (kubernetes#84869)."""
     table = node(free="0-1,8-9")
     assert decide(table, demand("p", 2)).fits
     assert decide(table, demand("p", 3)).reason == "TopologyAffinityError"
@@ -87,7 +87,7 @@ def test_two_free_cpus_on_each_numa_node_are_no_room_for_three() -> None:
     ("policy", "admitted"),
     [("none", True), ("best-effort", True), ("restricted", False), ("single-numa-node", False)],
 )
-def test_policies_as_kubelet_has_them(policy: str, admitted: bool) -> None:
+def test_policies_decide_as_kubelet_does(policy: str, admitted: bool) -> None:
     assert decide(node(policy=policy, free="0-1,8-9"), demand("p", 3)).fits is admitted
 
 
@@ -105,7 +105,7 @@ def test_containers_are_decided_one_by_one_or_as_a_pod() -> None:
     assert decide(as_a_pod, pod).reason == "TopologyAffinityError"
 
 
-def test_init_containers_hand_their_cpus_on() -> None:
+def test_cpus_of_init_containers_are_reused() -> None:
     amounts = {"cpu": "8", "memory": "1Gi"}
     first = {"name": "first", "image": "x", "resources": {"requests": amounts, "limits": amounts}}
     pod = demand("p", 6, initContainers=[first])
@@ -114,12 +114,12 @@ def test_init_containers_hand_their_cpus_on() -> None:
     assert (verdict.fits, len(verdict.cpus)) == (True, 6)
 
 
-def test_reserved_cpus_of_an_amount_are_not_given() -> None:
+def test_reserved_cpus_of_an_amount_are_not_assigned() -> None:
     assert node(reserved=2).free == cpus("2-15")
     assert decide(node(reserved=2), demand("p", 7)).numa_nodes == Mask([1])
 
 
-def test_neither_free_nor_held_is_reserved() -> None:
+def test_cpus_neither_free_nor_held_are_reserved() -> None:
     found = node(free="4-15", pods={"a": "2-3"})
     assert (found.reserved, found.free) == (cpus("0-1"), cpus("4-15"))
 
@@ -143,8 +143,8 @@ def test_lsr_pods_get_cpus_as_a_whole() -> None:
     assert (verdict.fits, len(verdict.cpus), len(verdict.numa_nodes)) == (True, 4, 1)
 
 
-def test_an_order_in_which_a_pending_pod_would_be_refused_counts() -> None:
-    """Bound first, the large pod gets the large NUMA node; if the small one comes first, it takes that."""
+def test_a_pod_does_not_fit_if_any_order_rejects_a_pending_pod() -> None:
+    """If the large pod is bound first, it gets the large NUMA node; otherwise the small pod takes it."""
     half = node(free="0-5,8-9")
     large, small = demand("large", 6), demand("small", 2)
     assert decide(half, small).fits
@@ -160,7 +160,7 @@ def test_pods_that_demand_the_same_need_no_other_order() -> None:
 
 
 def test_nodes_of_one_class_get_the_verdict_of_their_own_cpus() -> None:
-    """What the table takes to be alike is alike: the same verdict from the CPUs themselves."""
+    """Nodes of one class in the table get the same verdict from their CPUs."""
     chance = random.Random(17)
     table = NodeTable()
     for number in range(60):
@@ -178,7 +178,7 @@ def test_nodes_of_one_class_get_the_verdict_of_their_own_cpus() -> None:
 
 
 def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() -> None:
-    """What is not tried is what a trial would find."""
+    """The skipped trials would give the same result."""
     chance = random.Random(23)
     spacious = 0
     for _ in range(150):
@@ -193,11 +193,11 @@ def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() 
     assert spacious > 20
 
 
-def any_order_refuses(shown: NodeState, pods: list[PodDemand], ended: CpuSet) -> bool:
+def any_order_refuses(initial: NodeState, pods: list[PodDemand], ended: CpuSet) -> bool:
     """Try all orders of the pods, with the end of a pod that the object still shows in each place."""
-    held = shown.reservation_cpus[SHOWN].cpus if SHOWN in shown.reservation_cpus else CpuSet()
+    held = initial.reservation_cpus[SHOWN].cpus if SHOWN in initial.reservation_cpus else CpuSet()
     for order in itertools.permutations([*pods, None] if ended else pods):
-        state = shown
+        state = initial
         for each in order:
             if each is None:
                 state = state.with_reservation(SHOWN, ReservationCpus(SHOWN, held - ended))
@@ -217,20 +217,20 @@ def test_a_pod_fits_beside_pending_ones_if_and_only_if_all_are_admitted_in_every
         gone = CpuSet(chance.sample(range(1, 8), 2)) if number % 2 else CpuSet()
         kept = CpuSet(range(1, 16)) - free - gone
         found = node(free=str(free - gone), pods={"gone": str(gone), "kept": str(kept)})
-        shown, pending = expect(found).state, list[PodDemand]()
+        initial, pending = expect(found).state, list[PodDemand]()
         for count in range(4):
             labels = {"koordinator.sh/qosClass": "LSR"} if chance.random() < 0.4 else {}
-            asked = demand(f"p{count}", chance.randint(1, 5), labels=labels)
-            verdict = evaluate(asked, expect(found, pending, (gone,) if gone else ()))
+            candidate = demand(f"p{count}", chance.randint(1, 5), labels=labels)
+            verdict = evaluate(candidate, expect(found, pending, (gone,) if gone else ()))
             judged[verdict.fits, verdict.reason] += 1
             if not verdict.cpus and verdict.reason != "PendingPodsConflict":
                 continue
             if labels:
-                placed = dry_run(expect(found, pending).state, asked.arrival()).containers[0]
-                asked = with_cpus(asked, f'{{"cpuset":"{placed.placement.exclusive}"}}')
+                placed = dry_run(expect(found, pending).state, candidate.arrival()).containers[0]
+                candidate = with_cpus(candidate, f'{{"cpuset":"{placed.placement.exclusive}"}}')
             if pending:
-                assert verdict.fits is not any_order_refuses(shown, [*pending, asked], gone)
+                assert verdict.fits is not any_order_refuses(initial, [*pending, candidate], gone)
             if verdict.fits:
-                pending.append(asked)
+                pending.append(candidate)
     assert judged[True, ""] > 100
     assert judged[False, "PendingPodsConflict"] > 20

@@ -1,4 +1,4 @@
-"""Memory of NUMA nodes, where an object says that the memory manager is static."""
+"""Memory of NUMA nodes, if an object reports that the memory manager is static."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_node_without_a_static_memory_manager_refuses_nothing_for_memory() -> 
     assert evaluate(wanting("60Gi"), expect(facts)).fits
 
 
-def test_what_the_agent_says_of_the_cpu_manager_is_read_back() -> None:
+def test_the_agents_facts_about_the_cpu_manager_are_read_back() -> None:
     assert published().rules.options.full_pcpus_only
     assert evaluate(wanting("1Gi", 3), expect(published())).reason == "SMTAlignmentError"
     assert evaluate(wanting("1Gi", 3), expect(published(cpuManagerPolicyOptions=""))).fits
@@ -114,7 +114,7 @@ def test_who_writes_memory_only_where_the_memory_manager_is_static() -> None:
 
 @pytest.mark.parametrize(("memory", "fits"), [("3Gi", True), ("5Gi", False), ("40Gi", False)])
 def test_restricted_counts_how_many_numa_nodes_would_do_when_they_are_empty(memory: str, fits: bool) -> None:
-    """As kubelet: 5Gi need one NUMA node of 32Gi, and two half-full ones are not what is preferred."""
+    """As in kubelet: 5Gi fit one NUMA node of 32Gi, and two half-full ones are not preferred."""
     raw = resource_topology(
         "n1",
         {numa: {"cpu": (8, 8), "memory": (32 * GI, 4 * GI)} for numa in (0, 1)},
@@ -125,7 +125,7 @@ def test_restricted_counts_how_many_numa_nodes_would_do_when_they_are_empty(memo
 
 
 def test_memory_that_is_promised_is_not_promised_again() -> None:
-    """A Guaranteed pod without CPUs of its own holds memory of a NUMA node, too."""
+    """A Guaranteed pod without exclusive CPUs holds memory of a NUMA node too."""
     table = NodeTable()
     table.put(published(), 0.0)
     shared = wanting("12Gi", "500m", "a")

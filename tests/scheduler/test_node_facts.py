@@ -1,4 +1,4 @@
-"""Reading nodes from their objects; what is malformed is refused with a reason."""
+"""Reading nodes from their objects; malformed objects are refused with a reason."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ KOORDINATOR = {
 }
 
 
-def test_what_the_agent_publishes_is_read_back() -> None:
+def test_facts_published_by_the_agent_are_read_back() -> None:
     numa = read_numatopology(published_numatopology(PAGE))
     zones = read_resource_topology(nfd_topology(PAGE))
     found = join_facts("n1", None, numa, zones)
@@ -107,7 +107,7 @@ def test_labels_of_the_node_object_come_first() -> None:
     assert found.rules.policy is TopologyPolicy.RESTRICTED
 
 
-def test_nodes_that_are_alike_share_their_rules() -> None:
+def test_identical_nodes_share_their_rules() -> None:
     one, two = (
         join_facts(name, None, read_numatopology(numatopology(name, free=free)), None)
         for name, free in (("n1", "1-3"), ("n2", "8-11"))
@@ -140,7 +140,7 @@ def _no_object(spec: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "message"),
     [
         (_without_cpus, "cpuDetail names no CPU"),
         (_foreign_id, "'x' is not the id of a CPU"),
@@ -150,15 +150,15 @@ def _no_object(spec: Json) -> None:
         (_no_object, "numares is not a JSON object"),
     ],
 )
-def test_malformed_numatopologies(spoil: Callable[[Json], None], words: str) -> None:
+def test_malformed_numatopologies(spoil: Callable[[Json], None], message: str) -> None:
     raw = numatopology("n1")
     spoil(raw["spec"])
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         read_numatopology(raw)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"zones": {}}, "zones"),
         (
@@ -169,9 +169,9 @@ def test_malformed_numatopologies(spoil: Callable[[Json], None], words: str) -> 
         ({"metadata": {"annotations": {"node.koordinator.sh/pod-cpu-allocs": "["}}}, "not JSON"),
     ],
 )
-def test_malformed_resource_topologies(change: Json, words: str) -> None:
+def test_malformed_resource_topologies(change: Json, message: str) -> None:
     raw = {**resource_topology("n1", {0: {"cpu": (4, 4)}}), **change}
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         read_resource_topology(raw)
 
 

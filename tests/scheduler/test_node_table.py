@@ -79,19 +79,21 @@ def counted(fingerprinted: str, free: int) -> SchedulableNode:
 
 
 def test_a_running_pod_that_the_fingerprint_names_is_not_counted_twice() -> None:
-    """Its CPUs are not in the amounts any more, and the object lists no pods."""
+    """The amounts no longer contain its CPUs, and the object lists no pods."""
     table = NodeTable()
     table.put(counted(fingerprint([]), 8), 0.0)
     table.observe(demand("a", 6, node="n1"), 0.0, running=False)
     table.observe(demand("b", "500m", node="n1"), 0.0, running=True)
     both = fingerprint([("default", "a"), ("default", "b")])
     table.put(counted(both, 2), 1.0)
-    assert [each.pod for each in table.pending("n1")] == ["a"], "the object may be of before its start"
+    assert [each.pod for each in table.pending("n1")] == ["a"], (
+        "the object may be older than the start of the pod"
+    )
     table.observe(demand("a", 6, node="n1"), 2.0, running=True)
     assert not table.pending("n1")
     assert fits(table, 8)
     table.observe(demand("c", 6, node="n1"), 3.0, running=True)
-    assert [each.pod for each in table.pending("n1")] == ["c"], "the fingerprint does not name it"
+    assert [each.pod for each in table.pending("n1")] == ["c"], "the fingerprint does not contain the pod"
     table.release("b", 4.0)
     table.put(counted(fingerprint([("default", "a"), ("default", "c")]), 2), 4.0)
     assert not table.pending("n1")
@@ -105,19 +107,19 @@ def test_the_assumed_pods_are_those_that_are_bound_after_a_restart(table: NodeTa
     assert [each.pod for each in after.pending("n1")] == ["b"]
 
 
-def test_a_node_that_vanishes_and_comes_back_has_its_pods(table: NodeTable) -> None:
-    asked = demand("asked", 4)
+def test_a_node_that_is_removed_and_added_keeps_its_pods(table: NodeTable) -> None:
+    candidate = demand("asked", 4)
 
     def score() -> int:
         table.put_allocatable("n1", {"cpu": 16_000, "memory": 16 << 30})
-        return table.scores(asked, ["n1"], Strategy.LEAST_ALLOCATED)[0]
+        return table.scores(candidate, ["n1"], Strategy.LEAST_ALLOCATED)[0]
 
     empty = score()
     table.observe(demand("a", 7, node="n1"), 0.0, running=False)
     full = score()
     assert full < empty
     table.remove("n1")
-    assert table.place("n1", asked).message == "no object describes the node"
+    assert table.place("n1", candidate).message == "no object describes the node"
     table.put(node("n1", free="1-15", pods={}), 1.0)
     assert score() == full
     assert [each.pod for each in table.pending("n1")] == ["a"]
@@ -133,7 +135,7 @@ def test_a_node_that_vanishes_and_comes_back_has_its_pods(table: NodeTable) -> N
 
 
 def test_cpus_of_a_pod_that_has_ended_may_be_free_before_the_object_shows_it(table: NodeTable) -> None:
-    """A pod that comes then takes them, and not those that it was expected to take."""
+    """A pod that arrives then takes these CPUs, and not the expected ones."""
     table.observe(demand("old", 4, node="n1"), 0.0, running=True)
     table.put(node("n1", free="5-15", pods={"old": "1-4"}), 0.0)
     plain, named = demand("plain", 6), demand("named", 3, labels={"koordinator.sh/qosClass": "LSR"})
@@ -145,7 +147,7 @@ def test_cpus_of_a_pod_that_has_ended_may_be_free_before_the_object_shows_it(tab
     assert table.place("n1", named).fits
 
 
-def test_the_cpus_that_an_annotation_names_are_those_that_are_taken(table: NodeTable) -> None:
+def test_the_cpus_named_by_an_annotation_are_taken(table: NodeTable) -> None:
     lsr = demand("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
     named = with_cpus(lsr, '{"cpuset":"14-15"}')
     assert table.place("n1", named).cpus == cpus("14-15")
@@ -153,7 +155,7 @@ def test_the_cpus_that_an_annotation_names_are_those_that_are_taken(table: NodeT
     assert table.place("n1", demand("b", 6)).cpus <= CpuSet(range(1, 14))
 
 
-def test_an_authors_own_resource_status_is_not_believed() -> None:
+def test_a_resource_status_from_the_pods_author_is_ignored() -> None:
     key = "scheduling.koordinator.sh/resource-status"
     requested = pod("a", 2, annotations={key: '{"cpuset":"0-1"}'})
     assert read_demand(requested).pod.cpuset is None
@@ -162,7 +164,7 @@ def test_an_authors_own_resource_status_is_not_believed() -> None:
     )
 
 
-def test_nodes_without_objects_are_no_place_for_aligned_pods(table: NodeTable) -> None:
+def test_aligned_pods_do_not_fit_nodes_without_objects(table: NodeTable) -> None:
     table.put_unknown("n2", "its objects name no CPU")
     result = table.filter(demand("a", 2), ["n1", "n2", "n3"])
     assert result.fits == ["n1"]
@@ -181,7 +183,7 @@ def test_best_effort_pods_go_anywhere(table: NodeTable) -> None:
     assert table.judged == 0
 
 
-def test_replicas_and_nodes_that_are_alike_are_judged_once() -> None:
+def test_identical_replicas_and_nodes_are_evaluated_once() -> None:
     table = NodeTable()
     for number in range(200):
         table.put(node(f"n{number}", free="1-15"))
@@ -198,11 +200,11 @@ def test_fewest_numa_nodes_score_highest() -> None:
     table = NodeTable()
     table.put(node("one", free="1-15", policy="best-effort"))
     table.put(node("two", free="1-3,8-10", policy="best-effort"))
-    asked = demand("a", 4)
-    assert table.scores(asked, ["one", "two"], Strategy.FEWEST_NUMA_NODES) == [50, 0]
+    candidate = demand("a", 4)
+    assert table.scores(candidate, ["one", "two"], Strategy.FEWEST_NUMA_NODES) == [50, 0]
 
 
-def test_allocation_scores_count_what_is_bound(table: NodeTable) -> None:
+def test_allocation_scores_count_bound_pods(table: NodeTable) -> None:
     for name in ("n1", "n2"):
         table.put_allocatable(name, {"cpu": 16_000, "memory": 16 << 30})
     table.assume("n1", demand("a", 8), 0.0)
@@ -225,7 +227,7 @@ def test_allocation_scores_count_what_is_bound(table: NodeTable) -> None:
     ],
 )
 def test_the_numa_nodes_that_a_pod_would_use_are_scored(strategy: Strategy, label: str, best: str) -> None:
-    """As many CPUs of both nodes are free, but not of the NUMA node on which the pod would be."""
+    """Both nodes have the same number of free CPUs, but not the NUMA node that the pod would use."""
     table = NodeTable()
     meta = NodeMeta(labels={"node.koordinator.sh/numa-allocate-strategy": label} if label else {})
     for name, free in (("empty", "1-7"), ("full", "4-7,8-10")):
@@ -236,10 +238,10 @@ def test_the_numa_nodes_that_a_pod_would_use_are_scored(strategy: Strategy, labe
     assert max(scores, key=scores.__getitem__) == best
     assert len(set(scores.values())) == 2
     shared = demand("b", "500m")
-    assert len(set(table.scores(shared, ["empty", "full"], strategy))) == 1, "the nodes are equal as a whole"
+    assert len(set(table.scores(shared, ["empty", "full"], strategy))) == 1, "the nodes are equal in total"
 
 
-def test_volcanos_annotation_is_part_of_what_is_demanded() -> None:
+def test_volcanos_annotation_is_part_of_the_demand() -> None:
     plain, wishing = demand("a", 2), demand("a", 2, annotations={"volcano.sh/numa-topology-policy": "none"})
     strict = demand("a", 2, annotations={"volcano.sh/numa-topology-policy": "restricted"})
     assert wishing.volcano_policy is None

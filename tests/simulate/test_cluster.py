@@ -61,7 +61,7 @@ def test_shortages_of_a_machine_are_reported(cluster: MakeCluster, pod: MakePod)
     assert results[4].message == "m2 has too little cpu, memory"
 
 
-def test_a_machine_that_is_asked_for_is_the_only_one(cluster: MakeCluster, pod: MakePod) -> None:
+def test_only_the_requested_machine_is_used(cluster: MakeCluster, pod: MakePod) -> None:
     results = cluster(3).run([pod(host="m3", requests={"cpu": 4}) for _ in range(5)])
     assert [r.host for r in results] == ["m3"] * 4 + [""]
 
@@ -154,7 +154,7 @@ def _simulated_pod(number: int, kind: str, size: int, host: str) -> SimulatedPod
     st.booleans(),
     st.booleans(),
 )
-def test_sums_hold_whatever_comes(
+def test_sums_hold_for_any_pods(
     wishes: list[tuple[str, int, str]], policy: str, fill: bool, retry: bool
 ) -> None:
     config = parse(f"cpuManagerPolicy: static\ntopologyManagerPolicy: {policy}", "test")

@@ -22,7 +22,7 @@ def refused(text: str | bytes, file: str = "f.yaml") -> str:
     return message
 
 
-def test_plain_words_are_read_as_kubernetes_reads_them() -> None:
+def test_plain_texts_are_read_as_kubernetes_reads_them() -> None:
     text = """
     exponent: 1e3
     octal: 010
@@ -111,14 +111,14 @@ def test_aliases_and_merges() -> None:
     ]
 
 
-def test_a_few_lines_that_mean_billions_are_refused_at_once() -> None:
+def test_a_few_lines_that_expand_to_billions_are_refused_at_once() -> None:
     laughs = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     laughs += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     assert "f.yaml, line 7: more than 2000000 values" in refused("\n".join(laughs))
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("a: 1\n\tb: 2", "line 2: not YAML: "),
         ("a: b: c", "line 1: not YAML: mapping values"),
@@ -137,14 +137,14 @@ def test_a_few_lines_that_mean_billions_are_refused_at_once() -> None:
         ("a: 1".encode("utf-16"), "line 1: byte 0 is not UTF-8"),
     ],
 )
-def test_one_line_with_the_line(text: str | bytes, words: str) -> None:
+def test_one_line_with_the_line(text: str | bytes, expected: str) -> None:
     message = refused(text)
     assert message.startswith("cannot read f.yaml, ")
-    assert words in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('{"a": 1, "b": 2, "a": 1}', "the key 'a' is there twice"),
         ('{"a": NaN}', "NaN is not a JSON value"),
@@ -153,8 +153,8 @@ def test_one_line_with_the_line(text: str | bytes, words: str) -> None:
         ('{"a": ' * 100_000, "cannot read f.json"),
     ],
 )
-def test_invalid_json(text: str, words: str) -> None:
-    assert words in refused(text, "f.json")
+def test_invalid_json(text: str, message: str) -> None:
+    assert message in refused(text, "f.json")
 
 
 def test_json_with_tabs_and_flow_yaml() -> None:

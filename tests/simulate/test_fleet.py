@@ -58,7 +58,7 @@ def test_the_extender_binds_no_pod_that_its_node_rejects_and_no_fewer_run() -> N
     assert stock.on_one < stock.possible
 
 
-def test_a_fleet_is_filled_as_far_as_asked() -> None:
+def test_a_fleet_is_filled_to_the_requested_level() -> None:
     done = simulated()
     size = done.fleet
     assert (size.nodes, size.numa_nodes, size.cpus, size.running) == (12, 48, 12 * 31, 0)
@@ -175,9 +175,9 @@ def test_the_picture_is_an_svg_with_both_runs() -> None:
     ]
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
-    words = [each.text or "" for each in root.iter() if each.tag.endswith("text")]
-    assert "stock" in words
-    assert "with extender" in words
+    texts = [each.text or "" for each in root.iter() if each.tag.endswith("text")]
+    assert "stock" in texts
+    assert "with extender" in texts
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def listed(*items: dict[str, Any]) -> str:
 
 
 def test_a_recorded_node_has_free_what_its_objects_show() -> None:
-    shown = numatopology("4-7,8-11", ("uid-a", "1-3"), ("uid-gone", "12-15"))
-    done = simulated(listed(node(), shown, pod("a", 3, "n1"), pod("b", 4), pod("c", 4), pod("d", 4)))
+    recorded = numatopology("4-7,8-11", ("uid-a", "1-3"), ("uid-gone", "12-15"))
+    done = simulated(listed(node(), recorded, pod("a", 3, "n1"), pod("b", 4), pod("c", 4), pod("d", 4)))
     assert (done.fleet.nodes, done.fleet.cpus, done.fleet.running, done.fleet.pods) == (1, 8, 1, 3)
     stock, extended = figures(done)
     assert (stock.placed, stock.rejected) == (2, {"TopologyAffinityError": 1})
@@ -268,8 +268,8 @@ def test_a_recorded_node_has_free_what_its_objects_show() -> None:
 
 
 def test_recorded_pods_come_again_to_empty_nodes_where_they_may_go_anywhere() -> None:
-    shown = numatopology("4-7,8-11", ("uid-a", "1-3"), ("uid-gone", "12-15"))
-    done = simulated(listed(node(), shown, pod("a", 3, "n1")), FleetSettings(anywhere=True))
+    recorded = numatopology("4-7,8-11", ("uid-a", "1-3"), ("uid-gone", "12-15"))
+    done = simulated(listed(node(), recorded, pod("a", 3, "n1")), FleetSettings(anywhere=True))
     assert (done.fleet.cpus, done.fleet.running, done.fleet.pods) == (15, 0, 1)
     assert figures(done)[1].on_one == 1
 
@@ -282,8 +282,8 @@ def test_a_pod_that_runs_and_is_not_shown_takes_its_cpus() -> None:
 
 def test_a_pod_that_its_node_would_reject_is_left_out() -> None:
     done = simulated(listed(node(), numatopology("1-15"), pod("a", 9, "n1"), pod("b", 8)))
-    words = "left out: 1 pod that run already, because their nodes reject them, such as default/a"
-    assert words in done.notes
+    note = "left out: 1 pod that run already, because their nodes reject them, such as default/a"
+    assert note in done.notes
     assert figures(done)[1].placed == 1
 
 
@@ -299,7 +299,7 @@ def test_memory_is_of_one_numa_node_where_the_memory_manager_is_static() -> None
         }
         for numa, free_memory in ((0, "32Gi"), (1, "12Gi"))
     ]
-    shown = {
+    recorded = {
         "apiVersion": "topology.node.k8s.io/v1alpha2",
         "kind": "NodeResourceTopology",
         "metadata": {"name": "n1"},
@@ -309,7 +309,7 @@ def test_memory_is_of_one_numa_node_where_the_memory_manager_is_static() -> None
     coming = [pod(f"p{number}", 2) for number in range(3)]
     for each in coming:
         each["spec"]["containers"][0]["resources"]["limits"]["memory"] = "18Gi"
-    stock, extended = figures(simulated(listed(node(), shown, *coming)))
+    stock, extended = figures(simulated(listed(node(), recorded, *coming)))
     assert (stock.placed, sum(stock.rejected.values())) == (1, 2)
     assert (extended.placed, extended.waiting, extended.rejected) == (1, 2, {})
 

@@ -1,6 +1,6 @@
 """A fleet simulation decides as the live extender: the same nodes and pods, compared node by node.
 
-The live side is ``proxy.extender.service`` as kube-scheduler meets it, with an API server in memory.
+The live side is ``proxy.extender.service`` as kube-scheduler calls it, with an API server in memory.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Twins:
 
     def simulated(self, pod: FleetPod) -> tuple[list[str], dict[str, int], int]:
         """Return the candidates, the extender's scores of those that fit, and the choice."""
-        asked: list[list[str]] = []
+        queried: list[list[str]] = []
         given: list[tuple[Sequence[str], list[int]]] = []
         table = self.scheduler._table
         plain_filter, plain_scores = table.filter, table.scores
 
         def recorded_filter(demand: Any, names: Any = None) -> Any:
-            asked.append(list(names))
+            queried.append(list(names))
             return plain_filter(demand, names)
 
         def recorded_scores(demand: Any, names: Any, strategy: Any) -> list[int]:
@@ -96,15 +96,15 @@ class Twins:
         chosen = self.scheduler.choose(pod)
         table.filter, table.scores = plain_filter, plain_scores  # type: ignore[method-assign]
         names, found = given[0] if given else ([], [])
-        return asked[0] if asked else [], dict(zip(names, found, strict=True)), chosen
+        return queried[0] if queried else [], dict(zip(names, found, strict=True)), chosen
 
     def publish(self, host: Host) -> None:
         """Write the object of a node, as its agent does."""
         held: dict[str, CpuSet] = {}
         for each in host.state.containers.values():
             held[each.pod.uid] = held.get(each.pod.uid, CpuSet()) | each.placement.exclusive
-        shown = {uid: str(cpus) for uid, cpus in held.items() if cpus}
-        spec = numatopology(host.name, **self.shapes[host.name], pods=shown)["spec"]
+        state = {uid: str(cpus) for uid, cpus in held.items() if cpus}
+        spec = numatopology(host.name, **self.shapes[host.name], pods=state)["spec"]
         spec["numares"]["cpu"]["allocatable"] = str(host.ownable)
         self.api.put(NUMATOPOLOGIES, host.name, spec=spec)
 
@@ -138,7 +138,7 @@ class Twins:
 
 
 async def settled(twins: Twins, bed: Bed) -> None:
-    """Wait until the extender has seen all that was written."""
+    """Wait until the extender has received all written objects."""
     async with asyncio.timeout(20):
         while any(bed.table.pending(name) for name in twins.names) or any(
             (node := bed.table.node(host.name)) is None or node.free != host.ownable for host in twins.hosts
@@ -159,10 +159,10 @@ async def compare(twins: Twins) -> Counter[str]:
             if not candidates:
                 met["no room"] += 1
                 continue
-            answer = await bed.ask("filter", Pod=raw, NodeNames=candidates)
+            answer = await bed.call("filter", Pod=raw, NodeNames=candidates)
             assert answer["Error"] == ""
             assert set(answer["NodeNames"]) == set(scores), (number, raw["spec"])
-            ordered = await bed.ask("prioritize", Pod=raw, NodeNames=answer["NodeNames"])
+            ordered = await bed.call("prioritize", Pod=raw, NodeNames=answer["NodeNames"])
             if ordered:
                 assert {name["Host"]: name["Score"] for name in ordered} == {
                     name: score // FINAL_SCALE for name, score in scores.items()

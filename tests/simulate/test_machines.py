@@ -43,7 +43,7 @@ def refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> str:
     return str(error.value)
 
 
-def test_a_machine_is_called_as_its_file_or_as_one_says(file: Path) -> None:
+def test_a_machine_has_the_name_of_its_file_or_the_given_one(file: Path) -> None:
     named = described_machines([str(file), f"small={file}"])
     assert [one.name for one in named] == ["big", "small"]
     assert named[0].machine == MACHINE
@@ -131,7 +131,7 @@ def test_files_that_describe_no_machine(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["=x.json", "a=", "nothing.json", "a=nothing.json", "."])
-def test_words_that_name_no_file(tmp_path: Path, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_that_name_no_file(tmp_path: Path, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"^cannot [^\n]*$"):
         described_machines([word])
@@ -159,7 +159,7 @@ def test_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("- a", "it must be one mapping"),
         ("a/b: []\n---\na/b: []", "it must be one mapping"),
@@ -178,10 +178,10 @@ def test_devices(tmp_path: Path) -> None:
         ("a/b: [", "not YAML"),
     ],
 )
-def test_invalid_devices(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_devices(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         plugins(tmp_path, text)
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

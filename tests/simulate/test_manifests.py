@@ -59,7 +59,7 @@ spec:
 """
 
 
-def test_a_pod_becomes_what_kubelet_would_ask(tmp_path: Path) -> None:
+def test_a_pod_becomes_the_requests_that_kubelet_would_send(tmp_path: Path) -> None:
     simulated_pod = read(tmp_path, POD).simulated_pods[0]
     pod = simulated_pod.arrival.pod
     assert (simulated_pod.ref, pod.kube_qos) == ("default/web", KubeQos.GUARANTEED)
@@ -101,7 +101,7 @@ spec:
     assert [n for n, _ in simulated_pod.arrival.requests] == ["first", "side", "second", "a", "b"]
 
 
-def test_a_pod_may_ask_for_itself(tmp_path: Path) -> None:
+def test_a_pod_may_have_requests_at_the_pod_level(tmp_path: Path) -> None:
     text = POD + "  resources: {requests: {cpu: 7}, limits: {cpu: 8, memory: 4Gi}}\n"
     simulated_pod = read(tmp_path, text).simulated_pods[0]
     assert simulated_pod.needs == {"cpu": 7000, "memory": 1 << 30}
@@ -211,7 +211,7 @@ def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (
             "kind: Service",
@@ -243,8 +243,8 @@ def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
         ("kind: Job\nmetadata: x\nspec: {}", "the Job p.yaml line 1: metadata and spec must be"),
     ],
 )
-def test_one_line_with_file_and_line(tmp_path: Path, text: str, words: str) -> None:
-    assert words in refused(tmp_path, text)
+def test_one_line_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refused(tmp_path, text)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_items_of_json_are_numbered(tmp_path: Path) -> None:
     assert "p.json, line 1, item 2: kind 'Node' is not supported" in refused(tmp_path, text, "p.json")
 
 
-def test_many_alike_are_cheap_because_they_share(tmp_path: Path) -> None:
+def test_identical_pods_share_their_objects(tmp_path: Path) -> None:
     simulated_pods: list[SimulatedPod] = read(tmp_path, POD, replicas=1000).simulated_pods
     assert len({id(simulated_pod.arrival.requests) for simulated_pod in simulated_pods}) == 1
 

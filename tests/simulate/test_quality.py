@@ -95,7 +95,7 @@ def test_what_is_left_in_one_piece(node: Node) -> None:
     assert (empty.cpus, empty.whole, empty.largest, empty.largest_whole) == (0, 0, 0, 0)
 
 
-def test_reserved_cpus_were_never_to_be_had() -> None:
+def test_reserved_cpus_do_not_count_as_free() -> None:
     one = host("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4,8,12")
     left = remaining_cpus_of(one.node, one.ownable)
     assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (28, 24, 7, 6, 7)

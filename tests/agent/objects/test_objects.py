@@ -112,7 +112,7 @@ def test_numatopology() -> None:
     assert numatopology(page(freeCPUs=""))["spec"]["numares"]["cpu"]["allocatable"] == ""
 
 
-def test_what_is_set_aside_for_a_pod_counts_before_its_containers_run() -> None:
+def test_reserved_cpus_of_a_pod_count_before_its_containers_run() -> None:
     waiting = {"namespace": "a", "name": "waits", "uid": "u3", "setAside": "4-5"}
     (found,) = numatopology(page(pods=[waiting]))["spec"]["podAllocations"]
     assert (found["uid"], found["containerAllocations"]) == (
@@ -127,7 +127,7 @@ def test_the_fingerprint_names_only_pods_that_the_amounts_include() -> None:
     assert before["attributes"] == after["attributes"]
 
 
-def test_nfds_form() -> None:
+def test_the_format_of_nfd() -> None:
     value = nfd_topology(page())
     assert value["apiVersion"] == "topology.node.k8s.io/v1alpha2"
     assert value["attributes"] == [
@@ -153,7 +153,7 @@ def test_nfds_form() -> None:
     )
 
 
-def test_memory_that_no_pod_is_promised_is_available_as_a_whole() -> None:
+def test_unreserved_memory_is_available_completely() -> None:
     first, second = nfd_topology(page(memory={}, devices=[]))["zones"]
     amount, pages = str(4 << 30), str(1 << 30)
     assert first["resources"][1:] == [
@@ -181,7 +181,7 @@ def test_koordinators_form() -> None:
     assert value["zones"] == PAGE["koordinator"]["zones"]
 
 
-def test_an_object_vanishes_with_its_node() -> None:
+def test_an_object_is_owned_by_its_node() -> None:
     owned = with_owner(numatopology(page()), "n1", "uid-1")
     assert owned["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-1"}
@@ -189,7 +189,7 @@ def test_an_object_vanishes_with_its_node() -> None:
     assert owned["metadata"]["name"] == "n1"
 
 
-def test_the_condition_says_what_holds() -> None:
+def test_the_condition_reports_the_state() -> None:
     assert condition_of(page()).status == "True"
     assert "restricted" in condition_of(page()).message
     assert condition_of(page(mode="observe")).reason == "Observing"
@@ -223,14 +223,16 @@ def test_a_placement_is_an_event_once() -> None:
     assert first.message == "Container main has CPUs 2-3 exclusively: as it asks"
     assert second.container == "side"
     assert list(placed_events(page(), page())) == []
-    assert list(placed_events(None, page())) == [], "what was there before the agent is not news"
+    assert list(placed_events(None, page())) == [], (
+        "placements from before the start of the agent are not reported"
+    )
     moved = read_node_page(json.loads(json.dumps(PAGE).replace('"cpus": "6"', '"cpus": "7"')))
     assert [each.message for each in placed_events(page(), moved)] == [
         "Container side has CPUs 7 exclusively"
     ]
 
 
-def test_a_rejection_is_an_event_with_what_would_help() -> None:
+def test_a_rejection_is_an_event_with_a_remedy() -> None:
     found = Rejection("a/b", "u", "main", "TopologyAffinityError", "cannot do it", 3)
     event = rejection_event(found)
     assert (event.reason, event.warning) == ("PlacementRejected", True)
@@ -258,7 +260,7 @@ def test_notices_become_events_of_pods_that_run() -> None:
         event.message
         == "Another program (probably kubelet) wrote the cpuset of container main: 0-7 is restored"
     )
-    assert notice_event("a hook failed", {"hook": "h"}, page()) is None, "of no pod"
+    assert notice_event("a hook failed", {"hook": "h"}, page()) is None, "the notice belongs to no pod"
     assert notice_event("drift: another program wrote a cpuset: put back", {"pod": "a/gone"}, page()) is None
 
 

@@ -101,7 +101,7 @@ def run_scenario(world: World, scenario: Callable[[World], Awaitable[None]]) -> 
 def test_a_pod_that_was_rejected_often_enough_is_evicted_and_the_node_marked() -> None:
     async def scenario(world: World) -> None:
         assert await world.ending.step(page(rejection(count=2))) == RECHECK_S
-        assert (world.there, world.api.count("GET")) == (True, 0), "nothing is asked for before it is due"
+        assert (world.there, world.api.count("GET")) == (True, 0), "no request is sent before it is due"
         later = await world.ending.step(page(rejection()))
         assert not world.there
         assert later == RECHECK_S
@@ -126,13 +126,13 @@ def test_a_pod_that_was_rejected_often_enough_is_evicted_and_the_node_marked() -
         await world.ending.step(page())
         assert world.session.api.writes == writes, "nothing has changed"
         await world.ending.step(page(free="0-3"))
-        assert world.taints == ["other"], "there is room again"
+        assert world.taints == ["other"], "the node has room again"
         assert await world.ending.step(page(free="0-3")) is None
 
     run_scenario(World(), scenario)
 
 
-def test_the_mark_comes_off_after_its_time() -> None:
+def test_the_mark_is_removed_after_its_time() -> None:
     async def scenario(world: World) -> None:
         await world.ending.step(page(rejection()))
         world.now += EVICT.keep_away_for - 10
@@ -160,7 +160,7 @@ def test_a_pod_is_failed_as_kubelet_would() -> None:
     run_scenario(World(replace(EVICT, policy=RejectedPolicy.FAIL)), scenario)
 
 
-def test_a_pod_without_a_controller_stays_and_is_asked_for_once() -> None:
+def test_a_pod_without_a_controller_stays_and_is_queried_once() -> None:
     async def scenario(world: World) -> None:
         world.pod(owners=())
         for _ in range(3):
@@ -173,12 +173,12 @@ def test_a_pod_without_a_controller_stays_and_is_asked_for_once() -> None:
         assert world.taints == ["other"], "only a pod that ended marks the node"
         await world.ending.step(page())
         await world.ending.step(page(rejection()))
-        assert len(world.lines) == 2, "a pod that is rejected again is looked at again"
+        assert len(world.lines) == 2, "a pod that is rejected again is queried again"
 
     run_scenario(World(), scenario)
 
 
-def test_another_pod_of_the_same_name_is_never_meant() -> None:
+def test_another_pod_of_the_same_name_is_never_ended() -> None:
     async def scenario(world: World) -> None:
         world.pod("u2")
         await world.ending.step(page(rejection()))
@@ -191,7 +191,7 @@ def test_another_pod_of_the_same_name_is_never_meant() -> None:
     run_scenario(World(), scenario)
 
 
-def test_a_pod_that_is_bound_to_another_node_is_left_alone() -> None:
+def test_a_pod_that_is_bound_to_another_node_is_not_ended() -> None:
     async def scenario(world: World) -> None:
         world.api.collections[PODS]["ns/web"]["spec"]["nodeName"] = "n2"
         await world.ending.step(page(rejection()))
@@ -202,7 +202,7 @@ def test_a_pod_that_is_bound_to_another_node_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_pod_that_is_not_there_is_asked_for_once_in_a_while(gone: bool) -> None:
+def test_a_missing_pod_is_queried_at_intervals(gone: bool) -> None:
     async def scenario(world: World) -> None:
         if gone:
             world.api.remove(PODS, "ns/web")
@@ -219,7 +219,7 @@ def test_a_pod_that_is_not_there_is_asked_for_once_in_a_while(gone: bool) -> Non
     run_scenario(World(), scenario)
 
 
-def test_of_an_observed_pod_is_only_reported_what_would_be_done() -> None:
+def test_the_planned_action_for_an_observed_pod_is_only_reported() -> None:
     async def scenario(world: World) -> None:
         for _ in range(3):
             await world.ending.step(page(rejection(applied=False)))
@@ -285,7 +285,7 @@ def test_an_api_server_that_does_not_answer_is_tried_again() -> None:
     run_scenario(World(), scenario)
 
 
-def test_a_change_of_the_node_by_others_at_the_same_time_is_no_fault() -> None:
+def test_a_concurrent_change_of_the_node_is_no_error() -> None:
     async def scenario(world: World) -> None:
         original, conflicts = world.api._one, [2]
 
@@ -302,7 +302,7 @@ def test_a_change_of_the_node_by_others_at_the_same_time_is_no_fault() -> None:
     run_scenario(World(), scenario)
 
 
-def test_an_agent_that_restarts_goes_on_with_the_mark() -> None:
+def test_a_restarted_agent_keeps_the_mark() -> None:
     async def scenario(world: World) -> None:
         await world.ending.step(page(rejection()))
         again = RejectedPodEnding(world.session, EndingHistory(), lambda: world.now, lambda: world.now)
@@ -326,7 +326,7 @@ def test_a_part_that_is_restarted_keeps_to_the_limits() -> None:
     run_scenario(World(), scenario)
 
 
-def test_the_mark_comes_off_when_the_operator_wants_retries_again() -> None:
+def test_the_mark_is_removed_when_the_operator_enables_retries_again() -> None:
     async def scenario(world: World) -> None:
         await world.ending.step(page(rejection()))
         assert world.taints == ["other", KEY]
@@ -341,7 +341,7 @@ def test_the_mark_comes_off_when_the_operator_wants_retries_again() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_taking_the_mark_off_is_tried_until_it_succeeds() -> None:
+def test_removing_the_mark_is_retried_until_it_succeeds() -> None:
     async def scenario(world: World) -> None:
         await world.ending.step(page(rejection()))
         original, failures = world.api._one, [3]
@@ -436,10 +436,10 @@ async def run_until(world: World, part: Awaitable[None], holds: Callable[[], obj
 
 
 @pytest.mark.usefixtures("quick")
-def test_nothing_is_decided_on_what_a_daemon_reported_that_does_not_answer_any_more() -> None:
+def test_reports_of_a_daemon_that_no_longer_answers_are_not_used() -> None:
     async def scenario(world: World) -> None:
         daemon = DaemonThatStops(1)
-        world.api.down = True  # what the daemon said could not be acted on
+        world.api.down = True  # the report of the daemon could not be acted on
         session = replace(world.session, daemon=daemon)  # type: ignore[arg-type]
         ending = RejectedPodEnding(session, EndingHistory(), lambda: world.now, lambda: world.now)
 
@@ -454,7 +454,7 @@ def test_nothing_is_decided_on_what_a_daemon_reported_that_does_not_answer_any_m
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_mark_comes_off_after_its_time_also_without_the_daemon() -> None:
+def test_a_mark_is_removed_after_its_time_also_without_the_daemon() -> None:
     async def scenario(world: World) -> None:
         await world.ending.step(page(rejection()))
         assert world.taints == ["other", KEY]

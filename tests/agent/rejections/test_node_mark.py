@@ -1,4 +1,4 @@
-"""The mark of a node without room: set with what was free, off when that has changed."""
+"""The mark of a node without room: set with the free amounts, and removed when these change."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ def node(mark: NodeMark | None = None, *taints: dict[str, str]) -> dict[str, Any
         ({0: 3, 1: 3}, 1001.0, True),  # more on a NUMA node, and enough together
         ({0: 3, 1: 0}, 1001.0, False),  # more, but not enough for any of the pods
         ({0: 0, 1: 4}, 1001.0, True),
-        ({0: 2, 1: 3, 2: 1}, 1001.0, True),  # a NUMA node has come
-        ({0: 2, 1: 3}, 1600.0, True),  # the longest time is over
+        ({0: 2, 1: 3, 2: 1}, 1001.0, True),  # a NUMA node was added
+        ({0: 2, 1: 3}, 1600.0, True),  # the maximum time is over
         ({0: 2, 1: 3}, 900.0, True),  # the clock was set back
     ],
 )
-def test_when_a_mark_comes_off(free: dict[int, int], now: float, over: bool) -> None:
+def test_a_mark_is_removed_when_room_appears_or_time_is_over(
+    free: dict[int, int], now: float, over: bool
+) -> None:
     assert is_over(MARK, free, 600.0, now) is over
 
 
@@ -62,7 +64,7 @@ def test_a_mark_survives_in_its_annotation() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"since": "x", "free": {}}', INFINITE, "[" * 5000])
-def test_an_annotation_of_others_is_no_mark(text: str) -> None:
+def test_an_annotation_of_another_program_is_no_mark(text: str) -> None:
     assert from_annotation(text) is None
 
 

@@ -51,7 +51,7 @@ def test_nothing_is_done_before_enough_tries() -> None:
     assert (end.rejection.uid, end.policy, end.cpus, end.would) == ("u1", RejectedPolicy.EVICT, 4, False)
 
 
-def test_the_default_is_to_try_for_ever() -> None:
+def test_by_default_pods_are_retried_without_end() -> None:
     assert due([rejection(count=999)], RejectedPodsConfig()) == []
 
 
@@ -72,13 +72,13 @@ def test_a_pod_with_several_rejected_containers_ends_once() -> None:
         (structs.replace(OWNED, has_run=True), FAIL, "has run"),
     ],
 )
-def test_pods_that_are_left_alone(pod: PodAtServer, settings: RejectedPodsConfig, why: str) -> None:
+def test_pods_that_are_not_ended(pod: PodAtServer, settings: RejectedPodsConfig, why: str) -> None:
     found = decided(rejection(), pod=pod, settings=settings)
     assert found.ends == ()
     (left,) = found.skipped
     assert why in left.why
     assert found.later is None
-    assert found.done == NOTHING, "what is left alone counts for no limit"
+    assert found.done == NOTHING, "a pod that is not ended counts for no limit"
 
 
 def test_the_operator_may_include_pods_without_a_controller() -> None:
@@ -98,11 +98,11 @@ def test_a_pod_that_every_node_rejects_is_not_evicted_and_may_fail(reason: str) 
 
 
 @pytest.mark.parametrize("pod", [None, structs.replace(OWNED, ends=True)])
-def test_a_pod_that_is_gone_or_ends_needs_nothing(pod: PodAtServer | None) -> None:
+def test_a_removed_or_ending_pod_needs_no_action(pod: PodAtServer | None) -> None:
     assert decided(rejection(), pod=pod) == EndingDecision((), (), None, NOTHING)
 
 
-def test_of_an_observed_pod_is_reported_once_what_would_be_done() -> None:
+def test_the_planned_action_for_an_observed_pod_is_reported_once() -> None:
     first = decided(rejection(applied=False))
     (end,) = first.ends
     assert end.would
@@ -110,7 +110,7 @@ def test_of_an_observed_pod_is_reported_once_what_would_be_done() -> None:
     assert decided(rejection(applied=False), done=first.done).ends == ()
 
 
-def test_a_node_ends_so_many_pods_in_a_minute() -> None:
+def test_the_pods_ended_per_minute_are_limited() -> None:
     pods = {f"u{i}": PodAtServer(("ReplicaSet", f"rs-{i}")) for i in range(9)}
     rejections = [rejection(i) for i in range(9)]
     first = decide(rejections, pods, EVICT, NOTHING, 1000.0)
@@ -122,7 +122,7 @@ def test_a_node_ends_so_many_pods_in_a_minute() -> None:
     assert len(decide(rest, pods, EVICT, first.done, 1060.0).ends) == 4
 
 
-def test_the_pods_of_one_controller_wait_ever_longer() -> None:
+def test_the_pauses_between_pods_of_one_controller_grow() -> None:
     done, now, waits = NOTHING, 0.0, []
     for number in range(9):
         found = decided(rejection(number), done=done, now=now)
@@ -135,13 +135,15 @@ def test_the_pods_of_one_controller_wait_ever_longer() -> None:
     assert waits[:5] == [CONTROLLER_S * 2**i for i in range(5)]
     assert max(waits) == CONTROLLER_LONGEST_S
     another = PodAtServer(("ReplicaSet", "rs-2"))
-    assert len(decided(rejection(), pod=another, done=done, now=now).ends) == 1, "others do not wait"
+    assert len(decided(rejection(), pod=another, done=done, now=now).ends) == 1, (
+        "pods of other controllers do not wait"
+    )
     later = decided(rejection(), done=done, now=now + FORGET_S)
     assert len(later.ends) == 1
-    assert later.done.controllers["rs-1"][0] == 1, "it begins again with the first pause"
+    assert later.done.controllers["rs-1"][0] == 1, "the pauses start again with the first one"
 
 
-def test_what_a_pod_object_says() -> None:
+def test_the_facts_read_from_a_pod_object() -> None:
     item: dict[str, Any] = {
         "metadata": {
             "name": "web",
