@@ -1,7 +1,7 @@
 """The status page of whole daemons, byte for byte.
 
-Each page is the answer of a daemon beside the stand-in runtime, with ids, paths and times replaced by fixed
-ones. ``make golden`` writes the files again; look at the difference before it is committed.
+Each page is the answer of a daemon with the stand-in runtime, with ids, paths and times replaced by fixed
+ones. ``make golden`` writes the files again; review the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GoldenNode(FileNode):
         return await asyncio.to_thread(query_admin, self.directory / "admin.sock", "/status", 30)
 
     async def calm(self, clients: int = 0) -> Any:
-        """Return the answer once so many clients are connected, and all containers are as desired."""
+        """Return the answer once this number of clients is connected and all containers are reconciled."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 answer = await self.page()
@@ -77,13 +77,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenNode]:
 
 
 def fixed(answer: Any, directory: Path) -> Any:
-    """Replace what differs from run to run."""
+    """Replace the values that differ from run to run."""
     ids = {row["id"]: f"{number:02x}" * 16 for number, row in enumerate(answer["containers"], 0xC0)}
 
-    def text(words: str) -> str:
+    def text(raw: str) -> str:
         for old, new in ids.items():
-            words = words.replace(old, new)
-        return re.sub(r"\b[0-9]+ s\b", "5 s", words.replace(str(directory), "/run/node"))
+            raw = raw.replace(old, new)
+        return re.sub(r"\b[0-9]+ s\b", "5 s", raw.replace(str(directory), "/run/node"))
 
     def value(name: str, held: Any) -> Any:
         if isinstance(held, dict):
@@ -151,7 +151,7 @@ def test_not_connected(node: GoldenNode, golden: Callable[..., None]) -> None:
 
 
 async def try_launch(node: GoldenNode, spec: DemoPod) -> None:
-    """Try to run a pod twice; kubelet would try again and again."""
+    """Try to run a pod twice; kubelet would retry without end."""
     for _ in range(2):
         with pytest.raises(TopoproxyError):
             await node.launch(spec)
@@ -194,7 +194,7 @@ def test_drifting(node: GoldenNode, golden: Callable[..., None]) -> None:
         assert path is not None
         held = asyncio.Event()
         loop = asyncio.get_running_loop()
-        # The kernel worker is busy: what another program writes stays until it is done.
+        # The kernel worker is busy: a value written by another program stays until the worker is free.
         working = daemon.executor.kernel.submit(
             lambda: asyncio.run_coroutine_threadsafe(held.wait(), loop).result()
         )

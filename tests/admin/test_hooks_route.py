@@ -1,4 +1,4 @@
-"""What the admin socket says of hooks, whatever the daemon does with them."""
+"""What the admin socket reports about hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.hooks_setup import DaemonHooks
 
 
 class ReportedHooking(DaemonHooks):
-    """A daemon's hooks, of which only the page counts."""
+    """A stand-in for the hooks of a daemon, which has only the page."""
 
     def __init__(self, page: dict[str, object]) -> None:
         self._page = page
@@ -32,12 +32,12 @@ def pages(config: str = "", hooking: DaemonHooks | None = None) -> Pages:
         ("hooks: {enabled: false}", "hooks are off (hooks.enabled)"),
     ],
 )
-def test_where_no_hooks_are_asked_it_says_why(config: str, note: str) -> None:
+def test_the_reason_is_reported_where_no_hooks_are_called(config: str, note: str) -> None:
     assert pages(config).hooks() == {"schema": "topoproxy-hooks-list/1", "hooks": [], "note": note}
     assert "hooks" not in pages(config).status()
 
 
-def test_the_status_has_the_routes_content_or_nothing() -> None:
+def test_the_status_has_the_content_of_the_route_or_nothing() -> None:
     reported: dict[str, Any] = {
         "hooks": [{"name": "10-a", "state": "running", "calls": 1, "breaker_open": False}]
     }

@@ -1,4 +1,4 @@
-"""Where memory is, for people."""
+"""The page about memory placement, for users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_row_for_each_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("firm", "cache", "moves", "words"),
+    ("firm", "cache", "moves", "message"),
     [
         (0, 0, False, "all there"),
         (0, 5, False, "5 B of page cache elsewhere, where it was read first"),
@@ -35,8 +35,8 @@ def test_a_row_for_each_node() -> None:
         (None, 0, True, ""),
     ],
 )
-def test_the_verdict(firm: object, cache: int, moves: bool, words: str) -> None:
-    assert verdict({"outside": firm, "outsideFile": cache, "migrates": moves}) == words
+def test_the_verdict(firm: object, cache: int, moves: bool, message: str) -> None:
+    assert verdict({"outside": firm, "outsideFile": cache, "migrates": moves}) == message
 
 
 def test_values_that_cannot_be_determined() -> None:

@@ -1,4 +1,4 @@
-"""The admin socket with good, slow, greedy and confused clients."""
+"""The admin socket with valid, slow, silent and faulty clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROUTES |= {"/echo": echo, "/echo-later": echo_later, "/optional": optional}
 
 
 def with_server(path: Path, check: Callable[[], Awaitable[None]]) -> None:
-    """Run a check while a server is up, and see that nothing is left behind."""
+    """Run a check while a server is up, and assert that no socket file remains."""
 
     async def body() -> None:
         server = AdminServer(path, ROUTES)
@@ -80,7 +80,7 @@ def at(tmp_path: Path) -> Path:
     return tmp_path / "admin.sock"
 
 
-def test_the_client_gets_what_the_routes_give(at: Path) -> None:
+def test_the_client_receives_the_results_of_the_routes(at: Path) -> None:
     async def check() -> None:
         assert stat.S_IMODE(at.stat().st_mode) == 0o600
         assert await asyncio.to_thread(query_admin, at, "/status") == {"mode": "enforce", "path": "/x"}
@@ -133,7 +133,7 @@ def test_requests(at: Path, data: bytes, status: int) -> None:
     with_server(at, check)
 
 
-def test_parameters_reach_the_routes_that_take_them(at: Path) -> None:
+def test_parameters_reach_the_routes_that_accept_them(at: Path) -> None:
     async def check() -> None:
         odd = {"query": "ns/pod name&x=1%2F+\u00e9\r\n", "empty": ""}
         for route in ("/echo", "/echo-later"):
@@ -158,14 +158,14 @@ def test_a_bad_request_is_answered_with_the_reason(at: Path) -> None:
     with_server(at, check)
 
 
-def test_a_cut_off_request(at: Path) -> None:
+def test_a_truncated_request_is_closed(at: Path) -> None:
     async def check() -> None:
         assert b" 400 " in (await send(at, b"GET /sta", end=True)).splitlines()[0]
 
     with_server(at, check)
 
 
-def test_a_silent_client_is_sent_away(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_is_disconnected(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLIENT_SECONDS", 0.1)
 
     async def check() -> None:
@@ -174,7 +174,7 @@ def test_a_silent_client_is_sent_away(at: Path, monkeypatch: pytest.MonkeyPatch)
     with_server(at, check)
 
 
-def test_a_slow_page_is_given_up(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_page_times_out(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLIENT_SECONDS", 0.1)
     monkeypatch.setitem(ROUTES, "/slow", lambda: asyncio.sleep(60))
 
@@ -184,12 +184,12 @@ def test_a_slow_page_is_given_up(at: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with_server(at, check)
 
 
-def test_a_client_that_does_not_read_is_given_up(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_is_disconnected(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLIENT_SECONDS", 1.0)
-    asked = asyncio.Event()
+    received_request = asyncio.Event()
 
     def big() -> str:
-        asked.set()
+        received_request.set()
         return "x" * (8 << 20)
 
     monkeypatch.setitem(ROUTES, "/big", big)
@@ -199,16 +199,16 @@ def test_a_client_that_does_not_read_is_given_up(at: Path, monkeypatch: pytest.M
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(at))
             client.sendall(b"GET /big HTTP/1.1\r\n\r\n")
-            await asked.wait()
-            while len(asyncio.all_tasks()) > tasks:  # until nothing serves it any more
+            await received_request.wait()
+            while len(asyncio.all_tasks()) > tasks:  # until no task serves the connection any more
                 await asyncio.sleep(0.02)
             client.settimeout(20)
-            got = 0
+            received = 0
             with pytest.raises(ConnectionResetError):  # noqa: PT012
                 while piece := await asyncio.to_thread(client.recv, 1 << 20):
-                    got += len(piece)
+                    received += len(piece)
                 raise ConnectionResetError
-            assert got < 8 << 20
+            assert received < 8 << 20
 
     with_server(at, check)
 
@@ -218,8 +218,8 @@ def test_too_many_clients(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def check() -> None:
         idle = [await asyncio.open_unix_connection(str(at)) for _ in range(2)]
-        for words in (b" 503 ", b" 200 "):  # as soon as the server has met, or missed, the two
-            while words not in (await send(at, b"GET /status HTTP/1.1\r\n\r\n")).splitlines()[0]:
+        for status in (b" 503 ", b" 200 "):  # once the server has accepted, or lost, both clients
+            while status not in (await send(at, b"GET /status HTTP/1.1\r\n\r\n")).splitlines()[0]:
                 await asyncio.sleep(0.02)
             for _, writer in idle:
                 writer.close()
@@ -227,7 +227,7 @@ def test_too_many_clients(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_server(at, check)
 
 
-def test_a_dead_socket_is_replaced_and_a_living_one_is_not(at: Path) -> None:
+def test_a_stale_socket_is_replaced_and_an_active_one_is_not(at: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(at))
 
@@ -259,7 +259,7 @@ class TestClient:
             with pytest.raises(UnavailableError, match=r"no answer in 0\.1 seconds"):
                 query_admin(at, "/status", timeout=0.1)
 
-    def test_not_for_this_user(self, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_user_without_permission_is_refused(self, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object) -> None:
             raise PermissionError(13, "Permission denied")
 
@@ -268,7 +268,7 @@ class TestClient:
             query_admin(at, "/status")
 
     @pytest.mark.parametrize(
-        ("answer", "words"),
+        ("answer", "message"),
         [
             (b"", "what answers there is not an admin socket"),
             (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00", "what answers there is not an admin socket"),
@@ -277,10 +277,10 @@ class TestClient:
         ],
     )
     def test_other_answers(
-        self, monkeypatch: pytest.MonkeyPatch, at: Path, answer: bytes, words: str
+        self, monkeypatch: pytest.MonkeyPatch, at: Path, answer: bytes, message: str
     ) -> None:
         monkeypatch.setattr("proxy.admin.client._exchange", lambda *_: answer)
-        with pytest.raises(UnavailableError, match=words):
+        with pytest.raises(UnavailableError, match=message):
             query_admin(at, "/status")
 
     def test_json_is_decoded(self, monkeypatch: pytest.MonkeyPatch, at: Path) -> None:
@@ -301,9 +301,9 @@ def test_actions_are_for_post_and_for_the_owner(at: Path, monkeypatch: pytest.Mo
         server = AdminServer(at, {"/status": dict}, {"/do": act})
         await server.start()
         try:
-            got = await send(at, b"GET /do?what=x HTTP/1.1\r\n\r\n")
-            assert b" 405 " in got.splitlines()[0]
-            assert b"Allow: POST\r\n" in got
+            response = await send(at, b"GET /do?what=x HTTP/1.1\r\n\r\n")
+            assert b" 405 " in response.splitlines()[0]
+            assert b"Allow: POST\r\n" in response
             assert b" 405 " in (await send(at, b"POST /status HTTP/1.1\r\n\r\n")).splitlines()[0]
             assert done == []
             answer = await asyncio.to_thread(query_admin, at, "/do", 20.0, {"what": "it"}, act=True)
@@ -318,7 +318,7 @@ def test_actions_are_for_post_and_for_the_owner(at: Path, monkeypatch: pytest.Mo
     asyncio.run(body())
 
 
-def test_a_patient_page_has_the_time_of_an_action(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_page_may_take_as_long_as_an_action(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLIENT_SECONDS", 0.2)
 
     async def slow() -> object:
@@ -338,7 +338,7 @@ def test_a_patient_page_has_the_time_of_an_action(at: Path, monkeypatch: pytest.
     asyncio.run(body())
 
 
-def test_an_action_continues_when_its_client_has_gone(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_continues_after_its_client_disconnects(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ACTION_SECONDS", 0.2)
 
     async def body() -> None:

@@ -63,7 +63,7 @@ def test_nothing_is_reported_of_nothing() -> None:
     assert drift_lines(DATA | {"by": {"kubelet": 0}, "writeConflicts": []}) == []
 
 
-def test_where_drift_stands() -> None:
+def test_the_position_of_the_drift_section() -> None:
     page = render({"drift": DATA})
     assert "kubelet 2" in page
     assert page.index("Cpusets changed") > page.index("No containers")
@@ -94,19 +94,19 @@ def report(name: str, **more: Any) -> HookReport:
     return HookReport(name, f"/h/{name}.py", POINTS, "Ignore", 0.5, **more)
 
 
-def shown(
+def lines_of(
     entries: list[HookFileEntry], reports: list[HookReport], width: int = 100, **more: object
 ) -> list[str]:
     return list(hooks({"hooks": hooks_page(entries, reports), **more}, width))
 
 
-def test_nothing_is_reported_where_there_are_no_hooks() -> None:
+def test_a_node_without_hooks_has_no_hook_lines() -> None:
     assert list(hooks({}, 80)) == []
     assert list(hooks({"hooks": []}, 80)) == []
     assert "Hooks" not in render({"hooks": {}})
 
 
-def test_those_that_do_well_are_counted_and_the_others_named() -> None:
+def test_healthy_hooks_are_counted_and_other_hooks_are_named() -> None:
     entries = [
         used("10-well"),
         used("20-old", State.OLD, "cannot load hook /h/20-old.py: SyntaxError"),
@@ -124,7 +124,7 @@ def test_those_that_do_well_are_counted_and_the_others_named() -> None:
         report("60-failing", state="failing", last_error="no answer within 500 ms", last_error_at=0.0),
     ]
     served = {"socket": "/run/topoproxy/hooks.sock"}
-    lines = shown(entries, reports, serving=served)
+    lines = lines_of(entries, reports, serving=served)
     assert lines[:6] == [
         "",
         "Hooks (4): 10-well, 20-old, 50-open, 60-failing",
@@ -138,15 +138,15 @@ def test_those_that_do_well_are_counted_and_the_others_named() -> None:
     assert "\nHooks (4): 10-well, " in render({"hooks": {"hooks": hooks_page(entries, reports)}})
 
 
-def test_long_lines_are_cut_and_strange_answers_left_out() -> None:
+def test_long_lines_are_truncated_and_unknown_answers_are_skipped() -> None:
     long = used("10-x", State.BROKEN, "e" * 300)
-    assert max(map(len, shown([long], [], width=60))) == 60
+    assert max(map(len, lines_of([long], [], width=60))) == 60
     assert list(hooks({"hooks": [{"name": "\x1b", "state": "odd"}, 3]}, 80))[2:] == ["   : odd"]
 
 
-def test_where_none_can_be_asked_that_is_reported_too() -> None:
+def test_hooks_that_cannot_be_called_are_reported_too() -> None:
     bad = HookFileEntry("30-bad", "/h/30-bad.py", State.BROKEN, "why")
-    assert shown([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
+    assert lines_of([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
 
 
 def test_ages() -> None:
@@ -168,7 +168,7 @@ def test_the_page_joins_files_and_reports() -> None:
     assert (first["calls"], first["failures"], first["kind"]) == (2, {"timeout": 2}, "file")
     assert (second["broken"], second["kind"], second["error"]) == (True, "server", "why")
     assert "calls" not in second
-    assert third["name"] == "late", "a hook in use is never left out"
+    assert third["name"] == "late", "a hook in use is never omitted"
 
 
 def row(name: str, value: object, source: str = "default", problem: str = "") -> dict[str, object]:
@@ -320,14 +320,14 @@ def test_a_quota() -> None:
     assert not [line for line in suppression_lines(data | {"quota_us": -1}) if "quota:" in line]
 
 
-def test_usage_that_is_not_known() -> None:
+def test_unknown_usage_is_reported() -> None:
     data = {key: value for key, value in CPUSET.items() if key not in ("usage", "budget_milli")}
     assert suppression_lines(data)[2] == "  usage is not known"
     off = data | {"mode": "off"}
     assert suppression_lines(off) == ["", "BE suppression (off, up to 65 % of the node)"]
 
 
-def test_where_suppression_stands() -> None:
+def test_the_position_of_the_suppression_section() -> None:
     page = render({"pools": {"shared": "0-15", "be": "0-15"}, "beSuppress": CPUSET})
     assert page.index("POOL") < page.index("BE suppression") < page.index("No containers")
     assert "BE suppression" not in render({"beSuppress": {}})

@@ -110,7 +110,7 @@ def test_an_idle_node() -> None:
     )
 
 
-def test_broken_rules_stand_out() -> None:
+def test_violations_are_highlighted() -> None:
     assert "Problems (1)\n  RULE BROKEN: 0 is owned twice\n" in render({"violations": ["0 is owned twice"]})
 
 
@@ -128,7 +128,7 @@ def test_no_control_character_gets_to_the_terminal() -> None:
     assert "a [2Jb c" in page
 
 
-def test_long_reasons_are_cut_at_the_terminal() -> None:
+def test_long_reasons_are_truncated_at_the_terminal() -> None:
     page = render({"containers": [{"ref": "a", "reason": "r" * 200}]}, width=40)
     assert "    " + "r" * 33 + "...\n" in page
 
@@ -143,11 +143,11 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(list(STATUS)), JSON) | JSON)
-def test_whatever_the_daemon_says_there_is_a_page(status: object) -> None:
+def test_any_answer_of_the_daemon_gives_a_page(status: object) -> None:
     assert render(status).startswith("topoproxy")
 
 
-def test_rules_memory_and_what_is_set_aside() -> None:
+def test_rules_memory_and_reserved_cpus() -> None:
     settings = {
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions": ["full-pcpus-only"],
@@ -184,7 +184,7 @@ def test_a_takeover_is_one_of_the_rules() -> None:
     assert "rules  CPUs static; takeover from kubelet started\n" in page
 
 
-def test_a_systemd_that_is_away_is_reported() -> None:
+def test_a_missing_systemd_is_reported() -> None:
     groups = {"version": 2, "driver": "systemd", "systemd": {"connected": False}}
     assert "\nsystemd     NOT CONNECTED\n" in render({**STATUS, "cgroups": groups})
     there = {**groups, "systemd": {"connected": True}}
@@ -199,7 +199,7 @@ def test_a_stuck_worker_is_visible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("floor", "nodes", "words"),
+    ("floor", "nodes", "message"),
     [
         (4, {"0": 2, "1": 2}, "shared pool keeps 4 CPUs (2 of each NUMA node)\n"),
         (4, {"0": 1, "1": 3}, "shared pool keeps 4 CPUs (1 to 3 of each NUMA node)\n"),
@@ -211,11 +211,11 @@ def test_a_stuck_worker_is_visible() -> None:
         ("x", [3], ""),
     ],
 )
-def test_the_floor_of_the_shared_pool_is_one_of_the_rules(floor: object, nodes: object, words: str) -> None:
+def test_the_floor_of_the_shared_pool_is_one_of_the_rules(floor: object, nodes: object, message: str) -> None:
     rules = {"sharedFloor": floor, "sharedFloorPerNUMANode": nodes}
     page = render({"settings": {"admission": rules}})
-    assert ("rules  " in page) is bool(words)
-    assert words in page
+    assert ("rules  " in page) is bool(message)
+    assert message in page
 
 
 def test_limits_of_owners_are_among_the_rules() -> None:
@@ -248,7 +248,7 @@ def test_no_problems_is_not_reported_while_anything_is_wrong(more: dict[str, obj
 
 
 @pytest.mark.parametrize(
-    ("mode", "pods", "more", "words"),
+    ("mode", "pods", "more", "message"),
     [
         ("observe", {"enforced": 0, "observed": 3}, {}, "no pod: mode observe"),
         ("observe", {"enforced": 2, "toGiveBack": 2}, {}, "2 pods, 0 observed; 2 to be given back"),
@@ -263,22 +263,22 @@ def test_no_problems_is_not_reported_while_anything_is_wrong(more: dict[str, obj
         ("released", {"observed": 5}, {}, ""),
     ],
 )
-def test_to_how_many_pods_the_plan_is_applied(
-    mode: str, pods: dict[str, int], more: dict[str, object], words: str
+def test_the_number_of_pods_to_which_the_plan_is_applied(
+    mode: str, pods: dict[str, int], more: dict[str, object], message: str
 ) -> None:
     page = render({"mode": mode, "enforcement": {"pods": pods, **more}})
-    assert ("applied to" in page) is bool(words)
-    assert words in page
+    assert ("applied to" in page) is bool(message)
+    assert message in page
 
 
-def test_what_of_the_configuration_is_not_in_effect() -> None:
+def test_settings_that_are_not_in_effect_are_listed() -> None:
     config = {"source": "/c.yaml", "restart": [{"key": "listen"}, {"key": "hooks.enabled"}], "reload": {}}
     assert "config  /c.yaml; takes effect at the next restart: listen, hooks.enabled\n" in render(
         {"config": config}
     )
 
 
-def test_values_of_the_kernel_that_are_old_or_missing() -> None:
+def test_old_or_missing_kernel_values_are_reported() -> None:
     assert "cpusets  as they were 1m 5s ago: the kernel does not answer\n" in render(
         {"kernel": {"age_s": 65.0}}
     )

@@ -75,9 +75,9 @@ class Answers:
     routes: set[str] = field(default_factory=set)
     actions: set[str] = field(default_factory=set)
 
-    def command(self, *words: object) -> Any:
+    def command(self, *args: object) -> Any:
         """Run a command with ``--json`` and keep its answer, whatever its exit code."""
-        line = [str(word) for word in words]
+        line = [str(word) for word in args]
         done = CliRunner().invoke(cli, [*line, "--json"])
         text = done.stdout
         assert text.startswith(("{", "[")), (line, done.output, done.exception)
@@ -86,14 +86,14 @@ class Answers:
         return answer
 
     def page(self, node: AnsweringNode, route: str, *, act: bool = False, **params: str) -> Any:
-        """Ask the admin socket and keep the answer."""
+        """Query the admin socket and keep the answer."""
         answer = query_admin(node.directory / "admin.sock", route, 30, params, act=act)
         self.each.append((f"{'POST' if act else 'GET'} {route} {params}", answer))
         return answer
 
 
 class AnsweringNode(DaemonNode):
-    """A node with hooks, counters of CPU time and an attached kubelet that has given CPUs away."""
+    """A node with hooks, counters of CPU time and an attached kubelet that has assigned CPUs."""
 
     def __init__(self, directory: Path, version: int = 1) -> None:
         super().__init__(directory, version=version)
@@ -142,7 +142,7 @@ class AnsweringNode(DaemonNode):
 
 
 def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: bool = False) -> None:
-    """Run a daemon with some pods, and ask for everything that changes nothing; ``full``: for steps, too."""
+    """Run a daemon with some pods, and run all queries; ``full``: actions too."""
     config = node.file(text)
     daemon = node.daemon(text, file=config)
 
@@ -152,7 +152,7 @@ def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: b
         await node.try_each(PODS)
         if daemon.executor is not None:
             await asyncio.wait_for(daemon.executor.reconciled.wait(), 60)
-        await asyncio.to_thread(_ask, answers, node, daemon, config)
+        await asyncio.to_thread(_query, answers, node, daemon, config)
         if full:
             server: Any = daemon._admin
             answers.routes, answers.actions = set(server._routes), set(server._actions)
@@ -162,7 +162,7 @@ def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: b
     run(daemon, scenario)
 
 
-def _ask(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) -> None:
+def _query(answers: Answers, node: AnsweringNode, daemon: Daemon, config: Path) -> None:
     at = ("--config", config)
     for route in ("/status", "/hooks", "/release"):
         answers.page(node, route)
@@ -247,9 +247,9 @@ def _about_machines(answers: Answers, directory: Path) -> None:
     limits = {"cpu": 1, "memory": "1Gi"}
     pod["spec"] = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
     (directory / "pod.json").write_text(json.dumps(pod))
-    words = ("simulate", directory / "pod.json", "--replicas", 999, "--machine", directory / "m.json")
-    answers.command(*words, "--config", directory / "static.yaml", "--explain", "job-1")
-    answers.command(*words, "--compare", directory / "static.yaml", "--explain", "job-1")
+    command = ("simulate", directory / "pod.json", "--replicas", 999, "--machine", directory / "m.json")
+    answers.command(*command, "--config", directory / "static.yaml", "--explain", "job-1")
+    answers.command(*command, "--compare", directory / "static.yaml", "--explain", "job-1")
     (directory / "fleet.yaml").write_text(
         "kind: Fleet\nnodes: [{count: 2, cpus: 16}]\nfill: 1.5\n"
         "pods: [{resources: {limits: {cpu: 3, memory: 1Gi}}}]\n"

@@ -1,4 +1,4 @@
-"""Every JSON answer names a schema, and every schema describes what is really answered."""
+"""Every JSON answer names a schema, and every schema describes the real answers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_answer_is_as_its_schema_says(answers: Answers) -> None:
     assert {answer["schema"] for _, answer in answers.each} == set(IDS)
 
 
-def test_a_wrong_answer_is_found(answers: Answers) -> None:
+def test_an_invalid_answer_is_reported(answers: Answers) -> None:
     page = next(answer for _, answer in answers.each if answer["schema"] == schema_ids.STATUS)
     for wrong in ({**page, "pid": "1"}, {**page, "more": 1}, {k: v for k, v in page.items() if k != "mode"}):
         with pytest.raises(AssertionError):
@@ -82,7 +82,7 @@ def test_a_wrong_answer_is_found(answers: Answers) -> None:
 
 
 def test_optional_keys_are_there_in_some_answer(answers: Answers) -> None:
-    """A schema does not describe what no daemon gives: each key of the status page is in some answer."""
+    """A schema has no unused keys: each key of the status page is in some answer."""
     pages = [answer for _, answer in answers.each if answer["schema"] == schema_ids.STATUS]
     described = schemas()[schema_ids.STATUS]["properties"].keys()
     assert described - {key for page in pages for key in page} == set()

@@ -123,8 +123,8 @@ def pages(secret: Planted) -> dict[str, Any]:
     }
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["bundle", *map(str, words)])
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["bundle", *map(str, args)])
 
 
 def read(path: Path) -> dict[str, str]:
@@ -157,7 +157,7 @@ def test_no_planted_secret_is_in_the_bundle(config: Path, tmp_path: Path, secret
     assert "shop/web-0/main" in members["status.json"]
 
 
-def test_it_works_without_daemon_journal_ledger_and_configuration(
+def test_a_bundle_is_made_without_daemon_journal_ledger_and_configuration(
     config: Path, tmp_path: Path, secret: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -173,7 +173,7 @@ def test_it_works_without_daemon_journal_ledger_and_configuration(
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x00\xff" * 500, b"00000000 {}\n", b"[" * 100_000])
-def test_garbage_in_a_source_is_named_in_the_manifest(config: Path, tmp_path: Path, garbage: bytes) -> None:
+def test_an_invalid_source_is_named_in_the_manifest(config: Path, tmp_path: Path, garbage: bytes) -> None:
     (tmp_path / "state/ledger.jsonl").write_bytes(garbage)
     (tmp_path / "log").write_bytes(garbage)
     odd = {"/status": lambda: "no JSON \ud83d", "/explain": lambda: {"records": 5}}
@@ -216,7 +216,7 @@ def test_the_journal_is_read_without_the_name_of_the_host(
     assert text == "1795428743.000 placed cpus=1\n"
 
 
-def test_the_file_is_for_its_owner_only_and_replaces_none(config: Path, tmp_path: Path) -> None:
+def test_the_file_is_private_and_replaces_no_other(config: Path, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         assert run(tmp_path / "b.tar.gz", "--config", config).exit_code == 0

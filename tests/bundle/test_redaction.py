@@ -1,4 +1,4 @@
-"""The allow-list: what topoproxy says is kept, what came from outside is not."""
+"""The allow-list: texts of topoproxy are kept, texts from outside are replaced."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def redactor() -> Redactor:
 
 
 @pytest.mark.parametrize("text", KEPT)
-def test_what_topoproxy_says_is_kept(text: str) -> None:
+def test_messages_of_topoproxy_are_kept(text: str) -> None:
     assert redactor().text(text) == text
 
 
@@ -113,7 +113,7 @@ def test_a_random_token_is_never_kept(token: str, rng: random.Random) -> None:
     assert token not in redactor().text(carrier.replace("{}", token))
 
 
-def test_the_vocabulary_has_our_words_and_none_of_generated_code() -> None:
-    words = vocabulary()
-    assert {"cpuset", "kubelet", "placed"} <= words
-    assert "seccomp_profile" not in words
+def test_the_vocabulary_has_words_of_topoproxy_and_none_of_generated_code() -> None:
+    names = vocabulary()
+    assert {"cpuset", "kubelet", "placed"} <= names
+    assert "seccomp_profile" not in names

@@ -66,7 +66,7 @@ admission:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("resourceStatus: bound", r"admission.resourceStatus: 'bound' is not bounded, follow or ignore"),
         ("namespaces: team-a", "admission.namespaces: must be a list of namespaces"),
@@ -86,8 +86,8 @@ admission:
         ("nameOthers: 1", "must be true or false"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_what_is_wrong_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         parse(f"admission:\n  {text}\n", "f")
 
 
@@ -121,5 +121,5 @@ def test_the_page_names_every_key_and_every_reason() -> None:
 def test_the_examples_of_the_page_are_configurations() -> None:
     examples = [parse(body, "the page") for body in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
     assert len(examples) == 3
-    assert examples[2].admission.rules == AdmissionRules(), "as it was before there was this section"
+    assert examples[2].admission.rules == AdmissionRules(), "the behaviour before this section existed"
     assert examples[2].hooks.skip_namespaces.all

@@ -1,4 +1,4 @@
-"""Settings against each other and against a machine."""
+"""Settings checked against each other and against a machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (
             "cpuManagerPolicyOptions: {full-pcpus-only: true}",
@@ -106,8 +106,8 @@ def refused(text: str) -> str:
         ),
     ],
 )
-def test_contradictions(text: str, words: str) -> None:
-    assert refused(text).startswith(words)
+def test_contradictory_settings_are_refused(text: str, message: str) -> None:
+    assert refused(text).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_contradictions(text: str, words: str) -> None:
         "kubelet: {pods: 'http://a:1', configz: 'https://a:1', insecureSkipVerify: true}",
     ],
 )
-def test_what_goes_together(text: str) -> None:
+def test_compatible_settings_are_accepted(text: str) -> None:
     parse(text, "f")
 
 
-def test_the_command_line_is_held_against_the_file() -> None:
+def test_the_command_line_is_checked_against_the_file() -> None:
     config = parse(STATIC + "{align-by-socket: true}", "f")
     with pytest.raises(
         UsageError, match="cannot use the settings together: cpuManagerPolicyOptions: align-by-soc"
@@ -150,20 +150,20 @@ def test_the_command_line_is_held_against_the_file() -> None:
 
 
 @pytest.mark.parametrize("cpus", ["", "0", "0-1", "3"])
-def test_possible(cpus: str) -> None:
+def test_reserved_cpus_that_fit_the_machine_are_accepted(cpus: str) -> None:
     check_against(parse(f"reservedSystemCPUs: '{cpus}'", "f.yaml"), MACHINE)
 
 
 @pytest.mark.parametrize(
-    ("cpus", "words"),
+    ("cpus", "message"),
     [
         ("0-3", r"reservedSystemCPUs: CPU 2 is offline \(online: 0-1,3\)"),
         ("2,7-8", "there are no CPUs 7-8"),
         ("0-1,3", "all CPUs are reserved, and none is left for containers"),
     ],
 )
-def test_impossible(cpus: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)^cannot use the configuration f\.yaml: .*{words}"):
+def test_reserved_cpus_that_do_not_fit_the_machine_are_refused(cpus: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)^cannot use the configuration f\.yaml: .*{message}"):
         check_against(parse(f"reservedSystemCPUs: '{cpus}'", "f.yaml"), MACHINE)
 
 
@@ -230,7 +230,7 @@ def test_reserved_memory_fits_the_nodes() -> None:
     )
 
 
-def test_all_misfits_are_reported_together() -> None:
+def test_all_errors_are_reported_together() -> None:
     text = MEMORY + "[{numaNode: 1, limits: {memory: 1}}]\nreservedSystemCPUs: 9"
     assert unfit(text, nodes(1)).splitlines() == [
         "2 problems:",
@@ -255,7 +255,7 @@ def test_usable_memory() -> None:
     assert memory_misfits({}, Config().reserved_memory) == []
 
 
-def test_cpus_that_are_kept_back_exist_and_leave_some() -> None:
+def test_reserved_cpus_exist_and_leave_some_cpus() -> None:
     check_against(parse("koordinator: {reservedCPUs: 0, systemCPUs: 1}", "f"), MACHINE)
     everything = "koordinator: {reservedCPUs: 0-1, systemCPUs: 3, systemCPUsExclusive: %s}"
     check_against(parse(everything % "false", "f"), MACHINE)
@@ -297,7 +297,9 @@ NODES = replace(
         (MEMORY + "[{numaNode: 2, limits: {memory: 1Gi}}]", NODES, "there is no NUMA node 2"),
     ],
 )
-def test_a_daemon_starts_while_something_is_away(text: str, machine: Machine, reported: str) -> None:
+def test_a_daemon_starts_while_parts_of_the_machine_are_offline(
+    text: str, machine: Machine, reported: str
+) -> None:
     config = parse(text, "f.yaml")
     (away,) = check_start(config, machine)
     assert reported in away
@@ -316,7 +318,7 @@ def test_a_daemon_starts_while_something_is_away(text: str, machine: Machine, re
         (MEMORY + "[{numaNode: 7, limits: {memory: 1Gi}}]", NODES),
     ],
 )
-def test_a_daemon_does_not_start_with_what_never_was(text: str, machine: Machine) -> None:
+def test_a_daemon_does_not_start_with_parts_that_never_existed(text: str, machine: Machine) -> None:
     with pytest.raises(ConfigError):
         check_start(parse(text, "f.yaml"), machine)
 
@@ -337,8 +339,8 @@ def test_the_directories_of_device_plugins_are_not_kubelets() -> None:
 def test_device_plugins_without_a_source_of_pods_are_named() -> None:
     machine = NODES
     text = "devicePlugins: {enabled: true}\n"
-    (words,) = check_start(parse(text, "f.yaml"), machine)
-    assert words.startswith("devicePlugins.enabled: no container gets devices")
+    (message,) = check_start(parse(text, "f.yaml"), machine)
+    assert message.startswith("devicePlugins.enabled: no container gets devices")
     for source in (
         "kubelet: {podsApi: /p}",
         "kubelet: {pods: 'https://127.0.0.1:10250'}",

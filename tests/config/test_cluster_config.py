@@ -1,4 +1,4 @@
-"""Settings from the cluster: only permitted keys, the same validation, and never in the operator's way."""
+"""Settings from the cluster: only permitted keys, the same validation, and precedence of the operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MACHINE = described(1, 1, 2, 2)
 
 
 class NodeFiles:
-    """A node's configuration, and what the agent has left."""
+    """A node's configuration, and the file that the agent has written."""
 
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o700)
@@ -46,7 +46,7 @@ def node(tmp_path: Path) -> NodeFiles:
     return NodeFiles(tmp_path)
 
 
-def test_the_cluster_sets_what_is_permitted_over_the_file_and_its_drop_ins(node: NodeFiles) -> None:
+def test_permitted_settings_of_the_cluster_override_the_file_and_its_drop_ins(node: NodeFiles) -> None:
     node.own(
         "clusterConfig: {allowed: [admission, log.level]}\n"
         "admission: {maxCPUsPerPod: 2, maxCPUsPerNode: 4}\nlog: {format: json}"
@@ -122,7 +122,7 @@ def test_nothing_is_permitted_by_default(node: NodeFiles) -> None:
     assert (config.log.level, config.own, config.cluster_fault) == ("info", None, "")
 
 
-def test_taking_a_permission_away_is_effective_at_once(node: NodeFiles) -> None:
+def test_a_revoked_permission_takes_effect_at_once(node: NodeFiles) -> None:
     node.own("clusterConfig: {allowed: [log.level]}")
     node.wanted("log: {level: debug}")
     assert node.load().log.level == "debug"
@@ -141,7 +141,7 @@ def test_a_file_that_others_may_write_is_ignored(node: NodeFiles) -> None:
     assert "cannot trust the configuration" in config.cluster_fault
 
 
-def test_a_fault_of_the_nodes_own_file_is_an_error_as_ever(node: NodeFiles) -> None:
+def test_an_error_in_the_nodes_own_file_remains_an_error(node: NodeFiles) -> None:
     node.own("log: {level: loud}\nclusterConfig: {allowed: [log]}")
     node.wanted("log: {level: debug}")
     with pytest.raises(ConfigError, match="'loud'"):
@@ -161,7 +161,7 @@ def test_a_fault_of_the_nodes_own_file_is_an_error_as_ever(node: NodeFiles) -> N
         ("['']", "'' is not a key"),
     ],
 )
-def test_what_cannot_be_permitted(node: NodeFiles, allowed: str, why: str) -> None:
+def test_some_keys_cannot_be_permitted(node: NodeFiles, allowed: str, why: str) -> None:
     node.own(f"clusterConfig: {{allowed: {allowed}}}")
     with pytest.raises(ConfigError) as caught:
         node.load()

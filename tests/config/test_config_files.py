@@ -1,4 +1,4 @@
-"""Files that other users could write or read: the configuration is refused, the others are reported."""
+"""Files that other users could write or read: a configuration is refused, other files are reported."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def test_a_file_that_only_root_can_write_is_used(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"),
+    ("mode", "message"),
     [
         (0o666, "can be written by its group and others (mode 0666): chmod go-w"),
         (0o664, "can be written by its group (mode 0664): chmod g-w"),
         (0o646, "can be written by others (mode 0646): chmod o-w"),
     ],
 )
-def test_a_file_that_others_can_write_is_refused(file: Path, mode: int, words: str) -> None:
+def test_a_file_that_others_can_write_is_refused(file: Path, mode: int, message: str) -> None:
     file.chmod(mode)
-    assert reason(file) == f"{file} {words} {file}"
+    assert reason(file) == f"{file} {message} {file}"
     assert untrusted(file) == reason(file)
-    assert load(file).mode == "observe"  # commands that only read it
+    assert load(file).mode == "observe"  # commands that only read the file
 
 
 def test_a_directory_that_others_can_write_is_refused_unless_sticky(file: Path) -> None:
@@ -87,13 +87,13 @@ def test_a_link_through_another_users_directory_is_refused(file: Path, tmp_path:
 
 
 def test_a_file_is_checked_where_it_was_opened(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is at the path a moment later does not count."""
+    """A file that replaces it at the path later is not used."""
     file.chmod(0o666)
     opened = Path.open
 
-    def open_and_replace(self: Path, *words: str, **more: str) -> object:
-        stream = opened(self, *words, **more)  # type: ignore[arg-type]
-        if words == ("rb",):
+    def open_and_replace(self: Path, *args: str, **more: str) -> object:
+        stream = opened(self, *args, **more)  # type: ignore[arg-type]
+        if args == ("rb",):
             file.unlink()
             file.write_text("mode: enforce\n")
             file.chmod(0o600)
@@ -126,7 +126,7 @@ def checked(file: Path) -> str:
 
 
 @as_root
-def test_check_config_refuses_it_as_the_daemons_user(file: Path) -> None:
+def test_check_config_refuses_the_file_as_the_daemons_user(file: Path) -> None:
     file.chmod(0o666)
     with pytest.raises(ConfigError, match="chmod go-w"):
         checked(file)
@@ -179,7 +179,7 @@ def test_the_group_of_root_counts_as_root(kubelet: Callable[..., Config], file: 
 
 
 def test_an_authority_that_others_can_write_is_reported(kubelet: Callable[..., Config], file: Path) -> None:
-    """Another one would sign a server that gets the token."""
+    """A replaced authority could sign the certificate of a server that then receives the token."""
     path = file.parent / "ca"
     config = kubelet(ca=0o666)
     assert exposed(config) == [

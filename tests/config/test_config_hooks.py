@@ -57,7 +57,7 @@ def test_defaults() -> None:
     assert not hooks.settings
 
 
-def test_all_that_can_be_reported_arrives() -> None:
+def test_all_keys_are_read() -> None:
     hooks = parse(FULL, "f").hooks
     assert (hooks.directory, hooks.server_directory) == (Path("/a/hooks.d"), None)
     assert (hooks.timeout, hooks.policy, hooks.owned_cpus) == (1.5, "Fail", True)
@@ -77,7 +77,7 @@ def test_all_that_can_be_reported_arrives() -> None:
     hash(hooks)
 
 
-def test_it_is_shown_as_it_was_written() -> None:
+def test_the_section_is_printed_as_it_was_written() -> None:
     config = parse(FULL, "f")
     mapping = as_mapping(config)
     assert json.loads(json.dumps(mapping)) == mapping
@@ -113,7 +113,7 @@ SETTINGS = "hooks:\n  settings:\n    10-x:"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("hooks: {timeout: 0ms}", "line 1: hooks.timeout: 0ms is outside 1ms to 1m40s"),
         ("hooks: {timeout: 101s}", "line 1: hooks.timeout: 101s is outside 1ms to 1m40s"),
@@ -138,8 +138,8 @@ SETTINGS = "hooks:\n  settings:\n    10-x:"
         (f"{SETTINGS} {{config: {{a: {list(range(2000))}}}}}", ".a[998]: has more than 1000 values in it"),
     ],
 )  # fmt: skip
-def test_every_fault_names_its_key(text: str, words: str) -> None:
-    assert words in refused(text)
+def test_every_fault_names_its_key(text: str, message: str) -> None:
+    assert message in refused(text)
 
 
 def test_aliases_that_multiply_cost_nothing() -> None:
@@ -147,8 +147,8 @@ def test_aliases_that_multiply_cost_nothing() -> None:
     many = "".join(f"    h{n}: {{config: *c}}\n" for n in range(2000))
     began = time.monotonic()
     refused(f"hooks:\n  settings:\n    a: {{config: {{x: [&b0 [x]{bomb}]}}}}\n")
-    words = refused(f"hooks:\n  settings:\n    a: {{config: &c {{x: {list(range(900))}}}}}\n{many}")
-    assert "there are more than 1000 hooks" in words
+    message = refused(f"hooks:\n  settings:\n    a: {{config: &c {{x: {list(range(900))}}}}}\n{many}")
+    assert "there are more than 1000 hooks" in message
     assert time.monotonic() - began < 60
 
 
@@ -164,7 +164,7 @@ def test_former_keys_are_read_and_reported() -> None:
     assert parse("hooks: {directory: /a}", "a file").former_keys == ()
 
 
-def test_a_former_key_beside_its_new_name_is_given_twice() -> None:
+def test_a_former_key_and_its_new_name_together_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"line 3: hooks.directory: given twice, first on line 2"):
         parse("hooks:\n  folder: /a\n  directory: /b\n", "a file")
 

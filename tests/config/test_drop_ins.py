@@ -1,4 +1,4 @@
-"""The drop-in directory: what counts, in which order, how it is merged, and how faults are named."""
+"""The drop-in directory: which files are read, in which order, how they are merged, and error messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_maps_are_merged_and_lists_are_replaced(file: Path) -> None:
     assert settings["10-a"].config == {"x": 1, "y": 2, "list": (3,)}
 
 
-def test_what_does_not_count(file: Path) -> None:
+def test_other_files_are_ignored(file: Path) -> None:
     file.write_text("callTimeout: 1s\n")
     for name in (".10-hidden.yaml", "10-a.yaml~", "10-a.yml", "10-a.yaml.dpkg-old", "README"):
         add(file, name, "callTimeout: 2s\n")
@@ -73,7 +73,7 @@ def test_what_does_not_count(file: Path) -> None:
 
 
 def test_drop_ins_without_a_file(file: Path) -> None:
-    """The usual file may be missing, a file that was named may not."""
+    """The default file may be missing, a file named on the command line may not."""
     assert load(None, file) == Config()
     add(file, "a.yaml", "callTimeout: 2s\n")
     add(file, "empty.yaml", "# nothing\n")
@@ -81,7 +81,7 @@ def test_drop_ins_without_a_file(file: Path) -> None:
     assert "there is no such file" in refused(file)
 
 
-def test_faults_are_named_by_file_and_line(file: Path) -> None:
+def test_errors_name_file_and_line(file: Path) -> None:
     file.write_text("\ncallTimeout: soon\n")
     add(file, "a.yaml", "moed: observe\ncallTimeout: 1s\n")
     add(file, "b.yaml", "hooks:\n  settings:\n    x: {timeuot: 1s}\n")
@@ -96,7 +96,7 @@ def test_faults_are_named_by_file_and_line(file: Path) -> None:
     assert lines[4].startswith("  config.d/c.yaml, line 2: not YAML")
 
 
-def test_what_is_good_alone_and_bad_together(file: Path) -> None:
+def test_valid_files_that_contradict_each_other_are_refused(file: Path) -> None:
     file.write_text("cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: true}\n")
     add(file, "a.yaml", "cpuManagerPolicyOptions: {distribute-cpus-across-cores: true}\n")
     what = refused(file)
@@ -104,7 +104,7 @@ def test_what_is_good_alone_and_bad_together(file: Path) -> None:
     assert "config.d/a.yaml, line 1" in what
 
 
-def test_owners_and_permissions_are_those_of_the_file(file: Path) -> None:
+def test_owners_and_permissions_are_checked_as_for_the_file(file: Path) -> None:
     file.write_text("callTimeout: 1s\n")
     file.chmod(0o600)
     path = add(file, "a.yaml", "callTimeout: 2s\n")

@@ -27,7 +27,7 @@ def test_accepted(text: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("tcp://127.0.0.1:1", "only unix sockets are served, not tcp:"),
         ("npipe:////./pipe/x", "only unix sockets are served, not npipe:"),
@@ -42,8 +42,8 @@ def test_accepted(text: str, path: str) -> None:
         ("/" + "ä" * 54, "the path is 109 bytes long"),
     ],
 )
-def test_refused(text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
+def test_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         parse_endpoint(text)
     assert str(caught.value).startswith("cannot use ")
 
@@ -63,7 +63,7 @@ def test_kubelets_address(text: str, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("127.0.0.1:10250", "it must begin with https:// or http://"),
         ("unix:///run/x", "it must begin with https:// or http://"),
@@ -77,7 +77,7 @@ def test_kubelets_address(text: str, address: str) -> None:
         ("https://[:::1]:1", "':::1'"),
     ],
 )
-def test_invalid_addresses_of_kubelet(text: str, words: str) -> None:
+def test_invalid_addresses_of_kubelet(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_address(text)
-    assert words in str(caught.value)
+    assert message in str(caught.value)

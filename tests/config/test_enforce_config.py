@@ -46,7 +46,7 @@ enforce:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("percent: 101", "101 is not between 0 and 100"),
         ("percent: 50%", "enforce.percent: must be a whole number, 0 to 100"),
@@ -72,8 +72,8 @@ enforce:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_key(text: str, words: str) -> None:
+def test_invalid_settings_are_refused_with_their_key(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(f"enforce:\n  {text}\n", "f")
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert "enforce." in str(error.value)

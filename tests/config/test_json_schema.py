@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration: it accepts what is good, and rejects what check-config rejects."""
+"""The JSON Schema of the configuration: it accepts and rejects the same as check-config."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 class Yaml12(yaml.SafeLoader):
-    """Words are words, as in YAML 1.2: ``off`` and ``010`` are texts there, and so are dates."""
+    """Reads plain words as in YAML 1.2, where ``off``, ``010`` and dates are texts."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
@@ -70,7 +70,7 @@ def line(key: str, value: str) -> str:
 
 
 def examples() -> Iterator[str]:
-    """Yield the configurations in the documentation: what is indented or fenced, and names a key first."""
+    """Yield the configurations in the documentation: indented or fenced blocks that begin with a key."""
     first = {key for _, key, _ in keys(Config())} | {"apiVersion"}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for block in re.findall(
@@ -81,7 +81,7 @@ def examples() -> Iterator[str]:
                 yield text
 
 
-def test_it_is_a_schema_and_the_command_prints_it() -> None:
+def test_the_schema_is_valid_and_the_command_prints_it() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     done = CliRunner().invoke(cli, ["check-config", "--schema"])
     assert (done.exit_code, json.loads(done.stdout)) == (0, json.loads(json.dumps(SCHEMA)))
@@ -207,8 +207,8 @@ VALUES = (
 
 
 @pytest.mark.parametrize("key", [key for key, _ in all_keys()])
-def test_it_rejects_nothing_that_is_good(key: str) -> None:
-    """Where the schema is stricter, an editor marks as wrong what works."""
+def test_the_schema_rejects_no_valid_configuration(key: str) -> None:
+    """If the schema were stricter, an editor would mark a working configuration as invalid."""
     with mock.patch("proxy.config.load.check", return_value=[]):
         wrong = [value for value in VALUES if is_good(line(key, value)) and not accepts(line(key, value))]
     assert wrong == []
@@ -219,11 +219,11 @@ CANNOT_SAY = ("24h", "0s", "10s", "1m30s", "500ms", "500m")
 
 
 @pytest.mark.parametrize("key", [key for key, _ in all_keys()])
-def test_it_rejects_what_is_bad(key: str) -> None:
+def test_the_schema_rejects_invalid_configurations(key: str) -> None:
     with mock.patch("proxy.config.load.check", return_value=[]):
         missed = [value for value in VALUES if not is_good(line(key, value)) and accepts(line(key, value))]
     if key == "beSuppress.mode":
-        missed.remove("false")  # what readers of YAML 1.1 make of "off"
+        missed.remove("false")  # the value that readers of YAML 1.1 give for "off"
     assert [value for value in missed if value not in CANNOT_SAY] == []
 
 
@@ -239,6 +239,6 @@ def test_it_rejects_what_is_bad(key: str) -> None:
         "hooks: {settings: {10-a: {timeout: 1s, confg: {}}}}\n",
     ],
 )
-def test_it_rejects_what_check_config_rejects(text: str) -> None:
+def test_the_schema_rejects_what_check_config_rejects(text: str) -> None:
     assert not is_good(text)
     assert not accepts(text)

@@ -1,4 +1,4 @@
-"""Words to values and back."""
+"""Conversion between texts and values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_durations_are_shown_short(seconds: float, text: str) -> None:
     assert show_duration(seconds) == text
 
 
-def test_bounds_are_allowed_and_what_is_outside_is_not() -> None:
+def test_bounds_are_accepted_and_values_outside_are_refused() -> None:
     kind = duration(0.1, 60)
     assert (kind.read("100ms"), kind.read("1m")) == (0.1, 60)
     for text in ("99ms", "61s"):
@@ -81,7 +81,7 @@ def test_bounds_are_allowed_and_what_is_outside_is_not() -> None:
             number.read(text)
 
 
-def test_truth() -> None:
+def test_booleans() -> None:
     assert [TRUTH.read(t) for t in ("true", "Yes", "on", "false", "NO", "off")] == [True] * 3 + [False] * 3
     with pytest.raises(ValueError):
         TRUTH.read("1")
@@ -129,6 +129,6 @@ def test_a_quoted_text_is_the_same_text_for_yaml(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "off", "null", "1", "0-1", "a: b", "#", "10", "~", "a:", "- x", "/a b", "y"]
 )
-def test_what_yaml_would_take_for_something_else_is_quoted(text: str) -> None:
+def test_texts_that_yaml_would_read_as_other_types_are_quoted(text: str) -> None:
     assert yaml.safe_load(f"k: {quote(text)}") == {"k": text}
     assert quote(text)[0] == '"'

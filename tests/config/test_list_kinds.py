@@ -24,7 +24,7 @@ def refused(text: str) -> str:
     return str(caught.value).removeprefix("cannot use the configuration f.yaml: ")
 
 
-def test_a_kubelet_configuration_arrives() -> None:
+def test_a_kubelet_configuration_is_read() -> None:
     config = parse(
         """\
 cpuManagerPolicy: static
@@ -63,7 +63,7 @@ reservedMemory:
     assert config.reserved_cpu_amount == 2
 
 
-def test_nothing_of_it_is_on_by_default() -> None:
+def test_all_options_are_off_by_default() -> None:
     config = Config()
     assert (config.topology_manager_policy, config.topology_manager_scope) == ("none", "container")
     assert (config.memory_manager_policy, dict(config.reserved_memory)) == ("None", {})
@@ -92,7 +92,7 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (
             f"{CPU}:\n  full-pcpu-only: 1",
@@ -230,11 +230,11 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
         ("podsApi: /x", "line 1: podsApi: unknown key; did you mean kubelet.podsApi?"),
     ],
 )
-def test_refused_with_line_and_key(text: str, words: str) -> None:
-    assert refused(text).startswith(words)
+def test_refused_with_line_and_key(text: str, message: str) -> None:
+    assert refused(text).startswith(message)
 
 
-def test_a_value_that_contains_itself_is_a_fault_and_no_crash() -> None:
+def test_a_value_that_contains_itself_is_an_error_and_no_crash() -> None:
     assert refused("reservedMemory: &a [*a]").startswith(
         "line 1: reservedMemory[0]: must be numaNode and limits"
     )
@@ -275,7 +275,7 @@ JUNK = st.recursive(
 
 
 @given(st.sampled_from([key for _, key, _ in keys(Config())]), JUNK)
-def test_any_value_of_a_key_is_taken_or_refused_by_its_name(key: str, value: object) -> None:
+def test_any_value_of_a_key_is_accepted_or_refused_by_its_name(key: str, value: object) -> None:
     try:
         parse(f"{key}: {json.dumps(value)}", "f.yaml")
     except ConfigError as error:
@@ -287,7 +287,7 @@ def test_any_value_of_a_key_is_taken_or_refused_by_its_name(key: str, value: obj
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("[cpu]", "devicePlugins.shim[0]: 'cpu' is not the name of an extended resource"),
         ("[a.b/c, kubernetes.io/x]", "'kubernetes.io/x' is not the name of an extended resource"),
@@ -295,8 +295,8 @@ def test_any_value_of_a_key_is_taken_or_refused_by_its_name(key: str, value: obj
         (f"[{', '.join(f'a.b/{n}' for n in range(129))}]", "more than 128 resources"),
     ],
 )
-def test_resources_that_are_refused(text: str, words: str) -> None:
-    assert words in refused(f"devicePlugins: {{shim: {text}}}")
+def test_resources_that_are_refused(text: str, message: str) -> None:
+    assert message in refused(f"devicePlugins: {{shim: {text}}}")
 
 
 def test_resources_are_named_once() -> None:

@@ -47,7 +47,7 @@ log: {level: debug, format: klog}
 """
 
 
-def test_every_key_arrives() -> None:
+def test_every_key_is_read() -> None:
     config = parse(FULL, "f.yaml")
     assert (config.mode, config.cpu_manager_policy) == (NodeMode.OBSERVE, CpuManagerPolicy.STATIC)
     assert config.reserved_system_cpus == CpuSet.parse("0-1,8")
@@ -95,7 +95,7 @@ def test_cpu_lists_are_read_as_written(text: str, cpus: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("\nlisen: /x", "line 2: lisen: unknown key; did you mean listen?"),
         ("cpumanagerpolicy: none", "line 1: cpumanagerpolicy: unknown key; did you mean cpuManagerPolicy?"),
@@ -157,8 +157,8 @@ def test_cpu_lists_are_read_as_written(text: str, cpus: str | None) -> None:
         ),
     ],
 )
-def test_refused(text: str, words: str) -> None:
-    assert refused(text).startswith(words)
+def test_refused(text: str, message: str) -> None:
+    assert refused(text).startswith(message)
 
 
 def test_all_problems_are_reported_together() -> None:
@@ -184,25 +184,25 @@ def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None
 
 
 class TestFiles:
-    def test_the_usual_file_may_be_missing_and_a_named_one_not(self, tmp_path: Path) -> None:
+    def test_the_default_file_may_be_missing_and_a_named_one_not(self, tmp_path: Path) -> None:
         assert load(default=tmp_path / "no.yaml") == Config()
         with pytest.raises(
             ConfigError, match=r"cannot read the configuration .*no\.yaml: there is no such file"
         ):
             load(tmp_path / "no.yaml")
 
-    def test_the_usual_file_is_read(self, tmp_path: Path) -> None:
+    def test_the_default_file_is_read(self, tmp_path: Path) -> None:
         (tmp_path / "c.yaml").write_bytes(b"\xef\xbb\xbfmode: observe\n")
         config = load(default=tmp_path / "c.yaml")
         assert (config.mode, config.source) == ("observe", str(tmp_path / "c.yaml"))
 
     @pytest.mark.parametrize(
-        ("content", "words"),
+        ("content", "message"),
         [(b"\xff\xfe", "byte 0 is not UTF-8"), (b"#" * ((1 << 20) + 1), "larger than 1048576")],
     )
-    def test_values_that_are_not_text_or_too_long(self, tmp_path: Path, content: bytes, words: str) -> None:
+    def test_values_that_are_not_text_or_too_long(self, tmp_path: Path, content: bytes, message: str) -> None:
         (tmp_path / "c.yaml").write_bytes(content)
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             load(tmp_path / "c.yaml")
 
     def test_a_directory_as_configuration(self, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ class TestFiles:
 
 
 class TestOverride:
-    def test_words_replace_settings(self) -> None:
+    def test_arguments_override_settings(self) -> None:
         config = override(
             parse("mode: observe\nlog: {format: json}", "f"),
             {
@@ -236,14 +236,14 @@ class TestOverride:
         assert (config.log.level, config.log.format, config.source) == ("debug", "json", "f")
 
     @pytest.mark.parametrize(
-        ("key", "text", "words"),
+        ("key", "text", "message"),
         [
             ("mode", "x", "cannot use --opt: 'x' is not enforce, observe or passthrough"),
             ("listen", "tcp://a", "cannot use --opt: 'tcp://a': only unix sockets"),
             ("runtime", "/run/topoproxy/cri.sock", "cannot use the settings together: listen: "),
         ],
     )
-    def test_refused_as_wrong_usage(self, key: str, text: str, words: str) -> None:
-        with pytest.raises(UsageError, match=words) as caught:
+    def test_refused_as_wrong_usage(self, key: str, text: str, message: str) -> None:
+        with pytest.raises(UsageError, match=message) as caught:
             override(Config(), {key: ("--opt", text)})
         assert caught.value.exit_code == 2

@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the declarations say."""
+"""docs/configuration.md matches the declarations of the settings."""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ def values(setting: Setting, default: Any) -> st.SearchStrategy[Any]:
     if isinstance(default, bool):
         return st.booleans()
     if isinstance(default, enum.Enum):
-        words = [word for word in setting.kind.schema["enum"] if isinstance(word, str)]
-        return st.sampled_from([type(default)(word) for word in words])
+        texts = [word for word in setting.kind.schema["enum"] if isinstance(word, str)]
+        return st.sampled_from([type(default)(word) for word in texts])
     if isinstance(default, Path):
         return PATHS
     assert default is None, f"no values for {setting.key}"
@@ -165,7 +165,7 @@ def parts(draw: st.DrawFn, part: Any) -> Any:
 @settings(max_examples=100, deadline=None)
 @given(parts(Config()))
 def test_a_written_configuration_reads_back(config: Config) -> None:
-    """Keys may contradict each other here, as most of such random wholes do."""
+    """Keys may contradict each other here, as in most random configurations."""
     with mock.patch("proxy.config.load.check", return_value=[]):
         assert parse(as_yaml(config), "f") == config
         assert parse(as_yaml(config, comments=False), "f") == config
@@ -173,7 +173,7 @@ def test_a_written_configuration_reads_back(config: Config) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(parts(Config()))
-def test_a_configuration_reaches_another_process_as_it_is(config: Config) -> None:
+def test_a_configuration_reaches_another_process_unchanged(config: Config) -> None:
     assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
 
 

@@ -1,4 +1,4 @@
-"""The printed configuration is a configuration."""
+"""The printed configuration is a valid configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_without_comments_only_settings_are_left() -> None:
     assert parse(text, "f") == Config()
 
 
-def test_the_mapping_says_what_the_file_says() -> None:
+def test_the_mapping_equals_the_file() -> None:
     config = parse("reservedSystemCPUs: 0-1\nlisten: /a\nsettle: {perSecond: 3}\nstateDir: '/a b'", "f")
     mapping = as_mapping(config)
     assert json.loads(json.dumps(mapping)) == mapping
@@ -39,7 +39,7 @@ def test_the_mapping_says_what_the_file_says() -> None:
     assert mapping["stateDir"] == "/a b"
 
 
-def test_what_is_more_than_a_text_is_written_as_kubelet_has_it() -> None:
+def test_structured_values_are_written_as_in_kubelets_configuration() -> None:
     config = parse(
         "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: true, align-by-socket: f}\n"
         "topologyManagerPolicyOptions: {max-allowable-numa-nodes: 16}\nexplainHistory: 7\n"

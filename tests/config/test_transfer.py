@@ -1,4 +1,4 @@
-"""A configuration of another version is refused, with the key that only one of both knows."""
+"""A configuration of another version is refused, with the key that only one version knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demonstration itself, on the imagined node; and that it fails when it should."""
+"""The demonstration on the imitated node, and its failure where CPU sets are wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proxy.topology.build import described
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_it_is_true(version):
+def test_the_demonstration_succeeds(version):
     out = io.StringIO()
     assert play(Screen(out, width=80), DemoOptions(version=version)), out.getvalue()
     text = out.getvalue()
@@ -44,14 +44,14 @@ def test_it_is_true(version):
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_whatever_ends_it_nothing_is_left(end):
-    """A terminal that is closed sends SIGHUP; the proxy is in a session of its own and would not hear it."""
+def test_nothing_remains_whichever_signal_ends_it(end):
+    """A closed terminal sends SIGHUP; the proxy has its own session and would not receive it."""
     running = subprocess.Popen(
         [sys.executable, "-m", "proxy", "demo", "--pause", "60", "--keep"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        # In the background of a shell the tests ignore SIGINT, and their children too.
+        # If a shell runs the tests in the background, they and their children ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert running.stdout is not None
@@ -63,7 +63,7 @@ def test_whatever_ends_it_nothing_is_left(end):
     directory = Path((reported + rest).split("files are left in ")[1].split()[0])
     try:
         assert running.returncode in (128 + end, 130)
-        assert not (directory / "cri.sock").exists()  # it was ended as systemd would, not left
+        assert not (directory / "cri.sock").exists()  # the proxy was ended as by systemd, and not abandoned
     finally:
         shutil.rmtree(directory)
 
@@ -75,7 +75,7 @@ def test_titles_are_folded():
     assert [word for word in out.getvalue().split() if word.strip("=")] == ["5", *title.split()]
 
 
-def test_on_a_machine_of_two_cpus(tmp_path):
+def test_the_demonstration_runs_on_two_cpus(tmp_path):
     out = io.StringIO()
     with standin_stage(tmp_path, described(1, 1, 1, 2, sibling_offset=False)) as stage:
         show = Performance(stage, Screen(out, width=80))
@@ -94,7 +94,7 @@ def test_the_command():
 
 
 class NoProxy:
-    """A proxy that is not there: the client speaks to the runtime."""
+    """A missing proxy: the client calls the runtime directly."""
 
     pid = 0
     log = Path("/dev/null")
@@ -122,17 +122,17 @@ def unplaced(cgroups, runtime: StandInRuntime, client: CriClient, *, seen=True):
 
 
 @pytest.mark.parametrize(
-    ("seen", "words"), [(True, "web was still on CPUs 0-7 when the create"), (False, "which trading owns")]
+    ("seen", "message"), [(True, "web was still on CPUs 0-7 when the create"), (False, "which trading owns")]
 )
-def test_without_the_proxy_it_fails(cgroups, runtime, client, seen, words):
+def test_the_demonstration_fails_without_the_proxy(cgroups, runtime, client, seen, message):
     show = unplaced(cgroups, runtime, client, seen=seen)
     first, second, *_ = Scenario(show).steps()
-    show.perform(first)  # all CPUs for every container is what a runtime does by itself
-    with pytest.raises(DemoError, match=words):
+    show.perform(first)  # a runtime by itself gives all CPUs to every container
+    with pytest.raises(DemoError, match=message):
         show.perform(second)
 
 
-def test_troubles_are_noticed_without_the_proxy(cgroups, runtime, client):
+def test_violations_are_detected_without_the_proxy(cgroups, runtime, client):
     for at in ("cannot be placed", "the runtime fails"):
         show = unplaced(cgroups, runtime, client)
         first, *rest = Scenario(show).steps()

@@ -1,4 +1,4 @@
-"""The stage that is real: containerd and this machine's cgroups. Nothing may be left behind."""
+"""The real environment: containerd and this machine's cgroups. The tests must leave no files or groups."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_not()), reason=why_no
 
 @pytest.fixture
 def directory():
-    path = Path(tempfile.mkdtemp(prefix="tp-"))  # short: sockets lie in it
+    path = Path(tempfile.mkdtemp(prefix="tp-"))  # a short path, because it holds sockets
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -52,13 +52,13 @@ def perform(socket: Path) -> str:
     return out.getvalue()
 
 
-def test_where_no_containerd_runs(directory):
+def test_on_a_private_containerd(directory):
     text = perform(directory / "none.sock")
     assert "a private containerd" in text
     assert 'failed to resolve image "localhost/absent:1": not found' in " ".join(text.split())
 
 
-def test_on_a_containerd_that_runs(directory):
+def test_a_running_containerd_is_used(directory):
     with PrivateContainerd(directory) as bed, CriClient(str(bed.socket), root=GROUP, image=IMAGE) as client:
         pod = client.launch(DemoPod("guest"))
         with pytest.raises(UnavailableError, match=r"pods run there \(1\) and would be moved"):

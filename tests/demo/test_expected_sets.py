@@ -1,4 +1,4 @@
-"""The demonstration's own judgement: it must see what is wrong, or it proves nothing."""
+"""The checks of the demonstration: they must detect wrong CPU sets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_rules():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         (node(web="0-2,6-15"), "web may run on CPU 2, which trading owns"),
         (node(web="0-1,4,6-15"), "web may run on CPU 4, which search owns"),
@@ -61,8 +61,8 @@ def test_the_rules():
         (Snapshot(node().containers[:3]), "cgroups are there for"),
     ],
 )
-def test_what_is_wrong_is_seen(wrong, words):
-    with pytest.raises(DemoError, match=words):
+def test_wrong_sets_are_detected(wrong, message):
+    with pytest.raises(DemoError, match=message):
         expectation().check(wrong)
 
 
@@ -72,7 +72,7 @@ def test_be_may_stay_on_lsr_cpus_only():
         node(batch="2").check()
 
 
-def test_the_files_are_what_is_read(client, cgroups):
+def test_the_cgroup_files_are_read(client, cgroups):
     pod = client.launch(DemoPod("web", "LS"))
     waiting = client.run_pod(DemoPod("later", "LS"))
     path = cgroups.find(pod.config.linux.cgroup_parent, pod.container_id)

@@ -51,12 +51,12 @@ def test_the_archive_is_an_oci_layout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("program", "message"),
     [(elf(1, 3), "not a static program"), (b"#!/bin/sh\n", "not a static program"), (None, "No such file")],
 )
-def test_only_a_static_busybox_will_do(tmp_path, program, words):
+def test_only_a_static_busybox_is_accepted(tmp_path, program, message):
     if program is not None:
         (tmp_path / "busybox").write_bytes(program)
-    with pytest.raises(UnavailableError, match=words):
+    with pytest.raises(UnavailableError, match=message):
         write_image(tmp_path / "image.tar", tmp_path / "busybox")
     assert not (tmp_path / "image.tar").exists()

@@ -1,4 +1,4 @@
-"""The stand-in runtime does to the tree what containerd with runc was seen to do."""
+"""The stand-in runtime changes the tree as containerd with runc was observed to do."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_container_has_no_cgroup_before_its_start(client, cgroups):
     assert group(cgroups, pod).endswith(f"/burstable/pod{pod.config.metadata.uid}/{pod.container_id}")
 
 
-def test_an_update_of_a_created_container_counts_at_its_start(client, cgroups):
+def test_an_update_of_a_created_container_takes_effect_at_its_start(client, cgroups):
     pod = created(client, cpuset_cpus="0")
     client.update(pod.container_id, linux(cpuset_cpus="1"))
     client.start(pod.container_id)
@@ -70,7 +70,7 @@ def test_an_update_of_anything_writes_the_saved_cpuset_again(client, cgroups):
     assert (cpus(cgroups, pod), mems(cgroups, pod)) == ("2-5", "0")
 
 
-def test_an_update_is_laid_over_what_was_saved(client, runtime):
+def test_an_update_is_merged_with_the_saved_resources(client, runtime):
     pod = created(client, cpuset_cpus="2-5", cpu_shares=512, cpu_quota=1000)
     client.start(pod.container_id)
     client.update(pod.container_id, linux(cpuset_cpus="1", cpu_shares=256))
@@ -99,7 +99,7 @@ def test_a_narrow_pod_refuses_on_v1_and_falls_back_on_v2(client, cgroups):
         assert str(cgroups.read(group(cgroups, pod)).effective_cpus) == "0-3"
 
 
-def test_an_impossible_cpu_ends_a_start_with_runcs_words(client, runtime, cgroups):
+def test_an_impossible_cpu_fails_a_start_with_runcs_message(client, runtime, cgroups):
     pod = created(client, cpuset_cpus="99")
     with refused(grpc.StatusCode.UNKNOWN) as caught:
         client.start(pod.container_id)
@@ -167,7 +167,7 @@ def test_unknown_ids(client):
     client.end_pod("missing")
 
 
-def test_names_are_taken_once(client):
+def test_names_are_unique(client):
     pod = created(client)
     with refused(grpc.StatusCode.UNKNOWN):
         client.call("RunPodSandbox", pb.RunPodSandboxRequest(config=pod.config))
@@ -279,8 +279,8 @@ def test_events(client, runtime):
             request_serializer=pb.GetEventsRequest.SerializeToString,
             response_deserializer=pb.ContainerEventResponse.FromString,
         )(pb.GetEventsRequest(), timeout=10)
-        got = []
-        reader = threading.Thread(target=lambda: got.extend(next(stream) for _ in range(4)))
+        reported = []
+        reader = threading.Thread(target=lambda: reported.extend(next(stream) for _ in range(4)))
         deadline = time.monotonic() + 5
         while not runtime._engine.events._queues and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -291,8 +291,8 @@ def test_events(client, runtime):
         client.remove(pod.container_id)
         reader.join(5)
         stream.cancel()
-    assert [event.container_event_type for event in got] == [0, 1, 2, 3]
-    assert got[2].containers_statuses[0].reason == "Completed"
+    assert [event.container_event_type for event in reported] == [0, 1, 2, 3]
+    assert reported[2].containers_statuses[0].reason == "Completed"
 
 
 def test_without_events_the_stream_is_unimplemented(cgroups, tmp_path):

@@ -1,4 +1,4 @@
-"""Nodes on disk with a daemon, the stand-in runtime and kubelet's files: each fault is named, no other."""
+"""Nodes on disk with a daemon, the stand-in runtime and kubelet's files: only the planted fault is found."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class DoctoredNode(DaemonNode):
         more = f"/kubelet, pods: 'https://127.0.0.1:1', certFile: {path}, keyFile: {path}}}"
         self.settings = self.settings.replace("/kubelet}", more)
 
-    def process(self, pid: int, comm: str, *words: str) -> None:
+    def process(self, pid: int, comm: str, *args: str) -> None:
         self.write(f"proc/{pid}/comm", f"{comm}\n")
-        self.write(f"proc/{pid}/cmdline", "\0".join(words))
+        self.write(f"proc/{pid}/cmdline", "\0".join(args))
 
     def findings(self) -> dict[str, tuple[str, str]]:
-        """Return what is not ok: check to result and text."""
+        """Return the findings that are not ok: check to result and text."""
         refused = ""
         try:
             config = parse(self.configuration(self.more), "test")
@@ -110,7 +110,7 @@ NOT_MADE = {
 def examined(
     break_it: Callable[[DoctoredNode], object], *, connected: bool = True
 ) -> dict[str, tuple[str, str]]:
-    """Run a daemon with a pod, break the node, and return what the doctor finds that it does not on each."""
+    """Run a daemon with a pod, break the node, and return the findings that a healthy node does not have."""
     found: dict[str, tuple[str, str]] = {}
     with temporary_node(DoctoredNode) as node:
 
@@ -210,11 +210,11 @@ def test_a_broken_node_is_named(name: str) -> None:
 def test_a_runtime_that_is_down_is_named() -> None:
     found = examined(lambda node: node.runtime.stop())
     assert found["runtime"][0] == "fail"
-    beside = {"runtime-version", "daemon", "daemon-problems", "cgroup-driver", "kubelet-calls"}
-    assert set(found) <= {"runtime", *beside}
+    related = {"runtime-version", "daemon", "daemon-problems", "cgroup-driver", "kubelet-calls"}
+    assert set(found) <= {"runtime", *related}
 
 
-def test_without_the_daemon_the_node_is_examined_all_the_same() -> None:
+def test_the_node_is_examined_without_the_daemon() -> None:
     with temporary_node(DoctoredNode) as node:
         found = node.findings()
     assert {name: result for name, (result, _) in found.items()} == {

@@ -1,4 +1,4 @@
-"""Each check by itself: what a node has, and what is found."""
+"""Each check separately: the state of a node, and the finding."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ HEALTHY = DoctorFacts(
 )
 
 
-def having(**changes: Any) -> DoctorFacts:
+def node_with(**changes: Any) -> DoctorFacts:
     return structs.replace(HEALTHY, **changes)
 
 
 def kubelet(**changes: Any) -> DoctorFacts:
-    return having(kubelet=structs.replace(KUBELET, **changes))
+    return node_with(kubelet=structs.replace(KUBELET, **changes))
 
 
 def runtime(**changes: Any) -> DoctorFacts:
-    return having(runtime=structs.replace(HEALTHY.runtime, **changes))
+    return node_with(runtime=structs.replace(HEALTHY.runtime, **changes))
 
 
 def daemon(**changes: Any) -> DoctorFacts:
-    return having(daemon=structs.replace(HEALTHY.daemon, **changes))
+    return node_with(daemon=structs.replace(HEALTHY.daemon, **changes))
 
 
 def unusual(facts: DoctorFacts) -> dict[str, str]:
-    """Return the checks that are not ok, with how they ended."""
+    """Return the checks that are not ok, with their results."""
     return {each.id: each.result.value for each in examine(facts) if each.result is not CheckResult.OK}
 
 
@@ -77,17 +77,17 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
 @pytest.mark.parametrize(
     ("facts", "found"),
     [
-        (having(configuration=ConfigurationFacts(refused="cannot use c.yaml")), {"configuration": "fail"}),
+        (node_with(configuration=ConfigurationFacts(refused="cannot use c.yaml")), {"configuration": "fail"}),
         (
-            having(configuration=ConfigurationFacts(exposed=("kubelet.keyFile: x",))),
+            node_with(configuration=ConfigurationFacts(exposed=("kubelet.keyFile: x",))),
             {"exposed-files": "warn"},
         ),
-        (having(machine="cannot read the machine"), {"machine": "fail"}),
-        (having(cgroups=CgroupFacts("cannot find the controller")), {"cgroup-cpuset": "fail"}),
-        (having(cgroups=CgroupFacts(without_cpuset=("/kubepods.slice",))), {"cgroup-cpuset": "fail"}),
-        (having(runtime=RuntimeFacts("cannot ask")), NO_RUNTIME),
-        (having(runtime=RuntimeFacts("", "containerd 1.7", "")), {"cgroup-driver": "skip"}),
-        (having(runtime=RuntimeFacts("", "containerd 2.1", "cgroupfs")), {"cgroup-driver": "fail"}),
+        (node_with(machine="cannot read the machine"), {"machine": "fail"}),
+        (node_with(cgroups=CgroupFacts("cannot find the controller")), {"cgroup-cpuset": "fail"}),
+        (node_with(cgroups=CgroupFacts(without_cpuset=("/kubepods.slice",))), {"cgroup-cpuset": "fail"}),
+        (node_with(runtime=RuntimeFacts("cannot ask")), NO_RUNTIME),
+        (node_with(runtime=RuntimeFacts("", "containerd 1.7", "")), {"cgroup-driver": "skip"}),
+        (node_with(runtime=RuntimeFacts("", "containerd 2.1", "cgroupfs")), {"cgroup-driver": "fail"}),
         (kubelet(driver=""), {"cgroup-driver": "skip"}),
         (runtime(version="containerd v1.5.18"), {"runtime-version": "fail"}),
         (runtime(version="containerd 1.6.0~rc1"), {}),
@@ -98,10 +98,10 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (runtime(runc="1.1.6"), {}),
         (structs.replace(runtime(runc="1.1.5"), cgroups=CgroupFacts(version=1)), {}),
         (runtime(runc="1.1.5", driver="cgroupfs"), {"cgroup-driver": "fail"}),
-        (having(state=StateFacts(free_bytes=1 << 30, unexamined="there is none")), {"ledger": "skip"}),
+        (node_with(state=StateFacts(free_bytes=1 << 30, unexamined="there is none")), {"ledger": "skip"}),
         (daemon(clients=0, pods=None), {"kubelet-calls": "skip"}),
-        (having(denials=None), {"denials": "skip"}),
-        (having(denials=2), {"denials": "warn"}),
+        (node_with(denials=None), {"denials": "skip"}),
+        (node_with(denials=2), {"denials": "warn"}),
         (kubelet(endpoints=(CONFIG,)), {"kubelet-endpoint": "fail"}),
         (kubelet(endpoints=(FLAGS, *KUBELET.endpoints)), {"kubelet-endpoint": "fail"}),
         (kubelet(endpoints=(INSTANCE, *KUBELET.endpoints)), {"kubelet-endpoint": "warn"}),
@@ -110,11 +110,11 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (kubelet(running=EndpointSetting("the running kubelet", THEIRS)), {"kubelet-endpoint": "fail"}),
         (kubelet(endpoints=(), running=EndpointSetting("the running kubelet", OURS)), {}),
         (kubelet(directory=""), {"kubelet-endpoint": "skip", "kubelet-managers": "skip"}),
-        (having(attach=AttachFacts("/s/attach")), {}),
-        (having(attach=AttachFacts("/s/attach", "cannot read it")), {"attach-journal": "fail"}),
-        (having(attach=AttachFacts("/s/attach", unfinished=True)), {"attach-journal": "fail"}),
-        (having(attach=AttachFacts("/s/attach", foreign=("/etc/k",))), {"attach-journal": "warn"}),
-        (having(attach=AttachFacts("/s/attach", rescue=False)), {"attach-journal": "warn"}),
+        (node_with(attach=AttachFacts("/s/attach")), {}),
+        (node_with(attach=AttachFacts("/s/attach", "cannot read it")), {"attach-journal": "fail"}),
+        (node_with(attach=AttachFacts("/s/attach", unfinished=True)), {"attach-journal": "fail"}),
+        (node_with(attach=AttachFacts("/s/attach", foreign=("/etc/k",))), {"attach-journal": "warn"}),
+        (node_with(attach=AttachFacts("/s/attach", rescue=False)), {"attach-journal": "warn"}),
         (kubelet(cpu_policy="static"), {"kubelet-managers": "warn"}),
         (kubelet(memory_policy="Static"), {"kubelet-managers": "warn"}),
         (daemon(problem="no process listens", clients=0, open_files=None), DOWN),
@@ -127,24 +127,27 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (daemon(problems=("a", "b")), {"daemon-problems": "warn"}),
         (daemon(open_files=1024), {}),
         (daemon(open_files=1023), {"open-files": "fail"}),
-        (having(writers=("process koordlet",)), {"other-writers": "warn"}),
-        (having(hooks=("/etc/x.py: it can be written by others",)), {"hook-files": "fail"}),
-        (having(state=StateFacts(free_bytes=LITTLE_ROOM)), {}),
-        (having(state=StateFacts(free_bytes=LITTLE_ROOM - 1)), {"disk": "warn"}),
-        (having(state=StateFacts(free_bytes=ROOM)), {"disk": "warn"}),
-        (having(state=StateFacts(free_bytes=ROOM - 1)), {"disk": "fail"}),
-        (having(state=StateFacts(free_bytes=1 << 30, read_only=True)), {"disk": "fail"}),
-        (having(state=StateFacts(problem="cannot look")), {"disk": "fail", "ledger": "skip"}),
-        (having(state=StateFacts()), {"disk": "skip"}),
-        (having(state=StateFacts(free_bytes=1 << 30, ledger="damaged")), {"ledger": "fail"}),
-        (having(state=StateFacts(free_bytes=1 << 30, set_aside=("a.bad-1",))), {"ledger": "warn"}),
-        (having(sockets=(SocketFacts("/s", "others can write"),)), {"socket-modes": "fail"}),
-        (having(sockets=()), {"socket-modes": "skip"}),
-        (having(now=EARLIEST - 1), {"clock": "fail"}),
-        (having(certificates=(CertificateFacts("/c", "no certificate"),)), {"certificates": "fail"}),
-        (having(certificates=(CertificateFacts("/c", ends=NOW),)), {"certificates": "fail"}),
-        (having(certificates=(CertificateFacts("/c", ends=NOW + EXPIRES_S - 1),)), {"certificates": "warn"}),
-        (having(certificates=()), {"certificates": "skip"}),
+        (node_with(writers=("process koordlet",)), {"other-writers": "warn"}),
+        (node_with(hooks=("/etc/x.py: it can be written by others",)), {"hook-files": "fail"}),
+        (node_with(state=StateFacts(free_bytes=LITTLE_ROOM)), {}),
+        (node_with(state=StateFacts(free_bytes=LITTLE_ROOM - 1)), {"disk": "warn"}),
+        (node_with(state=StateFacts(free_bytes=ROOM)), {"disk": "warn"}),
+        (node_with(state=StateFacts(free_bytes=ROOM - 1)), {"disk": "fail"}),
+        (node_with(state=StateFacts(free_bytes=1 << 30, read_only=True)), {"disk": "fail"}),
+        (node_with(state=StateFacts(problem="cannot look")), {"disk": "fail", "ledger": "skip"}),
+        (node_with(state=StateFacts()), {"disk": "skip"}),
+        (node_with(state=StateFacts(free_bytes=1 << 30, ledger="damaged")), {"ledger": "fail"}),
+        (node_with(state=StateFacts(free_bytes=1 << 30, set_aside=("a.bad-1",))), {"ledger": "warn"}),
+        (node_with(sockets=(SocketFacts("/s", "others can write"),)), {"socket-modes": "fail"}),
+        (node_with(sockets=()), {"socket-modes": "skip"}),
+        (node_with(now=EARLIEST - 1), {"clock": "fail"}),
+        (node_with(certificates=(CertificateFacts("/c", "no certificate"),)), {"certificates": "fail"}),
+        (node_with(certificates=(CertificateFacts("/c", ends=NOW),)), {"certificates": "fail"}),
+        (
+            node_with(certificates=(CertificateFacts("/c", ends=NOW + EXPIRES_S - 1),)),
+            {"certificates": "warn"},
+        ),
+        (node_with(certificates=()), {"certificates": "skip"}),
     ],
 )
 def test_one_fault_is_found_by_its_check_alone(facts: DoctorFacts, found: dict[str, str]) -> None:
@@ -155,7 +158,7 @@ def test_one_fault_is_found_by_its_check_alone(facts: DoctorFacts, found: dict[s
         assert each.text
 
 
-def test_the_text_names_what_was_found() -> None:
+def test_the_text_names_the_findings() -> None:
     texts = {each.id: each.text for each in examine(kubelet(endpoints=(FLAGS, *KUBELET.endpoints)))}
     assert texts["kubelet-endpoint"] == f"/var/lib/kubelet/kubeadm-flags.env names {THEIRS}"
     texts = {each.id: each.text for each in examine(daemon(problems=("a", "b", "c")))}

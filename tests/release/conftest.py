@@ -1,4 +1,4 @@
-"""The executor's node in memory, for what leaves it."""
+"""The executor's node in memory, for tests of releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node to leave: a whole daemon beside the stand-in runtime and an imitated cgroup tree."""
+"""A node for releases: a whole daemon with the stand-in runtime and an imitated cgroup tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = "0-15"
 
 
 class Node(DaemonNode):
-    """A node that topoproxy leaves; effective CPUs and memory nodes are compared, as cgroup v2 has them."""
+    """A node that topoproxy releases; effective CPUs and memory nodes are compared, as on cgroup v2."""
 
     def __init__(self, directory: Path, version: int) -> None:
         super().__init__(directory, version=version)
@@ -42,19 +42,19 @@ settle: {{perSecond: 100}}
         path = self.cgroups.find("", container_id)
         return "" if path is None else str(self.cgroups.read(path).effective_mems)
 
-    async def ask(self, what: str, **options: Any) -> Any:
+    async def query(self, what: str, **options: Any) -> Any:
         return await asyncio.to_thread(query_admin, self.directory / "admin.sock", what, 30, **options)
 
     async def release(self, daemon: Daemon) -> None:
-        await self.ask("/release/start", act=True)
+        await self.query("/release/start", act=True)
         await until(lambda: daemon.pages.status()["mode"] == "released")
 
     def run_scenario(self, daemon: Daemon, scenario: Callable[[], Any]) -> None:
         run(daemon, scenario)
 
 
-def command(node: Node, *words: str, config: str = "") -> Any:
-    """``topoproxy release``, as a user types it."""
+def command(node: Node, *args: str, config: str = "") -> Any:
+    """``topoproxy release``, as on a command line."""
     file = node.directory / "c.yaml"
     if not file.exists():
         write_sysfs(MACHINE, node.directory / "machine")
@@ -65,7 +65,7 @@ def command(node: Node, *words: str, config: str = "") -> Any:
         f"sysfsRoot: {node.directory}/machine/sys\nprocfsRoot: {node.directory}/machine/proc\n"
         "settle: {perSecond: 100}\nreconcilePeriod: 200ms\n"
     )
-    done = CliRunner().invoke(release, ["--config", str(file), *words])
+    done = CliRunner().invoke(release, ["--config", str(file), *args])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done

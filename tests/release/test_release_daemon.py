@@ -1,4 +1,4 @@
-"""Leaving, by a whole daemon beside the stand-in runtime and an imitated cgroup tree."""
+"""Releases by a whole daemon with the stand-in runtime and an imitated cgroup tree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.release.leaving_node import ALL, MACHINE, Node, command
 from tests.testkit.waiting import until
 
 
-def test_every_container_gets_everything_back(node: Node) -> None:
+def test_every_container_gets_all_cpus_back(node: Node) -> None:
     ids: list[str] = []
 
     async def scenario() -> None:
@@ -38,7 +38,7 @@ def test_every_container_gets_everything_back(node: Node) -> None:
         ids.append(await node.launch(DemoPod("direct", "LS"), "runtime"))
         assert [node.cpus(i) for i in ids] == [ALL] * 3
         assert [node.mems(i) for i in ids] == ["0-1"] * 3
-        # From now on it is a relay: an owner that comes gets nothing, and no container moves.
+        # From now on the daemon only relays: a new owner gets no CPUs, and no container moves.
         ids.append(await node.launch(DemoPod("late", "LSE", cpuset="4-5")))
         passes = daemon.pages.status()["counters"]["passes"]
         await until(lambda: daemon.pages.status()["counters"]["passes"] > passes + 2)
@@ -54,7 +54,7 @@ def test_every_container_gets_everything_back(node: Node) -> None:
         assert again.executor is not None
         await asyncio.wait_for(again.executor.reconciled.wait(), 30)
         assert [node.cpus(i) for i in ids] == [ALL] * 4
-        answer = await node.ask("/release/undo", act=True)
+        answer = await node.query("/release/undo", act=True)
         assert answer["stage"] == ""
         assert again.pages.status()["mode"] == "enforce"
         await until(lambda: [node.cpus(i) for i in ids[:2]] == ["0-1,6-15", "2-3"])
@@ -100,7 +100,7 @@ def test_a_slow_release_is_reported(node: Node) -> None:
 
 
 @pytest.mark.parametrize("mode", ["observe", "passthrough"])
-def test_there_may_be_nothing_to_release(node: Node, mode: str) -> None:
+def test_a_release_without_containers(node: Node, mode: str) -> None:
     async def scenario() -> None:
         done = await asyncio.to_thread(command, node)
         assert done.stdout.startswith(f"there is nothing to release: in {mode} mode no container is moved")
@@ -134,7 +134,7 @@ def test_without_a_daemon(node: Node) -> None:
         command(node, "--offline", "--timeout", "1.5")
     assert [node.cpus(i) for i in ids] == [ALL, ALL]
     node.runtime.start()
-    # Whatever the configuration says today, the ledger is of a time when containers were moved.
+    # Independently of the current configuration, the ledger is from a time when containers were moved.
     done = command(node, "--offline", config="mode: observe")
     assert done.stdout.startswith("released: 2 containers")
     assert (
@@ -156,7 +156,7 @@ def test_without_a_daemon_and_without_permission(node: Node, monkeypatch: pytest
         offline.undo(config)
 
 
-def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
+def test_a_stop_releases_and_a_start_takes_over_again(node: Node) -> None:
     ids: list[str] = []
 
     async def scenario() -> None:
@@ -175,7 +175,7 @@ def test_a_stop_gives_back_and_a_start_takes_again(node: Node) -> None:
 
 
 def test_kubelets_file_names_the_cpus_of_each_container(node: Node) -> None:
-    """An owner of ours with other CPUs at kubelet, and a sharing container, beside policy static."""
+    """An owner whose CPUs differ from those in kubelet, and a shared container, under policy static."""
 
     async def scenario() -> None:
         web = await node.launch(DemoPod("web", "LS"))

@@ -1,4 +1,4 @@
-"""What docs/release.md shows is what the commands print."""
+"""docs/release.md has the output of the commands."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ PAGE = Path(__file__).parents[2] / "docs/release.md"
 MIB = 1 << 20
 
 
-def shown(words: str) -> str:
-    """What the page shows for a command, up to the next one."""
+def expected_output(command_line: str) -> str:
+    """Return the output on the page for a command, up to the next one."""
     found = re.search(
-        rf"^\$ {re.escape(words)}\n(.*?)^(?:\$|```)", PAGE.read_text(), re.DOTALL | re.MULTILINE
+        rf"^\$ {re.escape(command_line)}\n(.*?)^(?:\$|```)", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )
-    assert found is not None, words
+    assert found is not None, command_line
     return found[1]
 
 
-def test_the_walk(node: Node) -> None:
-    async def typed(words: str) -> None:
-        done = await asyncio.to_thread(command, node, *words.split()[2:])
-        assert done.stdout == shown(words)
+def test_the_documented_commands(node: Node) -> None:
+    async def check_command(command_line: str) -> None:
+        done = await asyncio.to_thread(command, node, *command_line.split()[2:])
+        assert done.stdout == expected_output(command_line)
 
     async def scenario() -> None:
         await node.launch(DemoPod("web", "LS"))
         await node.launch(DemoPod("db", "LSE", cpuset="2-3"))
-        await typed("topoproxy release")
-        await typed("topoproxy release --undo")
+        await check_command("topoproxy release")
+        await check_command("topoproxy release --undo")
         assert daemon.executor is not None
         await asyncio.wait_for(daemon.executor.reconciled.wait(), 30)
         await until(lambda: {"2-3"} <= {node.cpus(i) for i in daemon.executor.state.containers})
 
     daemon = node.daemon()
     node.run_scenario(daemon, scenario)
-    assert command(node, "--offline").stdout == shown("topoproxy release --offline")
-    assert command(node, "--offline", "--undo").stdout == shown("topoproxy release --offline --undo")
+    assert command(node, "--offline").stdout == expected_output("topoproxy release --offline")
+    assert command(node, "--offline", "--undo").stdout == expected_output(
+        "topoproxy release --offline --undo"
+    )
 
 
 def test_memory() -> None:
@@ -52,4 +54,4 @@ def test_memory() -> None:
     web: dict[str, Any] = {"ref": "demo/web/main", "decided": "0-1", "nodes": "0-1", "file": {"1": 9}}
     web |= {"anon": {"1": 5 * MIB}, "huge": {}, "outside": 0, "outsideFile": 0, "migrates": False}
     lines = table(memory_rows({"containers": [db, web]}))
-    assert [line.rstrip() for line in lines] == shown("topoproxy status --memory").splitlines()
+    assert [line.rstrip() for line in lines] == expected_output("topoproxy status --memory").splitlines()

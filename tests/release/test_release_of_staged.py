@@ -20,7 +20,7 @@ def stage(daemon: Daemon) -> object:
     return daemon._leaving.answer()["stage"]
 
 
-def test_observed_pods_are_left_as_they_are() -> None:
+def test_observed_pods_are_not_changed() -> None:
     with temporary_node(FileNode) as node:
         daemon = node.from_file(STAGED)
         ids: dict[str, str] = {}
@@ -52,13 +52,13 @@ def test_observed_pods_are_left_as_they_are() -> None:
         async def observed() -> None:
             assert later._leaving is not None
             await asyncio.sleep(0.7)
-            assert "nothing" in later._leaving.answer()  # a mode that was configured is not left by a release
+            assert "nothing" in later._leaving.answer()  # a release does not change a configured mode
             assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
 
         run(later, observed, reconciled=True)
 
 
-def test_steps_go_on_after_a_release_that_came_between_them() -> None:
+def test_steps_continue_after_a_release_between_them() -> None:
     with temporary_node(FileNode) as node:
         daemon = node.from_file(OBSERVE)
 

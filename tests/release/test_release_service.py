@@ -1,4 +1,4 @@
-"""Leaving, in a played world: what races with it, what fails, and what a restart finds."""
+"""Releases in a simulated world: races, failures, and restarts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Leaving:
-    """A world with its comparisons running, and a release of it."""
+    """A world with running reconciles, and its release."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
@@ -86,7 +86,7 @@ def test_every_container_is_updated_once_and_only_if_needed(run_scenario: Callab
             assert (release.page()["updated"], release.page()["containers"]) == (3, 3)
             await world.stop(ls)
             assert (release.page()["updated"], release.page()["containers"]) == (2, 2), (
-                "of those that are there"
+                "of the existing containers"
             )
 
     fast(run_scenario, scenario)
@@ -104,7 +104,7 @@ def test_no_update_is_sent_where_no_container_was_moved(run_scenario: Callable[.
     fast(run_scenario, scenario)
 
 
-def test_a_create_that_was_on_its_way_is_given_back_too(run_scenario: Callable[..., None]) -> None:
+def test_a_create_in_flight_is_released_too(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", kube="burstable"))
         call = await world.begin(await world.pod("lse", "LSE", cpus="2-3"))
@@ -123,7 +123,7 @@ def test_a_create_that_was_on_its_way_is_given_back_too(run_scenario: Callable[.
     fast(run_scenario, scenario)
 
 
-def test_a_start_that_was_on_its_way_is_waited_for(run_scenario: Callable[..., None]) -> None:
+def test_a_release_waits_for_a_start_in_flight(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         ls = await world.create(await world.pod("ls", kube="burstable"))
@@ -134,7 +134,7 @@ def test_a_start_that_was_on_its_way_is_waited_for(run_scenario: Callable[..., N
             assert world.runtime.specs[ls] == "0-1,4-15"
             world.cgroups.sets[ls] = CpuSet.parse(
                 world.runtime.specs[ls]
-            )  # the runtime makes it with what it has
+            )  # the runtime starts the container with the resources that it has
             world._state(ls, "RUNNING")
             world.wire.finished(call, 0)
             await over(world, release)
@@ -143,7 +143,7 @@ def test_a_start_that_was_on_its_way_is_waited_for(run_scenario: Callable[..., N
     fast(run_scenario, scenario)
 
 
-def test_queued_jobs_move_no_container_any_more(run_scenario: Callable[..., None]) -> None:
+def test_queued_jobs_move_no_container_after_a_release(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", kube="burstable"))
         await world.run(await world.pod("lse", "LSE", cpus="2-3"))
@@ -164,7 +164,7 @@ def test_queued_jobs_move_no_container_any_more(run_scenario: Callable[..., None
     fast(run_scenario, scenario)
 
 
-def test_calls_pass_as_they_come(run_scenario: Callable[..., None]) -> None:
+def test_calls_pass_unchanged_after_a_release(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", kube="burstable"))
         async with Leaving(world) as release:
@@ -185,11 +185,11 @@ def test_calls_pass_as_they_come(run_scenario: Callable[..., None]) -> None:
     fast(run_scenario, scenario)
 
 
-def test_a_set_that_an_update_names_is_what_comes_back(run_scenario: Callable[..., None]) -> None:
+def test_a_set_named_by_an_update_is_restored(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", kube="burstable"))
-        got = await world.update(ls, cpuset_cpus="4-7")
-        assert got.cpuset_cpus == ALL
+        result = await world.update(ls, cpuset_cpus="4-7")
+        assert result.cpuset_cpus == ALL
         assert world.ledger.entries[f"c/{ls}"]["request"]["cpuset_cpus"] == "4-7"
         async with Leaving(world) as release:
             await release.begin()
@@ -227,7 +227,7 @@ def test_a_container_that_the_runtime_refuses_is_reported_and_retried(
             world.runtime.update_error = RuntimeCallError("cannot update: device or resource busy", 2)
             await release.begin()
             await world.until(lambda: "cannot update: device or resource busy" in release.page()["left"])
-            assert world.on(lse) == ALL  # the kernel first
+            assert world.on(lse) == ALL  # the kernel is changed first
             assert release.stage == "releasing"
             world.runtime.update_error = None
             await over(world, release)
@@ -236,13 +236,13 @@ def test_a_container_that_the_runtime_refuses_is_reported_and_retried(
     fast(run_scenario, scenario)
 
 
-def test_a_fault_of_ours_ends_nothing(run_scenario: Callable[..., None]) -> None:
+def test_an_internal_error_does_not_end_a_release(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         async with Leaving(world) as release:
             right, world.executor.quotas.once = world.executor.quotas.once, lambda: 1 // 0
             await release.begin()
-            await world.until(lambda: any("ZeroDivisionError" in words for words in release.page()["left"]))
+            await world.until(lambda: any("ZeroDivisionError" in text for text in release.page()["left"]))
             world.executor.quotas.once = right
             await over(world, release)
             assert world.on(lse) == world.runtime.specs[lse] == ALL
@@ -250,7 +250,7 @@ def test_a_fault_of_ours_ends_nothing(run_scenario: Callable[..., None]) -> None
     fast(run_scenario, scenario)
 
 
-def test_without_a_runtime_the_kernel_is_given_back(run_scenario: Callable[..., None]) -> None:
+def test_without_a_runtime_the_kernels_sets_are_released(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         async with Leaving(world) as release:
@@ -266,7 +266,7 @@ def test_without_a_runtime_the_kernel_is_given_back(run_scenario: Callable[..., 
 
 
 @pytest.mark.parametrize("stage", ["releasing", "released", "?"])
-def test_a_restart_continues_and_asks_before_it_updates(
+def test_a_restarted_release_reads_each_container_before_an_update(
     run_scenario: Callable[..., None], stage: str
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -277,7 +277,7 @@ def test_a_restart_continues_and_asks_before_it_updates(
         before = world.executor
         world.boot()
         await before.close()
-        # One was updated before the end.
+        # One container was updated before the end.
         world.runtime.specs[ls] = ALL
         world.runtime.details[ls] = RuntimeDetail("", cpuset_cpus=ALL, cpuset_mems="0-1")
         world.log.clear()
@@ -299,7 +299,7 @@ def test_a_restart_continues_and_asks_before_it_updates(
     fast(run_scenario, scenario)
 
 
-def test_undone_it_takes_over_as_at_a_start(run_scenario: Callable[..., None]) -> None:
+def test_an_undone_release_takes_over_as_at_a_start(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", kube="burstable"))
         lse = await world.run(await world.pod("lse", "LSE", cpus="2-3", quota=200_000), **LIMIT)
@@ -329,7 +329,7 @@ def test_undone_it_takes_over_as_at_a_start(run_scenario: Callable[..., None]) -
     fast(run_scenario, scenario)
 
 
-def test_undone_in_the_middle(run_scenario: Callable[..., None]) -> None:
+def test_a_release_undone_in_the_middle(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         async with Leaving(world) as release:
@@ -342,7 +342,7 @@ def test_undone_in_the_middle(run_scenario: Callable[..., None]) -> None:
     fast(run_scenario, scenario)
 
 
-def test_at_a_stop_nothing_is_remembered(run_scenario: Callable[..., None]) -> None:
+def test_a_release_at_a_stop_is_not_recorded(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         async with Leaving(world) as release:
@@ -354,7 +354,7 @@ def test_at_a_stop_nothing_is_remembered(run_scenario: Callable[..., None]) -> N
     fast(run_scenario, scenario)
 
 
-def test_a_stop_waits_no_longer_than_it_may(run_scenario: Callable[..., None]) -> None:
+def test_the_wait_of_a_stop_is_bounded(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         async with Leaving(world) as release:
@@ -366,7 +366,7 @@ def test_a_stop_waits_no_longer_than_it_may(run_scenario: Callable[..., None]) -
     fast(run_scenario, scenario)
 
 
-def test_a_release_that_is_asked_for_while_one_is_undone_comes_after_it(
+def test_a_release_requested_during_an_undo_follows_it(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
