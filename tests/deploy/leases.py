@@ -1,4 +1,4 @@
-"""One Lease behind HTTP, as the API server has it."""
+"""One Lease served over HTTP, as by the API server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Leases:
-    """One Lease behind HTTP, as the API server has it."""
+    """One Lease served over HTTP, as by the API server."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] = {}

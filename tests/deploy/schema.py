@@ -1,6 +1,6 @@
 """The fields of admission policies, and a check of objects against them.
 
-Worked out from the Go types of ``k8s.io/api`` 0.36 (``admissionregistration/v1/types.go``) and from the
+Derived from the Go types of ``k8s.io/api`` 0.36 (``admissionregistration/v1/types.go``) and from the
 validation in ``k8s.io/kubernetes/pkg/apis/admissionregistration/validation``. A field is given by its kind;
 the server refuses an object without a field that is marked by ``!``.
 """
@@ -70,7 +70,7 @@ PATTERNS = {
 
 
 def faults(item: Mapping[str, Any]) -> list[str]:
-    """Name what the API server would not take of an object, one sentence each."""
+    """Return the reasons for which the API server would refuse an object, one sentence each."""
     spec = SPECS.get(str(item.get("kind")))
     if item.get("apiVersion") != GROUP or spec is None:
         return [f"{item.get('apiVersion')} {item.get('kind')} is not known"]

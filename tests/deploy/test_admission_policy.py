@@ -1,4 +1,4 @@
-"""deploy/validating-admission-policy.yaml: the API's schema takes it, and it decides as its comments say."""
+"""deploy/validating-admission-policy.yaml: the API's schema accepts it, and its decisions are correct."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CPUS, OTHERS = {KEY: '{"cpuset":"0-3"}'}, {KEY: '{"cpuset":"0-30"}'}
 POLICY, BINDING = yaml.safe_load_all(FILE.read_text())
 
 
-def test_the_schema_takes_both_objects() -> None:
+def test_the_schema_accepts_both_objects() -> None:
     assert faults(POLICY) == []
     assert faults(BINDING) == []
     assert BINDING["spec"]["policyName"] == POLICY["metadata"]["name"]
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "words"),
+    ("path", "value", "message"),
     [
         (("apiVersion",), "admissionregistration.k8s.io/v1alpha1", "is not known"),
         (("spec", "failurPolicy"), "Fail", "spec.failurPolicy is unknown"),
@@ -49,13 +49,15 @@ def test_the_schema_takes_both_objects() -> None:
         (("metadata",), {}, "metadata.name is missing"),
     ],
 )  # fmt: skip
-def test_the_schema_finds_what_the_server_would_refuse(path: tuple[Any, ...], value: Any, words: str) -> None:
+def test_the_schema_reports_what_the_server_would_refuse(
+    path: tuple[Any, ...], value: Any, message: str
+) -> None:
     changed = copy.deepcopy(POLICY)
     place = changed
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
-    assert any(words in fault for fault in faults(changed)), faults(changed)
+    assert any(message in fault for fault in faults(changed)), faults(changed)
 
 
 def test_every_way_to_write_annotations_of_a_pod_is_matched() -> None:
@@ -72,10 +74,10 @@ def test_every_way_to_write_annotations_of_a_pod_is_matched() -> None:
     }
 
 
-def asked(
+def review(
     before: dict[str, str] | None, after: dict[str, str] | None, user: str = "alice", *groups: str
 ) -> dict[str, Any]:
-    """A request: annotations before (None: it is created) and after (None: it has none)."""
+    """Return a review: annotations before (None: a create) and after (None: without annotations)."""
     user_info = {"username": user, **({"groups": list(groups)} if groups else {})}
     return {
         "oldObject": None if before is None else {"metadata": {"name": "p", "annotations": before}},
@@ -87,35 +89,35 @@ def asked(
 DENIED = POLICY["spec"]["validations"][0]["message"]
 NODE = ("system:node:n1", "system:nodes", "system:authenticated")
 CASES = {
-    "an author creates a pod with the annotation": (asked(None, CPUS), DENIED),
-    "an empty annotation is one": (asked(None, {KEY: ""}), DENIED),
+    "an author creates a pod with the annotation": (review(None, CPUS), DENIED),
+    "an empty annotation is one": (review(None, {KEY: ""}), DENIED),
     "a controller creates it from a template": (
-        asked(None, CPUS, "system:serviceaccount:kube-system:replicaset-controller"), DENIED,
+        review(None, CPUS, "system:serviceaccount:kube-system:replicaset-controller"), DENIED,
     ),
-    "a pod without annotations": (asked(None, None), "allowed"),
-    "a pod with others": (asked(None, {"a": "b"}), "allowed"),
-    "the scheduler sets it": (asked({}, CPUS, SCHEDULER), "allowed"),
-    "the scheduler changes it": (asked(CPUS, OTHERS, SCHEDULER), "allowed"),
+    "a pod without annotations": (review(None, None), "allowed"),
+    "a pod with others": (review(None, {"a": "b"}), "allowed"),
+    "the scheduler sets it": (review({}, CPUS, SCHEDULER), "allowed"),
+    "the scheduler changes it": (review(CPUS, OTHERS, SCHEDULER), "allowed"),
     "an account of the same name elsewhere": (
-        asked({}, CPUS, "system:serviceaccount:tenant-a:koord-scheduler"), DENIED,
+        review({}, CPUS, "system:serviceaccount:tenant-a:koord-scheduler"), DENIED,
     ),
-    "an author changes it": (asked(CPUS, OTHERS), DENIED),
-    "an author adds it": (asked({}, CPUS), DENIED),
-    "an author removes it": (asked(CPUS, {}), DENIED),
-    "an author removes all annotations": (asked(CPUS, None), DENIED),
-    "an author changes something else": (asked(CPUS, {**CPUS, "a": "b"}), "allowed"),
-    "kubelet reports the status": (asked(CPUS, CPUS, *NODE), "allowed"),
-    "kubelet changes it": (asked(CPUS, OTHERS, *NODE), DENIED),
-    "kubelet shows a static pod": (asked(None, {**CPUS, **MIRROR}, *NODE), "skipped"),
-    "an author takes a pod for a static one": (asked(None, {**CPUS, **MIRROR}), DENIED),
-    "a binding with annotations": (asked(None, CPUS, "mallory"), DENIED),
-    "a binding without": (asked(None, None, "system:kube-scheduler"), "allowed"),
+    "an author changes it": (review(CPUS, OTHERS), DENIED),
+    "an author adds it": (review({}, CPUS), DENIED),
+    "an author removes it": (review(CPUS, {}), DENIED),
+    "an author removes all annotations": (review(CPUS, None), DENIED),
+    "an author changes something else": (review(CPUS, {**CPUS, "a": "b"}), "allowed"),
+    "kubelet reports the status": (review(CPUS, CPUS, *NODE), "allowed"),
+    "kubelet changes it": (review(CPUS, OTHERS, *NODE), DENIED),
+    "kubelet shows a static pod": (review(None, {**CPUS, **MIRROR}, *NODE), "skipped"),
+    "an author takes a pod for a static one": (review(None, {**CPUS, **MIRROR}), DENIED),
+    "a binding with annotations": (review(None, CPUS, "mallory"), DENIED),
+    "a binding without": (review(None, None, "system:kube-scheduler"), "allowed"),
 }  # fmt: skip
 
 
 @pytest.mark.timeout(600)
-def test_its_expressions_decide_as_they_should(tmp_path: Path) -> None:
-    """With cel-go, the library of the API server; Go fetches it through the module proxy."""
+def test_the_expressions_admit_and_reject_the_expected_requests(tmp_path: Path) -> None:
+    """The expressions are evaluated by cel-go, the library of the API server, from the Go module proxy."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("Go is not installed")
@@ -138,5 +140,5 @@ def test_its_expressions_decide_as_they_should(tmp_path: Path) -> None:
         [tmp_path / "policycheck"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    got = dict(zip(CASES, json.loads(done.stdout), strict=True))
-    assert got == {name: verdict for name, (_, verdict) in CASES.items()}
+    result = dict(zip(CASES, json.loads(done.stdout), strict=True))
+    assert result == {name: verdict for name, (_, verdict) in CASES.items()}

@@ -1,4 +1,4 @@
-"""The agent's manifests: a chart and a kustomization that agree, with no more permissions than are wanted."""
+"""The agent's manifests: a chart and a kustomization that agree, with only the necessary permissions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kustomized(directory: Path) -> dict[tuple[str, str], Any]:
 
 
 def bare(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without labels, and without what a chart and a kustomization say in different ways."""
+    """Return an object without labels and the fields that a chart and a kustomization write differently."""
     found: dict[str, Any] = json.loads(json.dumps(value))
     found["metadata"].pop("labels", None)
     found.pop("automountServiceAccountToken", None)

@@ -40,12 +40,12 @@ def objects(helm: str, tmp_path: Path, **changed: object) -> dict[str, Any]:
 pytestmark = pytest.mark.timeout(1100)
 
 
-def test_the_version_is_that_of_the_program() -> None:
+def test_the_chart_has_the_version_of_the_program() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == proxy.__version__
 
 
-def test_the_schema_is_one_takes_the_values_and_describes_each() -> None:
+def test_the_schema_is_valid_and_accepts_and_describes_all_values() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     validator = jsonschema.Draft7Validator(schema)
@@ -55,7 +55,7 @@ def test_the_schema_is_one_takes_the_values_and_describes_each() -> None:
         assert list(validator.iter_errors({**values(), **wrong})), wrong
 
 
-def test_helm_lints_it(helm: str) -> None:
+def test_helm_lints_the_chart(helm: str) -> None:
     done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 chart(s) failed" in done.stdout
@@ -68,7 +68,7 @@ def test_helm_refuses_wrong_values(helm: str, tmp_path: Path, wrong: dict[str, o
     assert "values don't meet the specifications of the schema" in done.stderr
 
 
-def test_it_renders_an_installer_that_changes_one_node_at_a_time(helm: str, tmp_path: Path) -> None:
+def test_the_chart_renders_an_installer_that_changes_one_node_at_a_time(helm: str, tmp_path: Path) -> None:
     found = objects(helm, tmp_path)
     assert set(found) == {"ServiceAccount", "ConfigMap", "Role", "RoleBinding", "DaemonSet"}
     spec = found["DaemonSet"]["spec"]
@@ -89,7 +89,7 @@ def test_it_renders_an_installer_that_changes_one_node_at_a_time(helm: str, tmp_
         assert each["metadata"]["namespace"] == "kube-system"
 
 
-def test_its_configuration_is_one_that_topoproxy_takes(helm: str, tmp_path: Path) -> None:
+def test_topoproxy_accepts_the_configuration_of_the_chart(helm: str, tmp_path: Path) -> None:
     config = {
         "mode": "enforce",
         "cpuManagerPolicy": "static",

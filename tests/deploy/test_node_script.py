@@ -1,4 +1,4 @@
-"""The installer's script on an imitated node: what it does, in which order, and what it undoes."""
+"""The installer's script on an imitated node: its actions, their order, and what it undoes."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Node:
     def configure(self, text: str) -> None:
         (self.directory / "scripts/config.yaml").write_text(text)
 
-    def fault(self, words: str) -> None:
+    def fault(self, text: str) -> None:
         faults = self.directory / "faults"
-        (faults / str(len(list(faults.iterdir())))).write_text(words)
+        (faults / str(len(list(faults.iterdir())))).write_text(text)
 
     def run(self, state: str) -> tuple[int, str]:
         import sys
@@ -106,7 +106,7 @@ class Node:
 
     @property
     def calls(self) -> list[str]:
-        """What was changed, without questions."""
+        """Return the commands that changed something, without queries."""
         lines = (self.directory / "calls").read_text().replace(str(self.directory), "").splitlines()
         return [line for line in lines if not line.startswith(("dpkg-query", "uname"))]
 
@@ -145,7 +145,7 @@ INSTALL = "dpkg --force-downgrade --install /root/var/lib/topoproxy-installer/ne
 BACK = "dpkg --force-downgrade --install /root/var/lib/topoproxy-installer/current.deb"
 
 
-def test_a_node_is_installed_and_attached_and_the_turn_given_on(node: Node, leases: Leases) -> None:
+def test_a_node_is_installed_and_attached_and_the_lease_released(node: Node, leases: Leases) -> None:
     code, reported = node.run("attached")
     assert code == 0, reported
     assert node.calls == [
@@ -180,7 +180,7 @@ def test_an_update_installs_the_next_package(node: Node) -> None:
 
 
 @pytest.mark.parametrize("step", ["--install", "check-config", "attach --yes", "status --wait-ready"])
-def test_a_first_installation_that_fails_leaves_nothing_and_keeps_the_turn(
+def test_a_failed_first_installation_leaves_nothing_and_keeps_the_lease(
     node: Node, leases: Leases, step: str
 ) -> None:
     node.fault(step)
@@ -190,14 +190,14 @@ def test_a_first_installation_that_fails_leaves_nothing_and_keeps_the_turn(
     assert (node.installed, node.attached, node.drop_in) == ("", False, "")
     assert leases.holder == "node-a"
     assert not (node.directory / "ready").exists()
-    assert node.run("attached")[0] == 0, "and the next attempt succeeds"
+    assert node.run("attached")[0] == 0, "the next attempt succeeds"
     assert (node.installed, node.attached, leases.holder) == ("one", True, "")
 
 
 @pytest.mark.parametrize(
     "step", ["--install", "check-config", "reload", "attach --yes", "status --wait-ready"]
 )
-def test_an_update_that_fails_brings_back_the_package_and_the_configuration(node: Node, step: str) -> None:
+def test_a_failed_update_restores_the_package_and_the_configuration(node: Node, step: str) -> None:
     node.run("attached")
     node.package("two")
     node.configure("mode: enforce\n")
@@ -233,7 +233,7 @@ def test_a_state_directory_elsewhere_is_found(node: Node, by_chart: bool) -> Non
         file.write_text("mode: observe\nstateDir: /data/topo\n")
     assert node.run("attached")[0] == 0
     assert node.run("attached")[0] == 0
-    assert "topoproxy reload" in node.calls, "it is known to be attached"
+    assert "topoproxy reload" in node.calls, "the script knows that the node is attached"
     assert node.run("absent")[0] == 0
     assert node.calls == ["topoproxy detach --yes", "dpkg --purge topoproxy"]
 
@@ -246,7 +246,7 @@ def test_absent_that_cannot_detach_purges_nothing(node: Node) -> None:
     assert node.installed == "one"
 
 
-def test_a_node_waits_for_its_turn(node: Node, leases: Leases) -> None:
+def test_a_node_waits_for_the_lease(node: Node, leases: Leases) -> None:
     leases.hold("node-b", 10)
     leases.free_after = 3
     code, reported = node.run("installed")
@@ -255,7 +255,7 @@ def test_a_node_waits_for_its_turn(node: Node, leases: Leases) -> None:
     assert reported.count("waits") == 1
 
 
-def test_a_holder_that_does_not_renew_loses_its_turn_and_a_conflict_is_repeated(
+def test_a_holder_that_does_not_renew_loses_the_lease_and_a_conflict_is_retried(
     node: Node, leases: Leases
 ) -> None:
     leases.hold("node-b", 1000)

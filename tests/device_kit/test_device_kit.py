@@ -22,7 +22,7 @@ CARD = "example.com/card"
 
 
 class Cards(DevicePlugin):
-    """Two cards; one may fall ill, and the list may fail."""
+    """Two cards; one may become unhealthy, and the list may fail."""
 
     resource = CARD
     period_s = 0.05
@@ -52,7 +52,7 @@ class Cards(DevicePlugin):
 
 
 class Choosy(Cards):
-    """Prefers the last ones, and wants to prepare them."""
+    """Prefers the last devices, and prepares them before a start."""
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         rest = [name for name in sorted(available, reverse=True) if name not in must_include]
@@ -68,7 +68,7 @@ def manager(tmp_path: Path) -> Iterator[DeviceManager]:
         yield made
 
 
-def test_the_example_of_the_testing_module_is_true() -> None:
+def test_the_example_of_the_testing_module_works() -> None:
     came = doctest.testmod(testing)
     assert came.attempted > 5
     assert came.failed == 0

@@ -24,20 +24,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=FUZZERS, help="one of them")
     parser.add_argument("--round", type=int, help="that round alone")
     parser.add_argument("--forever", action="store_true", help="continue until something is found")
-    asked = parser.parse_args(arguments)
-    seed = random.SystemRandom().randrange(1 << 32) if asked.seed is None else asked.seed
-    names = [asked.only] if asked.only else list(FUZZERS)
+    options = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    names = [options.only] if options.only else list(FUZZERS)
     print(f"seed {seed}", flush=True)
-    first = dict.fromkeys(names, asked.round or 0)
+    first = dict.fromkeys(names, options.round or 0)
     try:
         while True:
             for name in names:
-                seconds = SLICE_S if asked.forever else asked.seconds / len(names)
-                only = asked.round is not None
+                seconds = SLICE_S if options.forever else options.seconds / len(names)
+                only = options.round is not None
                 outcome = run(name, FUZZERS[name], seed, seconds, first=first[name], only=only)
                 first[name] += outcome.rounds
                 print(outcome, flush=True)
-            if not asked.forever or asked.round is not None:
+            if not options.forever or options.round is not None:
                 return 0
     except FuzzError as error:
         print(error, file=sys.stderr)

@@ -1,10 +1,10 @@
 """Random bodies of intercepted calls through the interceptors, on a node in memory.
 
-Messages that a client may send are mutated: bits, lengths, pieces of other messages, fields again, words that
-parsers trip over. Beside them run pods of others, among them one that owns CPUs.
+Messages that a client may send are mutated: bits, lengths, pieces of other messages, repeated fields, texts
+that often break parsers. Pods of other tenants run at the same time; one of them owns CPUs.
 
 Properties: nothing leaves the interceptors; each call is released or refused once; no rule of the node
-breaks; what the ledger says of the others stays as it was, and their CPUs stay theirs.
+is violated; the ledger records and the CPUs of the other tenants do not change.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _METHODS: Final = (
 
 
 def one(rng: random.Random, outcome: Outcome) -> None:
-    """Run one round: a node, its pods, and calls with bodies that were tampered with."""
+    """Run one round: a node, its pods, and calls with mutated bodies."""
     asyncio.run(_Round(rng, outcome).run())
 
 
@@ -84,7 +84,7 @@ class _Round:
                 for key in {*before, *now}
                 if before.get(key) != now.get(key)
             }
-            assert not changed, f"what is written down of others has changed: {changed}"
+            assert not changed, f"records of other tenants have changed: {changed}"
             assert not violations(world.executor.state)
             assert not self.faults, self.faults
             assert "answered twice" not in world.log
@@ -103,7 +103,7 @@ class _Round:
         await world.run(sharer)
 
     def records(self) -> dict[str, object]:
-        """What the ledger says of the others, without what follows from the pools."""
+        """Return the ledger records of other tenants, without values that follow from the pools."""
         found: dict[str, object] = {}
         for key, entry in self.world.ledger.entries.items():
             text = json.dumps(entry, sort_keys=True, default=str)
@@ -125,7 +125,7 @@ class _Round:
         self.outcome.count("refused" if call.refused else "released")
         if call.refused is None:
             assert call.sent is not None
-            # Only a suffix is added where nothing must be taken out.
+            # Where nothing must be removed, only a suffix is added.
             assert call.sent.startswith(call.body)
             self.answer(call, method)
         call.done = True
@@ -220,7 +220,7 @@ class _Round:
         return bytes(data)
 
     def replace_a_word(self, data: bytearray) -> None:
-        """Put as many other bytes where a text is, so that lengths stay right."""
+        """Replace a text by other bytes of the same length, so that lengths stay right."""
         for known in self.rng.sample(_TEXTS, len(_TEXTS)):
             at = data.find(known)
             if at >= 0:
@@ -230,7 +230,7 @@ class _Round:
 
 
 class _Bytes:
-    """Stands for a message that is encoded already."""
+    """A stand-in for a message that is already encoded."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

@@ -13,7 +13,7 @@ GROSS_S: Final = 1.0
 
 
 class FuzzError(AssertionError):
-    """A property does not hold, with what is needed to see it again."""
+    """A property does not hold; the error has everything that reproduces it."""
 
     def __init__(self, fuzzer: str, seed: int, turn: int, step: int, cause: BaseException) -> None:
         super().__init__(

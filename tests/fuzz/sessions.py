@@ -1,12 +1,11 @@
 """Random conversations of two peers through the relay, without sockets.
 
-Hostile rounds: frames in any order, good, odd and broken, from both sides, while another connection that
+Hostile rounds: frames in any order, valid, unusual and broken, from both sides, while another connection that
 shares the room for bodies makes honest calls. Odd rounds: two strict peers (``tests/relay/strict_peer.py``)
-make honest calls beside what the protocol allows and no client of the CRI does, on one connection.
+make honest calls together with unusual ones that the protocol allows, on one connection.
 
 Properties: nothing but RelayError leaves a session; windows and held bytes never go below 0 and add up; every
-request is over once; what is kept is not more than what came; honest calls arrive as they should, and their
-answers do.
+request ends once; no more bytes are held than were received; honest calls and their answers arrive unchanged.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ def one(rng: random.Random, outcome: Outcome) -> None:
 
 
 class Decider:
-    """Decides at random, now or later, and holds the session to its word."""
+    """Decides at random, now or later, and checks the behaviour of the session."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.session: Session
-        self.asked: dict[int, int] = {}
+        self.received_requests: dict[int, int] = {}
         self.over: set[int] = set()
         self.waiting: list[int] = []
         self.unusuals = self.crowded = 0
 
     def request(self, stream: int, path: str, message: bytes) -> None:
         assert path in INTERCEPTED
-        assert stream not in self.asked, "asked twice"
-        self.asked[stream] = len(message)
+        assert stream not in self.received_requests, "requested twice"
+        self.received_requests[stream] = len(message)
         if self.rng.random() < 0.5:
             self.decide(stream)
         else:
@@ -77,17 +76,17 @@ class Decider:
         self.crowded += 1
 
     def response(self, stream: int, message: bytes) -> None:
-        assert stream in self.asked
-        assert stream not in self.over, "an answer to a call that is over"
+        assert stream in self.received_requests
+        assert stream not in self.over, "an answer to a call that has ended"
 
     def finished(self, stream: int, status: int | None) -> None:
-        assert stream in self.asked, "the end of a call that was never asked about"
+        assert stream in self.received_requests, "the end of a call that was never passed on for a decision"
         assert stream not in self.over, "ended twice"
         self.over.add(stream)
 
 
 class Honest:
-    """A connection of a client that does nothing but its work."""
+    """A connection of a client that makes only valid calls."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self.net = strict.Net(strict.rewrite)
@@ -101,7 +100,9 @@ class Honest:
         body, net = bytes(rng.choice([10, 5000])), self.net
         stream = net.client.call(strict.CREATE, body)
         net.run()
-        assert net.server.streams[stream].body == strict.grpc(body + b"+cpuset"), "an honest call suffered"
+        assert net.server.streams[stream].body == strict.grpc(body + b"+cpuset"), (
+            "an honest call was affected"
+        )
         net.server.answer(stream, b"id")
         net.run()
         assert net.owner.responses[stream] == b"id"
@@ -109,7 +110,7 @@ class Honest:
 
 
 class Hostile:
-    """Peers that do what they like."""
+    """Peers that send arbitrary frames."""
 
     def __init__(self, rng: random.Random, outcome: Outcome) -> None:
         self.rng, self.outcome = rng, outcome
@@ -140,7 +141,7 @@ class Hostile:
             self.end(number)
         assert self.budget.total == self.honest.net.session._streams.held == 0
         assert not self.budget.arriving
-        self.outcome.count("requests", sum(len(decider.asked) for decider in self.deciders))
+        self.outcome.count("requests", sum(len(decider.received_requests) for decider in self.deciders))
         self.outcome.count("unusual", sum(decider.unusuals for decider in self.deciders))
         self.outcome.count("crowded out", sum(decider.crowded for decider in self.deciders))
 
@@ -159,7 +160,7 @@ class Hostile:
             session.client_closed()
 
     def bytes(self, number: int, *, client: bool) -> bytes:
-        """Something to read from a side."""
+        """Return bytes to read from one side."""
         rng, newest = self.rng, self.streams[number]
         streams = self.sessions[number]._streams
         stream = max(1, newest - 2 * rng.choice([0, 0, 0, 1, 1, 2, 5]))
@@ -226,13 +227,13 @@ class Hostile:
             self.alive[number] = False
             session, decider = self.sessions[number], self.deciders[number]
             session.lost()
-            assert decider.over == set(decider.asked), "a request is not over"
+            assert decider.over == set(decider.received_requests), "a request has not ended"
             session.to_client(), session.to_server()
             session.break_cycles()
 
 
 class Odd:
-    """Two strict peers; honest calls beside odd ones on the same connection."""
+    """Two strict peers; honest and unusual calls on the same connection."""
 
     def __init__(self, rng: random.Random, outcome: Outcome) -> None:
         self.rng, self.outcome = rng, outcome

@@ -29,7 +29,7 @@ def test_interceptors_survive_random_bodies():
     assert outcome.seen["refused"] > 20
 
 
-def test_a_failure_can_be_done_again(monkeypatch, capsys):
+def test_a_failure_can_be_reproduced(monkeypatch, capsys):
     def one(rng: random.Random, outcome: Outcome) -> None:
         for _ in range(100):
             outcome.timed(lambda: rng.random())

@@ -20,7 +20,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 
 @dataclass(frozen=True)
 class Built:
-    """What the tests look at."""
+    """The packages that the tests examine."""
 
     directory: Path
     deb: Path
@@ -32,8 +32,8 @@ class Built:
 def system_python() -> str:
     """Return the version of the distribution's Python, such as 3.11; empty where it has none."""
     try:
-        words = [SYSTEM_PYTHON, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        command = [SYSTEM_PYTHON, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 

@@ -1,4 +1,4 @@
-"""The Debian package, installed into a directory by dpkg: what it brings, and that purge leaves nothing."""
+"""The Debian package, installed into a directory by dpkg: its files, and that purge removes everything."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def dpkg(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def dpkg(root: Path, *args: object) -> subprocess.CompletedProcess[str]:
     forced = ["--force-depends", "--force-script-chrootless", "--force-unsafe-io"]
-    command = ["dpkg", f"--root={root}", *forced, *map(str, words)]
+    command = ["dpkg", f"--root={root}", *forced, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -56,11 +56,12 @@ def files(root: Path) -> dict[str, str]:
 
 
 def installed(root: Path) -> str:
-    words = [root / "usr/lib/topoproxy/bin/python", "-I", root / "usr/lib/topoproxy/bin/topoproxy", "version"]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    programs = root / "usr/lib/topoproxy/bin"
+    command = [programs / "python", "-I", programs / "topoproxy", "version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_it_is_installed_upgraded_downgraded_and_purged_without_a_trace(built: Built, root: Path) -> None:
+def test_the_package_is_installed_upgraded_downgraded_and_purged_completely(built: Built, root: Path) -> None:
     before = files(root)
     for package in (built.deb, built.deb, built.next, built.deb):
         done = dpkg(root, "--install", package)
@@ -85,7 +86,7 @@ def test_it_is_installed_upgraded_downgraded_and_purged_without_a_trace(built: B
     "place",
     ["var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet.conf.d/20-x.conf", "var/lib/topoproxy/attach"],
 )
-def test_it_is_not_removed_while_kubelet_connects_to_it(built: Built, root: Path, place: str) -> None:
+def test_the_package_is_not_removed_while_kubelet_uses_it(built: Built, root: Path, place: str) -> None:
     assert dpkg(root, "--install", built.deb).returncode == 0
     (root / place).parent.mkdir(parents=True)
     (root / place).write_text(f"# {ATTACHED}{ATTACHED}")
@@ -101,7 +102,7 @@ def test_it_is_not_removed_while_kubelet_connects_to_it(built: Built, root: Path
     assert not (root / "usr/lib/topoproxy").exists()
 
 
-def test_a_state_directory_elsewhere_is_looked_at_and_kept(built: Built, root: Path) -> None:
+def test_a_state_directory_elsewhere_is_checked_and_kept(built: Built, root: Path) -> None:
     assert dpkg(root, "--install", built.deb).returncode == 0
     (root / "etc/topoproxy/config.d").mkdir(parents=True)
     file = root / "etc/topoproxy/config.d/10-state.yaml"
@@ -118,7 +119,7 @@ def test_a_state_directory_elsewhere_is_looked_at_and_kept(built: Built, root: P
 
 
 @pytest.mark.parametrize("name", ["attach", "attach.old"])
-def test_a_purge_keeps_the_way_back_of_an_attached_node(
+def test_a_purge_keeps_the_files_to_detach_an_attached_node(
     built: Built, root: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert dpkg(root, "--install", built.deb).returncode == 0
@@ -139,15 +140,15 @@ def test_two_builds_are_the_same_bytes(built: Built, tmp_path: Path) -> None:
 
 
 def test_the_fields_and_the_files(built: Built) -> None:
-    def ask(*words: str) -> str:
-        return subprocess.run(["dpkg-deb", *words], capture_output=True, text=True, check=True).stdout
+    def query(*args: str) -> str:
+        return subprocess.run(["dpkg-deb", *args], capture_output=True, text=True, check=True).stdout
 
-    assert ask("-f", str(built.deb), "Package", "Version", "Architecture") == (
+    assert query("-f", str(built.deb), "Package", "Version", "Architecture") == (
         f"Package: topoproxy\nVersion: {VERSION}\nArchitecture: {ARCH}\n"
     )
-    lines = [line.split() for line in ask("-c", str(built.deb)).splitlines()]
-    paths = {words[5].removeprefix("./") for words in lines}
-    assert {words[1] for words in lines} == {"root/root"}
+    lines = [line.split() for line in query("-c", str(built.deb)).splitlines()]
+    paths = {fields[5].removeprefix("./") for fields in lines}
+    assert {fields[1] for fields in lines} == {"root/root"}
     for path in (
         *(
             "usr/bin/topoproxy",
@@ -183,8 +184,8 @@ def test_an_upgrade_replaces_a_daemon_that_runs(
         program.chmod(0o755)
     script = deb.script("postinst").decode().replace("case ${1:-} in", "booted() { :; }\ncase ${1:-} in", 1)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DPKG_ROOT": str(tmp_path)}
-    words = ["sh", "-c", script, "postinst", "configure", "0.1.0"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    command = ["sh", "-c", script, "postinst", "configure", "0.1.0"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
     assert ("topoproxy upgrade --now" in calls) == (active == "yes")

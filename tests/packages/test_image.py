@@ -1,4 +1,4 @@
-"""The container image: an OCI layout whose parts fit together, the same each time, that runs."""
+"""The container image: a consistent and reproducible OCI layout that runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_two_builds_have_the_same_digest(built: Built, made: image.Image, tmp_pa
     assert again.path.read_bytes() == made.path.read_bytes()
 
 
-def test_the_layout_holds_what_it_names_and_nothing_else(made: image.Image) -> None:
+def test_the_layout_holds_exactly_the_blobs_that_it_names(made: image.Image) -> None:
     files = layout(made.path)
     assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
     whole = manifest(files)
@@ -79,22 +79,24 @@ def test_the_layout_holds_what_it_names_and_nothing_else(made: image.Image) -> N
     assert len(files) == 2 + 3 + len(whole["layers"])
 
 
-def test_its_base_is_named(made: image.Image) -> None:
+def test_the_image_names_its_base(made: image.Image) -> None:
     names = {name.partition("_")[0] for name in made.base}
     assert names == set(image.BASE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_it_runs_and_has_the_packages_for_nodes(built: Built, made: image.Image, tmp_path: Path) -> None:
+def test_the_image_runs_and_has_the_packages_for_nodes(
+    built: Built, made: image.Image, tmp_path: Path
+) -> None:
     files = layout(made.path)
     for layer in manifest(files)["layers"]:
         with tarfile.open(fileobj=io.BytesIO(blob(files, layer))) as archive:
             archive.extractall(tmp_path, filter="fully_trusted")
     assert (tmp_path / "packages" / built.deb.name).read_bytes() == built.deb.read_bytes()
 
-    def run(*words: str) -> str:
+    def run(*args: str) -> str:
         done = subprocess.run(
-            ["chroot", str(tmp_path), *words], capture_output=True, text=True, timeout=60, check=False
+            ["chroot", str(tmp_path), *args], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -22,16 +22,16 @@ def plain(text: str) -> str:
     return text.replace("\\-", "-").replace("\\(aq", "'").replace("\\e", "\\")
 
 
-def test_each_command_has_a_page_and_no_page_is_left_over() -> None:
-    expected = {f"{'-'.join(words)}.8" for words in COMMANDS}
+def test_each_command_has_a_page_and_each_page_a_command() -> None:
+    expected = {f"{'-'.join(command)}.8" for command in COMMANDS}
     assert set(PAGES) == {*expected, "topoproxy.yaml.5"}
     assert "topoproxy-takeover-plan.8" in expected
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids="-".join)
-def test_a_page_has_the_options_the_exit_codes_and_no_word_of_markup(words: tuple[str, ...]) -> None:
-    text = plain(PAGES[f"{'-'.join(words)}.8"])
-    for part in COMMANDS[words].params:
+@pytest.mark.parametrize("command", COMMANDS, ids="-".join)
+def test_a_page_has_the_options_the_exit_codes_and_no_markup(command: tuple[str, ...]) -> None:
+    text = plain(PAGES[f"{'-'.join(command)}.8"])
+    for part in COMMANDS[command].params:
         if part.param_type_name == "option" and not part.hidden:
             assert all(option in text for option in part.opts), part.opts
     assert re.search(r"(?m)^\.B 0$", text)
@@ -49,11 +49,11 @@ def test_man_formats_a_page_without_a_warning(name: str, tmp_path: Path) -> None
     assert "NAME" in done.stdout
 
 
-def complete(shell: str, *words: str) -> list[str]:
-    """Ask the command as the script of a shell does."""
-    line = ["topoproxy", *words]
+def complete(shell: str, *args: str) -> list[str]:
+    """Run the command for completions as the script of a shell does."""
+    line = ["topoproxy", *args]
     environment = {**os.environ, completions.VARIABLE: f"{shell}_complete", "COMP_WORDS": " ".join(line)}
-    environment["COMP_CWORD"] = words[-1] if shell == "fish" else str(len(words))
+    environment["COMP_CWORD"] = args[-1] if shell == "fish" else str(len(args))
     command = [sys.executable, "-m", "proxy"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True
@@ -61,7 +61,7 @@ def complete(shell: str, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_scripts_are_there_for_three_shells_and_call_the_command() -> None:
+def test_scripts_exist_for_three_shells_and_call_the_command() -> None:
     scripts = completions.scripts()
     assert set(scripts) == {"bash", "zsh", "fish"}
     for shell, text in scripts.items():

@@ -1,4 +1,4 @@
-"""The RPM, looked at and installed into a directory by rpm."""
+"""The RPM package, queried and installed into a directory by rpm."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def package(built: Built) -> Path:
     return built.rpm
 
 
-def ask(package: Path, *words: str) -> str:
-    command = ["rpm", "-qp", "--nosignature", *words, str(package)]
+def query(package: Path, *args: str) -> str:
+    command = ["rpm", "-qp", "--nosignature", *args, str(package)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_its_files_are_those_of_the_debian_package(built: Built, package: Path) -> None:
+def test_the_rpm_has_the_files_of_the_debian_package(built: Built, package: Path) -> None:
     listed = subprocess.run(["dpkg-deb", "-c", built.deb], capture_output=True, text=True, check=True).stdout
     ours = {line.split()[5][1:] for line in listed.splitlines() if line[0] != "d"}
-    theirs = set(ask(package, "-l").splitlines())
+    theirs = set(query(package, "-l").splitlines())
     differ = {"/usr/share/zsh/vendor-completions/_topoproxy", "/usr/share/doc/topoproxy/copyright"}
     assert ours - theirs == differ
     added = {
@@ -45,8 +45,8 @@ def test_its_files_are_those_of_the_debian_package(built: Built, package: Path) 
     }
 
 
-def test_its_scripts_are_shell_start_nothing_and_refuse_an_attached_node(package: Path) -> None:
-    text = ask(package, "--scripts")
+def test_the_scripts_of_the_rpm_start_nothing_and_refuse_an_attached_node(package: Path) -> None:
+    text = query(package, "--scripts")
     assert "systemctl start" not in text
     assert "enable" not in text.replace("disable", "")
     assert "refuse_if_attached" in text
@@ -59,29 +59,31 @@ def test_its_scripts_are_shell_start_nothing_and_refuse_an_attached_node(package
         )
 
 
-def test_its_fields(package: Path) -> None:
-    assert ask(package, "--queryformat", "%{NAME} %{VERSION} %{ARCH} %{LICENSE}") in (
+def test_the_fields_of_the_rpm(package: Path) -> None:
+    assert query(package, "--queryformat", "%{NAME} %{VERSION} %{ARCH} %{LICENSE}") in (
         f"topoproxy {VERSION} x86_64 Apache-2.0",
         f"topoproxy {VERSION} aarch64 Apache-2.0",
     )
-    assert "python3 >= 3.11" in ask(package, "--requires")
-    assert set(ask(package, "--queryformat", "[%{FILEUSERNAME}:%{FILEGROUPNAME}\n]").split()) == {"root:root"}
+    assert "python3 >= 3.11" in query(package, "--requires")
+    assert set(query(package, "--queryformat", "[%{FILEUSERNAME}:%{FILEGROUPNAME}\n]").split()) == {
+        "root:root"
+    }
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_it_is_installed_into_a_directory_and_erased(package: Path, tmp_path: Path) -> None:
+def test_the_rpm_is_installed_into_a_directory_and_erased(package: Path, tmp_path: Path) -> None:
     root, database = tmp_path / "root", tmp_path / "root/var/lib/rpm"
     database.mkdir(parents=True)
     base = ["rpm", "--root", str(root), "--nodeps", "--noscripts", "--nosignature"]
     subprocess.run([*base, "--ignorearch", "-i", package], check=True, capture_output=True)
-    words = [
+    command = [
         root / "usr/lib/topoproxy/bin/python",
         "-IB",
         root / "usr/lib/topoproxy/bin/topoproxy",
         "version",
     ]
     assert (
-        subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
         == f"topoproxy {__version__}\n"
     )
     subprocess.run([*base, "-e", "topoproxy"], check=True, capture_output=True)
@@ -91,5 +93,5 @@ def test_it_is_installed_into_a_directory_and_erased(package: Path, tmp_path: Pa
 def test_two_builds_have_the_same_files(built: Built, package: Path, tmp_path: Path) -> None:
     payload.program.cache_clear()
     again = rpm.build(tmp_path, VERSION, ARCH, EPOCH, built.pythons)
-    assert ask(again, "--dump") == ask(package, "--dump")
+    assert query(again, "--dump") == query(package, "--dump")
     assert again.read_bytes() == package.read_bytes()

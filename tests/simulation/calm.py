@@ -1,4 +1,4 @@
-"""The checks of a calm node: nothing new happens, and what is promised for then must come about in time."""
+"""The checks of a calm node: no new events occur, and the promised state must be reached in time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL_S = 400.0
 
 
 def kernel_differences(node: Node) -> Iterator[str]:
-    """Yield what is not in the kernel as it is planned."""
+    """Yield the differences between the kernel and the plan."""
     assert node.daemon is not None
     state = node.daemon.executor.state
     for one in node.runtime.containers.values():

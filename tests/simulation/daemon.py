@@ -193,7 +193,7 @@ class Daemon:
     @property
     def faults(self) -> list[str]:
         """What went wrong within the daemon itself."""
-        found = [STUCK_IN_CODE + words for words in self.loop.broken]
+        found = [STUCK_IN_CODE + message for message in self.loop.broken]
         if self.executor.telemetry.value(metrics.INTERNAL_ERRORS):
             found += [
                 str(problem) for problem in self.executor.telemetry.problems() if "internal" in str(problem)
@@ -242,7 +242,7 @@ class Daemon:
         former = executor.start_update.former_calls
         former.report(self._tell)
         relayed = self.wire.hand_over(
-            lambda code, words: kubelet.refuse_undecided(self, code, words),
+            lambda code, message: kubelet.refuse_undecided(self, code, message),
             lambda: [trip.call for trip in kubelet.open_at(self)],
             self._tell,
         )

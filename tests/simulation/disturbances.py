@@ -1,4 +1,4 @@
-"""What happens on a node beside the calls: other writers, CPUs that go, a runtime that restarts, commands."""
+"""Events on a node other than calls: other writers, CPUs that go, a runtime that restarts, commands."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Disturbances:
         what()
 
     def calm(self) -> None:
-        """Disturb no more, and end what is under way."""
+        """Stop all disturbances, and end those in progress."""
         for timer in self._timers:
             timer.cancel()
         node = self.node
@@ -188,7 +188,7 @@ class Disturbances:
             self._reload_awaits_create = True
 
     def create_forwarded(self) -> None:
-        """A create has left for the runtime: what waits for that comes before its answer."""
+        """Handle a create sent to the runtime: events that wait for it occur before its answer."""
         if self._reload_awaits_create:
             self._reload_awaits_create = False
             self.node.schedule.after(0.0, self._reload_now)

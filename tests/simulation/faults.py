@@ -1,4 +1,4 @@
-"""What goes wrong and how long everything takes, from the seed.
+"""The faults and all durations, derived from the seed.
 
 While the node is *calm* nothing new goes wrong and nothing takes long, so that what is promised for then can
 be checked.
@@ -22,7 +22,7 @@ LATE_S = 1.6
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How often something goes wrong, each for one thing that could."""
+    """The rates of the faults, one for each kind."""
 
     kernel_refuses: float = 0.01
     no_effect: float = 0.002
@@ -53,7 +53,7 @@ class Rates:
 
 
 class Faults:
-    """Decides what goes wrong."""
+    """Decides which faults occur."""
 
     def __init__(self, seed: str, rates: Rates) -> None:
         self.dice = random.Random(f"{seed} faults")
@@ -62,7 +62,7 @@ class Faults:
         self.full_until = 0.0
 
     def happens(self, rate: float) -> bool:
-        """Return whether something of a rate goes wrong now."""
+        """Return whether a fault with a rate occurs now."""
         return not self.calm and rate > 0 and self.dice.random() < rate
 
     def kernel_write(self, group: Group) -> int:
@@ -77,7 +77,7 @@ class Faults:
         return 0
 
     def write_has_no_effect(self, group: Group) -> bool:
-        """Return whether a write is taken and changes nothing, as beside another cpuset partition."""
+        """Return whether a write succeeds without an effect, as with another cpuset partition."""
         if group.ignores or self.happens(self.rates.no_effect):
             group.ignores = not self.calm
         return group.ignores

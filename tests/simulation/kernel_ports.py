@@ -1,4 +1,4 @@
-"""What the kernel reports and does for the daemon beside its files: implementations of the daemon's ports."""
+"""Reports and actions of the kernel other than its files: implementations of the daemon's ports."""
 
 from __future__ import annotations
 

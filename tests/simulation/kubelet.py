@@ -200,7 +200,7 @@ class Kubelet:
             trip.call.refuse(code, message)
 
     def leave(self, trip: Trip) -> None:
-        """The client of a call goes away, and the runtime may carry it out all the same."""
+        """Disconnect the client of a call; the runtime may execute the call nevertheless."""
         if trip.over or trip.gone:
             return
         node = self.node
@@ -213,7 +213,7 @@ class Kubelet:
         self.lost(trip)
 
     def lost(self, trip: Trip) -> None:
-        """No answer comes."""
+        """Time out: no answer arrives."""
         self._goes(trip)
         self.resume(trip, LOST, b"")
 
@@ -287,8 +287,8 @@ class Kubelet:
         if not trip.daemon.alive:
             self.lost(trip)
             return
-        words = f"{trip.serial} {trip.method} {status} {message.decode(errors='replace')[2:]}"
-        self.node.schedule.event("answer", words)
+        text = f"{trip.serial} {trip.method} {status} {message.decode(errors='replace')[2:]}"
+        self.node.schedule.event("answer", text)
         if trip.method == "RunPodSandbox" and status == 0:
             self.node.promises.sandbox_answered(trip, message)
         trip.daemon.answered(trip.call, status, message)
@@ -380,7 +380,7 @@ class Kubelet:
             yield Pause(0.2 + self.dice.random())
 
     def _containers(self, sandbox_id: str, config: pb.PodSandboxConfig, kind: Kind) -> Life:
-        """Run the containers of a pod, one after the other or two beside each other."""
+        """Run the containers of a pod, one after the other or two at the same time."""
         dice, faults, attempt = self.dice, self.node.faults, 0
         names = ("c", "d") if dice.random() < 0.3 else ("c",)
         left = {name: dice.randint(1, 3) for name in names}
@@ -428,7 +428,7 @@ class Kubelet:
                 yield from self._remove(container_id)
 
     def _soon(self, life: Life) -> Life:
-        """Do something beside a call that begins now."""
+        """Do something at the same time as a call that begins now."""
         yield Pause(self.node.delays.runtime())
         yield from life
 

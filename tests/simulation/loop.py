@@ -192,7 +192,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        if not self.alive:  # what is left of a dead process is collected some time, and does nothing
+        if not self.alive:  # objects of a dead process are collected at some time, and have no effect
             coro.close()
             return self.create_future()  # type: ignore[return-value]
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)

@@ -226,8 +226,8 @@ class Node:
         if self.daemon is not former:
             return
         self.lives += 1
-        words = f"{self.lives}, behind a {'quiet' if quiet else 'busy'} one with {len(relayed)} calls"
-        self.schedule.event("start", words)
+        text = f"{self.lives}, behind a {'quiet' if quiet else 'busy'} one with {len(relayed)} calls"
+        self.schedule.event("start", text)
         self.formers.append(former)
         former.successor = self.daemon = Daemon(self, former_calls=not quiet, relayed=relayed)
         self.kubelet.waits = False

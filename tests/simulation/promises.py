@@ -46,7 +46,7 @@ class ViolationError(AssertionError):
 
 @dataclass(slots=True)
 class Role:
-    """What a container was given, as the daemon said when it let it start.
+    """The CPUs of a container, as the daemon reported them when it let the container start.
 
     Attributes:
         pool: Where its CPUs come from.
@@ -159,13 +159,13 @@ class AssumedPods:
             self._chosen[pb.RunPodSandboxResponse.FromString(message).pod_sandbox_id] = trip.chosen
 
     def _has_record(self, container: Container, what: str) -> None:
-        """Check that the ledger says that a container owns CPUs."""
+        """Check that a container owns CPUs according to the ledger."""
         keys = f"i/{container.id}", f"c/{container.id}", f"p/{container.pod.sandbox_id}"
         if self.disk_works and not any(key in self.durable for key in keys):
             self.broken(f"{container.ref} {what}, and the ledger has no record of its CPUs")
 
     def decided(self, trip: Trip) -> None:
-        """A call is over."""
+        """Handle the end of a call."""
 
     def _in_time(self, trip: Trip) -> None:
         held = self.node.schedule.now - trip.sent_at
@@ -228,7 +228,7 @@ class AssumedPods:
             self.broken(f"an empty cpuset is written to {one.path}")
 
     def written(self, group: Group) -> None:
-        """What is in effect in a group may be something else now."""
+        """Note that the effective set of a group may have changed."""
         if not group.container_id:
             for child in group.children.values():
                 self.written(child)
@@ -281,7 +281,7 @@ class AssumedPods:
                 )
 
     def _found_as_planned(self, owner: str, cpus: int) -> int:
-        """Return the CPUs that an owner has, where another program may have written what is planned.
+        """Return the CPUs of an owner, where another program may have written the planned set.
 
         The daemon reads its cgroup and need not write it. Until then it has those of the last trusted write.
         """
@@ -352,11 +352,11 @@ class AssumedPods:
 
     @property
     def moves_under_way(self) -> bool:
-        """Whether the ledger says that an owner is being moved."""
+        """Return whether an owner is being moved according to the ledger."""
         return bool(self._moving)
 
     def often(self) -> None:
-        """Check what is cheap."""
+        """Run the cheap checks."""
         daemon = self.node.daemon
         if daemon is not None and (found := daemon.faults):
             self.broken("; ".join(found[:3]))

@@ -115,7 +115,7 @@ class SimulatedRuntime:
     # -- what calls do ------------------------------------------------------------------------------------
 
     def do(self, method: str, body: bytes) -> bytes:
-        """Do what a call asks for, and return the message of the answer.
+        """Execute a call, and return the message of the answer.
 
         Raises:
             RefusedError: It cannot be done.
@@ -172,12 +172,12 @@ class SimulatedRuntime:
             raise RefusedError(GrpcStatus.NOT_FOUND)
         if not sandbox.ready:
             raise RefusedError(GrpcStatus.UNKNOWN)
-        meta, asked = request.config.metadata, request.config.linux.resources
+        meta, limits = request.config.metadata, request.config.linux.resources
         if any(c.name == meta.name and c.attempt == meta.attempt for c in self.inside(sandbox.id)):
             raise RefusedError(GrpcStatus.ALREADY_EXISTS)
         one = Made(
-            self._new_id("c"), sandbox, meta.name, meta.attempt, asked.cpuset_cpus,
-            asked.cpuset_mems, asked.cpu_quota, (asked.cpu_shares, asked.cpu_quota, asked.cpu_period),
+            self._new_id("c"), sandbox, meta.name, meta.attempt, limits.cpuset_cpus,
+            limits.cpuset_mems, limits.cpu_quota, (limits.cpu_shares, limits.cpu_quota, limits.cpu_period),
         )  # fmt: skip
         self.containers[one.id] = one
         self.node.promises.created(one)
@@ -198,7 +198,7 @@ class SimulatedRuntime:
         return b""
 
     def make_group(self, one: Made) -> None:
-        """Make the cgroup of a container that starts, with what is saved.
+        """Make the cgroup of a starting container, with the saved resources.
 
         Raises:
             RefusedError: It cannot start.
@@ -238,7 +238,7 @@ class SimulatedRuntime:
         return b""
 
     def save(self, one: Made, cpus: str, mems: str, quota: int) -> None:
-        """Save what an update names, and write what is saved.
+        """Save the resources of an update, and write all saved resources.
 
         Raises:
             RefusedError: The container has ended, or the kernel refuses.

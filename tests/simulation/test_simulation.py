@@ -29,7 +29,7 @@ UNTIL_FOUND = ("--events", 300_000, "--node-events", 5200)
 
 
 def simulated(*args: object) -> tuple[int, str]:
-    """Run the command; gives its exit code and what it prints."""
+    """Run the command; return its exit code and its output."""
     command = [sys.executable, "-m", "tests.simulation", "--workers", "1", *map(str, args)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -66,10 +66,10 @@ def test_a_planted_fault_is_found(name: str) -> None:
 
 def test_a_violation_prints_the_command_that_repeats_it() -> None:
     _, printed = simulated("--seed", SEED, "--events", 2000, "--plant", "shrink_skipped")
-    asked = re.search(
+    options = re.search(
         r"repeat it: make simulate-faults SEED=(\d+) EVENTS=(\d+) WORKERS=1 PLANT=(\w+)", printed
     )
-    assert asked is not None, printed
-    _, again = simulated("--seed", asked[1], "--events", asked[2], "--plant", asked[3])
+    assert options is not None, printed
+    _, again = simulated("--seed", options[1], "--events", options[2], "--plant", options[3])
     assert trace_of(again) == trace_of(printed)
     assert os.linesep.join(line for line in again.splitlines() if line.startswith("violation")) in printed

@@ -1,4 +1,4 @@
-"""What callers are sent when they are refused."""
+"""The error that a refused caller receives."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from proxy.sockets.grpc_socket import refuse_call
 
 
 class AbortedError(Exception):
-    """What gRPC raises to end a call."""
+    """Raised in the place of the error by which gRPC ends a call."""
 
 
 class Context:
-    """Keeps what a call ends with."""
+    """Keeps the error with which a call ends."""
 
     def __init__(self) -> None:
         self.logged = ""
 
-    def abort(self, _code: Any, words: str) -> None:
-        self.logged = words
+    def abort(self, _code: Any, message: str) -> None:
+        self.logged = message
         raise AbortedError
 
 

@@ -65,7 +65,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_replaced_lock_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is deleted between open and lock: the lock must be on the file that others will see."""
+    """The file is deleted between open and lock: the lock must be on the file at the path."""
     import fcntl
 
     real, path = fcntl.flock, tmp_path / "l"

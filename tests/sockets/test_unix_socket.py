@@ -1,4 +1,4 @@
-"""Which process gets the listening socket, and what happens to what stands there."""
+"""Which process gets the listening socket, and what happens to an existing file at its path."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int, int]]:
     return {name: (s.st_ino, s.st_mode, s.st_mtime_ns) for name, s in found.items()}
 
 
-def test_listens_with_a_lock_beside_it_and_removes_only_itself(at: Path, runtime: Path) -> None:
+def test_the_listener_has_a_lock_file_and_removes_only_its_own_files(at: Path, runtime: Path) -> None:
     with open_listener(at, runtime) as listener:
         assert (listener.path, listener.adopted, listener.socket.getblocking()) == (at, False, False)
         connect(at).close()
@@ -143,7 +143,7 @@ def test_a_half_made_socket_of_a_killed_proxy_is_replaced(at: Path, runtime: Pat
         assert not Path(f"{at}.new").exists()
 
 
-def test_a_living_socket_is_left_alone(at: Path, runtime: Path) -> None:
+def test_an_active_socket_is_kept(at: Path, runtime: Path) -> None:
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(str(at))
         living.listen()
@@ -155,7 +155,7 @@ def test_a_living_socket_is_left_alone(at: Path, runtime: Path) -> None:
         connect(at).close()
 
 
-def test_a_living_socket_with_a_full_queue_is_left_alone(at: Path, runtime: Path) -> None:
+def test_an_active_socket_with_a_full_queue_is_kept(at: Path, runtime: Path) -> None:
     with socket.socket(socket.AF_UNIX) as living, socket.socket(socket.AF_UNIX) as waiting:
         living.bind(str(at))
         living.listen(0)
@@ -167,7 +167,7 @@ def test_a_living_socket_with_a_full_queue_is_left_alone(at: Path, runtime: Path
         assert at.is_socket()
 
 
-def test_a_datagram_socket_is_left_alone(at: Path, runtime: Path) -> None:
+def test_a_datagram_socket_is_kept(at: Path, runtime: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(at))
         with pytest.raises(CannotCreateError, match="may be in use"):
@@ -176,17 +176,17 @@ def test_a_datagram_socket_is_left_alone(at: Path, runtime: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda p: p.write_text("keep"), "a file is there and does not belong to topoproxy"),
         (lambda p: p.mkdir(), "a directory is there and does not belong to topoproxy"),
         (lambda p: p.symlink_to("elsewhere"), "a symbolic link is there and does not belong to topoproxy"),
     ],
 )
-def test_a_file_that_is_not_a_socket_is_kept(at: Path, runtime: Path, make, words: str) -> None:
+def test_a_file_that_is_not_a_socket_is_kept(at: Path, runtime: Path, make, message: str) -> None:
     make(at)
     before = at.lstat()
-    with pytest.raises(CannotCreateError, match=words):
+    with pytest.raises(CannotCreateError, match=message):
         open_listener(at, runtime)
     after = at.lstat()  # not its time of access: looking where a link leads is one
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (
@@ -196,7 +196,7 @@ def test_a_file_that_is_not_a_socket_is_kept(at: Path, runtime: Path, make, word
     )
 
 
-def test_a_refused_start_gives_the_lock_back(at: Path, runtime: Path) -> None:
+def test_a_refused_start_releases_the_lock(at: Path, runtime: Path) -> None:
     at.write_text("")
     with pytest.raises(CannotCreateError):
         open_listener(at, runtime)
@@ -286,7 +286,7 @@ def test_without_permission_to_chown_no_other_group_may_connect(
         real = runtime.stat()
         monkeypatch.setattr(os, "chown", refuse)
         mirror_mode(at, runtime)
-        assert stat.S_IMODE(at.stat().st_mode) == 0o660  # the same owner: nothing to give away
+        assert stat.S_IMODE(at.stat().st_mode) == 0o660  # the same owner: no chown is needed
         other = os.stat_result((*real[:4], real.st_uid + 1, real.st_gid + 1, *real[6:]))
         plain = Path.stat
         monkeypatch.setattr(Path, "stat", lambda p, **k: other if p == runtime else plain(p, **k))
@@ -339,8 +339,8 @@ def activated(
 
 
 @pytest.fixture
-def handed(at: Path):
-    """What systemd opened for us."""
+def passed_sockets(at: Path):
+    """Return the sockets that systemd has opened for this process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(at))
         listening.listen(16)
@@ -348,52 +348,52 @@ def handed(at: Path):
 
 
 def test_a_restart_keeps_an_adopted_socket_and_its_queue(
-    handed: socket.socket, at: Path, runtime: Path, tmp_path: Path
+    passed_sockets: socket.socket, at: Path, runtime: Path, tmp_path: Path
 ) -> None:
     inode = at.stat().st_ino
-    first = activated([handed], tmp_path / "configured.sock", runtime)
+    first = activated([passed_sockets], tmp_path / "configured.sock", runtime)
     assert first.reported == f"adopted {at}"
     assert not (tmp_path / "configured.sock").exists()
     first.leave()
     assert at.stat().st_ino == inode
     with connect(at) as client:  # Nothing runs now: the connection waits in the queue.
-        second = activated([handed], at, runtime)
+        second = activated([passed_sockets], at, runtime)
         second.say("answer")
         assert client.recv(10) == b"hello"
         second.leave()
 
 
-def test_two_cannot_adopt_the_same_socket(handed: socket.socket, at: Path, runtime: Path) -> None:
-    first = activated([handed], at, runtime)
-    second = activated([handed], at, runtime)
+def test_two_cannot_adopt_the_same_socket(passed_sockets: socket.socket, at: Path, runtime: Path) -> None:
+    first = activated([passed_sockets], at, runtime)
+    second = activated([passed_sockets], at, runtime)
     assert second.reported == ""
     assert f"pid {first.process.pid}" in second.process.communicate(timeout=60)[1]
     first.leave()
 
 
 def test_the_socket_named_cri_is_taken(
-    handed: socket.socket, at: Path, runtime: Path, tmp_path: Path
+    passed_sockets: socket.socket, at: Path, runtime: Path, tmp_path: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(str(tmp_path / "other.sock"))
         other.listen()
-        server = activated([other, handed], at, runtime, names="other:cri")
+        server = activated([other, passed_sockets], at, runtime, names="other:cri")
         assert server.reported == f"adopted {at}"
         server.leave()
-        server = activated([other, handed], at, runtime, names="one:two")
+        server = activated([other, passed_sockets], at, runtime, names="one:two")
         assert "of 2 handed over, 0 are named cri" in server.process.communicate(timeout=60)[1]
 
 
 def test_variables_meant_for_another_process_are_ignored(
-    handed: socket.socket, tmp_path: Path, runtime: Path
+    passed_sockets: socket.socket, tmp_path: Path, runtime: Path
 ) -> None:
-    server = activated([handed], tmp_path / "own.sock", runtime, pid="1")
+    server = activated([passed_sockets], tmp_path / "own.sock", runtime, pid="1")
     assert server.reported == f"bound {tmp_path / 'own.sock'}"
     server.leave()
 
 
 @pytest.mark.parametrize("kind", ["not listening", "internet", "no path", "path gone"])
-def test_what_cannot_be_adopted_is_refused(kind: str, tmp_path: Path, runtime: Path) -> None:
+def test_an_unusable_socket_is_not_adopted(kind: str, tmp_path: Path, runtime: Path) -> None:
     family = socket.AF_INET if kind == "internet" else socket.AF_UNIX
     with socket.socket(family, socket.SOCK_STREAM) as wrong:
         if kind == "internet":
@@ -415,7 +415,7 @@ def test_what_cannot_be_adopted_is_refused(kind: str, tmp_path: Path, runtime: P
     shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is not installed"
 )
 def test_systemds_own_tool_hands_the_socket_over(at: Path, runtime: Path) -> None:
-    words = [
+    command = [
         "systemd-socket-activate",
         "-l",
         str(at),
@@ -423,9 +423,9 @@ def test_systemds_own_tool_hands_the_socket_over(at: Path, runtime: Path) -> Non
         "-E",
         f"PYTHONPATH={os.pathsep.join(sys.path)}",
     ]
-    words += [sys.executable, "-c", SERVE, "/nowhere/cri.sock", str(runtime)]
+    command += [sys.executable, "-c", SERVE, "/nowhere/cri.sock", str(runtime)]
     with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         with connect_once_listening(at) as client:
             assert process.stdout.readline() == f"adopted {at}\n"

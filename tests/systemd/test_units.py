@@ -1,4 +1,4 @@
-"""The shipped units: what they must say, and that systemd understands them."""
+"""The shipped units: their necessary settings, and that systemd accepts them."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_cgroups_stay_writable_and_the_rest_does_not() -> None:
 
 
 def test_large_answers_are_not_mapped_each_time() -> None:
-    words = read("topoproxy.service")["Service"]["Environment"][0].split()
-    assert words == ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=16777216"]
+    environment = read("topoproxy.service")["Service"]["Environment"][0].split()
+    assert environment == ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=16777216"]
 
 
 def test_directories_are_those_of_the_program() -> None:
@@ -110,8 +110,8 @@ def test_the_service_cannot_write_its_configuration_and_its_hooks() -> None:
 def test_examples_are_not_active_where_the_directory_is_copied() -> None:
     """systemd reads UNIT.d beside a unit, and UNIT.wants; it does not read examples/UNIT.d."""
     special = re.compile(r".*\.(d|wants|requires|upholds)")
-    beside = [path.name for path in UNITS.iterdir() if path.is_dir() and special.fullmatch(path.name)]
-    assert beside == ["tmpfiles.d"]  # no unit has this name
+    directories = [path.name for path in UNITS.iterdir() if path.is_dir() and special.fullmatch(path.name)]
+    assert directories == ["tmpfiles.d"]  # no unit has this name
     examples = sorted(str(path.relative_to(UNITS / "examples")) for path in UNITS.glob("examples/*/*"))
     assert examples == [
         "kubelet.service.d/20-topoproxy.conf",
@@ -140,8 +140,8 @@ def test_the_service_has_only_the_capabilities_that_it_needs() -> None:
 
 def test_the_interpreter_imports_only_what_is_installed(tmp_path: Path) -> None:
     service = read("topoproxy.service")["Service"]
-    given = dict(word.split("=", 1) for words in service["Environment"] for word in words.split())
-    unset = {name for words in service["UnsetEnvironment"] for name in words.split()}
+    given = dict(word.split("=", 1) for line in service["Environment"] for word in line.split())
+    unset = {name for line in service["UnsetEnvironment"] for name in line.split()}
     assert {"PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_LIBRARY_PATH"} <= unset
     assert not unset & given.keys()
     (tmp_path / "click.py").write_text("raise SystemExit('a module of the working directory was imported')")
@@ -188,7 +188,7 @@ def syscalls(group: str) -> set[str]:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_what_the_kernel_is_asked_for_is_allowed() -> None:
+def test_the_necessary_system_calls_are_allowed() -> None:
     service = read("topoproxy.service")["Service"]
     assert service["SystemCallFilter"] == ["@system-service", "~@privileged @resources"]
     allowed = syscalls("@system-service") - syscalls("@privileged") - syscalls("@resources")
@@ -203,8 +203,8 @@ def test_what_the_kernel_is_asked_for_is_allowed() -> None:
     assert not {"reboot", "chown", "fchownat", "setuid", "chroot", "sched_setaffinity"} & allowed
 
 
-def test_what_is_listened_to_is_allowed() -> None:
-    """The runtime, systemd and ourselves; kubelet; uevents."""
+def test_the_necessary_address_families_are_allowed() -> None:
+    """Unix sockets of the runtime and systemd, TCP to kubelet, and netlink for uevents."""
     families = read("topoproxy.service")["Service"]["RestrictAddressFamilies"][0].split()
     assert sorted(families) == ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_UNIX"]
 

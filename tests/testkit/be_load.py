@@ -1,4 +1,4 @@
-"""Usage of CPUs as events, by which BE is suppressed."""
+"""CPU usage as events that cause the suppression of BE pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_PODS = UsageQuery({}, frozenset(), frozenset(), ())
 
 
 def used_beside_be(state: NodeState, cpus: float) -> Iterator[BeUsageRead]:
-    """Yield the readings by which so many CPUs are used beside BE."""
+    """Yield readings in which other pods than BE use this number of CPUs."""
     last, settings = state.facts.suppression.reading, SuppressionSettings(SuppressMode.CPUSET)
     if last is None:
         last = UsageReading(0, 0, {})

@@ -30,7 +30,7 @@ def telemetry(lines: list[str] | None = None, clock: Callable[[], float] = lambd
 
 
 def report(lines: list[str]) -> Report:
-    """Return what takes reports, and appends them to a list."""
+    """Return a function that appends reports to a list."""
 
     def reported(message: str, /, **keys: object) -> None:
         lines.append(rendered(message, plain(keys)))
@@ -39,7 +39,7 @@ def report(lines: list[str]) -> Report:
 
 
 def reasons(lines: list[str]) -> Report:
-    """Return what takes reports, and appends to a list why each was made."""
+    """Return a function that appends the reason of each report to a list."""
 
     def reported(message: str, /, **keys: object) -> None:
         facts = plain(keys)
@@ -49,7 +49,7 @@ def reasons(lines: list[str]) -> Report:
 
 
 def of_hooks(lines: list[str]) -> Report:
-    """Return what takes reports of failures of hooks, and appends them to a list with the hook's name."""
+    """Return a function that appends reports about failures of hooks, with the hook's name, to a list."""
 
     def reported(message: str, /, **keys: object) -> None:
         facts = plain(keys)

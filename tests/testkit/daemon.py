@@ -1,4 +1,4 @@
-"""A whole daemon in this process, beside the stand-in runtime and an imitated cgroup tree.
+"""A whole daemon in this process, with the stand-in runtime and an imitated cgroup tree.
 
 A test takes a node, creates daemons on it and runs a scenario while a daemon is running::
 
@@ -140,7 +140,7 @@ def run(
 ) -> None:
     """Start the daemon, run the scenario, and stop the daemon whatever happened.
 
-    At the end of the scenario, the status is what its JSON Schema says.
+    At the end of the scenario, the status must match its JSON Schema.
 
     Args:
         daemon: What :meth:`DaemonNode.daemon` returned.

@@ -36,7 +36,7 @@ class PlayedPlugin:
     """A plug-in of one resource.
 
     Attributes:
-        devices: What it lists to each client that begins to listen.
+        devices: The devices that it lists to each new client of ListAndWatch.
         allocate: Answers Allocate; gets the ids, and may raise, wait, or return bytes.
         prefer: Answers GetPreferredAllocation; gets the request for the container.
         options: Answers GetDevicePluginOptions.
@@ -55,7 +55,7 @@ class PlayedPlugin:
         self.path, self.resource = directory / name, resource
         self.devices = list(devices)
         self.allocate: Callable[[list[str]], Any] = lambda ids: allocated(*ids)
-        self.prefer: Callable[[Any], Any] = lambda asked: pb.PreferredAllocationResponse()
+        self.prefer: Callable[[Any], Any] = lambda request: pb.PreferredAllocationResponse()
         self.options: Callable[[], Any] = pb.DevicePluginOptions
         self.pre_start: Callable[[list[str]], Any] = lambda ids: None
         self.hanging = threading.Event()
@@ -84,7 +84,7 @@ class PlayedPlugin:
         return self
 
     def stop(self) -> None:
-        """End at once, as a process that is killed; the socket stays."""
+        """End at once, as a killed process does; the socket stays."""
         self.hanging.set()
         self.end_lists()
         if self._server is not None:

@@ -1,4 +1,4 @@
-"""What hooks see of CRI messages, as the daemon makes it from their bytes."""
+"""The facts that hooks receive about CRI messages, as the daemon derives them from the bytes."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def counts(line: str) -> Counter[str]:
 def summary(found: Counter[str], seconds: float) -> str:
     """Return one last line for both runs."""
     order = ("failed", "error", "passed", "skipped", "xfailed", "xpassed", "warning")
-    words = [f"{found[word]} {word}" for word in order if found[word]]
-    return f"== {', '.join(words) or 'no tests ran'} in {int(seconds) // 60}:{int(seconds) % 60:02d} =="
+    counts = [f"{found[word]} {word}" for word in order if found[word]]
+    return f"== {', '.join(counts) or 'no tests ran'} in {int(seconds) // 60}:{int(seconds) % 60:02d} =="
 
 
 def start(seed: int, output: int | IO[bytes], *selection: str) -> subprocess.Popen[bytes]:
@@ -60,8 +60,8 @@ def main(seed_text: str) -> int:
     began, seed = time.monotonic(), seed_of(seed_text)
     with tempfile.TemporaryFile() as output:
         others = start(seed, subprocess.PIPE, *(f"--ignore={path}" for path in SECOND))
-        beside = start(seed, output, *SECOND)
-        runs = (others, beside)
+        second = start(seed, output, *SECOND)
+        runs = (others, second)
         signal.signal(signal.SIGTERM, lambda *_: [run.terminate() for run in runs])
         assert others.stdout is not None
         last = [copied(others.stdout)]

@@ -131,8 +131,8 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def upgrade(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["upgrade", *map(str, words)])
+def upgrade(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["upgrade", *map(str, args)])
 
 
 def test_the_running_daemon_is_asked(config: Path, tmp_path: Path) -> None:
@@ -216,13 +216,13 @@ def test_a_refused_configuration_a_bad_hook_and_a_strange_ledger_hinder(config: 
     assert "nextKey: unknown key" in done.stdout
 
 
-def test_wrong_words_and_wrong_files(
+def test_invalid_arguments_and_files_are_refused(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line(["upgrade", "--config", str(config)]) == 2
     assert command_line(["upgrade", "--check", "--describe", "--config", str(config)]) == 2
     (tmp_path / "x.json").write_text("{}")
     for name in ("x.json", "none.json"):
-        words = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / name)]
-        assert command_line(words) == 65
+        command = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / name)]
+        assert command_line(command) == 65
     assert "it is not what topoproxy upgrade --describe prints" in capsys.readouterr().err
