@@ -111,7 +111,7 @@ class PlayedKubelet:
         return self.online - taken
 
     def admit(self, uid: str, count: int, name: str = "main") -> CpuSet:
-        """Return the CPUs for a pod: the lowest free ones, or none under policy none or if too few are free."""
+        """Return the lowest free CPUs for a pod; none under policy none or if too few are free."""
         if self.policy == "none" or len(self.free()) <= count:
             return CpuSet()
         cpus = CpuSet(list(self.free())[:count])
@@ -152,7 +152,7 @@ class KubeletNode:
         return CriClient(str(self.proxy.socket))
 
     def launch(self, name: str, count: int = 2) -> Started:
-        """Launch a Guaranteed pod with whole CPUs as kubelet does: admit it, then name its CPUs in the request."""
+        """Launch a Guaranteed pod with whole CPUs: admit it, then name its CPUs in the request."""
         with self.client() as client:
             spec = DemoPod(name, kube_qos=KubeQos.GUARANTEED, cpus=count)
             pod = client.run_pod(spec)
@@ -239,7 +239,7 @@ def played(tmp_path: Path) -> PlayedKubelet:
 
 @pytest.fixture
 def kubelet_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNode]:
-    """A node of 16 CPUs on two sockets; kubelet runs with policy static, and the daemon runs between it and the runtime."""
+    """A node of 16 CPUs on two sockets; kubelet runs with policy static, and the daemon serves its calls."""
     machine = described(2, 1, 4, 2)
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         directory = Path(short)

@@ -188,7 +188,7 @@ class Takeovers(RuleBasedStateMachine):
     @precondition(lambda self: not self.kubelet.runs)
     @rule()
     def kubelet_starts(self) -> None:
-        """Follow the commands' instructions: where the file is not the one that finish wrote, finish again."""
+        """Start as the commands instruct: if the file is not the one that finish wrote, finish again."""
         record, file = self.writer.record, CpuManagerFile.of(text_in(self.kubelet.directory)[0])
         if record.stage is TakeoverStage.FINISHED and file.policy != record.target:
             assert self.act(lambda r, s: finish(r, s, r.target, with_running=True, force=False), 0)

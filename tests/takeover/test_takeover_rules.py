@@ -93,7 +93,7 @@ def sets(text: str) -> dict[str, dict[str, str]]:
         ),
     ],
 )
-def test_what_stands_against_a_start(more: dict[str, Any], message: str) -> None:
+def test_conflicts_of_a_start(more: dict[str, Any], message: str) -> None:
     found = inputs(**more)
     assert any(message in why for why in conflicts(found)), conflicts(found)
     with pytest.raises(StepRefusedError, match="cannot start the takeover"):

@@ -206,7 +206,7 @@ def test_a_kubelet_that_writes_during_finish_is_detected(kubelet_node: Any) -> N
     assert data(node, "status")["stage"] == "started"
 
 
-def test_what_stands_against_a_start(kubelet_node: Any) -> None:
+def test_start_and_plan_report_a_conflict(kubelet_node: Any) -> None:
     node = kubelet_node
     node.kubelet.path.write_text(node.kubelet.path.read_text().replace("0-15", "0-14"))
     plan = run(node, "plan")
