@@ -1,4 +1,4 @@
-"""A reservation of CPUs for no container, as tests need it."""
+"""Reserve CPUs for no container, as tests need it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from proxy.model.idset import CpuSet
 
 
 async def cleared(world: Any, cpus: CpuSet) -> Reservation:
-    """Have containers leave the CPUs that they may not use by the state, as at the start of an owner."""
+    """Move containers off the CPUs that the state denies them, as at the start of an owner."""
     reservation = Reservation(ReservationKind.START, (), cpus)
     return await world.executor.reservations.carry_out(reservation, ReservationRun(""))

@@ -1,4 +1,4 @@
-"""A node in memory: executor and interceptors between a client and a runtime that are both played."""
+"""A node in memory: executor and interceptors between a simulated client and a simulated runtime."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MACHINE = described(2, 1, 4, 2)
 
 
 class MemoryLedger:
-    """A ledger that a test can look into and break."""
+    """A ledger that a test can inspect and make fail."""
 
     def __init__(self, log: list[str]) -> None:
         self.entries: dict[str, Mapping[str, object]] = {}
@@ -167,7 +167,7 @@ class MemoryCpuGroups:
         return True
 
     def write(self, path: str, quota: int) -> None:
-        """What a write by any process does."""
+        """Write the quota as any process may."""
         assert quota == -1 or quota >= 1000
         if path in self.broken:
             raise CgroupError(f"cannot write {path}: busy", errno.EBUSY)
@@ -182,7 +182,7 @@ class MemoryCpuGroups:
 
 
 class PlayedRuntime:
-    """The runtime's side: what it has, and our own calls at it."""
+    """The runtime: its pods and containers, and the calls that the daemon itself makes."""
 
     def __init__(self, log: list[str], cgroups: MemoryCgroups, cpu: MemoryCpuGroups) -> None:
         self.log = log
@@ -225,11 +225,11 @@ class PlayedRuntime:
         return self.details.get(container_id, RuntimeDetail(f"/kubepods/burstable/podx/{container_id}"))
 
     def group(self, container_id: str) -> str | None:
-        """Where the CFS quota of a container that has been started is."""
+        """Return the group with the CFS quota of a started container."""
         return next((path for path in self.cpu.quotas.copy() if path.endswith(f"/{container_id}")), None)
 
     def limit(self, container_id: str, quota: int) -> None:
-        """What an update does to the quota: saved where it is named, and what is saved is written."""
+        """Apply an update to the quota: save it if it is set, and write the saved one."""
         if quota:
             self.quotas[container_id] = quota
         path = self.group(container_id)
@@ -294,7 +294,7 @@ class PlayedRuntime:
 
 
 class PlayedCall(InterceptedCall):
-    """A held call."""
+    """A call that the proxy holds."""
 
     def __init__(self, method: str, message: Any, log: list[str]) -> None:
         self.method = method
@@ -308,7 +308,7 @@ class PlayedCall(InterceptedCall):
 
     def _once(self) -> None:
         if self.over.is_set():
-            self.log.append("answered twice")  # an assertion would be lost in the task that does it
+            self.log.append("answered twice")  # an assertion error would be lost in the task that raises it
         assert not self.over.is_set()
 
     def change(self, body: bytes) -> None:
@@ -365,7 +365,7 @@ class World:
         self.boot()
 
     def boot(self, relayed: Iterable[RelayedCall] = ()) -> None:
-        """Start (again) with what the ledger holds, and what the daemon before still relays."""
+        """Start (again) with the content of the ledger and the calls that the old daemon still relays."""
         node = Node(self.machine, CpuTopology.of(self.machine), self.static, **self.rules)
         self.executor = NodeExecutor(
             node,
@@ -389,13 +389,13 @@ class World:
         self.wire = CriCallFlow(self.executor, self.sync, self.start_update)
 
     def make_runtime_sync(self) -> RuntimeSync:
-        """Make one more runtime sync, which the test begins and ends."""
+        """Make another runtime sync, which the test starts and closes."""
         executor = self.executor
         return RuntimeSync(
             executor, self.start_update, executor.quotas, executor.mems, executor.unit_properties
         )
 
-    def beside(self, port: Any) -> None:
+    def use_kubelet_cpus(self, port: Any) -> None:
         """Make the node read the files of kubelet's CPU manager from now on."""
         self.executor.kubelet_cpus._port = port
 
@@ -411,7 +411,7 @@ class World:
     until = staticmethod(until)
 
     async def quiet(self) -> None:
-        """Let everything that was queued happen."""
+        """Wait until all queued work is done."""
         for _ in range(3):
             await asyncio.sleep(0.02)
             await self.executor.kernel.run(lambda: None)
@@ -420,7 +420,7 @@ class World:
     async def begin_pod(
         self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any
     ) -> PlayedCall:
-        """Make the request for a sandbox, up to the point where it has left for the runtime or is refused."""
+        """Request a sandbox; return when the call has been forwarded to the runtime or refused."""
         config = pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(
                 name=uid, uid=uid, namespace=more.get("namespace", "ns"), attempt=more.get("attempt", 0)
@@ -438,7 +438,7 @@ class World:
         return await self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config))
 
     def make_pod(self, call: PlayedCall, sandbox: str, quota: int = -1) -> None:
-        """Have the runtime make a sandbox; its answer is under way."""
+        """Make a sandbox at the runtime; its response has not arrived yet."""
         config = pb.RunPodSandboxRequest.FromString(call.body).config
         meta = config.metadata
         self.parents[sandbox] = config.linux.cgroup_parent.strip("/")
@@ -461,14 +461,14 @@ class World:
         return sandbox
 
     async def begin(self, sandbox: str, name: str = "c", **resources: Any) -> PlayedCall:
-        """A create, up to the point where it has left for the runtime (or is refused)."""
+        """Request a container; return when the call has been forwarded to the runtime or refused."""
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
         request.config.metadata.name = name
         request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**resources))
         return await self.call("CreateContainer", request)
 
     def finish(self, call: PlayedCall, container_id: str) -> str:
-        """The runtime has made the container."""
+        """Make the container at the runtime and complete the call."""
         request = pb.CreateContainerRequest.FromString(call.sent or b"")
         self.runtime.specs[container_id] = request.config.linux.resources.cpuset_cpus
         self.runtime.quotas[container_id] = request.config.linux.resources.cpu_quota
@@ -511,22 +511,22 @@ class World:
         return container_id
 
     async def update(self, container_id: str, **resources: Any) -> Any:
-        """A client's update; gives what reached the runtime."""
+        """Send a client's update; return the resources that reached the runtime."""
         request = pb.UpdateContainerResourcesRequest(
             container_id=container_id, linux=pb.LinuxContainerResources(**resources)
         )
         call = await self.call("UpdateContainerResources", request)
-        got = pb.UpdateContainerResourcesRequest.FromString(call.sent or b"").linux
-        if got.cpuset_cpus:
-            self.runtime.specs[container_id] = got.cpuset_cpus
-            self.cgroups.sets[container_id] = CpuSet.parse(got.cpuset_cpus)
-        self.runtime.limit(container_id, got.cpu_quota)
+        forwarded = pb.UpdateContainerResourcesRequest.FromString(call.sent or b"").linux
+        if forwarded.cpuset_cpus:
+            self.runtime.specs[container_id] = forwarded.cpuset_cpus
+            self.cgroups.sets[container_id] = CpuSet.parse(forwarded.cpuset_cpus)
+        self.runtime.limit(container_id, forwarded.cpu_quota)
         self.wire.finished(call, 0)
         await self.quiet()
-        return got
+        return forwarded
 
     def end(self, container_id: str) -> None:
-        """It ends by itself."""
+        """End a container without a call."""
         self.cgroups.end(container_id)
         self.cpu.quotas.pop(self.runtime.group(container_id) or "", None)
         self._state(container_id, "EXITED")
@@ -545,24 +545,24 @@ class World:
         await self.quiet()
 
     def on(self, container_id: str) -> str:
-        """What the kernel says."""
+        """Return the CPUs that the kernel has for a container."""
         return str(self.cgroups.sets[container_id])
 
     def check(self) -> None:
-        """Nothing is owned twice, no container shares owned CPUs, and the kernel agrees with the state."""
+        """Check that no CPU has two owners, no container shares owned CPUs, and the kernel follows."""
         state = self.executor.state
         assert violations(state) == []
         for container_id, cpus in self.cgroups.sets.items():
             assert cpus == state.desired_cpus(state.containers[container_id]), container_id
 
     async def hand_over(self, *calls: PlayedCall) -> CriCallFlow:
-        """Make another process continue.
+        """Hand the node over to another process.
 
         Args:
-            calls: Those that have left for the runtime, and are not answered.
+            calls: Calls that have been forwarded to the runtime and have no response yet.
 
         Returns:
-            What takes their answers.
+            The call flow of the old process, which takes the responses of these calls.
         """
         former, earlier, successors = self.wire, self.start_update.former_calls, list[FormerCalls]()
 
@@ -570,7 +570,7 @@ class World:
             successors[0].over(name)
 
         earlier.report(over)
-        relayed = [*former.hand_over(lambda code, words: None, lambda: calls, over), *earlier.relayed]
+        relayed = [*former.hand_over(lambda code, message: None, lambda: calls, over), *earlier.relayed]
         await self.close(handing_over=True)
         self.boot(relayed)
         successors.append(self.start_update.former_calls)

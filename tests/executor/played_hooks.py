@@ -1,4 +1,4 @@
-"""Hooks made of functions, asked by the real engine in the played world."""
+"""Hooks made of functions, called by the real engine on a simulated node."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ class Hooks:
         self.updates = Updates(executor, world.start_update, owned_cpus=owned_cpus)
         self.engine = HookEngine(executor.telemetry.problem, self.updates.take)
         self.resumed = 0
-        self.lacked = 0
-        self.following = LifecycleEvents(
-            executor, self.engine, self._resumed, self._lacks, owned_cpus=owned_cpus
+        self.incomplete = 0
+        self.lifecycle = LifecycleEvents(
+            executor, self.engine, self._resumed, self._found_incomplete, owned_cpus=owned_cpus
         )
-        self.way = HookDispatcher(
+        self.dispatcher = HookDispatcher(
             executor,
             self.engine,
             self.updates,
-            self.following,
+            self.lifecycle,
             world.wire.spawn,
             world.sync.adoption.adopt_one,
             self._learn,
             owned_cpus=owned_cpus,
         )
-        self.hooked = HookBridge(self.way)
-        executor.store.subscribe(self.following)
-        world.wire.hook(self.hooked)
+        self.bridge = HookBridge(self.dispatcher)
+        executor.store.subscribe(self.lifecycle)
+        world.wire.hook(self.bridge)
         self.notified: list[Any] = []
         self._hooks: list[Hook] = []
 
     def _resumed(self) -> None:
         self.resumed += 1
 
-    def _lacks(self) -> None:
-        self.lacked += 1
+    def _found_incomplete(self) -> None:
+        self.incomplete += 1
 
     async def _learn(self, _target: str) -> None:
         """The runtime does not answer in time."""
@@ -61,7 +61,7 @@ class Hooks:
         timeout: float = 30,
         **handlers: Any,
     ) -> None:
-        """Have one more hook, made of functions or of what they would answer."""
+        """Add a hook, made of functions or of the values that they return."""
         made = {point: each if callable(each) else _always(each) for point, each in handlers.items()}
         self._hooks.append(Hook(name, f"played {name}", made, policy, timeout))
         self.engine.use(self._hooks)
@@ -73,22 +73,22 @@ class Hooks:
 
     @property
     def received(self) -> list[str]:
-        """The points of the notifications, each with the container or sandbox that it is about."""
+        """The points of the notifications, each with the id of its container or sandbox."""
         return [
             f"{each.NAME} {each.container.id if hasattr(each, 'container') else each.pod.sandbox_id}"
             for each in self.notified
         ]
 
-    async def hears(self, *expected: str) -> None:
-        """Wait for these notifications since the last time, in this order for each container or sandbox."""
+    async def expect(self, *expected: str) -> None:
+        """Wait for these notifications since the last call, in this order for each container or sandbox."""
         await self.world.until(lambda: len(self.notified) >= len(expected))
         await self.world.quiet()
-        assert sorted(self.received, key=_who) == sorted(expected, key=_who)
+        assert sorted(self.received, key=_subject) == sorted(expected, key=_subject)
         self.notified.clear()
 
     def remembers(self) -> int:
-        """How many pods, containers and requests are remembered."""
-        f, memory = self.following, self.following.memory
+        """Return how many pods, containers and requests are remembered."""
+        f, memory = self.lifecycle, self.lifecycle.memory
         return len(memory._pods) + len(memory._containers) + len(f.stopped) + len(f.sent)
 
     def close(self) -> None:
@@ -100,13 +100,13 @@ def _always(answer: object) -> Callable[[object], object]:
     return lambda event: answer
 
 
-def _who(line: str) -> str:
+def _subject(line: str) -> str:
     return line.partition(" ")[2]
 
 
 @contextlib.asynccontextmanager
 async def hooks(world: Any, *, owned_cpus: bool = False) -> AsyncIterator[Hooks]:
-    """Have hooks in a world."""
+    """Use hooks in a world until the block ends."""
     made = Hooks(world, owned_cpus=owned_cpus)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""A kernel that reports writes, in memory; ``tests/executor/test_writes.py`` compares it with the kernel."""
+"""A simulated kernel that reports writes; ``tests/executor/test_writes.py`` compares it with the real one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PlayedWrites:
     """Implements ``proxy.executor.kernel_ports.WriteEvents``."""
 
     def __init__(self, groups: Collection[str], room: int = 1000) -> None:
-        """``groups``: those that are there; ``room``: how many may be watched."""
+        """``groups``: those that exist; ``room``: how many may be watched."""
         self.groups, self.room = groups, room
         self.flooded = False
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -21,7 +21,7 @@ class PlayedWrites:
         self._changed: set[str] = set()
 
     def write(self, path: str) -> None:
-        """A process writes a group's cpuset."""
+        """Simulate a write of a group's cpuset by a process."""
         if path in self._watched:
             self._changed.add(path)
             os.eventfd_write(self._fd, 1)

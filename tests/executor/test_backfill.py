@@ -1,4 +1,4 @@
-"""What the runtime has saved is not known after a start of the daemon: it is requested, and mended."""
+"""After a start the daemon does not know the sets saved by the runtime: it queries and corrects them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def again(world: Any, then: Callable[[], Awaitable[None]]) -> list[str]:
     world.boot()
     del world.log[:]
     runtime_sync = world.make_runtime_sync()
-    for _ in range(3):  # after that no call of the daemon before can be under way
+    for _ in range(3):  # by then no call of the previous daemon can be in flight
         await world.sync.once()
         world.now += 3
     task = asyncio.create_task(runtime_sync.run())
@@ -87,21 +87,21 @@ def test_a_runtime_without_saved_sets_is_updated(run_scenario: Any, error: Excep
     run_scenario(scenario, settle_per_second=1000)
 
 
-def test_a_newer_update_wins(run_scenario: Any) -> None:
-    """An update passes while the runtime is asked: the answer may be from before it."""
+def test_an_update_during_the_query_takes_precedence(run_scenario: Any) -> None:
+    """An update passes while the runtime is queried: the answer may predate the update."""
 
     async def scenario(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
-        asked = asyncio.Event()
+        queried = asyncio.Event()
         loop = asyncio.get_running_loop()
         real = world.runtime.detail
 
         def slow(container_id: str) -> RuntimeDetail:
             syncs = threading.current_thread().name.startswith("runtime-sync")
-            if container_id == shared and syncs and not asked.is_set():
+            if container_id == shared and syncs and not queried.is_set():
                 # To the end: closing the runtime sync waits for this thread, on the loop.
                 asyncio.run_coroutine_threadsafe(passed(), loop).result(60)
-                loop.call_soon_threadsafe(asked.set)
+                loop.call_soon_threadsafe(queried.set)
                 return RuntimeDetail("/x", cpuset_cpus="0-15")
             found: RuntimeDetail = real(container_id)
             return found
@@ -112,7 +112,7 @@ def test_a_newer_update_wins(run_scenario: Any) -> None:
         world.runtime.detail = slow
 
         async def settled() -> None:
-            await asked.wait()
+            await queried.wait()
             await world.until(lambda: not world.executor.state.runtime.unsaved)
             await world.until(lambda: world.executor.state.runtime.saved.get(shared) == CpuSet.parse(REST))
 
@@ -122,17 +122,17 @@ def test_a_newer_update_wins(run_scenario: Any) -> None:
     run_scenario(scenario, settle_per_second=1000)
 
 
-def test_nothing_is_kept_of_a_container_that_goes_during_the_question(run_scenario: Any) -> None:
+def test_nothing_is_kept_of_a_container_removed_during_the_query(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         shared = await shared_beside_an_owner(world)
-        asked = asyncio.Event()
+        queried = asyncio.Event()
         loop = asyncio.get_running_loop()
         real = world.runtime.detail
 
         def slow(container_id: str) -> RuntimeDetail:
             if container_id == shared and threading.current_thread().name.startswith("runtime-sync"):
                 asyncio.run_coroutine_threadsafe(gone(), loop).result(60)
-                loop.call_soon_threadsafe(asked.set)
+                loop.call_soon_threadsafe(queried.set)
                 return RuntimeDetail("/x", cpuset_cpus="0-15")
             found: RuntimeDetail = real(container_id)
             return found
@@ -143,7 +143,7 @@ def test_nothing_is_kept_of_a_container_that_goes_during_the_question(run_scenar
         world.runtime.detail = slow
 
         async def settled() -> None:
-            await asked.wait()
+            await queried.wait()
             await world.until(lambda: not world.executor.state.runtime.unsaved)
             await world.quiet()
             assert shared not in world.executor.state.runtime.saved
@@ -153,17 +153,17 @@ def test_nothing_is_kept_of_a_container_that_goes_during_the_question(run_scenar
     run_scenario(scenario, settle_per_second=1000)
 
 
-def test_the_runtime_is_not_asked_where_nothing_is_settled(run_scenario: Any) -> None:
+def test_the_runtime_is_not_queried_where_no_updates_are_sent(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         await shared_beside_an_owner(world)
-        asked: list[str] = []
-        world.runtime.detail = asked.append
+        queried: list[str] = []
+        world.runtime.detail = queried.append
 
         async def nothing() -> None:
             await world.quiet()
 
         assert await again(world, nothing) == []
-        assert asked == []
+        assert queried == []
 
     run_scenario(scenario, settle_per_second=0)
 
@@ -176,10 +176,10 @@ def test_nothing_is_sent_for_a_pod_that_was_released_while_a_fence_was_written(
         world.executor.store.handle(ContainersUnsaved((container,)))
         fencing = world.executor.unit_properties.fencing
         prepare = fencing.fitting
-        asked = []
+        queried = []
 
         async def released(self: Any, container_id: str) -> Any:
-            asked.append(container_id)
+            queried.append(container_id)
             fence = await prepare(container_id)
             world.executor.store.handle(ModeChanged(NodeMode.RELEASING))
             return fence
@@ -189,7 +189,7 @@ def test_nothing_is_sent_for_a_pod_that_was_released_while_a_fence_was_written(
         runtime_sync = world.make_runtime_sync()
         await runtime_sync.finish(5)
         runtime_sync.close()
-        assert asked == [container]
+        assert queried == [container]
         assert not [line for line in world.log if line.startswith("runtime ")]
 
     run_scenario(scenario)

@@ -20,10 +20,10 @@ def counted(world: Any) -> dict[str, int]:
 
 
 def reported(world: Any, why: str, pod: str = "") -> list[str]:
-    """What is reported of pods."""
+    """Return the reported problems of pods that contain a text."""
     known = [p["keys"] for p in world.executor.telemetry.problems()]
-    said = [k.get("reason") or k["err"] for k in known if k.get("pod", "").startswith(pod)]
-    return [words for words in said if why in words]
+    texts = [k.get("reason") or k["err"] for k in known if k.get("pod", "").startswith(pod)]
+    return [text for text in texts if why in text]
 
 
 def reasons(world: Any, name: str) -> str:
@@ -62,7 +62,7 @@ def test_each_kind_is_counted_reported_and_explained_once_a_pod(run_scenario) ->
         assert call.refused is None
         assert counted(world)["cpu-list"] == 1
         assert "CPU 99 is not on this machine (0-" in reasons(world, "ns/far")
-        assert world.on(first) == "2-3", "others are never affected"
+        assert world.on(first) == "2-3", "other containers are never affected"
         world.check()
 
     run_scenario(scenario)
@@ -70,8 +70,8 @@ def test_each_kind_is_counted_reported_and_explained_once_a_pod(run_scenario) ->
 
 def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(bad_input, "REMEMBERED", 2)
-    said: list[str] = []
-    port = telemetry(said)
+    logged: list[str] = []
+    port = telemetry(logged)
     seer = BadInput(port)
     assert {k: n for k, n in port.registry.page().items() if k.startswith("bad_")} == {
         f"bad_input_{k}": 0 for k in DefectKind
@@ -80,13 +80,13 @@ def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
         seer.report_defects(
             Pod("s", f"u{number}", "ns", f"p{number}", defects=(InputDefect("bad", DefectKind.POLICY),))
         )
-    assert said == [
+    assert logged == [
         f"cannot follow what a pod requests pod=ns/p{n} kind=policy reason=bad" for n in (1, 2, 3)
-    ], "a problem that is known is not logged again"
+    ], "a known problem is not logged again"
     assert port.value(metrics.BAD_INPUT, kind="policy") == 4
 
 
-def test_it_is_known_after_a_restart(run_scenario) -> None:
+def test_bad_input_is_known_after_a_restart(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         await world.run(await world.pod("odd", "LSX", annotation="{"))
         counted_before = counted(world)

@@ -18,7 +18,7 @@ STATIC = "cpuManagerPolicy: static\nreconcilePeriod: 1h\n"
 OWNER = DemoPod("owner", kube_qos=KubeQos.GUARANTEED, cpus=2)
 
 
-async def ask(client: DaemonClient, since: str = "", wait: float = 0.0) -> Any:
+async def get_changes(client: DaemonClient, since: str = "", wait: float = 0.0) -> Any:
     return await client.query("/changes", {"since": since, "wait": str(wait)}, timeout=30)
 
 
@@ -28,8 +28,8 @@ def test_a_follower_is_woken_by_a_create_and_reads_it() -> None:
 
         async def scenario() -> None:
             client = DaemonClient(daemon.config.admin_path)
-            first = (await ask(client))["version"]
-            waiting = asyncio.create_task(ask(client, first, 20))
+            first = (await get_changes(client))["version"]
+            waiting = asyncio.create_task(get_changes(client, first, 20))
             await asyncio.sleep(0.05)
             assert not waiting.done()
             began = time.monotonic()
@@ -45,7 +45,7 @@ def test_a_follower_is_woken_by_a_create_and_reads_it() -> None:
             assert page["name"] == "n1"
             allocs = page["koordinator"]["annotations"]["node.koordinator.sh/pod-cpu-allocs"]
             assert container["cpus"] in allocs
-            assert page["version"] == (await ask(client))["version"]
+            assert page["version"] == (await get_changes(client))["version"]
 
         run(daemon, scenario)
 
@@ -56,29 +56,29 @@ def test_an_idle_node_answers_after_the_wait_with_the_same_version() -> None:
 
         async def scenario() -> None:
             client = DaemonClient(daemon.config.admin_path)
-            first = (await ask(client))["version"]
+            first = (await get_changes(client))["version"]
             began = time.monotonic()
-            again = await ask(client, first, 0.3)
+            again = await get_changes(client, first, 0.3)
             assert (again["version"], again["notices"]) == (first, [])
             assert time.monotonic() - began >= 0.3
 
         run(daemon, scenario)
 
 
-def test_a_rejection_is_a_notice_each_time_and_a_stranger_gets_no_old_ones() -> None:
+def test_each_rejection_is_a_notice_and_a_new_follower_gets_no_old_ones() -> None:
     with temporary_node() as node:
         daemon = node.daemon(STATIC)
 
         async def scenario() -> None:
             client = DaemonClient(daemon.config.admin_path)
-            version = (await ask(client))["version"]
+            version = (await get_changes(client))["version"]
             for _ in range(2):
                 with pytest.raises(RuntimeCallError):
                     await node.launch(DemoPod("wide", kube_qos=KubeQos.GUARANTEED, cpus=40))
             seen: list[Any] = []
 
             async def gather() -> bool:
-                seen[:] = (await ask(client, version))["notices"]
+                seen[:] = (await get_changes(client, version))["notices"]
                 return len(seen) == 2
 
             async with asyncio.timeout(10):
@@ -86,14 +86,14 @@ def test_a_rejection_is_a_notice_each_time_and_a_stranger_gets_no_old_ones() -> 
                     await asyncio.sleep(0.01)
             assert {each["message"] for each in seen} == {"refused a container"}
             assert seen[0]["keys"]["pod"] == "demo/wide"
-            assert (await ask(client, "another.1"))["notices"] == []
+            assert (await get_changes(client, "another.1"))["notices"] == []
             page: Any = await client.query("/node")
             assert [each["pod"] for each in page["rejections"]] == ["demo/wide"]
 
         run(daemon, scenario)
 
 
-def test_a_wait_that_is_no_number_is_refused() -> None:
+def test_a_wait_that_is_not_a_number_is_refused() -> None:
     with temporary_node() as node:
         daemon = node.daemon(STATIC)
 

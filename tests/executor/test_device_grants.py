@@ -1,4 +1,4 @@
-"""Days with device plug-ins: creates that ask them, plug-ins that fail, hooks that disagree, restarts."""
+"""Device plug-ins: allocations for creates, failures, conflicts with hooks, restarts."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ class PlayedPlugins:
 
 
 class Kubelet:
-    """What kubelet says of pods: each asks for devices."""
+    """A simulated kubelet, in which each pod requests devices."""
 
     knows_pods, knows_devices = True, False
 
-    def __init__(self, *asks: ContainerResources) -> None:
-        self.answer = asks
-        self.asked = 0
+    def __init__(self, *containers: ContainerResources) -> None:
+        self.answer = containers
+        self.queries = 0
 
     def pod_requests(self, uid: str, namespace: str, name: str) -> Any:
-        self.asked += 1
+        self.queries += 1
         return PodRequests(uid, self.answer, guaranteed=False), "kubelet's /pods"
 
     def devices(self, namespace: str, pod: str, container: str) -> Any:
@@ -94,12 +94,14 @@ class Kubelet:
         pass
 
 
-def ask(count: int = 1, name: str = "c", kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+def nic_request(
+    count: int = 1, name: str = "c", kind: ContainerKind = ContainerKind.APP
+) -> ContainerResources:
     return ContainerResources(name, kind, limits={NIC: count} if count else {})
 
 
-def sources(*asks: ContainerResources) -> Any:
-    return Kubelet(*(asks or (ask(),))), None
+def sources(*containers: ContainerResources) -> Any:
+    return Kubelet(*(containers or (nic_request(),))), None
 
 
 def register(world: Any, devices: Any = NICS) -> None:
@@ -119,7 +121,7 @@ def paths(call: Any) -> list[str]:
     return [device.host_path for device in sent(call).devices]
 
 
-def test_a_create_gets_what_its_plug_in_answers(run_scenario: Any) -> None:
+def test_a_create_gets_the_devices_that_its_plug_in_returns(run_scenario: Any) -> None:
     plugins = PlayedPlugins(prefers=("nic3", "nic2"), pre_start=True)
 
     async def scenario(world: Any) -> None:
@@ -131,40 +133,42 @@ def test_a_create_gets_what_its_plug_in_answers(run_scenario: Any) -> None:
         ids = ("nic2", "nic3")
         assert plugins.log == [("prefer", tuple(NICS)), ("allocate", ids), ("start", ids)]
         forwarded = world.log.index("forward CreateContainer")
-        assert "ledger +d/" in world.log[:forwarded], "they are in the ledger before the runtime has them"
+        assert "ledger +d/" in world.log[:forwarded], (
+            "the devices are in the ledger before the call is forwarded"
+        )
         world.finish(call, "x")
         again = await world.begin(sandbox)
-        assert paths(again) == paths(call), "a container that starts again"
-        assert plugins.log[3:] == [("start", ids)], "its answer is known"
+        assert paths(again) == paths(call), "a restarted container gets the same devices"
+        assert plugins.log[3:] == [("start", ids)], "the answer to Allocate is kept"
         world.finish(again, "y")
         found = world.executor.history.find("a")
         assert any(f"{NIC}=nic2" in record.explanation.devices for record in found)
         await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
 
-    run_scenario(scenario, sources=sources(ask(2)), plugins=plugins)
+    run_scenario(scenario, sources=sources(nic_request(2)), plugins=plugins)
 
 
 def test_other_containers_are_not_held_up(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
-    kubelet = sources(ask(0))
+    kubelet = sources(nic_request(0))
 
     async def scenario(world: Any) -> None:
         sandbox = await world.pod("a", kube="burstable")
         call = await world.begin(sandbox)
         assert call.sent is not None
-        assert kubelet[0].asked == 0, "nothing is registered, so nothing is asked"
+        assert kubelet[0].queries == 0, "nothing is registered, so kubelet is not queried"
         register(world)
         other = await world.pod("b", kube="burstable")
         call = await world.begin(other)
         assert not sent(call).devices
-        assert kubelet[0].asked == 1
+        assert kubelet[0].queries == 1
         assert plugins.log == []
 
     run_scenario(scenario, sources=kubelet, plugins=plugins)
 
 
 @pytest.mark.parametrize("error", [DevicePluginError(NIC, "it hangs"), ZeroDivisionError("a fault of ours")])
-def test_a_plug_in_that_fails_costs_the_create_and_nothing_else(run_scenario: Any, error: Exception) -> None:
+def test_a_plug_in_that_fails_refuses_only_the_create(run_scenario: Any, error: Exception) -> None:
     plugins = PlayedPlugins()
 
     async def scenario(world: Any) -> None:
@@ -206,7 +210,7 @@ def test_a_start_that_is_refused_keeps_the_devices(run_scenario: Any) -> None:
     run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
-def test_two_creates_at_once_and_one_that_is_asked_twice(run_scenario: Any) -> None:
+def test_concurrent_creates_and_a_repeated_create_get_one_allocate_each(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
     async def scenario(world: Any) -> None:
@@ -219,12 +223,12 @@ def test_two_creates_at_once_and_one_that_is_asked_twice(run_scenario: Any) -> N
         plugins.gate.set()
         first, other, again = await asyncio.gather(*calls)
         assert paths(first) == paths(again) != paths(other)
-        assert len(plugins.log) == 2, "one Allocate for a container, however often it is asked for"
+        assert len(plugins.log) == 2, "one Allocate for a container, however often it is requested"
 
     run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
-def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(run_scenario: Any) -> None:
+def test_a_sandbox_stopped_during_an_allocate_holds_no_devices(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
     async def scenario(world: Any) -> None:
@@ -239,7 +243,7 @@ def test_a_sandbox_that_is_stopped_while_a_plug_in_is_asked(run_scenario: Any) -
     run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
-def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_before(run_scenario: Any) -> None:
+def test_a_new_sandbox_during_an_allocate_for_the_old_one_gets_other_devices(run_scenario: Any) -> None:
     plugins = PlayedPlugins(pre_start=True)
 
     async def scenario(world: Any) -> None:
@@ -262,12 +266,12 @@ def test_a_new_sandbox_while_a_plug_in_is_asked_for_the_devices_of_the_one_befor
         assert [paths(call) for call in calls[1:]] == [["/dev/nic0"], ["/dev/nic1"]]
         assert [ids for what, ids in plugins.log if what == "allocate"] == [("nic0",), ("nic0",), ("nic1",)]
         starts = sorted(ids for what, ids in plugins.log if what == "start")
-        assert starts == [("nic0",), ("nic1",)], "nothing is prepared for the create that is refused"
+        assert starts == [("nic0",), ("nic1",)], "no device is prepared for a refused create"
 
     run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
-def test_a_client_that_goes_while_a_plug_in_is_asked(run_scenario: Any) -> None:
+def test_a_client_that_disconnects_during_an_allocate(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
     async def scenario(world: Any) -> None:
@@ -290,7 +294,7 @@ def test_a_client_that_goes_while_a_plug_in_is_asked(run_scenario: Any) -> None:
     run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
-def test_a_conflict_with_the_request(run_scenario: Any) -> None:
+def test_a_conflict_with_the_request_refuses_the_create(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
     plugins.extra = {"HOME": "/nic"}
 
@@ -302,8 +306,8 @@ def test_a_conflict_with_the_request(run_scenario: Any) -> None:
         request.config.envs.add(key="HOME", value=b"/root")
         call = await world.call("CreateContainer", request)
         assert call.refused is not None
-        words = f"the request and the device plug-in of {NIC} set envs[HOME] differently"
-        assert words in call.refused[1]
+        expected = f"the request and the device plug-in of {NIC} set envs[HOME] differently"
+        assert expected in call.refused[1]
         world.wire.finished(call, None)
 
     run_scenario(scenario, sources=sources(), plugins=plugins)
@@ -328,7 +332,7 @@ def test_owners_of_cpus_get_devices_near_to_them(run_scenario: Any) -> None:
     run_scenario(scenario, sources=kubelet, plugins=plugins, rules=rules)
 
 
-def test_scope_pod_asks_for_all_containers_at_once(run_scenario: Any) -> None:
+def test_scope_pod_allocates_for_all_containers_at_once(run_scenario: Any) -> None:
     plugins = PlayedPlugins(prefers=("nic1",))
     rules = {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD}
 
@@ -339,11 +343,13 @@ def test_scope_pod_asks_for_all_containers_at_once(run_scenario: Any) -> None:
         assert plugins.log == [("prefer", ("nic0", "nic1"))]
         assert paths(await world.begin(sandbox, "d")) == ["/dev/nic0"]
 
-    run_scenario(scenario, sources=sources(ask(1, "c"), ask(1, "d")), plugins=plugins, rules=rules)
+    run_scenario(
+        scenario, sources=sources(nic_request(1, "c"), nic_request(1, "d")), plugins=plugins, rules=rules
+    )
 
 
 class KubeletDevices:
-    """What kubelet's checkpoint has."""
+    """The content of kubelet's checkpoint."""
 
     def __init__(self, pods: Any) -> None:
         self.pods = pods
@@ -364,14 +370,16 @@ def test_a_resource_is_taken_over_from_kubelet(run_scenario: Any) -> None:
         await world.create(one)
         grants = world.executor.device_grants
         await grants.take_over(NIC)
-        assert world.executor.state.devices.held == {}, "nothing is known of kubelet"
+        assert world.executor.state.devices.held == {}, "kubelet has not reported its devices"
         grants._kubelet = KubeletDevices(DevicePluginError(NIC, "it cannot be read"))
         with pytest.raises(DevicePluginError, match="cannot be read"):
             await grants.take_over(NIC)
         grants._kubelet = KubeletDevices({"a": kept, "gone": kept})
         await grants.take_over(NIC)
         register(world)
-        assert world.executor.state.devices.in_use(NIC) == {"nic0"}, "an entry without an answer says nothing"
+        assert world.executor.state.devices.in_use(NIC) == {"nic0"}, (
+            "an entry without an answer does not count"
+        )
         grants._kubelet = KubeletDevices({"a": {"c": {NIC: DeviceRecord(("nic3",), answer)}}})
         await grants.take_over(NIC)
         assert held(world) == {"nic0"}, "a resource is taken over once"
@@ -379,12 +387,12 @@ def test_a_resource_is_taken_over_from_kubelet(run_scenario: Any) -> None:
         assert paths(await world.begin(two)) == ["/dev/nic1"]
         again = await world.begin(one)
         assert [(env.key, env.value) for env in sent(again).envs] == [("NICS", b"nic0")]
-        assert len(plugins.log) == 1, "kubelet has asked the plug-in for the container that starts again"
+        assert len(plugins.log) == 1, "kubelet has called the plug-in for the restarted container"
 
     run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
-def test_a_takeover_before_the_pods_are_known(run_scenario: Any) -> None:
+def test_a_resource_is_taken_over_before_the_pods_are_known(run_scenario: Any) -> None:
     kept = {"c": {NIC: DeviceRecord(("nic0",), AllocateAnswer())}}
 
     async def scenario(world: Any) -> None:
@@ -399,18 +407,21 @@ def test_a_takeover_before_the_pods_are_known(run_scenario: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["envs", "devices"])
-def test_a_hook_and_a_plug_in_that_set_the_same_thing(name: str) -> None:
+def test_a_hook_and_a_plug_in_that_set_the_same_field_conflict(name: str) -> None:
     fields = {"envs[A]": "the device plug-in of x/nic", "devices[/dev/a]": "the device plug-in of x/nic"}
     owner = {"envs[A]": "tuner"} if name == "envs" else {"devices[/./dev/a/]": "tuner"}
-    words = _conflict(fields, Outcome(owners={"cpus": "other", **owner}))
+    expected = _conflict(fields, Outcome(owners={"cpus": "other", **owner}))
     assert (
-        words == f"hook tuner and the device plug-in of x/nic both set {next(f for f in fields if name in f)}"
+        expected
+        == f"hook tuner and the device plug-in of x/nic both set {next(f for f in fields if name in f)}"
     )
     assert _conflict(fields, Outcome(owners={"envs[B]": "tuner"})) == ""
 
 
-@pytest.mark.parametrize(("record", "words"), [({"answer": 5}, ANSWER_LOST), ({"ids": 5}, LOST)])
-def test_a_restart_with_a_damaged_record(run_scenario: Any, record: dict[str, object], words: str) -> None:
+@pytest.mark.parametrize(("record", "expected"), [({"answer": 5}, ANSWER_LOST), ({"ids": 5}, LOST)])
+def test_a_damaged_record_is_reported_after_a_restart(
+    run_scenario: Any, record: dict[str, object], expected: str
+) -> None:
     async def scenario(world: Any) -> None:
         register(world)
         await world.create(await world.pod("a", kube="burstable"))
@@ -421,14 +432,14 @@ def test_a_restart_with_a_damaged_record(run_scenario: Any, record: dict[str, ob
         await world.sync.once()
         register(world)
         call = await world.begin(await world.pod("b", kube="burstable"))
-        assert paths(call) == ["/dev/nic0" if words == LOST else "/dev/nic1"]
+        assert paths(call) == ["/dev/nic0" if expected == LOST else "/dev/nic1"]
         (problem,) = world.executor.telemetry.problems()
-        assert (problem["keys"]["record"], problem["keys"]["err"]) == ("d/a", words)
+        assert (problem["keys"]["record"], problem["keys"]["err"]) == ("d/a", expected)
 
     run_scenario(scenario, sources=sources(), plugins=PlayedPlugins())
 
 
-def test_a_restart_of_the_daemon(run_scenario: Any) -> None:
+def test_devices_are_kept_over_a_restart_of_the_daemon(run_scenario: Any) -> None:
     plugins = PlayedPlugins()
 
     async def scenario(world: Any) -> None:
@@ -443,7 +454,7 @@ def test_a_restart_of_the_daemon(run_scenario: Any) -> None:
         two = await world.pod("b", kube="burstable")
         refused = await world.begin(two)
         assert refused.refused is not None
-        assert "no healthy devices present" in refused.refused[1], "its plug-in is not back"
+        assert "no healthy devices present" in refused.refused[1], "its plug-in has not registered again"
         world.wire.finished(refused, None)
         register(world)
         assert paths(await world.begin(two)) == ["/dev/nic1"]
@@ -454,7 +465,7 @@ def test_a_restart_of_the_daemon(run_scenario: Any) -> None:
     run_scenario(scenario, sources=sources(), plugins=plugins)
 
 
-def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_resource(
+def test_held_devices_are_granted_again_without_kubelet_and_without_a_resource(
     run_scenario: Any,
 ) -> None:
     plugins, kubelet = PlayedPlugins(), sources()
@@ -465,15 +476,15 @@ def test_what_a_container_holds_is_given_again_without_kubelet_and_without_a_res
         await world.create(one)
         register(world, None)
         for answer in (kubelet[0].pod_requests, lambda *_: None):
-            kubelet[0].pod_requests, asked = answer, kubelet[0].asked
+            kubelet[0].pod_requests, queries = answer, kubelet[0].queries
             await world.executor.journal.flush()
             await world.executor.close()
             world.boot()
             await world.sync.once()
             again = await world.begin(one)
             assert paths(again) == ["/dev/nic0"]
-            world.finish(again, f"again-{asked}")
-        assert kubelet[0].asked == 2, "before it stopped answering: also when no resource is registered"
+            world.finish(again, f"again-{queries}")
+        assert kubelet[0].queries == 2, "before it stopped answering: also when no resource is registered"
         assert len(plugins.log) == 1
 
     run_scenario(scenario, sources=kubelet, plugins=plugins)
@@ -498,12 +509,14 @@ def test_a_pod_that_holds_devices_is_not_released_before_the_first_comparison(ru
             14,
             "cannot place the container: the node is not reconciled with the runtime yet",
         )
-        assert (await world.call("CreateContainer", create_of("b"))).refused is None, "it holds nothing"
+        assert (await world.call("CreateContainer", create_of("b"))).refused is None, (
+            "the pod holds no device"
+        )
 
     run_scenario(scenario, sources=sources(), plugins=PlayedPlugins(), reconciled=False, call_timeout=0.2)
 
 
-def test_a_pod_that_holds_devices_is_not_released_by_a_fault_of_ours(
+def test_a_pod_that_holds_devices_is_not_released_by_an_internal_fault(
     run_scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -515,7 +528,7 @@ def test_a_pod_that_holds_devices_is_not_released_by_a_fault_of_ours(
         assert call.refused is not None
         assert "internal error: ZeroDivisionError" in call.refused[1]
         world.wire.finished(call, None)
-        assert (await world.begin(two)).refused is None, "it holds nothing"
+        assert (await world.begin(two)).refused is None, "the pod holds no device"
         world.logged.clear()
 
     run_scenario(scenario, sources=sources(), plugins=PlayedPlugins())
@@ -543,7 +556,7 @@ def test_a_request_that_devices_cannot_be_added_to_is_refused(run_scenario: Any)
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_pod_that_kubelet_does_not_give_is_a_problem(run_scenario: Any, *, refuses: bool) -> None:
+def test_a_pod_that_kubelet_does_not_report_is_a_problem(run_scenario: Any, *, refuses: bool) -> None:
     kubelet, plugins = sources(), PlayedPlugins()
 
     async def scenario(world: Any) -> None:
@@ -559,8 +572,8 @@ def test_a_pod_that_kubelet_does_not_give_is_a_problem(run_scenario: Any, *, ref
         call = await world.begin(one)
         assert len(problems()) == 1
         if refuses:
-            words = "cannot place ns/a/c: kubelet has not given its pod, and it may ask for devices"
-            assert call.refused == (14, words)
+            expected = "cannot place ns/a/c: kubelet has not given its pod, and it may ask for devices"
+            assert call.refused == (14, expected)
         else:
             assert paths(call) == []
         world.wire.finished(call, None)
@@ -591,7 +604,7 @@ def test_a_create_whose_sandbox_was_stopped_while_a_plug_in_answered_is_rejected
         assert call.refused is not None
         assert "they were released with its sandbox" in call.refused[1]
         world.wire.finished(call, None)
-        assert world.executor.state.containers == {}, "the runtime never got the call"
+        assert world.executor.state.containers == {}, "the runtime never received the call"
         assert world.executor.telemetry.value(metrics.CREATES_REFUSED) == 1
         world.logged.clear()
 

@@ -29,7 +29,7 @@ TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 
 
 def cases(name: str) -> list[Any]:
-    """Read the cases of this repository, and those beside it."""
+    """Read the cases of this repository, and additional ones."""
     files = [directory / name for directory in (OWN, SHARED.parent)]
     return [case for file in files if file.is_file() for case in json.loads(file.read_text())["cases"]]
 
@@ -53,9 +53,9 @@ HINTS = [
 def test_devices_come_from_the_nodes_of_kubelets_table(run_scenario: Any, case: Any) -> None:
     devices = registered(case["devices"])
     amounts = {"cpu": 2000, "memory": 1 << 20}
-    ask = ContainerResources("c", requests=amounts, limits={**amounts, RESOURCE: case["request"]})
-    kubelet = Kubelet(ask)
-    kubelet.pod_requests = lambda uid, *_: (PodRequests(uid, (ask,)), "kubelet's /pods")  # type: ignore[method-assign]
+    container = ContainerResources("c", requests=amounts, limits={**amounts, RESOURCE: case["request"]})
+    kubelet = Kubelet(container)
+    kubelet.pod_requests = lambda uid, *_: (PodRequests(uid, (container,)), "kubelet's /pods")  # type: ignore[method-assign]
 
     async def scenario(world: Any) -> None:
         world.executor.store.handle(DevicesChanged(RESOURCE, devices))
@@ -81,7 +81,7 @@ def test_devices_come_from_the_nodes_of_kubelets_table(run_scenario: Any, case: 
 def test_hints_are_those_of_kubelets_table(run_scenario: Any, case: Any) -> None:
     kinds = [(ContainerKind.INIT, each) for each in case["pod"].get("init", ())]
     kinds += [(ContainerKind.APP, each) for each in case["pod"]["containers"]]
-    asks = [
+    requested = [
         ContainerResources(
             each["name"], ContainerKind.SIDECAR if each.get("restartable") else kind, limits=each["limits"]
         )
@@ -111,4 +111,4 @@ def test_hints_are_those_of_kubelets_table(run_scenario: Any, case: Any) -> None
             assert reported == {(tuple(hint["affinity"]), hint["preferred"]) for hint in expected}
 
     rules = {"policy": TopologyPolicy.BEST_EFFORT}
-    run_scenario(scenario, sources=(Kubelet(*asks), None), plugins=PlayedPlugins(), rules=rules)
+    run_scenario(scenario, sources=(Kubelet(*requested), None), plugins=PlayedPlugins(), rules=rules)

@@ -1,4 +1,4 @@
-"""Drift with a kernel in memory: found, attributed, repaired, counted and reported."""
+"""Drift on a simulated kernel: detected, attributed, repaired, counted and reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ALL = CpuSet.parse("0-15")
 
 
-def reporting(world: Any, room: int = 1000) -> PlayedWrites:
+def with_reported_writes(world: Any, room: int = 1000) -> PlayedWrites:
     """Simulate a kernel that reports writes."""
     writes = PlayedWrites(world.cgroups.sets, room)
     drift(world).watch.writes, drift(world).watch.refused = writes, ""
@@ -38,13 +38,15 @@ def drift(world: Any) -> Drift:
 
 
 async def two(world: Any) -> tuple[str, str]:
-    """A container that shares and one that owns 0-3."""
+    """Run a container that shares CPUs and one that owns 0-3."""
     ls = await world.run(await world.pod("ls", "LS"))
     return ls, await world.run(await world.pod("lse", "LSE", "", "0-3"))
 
 
-def scribble(world: Any, writes: PlayedWrites | None, container: str, cpus: str = "0-15") -> None:
-    """Another program writes a container's set."""
+def write_as_another_program(
+    world: Any, writes: PlayedWrites | None, container: str, cpus: str = "0-15"
+) -> None:
+    """Write a container's set as another program."""
     world.cgroups.sets[container] = CpuSet.parse(cpus)
     if writes is not None:
         writes.write(container)
@@ -59,7 +61,7 @@ def counted(world: Any) -> dict[str, int]:
 
 
 async def done(world: Any, repaired: int) -> None:
-    """Wait until so many have been repaired, and reported."""
+    """Wait until this many sets have been repaired and reported."""
     await world.until(
         lambda: (
             world.executor.telemetry.value(metrics.CPUSETS_REPAIRED)
@@ -70,17 +72,17 @@ async def done(world: Any, repaired: int) -> None:
     await world.quiet()
 
 
-def lines(world: Any, words: str) -> list[str]:
-    return [line for line in world.logged if words in line]
+def lines(world: Any, text: str) -> list[str]:
+    return [line for line in world.logged if text in line]
 
 
 def test_a_reported_write_is_repaired_without_a_reconcile(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, lse = await two(world)
         assert writes.watched() == {ls, lse}
         passes = world.executor.telemetry.value(metrics.RECONCILES)
-        scribble(world, writes, ls, "0-7")
+        write_as_another_program(world, writes, ls, "0-7")
         await done(world, 1)
         assert world.on(ls) == "4-15"
         assert world.executor.telemetry.value(metrics.RECONCILES) == passes
@@ -94,7 +96,7 @@ def test_a_reported_write_is_repaired_without_a_reconcile(run_scenario: Callable
 
 def test_our_own_writes_are_not_drift_and_cause_no_more(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         write = world.cgroups.write
 
         def writing(path: str, *args: Any, **more: Any) -> bool:
@@ -107,7 +109,9 @@ def test_our_own_writes_are_not_drift_and_cause_no_more(run_scenario: Callable[.
         await world.stop(lse)
         await asyncio.sleep(0.1)
         written = world.executor.telemetry.value(metrics.CPUSETS_WRITTEN)
-        scribble(world, writes, ls, world.on(ls))  # and another program writes what is right
+        write_as_another_program(
+            world, writes, ls, world.on(ls)
+        )  # and another program writes the correct set
         await asyncio.sleep(0.1)
         assert world.executor.telemetry.value(metrics.CPUSETS_WRITTEN) == written
         assert world.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
@@ -118,10 +122,10 @@ def test_our_own_writes_are_not_drift_and_cause_no_more(run_scenario: Callable[.
 
 def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, _ = await two(world)
         flight = world.executor.calls.track(ls, CpuSet.parse("4-15"))
-        scribble(world, writes, ls)
+        write_as_another_program(world, writes, ls)
         await asyncio.sleep(0.1)
         await world.quiet()
         assert world.on(ls) == "0-15"
@@ -140,11 +144,11 @@ def test_each_passed_update_is_checked_and_attributed_to_its_sender(
 
         def otherwise(container: str, quota: int) -> None:
             update(container, quota)
-            world.cgroups.sets[container] = ALL  # the runtime makes something else of it
+            world.cgroups.sets[container] = ALL  # the runtime writes another set
 
         world.runtime.limit = otherwise
-        got = await world.update(ls, cpu_shares=5)
-        assert got.cpuset_cpus == "4-15"
+        forwarded = await world.update(ls, cpu_shares=5)
+        assert forwarded.cpuset_cpus == "4-15"
         await done(world, 1)
         assert world.on(ls) == "4-15"
         assert counted(world) == {"kubelet": 1}
@@ -156,19 +160,21 @@ def test_a_suspected_container_is_compared_at_once(run_scenario: Callable[..., N
     async def scenario(world: Any) -> None:
         ls, lse = await two(world)
         for container in (ls, lse):
-            scribble(world, None, container, "0-7")
+            write_as_another_program(world, None, container, "0-7")
         drift(world).suspect("systemd")
         await done(world, 2)
         assert (world.on(ls), world.on(lse)) == ("4-15", "0-3")
         assert counted(world) == {"systemd": 2}
-        scribble(world, None, ls, "0-7")
+        write_as_another_program(world, None, ls, "0-7")
         drift(world).suspect("runc", [ls, "absent"])
         await done(world, 3)
         world.now += 60
-        scribble(world, None, ls, "0-7")
+        write_as_another_program(world, None, ls, "0-7")
         drift(world).suspect("unknown")
         await done(world, 4)
-        assert counted(world) == {"systemd": 2, "runc": 1, "unknown": 1}, "what was long ago explains nothing"
+        assert counted(world) == {"systemd": 2, "runc": 1, "unknown": 1}, (
+            "an old update does not explain a write"
+        )
 
     run_scenario(scenario)
 
@@ -179,12 +185,12 @@ def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
     async def scenario(world: Any) -> None:
         runtime_sync = world.make_runtime_sync()
         task = asyncio.create_task(runtime_sync.run())
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, _ = await two(world)
         await world.until(lambda: world.executor.state.runtime.saved.get(ls) == CpuSet.parse("4-15"))
         world.runtime.specs[ls] = "0-7"
         world.runtime.details[ls] = RuntimeDetail(cpuset_cpus="0-7")
-        scribble(world, writes, ls, "0-7")
+        write_as_another_program(world, writes, ls, "0-7")
         await done(world, 1)
         await world.until(lambda: world.runtime.specs[ls] == "4-15")
         assert counted(world) == {"runc": 1}
@@ -196,26 +202,26 @@ def test_an_update_at_the_runtimes_socket_is_attributed_and_corrected(
     run_scenario(scenario, settle_per_second=1000)
 
 
-def test_a_runtime_that_stores_an_update_after_the_write_is_asked_once_more(
+def test_a_runtime_that_stores_an_update_after_the_write_is_queried_once_more(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attribution, "STORED_S", 0.2)
 
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, _ = await two(world)
-        asked: list[str] = []
-        answers = iter(["4-15", "0-7"])  # the second is stored by then
+        queried: list[str] = []
+        answers = iter(["4-15", "0-7"])  # the second update is stored by then
 
         def detail(container_id: str) -> RuntimeDetail:
-            asked.append(container_id)
+            queried.append(container_id)
             return RuntimeDetail(cpuset_cpus=next(answers))
 
         monkeypatch.setattr(world.runtime, "detail", detail)
-        scribble(world, writes, ls, "0-7")
+        write_as_another_program(world, writes, ls, "0-7")
         await done(world, 1)
         await world.until(lambda: counted(world))
-        assert (counted(world), asked) == ({"runc": 1}, [ls, ls])
+        assert (counted(world), queried) == ({"runc": 1}, [ls, ls])
         assert world.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7")
         assert ls in world.executor.state.runtime.unsaved
 
@@ -228,16 +234,14 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
     monkeypatch.setattr(attribution, "PAUSE_S", 0.01)
 
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, _ = await two(world)
-        scribble(world, writes, ls, "0-14")
+        write_as_another_program(world, writes, ls, "0-14")
         await done(world, 1)
         world.runtime.details[ls] = RuntimeDetail(cpuset_cpus="0-7")
-        scribble(world, writes, ls, "0-7")
+        write_as_another_program(world, writes, ls, "0-7")
         await done(world, 2)
-        assert world.executor.state.runtime.saved.get(ls) != CpuSet.parse("0-7"), (
-            "it was asked about just now"
-        )
+        assert world.executor.state.runtime.saved.get(ls) != CpuSet.parse("0-7"), "it has just been queried"
         world.now += attribution.AGAIN_S
         await world.until(lambda: world.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
         assert ls in world.executor.state.runtime.unsaved
@@ -245,36 +249,36 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
     run_scenario(scenario)
 
 
-def test_a_runtime_that_is_away_holds_up_nothing(run_scenario: Callable[..., None]) -> None:
+def test_an_unavailable_runtime_does_not_delay_repairs(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, _ = await two(world)
         world.runtime.down = True
-        scribble(world, writes, ls, "0-7")
+        write_as_another_program(world, writes, ls, "0-7")
         await done(world, 1)
         assert counted(world) == {"unknown": 1}
 
     run_scenario(scenario)
 
 
-def test_kubelets_default_is_kubelets(run_scenario: Callable[..., None]) -> None:
+def test_a_write_of_kubelets_default_set_is_attributed_to_kubelet(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, _ = await two(world)
         world.executor.store.handle(KubeletCpusRead(CpuManager("static", default=CpuSet.parse("0-13")), {}))
-        scribble(world, writes, ls, "0-13")
+        write_as_another_program(world, writes, ls, "0-13")
         await done(world, 1)
         world.executor.store.handle(KubeletCpusRead(CpuManager("none", default=CpuSet.parse("0-13")), {}))
-        scribble(world, writes, ls, "0-13")
+        write_as_another_program(world, writes, ls, "0-13")
         await done(world, 2)
         assert counted(world) == {"kubelet": 1, "unknown": 1}
 
     run_scenario(scenario)
 
 
-def test_what_cannot_wait_in_the_kernel_has_everything_compared(run_scenario: Callable[..., None]) -> None:
+def test_an_overflow_of_kernel_events_compares_all_containers(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, lse = await two(world)
         world.cgroups.sets[lse] = ALL
         writes.flooded = True
@@ -290,13 +294,13 @@ def test_unwatched_containers_are_compared_by_timer_and_reported_once(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
-        reporting(world, room=1)
+        with_reported_writes(world, room=1)
         drift(world).start()
         ls, lse = await two(world)
         await world.sync.once()
         await world.sync.once()
-        scribble(world, None, lse, "0-7")
-        scribble(world, None, ls, "0-7")
+        write_as_another_program(world, None, lse, "0-7")
+        write_as_another_program(world, None, ls, "0-7")
         await done(world, 2)
         assert (world.on(ls), world.on(lse)) == ("4-15", "0-3")
         assert len(lines(world, "cannot watch cpusets")) == 1
@@ -306,16 +310,16 @@ def test_unwatched_containers_are_compared_by_timer_and_reported_once(
     run_scenario(scenario, reconcile_period=0.4)
 
 
-def test_a_container_that_has_gone_is_no_longer_watched(run_scenario: Callable[..., None]) -> None:
+def test_a_removed_container_is_no_longer_watched(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, lse = await two(world)
         await world.stop(lse)
         await world.sync.once()
         assert writes.watched() == {ls}
         assert drift(world).page()["watched"] == 1
         world.executor.store.handle(ModeChanged(NodeMode.RELEASED))  # released
-        scribble(world, writes, ls)
+        write_as_another_program(world, writes, ls)
         await asyncio.sleep(0.1)
         await world.quiet()
         assert world.on(ls) == "0-15"
@@ -333,7 +337,7 @@ def test_ancestors_are_watched_where_they_limit_the_effect(run_scenario: Callabl
         container = await world.create(pod)
         path = f"kube/pod/{container}"
         world.cgroups.sets |= {path: ALL, "kube": ALL, "kube/pod": ALL}
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         await world.start(container)
         world.cgroups.sets.pop(container)
         await world.until(lambda: writes.watched() == {path, "kube", "kube/pod"})
@@ -349,10 +353,10 @@ def test_ancestors_are_watched_where_they_limit_the_effect(run_scenario: Callabl
 
 
 async def conflict(world: Any, writes: PlayedWrites, container: str, cpus: str = "0-15") -> None:
-    """Write until it is a conflict."""
+    """Write repeatedly until it counts as a conflict."""
     before = world.executor.telemetry.value(metrics.CPUSETS_REPAIRED)
     for times in range(1, 4):
-        scribble(world, writes, container, cpus)
+        write_as_another_program(world, writes, container, cpus)
         await done(world, before + times)
     await world.until(lambda: drift(world).conflicting())
 
@@ -361,7 +365,7 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls = await world.run(await world.pod("ls", "LS"))
         await conflict(world, writes, ls, "0-3")
         assert lines(
@@ -374,10 +378,10 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(
         assert world.executor.telemetry.value(metrics.WRITE_CONFLICTS) == 1
         repaired = 3
         for gap in (0.5, 1, 2, 4, 8, 16, 32, LONGEST_S, LONGEST_S):
-            scribble(world, writes, ls, "0-3")
+            write_as_another_program(world, writes, ls, "0-3")
             world.now += gap - 0.25
             await world.executor.writes.follow([ls])
-            assert world.on(ls) == "0-3", "not due"
+            assert world.on(ls) == "0-3", "a repair is not due yet"
             world.now += 0.25
             await world.executor.writes.follow([ls])
             repaired += 1
@@ -391,7 +395,7 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(
         await world.until(lambda: not drift(world).conflicting())
         await world.until(lambda: writes.watched() == {ls})
         assert lines(world, "drift: no other program writes the cpuset any more pod=ns/ls container=c")
-        scribble(world, writes, ls, "0-3")
+        write_as_another_program(world, writes, ls, "0-3")
         await done(world, repaired + 1)
         assert world.on(ls) == "0-15"
 
@@ -400,12 +404,12 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(
 
 def test_a_container_on_owned_cpus_is_repaired_each_second(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls, lse = await two(world)
         for container, cpus, right in ((ls, "0-15", "4-15"), (lse, "0-2", "0-3")):
             await conflict(world, writes, container, cpus)
             for _ in range(10):
-                scribble(world, writes, container, cpus)
+                write_as_another_program(world, writes, container, cpus)
                 world.now += 1
                 await world.executor.writes.follow([container])
                 assert world.on(container) == right
@@ -414,7 +418,7 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(run_scenario: Callabl
                 'putBack="each second, as exclusive CPUs are at stake"',
             )
             assert [line for line in world.logged if which in line and pace in line]
-        scribble(world, writes, ls, "4-5")  # those have no owner
+        write_as_another_program(world, writes, ls, "4-5")  # those have no owner
         world.now += 1
         await world.executor.writes.follow([ls])
         assert world.on(ls) == "4-5"
@@ -422,11 +426,11 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(run_scenario: Callabl
     run_scenario(scenario)
 
 
-def test_a_comparison_keeps_to_the_pace_of_a_conflict_and_a_barrier_does_not(
+def test_a_comparison_respects_the_pace_of_a_conflict_and_a_barrier_does_not(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls = await world.run(await world.pod("ls", "LS"))
         other = await world.run(await world.pod("other", "LS"))
         await conflict(world, writes, ls, "4-7")
@@ -441,7 +445,7 @@ def test_a_comparison_keeps_to_the_pace_of_a_conflict_and_a_barrier_does_not(
 
 def test_a_new_owner_gets_other_cpus_than_contested_ones(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls = await world.run(await world.pod("ls", "LS"))
         await world.run(await world.pod("lse", "LSE", "", "8-9"))
         await conflict(world, writes, ls, "0-3,10")
@@ -461,7 +465,7 @@ def test_a_pod_with_contested_named_cpus_is_refused(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         ls = await world.run(await world.pod("ls", "LS"))
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
         await conflict(world, writes, ls, "0-15")

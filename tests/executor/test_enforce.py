@@ -19,7 +19,7 @@ POD = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods")
 
 
 class Cgroups:
-    """Cgroups that record the containers that are looked for."""
+    """Cgroups that record which containers are searched for."""
 
     def __init__(self, **sets: str) -> None:
         self.sets = {key: CpuSet.parse(text) for key, text in sets.items()}
@@ -50,15 +50,15 @@ def enforcer(cgroups: Cgroups, *containers: Container) -> Enforcer:
     return Enforcer(cgroups, lambda: state)
 
 
-def test_a_container_without_a_cgroup_is_searched_twice_then_rarely() -> None:
+def test_a_missing_cgroup_is_searched_twice_then_rarely() -> None:
     cgroups = Cgroups()
     ours = enforcer(cgroups, one("vm"))
     for _ in range(64):
         ours.enforce_all()
-    assert len(cgroups.looked) == 2 + 2, "in the passes 32 and 64 again"
+    assert len(cgroups.looked) == 2 + 2, "searched again in the passes 32 and 64"
     ours.enforce_pools()
-    assert len(cgroups.looked) == 4, "never on the way of a create"
-    assert ours.enforce(["vm"]).absent == ["vm"], "by name it is looked for always"
+    assert len(cgroups.looked) == 4, "never searched during a create"
+    assert ours.enforce(["vm"]).absent == ["vm"], "always looked up by name"
 
 
 def test_a_cgroup_that_a_start_makes_is_searched_for_again_once_the_container_runs() -> None:
@@ -74,7 +74,7 @@ def test_a_cgroup_that_a_start_makes_is_searched_for_again_once_the_container_ru
     assert cgroups.sets["ls"] == CpuSet.parse("1-3")
 
 
-def test_a_cgroup_that_turns_up_counts_as_found() -> None:
+def test_a_cgroup_that_appears_later_counts_as_found() -> None:
     cgroups = Cgroups()
     ours = enforcer(cgroups, one("a"))
     assert ours.enforce_all().absent == ["a"]
@@ -92,7 +92,7 @@ def test_pools_are_enforced_without_the_owners_that_are_known_to_be_on_their_cpu
     ours = enforcer(
         cgroups, one("own", "0"), one("ls"), one("dead", phase=Phase.EXITED), one("x", cgroup="known")
     )
-    assert sorted(ours.enforce_pools().written) == ["ls", "own", "x"], "the owner may be anywhere"
+    assert sorted(ours.enforce_pools().written) == ["ls", "own", "x"], "the owner may be on any CPU"
     assert {k: str(v) for k, v in cgroups.sets.items()} == {
         "own": "0",
         "ls": "1-3",
@@ -107,7 +107,7 @@ def test_pools_are_enforced_without_the_owners_that_are_known_to_be_on_their_cpu
 
 
 @pytest.mark.parametrize("phase", [Phase.CREATED, Phase.STARTING])
-def test_an_owner_that_does_not_run_yet_is_not_looked_for_with_the_pools(phase: Phase) -> None:
+def test_the_cgroup_of_an_owner_that_does_not_run_yet_is_not_searched_with_the_pools(phase: Phase) -> None:
     cgroups = Cgroups(own="0-3")
     assert enforcer(cgroups, one("own", "0", phase=phase)).enforce_pools().written == []
     assert cgroups.looked == []
@@ -123,21 +123,21 @@ def test_a_failed_write_is_reported() -> None:
         cgroups.error = number
         done = ours.enforce(["ls"])
         assert (done.absent, done.errors) == (["ls"], [])
-    assert cgroups.looked == ["ls"] * 4, "what was gone is looked for again, at once"
+    assert cgroups.looked == ["ls"] * 4, "a lost group is searched for again at once"
 
 
-def test_a_write_that_was_refused_halfway_counts_once_it_is_whole() -> None:
+def test_a_partly_refused_write_counts_once_it_is_complete() -> None:
     cgroups = Cgroups(ls="0-1")
     ours = enforcer(cgroups, one("ls"))
     cgroups.error = errno.EBUSY  # of the pod's group
     assert ours.enforce_all().written == []
-    cgroups.sets["ls"], cgroups.error = MACHINE.online, None  # its own has been written
+    cgroups.sets["ls"], cgroups.error = MACHINE.online, None  # its own group has been written
     done = ours.enforce_all()
-    assert (done.written, done.drifted) == (["ls"], []), "the runtime is to be sent it"
+    assert (done.written, done.drifted) == (["ls"], []), "the runtime is to receive the set"
     assert ours.enforce_all().written == []
 
 
-def test_what_was_known_of_a_container_goes_with_it() -> None:
+def test_knowledge_of_a_container_ends_with_it() -> None:
     cgroups = Cgroups(a="0-3")
     node = Node(MACHINE, CpuTopology.of(MACHINE))
     there = NodeState.of(node, (), [one("a"), one("vm")])
@@ -149,8 +149,8 @@ def test_what_was_known_of_a_container_goes_with_it() -> None:
     assert sorted(cgroups.looked) == ["a", "a", "vm", "vm", "vm"]
 
 
-def test_containers_leave_what_is_owned_before_the_owner_is_written() -> None:
-    """As after a crash: the ledger gives an owner CPUs on which others are still."""
+def test_containers_leave_owned_cpus_before_the_owner_is_written() -> None:
+    """As after a crash: the ledger assigns an owner CPUs that other containers still use."""
     written: list[str] = []
 
     class Ordered(Cgroups):
@@ -167,25 +167,25 @@ def test_containers_leave_what_is_owned_before_the_owner_is_written() -> None:
     assert written == ["ls-a", "ls-b", "ls-c", "own-a", "own-b"]
 
 
-def test_what_a_call_of_ours_writes_is_nobodys_drift() -> None:
+def test_a_write_of_our_own_call_is_not_drift() -> None:
     cgroups = Cgroups(ls="0-3")
     busy: set[str] = set()
     state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), [one("ls"), one("own", "0")])
     ours = Enforcer(cgroups, lambda: state, busy.__contains__)
     assert ours.enforce(["ls"]).drifted == []
     busy.add("ls")
-    cgroups.sets["ls"] = CpuSet.parse("0-3")  # the runtime executes an update of before
+    cgroups.sets["ls"] = CpuSet.parse("0-3")  # the runtime executes an earlier update
     assert ours.enforce(["ls"]).drifted == []
     cgroups.sets["ls"] = CpuSet.parse("0-3")  # and only now
     busy.clear()
     done = ours.enforce(["ls"])
     assert (done.written, done.drifted) == (["ls"], [])
     cgroups.sets["ls"] = CpuSet.parse("0-3")
-    assert ours.enforce(["ls"]).drifted == ["ls"], "another process wrote this"
+    assert ours.enforce(["ls"]).drifted == ["ls"], "a write by another process"
 
 
-class Many(Cgroups):
-    """Cgroups that are written together, but for some."""
+class BatchCgroups(Cgroups):
+    """Cgroups that are written together, except for some."""
 
     unwritten: tuple[str, ...] = ()
     between: Callable[[], None] = staticmethod(lambda: None)
@@ -217,42 +217,42 @@ class Many(Cgroups):
 NINE = [f"c{number}" for number in range(9)]
 
 
-def test_many_are_written_together_and_the_rest_one_by_one() -> None:
-    cgroups = Many(**dict.fromkeys(NINE, "0-3"), late="0-3")
+def test_many_containers_are_written_together_and_the_rest_one_by_one() -> None:
+    cgroups = BatchCgroups(**dict.fromkeys(NINE, "0-3"), late="0-3")
     cgroups.unwritten = ("c3",)
     there = [one(key, cgroup=key) for key in NINE]
     ours = enforcer(
         cgroups, *there, one("late"), one("own", "0"), one("dead", phase=Phase.EXITED, cgroup="c0")
     )
     assert sorted(ours.enforce_pools().written) == [*NINE, "late"]
-    assert cgroups.alone == ["late", "c3"], "the group of one is unknown, and another is left"
+    assert cgroups.alone == ["late", "c3"], "the group of one is unknown, and another one remains"
     assert {str(cpus) for cpus in cgroups.sets.values()} == {"1-3"}
     assert ours.enforce_pools().written == []
-    assert [words[:2] for words in cgroups.together] == [("1-3", "")] * 2, "the group that holds it is read"
+    assert [write[:2] for write in cgroups.together] == [("1-3", "")] * 2, "the parent group is read"
     cgroups.sets["c5"] = CpuSet.parse("0-3")
     done = ours.enforce_pools()
     assert (done.written, done.drifted) == (["c5"], ["c5"])
 
 
 def test_a_container_with_another_recorded_set_is_written_at_once() -> None:
-    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+    cgroups = BatchCgroups(**dict.fromkeys(NINE, "0-3"))
     node = Node(MACHINE, CpuTopology.of(MACHINE))
     there = [one(key, cgroup=key) for key in NINE]
-    alone, beside = NodeState.of(node, (), there), NodeState.of(node, (), [*there, one("own", "0")])
+    alone, with_owner = NodeState.of(node, (), there), NodeState.of(node, (), [*there, one("own", "0")])
     now = [alone]
     ours = Enforcer(cgroups, lambda: now[0])
     assert ours.enforce_pools().written == []
-    now[0] = beside
+    now[0] = with_owner
     assert sorted(ours.enforce_pools().written) == NINE
-    assert [words[:2] for words in cgroups.together] == [("0-3", ""), ("1-3", "0-3")]
+    assert [write[:2] for write in cgroups.together] == [("0-3", ""), ("1-3", "0-3")]
     ours.forget()
     now[0] = alone
     ours.enforce_pools()
     assert cgroups.together[-1][:2] == ("0-3", ""), "a group that may have another set is read"
 
 
-def test_a_state_that_changes_meanwhile_holds_for_the_rest() -> None:
-    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+def test_a_state_that_changes_during_the_writes_applies_to_the_rest() -> None:
+    cgroups = BatchCgroups(**dict.fromkeys(NINE, "0-3"))
     node = Node(MACHINE, CpuTopology.of(MACHINE))
     there = [one(key, cgroup=key) for key in NINE]
     now = [NodeState.of(node, (), [*there, one("own", "0")])]
@@ -267,8 +267,8 @@ def test_a_state_that_changes_meanwhile_holds_for_the_rest() -> None:
     assert len(cgroups.alone) == 8
 
 
-def test_a_call_of_ours_is_nobodys_drift_among_many_either() -> None:
-    cgroups = Many(**dict.fromkeys(NINE, "0-3"))
+def test_a_write_of_our_own_call_is_not_drift_in_a_batch() -> None:
+    cgroups = BatchCgroups(**dict.fromkeys(NINE, "0-3"))
     busy: set[str] = set()
     state = NodeState.of(
         Node(MACHINE, CpuTopology.of(MACHINE)), (), [*(one(k, cgroup=k) for k in NINE), one("own", "0")]
@@ -282,4 +282,4 @@ def test_a_call_of_ours_is_nobodys_drift_among_many_either() -> None:
     assert (sorted(done.written), done.drifted) == (["c0", "c1"], ["c1"])
     busy.clear()
     cgroups.sets["c0"] = CpuSet.parse("0-3")
-    assert ours.enforce_pools().drifted == [], "what it held is not known any more"
+    assert ours.enforce_pools().drifted == [], "its previous set is not known any more"

@@ -1,4 +1,4 @@
-"""A node beside kubelet's CPU manager: its state file is real, and read as on a node."""
+"""A node with kubelet's CPU manager: its state file is real, and read as on a node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proxy.telemetry import metrics
 
 ALL = CpuSet.parse("0-15")
 WHOLE = {"cpu_shares": 2048, "cpu_quota": -1, "cpu_period": 100_000}
-"""Two CPUs, as kubelet asks for a container that it has pinned: the quota is off."""
+"""Two CPUs, as kubelet requests them for a container that it has pinned: the quota is off."""
 
 
 class Kubelet:
@@ -55,12 +55,12 @@ class Kubelet:
                 taken |= cpus
         return str(ALL - taken)
 
-    def beside(self, world: Any, **settings: Any) -> None:
+    def attach_to(self, world: Any, **settings: Any) -> None:
         """Return a world that reads this kubelet's files."""
         found = KubeletCpuManagerReader(
             KubeletSettings(**settings), str(self.directory), "", lambda: world.executor.state.node.topology
         )
-        world.beside(found)
+        world.use_kubelet_cpus(found)
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def kubelet(tmp_path: Path) -> Kubelet:
 
 @pytest.fixture
 def node(run_scenario: Callable[..., None], kubelet: Kubelet) -> Callable[..., None]:
-    """Run a scenario with kubelet's policy static; topoproxy's is none unless ``more`` says otherwise."""
+    """Run a scenario with kubelet's policy static; topoproxy's is none unless ``more`` sets it."""
 
     def run(scenario: Callable[[Any], Any], **more: Any) -> None:
         async def whole(world: Any) -> None:
             kubelet.write()
-            kubelet.beside(world)
+            kubelet.attach_to(world)
             await world.sync.once()
             try:
                 await scenario(world)
@@ -88,14 +88,14 @@ def node(run_scenario: Callable[..., None], kubelet: Kubelet) -> Callable[..., N
 
 
 async def update(world: Any, container_id: str, cpus: str) -> str:
-    """An update of kubelet's reconcile loop; gives the set that reaches the runtime."""
+    """Send an update as kubelet's reconcile loop does; return the set that reaches the runtime."""
     message = pb.UpdateContainerResourcesRequest(container_id=container_id)
     message.linux.cpuset_cpus = cpus
     call = await world.call("UpdateContainerResources", message)
     assert call.refused is None
     sent = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux
     world.runtime.specs[container_id] = sent.cpuset_cpus
-    if container_id in world.cgroups.sets:  # the runtime writes what it is sent
+    if container_id in world.cgroups.sets:  # the runtime writes the set that it receives
         if world.cgroups.sets[container_id] != CpuSet.parse(sent.cpuset_cpus):
             world.log.append(f"update {container_id} {sent.cpuset_cpus}")
         world.cgroups.sets[container_id] = CpuSet.parse(sent.cpuset_cpus)
@@ -103,8 +103,8 @@ async def update(world: Any, container_id: str, cpus: str) -> str:
     return sent.cpuset_cpus
 
 
-def unlike(why: str) -> str:
-    """What is reported of an assignment of kubelet's that cannot be followed."""
+def cannot_be_followed(why: str) -> str:
+    """Return the problem of an assignment of kubelet's that cannot be followed."""
     return f'kubelet\'s CPU manager cannot be followed reason="{why}"'
 
 
@@ -112,7 +112,7 @@ def problems(world: Any) -> list[str]:
     return [str(entry["what"]) for entry in world.executor.telemetry.problems()]
 
 
-def test_what_kubelet_gave_leaves_the_pools_before_the_container_is_there(node, kubelet) -> None:
+def test_cpus_assigned_by_kubelet_leave_the_pools_before_the_container_exists(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS", "burstable"), cpuset_cpus="0-15")
         be = await world.run(await world.pod("be", "", "besteffort"), cpuset_cpus="0-15")
@@ -125,7 +125,7 @@ def test_what_kubelet_gave_leaves_the_pools_before_the_container_is_there(node, 
         assert world.on(pinned) == "2-3"
         world.check()
         await world.stop(pinned)
-        assert world.on(ls) == "0-1,4-15", "it may come back as long as kubelet keeps them for it"
+        assert world.on(ls) == "0-1,4-15", "the container may return while kubelet keeps the CPUs"
         kubelet.takes_back("g")
         await world.sync.once()
         await world.quiet()
@@ -141,7 +141,7 @@ def test_a_pinned_set_is_reserved_from_the_file_to_the_create(node, kubelet, our
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS", "burstable"))
         kubelet.gives("g", c="2,10")
-        # No comparison in between: the owner's own create has to look.
+        # No comparison in between: the owner's create itself has to read the file.
         refused = await world.begin(await world.pod("lsr", "LSR", "burstable", "2-3"))
         assert refused.refused is not None
         assert "CPU 2 is owned by g/c (by kubelet's CPU manager) already" in refused.refused[1]
@@ -157,7 +157,7 @@ def test_a_pinned_set_is_reserved_from_the_file_to_the_create(node, kubelet, our
     node(scenario, static=ours)
 
 
-def test_a_pod_that_we_choose_for_as_a_whole_keeps_off_what_kubelet_gave(node, kubelet) -> None:
+def test_a_pod_placed_as_a_whole_avoids_cpus_assigned_by_kubelet(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         kubelet.gives("g", c="0,8")
         total = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
@@ -170,7 +170,7 @@ def test_a_pod_that_we_choose_for_as_a_whole_keeps_off_what_kubelet_gave(node, k
     node(scenario, static=True)
 
 
-def test_reconcile_traffic_changes_nothing(node, kubelet) -> None:
+def test_kubelets_reconcile_updates_change_nothing(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         kubelet.gives("g", c="2-3")
         kubelet.gives("h", c="4-5", d="6-7")
@@ -222,7 +222,7 @@ def test_an_app_container_takes_over_the_cpus_of_an_init_container(node, kubelet
     node(scenario)
 
 
-def test_entries_of_pods_that_others_decide_count_for_nothing(node, kubelet) -> None:
+def test_entries_of_pods_that_kubelet_does_not_place_are_ignored(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         for uid in ("ls", "be", "sys", "lsr"):
             kubelet.gives(uid, c={"ls": "2-3", "be": "4-5", "sys": "6-7", "lsr": "8-9"}[uid])
@@ -256,9 +256,9 @@ def test_an_entry_that_overlaps_an_owner_is_reported_and_ignored(node, kubelet) 
             e for e in world.executor.telemetry.problems() if "kubelet's CPU manager" in str(e["what"])
         ]
         assert [e["what"] for e in reported] == [
-            unlike("cannot let g/c have CPUs 3-4 of kubelet's CPU manager: 3 belong to ns/lse/c")
+            cannot_be_followed("cannot let g/c have CPUs 3-4 of kubelet's CPU manager: 3 belong to ns/lse/c")
         ]
-        assert reported[0]["count"] == 1, "reported once, not at each look"
+        assert reported[0]["count"] == 1, "reported once, not at each read"
         pinned = await world.run(await world.pod("g"), **WHOLE, cpuset_cpus="3-4")
         assert 3 not in CpuSet.parse(world.on(pinned))
         world.check()
@@ -276,7 +276,7 @@ def test_an_entry_with_the_last_shared_cpu_is_reported_and_ignored(node, kubelet
         await world.quiet()
         assert world.on(ls) == "0-7"
         assert problems(world) == [
-            unlike(
+            cannot_be_followed(
                 "cannot let g/c have CPUs 0-7 of kubelet's CPU manager: the shared pool would be left empty"
             )
         ]
@@ -295,7 +295,7 @@ def test_a_running_container_with_new_cpus_of_kubelet_stays(node, kubelet) -> No
         await world.sync.once()
         assert await update(world, pinned, "4-5") == "2-3"
         assert problems(world) == [
-            unlike("cannot let ns/g/c have CPUs 4-5 of kubelet's CPU manager: it has 2-3 already")
+            cannot_be_followed("cannot let ns/g/c have CPUs 4-5 of kubelet's CPU manager: it has 2-3 already")
         ]
         world.check()
 
@@ -308,7 +308,9 @@ def test_a_machine_without_these_cpus_is_reported(node, kubelet) -> None:
         write_text(kubelet.directory, far)
         await world.sync.once()
         assert problems(world) == [
-            unlike("cannot let g/c have CPUs 15-17 of kubelet's CPU manager: this machine has no CPUs 16-17")
+            cannot_be_followed(
+                "cannot let g/c have CPUs 15-17 of kubelet's CPU manager: this machine has no CPUs 16-17"
+            )
         ]
         assert str(world.executor.state.pools.shared) == "0-14"
 
@@ -324,7 +326,7 @@ def test_a_torn_file_keeps_the_old_content_and_is_reported(node, kubelet) -> Non
         state.write_bytes(whole[: len(whole) // 2])
         await world.sync.once()
         assert world.executor.state.owners["g/c"].cpus == CpuSet([2, 3])
-        assert any("cannot use kubelet's state file" in words for words in problems(world))
+        assert any("cannot use kubelet's state file" in problem for problem in problems(world))
         kubelet.takes_back("g")
         await world.sync.once()
         assert world.executor.state.owners == {}
@@ -333,7 +335,7 @@ def test_a_torn_file_keeps_the_old_content_and_is_reported(node, kubelet) -> Non
     node(scenario)
 
 
-def test_a_restart_knows_what_kubelet_gave_before_it_takes_anybody_in(node, kubelet) -> None:
+def test_a_restart_reads_kubelets_assignments_before_it_adopts_containers(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         kubelet.gives("g", c="2-3")
         kubelet.gives("coming", c="6-7")
@@ -343,8 +345,8 @@ def test_a_restart_knows_what_kubelet_gave_before_it_takes_anybody_in(node, kube
             world.ledger.entries = entries
             await asyncio.to_thread(world.executor.kubelet_cpus.close)
             world.boot()
-            kubelet.beside(world)
-            # Guaranteed, whole CPUs, created but not started: its CPUs are chosen when it is taken in.
+            kubelet.attach_to(world)
+            # Guaranteed, whole CPUs, created but not started: its CPUs are chosen when it is adopted.
             world.runtime.pods["s-x"] = RuntimePod("s-x", "x", "ns", "x", 0, True, {}, {})
             world.runtime.containers["x"] = RuntimeContainer("x", "s-x", "c", 0, "CREATED")
             world.runtime.details["x"] = RuntimeDetail("/kubepods/podx/x", 2048, 200_000, 100_000)
@@ -359,7 +361,7 @@ def test_a_restart_knows_what_kubelet_gave_before_it_takes_anybody_in(node, kube
     node(scenario, static=True)
 
 
-def test_a_container_named_by_a_call_is_adopted_beside_kubelets_cpus(node, kubelet) -> None:
+def test_a_container_named_by_a_call_is_adopted_off_kubelets_cpus(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         kubelet.gives("g", c="0,8")
         world.runtime.pods["s-x"] = RuntimePod("s-x", "x", "ns", "x", 0, True, {}, {})
@@ -374,7 +376,7 @@ def test_a_container_named_by_a_call_is_adopted_beside_kubelets_cpus(node, kubel
     node(scenario, static=True)
 
 
-def test_a_look_that_hangs_costs_its_deadline_and_is_reported(run_scenario) -> None:
+def test_a_read_of_kubelets_file_that_hangs_is_limited_and_reported(run_scenario) -> None:
     class Hangs:
         def __init__(self) -> None:
             self.go = __import__("threading").Event()
@@ -388,7 +390,7 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_reported(run_scenario) -> N
 
     async def scenario(world: Any) -> None:
         port = Hangs()
-        world.beside(port)
+        world.use_kubelet_cpus(port)
         lse = await world.create(await world.pod("lse", "LSE", "", "2-3"), **WHOLE)
         assert world.executor.state.owners["lse"].cpus == CpuSet([2, 3])
         assert lse in world.executor.state.containers
@@ -399,7 +401,7 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_reported(run_scenario) -> N
     run_scenario(scenario, static=False, call_timeout=0.3)
 
 
-def test_a_fault_in_looking_costs_no_container(run_scenario) -> None:
+def test_a_fault_while_reading_kubelets_file_affects_no_container(run_scenario) -> None:
     class Broken:
         def read(self) -> CpuManager:
             raise KeyError("oops")
@@ -408,7 +410,7 @@ def test_a_fault_in_looking_costs_no_container(run_scenario) -> None:
             raise KeyError("oops")
 
     async def scenario(world: Any) -> None:
-        world.beside(Broken())
+        world.use_kubelet_cpus(Broken())
         await world.sync.once()
         own = await world.run(await world.pod("g"), **WHOLE)
         assert len(CpuSet.parse(world.on(own))) == 2
@@ -418,7 +420,7 @@ def test_a_fault_in_looking_costs_no_container(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_containers_that_own_nothing_do_not_wait_for_a_look(run_scenario) -> None:
+def test_containers_without_own_cpus_do_not_wait_for_kubelets_file(run_scenario) -> None:
     class Counts:
         looks = 0
 
@@ -431,7 +433,7 @@ def test_containers_that_own_nothing_do_not_wait_for_a_look(run_scenario) -> Non
 
     async def scenario(world: Any) -> None:
         port = Counts()
-        world.beside(port)
+        world.use_kubelet_cpus(port)
         await world.run(await world.pod("ls", "LS"), **WHOLE)
         await world.run(await world.pod("be", "", "besteffort"), cpu_shares=2)
         await world.run(await world.pod("b", "", "burstable"), **WHOLE)
@@ -444,7 +446,7 @@ def test_containers_that_own_nothing_do_not_wait_for_a_look(run_scenario) -> Non
     run_scenario(scenario)
 
 
-def test_the_status_says_what_kubelet_does_and_where_that_is_known_from(node, kubelet) -> None:
+def test_the_status_shows_kubelets_policy_and_its_source(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         (kubelet.directory / "config.yaml").write_text(
             "kind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
@@ -459,7 +461,7 @@ def test_the_status_says_what_kubelet_does_and_where_that_is_known_from(node, ku
         ]
         text = " ".join(render(node_page(world.executor), 200).split())
         file = kubelet.directory / "config.yaml"
-        for words in (
+        for expected in (
             f"cpuManagerPolicy static {file}",
             f"cpuManagerPolicyOptions full-pcpus-only=true {file}",
             f"reservedSystemCPUs 0 {file}",
@@ -468,14 +470,14 @@ def test_the_status_says_what_kubelet_does_and_where_that_is_known_from(node, ku
             f"CPUs of all other containers 0-1,4-15 {kubelet.directory}/cpu_manager_state",
             "2-3 ns/g/c",
         ):
-            assert words in text, words
+            assert expected in text, expected
 
     node(scenario)
 
 
-def test_a_node_without_kubelet_says_nothing_of_it(run_scenario, tmp_path) -> None:
+def test_the_status_of_a_node_without_kubelet_omits_it(run_scenario, tmp_path) -> None:
     async def scenario(world: Any) -> None:
-        Kubelet(tmp_path).beside(world)
+        Kubelet(tmp_path).attach_to(world)
         await world.sync.once()
         assert problems(world) == []
         assert "Kubelet" not in render(node_page(world.executor))
@@ -484,7 +486,7 @@ def test_a_node_without_kubelet_says_nothing_of_it(run_scenario, tmp_path) -> No
     run_scenario(scenario, reconciled=False)
 
 
-def test_kubelet_that_changes_to_none_gives_everything_back(node, kubelet) -> None:
+def test_kubelets_change_to_policy_none_releases_all_its_cpus(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         kubelet.gives("g", c="2-3")
         await world.sync.once()
@@ -499,8 +501,8 @@ def test_kubelet_that_changes_to_none_gives_everything_back(node, kubelet) -> No
     node(scenario)
 
 
-class Chance:
-    """What may happen on a node beside kubelet, in any order."""
+class RandomKubelet:
+    """Random events on a node with kubelet's CPU manager."""
 
     def __init__(self, world: Any, kubelet: Kubelet, seed: int) -> None:
         self.world, self.kubelet = world, kubelet
@@ -559,12 +561,12 @@ class Chance:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ours", [False, True])
-def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: int, ours: bool) -> None:
+def test_random_events_never_make_owners_overlap(node, kubelet, seed: int, ours: bool) -> None:
     async def scenario(world: Any) -> None:
         await world.run(await world.pod("ls", "LS", "burstable"))
         await world.run(await world.pod("be", "BE", "besteffort"))
-        chance = Chance(world, kubelet, seed)
-        events = [getattr(chance, name) for name in vars(Chance) if not name.startswith("_")]
+        chance = RandomKubelet(world, kubelet, seed)
+        events = [getattr(chance, name) for name in vars(RandomKubelet) if not name.startswith("_")]
         for chance.number in range(20):
             await chance.rolls.choice(events)()
             await world.quiet()
@@ -577,7 +579,7 @@ def test_whatever_comes_in_whatever_order_nothing_overlaps(node, kubelet, seed: 
     node(scenario, static=ours)
 
 
-def test_cpus_that_kubelet_assigns_and_takes_back_are_reported(node, kubelet) -> None:
+def test_cpus_that_kubelet_assigns_and_releases_are_reported(node, kubelet) -> None:
     async def scenario(world: Any) -> None:
         kubelet.gives("g", c="2-3")
         await world.executor.kubelet_cpus.reread()

@@ -1,4 +1,4 @@
-"""Hooks in the way of calls: what they answer is done, and what was decided stays the last word."""
+"""Hooks before calls: their answers are applied, within what the engine has decided."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def linux(call: Any) -> pb.LinuxContainerResources:
 
 
 async def restarted(world: Any) -> None:
-    """Another daemon comes, and calls that the one before let go are over."""
+    """Start another daemon after all calls forwarded by the previous one are over."""
     await world.close()
     world.boot()
     await world.sync.once()
@@ -48,7 +48,7 @@ async def restarted(world: Any) -> None:
 # -- creates ------------------------------------------------------------------------------------------------
 
 
-def test_a_hook_narrows_a_pool_and_sets_what_it_wants(run_scenario) -> None:
+def test_a_hook_narrows_a_pool_and_sets_resources(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             want = Adjustment(cpus=cpus("4-5"), cpu_shares=77, envs={"A": "1"}, annotations={"k": "v"})
@@ -90,7 +90,7 @@ def test_a_narrowed_container_follows_its_pool_and_survives_a_restart(run_scenar
 
 
 def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(run_scenario) -> None:
-    """A crash while the runtime makes the container: its list does not say what hooks wanted."""
+    """A crash while the runtime makes the container: its list does not hold the requests of hooks."""
 
     async def scenario(world) -> None:
         async with hooks(world) as h:
@@ -105,7 +105,9 @@ def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(run_scenario
             assert [key for key in world.ledger.entries if key.startswith("i/")] == []
             other = await world.begin(await world.pod("other", "LS"))
             await world.executor.journal.flush()
-            assert [key for key in world.ledger.entries if key.startswith("i/")] == [], "of others nothing"
+            assert [key for key in world.ledger.entries if key.startswith("i/")] == [], (
+                "no other update was sent"
+            )
             world.finish(other, "other")
         await world.close()
         world.ledger.entries.clear()
@@ -118,14 +120,14 @@ def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(run_scenario
     run_scenario(scenario)
 
 
-def test_an_owner_is_narrowed_within_its_cpus_and_the_rest_stays_free(run_scenario) -> None:
+def test_an_owner_is_narrowed_within_its_cpus_and_the_rest_stays_unused(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.add(pre_create_container=lambda e: Adjustment(cpus=cpus("0-1")) if e.decision.own else None)
             ls = await world.run(await world.pod("ls", "LS"))
             call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
             assert linux(call).cpuset_cpus == "0-1"
-            assert world.on(ls) == "4-15", "all that is owned has been left, before the request continues"
+            assert world.on(ls) == "4-15", "owned CPUs are free before the request continues"
             await world.start(world.finish(call, "own"))
             assert (world.on("own"), world.on(ls)) == ("0-1", "4-15")
             world.check()
@@ -134,7 +136,7 @@ def test_an_owner_is_narrowed_within_its_cpus_and_the_rest_stays_free(run_scenar
 
 
 @pytest.mark.parametrize("kind", [("lse", "LSE", "", "0-3"), ("ls", "LS")])
-def test_a_veto_refuses_and_nothing_stays_taken(run_scenario, kind) -> None:
+def test_a_veto_refuses_the_create_and_leaves_nothing_reserved(run_scenario, kind) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             ls = await world.run(await world.pod("other", "LS"))
@@ -147,7 +149,7 @@ def test_a_veto_refuses_and_nothing_stays_taken(run_scenario, kind) -> None:
             assert "no room" in call.refused[1]
             world.wire.finished(call, None)
             await world.quiet()
-            assert not any(line.startswith("kernel") for line in world.log), "no container has moved for it"
+            assert not any(line.startswith("kernel") for line in world.log), "no container has moved"
             verdict = world.executor.history.find(f"ns/{kind[0]}")[-1].explanation.verdict
             assert (verdict.reason, verdict.message) == ("RefusedByHook", call.refused[1])
             assert (
@@ -164,7 +166,7 @@ def test_a_veto_refuses_and_nothing_stays_taken(run_scenario, kind) -> None:
     run_scenario(scenario)
 
 
-def test_what_a_hook_wants_of_owned_cpus_is_refused_unless_configured(run_scenario) -> None:
+def test_a_hook_cannot_set_owned_cpus_unless_configured(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
@@ -186,7 +188,7 @@ def test_owned_cpus_may_be_given_where_that_is_configured(run_scenario) -> None:
             assert (world.on(lse), world.on(ls)) == ("0-3", "3-4")
             second = await world.run(
                 await world.pod("second", "LSE", "", "4-7")
-            )  # is not refused because of it
+            )  # it is not refused because of the hook
             assert (world.on(second), world.on(ls)) == ("4-7", "3")
             world.check()
             await restarted(world)
@@ -196,7 +198,7 @@ def test_owned_cpus_may_be_given_where_that_is_configured(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_memory_nodes_of_a_hook(run_scenario) -> None:
+def test_a_hook_sets_memory_nodes(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.add(pre_create_container=Adjustment(mems=Mask((1,))))
@@ -211,7 +213,7 @@ def test_memory_nodes_of_a_hook(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_what_the_client_names_does_not_count_when_a_hook_clears_it(run_scenario) -> None:
+def test_cpus_named_by_the_client_are_ignored_when_a_hook_clears_them(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.add(
@@ -220,14 +222,14 @@ def test_what_the_client_names_does_not_count_when_a_hook_clears_it(run_scenario
             )
             one = await world.run(await world.pod("be", "BE", "besteffort"), cpuset_cpus="1-2")
             assert world.on(one) == "0-15"
-            got = await world.update(one, cpuset_cpus="3")
-            assert got.cpuset_cpus == "0-15"
-            assert world.executor.state.containers[one].request.cpuset_cpus == "1-2", "3 was not asked for"
+            forwarded = await world.update(one, cpuset_cpus="3")
+            assert forwarded.cpuset_cpus == "0-15"
+            assert world.executor.state.containers[one].request.cpuset_cpus == "1-2", "3 was not requested"
 
     run_scenario(scenario)
 
 
-def test_the_pool_that_counts_is_that_of_when_the_hook_has_answered(run_scenario) -> None:
+def test_the_pool_at_the_time_of_the_hooks_answer_counts(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             thinks, may_answer = threading.Event(), threading.Event()
@@ -258,12 +260,12 @@ def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
     run_scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world) -> None:
-        asked, answer = threading.Event(), threading.Event()
+        called, answer = threading.Event(), threading.Event()
 
         def narrow(event: Any) -> Adjustment | None:
             if event.container.name != "narrowed":
                 return None
-            asked.set()
+            called.set()
             answer.wait(30)
             return Adjustment(cpus=cpus("0-5"))
 
@@ -271,7 +273,7 @@ def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
             h.add(pre_create_container=narrow)
             sandbox = await world.pod("ls", "LS", "burstable")
             creating = asyncio.create_task(world.begin(sandbox, "narrowed"))
-            await asyncio.to_thread(asked.wait, 30)
+            await asyncio.to_thread(called.wait, 30)
             first = await world.run(await world.pod("first", "LSE", "", "2-3"))
             narrow = world.executor.reservations.narrow
 
@@ -299,7 +301,7 @@ def test_cpus_freed_during_a_narrowed_create_may_be_owned_at_its_start(
     run_scenario(scenario)
 
 
-def test_a_client_that_goes_while_hooks_think_leaves_nothing(run_scenario) -> None:
+def test_a_client_that_disconnects_while_hooks_run_leaves_nothing_reserved(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             thinks, may_answer = threading.Event(), threading.Event()
@@ -324,7 +326,7 @@ def test_a_client_that_goes_while_hooks_think_leaves_nothing(run_scenario) -> No
     run_scenario(scenario)
 
 
-def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_asked_again(run_scenario) -> None:
+def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_called_again(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             seen: list[str] = []
@@ -342,7 +344,7 @@ def test_cpus_that_cannot_be_freed_are_replaced_and_hooks_asked_again(run_scenar
             call = await world.begin(await world.pod("g"), **TWO_CPUS)
             config = created(call)
             assert seen == ["0,8", config.linux.resources.cpuset_cpus]
-            assert [e.value.decode() for e in config.envs] == seen[1:], "what was wanted at first is not kept"
+            assert [e.value.decode() for e in config.envs] == seen[1:], "the first request is not kept"
 
     run_scenario(scenario)
 
@@ -354,10 +356,12 @@ def test_a_container_removed_during_a_reconcile_stays_removed(
         async with hooks(world) as h:
             h.listen()
             call = await world.begin(await world.pod("lse", "LSE", "", "2-3"))
-            world.wire.finished(call, None)  # the client went away, and the runtime does it all the same
+            world.wire.finished(
+                call, None
+            )  # the client disconnected, and the runtime executes the call nevertheless
             world.runtime.specs["one"] = "2-3"
             world.runtime.containers["one"] = RuntimeContainer("one", "s-lse", "c", 0, "CREATED")
-            await world.start("one")  # taken in as a container that is not known
+            await world.start("one")  # adopted as an unknown container
             listed, go_on = asyncio.Event(), threading.Event()
             loop, plain = asyncio.get_running_loop(), world.runtime.list_containers
 
@@ -384,7 +388,7 @@ def test_a_container_removed_during_a_reconcile_stays_removed(
     run_scenario(scenario)
 
 
-# -- faults of Koordinator's runtime proxy -------------------------------------------------------------------
+# -- faults of Koordinator's runtime proxy ------------------------------------------------------------------
 
 
 def test_a_create_in_an_unknown_sandbox_passes(run_scenario) -> None:
@@ -414,12 +418,12 @@ def test_a_create_in_an_unknown_sandbox_passes(run_scenario) -> None:
                 call = await world.call(method, message)
                 assert call.sent == call.body
                 world.wire.finished(call, 5)
-            assert len(seen) == 1, "there is nothing to tell of them"
+            assert len(seen) == 1, "there is nothing to report about them"
 
     run_scenario(scenario)
 
 
-def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(run_scenario) -> None:
+def test_a_hook_that_hangs_delays_only_its_own_call(run_scenario) -> None:
     """Koordinator's proxy waits as long as kubelet does (4)."""
 
     async def scenario(world) -> None:
@@ -431,7 +435,7 @@ def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(run_scenario) -
             await asyncio.sleep(0.05)
             started = await world.call("StopContainer", pb.StopContainerRequest(container_id="x"))
             assert started.sent is not None
-            assert not create.done(), "the hook still thinks, and another call has passed"
+            assert not create.done(), "the hook still runs, and another call has passed"
             call = await create
             assert linux(call).cpuset_cpus == "0-15"
             assert any("10-x" in p["what"] for p in world.executor.telemetry.problems())
@@ -440,7 +444,7 @@ def test_a_hook_that_hangs_costs_its_own_time_and_others_nothing(run_scenario) -
     run_scenario(scenario)
 
 
-def test_a_hook_that_must_not_be_missed_refuses_when_it_fails(run_scenario) -> None:
+def test_a_mandatory_hook_that_fails_refuses_the_call(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.add(pre_create_container=lambda e: 1 / 0, policy=HookFailurePolicy.FAIL)
@@ -471,7 +475,7 @@ def test_after_a_restart_hooks_know_pods_containers_and_requests(run_scenario) -
         one = await world.create("s-ls", cpu_shares=512, memory_limit_in_bytes=1 << 20)
         await restarted(world)
         async with hooks(world) as h:
-            h.following.learn(*world.runtime.raw_lists())
+            h.lifecycle.learn(*world.runtime.raw_lists())
             seen: list[Any] = []
             h.add(pre_start_container=seen.append, pre_update_container_resources=seen.append)
             h.add("20-create", pre_create_container=seen.append)
@@ -534,9 +538,12 @@ def test_two_updates_of_one_container_stay_in_order(run_scenario) -> None:
             await asyncio.wait_for(third.over.wait(), 30)
             for each, shares in ((first, 101), (second, 201), (third, 301)):
                 assert each.over.is_set()
-                got = pb.UpdateContainerResourcesRequest.FromString(each.sent).linux
-                assert (got.cpu_shares, dict(got.unified)) == (shares, {"memory.high": str(shares - 1)})
-                assert got.cpuset_cpus == "0-15"
+                forwarded = pb.UpdateContainerResourcesRequest.FromString(each.sent).linux
+                assert (forwarded.cpu_shares, dict(forwarded.unified)) == (
+                    shares,
+                    {"memory.high": str(shares - 1)},
+                )
+                assert forwarded.cpuset_cpus == "0-15"
             for each in (first, second, third, other):
                 world.wire.finished(each, 0)
             await world.quiet()
@@ -544,7 +551,7 @@ def test_two_updates_of_one_container_stay_in_order(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_queued_container_that_goes_is_not_checked(run_scenario) -> None:
+def test_a_queued_container_that_is_removed_is_not_checked(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             may_answer, seen = threading.Event(), []
@@ -579,7 +586,7 @@ def test_answers_that_come_too_late_to_apply_are_reported(run_scenario) -> None:
         async with hooks(world) as h:
             one = await world.run(await world.pod("ls", "LS"))
             late = Outcome(Adjustment(mems=Mask((7,))), {"mems": "10-x"})
-            h.way.narrow(one, late, cpus("0-15"))
+            h.dispatcher.narrow(one, late, cpus("0-15"))
             assert (
                 "cannot bind ns/ls/c to memory of NUMA node 7 by hook 10-x"
                 in (world.executor.telemetry.problems()[0]["what"])
@@ -591,7 +598,7 @@ def test_answers_that_come_too_late_to_apply_are_reported(run_scenario) -> None:
 # -- sandboxes, starts, stops -------------------------------------------------------------------------------
 
 
-def test_labels_and_annotations_of_a_hook_count_for_the_engine(run_scenario) -> None:
+def test_labels_and_annotations_set_by_a_hook_reach_the_engine(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"4-5"}'}
@@ -629,7 +636,7 @@ def test_a_sandbox_and_a_start_may_be_refused(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_stops_and_removals_continue_whatever_hooks_do(run_scenario) -> None:
+def test_stops_and_removals_are_never_blocked_by_hooks(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             seen: list[Any] = []
@@ -644,12 +651,12 @@ def test_stops_and_removals_continue_whatever_hooks_do(run_scenario) -> None:
                 "pre_stop_pod_sandbox",
                 "pre_remove_pod_sandbox",
             )
-            for name in names:  # one alone would fail so often that it is not asked any more
+            for name in names:  # a single hook would fail so often that it is not called any more
                 h.add(name, policy=HookFailurePolicy.FAIL, **{name: bad})
             sandbox = await world.pod("ls", "LS")
             one = await world.run(sandbox)
             await world.stop(one)
-            await world.stop(one)  # kubelet repeats itself
+            await world.stop(one)  # kubelet sends the call again
             await world.remove(one)
             for method in ("StopPodSandbox", "StopPodSandbox", "RemovePodSandbox", "RemovePodSandbox"):
                 kind = getattr(pb, f"{method}Request")
@@ -673,8 +680,12 @@ def test_an_update_is_changed_narrowed_and_may_be_refused(run_scenario) -> None:
                 return Adjustment(cpus=cpus("6-7"), memory_limit=1 << 30)
 
             h.add(pre_update_container_resources=wants)
-            got = await world.update(one, cpu_shares=9)
-            assert (got.cpu_shares, got.cpuset_cpus, got.memory_limit_in_bytes) == (9, "6-7", 1 << 30)
+            forwarded = await world.update(one, cpu_shares=9)
+            assert (forwarded.cpu_shares, forwarded.cpuset_cpus, forwarded.memory_limit_in_bytes) == (
+                9,
+                "6-7",
+                1 << 30,
+            )
             assert world.on(one) == "6-7"
             request = pb.UpdateContainerResourcesRequest(container_id=one)
             request.linux.cpu_shares = 1
@@ -686,7 +697,7 @@ def test_an_update_is_changed_narrowed_and_may_be_refused(run_scenario) -> None:
     run_scenario(scenario)
 
 
-# -- where no hooks are asked -------------------------------------------------------------------------------
+# -- where no hooks are called ------------------------------------------------------------------------------
 
 
 def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(run_scenario) -> None:
@@ -705,7 +716,7 @@ def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(run_scenario) -
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_a_node_that_is_released_while_hooks_think_is_a_relay(run_scenario) -> None:
+def test_a_node_released_while_hooks_run_only_relays(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
 
@@ -732,7 +743,7 @@ def test_answers_that_cannot_be_written_follow_the_failure_policy(run_scenario, 
             assert world.on(one) == "6-7"
             monkeypatch.setattr(CriHookView, "adjusted", never)
             call = await world.begin(sandbox, "second")
-            assert linux(call).cpuset_cpus == "0-15", "half of an answer does not count"
+            assert linux(call).cpuset_cpus == "0-15", "a partial answer does not count"
             assert not created(call).labels
             assert any(
                 each["keys"].get("err") == "cannot change it" for each in world.executor.telemetry.problems()
@@ -757,7 +768,7 @@ def test_answers_that_cannot_be_written_follow_the_failure_policy(run_scenario, 
     run_scenario(scenario)
 
 
-def test_a_node_that_is_released_while_hooks_think_decides_nothing(run_scenario) -> None:
+def test_a_node_released_while_hooks_run_decides_nothing(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             one = await world.create(await world.pod("ls", "LS"))
@@ -782,13 +793,13 @@ def test_a_node_that_is_released_while_hooks_think_decides_nothing(run_scenario)
             world.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
             call = await world.call("StartContainer", pb.StartContainerRequest(container_id=one))
             assert (call.refused, call.sent) == (None, call.body)
-            assert call.state is None, "no start of ours is watched"
+            assert call.state is None, "no start is watched"
             world.wire.finished(call, 0)
 
     run_scenario(scenario)
 
 
-def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(run_scenario) -> None:
+def test_an_internal_fault_skips_the_hooks_and_not_the_call(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.add(pre_create_container=Veto("never"))
@@ -801,7 +812,7 @@ def test_a_fault_of_ours_costs_the_hooks_and_not_the_call(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_no_call_waits_for_answers_that_never_come(run_scenario, monkeypatch) -> None:
+def test_no_call_waits_for_hooks_that_never_answer(run_scenario, monkeypatch) -> None:
     class Never:
         outcome = None
 

@@ -1,4 +1,4 @@
-"""Hooks are notified once, after the event, whatever caused it; nothing stays of what is gone."""
+"""Hooks are notified once after each event, whatever caused it; removed containers are forgotten."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ async def ended(world: Any, method: str, sandbox: str, status: int = 0) -> None:
     await world.quiet()
 
 
-def test_a_pods_whole_life(run_scenario) -> None:
+def test_hooks_are_notified_of_the_whole_life_of_a_pod(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.listen()
             sandbox = await world.pod("ls", "LS", "burstable")
-            await h.hears("post_run_pod_sandbox s-ls")
+            await h.expect("post_run_pod_sandbox s-ls")
             one = await world.create(sandbox, cpu_shares=512)
-            await h.hears(f"post_create_container {one}")
+            await h.expect(f"post_create_container {one}")
             await world.start(one)
-            await h.hears(f"post_start_container {one}")
+            await h.expect(f"post_start_container {one}")
             await world.update(one, cpu_shares=99)
             await world.until(lambda: h.notified)
             event = h.notified[0]
             assert (event.container.resources.cpu_shares, str(event.decision.cpus)) == (99, "0-15")
             assert (event.pod.ref, event.pod.kube_qos) == ("ns/ls", "Burstable")
-            await h.hears(f"post_update_container_resources {one}")
+            await h.expect(f"post_update_container_resources {one}")
             await world.stop(one)
             await world.stop(one)
-            await h.hears(f"post_stop_container {one}")
+            await h.expect(f"post_stop_container {one}")
             await world.remove(one)
-            await h.hears(f"post_remove_container {one}")
+            await h.expect(f"post_remove_container {one}")
             for _ in range(2):
                 await ended(world, "StopPodSandbox", sandbox)
-            await h.hears("post_stop_pod_sandbox s-ls")
+            await h.expect("post_stop_pod_sandbox s-ls")
             for _ in range(2):
                 await ended(world, "RemovePodSandbox", sandbox)
-            await h.hears("post_remove_pod_sandbox s-ls")
+            await h.expect("post_remove_pod_sandbox s-ls")
             assert h.remembers() == 0
 
     run_scenario(scenario)
 
 
-def test_hooks_are_notified_only_of_what_has_happened(run_scenario) -> None:
+def test_hooks_are_not_notified_of_failed_calls(run_scenario) -> None:
     """Koordinator's proxy notifies of failed calls, too."""
 
     async def scenario(world) -> None:
@@ -69,10 +69,10 @@ def test_hooks_are_notified_only_of_what_has_happened(run_scenario) -> None:
             call = await world.call("RunPodSandbox", request)
             world.wire.finished(call, 13)
             sandbox = await world.pod("ls", "LS")
-            await h.hears("post_run_pod_sandbox s-ls")
+            await h.expect("post_run_pod_sandbox s-ls")
             world.wire.finished(await world.begin(sandbox), 13)
             one = await world.create(sandbox)
-            await h.hears(f"post_create_container {one}")
+            await h.expect(f"post_create_container {one}")
             call = await world.call("StartContainer", pb.StartContainerRequest(container_id=one))
             world.wire.finished(call, 2)
             update = pb.UpdateContainerResourcesRequest(container_id=one)
@@ -86,16 +86,16 @@ def test_hooks_are_notified_only_of_what_has_happened(run_scenario) -> None:
             )
             await ended(world, "StopPodSandbox", sandbox, 13)
             await ended(world, "RemovePodSandbox", sandbox, 13)
-            await h.hears()
+            await h.expect()
             world.wire.finished(
                 await world.call("RemoveContainer", pb.RemoveContainerRequest(container_id=one)), 5
             )
-            await h.hears(f"post_remove_container {one}")  # it is not there, which is what was wanted
+            await h.expect(f"post_remove_container {one}")  # the container does not exist, as requested
 
     run_scenario(scenario)
 
 
-def test_containers_and_pods_that_end_or_go_without_a_call(run_scenario) -> None:
+def test_hooks_are_notified_of_containers_and_pods_that_end_without_a_call(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             sandbox = await world.pod("ls", "LS")
@@ -107,11 +107,11 @@ def test_containers_and_pods_that_end_or_go_without_a_call(run_scenario) -> None
             h.listen()
             world.end(one)
             await world.sync.once()
-            await h.hears(f"post_stop_container {one}")
+            await h.expect(f"post_stop_container {one}")
             for each in (one, two, never):
                 del world.runtime.containers[each]
             await world.sync.once()
-            await h.hears(
+            await h.expect(
                 f"post_remove_container {one}",
                 f"post_stop_container {two}",
                 f"post_remove_container {two}",
@@ -119,16 +119,16 @@ def test_containers_and_pods_that_end_or_go_without_a_call(run_scenario) -> None
             )
             world.runtime.pods[sandbox] = changed_copy(world.runtime.pods[sandbox], ready=False)
             await world.sync.once()
-            await h.hears("post_stop_pod_sandbox s-ls")
+            await h.expect("post_stop_pod_sandbox s-ls")
             world.runtime.pods.clear()
             await world.sync.once()
-            await h.hears("post_remove_pod_sandbox s-ls")
+            await h.expect("post_remove_pod_sandbox s-ls")
             assert h.remembers() == 0
 
     run_scenario(scenario)
 
 
-def test_nothing_is_left_of_many_that_have_gone(run_scenario) -> None:
+def test_removed_containers_are_forgotten(run_scenario) -> None:
     """Koordinator's proxy keeps each container that has ended by itself for ever."""
 
     async def scenario(world) -> None:
@@ -148,7 +148,7 @@ def test_nothing_is_left_of_many_that_have_gone(run_scenario) -> None:
                     del world.runtime.containers[one]
             await world.sync.once()
             assert h.remembers() == len((sandbox, *world.runtime.containers))
-            assert not h.following.sent
+            assert not h.lifecycle.sent
             world.runtime.containers.clear()
             await world.sync.once()
             assert h.remembers() == len((sandbox,))
@@ -162,19 +162,19 @@ def test_a_create_without_an_answer_is_notified_from_the_list(run_scenario) -> N
             h.listen()
             h.add(pre_create_container=Adjustment(labels={"from": "hook"}))
             sandbox = await world.pod("ls", "LS")
-            await h.hears("post_run_pod_sandbox s-ls")
+            await h.expect("post_run_pod_sandbox s-ls")
             call = await world.begin(sandbox)
             world.wire.finished(call, None)
             world.runtime.containers["late"] = RuntimeContainer("late", sandbox, "c", 0, "CREATED")
             await world.sync.once()
             await world.until(lambda: h.notified)
             assert h.notified[0].container.labels == {"from": "hook"}
-            await h.hears("post_create_container late")
+            await h.expect("post_create_container late")
 
     run_scenario(scenario)
 
 
-def test_all_that_exists(run_scenario) -> None:
+def test_a_synchronize_event_holds_all_pods_and_containers(run_scenario) -> None:
     async def scenario(world) -> None:
         sandbox = await world.pod("ls", "LS")
         one = await world.run(sandbox)
@@ -182,8 +182,8 @@ def test_all_that_exists(run_scenario) -> None:
         world.runtime.pods["old"] = changed_copy(world.runtime.pods[sandbox], id="old", uid="u", ready=False)
         world.runtime.pods["new"] = changed_copy(world.runtime.pods[sandbox], id="new", uid="n")
         async with hooks(world) as h:
-            h.following.learn(*world.runtime.raw_lists())
-            event = h.following.everything()
+            h.lifecycle.learn(*world.runtime.raw_lists())
+            event = h.lifecycle.everything()
             assert sorted(pod.sandbox_id for pod in event.pods) == ["old", "s-ls", "s-lse"]
             assert {pod.runtime_handler for pod in event.pods} == {"handled"}
             listed = {each.container.id: each for each in event.containers}
@@ -193,13 +193,13 @@ def test_all_that_exists(run_scenario) -> None:
             assert {i: str(own) for i, own in event.pools.owners.items()} == {lse: "2-3"}
             state = world.executor.state
             world.executor.store._state = state.with_runtime(state.runtime.admitting("s-lse"))
-            made = [pod.sandbox_id for pod in h.following.everything().pods]
-            assert sorted(made) == ["old", "s-ls"], "of one that is being made nothing is sent"
+            made = [pod.sandbox_id for pod in h.lifecycle.everything().pods]
+            assert sorted(made) == ["old", "s-ls"], "a sandbox in creation is not included"
 
     run_scenario(scenario)
 
 
-def test_pools_and_machine_that_change(run_scenario) -> None:
+def test_hooks_are_notified_of_changed_pools_and_machine(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.listen("pools_changed", "machine_changed")
@@ -217,7 +217,7 @@ def test_pools_and_machine_that_change(run_scenario) -> None:
             for event in used_beside_be(world.executor.state, 15):
                 world.executor.store.handle(event)
             assert len(world.executor.state.pools.be_now or ()) == 2
-            h.following._compare_soon()
+            h.lifecycle._compare_soon()
             await world.until(lambda: h.notified)
             await world.quiet()
             assert [(each.NAME, str(each.after.be)) for each in h.notified] == [
@@ -240,20 +240,20 @@ def test_no_events_of_a_released_node_and_all_after_the_undo(run_scenario) -> No
             h.listen()
             sandbox = await world.pod("ls", "LS")
             one = await world.run(sandbox)
-            await h.hears(
+            await h.expect(
                 "post_run_pod_sandbox s-ls", f"post_create_container {one}", f"post_start_container {one}"
             )
             world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
             world.end(one)
             await world.sync.once()
-            await h.hears()
+            await h.expect()
             assert h.resumed == 0
             world.executor.store.handle(ModeChanged(NodeMode.ENFORCE))
             await world.sync.once()
             assert h.resumed == 1
             await world.sync.once()
             assert h.resumed == 1
-            assert isinstance(h.following.everything(), Synchronize)
+            assert isinstance(h.lifecycle.everything(), Synchronize)
 
     run_scenario(scenario)
 
@@ -264,7 +264,7 @@ def test_faults_of_notified_hooks_affect_no_container(run_scenario) -> None:
             h.add(post_create_container=lambda e: 1 / 0)
             h.listen()
             one = await world.create(await world.pod("ls", "LS"))
-            await h.hears("post_run_pod_sandbox s-ls", f"post_create_container {one}")
+            await h.expect("post_run_pod_sandbox s-ls", f"post_create_container {one}")
             h.engine.notify = lambda event: 1 / 0  # type: ignore[assignment,return-value]
             await world.start(one)
             await asyncio.sleep(0)
@@ -274,31 +274,31 @@ def test_faults_of_notified_hooks_affect_no_container(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_what_came_without_a_call_is_learned_of(run_scenario) -> None:
+def test_containers_created_without_a_call_are_looked_up(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             sandbox = await world.pod("ls", "LS")
             await world.run(sandbox)
             await world.pod("other", "LS")
             await world.sync.once()
-            assert h.lacked == 0
+            assert h.incomplete == 0
             world.runtime.containers["odd"] = RuntimeContainer("odd", sandbox, "odd", 0, "RUNNING")
             world.cgroups.sets["odd"] = CpuSet.parse("0-15")
             await world.sync.once()
-            assert h.lacked == 1
-            h.following.sent["gone"] = b"a create that has no known end"
-            h.following.listed({sandbox}, (), world.executor.state.runtime.changes.number)
-            assert not h.following.sent
-            assert h.lacked == 1, "of what the runtime does not list it tells no more"
-            h.following.learn(*world.runtime.raw_lists())
-            assert h.following.facts(world.executor.state.containers["odd"])[1].labels == {"listed": "odd"}
+            assert h.incomplete == 1
+            h.lifecycle.sent["gone"] = b"a create that has no known end"
+            h.lifecycle.listed({sandbox}, (), world.executor.state.runtime.changes.number)
+            assert not h.lifecycle.sent
+            assert h.incomplete == 1, "containers that the runtime does not list are not reported"
+            h.lifecycle.learn(*world.runtime.raw_lists())
+            assert h.lifecycle.facts(world.executor.state.containers["odd"])[1].labels == {"listed": "odd"}
             await world.sync.once()
-            assert h.lacked == 1
-            h.following.memory.forget(sandbox)
+            assert h.incomplete == 1
+            h.lifecycle.memory.forget(sandbox)
             await world.sync.once()
-            assert h.lacked == 2, "and of sandboxes"
-            h.following.listed((), (), world.executor.state.runtime.changes.number)
-            assert h.lacked == 2
+            assert h.incomplete == 2, "sandboxes are reported too"
+            h.lifecycle.listed((), (), world.executor.state.runtime.changes.number)
+            assert h.incomplete == 2
 
     run_scenario(scenario)
 
@@ -310,10 +310,10 @@ def test_a_list_older_than_a_sandbox_stop_does_not_remove_it(run_scenario) -> No
             began = world.executor.state.runtime.changes.number
             sandbox = await world.pod("ls", "LS")
             await ended(world, "StopPodSandbox", sandbox)
-            h.following.listed((), (), began)
-            await h.hears("post_stop_pod_sandbox s-ls")
-            assert h.following.find_pod(sandbox) is not None
-            h.following.listed((), (), world.executor.state.runtime.changes.number)
-            await h.hears("post_remove_pod_sandbox s-ls")
+            h.lifecycle.listed((), (), began)
+            await h.expect("post_stop_pod_sandbox s-ls")
+            assert h.lifecycle.find_pod(sandbox) is not None
+            h.lifecycle.listed((), (), world.executor.state.runtime.changes.number)
+            await h.expect("post_remove_pod_sandbox s-ls")
 
     run_scenario(scenario)

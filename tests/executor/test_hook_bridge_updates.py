@@ -1,4 +1,4 @@
-"""What hooks want of other containers: done beside all calls, bounded, and reported where impossible."""
+"""Updates of other containers by hooks: made apart from calls, bounded, and reported on failure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def problems(world: Any) -> list[str]:
     return [problem["what"] for problem in world.executor.telemetry.problems()]
 
 
-def lack(which: str, why: str, hook: str = "10-x") -> str:
-    """What is reported of an update that is not made."""
+def failed_update(which: str, why: str, hook: str = "10-x") -> str:
+    """Return the problem of an update that is not made."""
     return f'cannot update a container as hooks request {which} hook={hook} err="{why}"'
 
 
-def take(h: Any, container_id: str, **fields: Any) -> None:
+def request_update(h: Any, container_id: str, **fields: Any) -> None:
     owners = {f"updates[{container_id}].{name}": "10-x" for name in fields if name != "unified"}
     h.updates.take({container_id: Update(**fields)}, owners)
 
@@ -55,7 +55,7 @@ def test_cpus_of_another_container_are_narrowed_in_kernel_and_runtime(run_scenar
             runtime_sync.close()
             assert world.runtime.specs[one] == "4-5"
             assert world.ledger.entries[f"c/{one}"]["placement"]["narrowed"] == "4-5"
-            take(h, one, cpus=CLEAR)
+            request_update(h, one, cpus=CLEAR)
             await world.until(lambda: world.on(one) == "0-15")
             world.check()
 
@@ -68,7 +68,7 @@ def test_a_created_container_starts_with_the_cpus_of_an_update(run_scenario) -> 
             shared = await world.create(await world.pod("ls", "LS", "burstable"))
             owner = await world.run(await world.pod("lse", "LSE", "", "2-3"))
             assert world.runtime.specs[shared] == "0-15"
-            take(h, shared, cpu_shares=9)
+            request_update(h, shared, cpu_shares=9)
             await world.until(lambda: world.runtime.updates)
             await done(world, h)
             start = await world.call("StartContainer", pb.StartContainerRequest(container_id=shared))
@@ -76,13 +76,13 @@ def test_a_created_container_starts_with_the_cpus_of_an_update(run_scenario) -> 
             assert (world.runtime.specs[shared], world.on(owner)) == ("0-1,4-15", "2-3")
             assert not world.executor.telemetry.value(
                 metrics.CPUSETS_UPDATED_BEFORE_START
-            )  # the update has brought them to the runtime already
+            )  # the runtime already has them from the update
             world.wire.finished(start, 0)
 
     run_scenario(scenario)
 
 
-def test_notified_hooks_may_ask_for_updates_too(run_scenario) -> None:
+def test_notified_hooks_may_request_updates_too(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             h.add(post_start_container=lambda e: Adjustment(updates={e.container.id: Update(cpu_shares=9)}))
@@ -97,7 +97,7 @@ def test_other_updates_carry_the_cpus_and_clear_means_no_request(run_scenario) -
     async def scenario(world) -> None:
         async with hooks(world) as h:
             one = await world.run(await world.pod("ls", "LS"))
-            take(
+            request_update(
                 h, one, cpus=cpus("2-3"), memory_limit=1 << 20, cpu_quota=CLEAR, unified={"memory.high": "9"}
             )
             await done(world, h)
@@ -114,7 +114,7 @@ def test_a_removed_quota_stays_off_and_the_wanted_one_is_restored(run_scenario) 
     async def scenario(world) -> None:
         async with hooks(world) as h:
             lse = await world.run(await world.pod("lse", "LSE", "", "2-3"), cpu_quota=50_000)
-            take(h, lse, cpu_quota=70_000)
+            request_update(h, lse, cpu_quota=70_000)
             await done(world, h)
             assert [limits.cpu_quota for _, _, limits in world.runtime.updates] == [-1]
             assert world.executor.quotas.known.records[f"qc/{lse}"].quota == 70_000
@@ -129,19 +129,21 @@ def test_failed_updates_are_reported_with_the_hooks_name(run_scenario) -> None:
             ls = await world.run(await world.pod("ls", "LS"))
             gone = await world.run("s-ls", "gone")
             await world.stop(gone)
-            take(h, "missing", cpu_shares=2)
-            take(h, gone, cpu_shares=2)
-            take(h, ls, cpus=cpus("3-4"))
-            take(h, lse, cpus=cpus("4"))
+            request_update(h, "missing", cpu_shares=2)
+            request_update(h, gone, cpu_shares=2)
+            request_update(h, ls, cpus=cpus("3-4"))
+            request_update(h, lse, cpus=cpus("4"))
             await done(world, h)
             world.runtime.update_error = RuntimeCallError("cannot: no", 3)
-            take(h, ls, cpu_shares=2)
+            request_update(h, ls, cpu_shares=2)
             await done(world, h)
             assert problems(world) == [
-                lack("containerID=missing", "there is no such container"),
-                lack(f"pod=ns/ls container=gone containerID={gone}", "it does not run"),
-                lack(f"pod=ns/ls container=c containerID={ls}", "cannot: no"),
-                lack(f"pod=ns/lse container=c containerID={lse}", "CPUs 4 are not among those it has"),
+                failed_update("containerID=missing", "there is no such container"),
+                failed_update(f"pod=ns/ls container=gone containerID={gone}", "it does not run"),
+                failed_update(f"pod=ns/ls container=c containerID={ls}", "cannot: no"),
+                failed_update(
+                    f"pod=ns/lse container=c containerID={lse}", "CPUs 4 are not among those it has"
+                ),
             ]
             assert (world.on(ls), world.on(lse)) == ("0-1,4-15", "2-3")
             assert not world.executor.state.inflight.of(ls)
@@ -149,14 +151,14 @@ def test_failed_updates_are_reported_with_the_hooks_name(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_calls_of_the_client_are_not_raced(run_scenario) -> None:
+def test_updates_by_hooks_wait_for_calls_of_the_client(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             one = await world.run(await world.pod("ls", "LS"))
             request = pb.UpdateContainerResourcesRequest(container_id=one)
             request.linux.cpu_shares = 5
             call = await world.call("UpdateContainerResources", request)
-            take(h, one, cpu_shares=9)
+            request_update(h, one, cpu_shares=9)
             await asyncio.sleep(0.2)
             assert not world.runtime.updates
             world.wire.finished(call, 0)
@@ -167,12 +169,12 @@ def test_calls_of_the_client_are_not_raced(run_scenario) -> None:
                 (),
             )
             call = await world.call("UpdateContainerResources", request)
-            take(h, one, cpu_shares=10)
+            request_update(h, one, cpu_shares=10)
             await asyncio.sleep(0.1)
             world.now += module.UPDATE_TIMEOUT_S + 1
             await done(world, h)
             assert problems(world) == [
-                lack(f"pod=ns/ls container=c containerID={one}", "the runtime is still busy with it")
+                failed_update(f"pod=ns/ls container=c containerID={one}", "the runtime is still busy with it")
             ]
             world.wire.finished(call, 0)
             await world.quiet()
@@ -180,12 +182,12 @@ def test_calls_of_the_client_are_not_raced(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_runtime_that_is_away_is_tried_again_for_a_while(run_scenario, monkeypatch) -> None:
+def test_an_update_is_retried_while_the_runtime_is_unavailable(run_scenario, monkeypatch) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             one = await world.run(await world.pod("ls", "LS"))
             world.runtime.update_error = UnavailableError("cannot reach it")
-            take(h, one, cpu_shares=9)
+            request_update(h, one, cpu_shares=9)
             await world.until(lambda: world.executor.state.inflight.orphans())
             world.runtime.update_error = None
             world.now += 3
@@ -199,12 +201,12 @@ def test_a_runtime_that_is_away_is_tried_again_for_a_while(run_scenario, monkeyp
     run_scenario(scenario)
 
 
-def test_a_hook_that_floods_overwrites_its_own(run_scenario) -> None:
+def test_repeated_updates_of_a_hook_replace_its_earlier_ones(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             one = await world.run(await world.pod("ls", "LS"))
             for number in range(1000):
-                take(h, one, cpu_shares=number + 2, cpus=cpus(str(number % 16)))
+                request_update(h, one, cpu_shares=number + 2, cpus=cpus(str(number % 16)))
             assert len(h.updates._waiting) == 1
             await done(world, h)
             assert [limits.cpu_shares for _, _, limits in world.runtime.updates] == [1001]
@@ -213,37 +215,37 @@ def test_a_hook_that_floods_overwrites_its_own(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_so_many_may_wait_and_no_more(run_scenario, monkeypatch) -> None:
+def test_the_number_of_waiting_updates_is_bounded(run_scenario, monkeypatch) -> None:
     async def scenario(world) -> None:
         monkeypatch.setattr(module, "MOST", 2)
         async with hooks(world) as h:
             sandbox = await world.pod("ls", "LS")
             ids = [await world.run(sandbox, f"c{n}") for n in range(3)]
             for each in ids:
-                take(h, each, cpu_shares=9)
+                request_update(h, each, cpu_shares=9)
             await done(world, h)
             assert len(world.runtime.updates) == 2
             assert problems(world) == [
-                lack(f"pod=ns/ls container=c2 containerID={ids[2]}", "too many updates wait")
+                failed_update(f"pod=ns/ls container=c2 containerID={ids[2]}", "too many updates wait")
             ]
 
     run_scenario(scenario)
 
 
-def test_each_is_reported_with_its_own_hooks(run_scenario) -> None:
+def test_each_failed_update_is_reported_with_its_own_hook(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             wants = {name: Update(cpu_shares=9) for name in ("a", "b")}
             h.updates.take(wants, {"updates[a].cpu_shares": "10-x", "updates[b].cpu_shares": "20-y"})
             assert problems(world) == [
-                lack("containerID=a", "there is no such container"),
-                lack("containerID=b", "there is no such container", "20-y"),
+                failed_update("containerID=a", "there is no such container"),
+                failed_update("containerID=b", "there is no such container", "20-y"),
             ]
 
     run_scenario(scenario)
 
 
-def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(run_scenario, monkeypatch) -> None:
+def test_an_update_waits_for_a_call_that_arrives_while_it_is_prepared(run_scenario, monkeypatch) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:
             one = await world.run(await world.pod("ls", "LS"))
@@ -264,10 +266,10 @@ def test_a_call_that_comes_while_an_update_is_prepared_is_not_raced(run_scenario
             dropped: list[Any] = []
             monkeypatch.setattr(type(fencing), "drop", drop)
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: comes(container_id))
-            take(h, one, cpu_shares=9)
+            request_update(h, one, cpu_shares=9)
             await world.until(lambda: calls and one in h.updates._waiting)
             assert not world.runtime.updates
-            assert len(dropped) == 1, "what was put up for it is taken down"
+            assert len(dropped) == 1, "its fence is removed"
             world.wire.finished(calls[0], 0)
             await done(world, h)
             assert [limits.cpu_shares for _, _, limits in world.runtime.updates] == [9]
@@ -296,7 +298,7 @@ def test_a_container_that_ends_during_an_update_is_not_notified(
                 return fence
 
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: ends(container_id))
-            take(h, one, cpu_shares=9)
+            request_update(h, one, cpu_shares=9)
             await done(world, h)
             assert not world.runtime.updates
             assert [problem.rpartition(" err=")[2] for problem in problems(world)] == [f'"{why}"']
@@ -325,13 +327,13 @@ def test_nothing_is_sent_for_a_pod_that_was_released_during_an_update(run_scenar
     run_scenario(scenario)
 
 
-def test_its_thread_ends_with_it(run_scenario) -> None:
+def test_the_thread_of_updates_ends_when_they_are_closed(run_scenario) -> None:
     def threads() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith("hook-updates")]
 
     async def scenario(world) -> None:
         async with hooks(world) as h:
-            take(h, await world.run(await world.pod("ls", "LS")), cpu_shares=9)
+            request_update(h, await world.run(await world.pod("ls", "LS")), cpu_shares=9)
             await done(world, h)
             assert threads()
         assert not threads()

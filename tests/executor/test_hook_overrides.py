@@ -1,4 +1,4 @@
-"""What hooks want of containers, done by the executor: state, ledger, kernel, CPUs that go, partitions."""
+"""Overrides of containers by hooks, applied by the executor: state, ledger, kernel, hotplug, partitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def narrowing(cpus: str, **more: Any) -> Narrowing:
     return Narrowing(CpuSet.parse(cpus), by="10-x", **more)
 
 
-def test_kernel_ledger_and_explain_follow(run_scenario) -> None:
+def test_kernel_ledger_and_explain_follow_a_narrowed_set(run_scenario) -> None:
     async def scenario(world) -> None:
         one = await world.run(await world.pod("ls", "LS"))
         assert world.executor.overrides.narrow(one, narrowing("4-5")) == ""
@@ -34,7 +34,7 @@ def test_kernel_ledger_and_explain_follow(run_scenario) -> None:
         world.log.clear()
         assert world.executor.overrides.narrow(one, narrowing("4-5")) == ""
         await world.quiet()
-        assert world.log == [], "nothing is done that is so already"
+        assert world.log == [], "an unchanged set is not written"
         assert world.executor.overrides.narrow(one, Narrowing(clear=True, by="10-x")) == ""
         await world.until(lambda: world.on(one) == "0-15")
         reasons = world.executor.history.find("ns/ls")[-1].explanation.reasons
@@ -49,18 +49,18 @@ def test_a_container_that_does_not_exist_is_not_narrowed(run_scenario, which) ->
     async def scenario(world) -> None:
         one = await world.run(await world.pod("ls", "LS"))
         await world.stop(one)
-        words = world.executor.overrides.narrow(one if which == "ended" else "absent", narrowing("4-5"))
-        assert "it is not there" in words
+        error = world.executor.overrides.narrow(one if which == "ended" else "absent", narrowing("4-5"))
+        assert "it is not there" in error
 
     run_scenario(scenario)
 
 
-def test_unavailable_cpus_are_reported_and_the_rest_is_used(run_scenario) -> None:
+def test_unavailable_cpus_are_reported_and_the_remaining_ones_used(run_scenario) -> None:
     async def scenario(world) -> None:
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
         one = await world.run(await world.pod("ls", "LS"))
-        words = world.executor.overrides.narrow(one, narrowing("2-3", mems=Mask((1,))))
-        assert "cannot narrow ns/ls/c to CPUs 2-3 by hook 10-x: it has 4-15" in words
+        error = world.executor.overrides.narrow(one, narrowing("2-3", mems=Mask((1,))))
+        assert "cannot narrow ns/ls/c to CPUs 2-3 by hook 10-x: it has 4-15" in error
         assert world.executor.state.containers[one].placement.mems == Mask((1,))
         await world.quiet()
         assert (world.on(one), world.on(lse)) == ("4-15", "0-3")
@@ -69,13 +69,13 @@ def test_unavailable_cpus_are_reported_and_the_rest_is_used(run_scenario) -> Non
     run_scenario(scenario)
 
 
-def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(run_scenario) -> None:
+def test_a_narrowed_owner_gets_replacements_for_lost_cpus_and_returns_them(run_scenario) -> None:
     async def scenario(world) -> None:
         own = await world.run(await world.pod("g"), **FOUR_CPUS)
         assert world.on(own) == "0-1,8-9"
         assert world.executor.overrides.narrow(own, narrowing("0,8")) == ""
         await world.until(lambda: world.on(own) == "0,8")
-        whole, smaller = world.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 have gone
+        whole, smaller = world.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 are offline
         world.machine = smaller
         await world.executor.hotplug.reread()
         await world.until(lambda: len(world.executor.state.containers[own].placement.replacement) == 2)
@@ -84,7 +84,7 @@ def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(run_scenario) 
             await world.quiet()
         container = world.executor.state.containers[own]
         assert len(container.placement.replacement) == 2, (
-            "what stands in is not given back as long as it is needed"
+            "replacement CPUs are kept as long as they are needed"
         )
         assert world.on(own) == "0"
         world.check()
@@ -97,7 +97,7 @@ def test_a_narrowed_owner_that_loses_cpus_gets_and_returns_others(run_scenario) 
     run_scenario(scenario)
 
 
-def test_cpus_that_hooks_gave_to_others_are_not_a_partition(run_scenario) -> None:
+def test_owned_cpus_that_hooks_gave_to_other_containers_are_not_a_partition(run_scenario) -> None:
     async def scenario(world) -> None:
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
         own = await world.run(await world.pod("own", "LSE", "", "4-5"))
@@ -148,7 +148,7 @@ def test_a_foreign_write_to_a_narrowed_set_is_repaired(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_cpus_that_hooks_gave_away_are_taken_back_where_they_may_no_more(run_scenario) -> None:
+def test_owned_cpus_given_away_by_hooks_are_reclaimed_when_no_longer_allowed(run_scenario) -> None:
     async def scenario(world) -> None:
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
         some, only = [await world.run(await world.pod(name, "LS")) for name in ("some", "only")]

@@ -1,4 +1,4 @@
-"""Hooks put together in the played world: from real files, with a runtime that may be away."""
+"""Hooks from real files on a simulated node, with a runtime that may be unavailable."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from proxy.model.mode import NodeMode
 HEAD = """
 API_VERSION = 1
 
-def record(words):
+def record(text):
     with open({!r}, "a") as record:
-        print(words, file=record)
+        print(text, file=record)
 
 """
 
 
 class Directories:
-    """Where hooks lie, and a file in which they write what they saw."""
+    """Directories of hooks, and a file in which the hooks record their calls."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -77,7 +77,7 @@ def followers(world: Any) -> list[LifecycleEvents]:
     return [observer for observer in world.executor.store._observers if isinstance(observer, LifecycleEvents)]
 
 
-def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(
+def test_without_hook_files_calls_do_not_wait_and_no_parts_are_made(
     run_scenario, directories: Directories
 ) -> None:
     async def scenario(world) -> None:
@@ -90,20 +90,20 @@ def test_without_a_file_calls_wait_for_nothing_and_nothing_is_made(
 
 
 def test_calls_wait_for_the_hooks_that_are_there(run_scenario, directories: Directories) -> None:
-    directories.write("import time\ntime.sleep(0.3)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
+    directories.write("import time\ntime.sleep(0.3)\ndef pre_run_pod_sandbox(event):\n    record('called')\n")
 
     async def scenario(world) -> None:
         async with running(world, directories):
             assert world.wire.awaited is not None
             await world.pod("ls", "LS")
-            assert directories.calls() == ["asked"]
+            assert directories.calls() == ["called"]
             assert world.wire.awaited is None
 
     run_scenario(scenario)
 
 
-def test_calls_do_not_wait_for_ever(run_scenario, directories: Directories, monkeypatch) -> None:
-    directories.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    record('asked')\n")
+def test_calls_wait_for_hooks_for_a_limited_time(run_scenario, directories: Directories, monkeypatch) -> None:
+    directories.write("import time\ntime.sleep(2)\ndef pre_run_pod_sandbox(event):\n    record('called')\n")
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
 
     async def scenario(world) -> None:
@@ -133,7 +133,7 @@ def test_calls_do_not_wait_for_a_directory_that_hangs(
     run_scenario(scenario)
 
 
-def test_what_was_there_is_learned_when_the_runtime_answers(
+def test_existing_containers_are_learned_when_the_runtime_answers(
     run_scenario, directories: Directories, monkeypatch
 ) -> None:
     monkeypatch.setattr(backfill, "RETRY", Backoff(0.05, 0.05))
@@ -165,13 +165,13 @@ def test_what_was_there_is_learned_when_the_runtime_answers(
             await world.sync.once()
             await world.until(lambda: len(directories.calls()) > before)
             assert directories.calls()[-1] == "['listed']", (
-                "a node that is ours again is synchronized as a whole"
+                "a node that is enforced again is synchronized as a whole"
             )
 
     run_scenario(scenario)
 
 
-def test_hooks_are_synchronized_when_the_runtime_comes_late(
+def test_hooks_are_synchronized_when_the_runtime_becomes_available_late(
     run_scenario, directories: Directories, monkeypatch
 ) -> None:
     monkeypatch.setattr(hooks_setup, "FIRST_S", 0.2)
@@ -188,7 +188,7 @@ def test_hooks_are_synchronized_when_the_runtime_comes_late(
     run_scenario(scenario, reconciled=False)
 
 
-def test_a_hook_that_does_not_end_is_not_waited_for_long(
+def test_closing_does_not_wait_long_for_a_hook_that_does_not_end(
     run_scenario, directories: Directories, monkeypatch
 ) -> None:
     monkeypatch.setattr(hooks_setup, "STOP_S", 0.3)
@@ -204,7 +204,7 @@ def test_a_hook_that_does_not_end_is_not_waited_for_long(
     run_scenario(scenario)
 
 
-def test_what_may_be_a_hook(directories: Directories) -> None:
+def test_only_valid_files_are_hooks(directories: Directories) -> None:
     config = directories.config
     assert not may_be_hooks(config)
     config.vendor_directory.mkdir()

@@ -29,7 +29,7 @@ def without(machine: Machine, text: str) -> Machine:
 
 
 async def look(world: Any) -> None:
-    """The kernel has reported a change, and all that follows is done."""
+    """Report a change by the kernel, and wait until the node has followed it."""
     await world.executor.hotplug.reread()
     await world.quiet()
     await world.executor.hotplug.update_replacements()
@@ -45,7 +45,7 @@ async def sharer_and_owner(world: Any) -> tuple[str, str, CpuSet]:
 
 
 def explained(world: Any, query: str) -> tuple[list[str], str]:
-    """What ``topoproxy explain`` says of a container: the reasons, and what holds now."""
+    """Return the reasons and the current facts that ``topoproxy explain`` prints for a container."""
     shortage = world.executor.hotplug.shortage
     page = history_page(
         world.executor.history, {"query": query}, lambda one: shortage.explained(one.container_id)
@@ -66,8 +66,8 @@ def test_every_container_leaves_an_offline_cpu_and_returns_to_it(run_scenario) -
         call = await world.call(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls)
         )
-        got = pb.UpdateContainerResourcesRequest.FromString(call.sent)
-        assert got.linux.cpuset_cpus == "0-1,4-14", "the runtime would fail with a CPU that is not there"
+        forwarded = pb.UpdateContainerResourcesRequest.FromString(call.sent)
+        assert forwarded.linux.cpuset_cpus == "0-1,4-14", "the runtime would fail with a missing CPU"
         world.wire.finished(call, 0)
         clash = await world.begin(await world.pod("other", "LSE", "", "3"))
         assert clash.refused[0] == 3
@@ -82,7 +82,7 @@ def test_every_container_leaves_an_offline_cpu_and_returns_to_it(run_scenario) -
 
 
 def test_the_runtime_is_notified_of_cpus_that_the_kernel_itself_has_taken(run_scenario) -> None:
-    """On v1 nothing is left to write, and an update with a CPU that is not there would fail."""
+    """On v1 nothing is left to write, and an update with a missing CPU would fail."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
@@ -98,7 +98,7 @@ def test_the_runtime_is_notified_of_cpus_that_the_kernel_itself_has_taken(run_sc
 
 
 class BroughtBack:
-    """Remembers for which groups processes were to be brought back."""
+    """Records for which groups processes were to be moved back."""
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
@@ -108,13 +108,13 @@ class BroughtBack:
         return 0
 
 
-def test_processes_that_were_moved_away_while_no_daemon_ran_are_looked_for(run_scenario, monkeypatch) -> None:
+def test_processes_moved_away_while_no_daemon_ran_are_moved_back(run_scenario, monkeypatch) -> None:
     async def scenario(world: Any) -> None:
         own = await world.run(await world.pod("lse", "LSE", "", "3"))
         world.machine, displaced = without(world.machine, "3"), BroughtBack()
         ports = functools.partial(Ports, displaced=displaced)
         monkeypatch.setitem(type(world).boot.__globals__, "Ports", ports)
-        world.boot()  # the machine that it finds first is the one without the CPU
+        world.boot()  # the first machine that the daemon reads lacks the CPU
         for _ in range(2):
             await world.sync.once()
             await world.quiet()
@@ -129,8 +129,10 @@ def test_a_restart_while_a_cpu_is_offline_keeps_its_owner(run_scenario) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
         own = await world.run(await world.pod("g"), **TWO_CPUS)
-        had = world.on(own)
-        world.runtime.details[own] = RuntimeDetail(f"/kubepods/podg/{own}", 2048, 200_000, 100_000, 0, had)
+        previous = world.on(own)
+        world.runtime.details[own] = RuntimeDetail(
+            f"/kubepods/podg/{own}", 2048, 200_000, 100_000, 0, previous
+        )
         await world.quiet()
         world.machine = without(whole, "3")
         for entries in (dict(world.ledger.entries), {}):  # with its ledger, and from the runtime alone
@@ -142,13 +144,13 @@ def test_a_restart_while_a_cpu_is_offline_keeps_its_owner(run_scenario) -> None:
         world.machine = whole
         await world.sync.once()
         await world.quiet()
-        assert (world.on(lse), world.on(own)) == ("2-3", had)
+        assert (world.on(lse), world.on(own)) == ("2-3", previous)
         world.check()
 
     run_scenario(scenario)
 
 
-def test_a_machine_that_leaves_nothing_to_share_is_not_followed(run_scenario) -> None:
+def test_a_machine_without_shared_cpus_is_not_followed(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
@@ -164,48 +166,49 @@ def test_a_machine_that_leaves_nothing_to_share_is_not_followed(run_scenario) ->
 def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         whole = world.machine
-        ls, own, had = await sharer_and_owner(world)
-        gone = max(had)
+        ls, own, previous = await sharer_and_owner(world)
+        gone = max(previous)
         world.machine = without(whole, str(gone))
         world.log.clear()
         await look(world)
         now = CpuSet.parse(world.on(own))
-        (other,) = now - had
+        (other,) = now - previous
         assert len(now) == 2
-        assert now & had == had - CpuSet([gone])
-        assert world.machine.nodes_of(now) == whole.nodes_of(had), "on its NUMA node"
+        assert now & previous == previous - CpuSet([gone])
+        assert world.machine.nodes_of(now) == whole.nodes_of(previous), "on its NUMA node"
         assert CpuSet.parse(world.on(ls)) == world.machine.online - now
         moves = [line for line in world.log if line.startswith("kernel")]
         last_ls = max(i for i, line in enumerate(moves) if ls in line)
-        assert moves.index(f"kernel {own} {now}") > last_ls, "the others had left it before"
+        assert moves.index(f"kernel {own} {now}") > last_ls, "other containers had left it before"
         (entry,) = world.executor.hotplug.shortage.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == (str(gone), str(other), 0)
-        words = f"its CPU {gone} is offline: it runs on {now}, with CPU {other} in its place"
+        expected = f"its CPU {gone} is offline: it runs on {now}, with CPU {other} in its place"
         reasons, reported = explained(world, "g")
-        assert reported == words
-        assert reasons[-1].endswith(words)
+        assert reported == expected
+        assert reasons[-1].endswith(expected)
         assert any(
-            line.startswith("a container has less") and f'reason="{words}"' in line for line in world.logged
+            line.startswith("a container has less") and f'reason="{expected}"' in line
+            for line in world.logged
         )
         assert violations(world.executor.state) == []
 
-        for entries in (None, dict(world.ledger.entries)):  # by itself, and over a restart meanwhile
+        for entries in (None, dict(world.ledger.entries)):  # without and with a restart meanwhile
             if entries is not None:
                 world.machine = without(whole, str(gone))
                 await look(world)
                 world.boot()
                 await world.sync.once()
                 world.now += 3
-                await world.sync.once()  # calls of before the restart are over
+                await world.sync.once()  # calls from before the restart are over
                 await world.quiet()
-                assert CpuSet.parse(world.on(own)) == now, "replacements that are there stay"
+                assert CpuSet.parse(world.on(own)) == now, "existing replacements stay"
             world.log.clear()
             world.machine = whole
             await look(world)
-            assert world.on(own) == str(had)
-            assert CpuSet.parse(world.on(ls)) == whole.online - had
+            assert world.on(own) == str(previous)
+            assert CpuSet.parse(world.on(ls)) == whole.online - previous
             moves = [line for line in world.log if line.startswith("kernel")]
-            assert moves.index(f"kernel {own} {had}") < moves.index(f"kernel {ls} {world.on(ls)}")
+            assert moves.index(f"kernel {own} {previous}") < moves.index(f"kernel {ls} {world.on(ls)}")
             assert world.executor.hotplug.shortage.page() == []
             assert any(
                 "a container has all that was promised again pod=ns/g" in line for line in world.logged
@@ -216,28 +219,28 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_replacements_are_given_back_once_a_call_in_flight_is_over(run_scenario) -> None:
+def test_replacement_cpus_are_released_once_a_call_in_flight_is_over(run_scenario) -> None:
     """No comparison is needed: the next one may be far away."""
 
     async def scenario(world: Any) -> None:
         whole = world.machine
-        ls, own, had = await sharer_and_owner(world)
-        world.machine = without(whole, str(max(had)))
+        ls, own, previous = await sharer_and_owner(world)
+        world.machine = without(whole, str(max(previous)))
         await look(world)
         replaced = CpuSet.parse(world.on(own))
         flight = world.executor.calls.track(own, replaced)
         world.machine = whole
         await look(world)
         await look(world)
-        assert world.on(own) == str(had)
-        assert CpuSet.parse(world.on(ls)) == whole.online - had - replaced, (
-            "the call may bring the owner back"
+        assert world.on(own) == str(previous)
+        assert CpuSet.parse(world.on(ls)) == whole.online - previous - replaced, (
+            "the call may move the owner back"
         )
         world.cgroups.sets[own] = replaced
         world.start_update.completed(flight, replaced)
         await world.quiet()
-        assert world.on(own) == str(had)
-        assert CpuSet.parse(world.on(ls)) == whole.online - had
+        assert world.on(own) == str(previous)
+        assert CpuSet.parse(world.on(ls)) == whole.online - previous
         world.check()
 
     run_scenario(scenario)
@@ -258,7 +261,7 @@ def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(run_scenario) -
         await world.remove(lse)
         await look(world)
         assert world.executor.hotplug.shortage.page() == []
-        assert not any("again" in line for line in world.logged), "a container that is gone has nothing again"
+        assert not any("again" in line for line in world.logged), "a removed container has no entry"
         world.check()
 
     run_scenario(scenario)
@@ -277,8 +280,8 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(
             await world.run(await world.pod("be", "BE", "besteffort")),
         )
         own = await world.run(await world.pod("g"), **TWO_CPUS)
-        had = world.executor.state.containers[own].placement.exclusive
-        assert len({whole.by_id[cpu].core for cpu in had}) == 1, "both threads of a core"
+        previous = world.executor.state.containers[own].placement.exclusive
+        assert len({whole.by_id[cpu].core for cpu in previous}) == 1, "both threads of a core"
         second = CpuSet.from_bits(sum(1 << max(core) for core in whole.cores.values()))
         world.machine = without(whole, str(second))
         await look(world)
@@ -289,45 +292,45 @@ def test_smt_switched_off_leaves_one_thread_of_each_core(
         for sharer in (ls, be):
             assert CpuSet.parse(world.on(sharer)) == world.machine.online - now
         late = await world.run(await world.pod("late"), **TWO_CPUS)
-        assert len(CpuSet.parse(world.on(late))) == 2, "a whole core is one CPU now"
+        assert len(CpuSet.parse(world.on(late))) == 2, "a whole core is a single CPU now"
         world.check()
         world.machine = whole
         await look(world)
-        assert world.on(own) == str(had)
+        assert world.on(own) == str(previous)
         assert len(CpuSet.parse(world.on(late))) == 2
         world.check()
 
     run_scenario(scenario, rules={"options": CpuOptions(full_pcpus_only=full), "policy": policy})
 
 
-def test_half_a_core_is_no_replacement_for_whole_cores(run_scenario) -> None:
+def test_half_a_core_does_not_replace_a_whole_core(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         own = await world.run(await world.pod("g"), **TWO_CPUS)
-        had = world.executor.state.containers[own].placement.exclusive
-        world.machine = without(world.machine, str(max(had)))
+        previous = world.executor.state.containers[own].placement.exclusive
+        world.machine = without(world.machine, str(max(previous)))
         await look(world)
-        assert CpuSet.parse(world.on(own)) == had - CpuSet([max(had)])
+        assert CpuSet.parse(world.on(own)) == previous - CpuSet([max(previous)])
         assert world.executor.hotplug.shortage.page()[0]["missing"] == 1
         world.check()
 
     run_scenario(scenario, rules={"options": CpuOptions(full_pcpus_only=True)})
 
 
-def test_cpus_that_cannot_be_freed_are_no_replacement(run_scenario) -> None:
+def test_cpus_that_cannot_be_freed_do_not_serve_as_replacement(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         own = await world.run(await world.pod("g"), **TWO_CPUS)
-        had = world.executor.state.containers[own].placement.exclusive
-        world.machine = without(world.machine, str(max(had)))
+        previous = world.executor.state.containers[own].placement.exclusive
+        world.machine = without(world.machine, str(max(previous)))
         world.cgroups.broken.add(ls)
         await look(world)
-        assert world.on(own) == str(min(had))
+        assert world.on(own) == str(min(previous))
         assert any(
             "cannot replace offline CPUs" in problem["what"]
             for problem in world.executor.telemetry.problems()
         )
         assert {c.id for c in world.executor.state.containers.values()} == {ls, own}, (
-            "nothing is left of the try"
+            "nothing of the attempt is left"
         )
         world.cgroups.broken.clear()
         await world.sync.once()
@@ -338,7 +341,7 @@ def test_cpus_that_cannot_be_freed_are_no_replacement(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_container_of_a_pod_that_owns_starts_again_while_a_cpu_is_away(run_scenario) -> None:
+def test_a_container_of_an_owning_pod_restarts_while_a_cpu_is_offline(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         whole = world.machine
         pod = await world.pod("lse", "LSE", "", "2-3")
@@ -382,7 +385,7 @@ def test_an_owner_without_cpus_leaves_those_of_a_new_owner(run_scenario) -> None
 def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_in_flight(
     run_scenario, named: bool
 ) -> None:
-    """The update carries shared CPUs, and its container has its own, or others in their place, by now."""
+    """The update carries shared CPUs, and its container has own CPUs, or replacements, by now."""
 
     async def scenario(world: Any) -> None:
         whole = world.machine
@@ -442,7 +445,7 @@ def blocks(machine: Machine, nodes: str) -> Machine:
     return changed_copy(machine, nodes=tuple(held))
 
 
-def test_memory_of_a_node_that_goes(run_scenario) -> None:
+def test_containers_follow_a_numa_node_that_loses_its_memory(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         world.machine = blocks(world.machine, "0-1")
         await look(world)
@@ -460,7 +463,9 @@ def test_memory_of_a_node_that_goes(run_scenario) -> None:
         (entry,) = world.executor.hotplug.shortage.page()
         assert (entry["container"], entry["nodes"]) == ("ns/lse/c", "1")
         assert entry["what"] == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
-        assert (await world.update(own, cpuset_mems="1")).cpuset_mems == "0", "the kernel takes no other"
+        assert (await world.update(own, cpuset_mems="1")).cpuset_mems == "0", (
+            "the kernel accepts no other node"
+        )
         sent: list[tuple[str, str]] = []
         real = world.runtime.update_cpuset
         world.runtime.update_cpuset = lambda i, c, m, q=0: (sent.append((i, str(m))), real(i, c, m, q))
@@ -471,7 +476,7 @@ def test_memory_of_a_node_that_goes(run_scenario) -> None:
         await world.sync.once()
         await world.quiet()
         assert (str(world.cgroups.mems[ls]), str(world.cgroups.mems[own])) == ("0-1", "0-1"), (
-            "its memory is on both"
+            "its memory is on both nodes"
         )
         assert world.executor.hotplug.shortage.page() == []
         world.check()
@@ -480,7 +485,7 @@ def test_memory_of_a_node_that_goes(run_scenario) -> None:
 
 
 class PlayedUevents:
-    """The kernel's word, played: a byte is an event, and a broken one cannot be heard."""
+    """Simulated events of the kernel: each byte is an event, and a broken source cannot be read."""
 
     def __init__(self) -> None:
         self.out, self.into = os.pipe()
@@ -499,20 +504,20 @@ class PlayedUevents:
         os.close(self.out)
 
 
-def test_the_kernel_reports_and_the_machine_is_read(run_scenario) -> None:
+def test_the_machine_is_read_again_after_a_kernel_event(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         whole, uevents = world.machine, PlayedUevents()
         world.executor.hotplug.events = uevents
         world.executor.hotplug.start()
         world.machine = without(whole, "3")
-        os.write(uevents.into, b"-")  # about something else
+        os.write(uevents.into, b"-")  # an event of another subsystem
         await world.quiet()
         assert "3" not in world.logged[-1]
         assert world.executor.telemetry.value(metrics.MACHINE_CHANGES) == 0
         os.write(uevents.into, b"xxx")
         await world.until(lambda: world.on(ls) == "0-2,4-15")
-        assert world.executor.telemetry.value(metrics.MACHINE_EVENTS) == 1, "many events are one look"
+        assert world.executor.telemetry.value(metrics.MACHINE_EVENTS) == 1, "many events cause one read"
         world.machine = whole
         os.write(uevents.into, b"x")
         await world.until(lambda: world.on(ls) == "0-15")

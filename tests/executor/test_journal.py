@@ -1,4 +1,4 @@
-"""Records on their way to the ledger: a record that cannot be stored fails alone, and no other is lost."""
+"""The journal of the ledger: a record that cannot be stored fails alone, and no other record is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POISONED = changed_copy(
 
 
 class Memory(dict[str, Any]):
-    """A ledger in memory; it raises what ``fault`` gives for a batch."""
+    """A ledger in memory; it raises the error that ``fault`` returns for a batch."""
 
     entries = property(lambda self: self)
     problem = ""
@@ -53,8 +53,8 @@ class Memory(dict[str, Any]):
         pass
 
 
-class Bench:
-    """A journal, and what it says."""
+class JournalBed:
+    """A journal, and the problems that it reports."""
 
     def __init__(self, ledger: Any, **options: Any) -> None:
         self.reported: list[str] = []
@@ -62,7 +62,7 @@ class Bench:
         self.worker = Worker("ledger", lambda error: self.reported.append(repr(error)))
         self.journal = Journal(ledger, self.worker, self.telemetry, **options)
 
-    async def __aenter__(self) -> Bench:
+    async def __aenter__(self) -> JournalBed:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,7 +72,7 @@ class Bench:
 def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) -> None:
     async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
-        async with Bench(ledger) as bench:
+        async with JournalBed(ledger) as bench:
             bench.journal.put("p/s-2", POISONED)
             bench.journal.put("p/s-1", HONEST)
             assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
@@ -87,17 +87,17 @@ def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) 
 def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
-        async with Bench(ledger) as bench:
+        async with JournalBed(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
             bench.journal.put("c/bad", {"x": object()})
             assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
             assert set(ledger.entries) == {"p/s-1", "i/call-1"}
             await asyncio.sleep(0)
             assert bench.telemetry.value(metrics.RECORDS_REJECTED) == 1
-            (said,) = bench.reported
-            assert "c/bad" in said
-            assert "payments" not in said
-            assert len(said) < 200
+            (problem,) = bench.reported
+            assert "c/bad" in problem
+            assert "payments" not in problem
+            assert len(problem) < 200
         ledger.close()
 
     asyncio.run(scenario())
@@ -106,7 +106,7 @@ def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> Non
 def test_the_requester_of_a_bad_record_learns_of_its_own_record_only(tmp_path: Path) -> None:
     async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
-        async with Bench(ledger) as bench:
+        async with JournalBed(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
             why = await bench.journal.append({"i/call-1": {"x": "y" * 100_000}})
             assert why == LedgerRejected("its record cannot be stored: it is longer than 65536 bytes")
@@ -121,7 +121,7 @@ def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> N
     async def scenario() -> None:
         ledger = Memory()
         ledger.fault = lambda changes: fault if "c/bad" in changes else None  # type: ignore[method-assign]
-        async with Bench(ledger) as bench:
+        async with JournalBed(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
             bench.journal.put("c/bad", {"name": "payments"})
             assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
@@ -136,7 +136,7 @@ def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> N
 @pytest.mark.parametrize(
     "fault", [CannotCreateError("cannot write the ledger: no space left"), MemoryError()]
 )
-def test_what_cannot_be_written_now_is_kept_and_written_later(
+def test_records_that_cannot_be_written_are_kept_and_written_later(
     fault: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
@@ -144,7 +144,7 @@ def test_what_cannot_be_written_now_is_kept_and_written_later(
     async def scenario() -> None:
         ledger = Memory()
         ledger.fault = lambda changes: fault  # type: ignore[method-assign]
-        async with Bench(ledger) as bench:
+        async with JournalBed(ledger) as bench:
             bench.journal.put("p/s-1", HONEST)
             await bench.journal.flush()
             assert not ledger
@@ -165,7 +165,7 @@ def test_a_failed_compaction_is_reported_until_the_next_one_succeeds(
 
     async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
-        async with Bench(ledger) as bench:
+        async with JournalBed(ledger) as bench:
 
             async def write_until(lines: int) -> None:
                 async with asyncio.timeout(60):
@@ -186,11 +186,11 @@ def test_a_failed_compaction_is_reported_until_the_next_one_succeeds(
 
 
 def test_a_flush_waits_for_a_batch_that_the_worker_has_not_come_to_yet() -> None:
-    """What comes after a flush relies on everything put before it, also what the timer has handed over."""
+    """After a flush all earlier records are durable, also those that the timer has handed over."""
 
     async def scenario() -> None:
         ledger, gate = Memory(), threading.Event()
-        async with Bench(ledger) as bench:
+        async with JournalBed(ledger) as bench:
             bench.worker.start(gate.wait, 30)
             bench.journal.put("i/call-1", {})
             bench.journal._start()  # as its timer does
@@ -204,10 +204,10 @@ def test_a_flush_waits_for_a_batch_that_the_worker_has_not_come_to_yet() -> None
     asyncio.run(scenario())
 
 
-def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
+def test_the_wait_for_a_ledger_that_does_not_answer_is_limited() -> None:
     async def scenario() -> None:
         ledger, gate = Memory(), threading.Event()
-        async with Bench(ledger, limit=0.05) as bench:
+        async with JournalBed(ledger, limit=0.05) as bench:
             bench.worker.start(gate.wait, 30)
             assert await bench.journal.append({"i/call-1": {}}) == LedgerLate(
                 "the ledger is not written in time"
@@ -216,7 +216,7 @@ def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
             assert bench.reported == ["the ledger is not written in time seconds=0.05"]
             gate.set()
             await bench.journal.close()
-            assert set(ledger) == {"i/call-1"}, "what was waited for in vain is written all the same"
+            assert set(ledger) == {"i/call-1"}, "a record is written although the wait for it timed out"
 
     asyncio.run(scenario())
 
@@ -224,7 +224,7 @@ def test_a_ledger_that_does_not_answer_is_waited_for_within_the_limit() -> None:
 # -- through the interceptors ---------------------------------------------------------------------------
 
 
-def test_an_owner_is_created_beside_a_pod_with_a_surrogate(
+def test_an_owner_is_created_although_another_pod_has_a_surrogate(
     run_scenario: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -232,7 +232,7 @@ def test_an_owner_is_created_beside_a_pod_with_a_surrogate(
         world.ledger, _ = open_ledger(tmp_path, "m1")
         world.boot()
         await world.sync.once()
-        monkeypatch.setattr(module, "DELAY_S", 60.0)  # what is put goes with the next flush
+        monkeypatch.setattr(module, "DELAY_S", 60.0)  # records go with the next flush
         honest = await world.pod("payments", "LSE", "", "0-3")
         await world.pod("evil", "LS", annotation=EVIL)
         call = await world.begin(honest)
@@ -276,11 +276,11 @@ def test_only_the_owner_with_an_unstorable_record_is_refused(
         monkeypatch.setattr(module, "dump", odd)
         one, two = await world.pod("one", "LSE", "", "0-1"), await world.pod("two", "LSE", "", "2-3")
         calls = await asyncio.gather(world.begin(one, "odd"), world.begin(two, "c"))
-        code, words = calls[0].refused
+        code, message = calls[0].refused
         assert code == 9
-        assert "its record cannot be stored" in words
-        assert "payments" not in words
-        assert "two" not in words
+        assert "its record cannot be stored" in message
+        assert "payments" not in message
+        assert "two" not in message
         assert calls[1].refused is None
         world.finish(calls[1], "two")
         assert [str(owner.cpus) for owner in world.executor.state.owners.values()] == ["2-3"]
@@ -289,7 +289,7 @@ def test_only_the_owner_with_an_unstorable_record_is_refused(
     run_scenario(scenario)
 
 
-def test_a_durable_record_is_late_although_the_next_batch_has_begun() -> None:
+def test_a_durable_record_counts_as_late_although_the_next_batch_has_begun() -> None:
     async def scenario() -> None:
         ledger = Memory()
         go, hold = threading.Event(), threading.Event()
@@ -299,7 +299,7 @@ def test_a_durable_record_is_late_although_the_next_batch_has_begun() -> None:
             return CannotCreateError("no room")
 
         ledger.fault = fault
-        async with Bench(ledger) as bench:
+        async with JournalBed(ledger) as bench:
             appended = asyncio.ensure_future(bench.journal.append({"m/x": {}}, durable=True))
             await asyncio.sleep(0)
             bench.journal.put("c/1", {})

@@ -1,4 +1,4 @@
-"""Containers with groups that cannot be found by name: the runtime is asked, once."""
+"""Containers whose groups cannot be found by name: the runtime is queried once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.telemetry import metrics
 
 
-class Places:
-    """Finds by the pid that the runtime reported."""
+class PidLocator:
+    """Finds groups by the pid that the runtime reports."""
 
     def __init__(self, **paths: str) -> None:
         self.paths = paths
-        self.asked: list[str] = []
+        self.queried: list[str] = []
 
     def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
-        self.asked.append(container_id)
+        self.queried.append(container_id)
         path = self.paths.get(container_id, "")
         return Located(path, "" if path else f"its first process {detail.pid} has no cgroup")
 
@@ -27,19 +27,19 @@ class Places:
         self.paths[container_id] = path
 
 
-def hide(world: Any, container_id: str, path: str) -> Places:
-    """The group is elsewhere, under a name that says nothing."""
+def move_group(world: Any, container_id: str, path: str) -> PidLocator:
+    """Move the group to a path that is unrelated to the container's id."""
     world.cgroups.sets[path] = world.cgroups.sets.pop(container_id)
     world.executor.enforcer._paths.clear()
     world.runtime.details[container_id] = RuntimeDetail(pid=7)
-    world.executor.cgroup_locator.places = Places(**{container_id: path})
+    world.executor.cgroup_locator.places = PidLocator(**{container_id: path})
     return world.executor.cgroup_locator.places
 
 
-def test_a_container_that_is_found_is_moved_and_not_searched_again(run_scenario) -> None:
+def test_a_container_whose_cgroup_is_found_is_moved_and_not_searched_again(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        places = hide(world, ls, "odd")
+        places = move_group(world, ls, "odd")
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
         await world.sync.once()
         assert world.on("odd") == "4-15"
@@ -47,11 +47,11 @@ def test_a_container_that_is_found_is_moved_and_not_searched_again(run_scenario)
         await world.executor.journal.flush()
         stored = load_container(world.ledger.entries[f"c/{ls}"])
         assert stored is not None
-        assert stored.cgroup == "odd", "the ledger knows it"
+        assert stored.cgroup == "odd", "the ledger holds the path"
         await world.run(await world.pod("two", "LSE", "", "4-5"))
-        assert world.on("odd") == "6-15", "before the owner started, without a question"
+        assert world.on("odd") == "6-15", "moved before the owner started, without a query"
         await world.sync.once()
-        assert places.asked == [ls]
+        assert places.queried == [ls]
         places.paths.clear()
         world.executor.cgroup_locator.recall()
         assert places.paths == {ls: "odd"}, "as after a start"
@@ -61,10 +61,10 @@ def test_a_container_that_is_found_is_moved_and_not_searched_again(run_scenario)
     run_scenario(scenario)
 
 
-def test_a_group_that_is_gone_is_searched_again(run_scenario) -> None:
+def test_a_removed_group_is_searched_again(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        hide(world, ls, "odd")
+        move_group(world, ls, "odd")
         await world.sync.once()
         world.cgroups.sets["odder"] = world.cgroups.sets.pop("odd")
         world.executor.cgroup_locator.places.paths[ls] = "odder"
@@ -80,7 +80,7 @@ def test_a_group_that_is_gone_is_searched_again(run_scenario) -> None:
 def test_a_container_without_a_group_is_reported_once_with_the_reason(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        places = hide(world, ls, "odd")
+        places = move_group(world, ls, "odd")
         places.paths.clear()
         for _ in range(70):
             await world.sync.once()
@@ -89,45 +89,45 @@ def test_a_container_without_a_group_is_reported_once_with_the_reason(run_scenar
             "cannot find the cgroup of a container: its CPUs are not controlled"
             ' pod=ns/ls container=c containerID=s-ls-c-1 err="its first process 7 has no cgroup"'
         )
-        assert len(places.asked) == 1 + 2, "once, and then now and then"
+        assert len(places.queried) == 1 + 2, "once, and then rarely"
 
     run_scenario(scenario)
 
 
-def test_a_runtime_without_an_answer_does_no_harm(run_scenario) -> None:
+def test_a_runtime_that_does_not_answer_causes_no_fault(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ids = [await world.run(await world.pod(f"p{n}", "LS")) for n in range(4)]
-        places = hide(world, ids[0], "odd")
+        places = move_group(world, ids[0], "odd")
         for i in ids[1:]:
             del world.cgroups.sets[i]
         errors = [RuntimeCallError("cannot ask: gone", 5), *[UnavailableError("cannot ask: silent")] * 2]
-        asked: list[str] = []
+        queried: list[str] = []
 
         def detail(container_id: str) -> RuntimeDetail:
-            asked.append(container_id)
-            raise errors[len(asked) - 1]
+            queried.append(container_id)
+            raise errors[len(queried) - 1]
 
         world.runtime.detail = detail
         await world.sync.once()
-        assert len(asked) == 3, "a container that is silent twice is not asked any more"
-        assert places.asked == []
+        assert len(queried) == 3, "after two calls without an answer the runtime is not queried any more"
+        assert places.queried == []
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
     run_scenario(scenario)
 
 
-def test_only_those_that_run_are_asked_for(run_scenario) -> None:
+def test_only_running_containers_are_located(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        places = hide(world, ls, "odd")
+        places = move_group(world, ls, "odd")
         world.runtime.containers.pop(ls)
         await world.sync.once()
-        assert places.asked == []
+        assert places.queried == []
 
     run_scenario(scenario)
 
 
-def test_the_driver_is_the_runtimes_word_or_shows_in_the_parents(run_scenario) -> None:
+def test_the_driver_is_reported_by_the_runtime_or_derived_from_cgroup_parents(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         where = world.executor.cgroup_locator
         assert where.page(1) == {"version": 1, "driver": "cgroupfs", "driver_from": "the runtime"}

@@ -1,4 +1,4 @@
-"""What is prescribed for a node changes while it runs: a Node object in a file, and kubelet's settings."""
+"""The policy for a node changes while the daemon runs: a Node object in a file, and kubelet's settings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RESERVATION = "node.koordinator.sh/reservation"
 SYSTEM = "node.koordinator.sh/system-qos-resource"
 
 
-class Written:
-    """A Node object that is written to a file and asked for by a world."""
+class NodeObjectFile:
+    """A Node object in a file that the executor reads."""
 
     def __init__(self, world: Any, directory: Path) -> None:
         self.world = world
@@ -28,7 +28,7 @@ class Written:
         file = NodeFile(self.path, lambda seconds: None)
         world.executor.node_policy._source = file
 
-    async def say(self, labels: Any = None, **annotations: Any) -> None:
+    async def publish(self, labels: Any = None, **annotations: Any) -> None:
         texts = {key: json.dumps(value) for key, value in annotations.items()}
         keyed = {{"reservation": RESERVATION, "system": SYSTEM}[key]: text for key, text in texts.items()}
         self.path.write_text(json.dumps({"metadata": {"labels": labels or {}, "annotations": keyed}}))
@@ -49,14 +49,14 @@ def problems_of(world: Any) -> list[str]:
 
 def test_pools_follow_a_reservation_that_changes(run_scenario, tmp_path: Path) -> None:
     async def scenario(world: Any) -> None:
-        node = Written(world, tmp_path)
+        node = NodeObjectFile(world, tmp_path)
         ls = await world.run(await world.pod("ls", "LS"))
         lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
         system = await world.run(await world.pod("sys", "SYSTEM"))
         assert (world.on(ls), world.on(system)) == ("0-1,4-15", "0-1,4-15")
-        await node.say(reservation={"reservedCPUs": "0,2"}, system={"cpuset": "15"})
+        await node.publish(reservation={"reservedCPUs": "0,2"}, system={"cpuset": "15"})
         assert (world.on(ls), world.on(lse), world.on(system)) == ("1,4-14", "2-3", "15"), (
-            "owners keep what they have"
+            "owners keep their CPUs"
         )
         assert any(
             "CPUs 2 are kept back now, and ns/lse/c owns them: it keeps them until it ends" in what
@@ -70,8 +70,8 @@ def test_pools_follow_a_reservation_that_changes(run_scenario, tmp_path: Path) -
         }
         world.check()
         await world.stop(lse)
-        assert world.on(ls) == "1,3-14", "the pools get what is not kept back"
-        await node.say()
+        assert world.on(ls) == "1,3-14", "the pools get the CPUs that are not reserved"
+        await node.publish()
         assert (world.on(ls), world.on(system)) == ("0-15", "0-15")
         assert world.executor.telemetry.value(metrics.NODE_POLICY_CHANGES) == 2
         assert any(
@@ -83,12 +83,14 @@ def test_pools_follow_a_reservation_that_changes(run_scenario, tmp_path: Path) -
     run_scenario(scenario)
 
 
-def test_a_reservation_that_leaves_nothing_waits_for_owners_to_go(run_scenario, tmp_path: Path) -> None:
+def test_a_reservation_that_leaves_no_shared_cpu_waits_for_owners_to_end(
+    run_scenario, tmp_path: Path
+) -> None:
     async def scenario(world: Any) -> None:
-        node = Written(world, tmp_path)
+        node = NodeObjectFile(world, tmp_path)
         ls = await world.run(await world.pod("ls", "LS"))
         lse = await world.run(await world.pod("lse", "LSE", "", "0-7"))
-        await node.say(reservation={"reservedCPUs": "8-15"})
+        await node.publish(reservation={"reservedCPUs": "8-15"})
         assert world.on(ls) == "8-15"
         assert "they would leave the shared pool empty" in node.value("reservedCPUs")["problem"]
         assert any("cannot keep CPUs 8-15 back" in what for what in problems_of(world))
@@ -102,22 +104,22 @@ def test_a_reservation_that_leaves_nothing_waits_for_owners_to_go(run_scenario, 
     run_scenario(scenario)
 
 
-def test_what_cannot_be_read_changes_nothing(run_scenario, tmp_path: Path) -> None:
+def test_an_unreadable_policy_changes_nothing(run_scenario, tmp_path: Path) -> None:
     async def scenario(world: Any) -> None:
-        node = Written(world, tmp_path)
+        node = NodeObjectFile(world, tmp_path)
         await node.follow()
         assert any("there is no such file" in what for what in problems_of(world))
         assert world.executor.node_policy.page()["read"] is False
         ls = await world.run(await world.pod("ls", "LS"))
-        await node.say(reservation={"reservedCPUs": "0"})
+        await node.publish(reservation={"reservedCPUs": "0"})
         assert world.on(ls) == "1-15"
-        assert problems_of(world) == [], "it is there now"
+        assert problems_of(world) == [], "the policy is present now"
         node.path.write_text('{"metadata": {"anno')
         await node.follow()
         assert world.on(ls) == "1-15"
         assert any("its last content stays in effect" in what for what in problems_of(world))
-        await node.say(reservation={"reservedCPUs": "0-"})
-        assert world.on(ls) == "0-15", "a list that is none counts as absent"
+        await node.publish(reservation={"reservedCPUs": "0-"})
+        assert world.on(ls) == "0-15", "an invalid list counts as absent"
         (left,) = problems_of(world)
         assert f"annotation {RESERVATION}: " in left
 
@@ -126,16 +128,16 @@ def test_what_cannot_be_read_changes_nothing(run_scenario, tmp_path: Path) -> No
 
 def test_a_label_takes_precedence_over_kubelet(run_scenario, tmp_path: Path) -> None:
     async def scenario(world: Any) -> None:
-        node = Written(world, tmp_path)
+        node = NodeObjectFile(world, tmp_path)
         manager = CpuManager("static", {"full-pcpus-only": "true"}, sources={"options": "configz"})
         world.executor.store.handle(KubeletCpusRead(manager, {}))
-        await node.say()
+        await node.publish()
         assert node.value("cpuBindPolicy")["source"] == "kubelet's full-pcpus-only (configz)"
         odd = await world.begin(
             await world.pod("odd"), **{**TWO_CPUS, "cpu_shares": 1024, "cpu_quota": 100_000}
         )
-        assert odd.refused is not None, "no whole core"
-        await node.say({BIND: "SpreadByPCPUs"})
+        assert odd.refused is not None, "no whole core is free"
+        await node.publish({BIND: "SpreadByPCPUs"})
         assert node.value("cpuBindPolicy")["source"] == f"label {BIND} of the Node object"
         spread = await world.run(await world.pod("spread"), **TWO_CPUS)
         machine = world.machine
@@ -154,7 +156,7 @@ def test_a_step_of_a_takeover_leaves_the_namespaces_that_were_selected_at_the_st
     run_scenario(scenario, rules={"admission": AdmissionRules(owners=owners)})
 
 
-def test_a_fault_of_the_source_costs_the_feature_only(run_scenario, tmp_path: Path) -> None:
+def test_a_fault_of_the_source_affects_only_its_feature(run_scenario, tmp_path: Path) -> None:
     class Broken:
         source = "nowhere"
         problem = ""
@@ -178,7 +180,7 @@ def test_a_fault_of_the_source_costs_the_feature_only(run_scenario, tmp_path: Pa
 
 def test_sharing_containers_follow_new_rules_without_a_reconcile(run_scenario, tmp_path: Path) -> None:
     async def scenario(world: Any) -> None:
-        node = Written(world, tmp_path)
+        node = NodeObjectFile(world, tmp_path)
         ls = await world.run(await world.pod("ls", "LS"))
         passes = world.executor.telemetry.value(metrics.RECONCILES)
         node.path.write_text(

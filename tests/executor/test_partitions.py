@@ -1,4 +1,4 @@
-"""Partitions of owned CPUs: made after the start, ended before others may grow onto them; else reported."""
+"""Partitions of owned CPUs: made after the start, ended before other containers may use the CPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.testkit.changed_copy import changed_copy
 
 @dataclass
 class PlayedPartitions:
-    """Partitions by path; what is made and ended goes to the log."""
+    """Partitions by path; each change of one is logged."""
 
     log: list[str]
     lack: str = ""
@@ -68,18 +68,18 @@ class PlayedPartitions:
 
 
 def with_partitions(
-    world: Any, asked: str = "isolated", **more: Any
+    world: Any, mode: str = "isolated", **more: Any
 ) -> tuple[PartitionSync, PlayedPartitions]:
     kernel = PlayedPartitions(world.log, **more)
-    made = world.executor.partitions = PartitionSync(world.executor, kernel, asked)
+    made = world.executor.partitions = PartitionSync(world.executor, kernel, mode)
     world.executor.store.subscribe(made)
     world.sync._parts = changed_copy(world.sync._parts, partitions=made)
     made.load(dict(world.ledger.entries))
     return made, kernel
 
 
-def shown(world: Any) -> Any:
-    """What ``status`` says."""
+def partition_status(world: Any) -> Any:
+    """Return the partitions of the status page."""
     return node_page(world.executor)["partitions"]
 
 
@@ -94,7 +94,9 @@ def of_partitions(world: Any) -> list[str]:
     return [line for line in world.log if line.startswith("partition ")]
 
 
-def test_made_after_the_start_when_others_have_left(run_scenario: Callable[..., None]) -> None:
+def test_a_partition_is_made_after_the_start_when_other_containers_have_left(
+    run_scenario: Callable[..., None],
+) -> None:
     async def scenario(world: Any) -> None:
         partitions, _ = with_partitions(world)
         await world.run(await world.pod("ls", "LS"))
@@ -114,31 +116,33 @@ def test_made_after_the_start_when_others_have_left(run_scenario: Callable[..., 
     run_scenario(scenario)
 
 
-def test_what_stands_in_for_cpus_that_are_away_is_one_soon(run_scenario: Callable[..., None]) -> None:
+def test_replacements_of_offline_cpus_become_a_partition(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         partitions, _ = with_partitions(world)
         whole: Machine = world.machine
         own = await world.run(await world.pod("g"), cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
         await world.until(lambda: own in partitions.jobs.known.records)
-        had = world.executor.state.containers[own].placement.exclusive
+        owned = world.executor.state.containers[own].placement.exclusive
 
-        gone = CpuSet([max(had)])
+        gone = CpuSet([max(owned)])
         nodes = tuple(changed_copy(n, cpus=n.cpus - gone) for n in whole.nodes)
         cpus = tuple(c for c in whole.cpus if c.id not in gone)
         world.machine = changed_copy(whole, cpus=cpus, nodes=nodes)
         await world.executor.hotplug.reread()
-        await world.until(lambda: world.on(own) != str(had) and len(CpuSet.parse(world.on(own))) == len(had))
+        await world.until(
+            lambda: world.on(own) != str(owned) and len(CpuSet.parse(world.on(own))) == len(owned)
+        )
         now = CpuSet.parse(world.on(own))
         await world.until(lambda: of_partitions(world)[-1] == f"partition isolated {now}")
 
         world.machine = whole
         await world.executor.hotplug.reread()
-        await world.until(lambda: of_partitions(world)[-1] == f"partition isolated {had}")
+        await world.until(lambda: of_partitions(world)[-1] == f"partition isolated {owned}")
 
     run_scenario(scenario)
 
 
-def test_ended_before_others_grow(run_scenario: Callable[..., None]) -> None:
+def test_a_partition_ends_before_other_containers_grow(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         partitions, _ = with_partitions(world)
         shared = await world.run(await world.pod("ls", "LS"))
@@ -193,26 +197,26 @@ def test_the_kernels_reason_is_reported_once_and_retried_ever_more_rarely(
         assert len(problems) == 1
         assert "(Parent" not in problems[0]["what"]
         assert problems[0]["keys"]["err"] == "Parent is not a partition root"
-        page = shown(world)
+        page = partition_status(world)
         assert page["containers"][0]["reason"] == "Parent is not a partition root"
         await world.until(lambda: f"x/{container}" not in world.ledger.entries)
 
     run_scenario(scenario)
 
 
-def test_cpus_that_be_may_use_are_none(run_scenario: Callable[..., None]) -> None:
+def test_cpus_that_be_may_use_are_not_a_partition(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         with_partitions(world)
         await owner(world, "LSR")
         await world.sync.once()
         assert of_partitions(world) == []
-        (row,) = shown(world)["containers"]
+        (row,) = partition_status(world)["containers"]
         assert (row["state"], row["reason"]) == ("member", "BE containers may run on its CPUs")
 
     run_scenario(scenario)
 
 
-def test_containers_that_have_the_same_cpus_are_none(run_scenario: Callable[..., None]) -> None:
+def test_cpus_shared_by_two_containers_are_not_a_partition(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         with_partitions(world)
         sandbox = await world.pod("own", "LSE", cpus="2-3")
@@ -221,7 +225,7 @@ def test_containers_that_have_the_same_cpus_are_none(run_scenario: Callable[...,
         await world.run(sandbox, "two")
         await world.sync.once()
         assert [line.split()[1] for line in of_partitions(world)] == ["isolated", "member"]
-        rows = shown(world)["containers"]
+        rows = partition_status(world)["containers"]
         assert {row["state"] for row in rows} == {"member"}
         assert "has these CPUs too" in rows[0]["reason"]
 
@@ -250,7 +254,7 @@ def test_a_partition_that_the_kernel_ended_is_reported_and_made_again(
     run_scenario(scenario)
 
 
-def test_after_a_crash_what_is_not_wanted_is_ended(run_scenario: Callable[..., None]) -> None:
+def test_an_unwanted_partition_is_ended_after_a_crash(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         _, kernel = with_partitions(world)
         container = await owner(world)
@@ -269,7 +273,7 @@ def test_after_a_crash_what_is_not_wanted_is_ended(run_scenario: Callable[..., N
     run_scenario(scenario)
 
 
-def test_after_a_crash_what_is_wanted_stays(run_scenario: Callable[..., None]) -> None:
+def test_a_wanted_partition_stays_after_a_crash(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         _, kernel = with_partitions(world)
         await owner(world)
@@ -296,13 +300,13 @@ def test_without_a_ledger_the_partition_is_made_again(run_scenario: Callable[...
         world.log.clear()
         await world.sync.once()
         world.now += 3
-        await world.sync.once()  # calls of before the restart are over
+        await world.sync.once()  # calls from before the restart are over
         assert [line.split()[1] for line in of_partitions(world)] == ["member", "isolated"]
 
     run_scenario(scenario)
 
 
-def test_a_release_ends_all(run_scenario: Callable[..., None]) -> None:
+def test_a_release_ends_all_partitions(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         partitions, kernel = with_partitions(world)
         await owner(world)
@@ -320,7 +324,7 @@ def test_a_release_ends_all(run_scenario: Callable[..., None]) -> None:
     run_scenario(scenario)
 
 
-def test_an_owner_that_ends_meanwhile_leaves_nothing(run_scenario: Callable[..., None]) -> None:
+def test_an_owner_that_ends_meanwhile_leaves_no_partition(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         partitions, kernel = with_partitions(world, refuses="not yet")
         container = await owner(world)
@@ -349,7 +353,7 @@ def test_cgroup_v1_is_reported_once(run_scenario: Callable[..., None]) -> None:
         assert of_partitions(world) == []
         (problem,) = [p for p in world.executor.telemetry.problems() if "apply.partitions" in p["what"]]
         assert (problem["count"], "v1" in problem["what"]) == (1, True)
-        page = "\n".join(shown_lines(shown(world)))
+        page = "\n".join(shown_lines(partition_status(world)))
         assert page.strip() == "Partitions of owned CPUs (isolated): there are none, cgroup v1 has none"
 
     run_scenario(scenario)
@@ -387,7 +391,7 @@ def test_a_change_is_reported_once_until_the_file_is_watched_again(tmp_path: Pat
         reports: list[int] = []
         watcher = PartitionWatcher(lambda: reports.append(1))
         path = next(path for path in ("/proc/self/mounts", "/proc/mounts") if os.access(path, os.R_OK))
-        watcher.add("a", path)  # it has EPOLLPRI, too, when a mount comes or goes
+        watcher.add("a", path)  # EPOLLPRI is also set when a mount appears or disappears
         watcher.add("b", str(tmp_path / "absent"))
         (tmp_path / "plain").write_text("member")
         watcher.add("c", str(tmp_path / "plain"))

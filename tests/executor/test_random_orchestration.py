@@ -1,11 +1,11 @@
-"""Random scenarios of a node with pods of all QoS classes, and all that changes its CPUs.
+"""Random scenarios of a node with pods of all QoS classes, and everything that changes its CPUs.
 
-Beside the calls of kubelet, which overlap: annotations good and bad, kubelet's state file (a real one), a
+In addition to overlapping calls of kubelet: annotations good and bad, kubelet's state file (a real one), a
 Node object with a reservation that changes, BE suppression, CPUs that go offline, containers that end by
 themselves or were made while the daemon was away, and the daemon's own restarts. Checked between any two
 steps, at the kernel: no container that shares is on the CPUs of an owner that was allowed to start, and no BE
-container on those of an LSE pod. Checked when things have calmed down: the kernel says what the state says,
-kubelet's reconcile traffic moves no container, and when all have left everything is as it was at first.
+container on those of an LSE pod. Checked when no call is in flight: the kernel matches the state,
+kubelet's reconcile updates move no container, and when all have ended the node is as it was at first.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ RESERVATIONS = ("", "0", "0,8", "1")
 BATCHES, MOST = 20, 8
 
 
-class Object:
-    """A Node object; what it reserves can be changed."""
+class FakeNodeObject:
+    """A Node object with a reservation that can be changed."""
 
     source, problem = "a Node object", ""
 
@@ -86,7 +86,7 @@ class Object:
         pass
 
 
-class Listed(dict[str, Any]):
+class ListableDict(dict[str, Any]):
     """A dictionary that may be listed in one thread and changed in another."""
 
     def values(self) -> Any:
@@ -94,19 +94,19 @@ class Listed(dict[str, Any]):
 
 
 class RandomScenario:
-    """A client with many hands, the runtime that it talks to, and the others."""
+    """A client with concurrent calls, the runtime, and all other programs of the node."""
 
     def __init__(self, world: Any, seed: int, directory: Path) -> None:
         self.world = world
         self.dice = random.Random(seed)
         self.directory = directory
-        self.node_object = Object()
+        self.node_object = FakeNodeObject()
         self.held: dict[str, dict[str, CpuSet]] = {}
         self.whole: Machine = world.machine
-        world.runtime.containers = Listed()
-        world.runtime.pods = Listed()
+        world.runtime.containers = ListableDict()
+        world.runtime.pods = ListableDict()
         self.pods: dict[str, dict[str, Any]] = {}
-        """Sandboxes that are there, and what their containers ask for."""
+        """The existing sandboxes, and the resources that their containers request."""
         self.started: dict[str, CpuSet] = {}
         """CPUs of containers that own some and were allowed to start."""
         self.hard: set[str] = set()
@@ -123,13 +123,13 @@ class RandomScenario:
         port = KubeletCpuManagerReader(
             KubeletSettings(), str(self.directory), "", lambda: self.world.executor.state.node.topology
         )
-        self.world.beside(port)
+        self.world.use_kubelet_cpus(port)
         executor.node_policy._source = self.node_object
 
     def write_state(self) -> None:
         write_text(self.directory, static_state(CpuSet(range(16)), self.held))
 
-    # -- what must hold at any moment ---------------------------------------------------------------------
+    # -- invariants at any moment -------------------------------------------------------------------------
 
     def look(self) -> None:
         state = self.world.executor.state
@@ -142,7 +142,7 @@ class RandomScenario:
                 if not (batch and owner not in self.hard):
                     assert cpus.isdisjoint(own), f"{container.ref} is on {cpus}, {own} belong to {owner}"
 
-    async def breathe(self) -> None:
+    async def yield_at_random(self) -> None:
         for _ in range(self.dice.choice((0, 1, 2, 5))):
             await asyncio.sleep(0)
         if self.dice.random() < 0.3:
@@ -155,7 +155,7 @@ class RandomScenario:
         call = await self.world.call(method, message)
         if call.refused is not None:
             self.world.wire.finished(call, None)
-        await self.breathe()
+        await self.yield_at_random()
         return call
 
     async def arrives(self) -> None:
@@ -216,7 +216,7 @@ class RandomScenario:
         self.world.runtime.containers[container_id] = RuntimeContainer(
             container_id, sandbox, name, attempt, "CREATED"
         )
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.response(
             call, pb.CreateContainerResponse(container_id=container_id).SerializeToString()
         )
@@ -232,11 +232,11 @@ class RandomScenario:
             self.world.wire.finished(call, 2)
             return
         self.runs(container_id)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, 0)
 
     def runs(self, container_id: str) -> None:
-        """The runtime has started it."""
+        """Record that the runtime has started a container."""
         ours = self.world.executor.state.containers.get(container_id)
         if ours is not None and ours.placement.pool is Pool.OWN:
             self.started[container_id] = ours.placement.exclusive
@@ -246,7 +246,7 @@ class RandomScenario:
         self.world._state(container_id, "RUNNING")
 
     async def updates(self, container_id: str) -> None:
-        """kubelet reconciles, with what it believes."""
+        """Send an update as kubelet's reconcile loop does, with the set that it assumes."""
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
         request.linux.cpuset_cpus = self.dice.choice(("", "0-15", "3", "0-2,4-15"))
         call = await self.call("UpdateContainerResources", request)
@@ -259,7 +259,7 @@ class RandomScenario:
             self.world.runtime.specs[container_id] = cpus
             if container_id in self.world.cgroups.sets:
                 self.world.cgroups.sets[container_id] = CpuSet.parse(cpus)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, 0)
 
     def dies(self, container_id: str) -> None:
@@ -272,11 +272,11 @@ class RandomScenario:
     async def stops(self, container_id: str) -> None:
         call = await self.call("StopContainer", pb.StopContainerRequest(container_id=container_id))
         self.dies(container_id)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, self.dice.choice((0, 0, None)))
 
     async def exits(self, container_id: str) -> None:
-        """It ends by itself, and nothing reports it."""
+        """End a container without a report."""
         if container_id in self.world.cgroups.sets:
             self.dies(container_id)
 
@@ -284,20 +284,20 @@ class RandomScenario:
         call = await self.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
         for container in self.inside(sandbox):
             self.dies(container.id)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, 0)
         call = await self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
         for container in self.inside(sandbox):
             self.world.runtime.containers.pop(container.id, None)
         self.world.runtime.pods.pop(sandbox, None)
         self.pods.pop(sandbox, None)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, 0)
 
-    # -- the others ---------------------------------------------------------------------------------------
+    # -- other programs -----------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """kubelet's CPU manager gives CPUs away, or takes them back."""
+        """kubelet's CPU manager assigns or releases CPUs."""
         if self.held and self.dice.random() < 0.5:
             self.held.pop(self.dice.choice(sorted(self.held)))
         else:
@@ -306,13 +306,13 @@ class RandomScenario:
         self.write_state()
 
     def suppress(self, used: float) -> None:
-        """What the executor does with a reading."""
+        """Do what the executor does with a reading of usage."""
         store = self.world.executor.store
         for event in used_beside_be(store.state, used):
             store.handle(event)
 
     def plug(self, gone: set[int]) -> None:
-        """CPUs go offline, and others come back."""
+        """Take CPUs offline, and bring others online."""
         if not gone:
             self.world.machine = self.whole
             return
@@ -322,7 +322,7 @@ class RandomScenario:
         self.world.machine = changed_copy(self.whole, cpus=cpus, nodes=nodes)
 
     async def restart(self) -> None:
-        """The daemon ends; things happen; it starts again, now and then without its ledger."""
+        """Stop the daemon, change the node, and start it again, at times without its ledger."""
         await self.world.executor.journal.flush()
         before = self.world.executor.state.with_be_limit(None)  # after a start BE is not suppressed
         await self.world.close()
@@ -344,7 +344,7 @@ class RandomScenario:
                 self.runs(container_id)
         self.world.boot()
         self.attach()
-        await self.calm()
+        await self.settle()
         self.foreign.clear()
         if not behind:
             assert self.world.executor.state.owners == before.owners
@@ -358,7 +358,7 @@ class RandomScenario:
         return [c for c in self.world.runtime.containers.values() if c.sandbox_id == sandbox]
 
     def chosen(self) -> Coroutine[Any, Any, None] | None:
-        """Choose something that kubelet does; one thing at a time for a pod."""
+        """Choose an action of kubelet; one at a time for a pod."""
         free = sorted(set(self.pods) - self.busy)
         what = self.dice.random()
         if not free or (what < 0.2 and len(self.pods) < MOST):
@@ -378,7 +378,7 @@ class RandomScenario:
         return self.exits(container.id) if what < 0.84 else self.stops(container.id)
 
     async def batch(self) -> None:
-        """Some calls at once, with a pass among them or not, and then what others do."""
+        """Make some concurrent calls, with or without a pass, and then actions of other programs."""
         self.busy.clear()
         works = [work for _ in range(self.dice.randint(1, 6)) if (work := self.chosen()) is not None]
         if self.dice.random() < 0.3:
@@ -394,8 +394,8 @@ class RandomScenario:
         elif what < 0.5:
             self.node_object.reserved = self.dice.choice(RESERVATIONS)
 
-    async def calm(self) -> None:
-        """Compare twice: what was lost is found, and each container is where the state has it."""
+    async def settle(self) -> None:
+        """Reconcile twice: lost calls are resolved, and each container is on the CPUs of the state."""
         for _ in range(2):
             self.world.now += 10
             await self.world.sync.once()
@@ -404,7 +404,7 @@ class RandomScenario:
             await self.world.executor.kernel.run(lambda: None)
 
     def holds(self) -> None:
-        """What must be so when nothing is on its way."""
+        """Check the invariants that hold when no call is in flight."""
         state: NodeState = self.world.executor.state
         running = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
         online = state.node.machine.online
@@ -414,7 +414,7 @@ class RandomScenario:
         owned = union((c.placement.exclusive | c.placement.replacement).bits for c in running)
         held = union(cpus.bits for names in state.kubelet_cpus.values() for cpus in names.values())
         left = state.node.shareable - CpuSet.from_bits(owned | held)
-        assert left <= state.pools.shared, "what leaves returns"
+        assert left <= state.pools.shared, "pools have their CPUs back"
         for container_id, cpus in self.world.cgroups.sets.items():
             assert cpus == state.desired_cpus(state.containers[container_id])
             assert cpus
@@ -429,17 +429,17 @@ class RandomScenario:
         )
         for container_id in sorted(before):
             await self.updates(container_id)
-        await self.calm()
+        await self.settle()
         assert self.world.cgroups.sets == before
         assert len([line for line in self.world.log if "kernel " in line]) == written
         assert self.world.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 0
 
     async def run(self) -> None:
-        await self.calm()
+        await self.settle()
         first = self.world.executor.state
         for turn in range(BATCHES):
             await self.batch()
-            await self.calm()
+            await self.settle()
             self.holds()
             if turn % 5 == 2:
                 await self.reconcile()
@@ -453,7 +453,7 @@ class RandomScenario:
         self.world.executor.store.handle(SuppressionEnded(0.0, "it ends"))
         self.plug(set())
         self.node_object.reserved = ""
-        await self.calm()
+        await self.settle()
         self.holds()
         await self.world.executor.journal.flush()
         await self.world.executor.kernel.run(lambda: None)
@@ -465,7 +465,9 @@ class RandomScenario:
 
 @pytest.mark.parametrize("static", [True, False], ids=["ours", "kubelets"])
 @pytest.mark.parametrize("seed", range(16))
-def test_a_random_day_of_all_classes(run_scenario, tmp_path: Path, seed: int, *, static: bool) -> None:
+def test_random_calls_of_all_qos_classes_keep_the_invariants(
+    run_scenario, tmp_path: Path, seed: int, *, static: bool
+) -> None:
     async def scenario(world: Any) -> None:
         await RandomScenario(world, seed, tmp_path).run()
 
@@ -474,7 +476,7 @@ def test_a_random_day_of_all_classes(run_scenario, tmp_path: Path, seed: int, *,
 
 
 def test_cpus_kubelet_held_for_a_sharer_return_at_once(run_scenario) -> None:
-    """The container comes, and by its annotation it owns nothing: no comparison is needed for the others."""
+    """The new container owns nothing by its annotation: other containers need no comparison."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
@@ -491,7 +493,7 @@ def test_cpus_kubelet_held_for_a_sharer_return_at_once(run_scenario) -> None:
         assert world.on(ls) == "0-15"
         world.wire.finished(call, 13)
         await world.quiet()
-        assert world.on(ls) == "0-3,6-15", "the create has failed, and kubelet will come again"
+        assert world.on(ls) == "0-3,6-15", "the create has failed, and kubelet will retry"
         assert world.executor.telemetry.value(metrics.RECONCILES) == passes
         world.check()
 
@@ -505,7 +507,7 @@ def test_cpus_that_kubelet_holds_are_followed_when_a_sandbox_is_made(run_scenari
         await world.quiet()
         sandbox = await world.pod("g", "LS")
         await world.quiet()
-        assert world.on(ls) == "0-15", "kubelet's manager has no say in where LS pods run"
+        assert world.on(ls) == "0-15", "kubelet's CPU manager does not place LS pods"
         await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
         world.check()
 

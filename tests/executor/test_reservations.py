@@ -1,4 +1,4 @@
-"""A container cannot be moved out of CPUs that a new owner is to have."""
+"""Creates of owners when a container cannot be moved off the CPUs of the new owner."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.testkit.cri import TWO_CPUS
 
 
 class Refusals:
-    """Has the kernel refuse writes to one container, up to a number of times."""
+    """Makes the kernel refuse writes to one container, up to a number of times."""
 
     def __init__(self, world: Any, container_id: str, number: int, times: int = 1_000_000) -> None:
         self.left = times
-        self.asked = 0
+        self.attempts = 0
         plain = world.cgroups.write
 
         def write(path: str, cpus: Any, mems: Any, *, inner: bool = True) -> bool:
             if path == container_id and cpus is not None and world.cgroups.sets.get(path) != cpus:
-                self.asked += 1
+                self.attempts += 1
                 if self.left > 0:
                     self.left -= 1
                     raise CgroupError(f"cannot set CPUs in {path}: {os.strerror(number)}", number)
@@ -44,13 +44,13 @@ def carried(call: Any) -> str:
 
 
 @pytest.mark.parametrize("number", [errno.EBUSY, 0])
-def test_a_refusal_that_passes_is_tried_again(run_scenario: Callable[..., None], number: int) -> None:
+def test_a_transient_refusal_is_retried(run_scenario: Callable[..., None], number: int) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         refusals = Refusals(world, ls, number, times=2)
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         assert call.refused is None
-        assert (world.on(ls), refusals.asked) == ("4-15", 3)
+        assert (world.on(ls), refusals.attempts) == ("4-15", 3)
         assert world.executor.telemetry.value(metrics.CPUSET_WRITES_RETRIED) == 2
 
     run_scenario(scenario)
@@ -60,7 +60,7 @@ def test_a_refusal_that_passes_is_tried_again(run_scenario: Callable[..., None],
 def test_named_cpus_that_cannot_be_freed_refuse_the_create(
     run_scenario: Callable[..., None], number: int
 ) -> None:
-    """Containers that had moved already get exactly their old CPUs back; nothing of the create is left."""
+    """Containers that had already moved get exactly their old CPUs back; nothing of the create is left."""
 
     async def scenario(world: Any) -> None:
         ids = [await world.run(await world.pod(f"ls{i}", "LS")) for i in range(3)]
@@ -68,7 +68,7 @@ def test_named_cpus_that_cannot_be_freed_refuse_the_create(
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         assert call.refused is not None
         assert call.refused[1].startswith("cannot free CPUs for ns/lse/c: cannot set CPUs in ")
-        assert refusals.asked == (3 if number == errno.EBUSY else 1)
+        assert refusals.attempts == (3 if number == errno.EBUSY else 1)
         await world.quiet()
         assert [world.on(i) for i in ids] == ["0-15"] * 3
         assert not world.executor.state.owners
@@ -78,7 +78,7 @@ def test_named_cpus_that_cannot_be_freed_refuse_the_create(
     run_scenario(scenario)
 
 
-def test_a_create_that_goes_on_all_the_same_is_not_reported_as_refused(
+def test_a_create_that_continues_despite_a_refused_write_is_not_reported_as_refused(
     run_scenario: Callable[..., None],
 ) -> None:
     """The node is released while the reservation waits for the kernel."""
@@ -127,7 +127,7 @@ def test_a_replaced_group_is_found_before_the_create_continues(
 def test_a_container_elsewhere_that_cannot_be_written_blocks_nothing(
     run_scenario: Callable[..., None],
 ) -> None:
-    """An LS container was narrowed by hand and its group is not ours to write: these CPUs are free of it."""
+    """An LS container was narrowed by hand and its group cannot be written: it does not use these CPUs."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
@@ -140,7 +140,7 @@ def test_a_container_elsewhere_that_cannot_be_written_blocks_nothing(
     run_scenario(scenario)
 
 
-def test_cpus_of_our_own_choice_are_chosen_again(run_scenario: Callable[..., None]) -> None:
+def test_cpus_chosen_by_the_daemon_are_chosen_again(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         first = carried(await world.begin(await world.pod("probe"), **TWO_CPUS))
@@ -151,10 +151,10 @@ def test_cpus_of_our_own_choice_are_chosen_again(run_scenario: Callable[..., Non
         Refusals(world, stuck, errno.EACCES)
         call = await world.begin(sandbox, **TWO_CPUS)
         assert call.refused is None
-        got = CpuSet.parse(carried(call))
-        assert len(got) == 2
-        assert got.isdisjoint(CpuSet.parse("1-4,9-12") | CpuSet.parse(first))
-        assert CpuSet.parse(world.on(ls)) == free - got
+        owned = CpuSet.parse(carried(call))
+        assert len(owned) == 2
+        assert owned.isdisjoint(CpuSet.parse("1-4,9-12") | CpuSet.parse(first))
+        assert CpuSet.parse(world.on(ls)) == free - owned
         assert violations(world.executor.state) == []
         assert world.executor.telemetry.value(metrics.CREATES_ON_OTHER_CPUS) == 1
         assert world.executor.telemetry.value(metrics.CREATES_FAILED) == 0
@@ -163,7 +163,9 @@ def test_cpus_of_our_own_choice_are_chosen_again(run_scenario: Callable[..., Non
         owner = world.executor.state.containers["own"]
         assert "could not be freed: cannot set CPUs in" in owner.placement.reasons[-1]
         assert "c/own" in world.ledger.entries
-        assert len([key for key in world.ledger.entries if key.startswith("i/")]) == 1, "that of the probe"
+        assert len([key for key in world.ledger.entries if key.startswith("i/")]) == 1, (
+            "the write of the probe"
+        )
         assert world.executor.state.kubelet_cpus == {}
 
     run_scenario(scenario)
@@ -197,7 +199,7 @@ def test_a_read_only_tree_does_not_lead_to_other_cpus(run_scenario: Callable[...
 
 
 def test_a_create_behind_a_slow_start_is_placed_elsewhere(run_scenario: Callable[..., None]) -> None:
-    """A start in flight counts as holding the set that it left with: two CPUs that a pod may use."""
+    """A start in flight counts as holding the set that it was forwarded with: two CPUs that a pod may use."""
 
     async def scenario(world: Any) -> None:
         slow = await world.create(await world.pod("slow", "LS"))
@@ -226,7 +228,7 @@ def test_a_client_that_is_gone_gets_no_second_placement(run_scenario: Callable[.
         request.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**TWO_CPUS))
         call = world.played("CreateContainer", request)
         world.wire.request(call)
-        await world.until(lambda: refusals.asked)
+        await world.until(lambda: refusals.attempts)
         world.wire.finished(call, None)
         await asyncio.wait_for(call.over.wait(), 60)
         await world.until(lambda: not world.executor.state.owners)
@@ -236,7 +238,7 @@ def test_a_client_that_is_gone_gets_no_second_placement(run_scenario: Callable[.
 
 
 def test_a_start_that_was_in_flight_at_a_crash_is_waited_for(run_scenario: Callable[..., None]) -> None:
-    """Its set is that of before, and the runtime may get to it at any moment."""
+    """The start carries the old set, and the runtime may execute it at any moment."""
 
     async def scenario(world: Any) -> None:
         ls = await world.create(await world.pod("ls", "LS"))

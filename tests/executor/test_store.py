@@ -1,4 +1,4 @@
-"""What is true about the node changes in one place, and everything that depends on it follows."""
+"""The state of the node changes in one place, and all observers follow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kubelet_holds(world: Any, directory: Path, held: dict[str, dict[str, CpuSet]
     port = KubeletCpuManagerReader(
         KubeletSettings(), str(directory), "", lambda: world.executor.state.node.topology
     )
-    world.beside(port)
+    world.use_kubelet_cpus(port)
 
 
 async def create_unannounced(world: Any, uid: str, qos: str) -> Any:
@@ -56,19 +56,21 @@ async def create_unannounced(world: Any, uid: str, qos: str) -> Any:
 def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
     run_scenario: Callable[..., None], tmp_path: Path
 ) -> None:
-    """kubelet's state file holds CPUs for a pod; its label, known with the create, says that it shares."""
+    """kubelet's state file holds CPUs for a pod; its label, known with the create, makes it share CPUs."""
 
     async def scenario(world: Any) -> None:
         kubelet_holds(world, tmp_path, {"g": {"c": CpuSet([2, 3])}})
         await world.sync.once()
         ls = await world.run(await world.pod("ls", "LS", "burstable"))
         assert world.on(ls) == "0-1,4-15"
-        stirred: list[str] = []
-        world.executor.store.subscribe(Hears(lambda: stirred.append(str(world.executor.state.pools.shared))))
+        notified: list[str] = []
+        world.executor.store.subscribe(
+            StateListener(lambda: notified.append(str(world.executor.state.pools.shared)))
+        )
         call = await create_unannounced(world, "g", "LS")
         assert call.refused is None
         assert str(world.executor.state.pools.shared) == "0-15"
-        assert stirred[:1] == ["0-15"]
+        assert notified[:1] == ["0-15"]
         await world.quiet()
         assert world.on(ls) == "0-15"
         world.executor.kubelet_cpus.close()
@@ -76,21 +78,21 @@ def test_a_create_that_recounts_the_pools_notifies_kernel_and_hooks(
     run_scenario(scenario, static=False)
 
 
-class Hears(ObserverBase):
-    """Hears that pools or owners changed."""
+class StateListener(ObserverBase):
+    """Calls ``notify`` when pools or owners have changed."""
 
-    def __init__(self, stirred: Callable[[], None]) -> None:
-        self.stirred = stirred
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.notify = notify
 
     def changed(self, change: Change) -> None:
-        self.stirred()
+        self.notify()
 
 
 # -- the store by itself ----------------------------------------------------------------------------------
 
 
 class Observer(ObserverBase):
-    """Notes what it is notified of, by its name."""
+    """Records its notifications, with its name."""
 
     def __init__(
         self, name: str, log: list[str], then: Callable[[Change], None] = lambda change: None
@@ -105,7 +107,7 @@ class Observer(ObserverBase):
 
 
 def in_store(work: Callable[[NodeStore, list[BaseException]], None]) -> None:
-    """Do something with the store of an empty node; what observers raise is collected."""
+    """Use the store of an empty node; collect the errors that observers raise."""
 
     async def scenario() -> None:
         faults: list[BaseException] = []
@@ -117,7 +119,7 @@ def in_store(work: Callable[[NodeStore, list[BaseException]], None]) -> None:
 
 
 def held(cpus: str, reason: str) -> ReservationCpusChanged:
-    """An event after which pools differ."""
+    """Return an event that changes the pools."""
     return ReservationCpusChanged(reason, ReservationCpus("o", CpuSet.parse(cpus), hard=True), reason)
 
 
@@ -137,7 +139,7 @@ def test_observers_are_notified_in_order_and_one_change_at_a_time() -> None:
     in_store(work)
 
 
-def test_a_fault_in_one_observer_does_not_keep_the_others_from_following() -> None:
+def test_a_fault_in_one_observer_does_not_affect_other_observers() -> None:
     def work(store: NodeStore, faults: list[BaseException]) -> None:
         log: list[str] = []
         store.subscribe(Observer("a", log, lambda change: 1 // 0))  # type: ignore[arg-type, return-value]
@@ -145,7 +147,7 @@ def test_a_fault_in_one_observer_does_not_keep_the_others_from_following() -> No
         (change,) = store.handle(held("4-7", "first"))
         assert isinstance(change, Change)
         assert (log, [type(error) for error in faults]) == (["a first", "b first"], [ZeroDivisionError])
-        assert store.state is change.after, "the state has changed all the same"
+        assert store.state is change.after, "the state has changed nevertheless"
 
     in_store(work)
 
@@ -195,11 +197,11 @@ def test_the_state_cannot_be_assigned() -> None:
     in_store(work)
 
 
-# -- the executor is above its parts --------------------------------------------------------------------
+# -- the executor is above its parts ----------------------------------------------------------------------
 
 
 def test_no_part_of_the_executor_knows_the_executor() -> None:
-    """Parts take the context and the parts that they use; only what shows the whole node takes the whole."""
+    """Parts take the context and the parts that they use; only pages of the whole node take the executor."""
     directory = Path(proxy.__file__).parent / "executor"
     importing = {
         str(path.relative_to(directory))
@@ -210,7 +212,7 @@ def test_no_part_of_the_executor_knows_the_executor() -> None:
     assert importing == {"plan_report.py", "status_data.py"}
 
 
-def test_the_kernel_follows_before_hooks_receive_of_a_change(run_scenario: Callable[..., None]) -> None:
+def test_the_kernel_follows_a_change_before_hooks_are_notified(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         names = [type(observer).__name__ for observer in world.executor.store._observers]
         assert names == ["KernelWrites", "HookOverrides", "Rejections", "OwnerQuotas", "RuntimeEvents"]

@@ -28,12 +28,12 @@ PART = {"cpu_quota": 50_000, "cpu_period": 100_000, "cpu_shares": 512}
 
 
 class Meter:
-    """Counters that grow by what pods are said to use; a second passes with each reading."""
+    """Counters that grow by the prescribed usage of pods; a second passes with each reading."""
 
     def __init__(self) -> None:
         self.pods: dict[str, float] = {}
         """CPUs in use by name of a pod."""
-        self.beside = 0.0
+        self.outside_pods = 0.0
         """CPUs that no pod uses."""
         self.broken: Exception | None = None
         self.at = 0
@@ -47,7 +47,7 @@ class Meter:
         if self.broken is not None:
             raise self.broken
         self.at += S
-        self.node += S * (sum(self.pods.values()) + self.beside)
+        self.node += S * (sum(self.pods.values()) + self.outside_pods)
         for name, cpus in self.pods.items():
             self.used[name] = self.used.get(name, 0) + S * cpus
         counted = {}
@@ -111,8 +111,8 @@ class Bed:
         for _ in range(count):
             await self.it.once()
 
-    async def until_still(self) -> list[int]:
-        """Go on until BE has the same as before; gives how many CPUs it had after each round."""
+    async def until_stable(self) -> list[int]:
+        """Run rounds until BE keeps its CPUs; return the number of its CPUs after each round."""
         seen = [len(self.be)]
         while len(seen) < 2 or seen[-1] != seen[-2]:
             await self.it.once()
@@ -135,7 +135,7 @@ async def be_pod(world: Any, name: str = "be", **more: Any) -> str:
     return await world.run(await world.pod(name, "BE", "besteffort", **more))
 
 
-def test_be_lives_on_what_the_others_leave(run_scenario: Any) -> None:
+def test_be_uses_the_cpus_that_other_classes_leave(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world)
         be = await be_pod(world)
@@ -151,7 +151,7 @@ def test_be_lives_on_what_the_others_leave(run_scenario: Any) -> None:
         assert world.on(ls) == "0-15"
         assert bed.page["budget_milli"] == 4400
         assert bed.page["usage"] == {"node": 10.0, "be": 4.0, "others": 6.0, "system": 0.0}
-        bed.meter.beside = 1.5
+        bed.meter.outside_pods = 1.5
         await bed.rounds()
         assert len(bed.be) == 3
         bed.meter.pods["ls"] = 15.0
@@ -159,8 +159,8 @@ def test_be_lives_on_what_the_others_leave(run_scenario: Any) -> None:
         assert len(bed.be) == 2, "never less"
         cores = {cpu.core for cpu in world.machine.cpus if cpu.id in bed.be}
         assert len(cores) == 1, "siblings together"
-        bed.meter.pods, bed.meter.beside = {}, 0.0
-        assert await bed.until_still() == [2, 4, 6, 8, 10, 11, 11], "a tenth of 16 CPUs at a time"
+        bed.meter.pods, bed.meter.outside_pods = {}, 0.0
+        assert await bed.until_stable() == [2, 4, 6, 8, 10, 11, 11], "a tenth of 16 CPUs at a time"
         world.check()
 
     run_scenario(scenario)
@@ -177,7 +177,7 @@ def test_only_be_is_changed(run_scenario: Any) -> None:
         await bed.rounds(2)
         assert len(bed.be) == 5
         assert not bed.be & CpuSet.parse("0-5")
-        assert len(bed.be & CpuSet.parse("6-9")) == 2, "in proportion from LSR and from the others"
+        assert len(bed.be & CpuSet.parse("6-9")) == 2, "in proportion from LSR and from other CPUs"
         assert world.on(be) == world.on(plain) == str(bed.be)
         touched = {line.split()[1] for line in world.log[before:] if line.startswith(("kernel", "runtime"))}
         assert touched == {be, plain}
@@ -194,7 +194,7 @@ def test_only_be_is_changed(run_scenario: Any) -> None:
     run_scenario(scenario)
 
 
-def test_an_idle_node_gives_be_the_whole_of_a_small_pool(run_scenario: Any) -> None:
+def test_be_has_the_whole_of_a_small_pool_on_an_idle_node(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world)
         await world.run(await world.pod("lse", "LSE", cpus="0-9"))
@@ -203,7 +203,7 @@ def test_an_idle_node_gives_be_the_whole_of_a_small_pool(run_scenario: Any) -> N
         await bed.rounds(2)
         assert len(bed.be) == 2
         bed.meter.pods = {}
-        assert await bed.until_still() == [2, 4, 6, 6]
+        assert await bed.until_stable() == [2, 4, 6, 6]
         assert world.on(be) == "10-15"
         assert world.executor.state.pools.be_now is None
 
@@ -253,14 +253,14 @@ def test_a_be_pod_stays_within_its_own_limit(run_scenario: Any) -> None:
         assert not bed.be & CpuSet.parse("12-13")
         assert world.on(bound) == "12-13"
         bed.meter.pods = {}
-        await bed.until_still()
+        await bed.until_stable()
         assert CpuSet.parse(world.on(bound)) <= CpuSet.parse("12-13")
         world.check()
 
     run_scenario(scenario)
 
 
-def test_suppressed_sets_are_not_made_lasting(run_scenario: Any) -> None:
+def test_suppressed_sets_are_not_saved_at_the_runtime(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed, runtime_sync = Bed(world), world.make_runtime_sync()
         task = asyncio.ensure_future(runtime_sync.run())
@@ -272,7 +272,7 @@ def test_suppressed_sets_are_not_made_lasting(run_scenario: Any) -> None:
                 await bed.rounds(2)
                 await world.until(lambda: not world.executor.state.runtime.unsaved)
             assert not [line for line in world.log if line.startswith("runtime")]
-            # What the runtime has saved holds CPUs that BE may no longer use: that is worth telling.
+            # The set saved by the runtime holds CPUs that BE may no longer use: it must be updated.
             await world.run(await world.pod("lse", "LSE", cpus="0"))
             await world.until(lambda: f"runtime {be} {world.on(be)}" in world.log)
             counted = sum(line.startswith("runtime") for line in world.log)
@@ -284,7 +284,7 @@ def test_suppressed_sets_are_not_made_lasting(run_scenario: Any) -> None:
             assert narrow <= world.executor.state.pools.be
         finally:
             task.cancel()
-        # At the end, what was saved narrow is sent too.
+        # At the end, sets that were saved narrow are updated too.
         await bed.it.stop()
         await runtime_sync.finish(60)
         assert world.runtime.specs[be] == world.on(be) == "1-15"
@@ -293,7 +293,7 @@ def test_suppressed_sets_are_not_made_lasting(run_scenario: Any) -> None:
     run_scenario(scenario, settle_per_second=1000)
 
 
-def test_what_went_between_two_readings_does_not_narrow_those_that_stay(run_scenario: Any) -> None:
+def test_a_pod_removed_between_two_readings_does_not_narrow_other_pods(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world)
         await be_pod(world)
@@ -319,7 +319,7 @@ def _remove(sandbox: str) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["cpuset", "cfs-quota"])
-def test_without_figures_be_gets_everything_back(run_scenario: Any, mode: str) -> None:
+def test_be_gets_its_whole_pool_without_usage_figures(run_scenario: Any, mode: str) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world, mode)
         be = await be_pod(world)
@@ -346,7 +346,7 @@ def test_without_figures_be_gets_everything_back(run_scenario: Any, mode: str) -
     run_scenario(scenario)
 
 
-def test_a_figure_now_and_then_is_enough(run_scenario: Any) -> None:
+def test_occasional_usage_figures_are_enough(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world)
         await be_pod(world)
@@ -362,7 +362,7 @@ def test_a_figure_now_and_then_is_enough(run_scenario: Any) -> None:
     run_scenario(scenario)
 
 
-def test_a_quota_of_before_rises_though_all_be_pods_are_gone(run_scenario: Any) -> None:
+def test_an_earlier_quota_is_raised_although_all_be_pods_are_gone(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world, "cfs-quota")
         world.ledger.entries[KEY] = {"quota": [BE_GROUP]}
@@ -380,10 +380,10 @@ def test_pods_that_share_a_parent_are_be_only_if_all_are(run_scenario: Any) -> N
         assert usage_query(world.executor.state).be == {"/kubepods/burstable/podx"}
         await world.pod("x", "LS", "burstable", sandbox="s-ls")
         await world.pod("be")
-        asked = usage_query(world.executor.state)
+        query = usage_query(world.executor.state)
         parents = {"/kubepods/burstable/podx", "/kubepods/podbe"}
-        assert {group.parent for group in asked.groups.values()} == parents
-        assert asked.be == frozenset()
+        assert {group.parent for group in query.groups.values()} == parents
+        assert query.be == frozenset()
         await be_pod(world, "be", sandbox="s-other")
         assert usage_query(world.executor.state).be == {"/kubepods/besteffort/podbe"}
 
@@ -402,12 +402,12 @@ def test_a_quota_for_all_be_pods(run_scenario: Any) -> None:
         await bed.rounds(2)
         assert bed.quotas.at == {BE_GROUP: 200_000}
         written = world.log.index(f"quota {BE_GROUP} 200000")
-        assert "ledger +b/" in world.log[:written], "the ledger knows it first"
+        assert "ledger +b/" in world.log[:written], "the ledger holds it first"
         assert world.executor.state.pools.be_now is None
         bed.meter.pods["ls"] = 8.39  # less than a hundredth of the machine
         await bed.rounds()
         assert bed.quotas.at == {BE_GROUP: 200_000}
-        bed.quotas.at[BE_GROUP] = -1  # kubelet's own hand
+        bed.quotas.at[BE_GROUP] = -1  # a change by kubelet
         await bed.rounds()
         assert bed.quotas.at == {BE_GROUP: 201_000}
         bed.meter.pods = {}
@@ -469,7 +469,7 @@ def test_after_a_crash_narrowed_containers_have_the_whole_pool(run_scenario: Any
     run_scenario(scenario)
 
 
-def test_containers_do_not_move_with_every_flutter(run_scenario: Any) -> None:
+def test_containers_do_not_move_with_small_changes_of_usage(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world)
         await be_pod(world)
@@ -506,14 +506,14 @@ def test_a_runtime_that_does_not_answer_at_the_start(run_scenario: Any, mode: st
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOENT])
-def test_a_quota_that_cannot_be_written(run_scenario: Any, number: int) -> None:
+def test_a_quota_that_cannot_be_written_is_reported(run_scenario: Any, number: int) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world, "cfs-quota")
         await be_pod(world)
         await bed.rounds(2)
         assert bed.quotas.at == {BE_GROUP: 1_040_000}
         bed.quotas.refuses = number
-        bed.meter.beside = 8.0
+        bed.meter.outside_pods = 8.0
         await bed.rounds()
         assert any("cannot set the CFS quota" in str(p["what"]) for p in world.executor.telemetry.problems())
         await bed.it.stop()
@@ -522,7 +522,7 @@ def test_a_quota_that_cannot_be_written(run_scenario: Any, number: int) -> None:
     run_scenario(scenario)
 
 
-def test_without_counters(run_scenario: Any) -> None:
+def test_a_node_without_usage_counters_is_not_suppressed(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world)
         bed.it = Suppression(
@@ -588,7 +588,7 @@ def test_problems_are_worded_for_users(run_scenario: Any) -> None:
     run_scenario(scenario)
 
 
-def test_cpus_that_come_and_go(run_scenario: Any) -> None:
+def test_suppression_follows_a_changed_machine(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         from proxy.topology.build import described
 
@@ -620,13 +620,13 @@ def test_random_loads_and_owners(run_scenario: Any, seed: int) -> None:
             deed = chance.choice(["load", "load", "comes", "goes", "unreadable"])
             if deed == "load":
                 bed.meter.pods = {name: chance.uniform(0, 6) for name in ("ls", "be", "be2")}
-                bed.meter.beside = chance.uniform(0, 3)
+                bed.meter.outside_pods = chance.uniform(0, 3)
             elif deed == "comes" and len(owners) < 3:
                 free = sorted(world.executor.state.pools.shared)
                 own = CpuSet(chance.sample(free, chance.randint(1, 4)))
                 kind = chance.choice(["LSE", "LSR"])
                 owners.append(await world.run(await world.pod(f"own{number}", kind, cpus=str(own))))
-                before = 16  # the pool itself may have become another
+                before = 16  # the pool itself may have changed
             elif deed == "goes" and owners:
                 await world.remove(owners.pop())
                 before = 16

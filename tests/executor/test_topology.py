@@ -1,4 +1,4 @@
-"""Days under a topology policy: pods decided as a whole, and kubelet asked for what the CRI leaves out."""
+"""Topology policies: pods placed as a whole, and kubelet queried for facts that the CRI lacks."""
 
 from __future__ import annotations
 
@@ -34,25 +34,27 @@ BY_CONTAINER = {"policy": TopologyPolicy.RESTRICTED}
 AFFINITY = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
 
 
-def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP, mib: int = 1) -> ContainerResources:
+def container_requests(
+    name: str, cpus: int, kind: ContainerKind = ContainerKind.APP, mib: int = 1
+) -> ContainerResources:
     amounts = {"cpu": cpus * 1000, "memory": mib * MIB}
     return ContainerResources(name, kind, amounts, amounts)
 
 
 class PlayedKubelet:
-    """What kubelet knows; ``gate`` holds its answers, ``error`` is raised instead of one."""
+    """A simulated kubelet; ``gate`` holds its answers, ``error`` is raised instead of one."""
 
-    def __init__(self, *asks: ContainerResources) -> None:
+    def __init__(self, *containers: ContainerResources) -> None:
         self.knows_pods, self.knows_devices = True, False
-        self.answer: Any = (PodRequests("?", asks), "kubelet's /pods") if asks else None
+        self.answer: Any = (PodRequests("?", containers), "kubelet's /pods") if containers else None
         self.near: Any = {}
         self.gate = threading.Event()
         self.gate.set()
-        self.asked = 0
+        self.queries = 0
         self.error: Exception | None = None
 
     def _wait(self) -> None:
-        self.asked += 1
+        self.queries += 1
         self.gate.wait(60)
         if self.error is not None:
             raise self.error
@@ -95,7 +97,7 @@ def sandbox(uid: str, attempt: int = 0, parent: str | None = None, **total: int)
     )
 
 
-def asides(world: Any) -> dict[str, str]:
+def set_aside_cpus(world: Any) -> dict[str, str]:
     return {
         p.uid: str(p.reserved_for_pod.cpus)
         for p in world.executor.state.pods.values()
@@ -104,12 +106,12 @@ def asides(world: Any) -> dict[str, str]:
 
 
 def records(world: Any, query: str) -> list[tuple[str, bool, bool]]:
-    """Return what explain finds: the pod or container, admitted or not, there or gone."""
+    """Return the records of explain: the pod or container, whether admitted, whether it exists."""
     found = world.executor.history.find(query)
     return [(r.explanation.ref, r.explanation.verdict.admitted, r.exists) for r in found]
 
 
-def nothing_is_left(world: Any) -> None:
+def check_nothing_is_left(world: Any) -> None:
     state = world.executor.state
     assert violations(state) == []
     assert (state.pools.shared, state.cpus_set_aside()) == (world.machine.online, CpuSet())
@@ -123,7 +125,7 @@ def nothing_is_left(world: Any) -> None:
 def test_a_pod_is_admitted_once_and_its_containers_use_the_set_aside(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         s = await world.pod("a", total=FOUR)
-        assert asides(world) == {"a": "0-1,8-9"}
+        assert set_aside_cpus(world) == {"a": "0-1,8-9"}
         assert world.executor.state.pools.shared == world.machine.online
         await world.quiet()
         assert world.ledger.entries[f"p/{s}"]["aside"]["cpus"] == "0-1,8-9"
@@ -139,14 +141,14 @@ def test_a_pod_is_admitted_once_and_its_containers_use_the_set_aside(run_scenari
         call = await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s))
         world.cgroups.sets.clear()
         world.wire.finished(call, 0)
-        nothing_is_left(world)
+        check_nothing_is_left(world)
         await world.quiet()
         assert f"p/{s}" not in world.ledger.entries
 
     run_scenario(scenario, rules=BY_POD)
 
 
-def test_a_refused_pod_leaves_its_reason_and_nothing_else(run_scenario) -> None:
+def test_a_refused_pod_leaves_only_its_reason(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         await world.pod("a", total=SIX)
         await world.pod("b", total=SIX)
@@ -163,14 +165,14 @@ def test_a_refused_pod_leaves_its_reason_and_nothing_else(run_scenario) -> None:
 
 
 @pytest.mark.parametrize("status", [2, 13, None], ids=["fails", "breaks", "is-cancelled"])
-def test_a_failed_sandbox_returns_what_was_set_aside(run_scenario, status: int | None) -> None:
+def test_a_failed_sandbox_returns_its_set_aside_cpus(run_scenario, status: int | None) -> None:
     async def scenario(world: Any) -> None:
         call = await world.call("RunPodSandbox", sandbox("a", **FOUR))
-        assert asides(world) == {"a": "0-1,8-9"}
+        assert set_aside_cpus(world) == {"a": "0-1,8-9"}
         await world.sync.once()
-        assert asides(world) == {"a": "0-1,8-9"}, "the runtime's list does not have it yet"
+        assert set_aside_cpus(world) == {"a": "0-1,8-9"}, "the runtime's list does not hold it yet"
         world.wire.finished(call, status)
-        nothing_is_left(world)
+        check_nothing_is_left(world)
         assert records(world, "ns/a") == [("ns/a", True, False)]
         await world.executor.journal.flush()
         assert world.ledger.entries == {}
@@ -183,7 +185,7 @@ def test_an_answer_without_an_id_counts_as_none(run_scenario) -> None:
         call = await world.call("RunPodSandbox", sandbox("a", **FOUR))
         world.wire.response(call, b"")
         world.wire.finished(call, 0)
-        nothing_is_left(world)
+        check_nothing_is_left(world)
 
     run_scenario(scenario, rules=BY_POD)
 
@@ -201,19 +203,19 @@ def test_a_sandbox_without_an_answer_is_known_by_its_containers(run_scenario) ->
         container_id = world.finish(call, "x")
         await world.start(container_id)
         assert world.on(container_id) == "0-1,8-9"
-        assert asides(world) == {}
+        assert set_aside_cpus(world) == {}
         world.check()
 
     run_scenario(scenario, rules=BY_POD)
 
 
-def test_a_sandbox_made_again_keeps_what_was_decided_for_its_pod(run_scenario) -> None:
+def test_a_recreated_sandbox_keeps_the_decision_for_its_pod(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         old = await world.pod("a", total=FOUR)
         await world.pod("b", total=FOUR)
         await world.run(old, "c", **FOUR)
         new = await world.pod("a", attempt=1, sandbox="new", total=FOUR)
-        assert asides(world)["a"] == "0-1,8-9"
+        assert set_aside_cpus(world)["a"] == "0-1,8-9"
         world.cgroups.sets.clear()
         world.wire.finished(
             await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=old)), 0
@@ -225,27 +227,27 @@ def test_a_sandbox_made_again_keeps_what_was_decided_for_its_pod(run_scenario) -
     run_scenario(scenario, rules=BY_POD)
 
 
-def test_two_pods_at_once_are_not_promised_the_same_cpus(run_scenario) -> None:
-    kubelet = PlayedKubelet(ask("c", 4))
+def test_two_concurrent_pods_do_not_get_the_same_cpus(run_scenario) -> None:
+    kubelet = PlayedKubelet(container_requests("c", 4))
 
     async def scenario(world: Any) -> None:
         kubelet.gate.clear()
         calls = [asyncio.create_task(world.call("RunPodSandbox", sandbox(uid, **FOUR))) for uid in "abcd"]
-        while kubelet.asked < 4:
+        while kubelet.queries < 4:
             await asyncio.sleep(0.001)
-        assert asides(world) == {}
+        assert set_aside_cpus(world) == {}
         kubelet.gate.set()
         done = await asyncio.gather(*calls)
         assert sorted(call.refused is None for call in done) == [False, True, True, True]
         assert world.executor.state.cpus_set_aside() == CpuSet.parse("0-5,8-13"), (
-            "the last one would have left nothing"
+            "the last record would have left nothing"
         )
         assert sum(len(p.reserved_for_pod.cpus) for p in world.executor.state.pods.values()) == 12
 
     run_scenario(scenario, rules=BY_POD, sources=(kubelet, None))
 
 
-def test_a_pod_without_a_cgroup_parent_keeps_what_was_set_aside(run_scenario) -> None:
+def test_a_pod_without_a_cgroup_parent_keeps_its_set_aside_cpus(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         request = sandbox("a", parent="", **FOUR)
         call = await world.call("RunPodSandbox", request)
@@ -255,7 +257,7 @@ def test_a_pod_without_a_cgroup_parent_keeps_what_was_set_aside(run_scenario) ->
         create.config.metadata.name = "c"
         create.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**TWO_CPUS))
         await world.call("CreateContainer", create)
-        assert asides(world) == {"a": "0-1,8-9"}
+        assert set_aside_cpus(world) == {"a": "0-1,8-9"}
 
     run_scenario(scenario, rules=BY_POD)
 
@@ -271,17 +273,17 @@ def test_a_crash_between_deciding_and_the_answer_leaves_nothing_set_aside(run_sc
         await world.executor.close()
         world.boot()
         await world.sync.once()
-        assert asides(world) == {"kept": "0-1,8-9"}
+        assert set_aside_cpus(world) == {"kept": "0-1,8-9"}
         first = await world.run(kept, "c", **FOUR)
         assert world.on(first) == "0-1,8-9"
         await world.pod("a", total=FOUR)
-        assert asides(world)["a"] == "2-3,10-11"
+        assert set_aside_cpus(world)["a"] == "2-3,10-11"
 
     run_scenario(scenario, rules=BY_POD)
 
 
 def test_memory_and_parts_are_found_again_after_a_crash(run_scenario) -> None:
-    kubelet = PlayedKubelet(ask("i", 4, ContainerKind.INIT), ask("c", 2))
+    kubelet = PlayedKubelet(container_requests("i", 4, ContainerKind.INIT), container_requests("c", 2))
     rules = BY_POD | {"reserved_memory": {0: {"memory": MIB}}}
 
     async def scenario(world: Any) -> None:
@@ -306,7 +308,7 @@ def test_memory_and_parts_are_found_again_after_a_crash(run_scenario) -> None:
 
 
 def test_memory_of_an_init_container_is_not_promised_after_a_crash(run_scenario) -> None:
-    kubelet = PlayedKubelet(ask("i", 4, ContainerKind.INIT, 20), ask("c", 2))
+    kubelet = PlayedKubelet(container_requests("i", 4, ContainerKind.INIT, 20), container_requests("c", 2))
 
     async def scenario(world: Any) -> None:
         s = await world.pod("a", total=FOUR)
@@ -334,13 +336,13 @@ def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(run_scenar
             call = await world.call("RunPodSandbox", sandbox("a", **FOUR))
         assert call.sent == call.body
         world.wire.finished(call, 2)
-        nothing_is_left(world)
+        check_nothing_is_left(world)
         assert records(world, "ns/a") == [("ns/a", True, False)]
 
     run_scenario(scenario, rules=BY_POD)
 
 
-def test_records_of_the_version_before_are_read(run_scenario) -> None:
+def test_records_of_the_previous_version_are_read(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
         container = await world.run(s, "c", memory_limit_in_bytes=MIB, **TWO_CPUS)
@@ -358,8 +360,11 @@ def test_records_of_the_version_before_are_read(run_scenario) -> None:
         assert world.executor.state.containers[container].placement.exclusive == CpuSet.parse("0,8")
         memory = world.executor.state.memory
         assert memory is not None
-        assert [n.table("memory").reserved for n in memory.nodes.values()] == [MIB, 0]  # it uses it already
-        assert (await world.pod("b", total=FOUR), asides(world)) == ("s-b", {"b": "1-2,9-10"})
+        assert [n.table("memory").reserved for n in memory.nodes.values()] == [
+            MIB,
+            0,
+        ]  # the container already uses its CPUs
+        assert (await world.pod("b", total=FOUR), set_aside_cpus(world)) == ("s-b", {"b": "1-2,9-10"})
         world.check()
 
     run_scenario(scenario)
@@ -389,12 +394,13 @@ def test_a_record_with_a_damaged_part_is_built_again(run_scenario, where: str) -
 
 def test_facts_of_kubelet_take_precedence_over_the_cri(run_scenario) -> None:
     kubelet = PlayedKubelet(
-        ask("c", 3), ContainerResources("half", ContainerKind.APP, {"cpu": 2500}, {"cpu": 2500})
+        container_requests("c", 3),
+        ContainerResources("half", ContainerKind.APP, {"cpu": 2500}, {"cpu": 2500}),
     )
 
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
-        assert kubelet.asked == 1, "known with the sandbox"
+        assert kubelet.queries == 1, "known with the sandbox"
         assert world.on(await world.run(s, "c", **TWO_CPUS)) == "0-1,8"
         half, unheard = (
             await world.create(s, "half", **TWO_CPUS),
@@ -402,38 +408,38 @@ def test_facts_of_kubelet_take_precedence_over_the_cri(run_scenario) -> None:
         )
         assert world.executor.state.containers[half].owner == ""
         assert world.executor.state.containers[unheard].owner == "a/unheard"
-        assert kubelet.asked == 1
+        assert kubelet.queries == 1
         facts = world.executor.history.find("ns/a/c")[0].explanation.facts
         assert ("cpu request", "3 CPUs", "kubelet's /pods") in [(f.what, f.value, f.source) for f in facts]
 
     run_scenario(scenario, sources=(kubelet, None))
 
 
-def test_kubelet_that_learns_of_a_pod_late_is_asked_again(run_scenario) -> None:
+def test_kubelet_is_queried_again_for_a_pod_that_it_did_not_know(run_scenario) -> None:
     kubelet = PlayedKubelet()
 
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
         assert world.executor.state.pods[s].requests is None
-        kubelet.answer = PodRequests("?", (ask("c", 3),)), "kubelet's /pods"
+        kubelet.answer = PodRequests("?", (container_requests("c", 3),)), "kubelet's /pods"
         container = await world.create(s, "c", **TWO_CPUS)
         assert len(world.executor.state.containers[container].placement.exclusive) == 3
-        assert kubelet.asked == 2
+        assert kubelet.queries == 2
 
     run_scenario(scenario, sources=(kubelet, None))
 
 
 @pytest.mark.parametrize("method", ["RunPodSandbox", "CreateContainer"])
 @pytest.mark.parametrize("rules", [{}, BY_POD, BY_CONTAINER], ids=["none", "pod", "container"])
-def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(
+def test_a_client_that_disconnects_during_a_query_of_kubelet_gets_no_cpus(
     run_scenario, method: str, rules: Any
 ) -> None:
-    kubelet = PlayedKubelet(ask("c", 4))
+    kubelet = PlayedKubelet(container_requests("c", 4))
 
     async def scenario(world: Any) -> None:
         kubelet.answer = None
         s = await world.pod("a")
-        before, asked = world.executor.state, kubelet.asked
+        before, queries = world.executor.state, kubelet.queries
         kubelet.gate.clear()
         message: Any = sandbox("b", **FOUR)
         if method == "CreateContainer":
@@ -442,7 +448,7 @@ def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(
             message.config.linux.resources.CopyFrom(pb.LinuxContainerResources(**FOUR))
         call = world.played(method, message)
         world.wire.request(call)
-        while kubelet.asked == asked:
+        while kubelet.queries == queries:
             await asyncio.sleep(0.001)
         call.done = True
         world.wire.finished(call, None)
@@ -459,7 +465,9 @@ def test_a_client_that_goes_away_while_kubelet_is_asked_gets_nothing(
 
 @pytest.mark.parametrize("what", ["pods", "devices", "sysfs"])
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("rubbish"), KeyError("x")])
-def test_a_port_that_breaks_is_done_without(run_scenario, what: str, error: Exception) -> None:
+def test_a_pod_is_admitted_although_a_source_of_facts_fails(
+    run_scenario, what: str, error: Exception
+) -> None:
     kubelet, hardware = PlayedKubelet(), PlayedHardware()
     kubelet.knows_pods, kubelet.knows_devices = what == "pods", what == "devices"
     kubelet.error = hardware.error = error
@@ -480,7 +488,7 @@ def test_a_port_that_breaks_is_done_without(run_scenario, what: str, error: Exce
 
 
 @pytest.mark.parametrize("answer", [(None, ""), ("text", 5), (PodRequests("?", ()), ""), 7], ids=str)
-def test_rubbish_from_kubelet_is_done_without(run_scenario, answer: Any) -> None:
+def test_invalid_answers_of_kubelet_are_ignored(run_scenario, answer: Any) -> None:
     kubelet = PlayedKubelet()
     kubelet.answer = answer
 
@@ -493,17 +501,19 @@ def test_rubbish_from_kubelet_is_done_without(run_scenario, answer: Any) -> None
         run_scenario(scenario, rules=rules, sources=(kubelet, None))
 
 
-def test_an_empty_answer_takes_back_nothing(run_scenario) -> None:
-    """Two creates of a pod ask at once; the one that gets no answer must not forget the other's."""
+def test_an_empty_answer_of_kubelet_releases_nothing(run_scenario) -> None:
+    """Two creates of a pod query at once; a failed query must not discard the answer of the other."""
     kubelet = PlayedKubelet()
 
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
         kubelet.gate.clear()
         silent = asyncio.create_task(world.begin(s, "c", **TWO_CPUS))
-        await world.until(lambda: kubelet.asked == 2)
+        await world.until(lambda: kubelet.queries == 2)
         pod = world.executor.state.pods[s]
-        pod = changed_copy(pod, requests=PodRequests("a", (ask("c", 2),)), source="kubelet's /pods")
+        pod = changed_copy(
+            pod, requests=PodRequests("a", (container_requests("c", 2),)), source="kubelet's /pods"
+        )
         world.executor.store.handle(PodLearned(pod, "a test", recorded=False))
         kubelet.gate.set()
         await silent
@@ -512,15 +522,15 @@ def test_an_empty_answer_takes_back_nothing(run_scenario) -> None:
     run_scenario(scenario, sources=(kubelet, None))
 
 
-def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(run_scenario) -> None:
+def test_facts_that_arrive_after_a_pod_has_stopped_do_not_revive_it(run_scenario) -> None:
     kubelet = PlayedKubelet()
 
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
-        kubelet.answer = PodRequests("?", (ask("c", 4),)), "kubelet's /pods"
+        kubelet.answer = PodRequests("?", (container_requests("c", 4),)), "kubelet's /pods"
         kubelet.gate.clear()
         creating = asyncio.create_task(world.begin(s, "c", **FOUR))
-        while kubelet.asked < 2:
+        while kubelet.queries < 2:
             await asyncio.sleep(0.001)
         for method, done in (
             ("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=s)),
@@ -531,7 +541,7 @@ def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(run_sc
         call = await creating
         assert s not in world.executor.state.pods
         world.wire.finished(call, 5)
-        nothing_is_left(world)
+        check_nothing_is_left(world)
         assert not world.executor.state.containers
         assert records(world, "ns/a/c") == [("ns/a/c", True, False)]
 
@@ -539,17 +549,17 @@ def test_facts_that_arrive_after_the_pod_has_stopped_do_not_bring_it_back(run_sc
 
 
 def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(run_scenario) -> None:
-    """Nothing reports that a container ends by itself, but kubelet asks for the next one only then."""
-    kubelet = PlayedKubelet(ask("i", 6, ContainerKind.INIT), ask("c", 6))
+    """No event reports the end of a container, but kubelet creates the next one only then."""
+    kubelet = PlayedKubelet(container_requests("i", 6, ContainerKind.INIT), container_requests("c", 6))
 
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
         first = await world.run(s, "i", **SIX)
-        had = world.executor.state.containers[first].placement.exclusive
+        assigned = world.executor.state.containers[first].placement.exclusive
         world.cgroups.sets.pop(first)
         world._state(first, "EXITED")
         second = await world.run(s, "c", **SIX)
-        assert world.executor.state.containers[second].placement.exclusive == had
+        assert world.executor.state.containers[second].placement.exclusive == assigned
         assert world.executor.state.containers[first].phase is Phase.EXITED
         world.check()
 
@@ -557,9 +567,9 @@ def test_cpus_of_an_init_container_that_ended_unseen_are_used_again(run_scenario
         run_scenario(scenario, rules=rules, sources=(kubelet, None))
 
 
-def test_devices_draw_cpus_to_their_nodes(run_scenario) -> None:
+def test_cpus_are_allocated_on_the_nodes_of_devices(run_scenario) -> None:
     near = LocatedDevice("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
-    kubelet = PlayedKubelet(ask("c", 4))
+    kubelet = PlayedKubelet(container_requests("c", 4))
     kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
 
     async def scenario(world: Any) -> None:
@@ -570,17 +580,17 @@ def test_devices_draw_cpus_to_their_nodes(run_scenario) -> None:
         run_scenario(scenario, rules=rules, sources=(kubelet, None))
 
 
-# -- ways to run ------------------------------------------------------------------------------------------
+# -- modes ------------------------------------------------------------------------------------------------
 
 
-def test_observing_changes_nothing(run_scenario) -> None:
+def test_observe_mode_changes_no_request(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         for uid in "abc":
             call = await world.call("RunPodSandbox", sandbox(uid, **SIX))
             assert (call.sent, call.refused) == (call.body, None)
             world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id=f"s-{uid}").SerializeToString())
             world.wire.finished(call, 0)
-        assert asides(world) == {"a": "0-2,8-10", "b": "4-6,12-14"}
+        assert set_aside_cpus(world) == {"a": "0-2,8-10", "b": "4-6,12-14"}
         assert records(world, "ns/c") == [("ns/c", False, True)]
         call = await world.begin("s-a", "c", **SIX)
         assert call.sent == call.body
@@ -625,7 +635,7 @@ def test_an_internal_fault_refuses_only_pods_with_a_strict_policy(
 
 def test_kubelet_does_not_make_a_pod_guaranteed_against_its_cgroup(run_scenario) -> None:
     near = LocatedDevice("GPU-1", "vendor/gpu", Mask([1]), "the pod-resources API")
-    kubelet = PlayedKubelet(ask("c", 2))
+    kubelet = PlayedKubelet(container_requests("c", 2))
     kubelet.knows_devices, kubelet.near = True, {"c": (near,)}
 
     async def scenario(world: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sets as properties of systemd's units, with systemd and runc played."""
+"""Sets as properties of systemd's units, with a simulated systemd and runc."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ class Scopes:
 
 
 class PlayedSystemd:
-    """Units by name, and what runc sends for them."""
+    """Units by name, and the properties that runc sends for them."""
 
     def __init__(self, world: Any, *, wrong: bool) -> None:
         self.world, self.wrong = world, wrong
         self.units: dict[str, UnitSets] = {}
-        self.asked: list[str] = []
+        self.queried: list[str] = []
         self.received: Callable[[UnitEvents], None] | None = None
         self.away = False
         self.late = False
@@ -109,14 +109,14 @@ class PlayedSystemd:
         self.early = False
         """It writes before runc does, not after, which is worse."""
         self.slow: list[tuple[str, CpuSet | None, Mask | None]] | None = None
-        """If a list: what it is asked to set waits there, and the caller gives up."""
+        """If a list: requests to set a property wait there, and the caller gives up."""
         self.overlaps: list[str] = []
         self.owner = ""
 
     def read(self, unit: str) -> UnitSets:
         if self.away:
             raise UnavailableError("cannot query systemd: away")
-        self.asked.append(unit)
+        self.queried.append(unit)
         return self.units.get(unit, UnitSets(CpuSet(), Mask()))
 
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
@@ -125,7 +125,7 @@ class PlayedSystemd:
         if unit not in self.units:
             raise CgroupError(f"cannot set {unit}: not there", errno.ENOENT)
         if self.slow is not None:
-            self.away = True  # it reads what came first, and then answers nothing else
+            self.away = True  # it reads earlier requests first, and then answers nothing else
             self.slow.append((unit, cpus, mems))
             raise UnavailableError("cannot query systemd: it does not answer")
         has = self.units[unit]
@@ -134,7 +134,7 @@ class PlayedSystemd:
         self._write(unit)
 
     def look(self, when: str) -> None:
-        """See whether another container is on the owner's CPUs: what the slice lets through is in effect."""
+        """Check that no other container is on the owner's CPUs: the part within the slice is in effect."""
         for container, cpus in self.world.cgroups.sets.items():
             fence = self.world.scopes.slices.get(slice_of(container.split("-")[1]), CpuSet())
             if self.owner in self.world.cgroups.sets and container != self.owner:
@@ -142,7 +142,7 @@ class PlayedSystemd:
                 self.overlaps += [f"{when}: {container} on {both}"] if both else []
 
     def _write(self, unit: str) -> None:
-        """What systemd does to the file."""
+        """Write the cgroup file as systemd does."""
         container = Scopes._id(unit)
         if container in self.world.cgroups.sets and self.units[unit].cpus:
             self.world.cgroups.sets[container] = self.units[unit].cpus
@@ -162,7 +162,7 @@ class PlayedSystemd:
         self.report(UnitEvents.RELOADED)
 
     def runc(self, container_id: str, cpus: CpuSet) -> None:
-        """A start or update: the unit's property, systemd's write, and runc's own."""
+        """Do what runc does at a start or update: the unit's property, systemd's write, and its own write."""
         unit = unit_of(container_id)
         mems = self.units.get(unit, UnitSets(CpuSet(), Mask())).mems
         self.units[unit] = UnitSets(reversed_mask(cpus) if self.wrong else cpus, mems)
@@ -211,7 +211,7 @@ def on_systemd(
 
 
 async def join(world: Any) -> None:
-    """Give an executor that has just been made systemd and its scopes."""
+    """Connect a new executor to systemd and its scopes."""
     executor = world.executor
     executor.enforcer.cgroups = world.scopes
     executor.enforcer.sandboxes._cgroups = world.scopes
@@ -231,7 +231,7 @@ async def start(world: Any, container_id: str) -> None:
     world.systemd.runc(container_id, cpus_of(world.runtime.specs[container_id]))
     world._state(container_id, "RUNNING")
     world.wire.finished(call, 0)
-    await calm(world)
+    await wait_until_settled(world)
 
 
 async def run(world: Any, uid: str, **more: Any) -> str:
@@ -241,19 +241,19 @@ async def run(world: Any, uid: str, **more: Any) -> str:
 
 
 async def update(world: Any, container_id: str, **resources: Any) -> Any:
-    """A client's update, up to its answer."""
+    """Send a client's update, and wait for its response."""
     request = pb.UpdateContainerResourcesRequest(
         container_id=container_id, linux=pb.LinuxContainerResources(**resources)
     )
     call = await world.call("UpdateContainerResources", request)
-    got = pb.UpdateContainerResourcesRequest.FromString(call.sent or b"").linux
-    world.runtime.specs[container_id] = got.cpuset_cpus
-    world.systemd.runc(container_id, cpus_of(got.cpuset_cpus))
+    forwarded = pb.UpdateContainerResourcesRequest.FromString(call.sent or b"").linux
+    world.runtime.specs[container_id] = forwarded.cpuset_cpus
+    world.systemd.runc(container_id, cpus_of(forwarded.cpuset_cpus))
     return call
 
 
-async def calm(world: Any) -> None:
-    """Nothing is in flight and nothing is to be compared."""
+async def wait_until_settled(world: Any) -> None:
+    """Wait until no call is in flight and no unit is to be compared."""
     await world.quiet()
     unit_properties = world.executor.unit_properties
     await world.until(
@@ -266,22 +266,22 @@ async def calm(world: Any) -> None:
     await world.quiet()
 
 
-async def has(world: Any, container_id: str, cpus: CpuSet) -> None:
-    """A unit has a set, and its file too, as soon as what is under way has been done."""
+async def check_set(world: Any, container_id: str, cpus: CpuSet) -> None:
+    """Check that a unit and its file have a set once the pending work is done."""
     await world.until(lambda: world.systemd.units[unit_of(container_id)].cpus == cpus)
-    await calm(world)
+    await wait_until_settled(world)
     assert world.systemd.units[unit_of(container_id)].cpus == cpus == world.cgroups.sets[container_id]
 
 
 def test_a_moved_container_has_its_set_as_a_property(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
-        await has(world, ls, cpus_of(ALL))
+        await check_set(world, ls, cpus_of(ALL))
         await run(world, "lse", qos="LSE", cpus=OWNED)
-        await calm(world)
-        await has(world, ls, REST)
+        await wait_until_settled(world)
+        await check_set(world, ls, REST)
         systemd.reload()
-        await calm(world)
+        await wait_until_settled(world)
         assert world.cgroups.sets[ls] == REST
         assert world.executor.telemetry.value(metrics.SYSTEMD_RELOADS) == 1
 
@@ -292,9 +292,9 @@ def test_wrong_masks_are_detected_corrected_and_reported_once(run_scenario: Any)
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         assert world.executor.unit_properties.order is MaskOrder.REVERSED
-        await has(world, lse, cpus_of(OWNED))
+        await check_set(world, lse, cpus_of(OWNED))
         ls = await run(world, "ls", qos="LS")
-        await has(world, ls, REST)
+        await check_set(world, ls, REST)
         assert world.executor.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 2
         assert len([p for p in world.executor.telemetry.problems() if "runc before 1.1.6" in str(p)]) == 1
 
@@ -307,14 +307,14 @@ def test_the_cpuset_of_an_earlier_plan_is_no_wrong_mask(run_scenario: Any) -> No
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
-        await has(world, ls, REST)
+        await check_set(world, ls, REST)
         systemd.away = True
         await world.stop(lse)
         sandbox = await pod(world, "next", qos="LSE", cpus="0-3")
         next_one = world.finish(await world.begin(sandbox, **SHARES), "n")
         assert world.cgroups.sets[ls] == reversed_mask(REST) == cpus_of("4-15")
         systemd.away = False
-        await has(world, ls, cpus_of("4-15"))
+        await check_set(world, ls, cpus_of("4-15"))
         assert world.executor.unit_properties.order is MaskOrder.RIGHT
         assert not any("runc before 1.1.6" in str(p) for p in world.executor.telemetry.problems())
         await world.remove(next_one)
@@ -322,8 +322,8 @@ def test_the_cpuset_of_an_earlier_plan_is_no_wrong_mask(run_scenario: Any) -> No
     on_systemd(run_scenario, scenario, wrong=False)
 
 
-def test_a_call_whose_container_is_outside_of_a_fence_widens_it(run_scenario: Any) -> None:
-    """Of a cpuset without a CPU of the fence nothing is in effect: it would run on its sibling's CPUs."""
+def test_a_call_for_a_container_outside_of_a_fence_widens_it(run_scenario: Any) -> None:
+    """A cpuset without a CPU of the fence has no effect: the container would run on its sibling's CPUs."""
 
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus="8-15")
@@ -341,12 +341,12 @@ def test_a_call_whose_container_is_outside_of_a_fence_widens_it(run_scenario: An
         world._state(other, "RUNNING")
         world.wire.finished(call, 0)
         await fencing.take(fence)
-        await has(world, other, want)
+        await check_set(world, other, want)
 
     on_systemd(run_scenario, scenario)
 
 
-def test_a_call_with_a_doubtful_set_leaves_in_a_fence(run_scenario: Any) -> None:
+def test_a_call_with_a_doubtful_set_is_forwarded_within_a_fence(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
@@ -355,14 +355,14 @@ def test_a_call_with_a_doubtful_set_leaves_in_a_fence(run_scenario: Any) -> None
         assert world.scopes.slices[slice_of("ls")] == REST  # systemd has 4-15 in effect, or soon
         assert world.log == [f"fence {slice_of('ls')} {REST}", "forward UpdateContainerResources"]
         world.wire.finished(call, 0)
-        await calm(world)
+        await wait_until_settled(world)
         assert world.log[2:] == [f"unit {unit_of(ls)} {REST}", f"fence {slice_of('ls')} {ALL}"]
         assert world.cgroups.sets[ls] == REST
 
     on_systemd(run_scenario, scenario)
 
 
-def test_a_call_is_in_flight_until_all_is_right(run_scenario: Any) -> None:
+def test_a_call_is_in_flight_until_its_unit_is_corrected(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         ls = await run(world, "ls", qos="LS")
@@ -372,16 +372,16 @@ def test_a_call_is_in_flight_until_all_is_right(run_scenario: Any) -> None:
         assert world.executor.state.inflight.of(ls)
         world.cgroups.sets[ls] = reversed_mask(REST)
         await world.until(lambda: not world.executor.state.inflight.of(ls))
-        assert world.cgroups.sets[ls] == REST, "by a write of ours where systemd cannot be asked"
+        assert world.cgroups.sets[ls] == REST, "written by the daemon where systemd cannot be called"
         await world.until(lambda: not world.executor.unit_properties.fencing._active)
         systemd.away = False
-        await calm(world)
-        await has(world, ls, REST)
+        await wait_until_settled(world)
+        await check_set(world, ls, REST)
 
     on_systemd(run_scenario, scenario)
 
 
-def test_a_start_leaves_in_a_fence(run_scenario: Any) -> None:
+def test_a_start_is_forwarded_within_a_fence(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         await run(world, "lse", qos="LSE", cpus=OWNED)
         container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
@@ -392,7 +392,7 @@ def test_a_start_leaves_in_a_fence(run_scenario: Any) -> None:
         assert [line for line in world.log if line.startswith("fence")][1:] == [
             f"fence {slice_of('ls')} {ALL}"
         ]
-        await has(world, container, REST)
+        await check_set(world, container, REST)
 
     on_systemd(run_scenario, scenario)
 
@@ -413,7 +413,7 @@ def test_a_unit_follows_a_plan_that_changes_while_its_start_is_corrected(run_sce
 
         unit_properties.put_right = slowly
         await start(world, container)
-        await has(world, container, cpus_of(ALL))
+        await check_set(world, container, cpus_of(ALL))
 
     on_systemd(run_scenario, scenario)
 
@@ -436,8 +436,8 @@ def test_the_fence_of_a_pod_holds_all_that_its_containers_are_to_have(run_scenar
         await world.until(lambda: not world.executor.state.inflight.of(second))
         assert world.scopes.slices[slice_of("lse")] == cpus_of(OWNED), "another call is under way"
         world.wire.finished(calls[1], 0)
-        await calm(world)
-        assert world.scopes.slices[slice_of("lse")] == cpus_of("0-14"), "as it was before"
+        await wait_until_settled(world)
+        assert world.scopes.slices[slice_of("lse")] == cpus_of("0-14"), "the set is unchanged"
 
     on_systemd(run_scenario, scenario)
 
@@ -451,13 +451,13 @@ def test_a_runtime_with_right_sets_is_trusted(run_scenario: Any) -> None:
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         assert world.executor.unit_properties.order is MaskOrder.RIGHT
         fences = world.executor.telemetry.value(metrics.POD_CGROUPS_NARROWED)
-        await calm(world)
-        asked = len(systemd.asked)
+        await wait_until_settled(world)
+        before = len(systemd.queried)
         for container in (ls, lse):
             world.wire.finished(await update(world, container, cpu_shares=7), 0)
-            await calm(world)
+            await wait_until_settled(world)
         assert world.executor.telemetry.value(metrics.POD_CGROUPS_NARROWED) == fences == 1
-        assert len(systemd.asked) == asked, "what is known to be so is not asked for"
+        assert len(systemd.queried) == before, "a known property is not queried"
         assert world.executor.telemetry.value(metrics.SYSTEMD_UNITS_REPAIRED) == 0
 
     on_systemd(run_scenario, scenario, wrong=False)
@@ -472,13 +472,13 @@ def test_a_property_that_a_release_has_set_does_not_show_the_order(run_scenario:
         systemd.runc(ls, REST)
         unit_properties.sent(ls, REST, alone=True)
         await unit_properties.give(ls, REST, Mask())
-        await calm(world)
+        await wait_until_settled(world)
         assert unit_properties.order is MaskOrder.REVERSED
 
     on_systemd(run_scenario, scenario)
 
 
-def test_a_runc_that_gets_worse_is_found_out(run_scenario: Any) -> None:
+def test_a_runc_that_begins_to_send_wrong_masks_is_detected(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         def order() -> Any:
             return world.executor.unit_properties.order
@@ -487,7 +487,7 @@ def test_a_runc_that_gets_worse_is_found_out(run_scenario: Any) -> None:
         assert order() is MaskOrder.RIGHT
         systemd.wrong = True
         ls = await run(world, "ls", qos="LS")
-        await has(world, ls, REST)
+        await check_set(world, ls, REST)
         assert order() is MaskOrder.REVERSED
 
     on_systemd(run_scenario, scenario, wrong=False)
@@ -497,13 +497,13 @@ def test_own_changes_go_to_systemd_if_the_runtime_sends_wrong_sets(run_scenario:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         await run(world, "lsr", qos="LSR", cpus="12-13")
-        await has(world, ls, cpus_of("0-11,14-15"))
+        await check_set(world, ls, cpus_of("0-11,14-15"))
         assert world.executor.unit_properties.order is MaskOrder.REVERSED
         del world.log[:]
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
-        await has(world, ls, REST - cpus_of("12-13"))
+        await check_set(world, ls, REST - cpus_of("12-13"))
         await world.stop(lse)
-        await has(world, ls, cpus_of("0-11,14-15"))
+        await check_set(world, ls, cpus_of("0-11,14-15"))
         assert not [line for line in world.log if line.startswith("runtime ")]
 
     on_systemd(run_scenario, scenario, syncs=True, settle_per_second=1000)
@@ -513,12 +513,12 @@ def test_an_unknown_runtime_is_called_within_a_fence(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         sandbox = await pod(world, "lse", qos="LSE", cpus=OWNED)
-        await world.create(sandbox, **SHARES)  # ls moves, and how the runtime is, is not known yet
+        await world.create(sandbox, **SHARES)  # ls moves, and the order of the runtime is not known yet
         await world.until(lambda: world.executor.unit_properties.order is not MaskOrder.UNKNOWN)
-        await calm(world)
+        await wait_until_settled(world)
         at = world.log.index(f"runtime {ls} {REST}")
         assert f"fence {slice_of('ls')} {REST}" in world.log[:at]
-        await has(world, ls, REST)
+        await check_set(world, ls, REST)
 
     on_systemd(run_scenario, scenario, syncs=True, settle_per_second=1000)
 
@@ -528,12 +528,12 @@ def test_units_are_read_when_systemd_is_available(run_scenario: Any) -> None:
         systemd.late = True
         ls = await run_unasked(world, "ls")
         await run_unasked(world, "lse", qos="LSE", cpus=OWNED)
-        assert systemd.asked == []
+        assert systemd.queried == []
         systemd.report(UnitEvents.CONNECTED)
-        await calm(world)
-        await has(world, ls, REST)
-        shown = world.executor.unit_properties.page()["systemd"]
-        assert shown == {"connected": True, "runtime_tells": "wrong", "due": 0}
+        await wait_until_settled(world)
+        await check_set(world, ls, REST)
+        section = world.executor.unit_properties.page()["systemd"]
+        assert section == {"connected": True, "runtime_tells": "wrong", "due": 0}
         systemd.report(UnitEvents.LOST)
         await world.quiet()
         assert world.executor.unit_properties.page()["systemd"]["connected"] is False
@@ -541,12 +541,12 @@ def test_units_are_read_when_systemd_is_available(run_scenario: Any) -> None:
     on_systemd(run_scenario, scenario)
 
 
-def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(run_scenario: Any) -> None:
-    """A reload may take longer than our deadline, and then the set comes all the same."""
+def test_a_property_is_in_flight_until_systemd_answers(run_scenario: Any) -> None:
+    """A reload may take longer than the deadline, and the set arrives nevertheless."""
 
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         shared = await run(world, "ls", qos="LS")
-        await calm(world)
+        await wait_until_settled(world)
         systemd.slow = []
         systemd.units[unit_of(shared)] = UnitSets(cpus_of("1"), Mask())
         world.executor.unit_properties.changed([shared])
@@ -559,11 +559,11 @@ def test_what_systemd_has_not_answered_is_in_flight_until_it_answers(run_scenari
         await world.quiet()
         assert not creating.done()  # a create that wants what it carries waits
 
-        asked, systemd.slow, systemd.away = systemd.slow, None, False
-        for call in asked:
+        pending, systemd.slow, systemd.away = systemd.slow, None, False
+        for call in pending:
             systemd.set(*call)
         await asyncio.wait_for(creating, 30)
-        await has(world, shared, REST)
+        await check_set(world, shared, REST)
         assert not world.executor.state.inflight.of(shared)
 
     on_systemd(run_scenario, scenario, wrong=False)
@@ -586,34 +586,34 @@ def test_a_foreign_property_is_repaired(run_scenario: Any) -> None:
         systemd.set(unit_of(ls), cpus_of("3"), None)
         assert world.cgroups.sets[ls] == cpus_of("3")
         await world.sync.once()
-        await calm(world)
-        await has(world, ls, REST)
+        await wait_until_settled(world)
+        await check_set(world, ls, REST)
 
     on_systemd(run_scenario, scenario)
 
 
-def test_memory_nodes_last_as_the_kernel_has_them(run_scenario: Any) -> None:
+def test_memory_nodes_in_units_match_the_kernel(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         ls = await run(world, "ls", qos="LS")
         assert systemd.units[unit_of(ls)].mems == Mask()
         world.cgroups.mems[ls] = Mask.parse("1")
         world.executor.unit_properties.changed([ls])
-        await calm(world)
+        await wait_until_settled(world)
         assert systemd.units[unit_of(ls)].mems == Mask.parse("1")
 
     on_systemd(run_scenario, scenario)
 
 
-def test_slices_above_hold_what_is_in_them(run_scenario: Any) -> None:
+def test_slices_above_contain_the_sets_of_their_units(run_scenario: Any) -> None:
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         systemd.units[TOP] = UnitSets(cpus_of("0-3"), Mask())
         systemd.units[slice_of("ls")] = UnitSets(CpuSet(), Mask())
-        world.scopes.slices[TOP] = cpus_of(ALL)  # as a write of ours has widened it
+        world.scopes.slices[TOP] = cpus_of(ALL)  # as a write of the daemon has widened it
         await run(world, "lse", qos="LSE", cpus=OWNED)
         await run(world, "ls", qos="LS")
-        await calm(world)
+        await wait_until_settled(world)
         assert systemd.units[TOP].cpus == cpus_of(ALL)
-        assert systemd.units[slice_of("ls")].cpus == CpuSet(), "one without a set has that of its parent"
+        assert systemd.units[slice_of("ls")].cpus == CpuSet(), "a unit without a set has that of its parent"
 
     on_systemd(run_scenario, scenario)
 
@@ -623,7 +623,7 @@ def test_a_slice_that_the_kernel_has_not_widened_stays(run_scenario: Any) -> Non
         systemd.units[TOP] = UnitSets(cpus_of("0-3"), Mask())
         world.scopes.slices[TOP] = cpus_of("0-3")
         await run(world, "lse", qos="LSE", cpus=OWNED)
-        await calm(world)
+        await wait_until_settled(world)
         assert systemd.units[TOP].cpus == cpus_of("0-3")
 
     on_systemd(run_scenario, scenario)
@@ -638,7 +638,7 @@ def test_a_slice_that_is_not_a_pods_stays_and_its_content_is_repaired(run_scenar
         systemd.early = True
         for _ in range(2):
             world.wire.finished(await update(world, odd, cpu_shares=5), 0)
-            await has(world, odd, REST)
+            await check_set(world, odd, REST)
         assert "system.slice" not in world.scopes.slices
 
     on_systemd(run_scenario, scenario)
@@ -663,7 +663,7 @@ def test_a_start_that_is_refused_leaves_no_fence(run_scenario: Any) -> None:
         call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
         world.wire.finished(call, 13)
         await world.sync.once()
-        await calm(world)
+        await wait_until_settled(world)
         assert world.scopes.slices[slice_of("ls")] == cpus_of(ALL)
 
     on_systemd(run_scenario, scenario)
@@ -708,8 +708,8 @@ def test_no_container_is_ever_on_an_owners_cpus(run_scenario: Any) -> None:
             assert world.cgroups.sets[first] & cpus_of(OWNED), "by its file alone"
             for call in reversed(calls):
                 world.wire.finished(call, 0)
-            await calm(world)
-        await has(world, first, REST)
+            await wait_until_settled(world)
+        await check_set(world, first, REST)
         assert world.cgroups.sets[systemd.owner] == cpus_of(OWNED)
         assert systemd.overlaps == []
 
@@ -717,7 +717,7 @@ def test_no_container_is_ever_on_an_owners_cpus(run_scenario: Any) -> None:
 
 
 def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(run_scenario: Any) -> None:
-    """The call carries none of them. In the wrong order it does, and a sibling widens the fence."""
+    """The call carries none of these CPUs. In reversed order it does, and a sibling widens the fence."""
 
     async def scenario(world: Any, systemd: PlayedSystemd) -> None:
         low, carried = cpus_of("0-7"), cpus_of("8")
@@ -727,7 +727,7 @@ def test_an_owner_waits_for_a_call_whose_fence_has_its_cpus(run_scenario: Any) -
         await start(world, own)
         await start(world, await world.create(sandbox, "side", **SHARES))
         await world.remove(first)
-        await calm(world)
+        await wait_until_settled(world)
         call = await update(world, own, cpu_shares=1024)
         assert world.executor.state.desired_cpus(world.executor.state.containers[own]) == carried
         assert world.cgroups.sets[own] == reversed_mask(carried) <= low
