@@ -1,4 +1,4 @@
-"""One set of cases for the imitated cpuset tree and for the kernel's own: what passes on both is a fact."""
+"""One set of cases for the imitated cpuset tree and for the kernel's: both must pass the same tests."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ class Bed:
             (self.groups.root / self.path(name)).rmdir()
 
     def put(self, name: str, file: str, text: str) -> None:
-        """Write as any program would, around our code but not around the rules."""
+        """Write as any program would: without our code, but under the kernel's rules."""
         if isinstance(self.groups, FakeCgroups):
             self.groups._tree.write(self.path(name), file, text)
             return
@@ -140,7 +140,7 @@ v2 = pytest.mark.parametrize("bed", ["directory-v2"], indirect=True)
 
 @both_v1
 class TestRulesOfV1:
-    """What the kernel itself does; no code of ours but the directory's."""
+    """Rules of the kernel itself; the only code of ours is the imitated directory."""
 
     def test_a_new_group_is_empty(self, bed: Bed) -> None:
         bed.mkdir("new")
@@ -196,7 +196,7 @@ class TestRulesOfV1:
         assert bed.raw("a", "cgroup.procs") == f"{pid}\n"
         refused(errno.ENOSPC, lambda: bed.put("a", "cpuset.cpus", "\n"))
         refused(errno.ENOSPC, lambda: bed.put("a", "cpuset.mems", "\n"))
-        bed.put("a", "cpuset.cpus", "")  # a write of nothing does nothing
+        bed.put("a", "cpuset.cpus", "")  # an empty write does nothing
         assert bed.raw("a", "cpuset.cpus") == f"{bed.cpus}\n"
         bed.end_tasks()
         bed.put("a", "cpuset.cpus", "\n")
@@ -231,7 +231,7 @@ class TestWrite:
         assert bed.groups.write(path, bed.rest, None) is True
         assert bed.groups.read(path).effective_cpus == bed.rest
 
-    def test_an_equal_list_in_other_words_is_not_written(self, bed: Bed) -> None:
+    def test_an_equal_list_in_another_notation_is_not_written(self, bed: Bed) -> None:
         path = bed.fill("c")
         assert bed.groups.write(path, CpuSet(reversed(list(bed.cpus))), bed.mems) is False
 
@@ -263,7 +263,7 @@ class TestWrite:
         cgroup_error(errno.EINVAL, lambda: bed.groups.write(path, bed.few, Mask()))
         assert bed.raw("c", "cpuset.cpus") == before
 
-    def test_what_is_offline_is_left_out_while_something_is_online(self, bed: Bed) -> None:
+    def test_offline_ids_are_left_out_while_others_are_online(self, bed: Bed) -> None:
         path = bed.fill("c", bed.few)
         offline = CpuSet([max(bed.groups.read("").effective_cpus) + 1])
         if not isinstance(bed.groups, FakeCgroups):
@@ -279,7 +279,7 @@ class TestWrite:
         if bed.groups.version == 1:
             assert bed.raw("c", "cpuset.cpus") == before
 
-    def test_what_is_offline_does_not_keep_parents_from_being_widened(self, bed: Bed) -> None:
+    def test_offline_ids_do_not_prevent_widening_of_parents(self, bed: Bed) -> None:
         bed.fill("pod", bed.few)
         path = bed.fill("pod/c", bed.few)
         offline = CpuSet([max(bed.groups.read("").effective_cpus) + 1])
@@ -288,23 +288,23 @@ class TestWrite:
         assert bed.groups.write(path, bed.rest | offline, None) is True
         assert bed.groups.read(path).effective_cpus == bed.rest
 
-    def test_a_group_that_is_gone(self, bed: Bed) -> None:
+    def test_a_write_to_a_removed_group_fails(self, bed: Bed) -> None:
         for call in (
             lambda: bed.groups.read(bed.path("missing")),
             lambda: bed.groups.write(bed.path("missing"), bed.few, None),
         ):
             assert "gone" in cgroup_error(errno.ENOENT, call)
 
-    def test_a_cpu_that_cannot_be(self, bed: Bed) -> None:
+    def test_a_cpu_id_out_of_range_is_refused(self, bed: Bed) -> None:
         path = bed.mkdir("c")
-        words = cgroup_error(errno.ERANGE, lambda: bed.groups.write(path, CpuSet([60000]), None))
-        assert "60000" in words
+        message = cgroup_error(errno.ERANGE, lambda: bed.groups.write(path, CpuSet([60000]), None))
+        assert "60000" in message
 
     def test_the_root_is_not_written(self, bed: Bed) -> None:
         cgroup_error(errno.EACCES, lambda: bed.groups.write("", bed.few, None))
         cgroup_error(errno.EACCES, lambda: bed.groups.write("/", bed.few, None))
 
-    def test_a_task_follows(self, bed: Bed) -> None:
+    def test_a_task_follows_its_group(self, bed: Bed) -> None:
         path = bed.fill("c")
         pid = bed.task()
         bed.put("c", "cgroup.procs", str(pid))
@@ -313,7 +313,7 @@ class TestWrite:
             assert os.sched_getaffinity(pid) == set(bed.few)
         assert bed.groups.read(path).effective_cpus == bed.few
 
-    def test_found_by_parent_and_id(self, bed: Bed) -> None:
+    def test_a_group_is_found_by_parent_and_id(self, bed: Bed) -> None:
         bed.mkdir("podx")
         path = bed.mkdir("podx/0123456789abcdef")
         assert bed.groups.find(f"/{bed.base}/podx", "0123456789abcdef") == path
@@ -329,7 +329,7 @@ class TestRulesOfV2:
         assert not value.cpus
         assert (value.effective_cpus, value.effective_mems) == (bed.cpus, bed.mems)
 
-    def test_outside_the_parent_is_taken_and_has_no_effect(self, bed: Bed) -> None:
+    def test_a_set_outside_the_parent_is_accepted_without_effect(self, bed: Bed) -> None:
         bed.fill("a", bed.few)
         bed.fill("a/b", bed.rest)
         value = bed.groups.read(bed.path("a/b"))
@@ -337,8 +337,8 @@ class TestRulesOfV2:
         bed.put("a", "cpuset.cpus", str(bed.cpus))
         assert bed.groups.read(bed.path("a/b")).effective_cpus == bed.rest
 
-    def test_a_value_without_effect_is_not_taken_for_success(self, bed: Bed) -> None:
-        """The file holds it already, but the parent is in the way: the parent is what must change."""
+    def test_a_value_without_effect_does_not_count_as_success(self, bed: Bed) -> None:
+        """The file holds the value already, but the parent limits it: the parent must change."""
         bed.fill("a", bed.few)
         path = bed.fill("a/b", bed.rest)
         assert bed.groups.write(path, bed.rest, None) is True
@@ -359,14 +359,14 @@ class TestRulesOfV2:
         assert bed.groups.read(path).effective_cpus == CpuSet.parse("7")
         cgroup_error(0, lambda: bed.groups.write(path, CpuSet.parse("8-9"), None))
 
-    def test_emptying_with_tasks_below(self, bed: Bed) -> None:
+    def test_a_group_with_tasks_below_it_cannot_be_emptied(self, bed: Bed) -> None:
         bed.fill("a")
         bed.mkdir("a/b")
         bed.put("a/b", "cgroup.procs", str(bed.task()))
         refused(errno.ENOSPC, lambda: bed.put("a", "cpuset.cpus", "\n"))
         refused(errno.EINVAL, lambda: bed.put("a", "cpuset.mems", "5"))
 
-    def test_effective_cascades(self, bed: Bed) -> None:
+    def test_effective_cpus_cascade_to_children(self, bed: Bed) -> None:
         bed.mkdir("a")
         bed.mkdir("a/b")
         bed.put("a", "cpuset.cpus", str(bed.few))
@@ -375,40 +375,44 @@ class TestRulesOfV2:
 
 @every
 class TestGroupsInAContainer:
-    """A runtime or an init system in a container makes groups of its own."""
+    """A runtime or an init system in a container creates its own groups."""
 
-    def dig(self, bed: Bed, depth: int) -> list[str]:
+    def make_nested(self, bed: Bed, depth: int) -> list[str]:
         names = ["c" + "/d" * i for i in range(depth)]
         for name in names:
             bed.fill(name)
         return names
 
-    def had(self, bed: Bed, names: list[str]) -> set[CpuSet]:
+    def effective_sets(self, bed: Bed, names: list[str]) -> set[CpuSet]:
         return {bed.groups.read(bed.path(name)).effective_cpus for name in names}
 
     @pytest.mark.parametrize("depth", [2, 4])
-    def test_they_shrink_before_it_and_grow_after_it(self, bed: Bed, depth: int) -> None:
-        names = self.dig(bed, depth)
+    def test_inner_groups_shrink_before_the_container_and_grow_after_it(self, bed: Bed, depth: int) -> None:
+        names = self.make_nested(bed, depth)
         bed.put(names[-1], "cgroup.procs", str(bed.task()))
         for cpus in (bed.few, bed.cpus, bed.rest, bed.few, bed.cpus):
             assert bed.groups.write(bed.path("c"), cpus, None) is True
-            assert self.had(bed, names) == {cpus}
+            assert self.effective_sets(bed, names) == {cpus}
             assert bed.groups.write(bed.path("c"), cpus, None) is False
         if bed.groups.version == 2:
-            assert bed.groups.read(bed.path("c/d")).cpus == bed.cpus, "v2 needs no write of ours"
+            assert bed.groups.read(bed.path("c/d")).cpus == bed.cpus, "v2 needs no write of the daemon"
 
-    def test_those_with_a_part_of_it_keep_what_they_can(self, bed: Bed) -> None:
+    def test_inner_groups_with_fewer_cpus_keep_those_that_remain(self, bed: Bed) -> None:
         bed.fill("c")
         bed.fill("c/d", bed.rest)
         bed.fill("c/e", bed.few)
         bed.groups.write(bed.path("c"), bed.rest, None)
-        assert self.had(bed, ["c", "c/d", "c/e"]) == {bed.rest}, "where nothing is left it is all of the new"
+        assert self.effective_sets(bed, ["c", "c/d", "c/e"]) == {bed.rest}, (
+            "a group without remaining CPUs gets the whole new set"
+        )
         bed.groups.write(bed.path("c"), bed.cpus, None)
         kept = bed.groups.read(bed.path("c/d")).effective_cpus
-        assert kept == (bed.rest if bed.groups.version == 2 else bed.cpus), "on v1 it had all of the set"
+        assert kept == (bed.rest if bed.groups.version == 2 else bed.cpus), (
+            "on v1 the group had the whole set"
+        )
 
-    def test_groups_that_are_others_stay_as_they_are(self, bed: Bed) -> None:
-        self.dig(bed, 2)
+    def test_inner_groups_are_not_changed_unless_requested(self, bed: Bed) -> None:
+        self.make_nested(bed, 2)
         if bed.groups.version == 1:
             refusal = cgroup_error(
                 errno.EBUSY, lambda: bed.groups.write(bed.path("c"), bed.few, None, inner=False)
@@ -416,28 +420,32 @@ class TestGroupsInAContainer:
             assert "a group below" in refusal
             bed.groups.write(bed.path("c"), bed.few, None)
         bed.groups.write(bed.path("c"), bed.cpus, None, inner=False)
-        had = bed.groups.read(bed.path("c/d"))
-        assert had.cpus == (bed.few if bed.groups.version == 1 else bed.cpus)
+        values = bed.groups.read(bed.path("c/d"))
+        assert values.cpus == (bed.few if bed.groups.version == 1 else bed.cpus)
 
     def test_a_parent_that_another_program_narrowed_is_not_an_obstacle(self, bed: Bed) -> None:
         bed.fill("pod", bed.few)
         bed.fill("pod/c", bed.few)
         bed.fill("pod/c/d", bed.few)
         assert bed.groups.write(bed.path("pod/c"), bed.rest, None) is True
-        assert self.had(bed, ["pod/c", "pod/c/d"]) == {bed.rest}
+        assert self.effective_sets(bed, ["pod/c", "pod/c/d"]) == {bed.rest}
         assert bed.groups.read(bed.path("pod")).cpus == bed.cpus, "widened, not narrowed"
 
-    def test_depth_has_a_bound(self, bed: Bed) -> None:
-        names = self.dig(bed, 12)
+    def test_the_depth_of_inner_groups_is_bounded(self, bed: Bed) -> None:
+        names = self.make_nested(bed, 12)
         if bed.groups.version == 1:
             cgroup_error(errno.EBUSY, lambda: bed.groups.write(bed.path("c"), bed.few, None))
-            assert self.had(bed, names) == {bed.cpus}, "nothing was begun that could not be ended"
+            assert self.effective_sets(bed, names) == {bed.cpus}, (
+                "no write was begun that could not be completed"
+            )
         else:
             bed.groups.write(bed.path("c"), bed.few, None)
-            assert self.had(bed, names) == {bed.few}
+            assert self.effective_sets(bed, names) == {bed.few}
 
-    def test_a_group_that_comes_meanwhile_is_seen(self, bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.dig(bed, 2)
+    def test_a_group_created_during_the_write_is_narrowed_too(
+        self, bed: Bed, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.make_nested(bed, 2)
         if bed.groups.version == 2:
             pytest.skip("v2 has nothing to do below")
         put, late = bed.groups._put, iter(["c/new"])
@@ -449,5 +457,5 @@ class TestGroupsInAContainer:
 
         monkeypatch.setattr(bed.groups, "_put", slowly)
         assert bed.groups.write(bed.path("c"), bed.few, None) is True
-        assert self.had(bed, ["c", "c/d", "c/new"]) == {bed.few}
+        assert self.effective_sets(bed, ["c", "c/d", "c/new"]) == {bed.few}
         assert not list(late)

@@ -1,4 +1,4 @@
-"""One set of cases for imitated CFS quotas and for the kernel's own: what passes on both is a fact."""
+"""One set of cases for imitated CFS quotas and for the kernel's: both must pass the same tests."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ class Bed:
         return path
 
     def put(self, name: str, text: str, file: str = "") -> None:
-        """Write as any program would, around our code but not around the rules."""
+        """Write as any program would: without our code, but under the kernel's rules."""
         file = file or ("cpu.cfs_quota_us" if self.groups.version == 1 else "cpu.max")
         self.groups._files.write(self.path(name), file, text)
 
@@ -91,7 +91,7 @@ def refused(number: int, call: Callable[[], object]) -> str:
 
 @both_v1
 class TestRulesOfV1:
-    """What the kernel itself does; no code of ours but the directory's."""
+    """Rules of the kernel itself; the only code of ours is the imitated directory."""
 
     def test_a_new_group_has_no_quota(self, bed: Bed) -> None:
         assert bed.groups.quota(bed.mkdir("a")) == -1
@@ -108,7 +108,7 @@ class TestRulesOfV1:
         bed.put("a", "50000")
         assert bed.groups.quota(bed.path("a/b/c")) == -1
 
-    def test_it_is_the_ratio_that_counts(self, bed: Bed) -> None:
+    def test_the_ratio_of_quota_and_period_is_compared(self, bed: Bed) -> None:
         bed.mkdir("a")
         bed.mkdir("a/b")
         bed.put("a", "100000")
@@ -124,11 +124,11 @@ class TestRulesOfV1:
         assert bed.groups.quota(bed.path("a")) == -1
 
     @pytest.mark.parametrize("text", ["999", "1000001", "-1"])
-    def test_bad_periods(self, bed: Bed, text: str) -> None:
+    def test_bad_periods_are_refused(self, bed: Bed, text: str) -> None:
         bed.mkdir("a")
         invalid(lambda: bed.put("a", text, "cpu.cfs_period_us"))
 
-    def test_any_negative_quota_is_none_and_nothing_is_nothing(self, bed: Bed) -> None:
+    def test_a_negative_quota_means_none_and_an_empty_write_changes_nothing(self, bed: Bed) -> None:
         bed.mkdir("a")
         bed.put("a", "20000")
         bed.put("a", "")
@@ -142,7 +142,7 @@ class TestRulesOfV1:
 
 @every
 class TestQuota:
-    def test_off_and_on_again(self, bed: Bed) -> None:
+    def test_a_quota_is_removed_and_restored(self, bed: Bed) -> None:
         pod, container = bed.mkdir("a"), bed.mkdir("a/b")
         for path, quota in ((pod, 200_000), (container, 150_000)):
             assert bed.groups.set_quota(path, quota) is True
@@ -172,13 +172,13 @@ class TestQuota:
 
     def test_a_refusal_is_reported(self, bed: Bed) -> None:
         path = bed.mkdir("a")
-        words = refused(errno.EINVAL, lambda: bed.groups.set_quota(path, 500))
-        assert "500" in words
-        assert path in words
+        message = refused(errno.EINVAL, lambda: bed.groups.set_quota(path, 500))
+        assert "500" in message
+        assert path in message
         refused(0, lambda: bed.groups.set_quota(path, 0))
         assert bed.groups.quota(path) == -1
 
-    def test_more_than_above(self, bed: Bed) -> None:
+    def test_a_quota_above_that_of_the_parent_is_refused_on_v1(self, bed: Bed) -> None:
         pod, container = bed.mkdir("a"), bed.mkdir("a/b")
         bed.groups.set_quota(pod, 100_000)
         if bed.groups.version == 1:
@@ -186,7 +186,7 @@ class TestQuota:
             bed.groups.set_quota(pod, -1)
         assert bed.groups.set_quota(container, 200_000) is True
 
-    def test_a_group_that_is_gone_and_the_root(self, bed: Bed) -> None:
+    def test_a_removed_group_and_the_root_are_refused(self, bed: Bed) -> None:
         for call in (
             lambda: bed.groups.quota(bed.path("missing")),
             lambda: bed.groups.set_quota(bed.path("missing"), -1),
@@ -194,18 +194,18 @@ class TestQuota:
             assert "gone" in refused(errno.ENOENT, call)
         refused(errno.EACCES, lambda: bed.groups.set_quota("/", -1))
 
-    def test_found_by_names(self, bed: Bed) -> None:
+    def test_the_groups_of_pod_and_container_are_found_by_name(self, bed: Bed) -> None:
         pod, top = bed.mkdir("podx"), f"/{bed.base}"
         container = bed.mkdir("podx/0123456789abcdef")
         sliced = bed.mkdir("kubepods.slice")
         assert bed.groups.find(f"{top}/podx", "0123456789abcdef") == container
         assert bed.groups.pod_group(f"{top}/podx") == pod
-        assert bed.groups.pod_group(f"{top}/pody") is None, "it is not there"
+        assert bed.groups.pod_group(f"{top}/pody") is None, "the group does not exist"
         for parent in (top, f"/{sliced}", "", "/", f"{top}/podx/0123456789abcdef", f"{top}/../podx"):
-            assert bed.groups.pod_group(parent) is None, "that is no pod's own"
+            assert bed.groups.pod_group(parent) is None, "the group of several pods"
 
 
-def test_a_slice(tmp_path: Path) -> None:
+def test_a_slice_of_systemd_is_found(tmp_path: Path) -> None:
     tree = FakeCgroups(tmp_path, CpuSet.parse("0-1"), Mask.parse("0"), 2)
     path = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podab_c.slice"
     for depth in (1, 2, 3):
@@ -219,8 +219,8 @@ SPIN = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: 
 
 
 @pytest.mark.parametrize("bed", ["kernel-v1"], indirect=True)
-def test_what_a_quota_does_to_a_busy_group(bed: Bed) -> None:
-    """A small quota holds one busy task back, on a busy machine too; without it, nothing does."""
+def test_a_quota_throttles_a_busy_group(bed: Bed) -> None:
+    """A small quota throttles a busy task, also on a busy machine; without a quota nothing does."""
     path = bed.mkdir("busy")
     bed.groups.set_quota(path, 2_000)
 

@@ -1,4 +1,4 @@
-"""The generated message classes: in step with api.proto, and kind to what they do not know."""
+"""The generated message classes match api.proto and preserve unknown fields."""
 
 import importlib.util
 import subprocess
@@ -22,14 +22,14 @@ def test_committed_classes_are_what_the_proto_file_says(tmp_path: Path) -> None:
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """One length-delimited field on the wire, as any protobuf writer makes it."""
+    """Encode a length-delimited field, as any protobuf writer does."""
     key = number << 3 | 2
     head = bytes([key]) if key < 128 else bytes([key & 127 | 128, key >> 7])
     assert len(payload) < 128
     return head + bytes([len(payload)]) + payload
 
 
-# Fields that api.proto does not declare: working_dir 5, security_context 2 of linux, a far-away 1999.
+# Fields that api.proto does not declare: working_dir 5, security_context 2 of linux, an unused number 1999.
 LINUX = field(1, field(6, b"0-1")) + field(2, b"\x10\x01")
 CONFIG = field(1, field(1, b"web")) + field(5, b"/srv") + field(15, LINUX) + field(1999, b"later")
 CREATE = field(1, b"pod-1") + field(2, CONFIG) + field(3, field(8, field(1, b"/kubepods/podx")))
@@ -53,7 +53,7 @@ def test_unknown_fields_survive_a_rewrite() -> None:
 
 
 def test_a_second_config_behind_the_message_merges_into_the_first() -> None:
-    """What lets a rewrite append bytes instead of encoding the whole message again."""
+    """This allows a rewrite to append bytes instead of encoding the whole message again."""
     patch = pb.CreateContainerRequest()
     patch.config.linux.resources.cpuset_cpus = "7"
     patch.config.linux.resources.cpuset_mems = "1"

@@ -1,4 +1,4 @@
-"""Giving back, and reading where memory is, on the imitated tree and on the kernel's own."""
+"""Releasing cpusets, and reading where memory is, on the imitated tree and on the kernel's."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_sandbox_and_groups_inside_a_container_grow_with_it(tree: Tree) -> Non
         assert tree.groups.read(path).effective_cpus == tree.cpus, path
 
 
-def test_a_named_set_is_added_to_what_is_there(tree: Tree) -> None:
+def test_a_requested_set_is_added_to_the_present_cpus(tree: Tree) -> None:
     last = CpuSet([max(tree.cpus)])
     tree.put(f"{tree.pod}/c", tree.few)
     given = tree.release(request=Request(cpuset_cpus=str(last)))
@@ -147,7 +147,7 @@ def test_a_parent_that_another_program_narrowed_is_followed(tree: Tree) -> None:
     assert given.due["c"].cpus == tree.cpus_of(tree.pod) == tree.few
 
 
-def test_where_the_kernel_says_memory_is() -> None:
+def test_the_kernel_reports_where_memory_is() -> None:
     memory = open_memory(SYSTEM)
     if memory is None or os.geteuid() != 0:
         pytest.skip("needs root and a memory controller")

@@ -1,4 +1,4 @@
-"""What is read of the kernel's own counters: a task that is busy, groups that come and go."""
+"""Readings of the kernel's counters: a busy task, groups that are created and removed."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def usage() -> Iterator[CgroupUsage]:
         (usage.root / NAME).rmdir()
 
 
-def test_a_busy_task_is_seen_in_its_group_and_in_the_node(usage: CgroupUsage) -> None:
+def test_a_busy_task_is_counted_in_its_group_and_on_the_node(usage: CgroupUsage) -> None:
     (usage.root / NAME / "busy").mkdir()
     (usage.root / NAME / "idle").mkdir()
-    asked = {name: UsageGroup(f"/{NAME}/{name}") for name in ("busy", "idle", "absent")}
+    query = {name: UsageGroup(f"/{NAME}/{name}") for name in ("busy", "idle", "absent")}
     task = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         (usage.root / NAME / "busy/cgroup.procs").write_text(str(task.pid))
-        before, used = usage.read(asked), 0.0
+        before, used = usage.read(query), 0.0
         for _ in range(300):
             time.sleep(0.1)
-            after = usage.read(asked)
+            after = usage.read(query)
             if (found := rates(before, after, os.cpu_count() or 1)) and found.groups["busy"] > 0.05:
                 used = found.node
                 break
@@ -62,28 +62,28 @@ def test_a_busy_task_is_seen_in_its_group_and_in_the_node(usage: CgroupUsage) ->
     assert "absent" not in found.groups
 
 
-def test_a_group_that_is_removed_and_created_again(usage: CgroupUsage) -> None:
-    directory, asked = usage.root / NAME / "pod", {"p": UsageGroup(f"/{NAME}/pod")}
+def test_a_group_that_is_created_again_is_counted_anew(usage: CgroupUsage) -> None:
+    directory, query = usage.root / NAME / "pod", {"p": UsageGroup(f"/{NAME}/pod")}
     directory.mkdir()
-    assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
+    assert usage.read(query).groups == {"p": {f"{NAME}/pod": 0}}
     directory.rmdir()
-    assert usage.read(asked).groups == {}
+    assert usage.read(query).groups == {}
     directory.mkdir()
-    assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
+    assert usage.read(query).groups == {"p": {f"{NAME}/pod": 0}}
     directory.rmdir()
-    directory.mkdir()  # between two readings: the open file is of the one that is gone
-    assert usage.read(asked).groups == {"p": {f"{NAME}/pod": 0}}
+    directory.mkdir()  # between two readings: the open file belongs to the removed group
+    assert usage.read(query).groups == {"p": {f"{NAME}/pod": 0}}
 
 
 def test_many_pods_cost_little(usage: CgroupUsage) -> None:
-    asked = {}
+    query = {}
     for number in range(PODS):
         (usage.root / NAME / f"pod{number}").mkdir()
-        asked[f"p{number}"] = UsageGroup(f"/{NAME}/pod{number}")
-    usage.read(asked)
+        query[f"p{number}"] = UsageGroup(f"/{NAME}/pod{number}")
+    usage.read(query)
     spent = []
     for _ in range(5):
         began = time.thread_time()
-        assert len(usage.read(asked).groups) == PODS
+        assert len(usage.read(query).groups) == PODS
         spent.append(time.thread_time() - began)
     assert min(spent) < 0.01, f"{min(spent) * 1000:.1f} ms of CPU for {PODS} pods"

@@ -21,7 +21,7 @@ MACHINE = described(1, 1, 4, 1)
 
 
 class NoLog:
-    """A log that is written nowhere."""
+    """A log that discards everything."""
 
     def write(self, level: str, message: str, keys: Mapping[str, object], above: int) -> None: ...
 
@@ -30,7 +30,7 @@ class NoLog:
 
 
 class Notified(SystemdNotifier):
-    """Keeps what systemd is sent."""
+    """Keeps the notifications to systemd."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -75,7 +75,7 @@ def test_steps_prepare_first_and_a_refusal_of_the_last_applies_none() -> None:
     asyncio.run(scenario())
 
 
-def test_a_fault_takes_back_what_was_applied_the_last_first() -> None:
+def test_a_fault_reverts_the_applied_steps_in_reverse_order() -> None:
     values: list[Any] = []
 
     def step(name: str, value: Callable[[Config], Any]) -> LiveStep:
@@ -104,7 +104,7 @@ def test_a_fault_takes_back_what_was_applied_the_last_first() -> None:
     asyncio.run(scenario())
 
 
-def test_steps_that_are_not_concerned_are_not_asked() -> None:
+def test_steps_without_a_changed_key_are_not_called() -> None:
     def never(before: Config, after: Config) -> Commit:
         raise AssertionError
 
@@ -116,7 +116,7 @@ def test_steps_that_are_not_concerned_are_not_asked() -> None:
     asyncio.run(scenario())
 
 
-def test_one_reload_at_a_time_and_systemd_receives_of_each() -> None:
+def test_reloads_run_one_at_a_time_and_systemd_is_notified_of_each() -> None:
     running, most = 0, 0
     notified = Notified()
 

@@ -1,4 +1,4 @@
-"""Reading the configuration again in another process: what can go wrong there is a refusal."""
+"""Reading the configuration again in another process: every failure there is a refusal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from proxy.reload.reread import reread
 @pytest.fixture
 def origin(tmp_path: Path) -> Origin:
     (tmp_path / "config.yaml").write_text("callTimeout: 3s\nadmission: {namespaces: [a, b-*]}\n")
-    words = {"log.level": ("--log-level", "debug")}
-    return Origin(tmp_path / "config.yaml", FrozenMapping(words), trusted=False)
+    options = {"log.level": ("--log-level", "debug")}
+    return Origin(tmp_path / "config.yaml", FrozenMapping(options), trusted=False)
 
 
 def refused(origin: Origin) -> str:
@@ -29,18 +29,18 @@ def refused(origin: Origin) -> str:
 
 
 def child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Run another program instead of the one that reads."""
+    """Run another program instead of the reader."""
     monkeypatch.setattr(module, "_START", code)
 
 
-def test_what_the_file_and_the_command_line_say_arrives(origin: Origin) -> None:
+def test_settings_of_the_file_and_the_command_line_arrive(origin: Origin) -> None:
     config = asyncio.run(reread(origin))
     assert (config.call_timeout, config.log.level) == (3, "debug")
     assert config.admission.namespaces.patterns == ("a", "b-*")
     assert (config.origin, config.source) == (origin, str(origin.file))
 
 
-def test_a_file_that_is_refused_or_gone(origin: Origin) -> None:
+def test_a_bad_or_missing_file_is_refused(origin: Origin) -> None:
     assert origin.file is not None
     origin.file.write_text("callTimeout: soon\n")
     assert f"cannot use the configuration {origin.file}: line 1: callTimeout: " in refused(origin)
@@ -48,20 +48,18 @@ def test_a_file_that_is_refused_or_gone(origin: Origin) -> None:
     assert refused(origin) == f"cannot read the configuration {origin.file}: there is no such file"
 
 
-def test_a_file_of_others_is_refused_where_it_must_be_trusted(origin: Origin) -> None:
+def test_a_file_of_another_user_is_refused_where_it_must_be_trusted(origin: Origin) -> None:
     assert origin.file is not None
     origin.file.chmod(0o666)
     assert "cannot trust the configuration" in refused(Origin(origin.file, FrozenMapping(), trusted=True))
 
 
-def test_a_word_that_is_refused(origin: Origin) -> None:
+def test_a_bad_command_line_option_is_refused(origin: Origin) -> None:
     bad = Origin(origin.file, FrozenMapping({"log.level": ("--log-level", "loud")}), trusted=False)
     assert refused(bad).startswith("cannot use --log-level: 'loud' is not ")
 
 
-def test_another_version_that_was_installed_meanwhile(
-    origin: Origin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_installed_version_is_refused(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = json.dumps({"version": "99.1", "values": {}})
     child(monkeypatch, f"print({answer!r})")
     assert "version 99.1 is installed, and " in refused(origin)
@@ -69,19 +67,21 @@ def test_another_version_that_was_installed_meanwhile(
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "expected"),
     [
         ("import sys; sys.exit('no room')", "its process ended with 1: no room"),
         ("import os; os.kill(os.getpid(), 9)", "its process ended with -9: no output"),
         ("import nothing_of_this_name", "its process ended with 1: ModuleNotFoundError"),
     ],
 )
-def test_a_process_that_fails(origin: Origin, monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
+def test_a_reader_process_that_fails_is_reported(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch, code: str, expected: str
+) -> None:
     child(monkeypatch, code)
-    assert f"cannot read the configuration again: {words}" in refused(origin)
+    assert f"cannot read the configuration again: {expected}" in refused(origin)
 
 
-def test_a_process_that_hangs_is_ended(
+def test_a_reader_process_that_hangs_is_ended(
     origin: Origin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     number = tmp_path / "pid"
@@ -94,6 +94,8 @@ def test_a_process_that_hangs_is_ended(
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
-def test_no_process_can_be_started(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_process_that_cannot_be_started_is_reported(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
     assert "no process can be started for it: No such file or directory" in refused(origin)
