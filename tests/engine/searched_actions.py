@@ -1,4 +1,4 @@
-"""What may happen on a searched node, as a list of actions."""
+"""The possible next actions on a searched node, as a list."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Action = tuple[str, ...]
 
 
 def actions(node: SearchedNode) -> Iterator[Action]:
-    """Yield what may happen now."""
+    """Yield the actions that are possible now."""
     may_fail = node.faults > 0
     for pod, left in node.left.items():
         call = node.calls.get(pod)
@@ -57,7 +57,7 @@ def actions(node: SearchedNode) -> Iterator[Action]:
 
 
 def daemon(node: SearchedNode, *, may_fail: bool) -> Iterator[Action]:
-    """Yield what may happen to the daemon."""
+    """Yield the actions that affect the daemon."""
     if node.jobs:
         yield ("kernel",)
         if may_fail and node.jobs[0].kind in ("sharers", "owners", "write", "report", "all"):
@@ -87,7 +87,7 @@ FAULTS = ("twice", "fail", "lie", "lose", "full", "refuse", "deadline")
 
 
 def act(before: SearchedNode, action: Action) -> SearchedNode:
-    """Return the node after something has happened."""
+    """Return the node after an action."""
     node = before.copied()
     what, *which = action
     node.faults -= what in FAULTS or (what == "kernel" and bool(which))

@@ -1,4 +1,4 @@
-"""Clients and the runtime of a searched node: what they do, and how their calls end."""
+"""Clients and the runtime of a searched node: their actions, and how their calls end."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def at_runtime(call: ClientCall) -> bool:
 
 
 def run(node: SearchedNode, call: ClientCall) -> ClientCall:
-    """The runtime continues with a call, to its end; a start that hangs goes one step on."""
+    """The runtime completes a call; a start that hangs makes one step."""
     there = node.ids.get(call.pod, "")
     if node.hangs and call.pod == "a" and call.method == "Start" and call.stage != "set":
         node.groups = {**node.groups, there: node.specs[there]}
@@ -104,14 +104,14 @@ def run(node: SearchedNode, call: ClientCall) -> ClientCall:
 
 
 def update(node: SearchedNode, target: str, cpus: CpuSet) -> None:
-    """The runtime saves a cpuset, and writes it where there is a cgroup."""
+    """The runtime saves a cpuset, and writes it if the container has a cgroup."""
     node.specs = {**node.specs, target: cpus}
     if target in node.groups:
         node.groups = {**node.groups, target: cpus}
 
 
 def outcome(node: SearchedNode, call: ClientCall) -> NodeEvent | None:
-    """Return what the engine learns from the answer to a call."""
+    """Return the event for the answer to a call."""
     ok, flight = not call.failed, call.flight
     if call.method == "Create":
         return ContainerCreated(call.target, f"{call.pod}-1", call.cpus) if ok else CreateFailed(call.target)
@@ -139,7 +139,7 @@ def answered(node: SearchedNode, pod: str) -> None:
 
 
 def lost(node: SearchedNode, pod: str) -> None:
-    """A client goes away; the runtime does not know, and may do what it was asked."""
+    """A client disconnects; the runtime is not notified, and may still execute the call."""
     call = node.calls[pod]
     node.over(call)
     node.left = {**node.left, pod: ()}
@@ -157,7 +157,7 @@ def lost(node: SearchedNode, pod: str) -> None:
 
 
 def late(node: SearchedNode) -> None:
-    """Finish what no client waits for any more."""
+    """Finish calls that no client waits for any more."""
     first, node.ghosts = node.ghosts[0], node.ghosts[1:]
     if isinstance(first, ClientCall):
         after = run(node, first)

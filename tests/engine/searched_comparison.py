@@ -1,4 +1,4 @@
-"""Comparisons with the runtime's lists on a searched node, and what a crash leaves."""
+"""Comparisons with the runtime's lists on a searched node, and the node after a crash."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Listing:
 
     Attributes:
         phases: Containers by id.
-        began: The newest change when it was asked.
-        requested_at: When that was.
-        known: The containers that were known then.
+        began: The number of the newest change at the time of the request.
+        requested_at: The time of the request.
+        known: The containers that were known at that time.
     """
 
     phases: tuple[tuple[str, Phase], ...]
@@ -52,7 +52,7 @@ class Listing:
 
 
 def compared(node: SearchedNode) -> None:
-    """The runtime's lists are compared with what is known; then the kernel is."""
+    """The lists of the runtime are compared with the state; then the cpusets in the kernel."""
     listing = node.listing
     assert isinstance(listing, Listing)
     node.listing, phases = None, dict(listing.phases)
@@ -79,12 +79,12 @@ def compared(node: SearchedNode) -> None:
 
 
 def is_new_in_list(node: SearchedNode, container_id: str, listing: Listing) -> bool:
-    """Return whether a list says something about a container: nothing has happened to it since."""
+    """Return whether a list is up to date for a container: the container has not changed since."""
     return node.state.runtime.changes.is_unchanged(container_id, listing.began)
 
 
 def end_orphans(node: SearchedNode, listing: Listing) -> None:
-    """End calls without a waiting client that are over."""
+    """End calls that are over and have no waiting client."""
     phases = dict(listing.phases)
     for call in node.state.inflight.orphans():
         there = call.container_id
@@ -119,7 +119,7 @@ def adopt(node: SearchedNode, listing: Listing) -> None:
 
 
 def resolve(node: SearchedNode, listing: Listing) -> None:
-    """Find out how creates ended that lost their answers."""
+    """Determine the outcome of creates whose answers were lost."""
     there = {pod_of(node, i).sandbox_id: i for i, _ in listing.phases}
     for token, since in node.state.runtime.lost.items():
         container = node.state.containers.get(token)
@@ -170,7 +170,7 @@ def recall(node: SearchedNode) -> None:
 
 
 def in_step(node: SearchedNode) -> None:
-    """All running containers are known: what was put off is done."""
+    """All running containers are known: perform the actions that were postponed."""
     node.reconciled = True
     node.write_later([i for i in sorted(node.put_off) if i in node.state.containers])
     node.put_off = frozenset()
@@ -186,7 +186,7 @@ def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:
 
     Args:
         before: The node with a daemon that is killed.
-        done: Whether the runtime does what it was at.
+        done: Whether the runtime completes its current call.
     """
     node, calls = before.copied(), before.calls.values()
     waiting = (

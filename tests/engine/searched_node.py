@@ -1,11 +1,12 @@
-"""A node with its daemon as one value: what the engine knows, what the daemon waits for, what the node holds.
+"""A node with its daemon as one value: engine state, tasks of the daemon, and cpusets of the kernel.
 
 The state is the engine's, and every step of it is taken by ``proxy.engine``: ``handle``, the reservations,
 and the steps of starts and of the sync of the runtime. Around it are plain values: calls of clients, tasks of
-the daemon with what they wait for, jobs of the kernel worker, what the ledger is to write and has written,
-requests of the daemon that are at the runtime, cgroups, and what the runtime has saved.
+the daemon with the events that they wait for, jobs of the kernel worker, the queued and the durable records
+of the ledger, requests of the daemon that are at the runtime, cgroups, and the cpusets that the runtime has
+saved.
 
-A node is copied before it is changed; whatever a field holds is replaced, never changed.
+A node is copied before it is changed; the values in its fields are replaced, never changed.
 """
 
 from __future__ import annotations
@@ -74,16 +75,16 @@ class ClientCall:
     """A call of a client.
 
     Attributes:
-        pod: The pod that it is for.
-        method: The method, in short.
+        pod: The pod of the call.
+        method: A short name of the method.
         stage: ``daemon``: it is held; ``runtime``: it has been forwarded; ``made`` and ``set``: a start that
             hangs has made the cgroup, and has written it for the last time; ``answer``: the runtime has done
             it.
         target: The container, or its token.
-        cpus: What it brings to the runtime.
-        flight: The call as the engine knows it, where it may write a cpuset.
-        failed: The runtime reports an error.
-        gone: Its client has gone.
+        cpus: The cpuset that it carries to the runtime.
+        flight: The call as the engine records it, if it may write a cpuset.
+        failed: Whether the runtime reports an error.
+        gone: Whether its client has disconnected.
     """
 
     pod: str
@@ -98,18 +99,18 @@ class ClientCall:
 
 @dataclass(frozen=True, slots=True)
 class DaemonTask:
-    """What the daemon does for a call, or by itself, and what it waits for.
+    """A task of the daemon for a call, or of its own, and the event that it waits for.
 
     Attributes:
         name: ``create``, ``start``, ``settle`` or ``move``, and the pod.
         target: The container, or its token.
         waits: ``kernel``, ``ledger``, ``calls``, ``runtime``, ``pause``; ``due`` where ``event`` continues.
-        event: What continues next.
-        calls: The numbers of the calls that are waited for.
-        cpus: The CPUs that those calls must not bring.
+        event: The event with which it continues.
+        calls: The numbers of the calls that it waits for.
+        cpus: The CPUs that those calls must not carry.
         reservation: The reservation that is carried out.
         effect: The effect of it that has an outstanding result.
-        looks: How often it has looked at a start that hangs.
+        looks: How often it has checked a start that hangs.
         token: The name of the reservation.
     """
 
@@ -127,7 +128,7 @@ class DaemonTask:
 
 @dataclass(frozen=True, slots=True)
 class KernelJob:
-    """A job of the kernel worker: which containers it is about, and the task that waits for it."""
+    """A job of the kernel worker: its containers, and the task that waits for it."""
 
     kind: str
     ids: tuple[str, ...] = ()
@@ -136,12 +137,12 @@ class KernelJob:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeRequest:
-    """A request of the daemon to the runtime, for a container: an update, or a question.
+    """A request of the daemon to the runtime for a container: an update, or a query.
 
     Attributes:
-        flight: The update as the engine knows it; None for a question.
-        answered: What the runtime has saved, once it has done it.
-        task: The task that waits for it; empty where none does any more.
+        flight: The update as the engine records it; None for a query.
+        answered: The cpuset that the runtime has saved, once it has executed the request.
+        task: The task that waits for it; empty if no task waits any more.
     """
 
     target: str
@@ -210,7 +211,7 @@ class SearchedNode:
     def copied(self) -> SearchedNode:
         return copy.copy(self)
 
-    # -- the engine and what it wants done ----------------------------------------------------------------
+    # -- the engine and its effects -----------------------------------------------------------------------
 
     def handle(self, event: NodeEvent) -> NodeEffects:
         """Pass an event to the engine, and perform the immediate effects."""
@@ -258,7 +259,7 @@ class SearchedNode:
         self.tasks = {name: other for name, other in self.tasks.items() if name != task.name}
 
     def go_on(self) -> None:
-        """Let every task continue that can, and the sync of the runtime begin what is due."""
+        """Continue every task that can continue, and begin the sync requests that are due."""
         while True:
             there = self.in_flight()
             ready = next(
@@ -300,7 +301,7 @@ class SearchedNode:
             self.put(task)
 
     def perform(self, task: DaemonTask, one: Reservation, effect: to_do.Effect) -> DaemonTask:
-        """Perform an effect of a reservation, or begin to wait for it; returns the task then."""
+        """Perform an effect of a reservation, or begin to wait for it; return the waiting task."""
         match effect:
             case to_do.WithdrawPlacement():
                 self.handle(CreateFailed(one.containers[0]))
@@ -398,7 +399,7 @@ class SearchedNode:
                 self.over(call)
 
     def forward(self, call: ClientCall, answer: object) -> None:
-        """Do with a call what the engine has answered."""
+        """Act on a call as the engine has answered."""
         if type(answer) is Forward:
             call = replace(call, stage="runtime", cpus=answer.sent)
             if call.method == "Update":
@@ -420,7 +421,7 @@ class SearchedNode:
         self.calls = {**self.calls, call.pod: call}
 
     def over(self, call: ClientCall) -> None:
-        """End a call; what its client would do next is not done after an error."""
+        """End a call; after an error, its client does not make its next call."""
         self.calls = {pod: other for pod, other in self.calls.items() if pod != call.pod}
 
     # -- starts -------------------------------------------------------------------------------------------
@@ -456,7 +457,7 @@ class SearchedNode:
     # -- making sets last ---------------------------------------------------------------------------------
 
     def sync_runtime(self) -> bool:
-        """Begin to send the CPUs of a container that is due; returns whether anything was done."""
+        """Begin to send the CPUs of a container that is due; return whether there was one."""
         if not (self.syncs and self.reconciled and "sync" not in self.tasks):
             return False
         target = next(iter(self.state.runtime.unsaved), None)
@@ -548,11 +549,11 @@ class SearchedNode:
         if written:
             self.handle(ContainersUnsaved(tuple(written)))
         if refused and job.kind == "report":
-            self.jobs = (job, *self.jobs)  # until it succeeds, what the runtime has written stays in effect
+            self.jobs = (job, *self.jobs)  # the runtime's cpuset stays in effect until then
         self.finished(job, seen.CpusetsWritten(tuple(refused), tuple(each.text for each in refused)))
 
     def write(self, some: list[Container], denied: int) -> tuple[list[str], list[seen.RefusedWrite]]:
-        """Write the cpusets that containers are to have; returns what was written, and what was refused."""
+        """Write the desired cpusets of containers; return the written and the refused ones."""
         written, refused = list[str](), list[seen.RefusedWrite]()
         for container in some:
             container_id, want = container.id, self.state.desired_cpus(container)
@@ -568,13 +569,13 @@ class SearchedNode:
         return written, refused
 
     def finished(self, job: KernelJob, event: seen.Event) -> None:
-        """Let the task that waits for a job continue."""
+        """Continue the task that waits for a job."""
         task = self.tasks.get(job.task)
         if task is not None and task.waits == "kernel":
             self.put(replace(task, waits="due", event=event))
 
     def confine(self, job: KernelJob) -> None:
-        """Narrow the cgroups of starts that hang; those that have one are in the way no more."""
+        """Narrow the cgroups of starts that hang; starts that have a cgroup no longer block a reservation."""
         task = self.tasks.get(job.task)
         starts = [c for i in job.ids for c in self.state.inflight.of(i) if c.is_start]
         with_group = [call for call in starts if call.container_id in self.groups]
@@ -595,7 +596,7 @@ class SearchedNode:
             self.jobs = (*self.jobs, KernelJob("report", (target,)))
 
     def flush(self) -> None:
-        """Make everything durable that the ledger is to write."""
+        """Make all records durable that the ledger is to write."""
         durable = dict(self.durable)
         for key, record in self.queue:
             if record is None:
@@ -608,7 +609,7 @@ class SearchedNode:
                 self.put(replace(task, waits="due", event=seen.LedgerWritten()))
 
     def is_full(self) -> None:
-        """The ledger cannot be written in time; what it is to write stays."""
+        """The ledger cannot be written in time; its queue is kept."""
         for task in self.tasks.values():
             if task.waits == "ledger":
                 self.put(replace(task, waits="due", event=seen.LedgerLate("no space left")))
@@ -616,7 +617,7 @@ class SearchedNode:
     # -- time ---------------------------------------------------------------------------------------------
 
     def sleepers(self) -> list[DaemonTask]:
-        """Return the tasks that continue as time passes; nothing else is at work then."""
+        """Return the tasks that continue as time passes; no other task is active then."""
         if self.jobs or self.queue or any(request.task for request in self.requests):
             return []
         return [task for task in self.tasks.values() if task.waits in ("pause", "calls")]
@@ -644,7 +645,7 @@ class SearchedNode:
     def restorations(
         self,
     ) -> tuple[dict[str, ReservationCpus], list[Container], list[tuple[str, Reservation]]]:
-        """Read what the ledger has of moves: what they hold, the containers, and what puts these back."""
+        """Read moves from the ledger: the held CPUs, the containers, and their restorations."""
         containers = [
             r for key, r in self.durable.items() if key.startswith(("c/", "i/")) and type(r) is Container
         ]

@@ -53,7 +53,7 @@ def test_a_running_container_without_exclusive_cpus_is_not_given_any() -> None:
         (QosClass.LS, KubeQos.BURSTABLE, Pool.SHARED),
     ],
 )
-def test_a_running_container_that_owns_nothing_is_in_the_pool_of_its_class(
+def test_a_running_container_without_exclusive_cpus_is_in_the_pool_of_its_class(
     qos: QosClass, kube: KubeQos, pool: Pool
 ) -> None:
     request = Request(512, 0, 100_000, 0, "0-15")

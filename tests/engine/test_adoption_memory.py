@@ -1,4 +1,4 @@
-"""Memory of containers that were placed when it was not counted, or when more of it was there."""
+"""Memory of containers that were placed while memory was not counted, or while the node had more memory."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_overcommitment_is_reported() -> None:
 
 
 def test_a_container_created_without_us_counts_whatever_its_pool() -> None:
-    """What we wrote into its request names nodes, and a request that names nodes is not decided again."""
+    """The product wrote NUMA nodes into its request, and a request that names nodes is not decided again."""
     before = state()
     for shares, cpus, pool in ((2, "1-15", Pool.SHARED), (2048, "0,8", Pool.OWN)):
         request = Request(shares, 100_000 * (shares // 1024), 100_000, 2 * GIB, cpus, "1")

@@ -1,4 +1,4 @@
-"""From two readings to CPUs in use."""
+"""The CPUs in use, computed from two readings of counters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CPUS = 16
 
 
 def reading(at: float, node: float, **groups: dict[str, float]) -> UsageReading:
-    """Seconds in, nanoseconds out."""
+    """Return a reading; arguments are in seconds, counters in nanoseconds."""
     each = {key: {path: int(used * S) for path, used in usage.items()} for key, usage in groups.items()}
     return UsageReading(int(at * S), int(node * S), each)
 
@@ -153,7 +153,7 @@ def shares(key: str, of: Pod) -> Container:
 
 
 def test_the_counters_of_all_pods_are_read() -> None:
-    """A pod without a group of its own is the sum of its containers."""
+    """The usage of a pod without a cgroup of its own is the sum of its containers."""
     batch, web = pod("a", "/b/a", QosClass.BE), pod("b", "/b/b", QosClass.LS)
     best, second = pod("d", "/e/d", kube=BEST), pod("c", "/e/c", QosClass.LS, BEST)
     bare, other = pod("e", "", kube=BEST), pod("f", "")

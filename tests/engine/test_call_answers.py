@@ -1,4 +1,4 @@
-"""The answers to held calls, as playbooks."""
+"""The answers to calls that the daemon holds, as playbooks."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ def test_a_create_without_enough_free_cpus_is_refused() -> None:
 REASON = AbortReason("pod ns/ls is on CPU 0", OWN, public="another pod is on CPU 0")
 
 
-@pytest.mark.parametrize(("name_others", "words"), [(True, REASON.message), (False, REASON.public_message)])
-def test_a_create_whose_cpus_cannot_be_freed_is_refused(name_others: bool, words: str) -> None:
+@pytest.mark.parametrize(("name_others", "message"), [(True, REASON.message), (False, REASON.public_message)])
+def test_a_create_whose_cpus_cannot_be_freed_is_refused(name_others: bool, message: str) -> None:
     play = scenario(NodeState.empty(changed_copy(NODE, admission=AdmissionRules(name_others=name_others))))
-    refusal = Refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot free CPUs for {CREATING.ref}: {words}")
+    refusal = Refuse(GrpcStatus.FAILED_PRECONDITION, f"cannot free CPUs for {CREATING.ref}: {message}")
     assert play >> CreateNotReserved(CREATING, REASON) << refusal
 
 
@@ -205,10 +205,10 @@ def test_an_update_is_forwarded_with_the_cpus_of_the_container() -> None:
 
 def test_cpusets_that_a_client_names_are_recorded_for_the_release() -> None:
     request = changed_copy(SHARER.request, cpuset_cpus="0-7", cpuset_mems="0")
-    asked, answer = changed_copy(SHARER, request=request), Forward(REST, REST, BOTH)
+    updated, answer = changed_copy(SHARER, request=request), Forward(REST, REST, BOTH)
     play = scenario(OWNED)
-    assert play >> UpdateRequested("ls", "0-7", "0", 0) << PutRecord("c/ls", asked) << answer
-    assert play.state.containers["ls"] == asked
+    assert play >> UpdateRequested("ls", "0-7", "0", 0) << PutRecord("c/ls", updated) << answer
+    assert play.state.containers["ls"] == updated
     assert play >> UpdateRequested("ls", "0-7", "", 0) << answer
 
 
@@ -246,6 +246,6 @@ def test_an_update_of_an_unknown_or_exited_container_is_forwarded_unchanged() ->
 @pytest.mark.parametrize("mode", NOT_APPLIED)
 def test_no_update_is_changed_where_the_plan_is_not_applied(mode: NodeMode) -> None:
     request = changed_copy(SHARER.request, cpuset_cpus="0-7", cpuset_mems="0")
-    asked = changed_copy(SHARER, request=request)
+    updated = changed_copy(SHARER, request=request)
     play = scenario(under(OWNED, mode))
-    assert play >> UpdateRequested("ls", "0-7", "0", 5) << PutRecord("c/ls", asked) << UNCHANGED
+    assert play >> UpdateRequested("ls", "0-7", "0", 5) << PutRecord("c/ls", updated) << UNCHANGED

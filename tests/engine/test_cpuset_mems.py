@@ -1,4 +1,4 @@
-"""Memory nodes: what is repaired, and what calls name."""
+"""Memory nodes: repairs of cpusets, and the nodes that calls name."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def test_memory_nodes_that_calls_name() -> None:
     assert wide.forgotten() == known
     changed = wide.changed(ONE).changed(ZERO)
     assert changed == MemoryBindings(returned=BOTH, is_changed=True)
-    assert changed.renewed(STATE, one) == ZERO, "what the runtime has saved may name a node that is gone"
+    assert changed.renewed(STATE, one) == ZERO, (
+        "the cpuset that the runtime has saved may name a removed node"
+    )
     gone = bound(Mask.parse("0,7"))
     assert known.renewed(STATE, gone) == ZERO
 

@@ -83,7 +83,7 @@ def test_whole_cpus_are_packed_on_one_node_in_whole_cores() -> None:
 
 
 def test_a_request_that_fits_a_node_is_not_split_for_free_cores() -> None:
-    # Node 0 has three CPUs left (a fuller core first would draw the packed allocator there), node 1 is empty.
+    # Node 0 has three free CPUs (the packed allocator would prefer its fuller core), node 1 is empty.
     state = node_with((pod("x", QosClass.LSE, cpus=str(CpuSet(list(NODE0)[:5]))), SMALL))
     cpus = put(state, pod("g"), whole(4)).container.placement.exclusive
     assert cpus <= NODE1
@@ -95,7 +95,7 @@ def test_a_request_larger_than_a_node_spans_nodes() -> None:
     assert len(plan.container.placement.exclusive) == 10
 
 
-def test_reserved_cpus_are_never_given_but_stay_shared() -> None:
+def test_reserved_cpus_are_never_exclusive_and_stay_shared() -> None:
     state = node_with((pod("g"), whole(6)), reserved="0,8")
     assert CpuSet.parse("0,8") <= state.pools.shared
     refused = put(state, pod("h"), whole(9))
@@ -162,15 +162,15 @@ def test_the_shared_pool_is_never_emptied() -> None:
 
 def test_the_report_of_kubelet_takes_precedence_over_the_cri_request() -> None:
     amounts = {"cpu": 2000, "memory": 1}
-    asks = PodRequests("g", (ContainerResources("c", ContainerKind.APP, amounts, amounts),))
-    plan = put(empty(), changed_copy(pod("g"), requests=asks), Request(1536, 150_000, 100_000))
+    requests = PodRequests("g", (ContainerResources("c", ContainerKind.APP, amounts, amounts),))
+    plan = put(empty(), changed_copy(pod("g"), requests=requests), Request(1536, 150_000, 100_000))
     assert plan.container is not None
     assert (plan.container.placement.pool, len(plan.container.placement.exclusive)) == (Pool.OWN, 2)
 
 
 def test_a_container_that_kubelet_does_not_report_is_decided_by_its_cri_request() -> None:
-    asks = PodRequests("g", (ContainerResources("other", ContainerKind.APP, {"cpu": 500}, {"cpu": 500}),))
-    plan = put(empty(), changed_copy(pod("g"), requests=asks), whole(2))
+    requests = PodRequests("g", (ContainerResources("other", ContainerKind.APP, {"cpu": 500}, {"cpu": 500}),))
+    plan = put(empty(), changed_copy(pod("g"), requests=requests), whole(2))
     assert plan.container is not None
     assert (plan.container.placement.pool, len(plan.container.placement.exclusive)) == (Pool.OWN, 2)
 
@@ -264,18 +264,18 @@ def ended(state: NodeState, key: str) -> NodeState:
 
 def test_a_new_attempt_keeps_the_cpus_only_if_the_request_is_the_same() -> None:
     state = node_with((pod("a"), whole(2)), (pod("g"), whole(2)))
-    had = state.containers["g/c"].placement.exclusive
+    previous = state.containers["g/c"].placement.exclusive
     state = ended(state, "g/c").changed(drop=["a/c"])
     again = put(state, pod("g"), whole(2), key="2").container.placement
-    assert again.exclusive == had, "although better ones are free now"
+    assert again.exclusive == previous, "although better CPUs are free now"
     assert again.reasons == (
         "Guaranteed container with 2 whole CPUs, policy static; keeps the CPUs of its earlier attempt",
         "its CFS quota is off",
     )
     assert len(put(state, pod("g"), whole(3), key="2").container.placement.exclusive) == 3
-    taken = put(state, pod("lse", QosClass.LSE, cpus=str(had))).state
-    assert put(taken, pod("g"), whole(2), key="2").container.placement.exclusive.isdisjoint(had)
-    smaller = changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in had))
+    taken = put(state, pod("lse", QosClass.LSE, cpus=str(previous))).state
+    assert put(taken, pod("g"), whole(2), key="2").container.placement.exclusive.isdisjoint(previous)
+    smaller = changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.id not in previous))
     node = Node(smaller, CpuTopology.of(smaller), static=True)
     state = NodeState.of(node, (), state.containers.values())
     assert put(state, pod("g"), whole(2), key="2").container.placement.exclusive <= smaller.online
@@ -350,7 +350,7 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
             plan = place(state, the_pod, name, 0, request, f"k{number}")
             if not plan.verdict.admitted:
                 assert plan.state is state
-                # Kubelet's own words where the CPUs do not suffice.
+                # The message of kubelet where the CPUs do not suffice.
                 assert plan.verdict.message.startswith(("cannot ", "UnexpectedAdmissionError: "))
                 continue
             state = plan.state
@@ -373,7 +373,9 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
         assert state.pools.shared <= state.pools.be
         assert state.pools.shared
         rebuilt = NodeState.of(state.node, state.pods.values(), state.containers.values())
-        assert (rebuilt.owners, rebuilt.pools) == (state.owners, state.pools), "what is carried along is true"
+        assert (rebuilt.owners, rebuilt.pools) == (state.owners, state.pools), (
+            "the derived state matches the state computed from scratch"
+        )
 
 
 @pytest.mark.parametrize("phase", [Phase.CREATED, Phase.RUNNING])
@@ -416,7 +418,7 @@ def test_cpus_named_by_kubelet_and_set_asides_do_not_overlap(named: str) -> None
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.OWN
     own = plan.container.placement.exclusive
-    assert own.isdisjoint(aside.cpus), "others are chosen where kubelet's are promised"
+    assert own.isdisjoint(aside.cpus), "other CPUs are chosen because the CPUs of kubelet are promised"
     assert (len(own), own == CpuSet.parse("0-1")) == (2, not named)
     assert plan.problem == ("CPUs 4-5 are owned by ns/keeps (set aside) already" if named else "")
     its_own = put(state, keeps, changed_copy(whole(2), cpuset_cpus="4-5"))
@@ -436,7 +438,7 @@ def test_the_shared_pool_keeps_a_cpu_that_is_not_set_aside() -> None:
     assert (refused.explanation.cpus, refused.explanation.pool) == (CpuSet(), ""), "it got none"
     assert put(state, pod("g"), whole(11)).verdict.admitted
     assert put(state, keeps, whole(4)).verdict.admitted
-    assert put(state, keeps, whole(15)).verdict.admitted, "what is set aside for it is its own"
+    assert put(state, keeps, whole(15)).verdict.admitted, "it may use its own set-aside"
 
 
 @pytest.mark.parametrize("keep", list(KeepQuota))

@@ -1,4 +1,4 @@
-"""What follows from a change of a container's phase, for it and for the other containers of its pod."""
+"""Effects of a change of a container's phase on the container and on other containers of its pod."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODE = Node(
 REQUEST = Request(2048, 200_000, 100_000, 40 * MIB)
 
 
-def asks(name: str, memory: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+def resources(name: str, memory: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
     amounts = {"cpu": 2000, "memory": memory * MIB}
     return ContainerResources(name, kind, amounts, amounts)
 
@@ -53,7 +53,7 @@ def assigned_memory(state: NodeState) -> dict[str, int]:
 
 def test_the_memory_of_an_init_container_is_free_once_the_next_container_runs() -> None:
     # The container takes over 15 of the 40 MiB of the init container; 25 are left to it until it is released.
-    requests = PodRequests("u", (asks("i", 40, ContainerKind.INIT), asks("c", 15)))
+    requests = PodRequests("u", (resources("i", 40, ContainerKind.INIT), resources("c", 15)))
     pod = Pod("s", "u", "ns", "p", requests=requests)
     admission = admit(NodeState.empty(NODE), pod, REQUEST)
     state = with_container(admission.state.with_pod(admission.pod), "i", Phase.EXITED)
@@ -69,7 +69,7 @@ def test_the_memory_of_an_init_container_is_free_once_the_next_container_runs() 
 
 
 def test_the_pod_is_not_recorded_again_where_no_init_container_held_memory() -> None:
-    pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", (asks("c", 15),)))
+    pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", (resources("c", 15),)))
     admission = admit(NodeState.empty(NODE), pod, REQUEST)
     state = with_container(admission.state.with_pod(admission.pod), "c", Phase.CREATED)
     after, effects = handle(state, PhaseChanged("c", Phase.RUNNING))

@@ -59,7 +59,7 @@ ANSWER = AllocateAnswer(envs={"NIC": "nic0"}, devices=(DeviceNode("/dev/nic0", "
 
 
 class Scenario:
-    """A node with NICs, and what happens to it."""
+    """A node with NICs, and the events of a test."""
 
     def __init__(self, node: Node = NODE, **devices: Any) -> None:
         self.state = NodeState.empty(node)
@@ -70,18 +70,18 @@ class Scenario:
         assert violations(self.state) == []
         return effects
 
-    def pod(self, uid: str, *asks: ContainerResources, kube: KubeQos = KubeQos.BURSTABLE) -> Pod:
-        pod = Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, requests=PodRequests(uid, asks))
+    def pod(self, uid: str, *containers: ContainerResources, kube: KubeQos = KubeQos.BURSTABLE) -> Pod:
+        pod = Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, requests=PodRequests(uid, containers))
         self.play(PodLearned(pod, "sandbox running"))
         return pod
 
     def create(self, pod: Pod, name: str = "c", request: Request | None = None, **more: Any) -> Any:
-        """Decide a create; gives the answer."""
+        """Decide a create; return the answer."""
         last = self.play(CreateRequested(pod, name, 0, request or Request(), f"{pod.uid}/{name}", **more))[-1]
         return last.answer if type(last) is PlanDecided else last
 
     def given(self, pod: Pod, name: str = "c", answer: AllocateAnswer = ANSWER) -> Any:
-        """Let plug-ins answer for a create; returns its outcome."""
+        """Let plug-ins answer for a create; return its outcome."""
         waiting = self.state.devices.unanswered(pod.key, name)
         self.play(DevicesAllocated(pod.key, name, dict.fromkeys(waiting, answer), waiting))
         return self.play(CreateResumed(self.state.containers[f"{pod.uid}/{name}"]))[-1]
@@ -90,7 +90,7 @@ class Scenario:
         return set(self.state.devices.of_container(pod.key, name, resource))
 
 
-def ask(
+def resources(
     count: int = 1, name: str = "c", kind: ContainerKind = ContainerKind.APP, **more: int
 ) -> ContainerResources:
     limits = {NIC: count} if count else {}
@@ -110,7 +110,7 @@ def test_the_newest_device_list_of_a_resource_takes_effect() -> None:
     )
     assert scenario.state.devices.available(NIC) == {"nic1"}
     scenario.play(TakeoverChanged(not NODE.static, CpuSet()))
-    assert scenario.state.devices.available(NIC) == {"nic1"}, "other rules leave the devices"
+    assert scenario.state.devices.available(NIC) == {"nic1"}, "a change of the rules keeps the devices"
     assert records(scenario.play(DevicesChanged(NIC, None))) == {f"dr/{NIC}": None}
     assert scenario.state.devices.registered == {}
     assert scenario.play(DevicesChanged(NIC, None)) == (), "withdrawn twice"
@@ -118,7 +118,7 @@ def test_the_newest_device_list_of_a_resource_takes_effect() -> None:
 
 def test_a_create_reserves_devices_and_is_forwarded_with_the_allocate_responses() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask(2))
+    pod = scenario.pod("a", resources(2))
     effects = scenario.play(CreateRequested(pod, "c", 0, Request(), "a/c"))
     container = scenario.state.containers["a/c"]
     assert effects[-1].answer == AllocateFirst(container)  # type: ignore[union-attr]
@@ -127,13 +127,13 @@ def test_a_create_reserves_devices_and_is_forwarded_with_the_allocate_responses(
     assert records(effects) == {"d/a": {"c": {NIC: {"ids": ("nic0", "nic1"), "answer": None}}}}
     done = scenario.play(DevicesAllocated("a", "c", {NIC: ANSWER, GPU: ANSWER}, {NIC: ("nic0", "nic1")}))
     assert load_record(records(done)["d/a"])["c"][NIC].answer == ANSWER  # type: ignore[arg-type]
-    assert scenario.state.devices.answers_of("a", "c") == {NIC: ANSWER}, "of what it holds"
+    assert scenario.state.devices.answers_of("a", "c") == {NIC: ANSWER}, "only for the devices that it holds"
     assert isinstance(scenario.play(CreateResumed(container))[-1], Forward)
 
 
 def test_two_creates_at_the_same_time_get_different_devices() -> None:
     scenario = Scenario()
-    one, two, three = (scenario.pod(uid, ask(2)) for uid in "abc")
+    one, two, three = (scenario.pod(uid, resources(2)) for uid in "abc")
     assert isinstance(scenario.create(one), AllocateFirst)
     assert isinstance(scenario.create(two), AllocateFirst), "while Allocate of the first is in flight"
     assert scenario.held(one) | scenario.held(two) == NICS.keys()
@@ -147,7 +147,7 @@ def test_two_creates_at_the_same_time_get_different_devices() -> None:
 
 def test_a_failed_allocate_releases_the_reserved_devices() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask(3))
+    pod = scenario.pod("a", resources(3))
     scenario.create(pod)
     assert records(scenario.play(AllocateFailed("a", "c", {NIC: ("nic0", "nic1", "nic2")}))) == {"d/a": None}
     refused = scenario.play(CreateWithoutDevices(scenario.state.containers["a/c"], "it hangs"))
@@ -159,15 +159,17 @@ def test_a_failed_allocate_releases_the_reserved_devices() -> None:
         NICS.keys(),
         None,
     )
-    asked = {NIC: ("nic0", "nic1", "nic2")}
-    assert scenario.play(AllocateFailed("a", "c", asked)) == ()
-    assert scenario.play(DevicesAllocated("a", "c", {NIC: ANSWER}, asked)) == (), "the answer comes too late"
+    allocated = {NIC: ("nic0", "nic1", "nic2")}
+    assert scenario.play(AllocateFailed("a", "c", allocated)) == ()
+    assert scenario.play(DevicesAllocated("a", "c", {NIC: ANSWER}, allocated)) == (), (
+        "the answer comes too late"
+    )
     assert isinstance(scenario.create(pod), AllocateFirst), "the next attempt"
 
 
 def test_a_container_keeps_its_devices_until_its_pod_is_removed() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask())
+    pod = scenario.pod("a", resources())
     scenario.create(pod)
     scenario.given(pod)
     scenario.play(CreateWithoutDevices(scenario.state.containers["a/c"], "a hook refuses"))
@@ -188,7 +190,7 @@ def test_a_container_keeps_its_devices_until_its_pod_is_removed() -> None:
 
 def test_a_create_whose_sandbox_was_stopped_meanwhile_is_refused() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask())
+    pod = scenario.pod("a", resources())
     scenario.create(pod)
     scenario.play(SandboxStopped("s-a"))
     assert scenario.play(DevicesAllocated("a", "c", {NIC: ANSWER}, {NIC: ("nic0",)})) == ()
@@ -199,10 +201,10 @@ def test_a_create_whose_sandbox_was_stopped_meanwhile_is_refused() -> None:
 
 def test_a_response_for_devices_that_have_gone_is_not_used_for_new_devices() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask())
+    pod = scenario.pod("a", resources())
     scenario.create(pod)
     scenario.play(SandboxStopped("s-a"))
-    other = scenario.pod("b", ask())
+    other = scenario.pod("b", resources())
     scenario.create(other)
     again = structs.replace(pod, sandbox_id="s2", attempt=1)
     scenario.play(SandboxRunning(again))
@@ -216,16 +218,16 @@ def test_a_response_for_devices_that_have_gone_is_not_used_for_new_devices() -> 
 
 def test_a_plug_in_is_queried_for_its_preference_before_the_state_changes() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask(2))
+    pod = scenario.pod("a", resources(2))
     before = scenario.state
     question = scenario.create(pod, preferred={("c", NIC): None})
     assert question == QueryPreference("c", NIC, frozenset(NICS), frozenset(), 2)
     assert scenario.state is before
     scenario.create(pod, preferred={("c", NIC): ("nic3", "nic1", "nic9")})
     assert scenario.held(pod) == {"nic1", "nic3"}
-    other = scenario.pod("b", ask(2))
+    other = scenario.pod("b", resources(2))
     answer = scenario.create(other, preferred={("c", NIC): ("nic1",), ("d", NIC): None})
-    assert isinstance(answer, AllocateFirst), "what has been given away meanwhile does not count"
+    assert isinstance(answer, AllocateFirst), "devices that were assigned in the meantime do not count"
     assert scenario.held(other) == {"nic0", "nic2"}
 
 
@@ -235,16 +237,16 @@ def test_devices_are_near_to_the_cpus_of_their_container() -> None:
     )
     four = Request(4096, 400_000, 100_000)
     amounts = {"cpu": 4000, "memory": 1}
-    first = scenario.pod("a", ask(1, **amounts), kube=KubeQos.GUARANTEED)
-    scenario.create(scenario.pod("x", ask(1)))
-    scenario.create(scenario.pod("y", ask(1)))
+    first = scenario.pod("a", resources(1, **amounts), kube=KubeQos.GUARANTEED)
+    scenario.create(scenario.pod("x", resources(1)))
+    scenario.create(scenario.pod("y", resources(1)))
     assert isinstance(scenario.create(first, request=four), AllocateFirst)
     assert (str(scenario.state.containers["a/c"].placement.exclusive), scenario.held(first)) == (
         "4-5,12-13",
         {"nic2"},
     )
     assert isinstance(scenario.given(first), ReserveFirst), "then its CPUs are reserved"
-    wide = scenario.pod("b", ask(2, **amounts), kube=KubeQos.GUARANTEED)
+    wide = scenario.pod("b", resources(2, **amounts), kube=KubeQos.GUARANTEED)
     refusal = scenario.create(wide, request=four)
     assert isinstance(refusal, Refuse)
     assert scenario.held(wide) == set()
@@ -252,7 +254,9 @@ def test_devices_are_near_to_the_cpus_of_their_container() -> None:
 
 def test_devices_of_init_containers_pass_to_later_containers() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask(3, "i", ContainerKind.INIT), ask(2, "s", ContainerKind.SIDECAR), ask(2))
+    pod = scenario.pod(
+        "a", resources(3, "i", ContainerKind.INIT), resources(2, "s", ContainerKind.SIDECAR), resources(2)
+    )
     for name in ("i", "s", "c"):
         scenario.create(pod, name)
         scenario.given(pod, name)
@@ -269,8 +273,8 @@ def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
         MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.RESTRICTED, scope=Scope.POD
     )
     scenario = Scenario(node)
-    asks = (ask(1, "c"), ask(1, "d"))
-    pod = Pod("token", "a", "ns", "a", kube_qos=KubeQos.BURSTABLE, requests=PodRequests("a", asks))
+    containers = (resources(1, "c"), resources(1, "d"))
+    pod = Pod("token", "a", "ns", "a", kube_qos=KubeQos.BURSTABLE, requests=PodRequests("a", containers))
     question = scenario.play(SandboxRequested(pod, Request(), {("c", NIC): None}))[-1]
     assert question == QueryPreference("c", NIC, frozenset({"nic0", "nic1"}), frozenset(), 1)
     effects = scenario.play(SandboxRequested(pod, Request()))
@@ -294,17 +298,17 @@ def test_observed_pods_are_given_no_devices(mode: NodeMode) -> None:
     scenario.play(ModeChanged(mode))
     if mode is NodeMode.ENFORCE:
         scenario.play(EnforcementChanged(PodSelection(percent=0)))
-    one, two = scenario.pod("a", ask(3)), scenario.pod("b", ask(3))
+    one, two = scenario.pod("a", resources(3)), scenario.pod("b", resources(3))
     for pod in (one, two):
         answer = scenario.create(pod)
-        assert not isinstance(answer, AllocateFirst | Refuse), "it continues as it came"
+        assert not isinstance(answer, AllocateFirst | Refuse), "the call is forwarded unchanged"
         assert scenario.held(pod) == set()
-        assert scenario.state.containers[f"{pod.uid}/c"].placement.devices, "which it would have"
+        assert scenario.state.containers[f"{pod.uid}/c"].placement.devices, "the devices that it would have"
 
 
 def test_a_restarted_daemon_reads_device_assignments_from_the_ledger() -> None:
     scenario = Scenario()
-    pod, other = scenario.pod("a", ask()), scenario.pod("b", ask())
+    pod, other = scenario.pod("a", resources()), scenario.pod("b", resources())
     scenario.create(pod)
     scenario.given(pod)
     scenario.create(other)
@@ -323,25 +327,25 @@ def test_a_restarted_daemon_reads_device_assignments_from_the_ledger() -> None:
     assert after.held(other) == {"nic1"}
     assert isinstance(after.create(pod), AllocateFirst)
     assert isinstance(after.play(CreateResumed(after.state.containers["a/c"]))[-1], Forward), (
-        "answered before"
+        "its Allocate was answered before the restart"
     )
 
 
 def test_devices_that_were_never_allocated_are_deleted_from_the_ledger() -> None:
     scenario = Scenario()
-    pod, answered = scenario.pod("a", ask()), scenario.pod("b", ask())
+    pod, answered = scenario.pod("a", resources()), scenario.pod("b", resources())
     scenario.create(pod)
     scenario.create(answered)
     scenario.given(answered)
     ledger = {key: load_record(record_of(scenario.state.devices, key) or {}) for key in "ab"}
     read = LedgerRead((pod, answered), (), {}, (), 0.0, ledger, (NIC,))
     _, effects = handle(NodeState.empty(NODE), read)
-    assert records(effects) == {"d/a": None}, "the record of the other is right"
+    assert records(effects) == {"d/a": None}, "the record of the other pod is valid"
 
 
 def test_imported_devices_stay_with_their_containers() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask(), ask(1, "d"))
+    pod = scenario.pod("a", resources(), resources(1, "d"))
     scenario.create(pod)
     scenario.given(pod)
     kept = {name: {NIC: DeviceRecord((nic,), ANSWER)} for name, nic in (("c", "nic3"), ("d", "nic2"))}
@@ -352,13 +356,13 @@ def test_imported_devices_stay_with_their_containers() -> None:
     assert [scenario.held(pod, name) for name in "cd"] == [{"nic0"}, {"nic2"}]
     assert scenario.state.devices.answers_of("a", "d") == {NIC: ANSWER}
     after, effects = handle(scenario.state, DevicesImported(NIC, {"gone": kept}, every=True))
-    assert set(records(effects)) == {"d/gone"}, "all pods are wanted, known or not"
+    assert set(records(effects)) == {"d/gone"}, "devices of unknown pods are imported too"
     assert after.devices.answers_of("gone", "c") == {NIC: ANSWER}
 
 
 def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask())
+    pod = scenario.pod("a", resources())
     scenario.create(pod)
     scenario.given(pod)
     lost = load_record(record_of(scenario.state.devices, "a") or {})
@@ -369,7 +373,7 @@ def test_pods_that_the_runtime_does_not_have_lose_their_devices() -> None:
 
 def test_an_existing_container_is_given_no_devices() -> None:
     scenario = Scenario()
-    pod = scenario.pod("a", ask())
+    pod = scenario.pod("a", resources())
     scenario.play(ContainerFound("x", pod, "c", 0, Request(), Phase.CREATED, None))
     assert isinstance(scenario.state.containers["x"], Container)
     assert scenario.held(pod) == set()
@@ -385,11 +389,11 @@ def test_named_cpus_and_devices_together() -> None:
         "l",
         kube_qos=KubeQos.GUARANTEED,
         cpuset=CpuSet.parse("4-5"),
-        requests=PodRequests("l", (ask(1, cpu=2000, memory=1),)),
+        requests=PodRequests("l", (resources(1, cpu=2000, memory=1),)),
     )
     scenario.play(PodLearned(structs.replace(lse, qos=lse.qos), "sandbox running"))
     scenario.create(lse, request=Request(2048, 200_000, 100_000), preferred={("c", NIC): ("nic3",)})
-    assert scenario.held(lse) == {"nic3"}, "near to its CPUs, and preferred among those"
+    assert scenario.held(lse) == {"nic3"}, "preferred by the plug-in among the devices near its CPUs"
 
 
 @pytest.mark.parametrize("broken", [{"c": 1}, {"c": {NIC: {"ids": 3}}}, {"c": {NIC: {}}}])

@@ -1,13 +1,14 @@
 """Every interleaving of a few calls for pods that need devices, with faults and crashes in between.
 
-A search over plain values, as ``test_every_interleaving`` has it for CPUs. The engine takes every step;
-around it are what the executor waits for (a plug-in's preference, its answer to Allocate, the ledger), the
-runtime, and what the ledger has. On each way some faults may happen: a plug-in fails, the runtime fails, a
-client goes away while its plug-in is asked, a device becomes unhealthy, or all vanish. From every node the
-daemon crashes, which is a crash after every effect: the runtime does later, or never, what it was sent.
+The search works on plain values, as ``test_every_interleaving`` does for CPUs. The engine takes every step;
+around it are the inputs that the executor waits for (a plug-in's preference, its response to Allocate, the
+ledger), the runtime, and the content of the ledger. On each path some faults may happen: a plug-in fails, the
+runtime fails, a client disconnects while its plug-in is queried, a device becomes unhealthy, or all devices
+vanish. In every node the daemon may crash, which is a crash after every effect: the runtime executes the
+calls that it has received later or never.
 
-What must hold in every node: no device is in two pods at the runtime, and what a container there has is held
-by its pod. In the end no device is lost.
+In every node: no device is in two pods at the runtime, and the devices of a container there are held by its
+pod. In the end no device is lost.
 """
 
 from __future__ import annotations
@@ -58,19 +59,19 @@ def devices(names: str) -> dict[str, RegisteredDevice]:
 
 
 def pod(uid: str) -> Pod:
-    asks = PodRequests(uid, (ContainerResources("c", limits={R: 1}),))
-    return Pod(f"s-{uid}", uid, "ns", uid, kube_qos=KubeQos.BURSTABLE, requests=asks)
+    requests = PodRequests(uid, (ContainerResources("c", limits={R: 1}),))
+    return Pod(f"s-{uid}", uid, "ns", uid, kube_qos=KubeQos.BURSTABLE, requests=requests)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A create on its way.
+    """A create in progress.
 
     Attributes:
-        stage: ``asked``: its plug-in is asked what it prefers; ``allocating``; ``recording``; ``runtime``;
-            ``made``: the runtime has it, and the daemon has not heard of it.
+        stage: ``queried``: its plug-in is queried for devices; ``allocating``; ``recording``; ``runtime``;
+            ``made``: the runtime has it, and the daemon has not received the response.
         ids: The devices that its plug-in is requested, and then those in its request.
-        gone: Its client has gone, or the daemon that sent it has crashed.
+        gone: Whether its client has disconnected, or the daemon that sent it has crashed.
     """
 
     stage: str
@@ -83,15 +84,15 @@ class DeviceNode:
     """The node, its daemon, the runtime, the ledger.
 
     Attributes:
-        queue: Records that the ledger has yet to write.
-        ledger: What it has.
-        live: What the runtime has, with its devices.
+        queue: Records that the ledger has not written yet.
+        ledger: Its records.
+        live: The containers of the runtime, with their devices.
         there: Pods whose sandboxes run.
         tried: A pod for each create that was sent.
         names: The devices.
         tries: Creates of one pod.
-        reported: Which list the plug-in has reported last: 0 all, 1 one is unhealthy, 2 none.
-        faults, crashes: How many there may still be.
+        reported: The last list of the plug-in: 0 all devices, 1 one is unhealthy, 2 none.
+        faults, crashes: How many more may happen.
     """
 
     state: NodeState
@@ -144,17 +145,17 @@ class DeviceNode:
         return replace(self, calls=calls if call is None else {**calls, uid: call})
 
 
-# -- what may happen next -----------------------------------------------------------------------------------
+# -- possible next actions ----------------------------------------------------------------------------------
 
 
 def decided(node: DeviceNode, uid: str, preferred: tuple[str, ...] | None) -> DeviceNode:
-    """A create is decided, or its plug-in has to be asked first."""
+    """A create is decided, or its plug-in has to be queried first."""
     event = CreateRequested(pod(uid), "c", 0, Request(), f"t-{uid}", {("c", R): preferred})
     node, effects = node.after(event)
     last = effects[-1]
     answer = last.answer if type(last) is PlanDecided else last
     if isinstance(answer, QueryPreference):
-        return node.with_call(uid, Call("asked"))
+        return node.with_call(uid, Call("queried"))
     if isinstance(answer, AllocateFirst):
         return node.with_call(uid, Call("allocating", node.state.devices.of_container(uid, "c", R)))
     assert isinstance(answer, Refuse), answer
@@ -162,7 +163,7 @@ def decided(node: DeviceNode, uid: str, preferred: tuple[str, ...] | None) -> De
 
 
 def written(node: DeviceNode) -> DeviceNode:
-    """The ledger has written what waits; creates that waited for it go to the runtime."""
+    """The ledger has written its queue; creates that waited for it are sent to the runtime."""
     ledger = dict(node.ledger)
     for key, record in node.queue:
         ledger.pop(key, None)
@@ -183,7 +184,7 @@ def written(node: DeviceNode) -> DeviceNode:
 
 
 def stopped(node: DeviceNode, uid: str) -> DeviceNode:
-    """The runtime stops a sandbox, and what is in it; its calls fail."""
+    """The runtime stops a sandbox and its containers; its calls fail."""
     live = {key: ids for key, ids in node.live.items() if key != uid}
     call = node.calls.get(uid)
     node = replace(node, live=live, there=node.there - {uid})
@@ -194,7 +195,7 @@ def stopped(node: DeviceNode, uid: str) -> DeviceNode:
 
 
 def crashed(node: DeviceNode) -> DeviceNode:
-    """A new daemon starts on what the ledger has; the runtime continues with what it was sent."""
+    """A new daemon starts with the records of the ledger; the runtime continues with its received calls."""
     pods = tuple(pod(uid) for uid in "abc" if f"p/s-{uid}" in node.ledger)
     held = ((key.removeprefix(PODS), record) for key, record in node.ledger.items() if key.startswith(PODS))
     records = {key: load_record(record) for key, record in held}  # type: ignore[arg-type]
@@ -206,14 +207,14 @@ def crashed(node: DeviceNode) -> DeviceNode:
 
 
 def compared(node: DeviceNode) -> DeviceNode:
-    """The runtime is asked what it has."""
+    """The daemon lists the containers of the runtime."""
     for sandbox_id in [p.sandbox_id for p in node.state.pods.values() if p.uid not in node.there]:
         node = node.does(SandboxRemoved(sandbox_id))
     return node.does(RuntimeListed([f"s-{uid}" for uid in node.there], [], 0))
 
 
 def nexts(node: DeviceNode) -> Iterator[tuple[str, DeviceNode]]:
-    """Yield what may happen next."""
+    """Yield the possible next nodes."""
     for uid in "abc":
         yield from _of_pod(node, uid)
     if node.queue or any(call.stage == "recording" for call in node.calls.values()):
@@ -244,7 +245,7 @@ def _of_pod(node: DeviceNode, uid: str) -> Iterator[tuple[str, DeviceNode]]:
 
 def _of_call(node: DeviceNode, uid: str, call: Call) -> Iterator[tuple[str, DeviceNode]]:
     token, less = f"t-{uid}", replace(node, faults=node.faults - 1)
-    if call.stage == "asked":
+    if call.stage == "queried":
         yield f"prefers {uid}", decided(node, uid, ("y", "x"))
     elif call.stage == "allocating":
         wanted = {R: tuple(sorted(call.ids))}
@@ -266,30 +267,30 @@ def _of_call(node: DeviceNode, uid: str, call: Call) -> Iterator[tuple[str, Devi
         yield f"answer {uid}", node.does(ContainerCreated(token, f"id-{uid}")).with_call(uid, None)
 
 
-# -- what must hold -----------------------------------------------------------------------------------------
+# -- invariants ---------------------------------------------------------------------------------------------
 
 
 def check(node: DeviceNode) -> None:
-    """Check what must hold in every node."""
+    """Check the invariants of every node."""
     assert violations(node.state) == []
     sent = {uid: call.ids for uid, call in node.calls.items() if call.stage == "runtime"}
     using = {uid: ids for uid, ids in {**node.live, **sent}.items() if uid in node.there}
     for uid, ids in using.items():
         for other, others in using.items():
-            assert uid == other or ids.isdisjoint(others), f"{ids & others} is given to {uid} and {other}"
+            assert uid == other or ids.isdisjoint(others), f"{ids & others} is assigned to {uid} and {other}"
         held = node.state.devices.of_container(uid, "c", R)
         assert ids <= held, f"{uid} uses {set(ids)}, and holds {set(held)}"
 
 
 def check_end(node: DeviceNode) -> None:
-    """Check a node on which nothing is left: no device is lost."""
+    """Check a node without pending work: no device is lost."""
     assert node.state.devices.held == {}
     assert node.state.devices.answers == {}
     assert not [key for key, _ in node.ledger.items() if key.startswith(PODS)]
 
 
 def search(first: DeviceNode) -> tuple[int, int]:
-    """Follow every action from every node; returns how many nodes and how many ends there are."""
+    """Follow every action from every node; return the number of nodes and of final nodes."""
     seen, todo, ends = {first.key()}, [(first, ("",))], 0
     while todo:
         node, way = todo.pop()

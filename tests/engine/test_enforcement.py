@@ -1,4 +1,4 @@
-"""To which pods the plan is applied, and how that changes in steps."""
+"""The pods to which the plan is applied, and changes of these pods in steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NONE = PodSelection(percent=0)
 def recorded(
     mode: NodeMode, selection: PodSelection, lagging: str = "", moving: str = "", *, paused: bool = False
 ) -> PutRecord:
-    """Return the record of a node; keys are words."""
+    """Return the record of a node; keys are separated by spaces."""
     value = Enforcement(selection, frozenset(lagging.split()), frozenset(moving.split()), paused)
     return PutRecord(KEY, value.dump(mode))
 
@@ -72,7 +72,7 @@ def test_lagging_pods_are_counted_by_the_change_that_is_due() -> None:
     assert (found.applied, found.to_apply, found.to_give_back) == (2, 0, 2)
 
 
-def test_from_observe_to_enforce_sharers_come_before_owners() -> None:
+def test_sharing_pods_are_enforced_before_owners() -> None:
     scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
     assert scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
     assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [False, False]
@@ -88,7 +88,7 @@ def test_from_observe_to_enforce_sharers_come_before_owners() -> None:
     assert bool(scenario >> EnforcementStepDue(1))
 
 
-def test_from_enforce_to_observe_owners_come_first() -> None:
+def test_owners_are_released_before_sharing_pods() -> None:
     scenario = Playbook(OWNED, handle)
     assert scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
     assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, True]
@@ -96,7 +96,7 @@ def test_from_enforce_to_observe_owners_come_first() -> None:
     assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, False]
     assert observes_any(scenario.state, [LS, LSE])
     assert not observes_any(scenario.state, [LS])
-    # Back again, in the middle: the step continues, and the pod that it gives back lags.
+    # Back again, in the middle: the step continues, and the pod that it releases lags.
     scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
     assert [applies_to(scenario.state, pod) for pod in (LS, LSE)] == [True, False]
     scenario >> EnforcementStepDue(1) << EnforcementStep(("lse",))
@@ -116,7 +116,7 @@ def test_a_step_is_finished_however_often_the_target_changes_during_it() -> None
     scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "lse", "lse")
     scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "lse")
     assert not applies_to(scenario.state, LSE)
-    assert plan_may_be_in_effect(scenario.state, LSE)  # what was written for it is not given back yet
+    assert plan_may_be_in_effect(scenario.state, LSE)  # its cpuset is not released yet
     scenario >> EnforcementStepDue(1) << EnforcementStep(("lse",))
     scenario >> EnforcementStepDone(frozenset({"lse"})) << recorded(OBSERVE, ALL_PODS, "ls")
     assert (
@@ -129,7 +129,7 @@ def test_a_step_that_fails_after_a_change_of_target_leaves_the_pod_observed() ->
     scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
     scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
     scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls", "ls")
-    assert applies_to(scenario.state, LS)  # the step continues, and a later one gives the pod back
+    assert applies_to(scenario.state, LS)  # the step continues, and a later step releases the pod
     failed = frozenset({"ls"})
     scenario >> EnforcementStepFailed(failed) << recorded(OBSERVE, ALL_PODS, "", "ls")
     assert not applies_to(scenario.state, LS)
@@ -164,14 +164,14 @@ def test_a_pause_lets_the_current_step_finish() -> None:
     )
 
 
-def test_a_pod_that_cannot_be_enforced_lags_again_and_others_come_first() -> None:
+def test_a_pod_that_cannot_be_enforced_lags_again_after_other_pods() -> None:
     scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
     scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
     scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "lse", "ls") << EnforcementStep(("ls",))
     failed = frozenset({"ls"})
     scenario >> EnforcementStepFailed(failed) << recorded(ENFORCE, ALL_PODS, "ls lse", "ls")
     assert not applies_to(scenario.state, LS)
-    scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))  # what was written is given back
+    scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))  # the written cpuset is released
     scenario >> EnforcementStepDone(failed) << recorded(ENFORCE, ALL_PODS, "ls lse")
     assert (
         scenario
@@ -231,7 +231,7 @@ def test_labels_that_become_known_late_move_no_container_at_once() -> None:
         << EnforcementStep(("ls",))
     )
     assert applies_to(scenario.state, LS)
-    # Other labels in the middle of the step: it continues, and the pod is given back after it.
+    # Other labels in the middle of the step: the step continues, and the pod is released after it.
     (
         scenario
         >> PodLearned(LS, "listed")
@@ -397,7 +397,7 @@ def test_pods_are_moved_in_bounded_steps_after_any_change(
     for event in (ModeChanged(ENFORCE), *events):
         if not isinstance(event, tuple):
             after, _ = handle(state, event)
-            assert changed(state, after) == set()  # nothing becomes of running pods at once
+            assert changed(state, after) == set()  # running pods do not change at once
             state = restarted(after)
             assert state.enforcement == after.enforcement
             assert begun <= state.enforcement.moving
@@ -421,7 +421,7 @@ def test_pods_are_moved_in_bounded_steps_after_any_change(
         if end != "killed":
             state, _ = handle(state, EnforcementStepDone(frozenset(keys)))
             begun -= keys
-    # In the end every pod is treated as its target says.
+    # In the end every pod is treated according to its target.
     state, _ = handle(state, EnforcementPaused(False))
     for _ in range(2 * size + 1):
         state, effects = handle(state, EnforcementStepDue(1))

@@ -1,26 +1,27 @@
 """Every interleaving of a few calls for two pods on three CPUs, with faults and crashes in between.
 
-A search over plain values (``searched_node``). What may happen next (a client's call, a job of the kernel
-worker, a write of the ledger, the runtime doing what it was asked, its answer, a timer, a comparison, a
-fault) is a list of actions, and each of them is followed from each node that is reached. Two nodes are one
-when everything that the future depends on is alike.
+The search works on plain values (``searched_node``). The possible next actions (a client's call, a job of the
+kernel worker, a write of the ledger, the runtime executing a call, its answer, a timer, a comparison, a
+fault) are a list, and the search follows each action from each node that it reaches. Two nodes are the same
+node when everything that the future depends on is equal.
 
 Pod ``a`` shares CPUs: its container is started or updated. Pod ``b`` gets a container with a CPU of its own,
-which is started, or stopped; or cpusets are made lasting meanwhile; or it is moved. A list of the runtime is
-asked for at some moment, and used at some later one. On each way some faults may happen: a kernel write is
-refused, the ledger cannot be written, a call fails at the runtime, or fails and is done all the same, a
-client goes away and the runtime does it later, an update of the daemon is given up and carried out later, an
-answer comes twice. From every node the daemon crashes, which is a crash after every effect: what the runtime
-was at is done later or never, and a new daemon starts on what is left, with everything in any order again.
+which is started or stopped; or cpusets are saved at the runtime meanwhile; or the container is moved. A list
+of the runtime is requested at some moment, and used at a later one. On each path some faults may happen: a
+kernel write is refused, the ledger cannot be written, a call fails at the runtime, or fails and is executed
+all the same, a client disconnects and the runtime executes its call later, an update of the daemon is
+abandoned and executed later, an answer arrives twice. In every node the daemon may crash, which is a crash
+after every effect: the current call of the runtime is executed later or never, and a new daemon starts on the
+remaining state, again with everything in any order.
 
-A start that hangs is a sequence of its own: the runtime makes the container's group with the set that the
-start carries, writes that set again later, which the kernel reports, and executes the program last. What is
-not promised is modelled as docs/applying.md has it: between the runtime's write and the daemon's answer to
-the report only the runtime's own init is in the group, so a program is not executed before a living daemon
-has answered, and only a container that has begun its program can be on an owner's CPUs.
+A start that hangs is a sequence of its own: the runtime creates the container's cgroup with the set that the
+start carries, writes that set again later, which the kernel reports, and executes the program last. The model
+follows docs/applying.md where no promise is made: between the runtime's write and the daemon's answer to the
+report, only the runtime's own init is in the cgroup, so a program is not executed before a living daemon has
+answered, and only a container that has begun its program can be on an owner's CPUs.
 
-What must hold in every node: no other container is on the CPU of a running owner, and no container is without
-CPUs; in the end no owner is lost, and each container is where it belongs.
+In every node: no other container is on the CPU of a running owner, and no container is without CPUs. In the
+end no owner is lost, and each container is on its CPUs.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ SEQUENCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 LIMIT = 400_000
 """More nodes than there are."""
 
-# -- what must hold -----------------------------------------------------------------------------------------
+# -- invariants ---------------------------------------------------------------------------------------------
 
 
 def check(node: SearchedNode, *, moves: bool) -> None:
-    """Check what must hold in every node."""
+    """Check the invariants of every node."""
     assert violations(node.state) == []
     assert all(node.groups.values()), "a container has no CPU"
     owner = node.groups.get("b-1", CpuSet()) if moves else node.owner
@@ -82,7 +83,7 @@ def check(node: SearchedNode, *, moves: bool) -> None:
 
 
 def check_end(node: SearchedNode, *, moves: bool) -> None:
-    """Check a node on which nothing is left to do after a crash: each container is where it belongs."""
+    """Check a node without pending work after a crash: each container is on its CPUs."""
     state = node.state
     if node.phases.get("b-1") in (Phase.CREATED, Phase.RUNNING):
         own = node.groups["b-1"] if moves else node.specs["b-1"]
@@ -96,15 +97,17 @@ def check_end(node: SearchedNode, *, moves: bool) -> None:
 
 
 def check_rest(node: SearchedNode, *, is_disturbed: bool) -> None:
-    """Check a node on which nothing is left to do.
+    """Check a node without pending work.
 
     Args:
         node: The node.
-        is_disturbed: Whether there was a fault: what is not known then, the next comparisons find out.
+        is_disturbed: Whether there was a fault: the next comparisons then determine unknown outcomes.
     """
     state = node.state
     creating = {c.id for c in state.containers.values() if c.phase is Phase.CREATING}
-    assert creating <= state.runtime.lost.keys(), "a create is over, and its container is not"
+    assert creating <= state.runtime.lost.keys(), (
+        "a create is over, but its container is still in phase creating"
+    )
     assert not state.reservation_cpus
     if not is_disturbed:
         assert {c.id: c.phase for c in state.containers.values()} == node.phases
@@ -225,7 +228,7 @@ def quiet(node: SearchedNode) -> None:
 
 @dataclass(slots=True)
 class Found:
-    """What a search has found."""
+    """The result of a search."""
 
     nodes: int = 0
     steps: int = 0
@@ -235,7 +238,7 @@ class Found:
 Way = tuple["Way", Action] | None
 
 
-def words(way: Way) -> str:
+def description(way: Way) -> str:
     steps = []
     while way is not None:
         way, action = way
@@ -270,7 +273,7 @@ def search(kind: str, sequence: str, faults: int, *, crashes: bool) -> Found:
                 ahead += [(crashed(node, done=done), (way, ("crash", str(done)))) for done in outcomes]
                 found.crashes += len(outcomes)
         except Exception as error:
-            raise AssertionError(f"after {words(way)}: {error!r}") from error
+            raise AssertionError(f"after {description(way)}: {error!r}") from error
     found.nodes = len(known)
     return found
 
@@ -287,7 +290,7 @@ KINDS = tuple(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("kind", "sequence"), KINDS)
 def test_every_interleaving(kind: str, sequence: str) -> None:
-    """With ``TOPOPROXY_EXPLORE=1`` there are two faults on each way, which takes some minutes."""
+    """With ``TOPOPROXY_EXPLORE=1`` there are two faults on each path, which takes some minutes."""
     # What follows from a decision is alike for CPUs that are named and CPUs that are chosen.
     faults = 1 if kind == "named" or sequence == "move" else 0
     found = search(kind, sequence, 2 if os.environ.get("TOPOPROXY_EXPLORE") else faults, crashes=True)
@@ -312,7 +315,7 @@ def _no_barrier(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_wait(patch: pytest.MonkeyPatch) -> None:
-    """Calls in flight that carry an owner's CPUs to others are not waited for."""
+    """Calls in flight that carry an owner's CPUs to other containers are not waited for."""
     patch.setattr(InflightCalls, "exceeding", lambda *_: [])
 
 
@@ -327,7 +330,7 @@ def _no_wait_in_a_move(patch: pytest.MonkeyPatch) -> None:
 
 
 def _clients_end_calls(patch: pytest.MonkeyPatch) -> None:
-    """A client that goes away ends the wait for its call."""
+    """A disconnected client ends the wait for its call."""
 
     def completed(state: NodeState, event: CallOrphaned) -> engine.Handled:
         return engine.handle(state, CallCompleted(event.call))
@@ -351,7 +354,7 @@ def _held_too_short(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unrecorded(patch: pytest.MonkeyPatch) -> None:
-    """The barrier begins before the ledger has the placement."""
+    """The barrier begins before the placement is in the ledger."""
 
     def waiting(one: Reservation, event: object) -> After:
         hold = (to_do.ReserveCpus(one.cpus),) if one.kind is ReservationKind.MOVE else ()
@@ -363,13 +366,13 @@ def _unrecorded(patch: pytest.MonkeyPatch) -> None:
 
 
 def _refusals_ignored(patch: pytest.MonkeyPatch) -> None:
-    """What the kernel has refused to write is not read."""
+    """Cpusets that the kernel has refused to write are not read back."""
     at = ReservationPhase.SHRINKING, seen.CpusetsWritten
     patch.setitem(reservations._TRANSITIONS, at, lambda one, _: reservations._free(one))
 
 
 def _placements_stay(patch: pytest.MonkeyPatch) -> None:
-    """A create that is given up keeps its CPUs."""
+    """An abandoned create keeps its CPUs."""
 
     def kept(one: Reservation) -> After:
         return changed_copy(one, phase=ReservationPhase.ABORTED), (to_do.Abort(one.reason),)
@@ -378,12 +381,12 @@ def _placements_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_suspected(patch: pytest.MonkeyPatch) -> None:
-    """A daemon does not expect calls that an earlier one has sent."""
+    """A daemon does not expect calls that an earlier daemon has sent."""
     patch.setattr(searched_comparison, "suspect", lambda _: None)
 
 
 def _old_specs(patch: pytest.MonkeyPatch) -> None:
-    """A container is started with what the runtime has saved, whatever that is."""
+    """A container is started with any cpuset that the runtime has saved."""
     step = searched_node.start_step
 
     def unsent(state: NodeState, container_id: str) -> StartStep:
@@ -394,7 +397,7 @@ def _old_specs(patch: pytest.MonkeyPatch) -> None:
 
 
 def _old_lists(patch: pytest.MonkeyPatch) -> None:
-    """A list counts for containers to which something has happened since."""
+    """A list counts even for containers that have changed since."""
     patch.setattr(ChangeSequence, "is_unchanged", lambda *_: True)
 
 

@@ -1,4 +1,4 @@
-"""What a decision leaves: facts and where they came from, what was weighed, and what had to move."""
+"""The record of a decision: facts and their sources, considered hints, and moved containers."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_label_and_the_annotation_are_facts_too() -> None:
     )
 
 
-def test_what_a_pod_prefers_and_what_of_it_is_ignored_are_facts() -> None:
+def test_preferences_of_a_pod_and_ignored_preferences_are_facts() -> None:
     pod = changed_copy(
         POD,
         bind_required=BindPolicy.FULL_PCPUS,

@@ -1,4 +1,4 @@
-"""Facts of the node's matters: events replace them, and the ledger follows those that it keeps."""
+"""Facts about the node: events replace them, and the ledger stores some of them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ CONCLUSIONS = {SubjectFacts, NodeState} | {
 """What only the engine makes; facts of other types are what was read."""
 
 
-def test_no_event_carries_what_the_engine_concludes() -> None:
+def test_no_event_carries_conclusions_of_the_engine() -> None:
     assert {MaskOrder, NodePolicy, RemovedQuotas, PartitionFacts, BeSuppression} < CONCLUSIONS
     found = {event.__name__: carried_by(event) & CONCLUSIONS for event in get_args(NodeEvent)}
     assert {event: kinds for event, kinds in found.items() if kinds} == {}

@@ -1,8 +1,8 @@
-"""A fourth provider, defined here and registered with the node by one entry: nothing else knows of it.
+"""A fourth provider, defined here and registered with the node by one entry; no other code refers to it.
 
-It grants ways of the last-level cache: every NUMA node has a few, and a container asks for some of them in
+It grants ways of the last-level cache: every NUMA node has a few, and a container requests some of them in
 its limits. Its hints are merged with those of CPUs, memory and devices, its grants are part of placements and
-of what is set aside, they are counted as containers come and go, and refusals say what was missing.
+of set-asides, they are counted as containers start and end, and refusals name the shortfall.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class NoCacheWaysError(AllocationRefusedError):
 
 @dataclass(frozen=True, slots=True)
 class CacheWays(Provider):
-    """Grants ways of the last-level cache.
+    """A provider that grants ways of the last-level cache.
 
     Attributes:
-        ways: By NUMA node, how many there are.
-        taken: By NUMA node, how many are granted.
+        ways: The number of ways by NUMA node.
+        taken: The number of granted ways by NUMA node.
     """
 
     ways: Mapping[int, int]
@@ -91,7 +91,9 @@ class CacheWays(Provider):
 
     def _count(self, request: ProviderRequest) -> int:
         if request.scope is Scope.POD:
-            return peak_request(request.requests.containers, lambda ask: ask.limits).get(RESOURCE, 0)
+            return peak_request(request.requests.containers, lambda container: container.limits).get(
+                RESOURCE, 0
+            )
         return request.requests.named(request.name).limits.get(RESOURCE, 0)
 
     def _free(self, node: int) -> int:
@@ -149,7 +151,7 @@ def empty(policy: TopologyPolicy, scope: Scope = Scope.CONTAINER, ways: int = 8)
     return NodeState.empty(Node(MACHINE, topology, True, policy=policy, scope=scope, factories=registered))
 
 
-def asking(uid: str, ways: int, cpus: int = 2, **more: object) -> Pod:
+def pod_with_ways(uid: str, ways: int, cpus: int = 2, **more: object) -> Pod:
     amounts = {"cpu": cpus * 1000}
     limits = {**amounts, RESOURCE: ways}
     return changed_copy(
@@ -166,10 +168,10 @@ def asking(uid: str, ways: int, cpus: int = 2, **more: object) -> Pod:
 
 def arrives(state: NodeState, pod: Pod, cpus: int = 2) -> Plan:
     request = Request(cpus * 1024, cpus * 100_000, 100_000)
-    got = admit(state, pod, request)
-    if not got.verdict.admitted:
-        return Plan(got.verdict, state, explanation=got.explanation)
-    return place(got.state.with_pod(got.pod), got.pod, "c", 0, request, f"{pod.uid}/c")
+    result = admit(state, pod, request)
+    if not result.verdict.admitted:
+        return Plan(result.verdict, state, explanation=result.explanation)
+    return place(result.state.with_pod(result.pod), result.pod, "c", 0, request, f"{pod.uid}/c")
 
 
 def taken(state: NodeState) -> Mapping[int, int]:
@@ -184,32 +186,32 @@ def taken(state: NodeState) -> Mapping[int, int]:
 def test_hints_of_the_fourth_provider_determine_the_numa_node_of_the_cpus(
     policy: TopologyPolicy, scope: Scope
 ) -> None:
-    first = arrives(empty(policy, scope), asking("a", 6))
+    first = arrives(empty(policy, scope), pod_with_ways("a", 6))
     assert first.container is not None
     assert first.container.placement.exclusive <= NODE0
     assert first.container.placement.shares == (Share("cache", RESOURCE, 6, Mask([0])),)
     assert taken(first.state) == {0: 6}
-    second = arrives(first.state, asking("b", 6))
+    second = arrives(first.state, pod_with_ways("b", 6))
     assert second.container is not None
-    assert second.container.placement.exclusive <= NODE1, "its ways lie there"
+    assert second.container.placement.exclusive <= NODE1, "its ways are on NUMA node 1"
     assert taken(second.state) == {0: 6, 1: 6}
 
 
 @pytest.mark.parametrize("scope", list(Scope))
 def test_a_refusal_names_the_missing_cache_ways_and_an_admission_the_granted_ways(scope: Scope) -> None:
-    state = arrives(empty(TopologyPolicy.SINGLE_NUMA_NODE, scope), asking("a", 6)).state
-    state = arrives(state, asking("b", 6)).state
-    refused = arrives(state, asking("c", 4))
+    state = arrives(empty(TopologyPolicy.SINGLE_NUMA_NODE, scope), pod_with_ways("a", 6)).state
+    state = arrives(state, pod_with_ways("b", 6)).state
+    refused = arrives(state, pod_with_ways("c", 4))
     assert (refused.verdict.reason, refused.container) == ("TopologyAffinityError", None)
     assert refused.explanation is not None
     assert refused.explanation.shortfalls == (Shortfall(RESOURCE, Mask([0]), 4, 2),)
     assert f"{RESOURCE} cannot be given at all" in refused.verdict.message
-    words = str(sections(refused.explanation))
-    assert f"2 more of {RESOURCE}" in words
-    never = arrives(state, asking("d", 9))
+    text = str(sections(refused.explanation))
+    assert f"2 more of {RESOURCE}" in text
+    never = arrives(state, pod_with_ways("d", 9))
     assert never.explanation is not None
-    assert never.explanation.shortfalls == (), "no NUMA node has so many"
-    fits = arrives(state, asking("e", 2))
+    assert never.explanation.shortfalls == (), "no NUMA node has so many ways"
+    fits = arrives(state, pod_with_ways("e", 2))
     assert fits.explanation is not None
     if scope is Scope.CONTAINER:
         assert [s.what for s in fits.explanation.steps if s.provider == "cache"] == ["2 ways on NUMA node 0"]
@@ -217,12 +219,12 @@ def test_a_refusal_names_the_missing_cache_ways_and_an_admission_the_granted_way
 
 
 def test_the_provider_is_called_for_sharing_containers_and_without_a_policy() -> None:
-    shares = asking("a", 3, kube_qos=KubeQos.BURSTABLE, qos=QosClass.LS)
+    shares = pod_with_ways("a", 3, kube_qos=KubeQos.BURSTABLE, qos=QosClass.LS)
     plan = arrives(empty(TopologyPolicy.NONE), shares)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
     assert plan.container.placement.shares == (Share("cache", RESOURCE, 3, Mask([0])),)
-    owns = arrives(empty(TopologyPolicy.NONE), asking("a", 3))
+    owns = arrives(empty(TopologyPolicy.NONE), pod_with_ways("a", 3))
     assert owns.container is not None
     (share,) = owns.container.placement.shares
     assert share.nodes == MACHINE.nodes_of(owns.container.placement.exclusive), (
@@ -234,7 +236,7 @@ def test_the_provider_is_called_for_sharing_containers_and_without_a_policy() ->
 
 
 def test_the_provider_serves_a_container_with_cpus_named_by_a_scheduler() -> None:
-    named = asking("a", 3, qos=QosClass.LSE, cpuset=CpuSet.parse("4-5"))
+    named = pod_with_ways("a", 3, qos=QosClass.LSE, cpuset=CpuSet.parse("4-5"))
     plan = arrives(empty(TopologyPolicy.RESTRICTED), named)
     assert plan.container is not None
     assert plan.container.placement.exclusive == CpuSet.parse("4-5")
@@ -242,43 +244,43 @@ def test_the_provider_serves_a_container_with_cpus_named_by_a_scheduler() -> Non
 
 
 def test_containers_get_the_cache_ways_that_were_set_aside_for_their_pod() -> None:
-    asks = [
+    containers = [
         ContainerResources(name, ContainerKind.APP, {"cpu": 1000}, {"cpu": 1000, RESOURCE: count})
         for name, count in (("x", 2), ("y", 3))
     ]
-    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(asks)))
-    got = admit(empty(TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD), pod, Request(2048, 200_000, 100_000))
-    assert got.pod.reserved_for_pod is not None
-    assert [part.shares[0].amount for part in got.pod.reserved_for_pod.parts] == [2, 3]
-    state = got.state.with_pod(got.pod)
+    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(containers)))
+    result = admit(empty(TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD), pod, Request(2048, 200_000, 100_000))
+    assert result.pod.reserved_for_pod is not None
+    assert [part.shares[0].amount for part in result.pod.reserved_for_pod.parts] == [2, 3]
+    state = result.state.with_pod(result.pod)
     assert taken(state) == {0: 5}
-    plan = place(state, got.pod, "y", 0, Request(1024, 100_000, 100_000), "p/y")
+    plan = place(state, result.pod, "y", 0, Request(1024, 100_000, 100_000), "p/y")
     assert plan.container is not None
-    assert plan.container.placement.shares == got.pod.reserved_for_pod.parts[1].shares
+    assert plan.container.placement.shares == result.pod.reserved_for_pod.parts[1].shares
     assert taken(plan.state) == {0: 5}, "what was set aside is counted once"
     assert taken(plan.state.changed(drop=["p/y"]).without_pod("s-p")) == {}
 
 
 def test_an_init_container_releases_its_share_at_a_later_start() -> None:
-    asks = [
+    containers = [
         ContainerResources(name, kind, {"cpu": 1000}, {"cpu": 1000, RESOURCE: 2})
         for name, kind in (("i", ContainerKind.INIT), ("c", ContainerKind.APP))
     ]
-    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(asks)))
+    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(containers)))
     one = Request(1024, 100_000, 100_000)
-    got = dry_run(empty(TopologyPolicy.RESTRICTED), ArrivingPod(pod, one, (("i", one), ("c", one))))
-    assert got.verdict.admitted
-    init, app = (got.state.containers[each.id] for each in got.containers)
+    result = dry_run(empty(TopologyPolicy.RESTRICTED), ArrivingPod(pod, one, (("i", one), ("c", one))))
+    assert result.verdict.admitted
+    init, app = (result.state.containers[each.id] for each in result.containers)
     assert (init.phase, init.placement.shares) == (Phase.EXITED, ())
     assert app.placement.shares == (Share("cache", RESOURCE, 2, Mask([0])),)
 
 
 def test_only_init_containers_that_have_ended_release_their_share() -> None:
-    asks = [
+    containers = [
         ContainerResources(name, kind, {"cpu": 1000}, {"cpu": 1000, RESOURCE: 1})
         for name, kind in (("i", ContainerKind.INIT), ("c", ContainerKind.APP), ("d", ContainerKind.APP))
     ]
-    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(asks)))
+    pod = Pod("s-p", "p", "ns", "p", requests=PodRequests("p", tuple(containers)))
     state = empty(TopologyPolicy.RESTRICTED).with_pod(pod)
     for name in "icd":
         state = place(state, pod, name, 0, Request(1024, 100_000, 100_000), name).state
@@ -308,7 +310,7 @@ def test_cache_ways_of_running_containers_without_a_record_are_counted() -> None
 
 
 def test_granted_cache_ways_survive_a_restart_and_a_change_of_the_machine() -> None:
-    plan = arrives(empty(TopologyPolicy.RESTRICTED), asking("a", 6))
+    plan = arrives(empty(TopologyPolicy.RESTRICTED), pod_with_ways("a", 6))
     assert plan.container is not None
     again = load_container(dump(plan.container))
     assert again is not None

@@ -1,4 +1,4 @@
-"""What happens to a node, as playbooks: each event with its effects, and the state after it."""
+"""Events of a node as playbooks: each event with its effects, and the state after it."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ SHARED = NodeState.of(NODE, [LS], [SHARER])
 OWNED = NodeState.of(NODE, [LS, LSE], [SHARER, OWNER])
 
 
-class Felt:
-    """A change of the pools, whatever the states are that it names."""
+class ExpectedPoolChange:
+    """Matches a change of the pools with any states before and after it."""
 
     def __init__(self, reason: str, follow: Follow = Follow.MOVED, moved: str = "ls") -> None:
         self.wanted = reason, follow, moved
@@ -130,11 +130,11 @@ class Felt:
         )
 
     def __repr__(self) -> str:
-        return f"Felt{self.wanted}"
+        return f"ExpectedPoolChange{self.wanted}"
 
 
 class AnyPlan:
-    """The answer to a request: which container is placed, or none."""
+    """Matches the answer to a request by the placed container, or by none."""
 
     def __init__(self, token: str = "") -> None:
         self.token = token
@@ -150,7 +150,7 @@ def scenario(state: NodeState) -> Playbook[NodeState]:
 
 
 def creating(token: str = "t", pod: Pod = LS) -> NodeState:
-    """A node on which a create is in flight."""
+    """Return a node on which a create is in flight."""
     return handle(SHARED.with_pod(pod), CreateRequested(pod, "d", 0, FOUR, token))[0]
 
 
@@ -172,13 +172,13 @@ def test_a_create_of_a_container_that_shares() -> None:
 
 def test_a_create_of_an_owner() -> None:
     play = scenario(SHARED.with_pod(LSE))
-    change = Felt("container placed", Follow.CALLER)
+    change = ExpectedPoolChange("container placed", Follow.CALLER)
     assert play >> CreateRequested(LSE, "c", 0, FOUR, "t") << change << AnyPlan("t")
     assert play.state.pools.shared == REST
     made = changed_copy(play.state.containers["t"], id="o", phase=Phase.CREATED)
     play >> ContainerCreated("t", "o")
     assert play << PutRecord("c/o", made) << PutRecord("i/t", None) << NotifyCreated("t", made)
-    assert "o" not in play.state.runtime.saved, "what the request brought is not known"
+    assert "o" not in play.state.runtime.saved, "the cpuset that the runtime applied is not known"
 
 
 def test_a_create_that_is_refused_changes_nothing() -> None:
@@ -192,9 +192,9 @@ def test_a_create_that_is_refused_changes_nothing() -> None:
 def test_a_failed_create_releases_its_cpus() -> None:
     play = scenario(creating(pod=LSE))
     play >> CreateFailed("t")
-    assert play << PutRecord("i/t", None) << Felt("create failed") << NotifyFailed("t")
+    assert play << PutRecord("i/t", None) << ExpectedPoolChange("create failed") << NotifyFailed("t")
     assert play.state.pools.shared == ALL
-    assert play >> CreateFailed("t"), "once is enough"
+    assert play >> CreateFailed("t"), "a second event changes nothing"
 
 
 def test_the_cpus_of_a_container_are_unknown_after_a_failed_create() -> None:
@@ -223,8 +223,8 @@ def test_a_create_whose_client_has_disconnected() -> None:
     made = changed_copy(play.state.containers["t"], id="d", phase=Phase.CREATED)
     assert play >> ContainerCreated("t", "d") << PutRecord("c/d", made) << NotifyCreated("t", made)
     assert dict(play.state.runtime.lost) == {}
-    assert play >> CreateLost("t", 6.0), "it is known what has become of it"
-    assert play >> ContainerCreated("t", "d"), "an answer that comes twice changes nothing"
+    assert play >> CreateLost("t", 6.0), "the outcome of the create is known already"
+    assert play >> ContainerCreated("t", "d"), "a duplicate answer changes nothing"
 
 
 def test_a_create_whose_cpus_cannot_be_freed_is_placed_elsewhere() -> None:
@@ -232,13 +232,13 @@ def test_a_create_whose_cpus_cannot_be_freed_is_placed_elsewhere() -> None:
     play = scenario(creating(pod=pod))
     first = play.state.containers["t"].placement.exclusive
     play >> CpusNotFreed("t", AbortReason("stuck", first), "u")
-    play << PutRecord("i/t", None) << Felt("create failed") << NotifyFailed("t")
-    assert play << Felt("container placed", Follow.CALLER) << AnyPlan("u")
+    play << PutRecord("i/t", None) << ExpectedPoolChange("create failed") << NotifyFailed("t")
+    assert play << ExpectedPoolChange("container placed", Follow.CALLER) << AnyPlan("u")
     placement = play.state.containers["u"].placement
     assert placement.exclusive.isdisjoint(first)
     assert placement.reasons[-1] == f"not on CPUs {first}, which could not be freed: stuck"
     assert "t" not in play.state.containers
-    assert play >> CpusNotFreed("t", AbortReason("stuck", first), "v"), "it is gone"
+    assert play >> CpusNotFreed("t", AbortReason("stuck", first), "v"), "the container is gone"
 
 
 def test_a_sandbox_that_is_reported_late_ends_no_container_of_a_later_one() -> None:
@@ -268,7 +268,12 @@ def test_a_container_found_at_the_runtime_keeps_its_cpus() -> None:
     play = scenario(SHARED.with_pod(LSE))
     request = changed_copy(FOUR, cpuset_cpus="0-3")
     play >> ContainerFound("o", LSE, "c", 0, request, Phase.RUNNING, OWN)
-    assert play << PutRecord("c/o", play.state.containers["o"]) << Felt("container adopted") << AnyPlan("o")
+    assert (
+        play
+        << PutRecord("c/o", play.state.containers["o"])
+        << ExpectedPoolChange("container adopted")
+        << AnyPlan("o")
+    )
     assert (play.state.pools.shared, play.state.runtime.saved["o"]) == (REST, OWN)
 
 
@@ -278,7 +283,7 @@ def test_a_container_found_at_the_runtime_keeps_its_cpus() -> None:
 def test_an_exited_container_releases_its_cpus_permanently() -> None:
     play, gone = scenario(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
     play >> PhaseChanged("lse", Phase.EXITED) << PutRecord("c/lse", gone)
-    assert play << Felt("container exited") << NotifyEntered(gone, Phase.EXITED)
+    assert play << ExpectedPoolChange("container exited") << NotifyEntered(gone, Phase.EXITED)
     assert play.state.pools.shared == ALL
     assert play >> PhaseChanged("lse", Phase.RUNNING), "a container that has exited stays so"
     began = number(play.state)
@@ -307,7 +312,7 @@ def test_the_removal_of_a_container_deletes_all_facts_about_it() -> None:
     both = state.changed(put=(SHARER,))
     play = scenario(handle(both, ContainersUnsaved(("lse", "ls")))[0])
     play >> ContainersRemoved(("lse", "unknown")) << PutRecord("c/lse", None)
-    assert play << Felt("container removed") << NotifyRemoved(OWNER)
+    assert play << ExpectedPoolChange("container removed") << NotifyRemoved(OWNER)
     assert not play.state.runtime.saved
     assert list(play.state.runtime.unsaved) == ["ls"]
     assert not play.state.runtime.changes.is_unchanged("unknown", 0)
@@ -342,7 +347,7 @@ def test_a_list_older_than_all_remembered_changes_is_ignored() -> None:
         changes = changes.touched(f"id-{turn % 2048}")
     assert changes.is_unchanged("id-0", changes.number)
     assert changes.is_unchanged("other", changes.number - 1024)
-    assert not changes.is_unchanged("other", 0), "what happened first is not remembered"
+    assert not changes.is_unchanged("other", 0), "the oldest changes are not remembered"
     assert changes.older_since >= changes.number - 2 * 2048
     back = changes.forgotten("id-0")
     assert back.is_unchanged("id-0", changes.older_since)
@@ -352,7 +357,7 @@ def test_a_list_older_than_all_remembered_changes_is_ignored() -> None:
 # -- sandboxes ----------------------------------------------------------------------------------------------
 
 
-def test_a_sandbox_for_which_nothing_is_set_aside() -> None:
+def test_a_sandbox_without_a_set_aside() -> None:
     play = scenario(EMPTY)
     play >> SandboxRequested(LS, Request())
     (decided,) = play._unnamed
@@ -364,7 +369,7 @@ def test_a_sandbox_for_which_nothing_is_set_aside() -> None:
 
 
 def arriving(state: NodeState) -> NodeState:
-    """The node with a sandbox that is being made, for which something is set aside."""
+    """Return the node with a sandbox in progress that has a set-aside."""
     state = state.with_pod(changed_copy(LSE, sandbox_id="token"))
     return state.with_runtime(state.runtime.admitting("token"))
 
@@ -373,7 +378,7 @@ def test_a_pod_that_hooks_have_changed_is_recorded_until_its_sandbox_has_an_id()
     play, expected = scenario(EMPTY), changed_copy(LS, sandbox_id="token")
     assert play >> SandboxExpected(expected) << PutRecord("p/token", expected)
     assert play.state.runtime.arriving == {"token"}
-    assert play >> SandboxExpected(expected), "what is set aside is recorded already"
+    assert play >> SandboxExpected(expected), "the set-aside is recorded already"
     play >> SandboxRunning(LS, "token", is_found=True) << PutRecord("p/token", None)
     assert play << PutRecord("p/s-ls", LS) << NotifyPodFound(LS)
     assert list(play.state.pods) == ["s-ls"]
@@ -384,7 +389,7 @@ def test_a_sandbox_takes_the_place_of_its_token_and_of_an_older_one() -> None:
     play = scenario(arriving(OWNED))
     new, gone = changed_copy(LSE, sandbox_id="s-new", attempt=1), changed_copy(OWNER, phase=Phase.EXITED)
     play >> SandboxRunning(new, "token") << PutRecord("p/token", None) << PutRecord("c/lse", gone)
-    play << Felt("container exited") << NotifyEntered(gone, Phase.EXITED)
+    play << ExpectedPoolChange("container exited") << NotifyEntered(gone, Phase.EXITED)
     assert play << PutRecord("p/s-new", new)
     assert set(play.state.pods) == {"s-ls", "s-lse", "s-new"}
 
@@ -393,21 +398,26 @@ def test_a_failed_sandbox_releases_its_set_aside() -> None:
     play = scenario(arriving(SHARED))
     assert play >> SandboxFailed("token") << PutRecord("p/token", None)
     assert set(play.state.pods) == {"s-ls"}
-    assert play >> SandboxFailed("token"), "once is enough"
+    assert play >> SandboxFailed("token"), "a second event changes nothing"
 
 
 def test_a_stopped_sandbox_ends_its_containers() -> None:
     play, gone = scenario(OWNED), changed_copy(OWNER, phase=Phase.EXITED)
-    play >> SandboxStopped("s-lse") << PutRecord("c/lse", gone) << Felt("container exited")
+    play >> SandboxStopped("s-lse") << PutRecord("c/lse", gone) << ExpectedPoolChange("container exited")
     play << NotifyEntered(gone, Phase.EXITED) << PutRecord("p/s-lse", None)
     assert play << NotifyPodStopped(LSE)
     assert not play.state.runtime.changes.is_unchanged("s-lse", 0)
-    assert play >> SandboxStopped("s-lse"), "once is enough"
+    assert play >> SandboxStopped("s-lse"), "a second event changes nothing"
 
 
 def test_a_removed_sandbox_removes_its_containers() -> None:
     play = scenario(handle(OWNED, CreateRequested(LSE, "d", 0, Request(), "t"))[0])
-    play >> SandboxRemoved("s-lse") << PutRecord("c/lse", None) << Felt("container removed", moved="")
+    (
+        play
+        >> SandboxRemoved("s-lse")
+        << PutRecord("c/lse", None)
+        << ExpectedPoolChange("container removed", moved="")
+    )
     play << NotifyRemoved(OWNER) << PutRecord("p/s-lse", None) << NotifyPodStopped(LSE)
     assert play << NotifyPodRemoved("s-lse")
     assert "t" in play.state.containers, "the create of it ends by itself"
@@ -428,15 +438,15 @@ def test_a_reservation_holds_cpus() -> None:
     assert (
         play
         >> ReservationCpusChanged("r", ReservationCpus("o", OWN, True), "reserved")
-        << Felt("reserved", Follow.CALLER)
+        << ExpectedPoolChange("reserved", Follow.CALLER)
     )
     assert play.state.pools.shared == REST
-    assert play >> ReservationCpusChanged("r", None, "released") << Felt("released")
+    assert play >> ReservationCpusChanged("r", None, "released") << ExpectedPoolChange("released")
     assert play.state.pools.shared == ALL
     assert (
         play
         >> ReservationCpusChanged("r", ReservationCpus("o", CpuSet(), True), "moved", (OWNER,))
-        << Felt("moved")
+        << ExpectedPoolChange("moved")
     )
     assert play.state.pools.shared == REST
 
@@ -446,19 +456,23 @@ def test_new_rules_and_a_new_machine_are_applied() -> None:
     reserved = changed_copy(NODE, node_reservation=CpuSet.parse("0"))
     nothing = NodePolicyApplied({}, ())
     read = NodePolicyRead(reserved, TopologyOptions(), None, None)
-    assert play >> read << Felt("node rules changed") << nothing
+    assert play >> read << ExpectedPoolChange("node rules changed") << nothing
     assert play >> read << nothing, "the same rules"
-    assert play >> TakeoverChanged(static=False, reserved=CpuSet()) << Felt("takeover", Follow.ALL, moved="")
+    assert (
+        play
+        >> TakeoverChanged(static=False, reserved=CpuSet())
+        << ExpectedPoolChange("takeover", Follow.ALL, moved="")
+    )
     assert play >> TakeoverChanged(static=False, reserved=OWN), "the rules follow with the policy"
     assert play.state.facts.kubelet_reserved == OWN
-    assert play >> HardwareChanged(SMALLER) << Felt("machine changed", Follow.ALL)
-    assert play.state.runtime.saved["ls"] == ALL, "what is known of the runtime stays"
+    assert play >> HardwareChanged(SMALLER) << ExpectedPoolChange("machine changed", Follow.ALL)
+    assert play.state.runtime.saved["ls"] == ALL, "the facts about the runtime are kept"
 
 
 def test_the_state_of_kubelets_cpu_manager_is_recorded() -> None:
     play, four, none = scenario(SHARED), CpuSet.parse("4-5"), CpuSet()
     manager = CpuManager("static", held={"g": {"c": four}})
-    change = Felt("kubelet's CPU manager changed")
+    change = ExpectedPoolChange("kubelet's CPU manager changed")
     assert play >> KubeletCpusRead(manager, manager.held) << change << KubeletCpusChanged(four, none)
     assert (play.state.facts.cpu_manager, play.state.pools.shared) == (manager, ALL - four)
     assert play >> KubeletCpusRead(manager, manager.held), "nothing has changed"
@@ -466,14 +480,14 @@ def test_the_state_of_kubelets_cpu_manager_is_recorded() -> None:
     assert play >> KubeletCpusRead(other, manager.held)
     assert play.state.facts.cpu_manager == other
     assert play >> KubeletCpusRead(other, {}) << change << KubeletCpusChanged(none, four)
-    assert play.state.pools.shared == ALL, "none of its allocations count any more"
+    assert play.state.pools.shared == ALL, "its allocations do not count any more"
 
 
 def test_the_mode_is_kept_whenever_the_state_is_rebuilt() -> None:
     play = scenario(SHARED)
     assert play >> ModeChanged(NodeMode.RELEASING)
     read = LedgerRead((LS, LSE), (SHARER, OWNER), {}, ("lse",), 3.0)
-    assert play >> read << Felt("ledger read")
+    assert play >> read << ExpectedPoolChange("ledger read")
     assert (play.state.mode, dict(play.state.runtime.lost)) == (NodeMode.RELEASING, {"lse": 3.0})
     assert play.state.with_machine(SMALLER).mode is NodeMode.RELEASING
 
@@ -481,8 +495,8 @@ def test_the_mode_is_kept_whenever_the_state_is_rebuilt() -> None:
 def test_a_sandbox_that_a_replaced_daemon_has_made_takes_the_place_of_its_token() -> None:
     play, admitted = scenario(NodeState.empty(NODE)), changed_copy(LSE, sandbox_id="token")
     read = LedgerRead((admitted,), (), {}, (), 3.0, arriving=frozenset({"token"}))
-    assert play >> read << Felt("ledger read", moved="")
-    assert play.state.runtime.arriving == {"token"}, "no list of the runtime has it, and it is not gone"
+    assert play >> read << ExpectedPoolChange("ledger read", moved="")
+    assert play.state.runtime.arriving == {"token"}, "it is in no list of the runtime, and is not removed"
     play >> SandboxRunning(LSE, "token") << PutRecord("p/token", None)
     assert play << PutRecord("p/s-lse", LSE)
     assert list(play.state.pods) == ["s-lse"]
@@ -553,7 +567,7 @@ def test_a_refused_start_is_over_with_the_next_list() -> None:
     play = flying(STARTABLE, START)
     assert play >> StartRefused(START, 5.0) << RequestReconcile()
     (orphan,) = play.state.inflight.orphans()
-    assert play >> OrphanListed(orphan, None, 6.0, 6.1, held=False), "the list says nothing"
+    assert play >> OrphanListed(orphan, None, 6.0, 6.1, held=False), "the list does not contain the container"
     assert (
         play >> OrphanListed(orphan, Phase.CREATED, 6.0, 6.1, held=False) << OrphanOver(orphan, Phase.CREATED)
     )
@@ -580,7 +594,7 @@ def test_a_container_stays_starting_as_long_as_another_start_is_in_flight() -> N
     assert play << NotifyEntered(gone, Phase.EXITED)
 
 
-def test_an_update_shows_what_the_runtime_has_saved() -> None:
+def test_a_completed_update_determines_the_cpuset_saved_by_the_runtime() -> None:
     play = flying(SHARED, UPDATE)
     assert play >> UpdateEnded(UPDATE, ALL) << CallOver(2) << CompareCpusets(("ls",))
     assert play.state.runtime.saved["ls"] == ALL
@@ -611,12 +625,14 @@ def test_an_update_of_a_removed_container_changes_nothing() -> None:
     assert scenario(gone) >> CallCompleted(UPDATE) << CallOver(2) >> CallCompleted(UPDATE)
 
 
-def test_an_update_without_an_answer_is_over_when_the_runtime_has_answered_others_for_long_enough() -> None:
+def test_an_unanswered_update_is_over_once_the_runtime_has_answered_later_calls_for_long_enough() -> None:
     play = flying(SHARED, UPDATE)
     assert play >> CallOrphaned(UPDATE, 5.0) << RequestReconcile()
     assert play >> ResendWanted("ls")
     first = InflightCall(2, "ls", ALL)
-    assert play >> OrphanListed(first, Phase.RUNNING, 4.0, 4.1, held=False), "it was asked before"
+    assert play >> OrphanListed(first, Phase.RUNNING, 4.0, 4.1, held=False), (
+        "the list was requested before the update was orphaned"
+    )
     assert play >> OrphanListed(first, Phase.RUNNING, 6.0, 6.1, held=False)
     late = 6.1 + ORPHAN_GRACE_S
     assert play >> OrphanListed(first, Phase.RUNNING, late, late, held=True), "a confined start continues"

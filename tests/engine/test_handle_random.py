@@ -1,4 +1,4 @@
-"""Events in random orders: what must be true of a node is true after each of them."""
+"""Events in random orders: the invariants of a node hold after each of them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ CLASSES = (
     (QosClass.LSE, KubeQos.GUARANTEED),
 )
 LENGTH = 120
-"""Events of a life."""
+"""The number of events of one run."""
 
 
-class Life:
-    """A node, and what may happen to it next: also what is late, doubled, or about something that is gone."""
+class RandomEvents:
+    """A node and its possible next events, also late and duplicate ones and events of removed objects."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -55,14 +55,14 @@ class Life:
         self.pods: list[Pod] = []
 
     def event(self) -> NodeEvent:
-        """Choose what happens next."""
+        """Choose the next event."""
         self.clock += self.dice.random()
         self.count += 1
         choices = (self.pod_event, self.create_event, self.phase_event, self.call_event, self.node_event)
         return self.dice.choice(choices)()
 
     def known(self) -> str:
-        """An id, mostly of a container that is there."""
+        """Return an id, mostly that of an existing container."""
         there = list(self.state.containers)
         return self.dice.choice(there if there and self.dice.random() < 0.8 else self.ids)
 
@@ -202,7 +202,7 @@ class Life:
 
 
 def in_order(effects: NodeEffects) -> bool:
-    """Whether nothing is recorded after the observers of the same thing were notified."""
+    """Return whether each object is recorded before its observers are notified."""
     change = next((at for at, effect in enumerate(effects) if isinstance(effect, Change)), None)
     if change is None or sum(isinstance(effect, Change) for effect in effects) > 1:
         return True
@@ -213,9 +213,9 @@ def in_order(effects: NodeEffects) -> bool:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_invariants_hold_after_each_random_event(seed: int) -> None:
-    life = Life(seed)
+    events = RandomEvents(seed)
     for _ in range(LENGTH):
-        event, before = life.event(), life.state
+        event, before = events.event(), events.state
         after, effects = handle(before, event)
         assert violations(after) == [], f"after {event}"
         assert in_order(effects), effects
@@ -226,18 +226,18 @@ def test_invariants_hold_after_each_random_event(seed: int) -> None:
             after.pools,
             after.runtime.unsaved,
         )
-        felt = [effect for effect in effects if isinstance(effect, Change)]
-        assert bool(felt) or (after.pools == before.pools), "a change of the pools without a notification"
+        changes = [effect for effect in effects if isinstance(effect, Change)]
+        assert bool(changes) or (after.pools == before.pools), "a change of the pools without a notification"
         assert after.runtime.changes.number >= before.runtime.changes.number
-        life.state = after
+        events.state = after
 
 
 def test_random_events_produce_every_kind_of_effect() -> None:
     seen = set[type[object]]()
     for seed in range(200):
-        life = Life(seed)
+        events = RandomEvents(seed)
         for _ in range(LENGTH):
-            life.state, effects = handle(life.state, life.event())
+            events.state, effects = handle(events.state, events.event())
             seen |= {type(effect) for effect in effects}
     ours = {kind for kind in typing.get_args(NodeEffect) if kind.__module__.endswith("_effects")}
     assert ours | {RequestReconcile, ReportBeChange} == seen

@@ -1,4 +1,4 @@
-"""What containers lack on a machine with CPUs and memory that come and go, and when it is reported."""
+"""CPUs and memory that containers lack on a machine with hotplug, and the reports of these losses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_differences_between_machines_are_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("container", "gone", "words"),
+    ("container", "gone", "message"),
     [
         pytest.param(owner("2-3"), "7", "", id="none of its own"),
         pytest.param(
@@ -73,9 +73,11 @@ def test_differences_between_machines_are_described() -> None:
         ),
     ],
 )
-def test_what_a_container_lacks(container: Container, gone: str, words: str) -> None:
+def test_missing_resources_of_a_container_are_described(
+    container: Container, gone: str, message: str
+) -> None:
     state = node(container).with_machine(without(gone))
-    assert [loss.text() for loss in losses(state).values()] == ([words] if words else [])
+    assert [loss.text() for loss in losses(state).values()] == ([message] if message else [])
 
 
 def test_a_loss_is_reported_when_it_begins_changes_and_ends() -> None:
@@ -116,8 +118,8 @@ def test_lost_memory_is_missing_for_containers_that_are_bound_to_it(
 ) -> None:
     rules = Node(WHOLE, CpuTopology.of(WHOLE), follow_mems=follow)
     state = NodeState.of(rules, (POD,), (container,)).with_machine(without("", "1"))
-    words = "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
-    assert {key: loss.text() for key, loss in losses(state).items()} == ({"x": words} if is_lacked else {})
+    message = "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
+    assert {key: loss.text() for key, loss in losses(state).items()} == ({"x": message} if is_lacked else {})
 
 
 def test_the_memory_of_a_container_that_lacks_cpus_counts_only_where_it_is_bound_to_it() -> None:

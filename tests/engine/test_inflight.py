@@ -29,7 +29,7 @@ def test_calls_in_flight_are_found_by_container() -> None:
 def test_calls_that_bring_more_than_a_container_is_to_have() -> None:
     assert BOTH.exceeding([("b", NARROW)], WIDE) == []
     assert BOTH.exceeding([("a", WIDE)], WIDE) == [], "nothing in flight exceeds it"
-    assert BOTH.exceeding([("a", NARROW)], NARROW) == [], "what it carries is not asked for"
+    assert BOTH.exceeding([("a", NARROW)], NARROW) == [], "the call carries exactly the desired CPUs"
     assert BOTH.exceeding([("a", NARROW)], CpuSet.parse("3-5")) == [OLD]
     assert InflightCalls().exceeding([("a", NARROW)], WIDE) == []
 

@@ -1,4 +1,4 @@
-"""A state that is wrong on purpose: nothing that places would make it."""
+"""States that break an invariant on purpose; no decision produces them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one(
 
 
 def state_of(*containers: Container, shared: str = "", be: str = "") -> NodeState:
-    """Return a state; with pools that are given instead of those that follow."""
+    """Return a state; given pools replace the derived ones."""
     state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
     if not shared and not be:
         return state
@@ -47,8 +47,8 @@ OWN, SHARED, BE = Pool.OWN, Pool.SHARED, Pool.BE
         ([one("a", OWN)], ["ns/p/a owns CPUs, and none are known"]),
         ([one("a", OWN, "0-7")], []),
         ([one("a", OWN, "0-7"), one("c", SHARED)], ["ns/p/c has no CPU"]),
-        ([one("a", OWN, "5,8-9")], []),  # runs on 5 until the others are back
-        ([one("a", OWN, "8-9")], []),  # shares until they are back
+        ([one("a", OWN, "5,8-9")], []),  # runs on 5 until its other CPUs are online again
+        ([one("a", OWN, "8-9")], []),  # shares until its CPUs are online again
         ([one("a", OWN, "8-9", phase=Phase.EXITED), one("b", OWN, phase=Phase.EXITED)], []),
         ([one("a", OWN, "5-6"), one("c", SHARED)], []),
         ([one("a", OWN, "5-6", hard=False), one("d", BE)], []),
@@ -100,7 +100,7 @@ def test_owners_that_no_container_makes_are_named() -> None:
     assert violations(early)[0] == "what is owned is not what containers own: a"
 
 
-def test_saved_cpus_of_a_container_that_is_gone_are_named() -> None:
+def test_saved_cpus_of_a_removed_container_are_named() -> None:
     state = state_of(one("c", SHARED))
     known = state.with_runtime(state.runtime.saving("c", MACHINE.online))
     assert violations(known) == []
@@ -121,7 +121,7 @@ def test_containers_that_are_confined_without_a_call_are_named() -> None:
 
 
 @pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR, QosClass.LS])
-def test_a_strict_pod_owns_what_was_named(qos: QosClass) -> None:
+def test_a_strict_pod_owns_its_named_cpus(qos: QosClass) -> None:
     pod = Pod("s", "u", "ns", "p", qos=qos, cpuset=CpuSet((1, 2)))
     good = changed_copy(one("a", OWN, "1-2"), pod=pod)
     odd = changed_copy(one("a", OWN, "1"), pod=pod)

@@ -1,4 +1,4 @@
-"""CPUs of kubelet's CPU manager that its containers cannot have, and the words that name both sides."""
+"""CPUs of kubelet's CPU manager that its containers cannot have, and the messages that name both sides."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def node(kubelet: Held, *pods: Pod) -> NodeState:
 
 
 @pytest.mark.parametrize(
-    ("kubelet", "words"),
+    ("kubelet", "expected"),
     [
         pytest.param({}, [], id="nothing held"),
         pytest.param(held("4-5"), [], id="free CPUs"),
@@ -47,8 +47,8 @@ def node(kubelet: Held, *pods: Pod) -> NodeState:
         pytest.param(held("2-3", "own"), [], id="its own"),
     ],
 )
-def test_kubelets_container_does_not_get_cpus_that_have_an_owner(kubelet: Held, words: list[str]) -> None:
-    assert clashes(node(kubelet, THEIRS)) == [f"cannot let ns/k/c have {each}" for each in words]
+def test_kubelets_container_does_not_get_cpus_that_have_an_owner(kubelet: Held, expected: list[str]) -> None:
+    assert clashes(node(kubelet, THEIRS)) == [f"cannot let ns/k/c have {each}" for each in expected]
 
 
 def test_an_owner_that_has_other_cpus_already_is_named_with_them() -> None:
@@ -71,8 +71,8 @@ def test_a_pod_that_kubelet_never_pins_clashes_with_none() -> None:
 
 
 def test_a_pod_that_is_not_known_is_named_by_its_uid() -> None:
-    (words,) = clashes(node(held("3-4")))
-    assert words.startswith("cannot let k/c have")
+    (expected,) = clashes(node(held("3-4")))
+    assert expected.startswith("cannot let k/c have")
 
 
 def owning(key: str, cpus: str, pod: Pod, pool: Pool = Pool.OWN) -> Container:
@@ -90,7 +90,7 @@ REST = "0-1,4-7"
 
 
 @pytest.mark.parametrize(
-    ("kubelet", "more", "words"),
+    ("kubelet", "more", "expected"),
     [
         pytest.param({"c": "5-6"}, [ASIDE], ["c 5-6: 5 belong to ns/aside"], id="set aside for a pod"),
         pytest.param(
@@ -126,14 +126,14 @@ REST = "0-1,4-7"
     ],
 )
 def test_cpus_that_a_container_of_kubelet_cannot_have_are_named(
-    kubelet: dict[str, str], more: list[Pod | Container], words: list[str]
+    kubelet: dict[str, str], more: list[Pod | Container], expected: list[str]
 ) -> None:
     pods = {pod.uid: pod for pod in (POD, THEIRS, *more) if isinstance(pod, Pod)}
     there = [OWNER, *(each for each in more if isinstance(each, Container))]
     theirs = {"k": {name: CpuSet.parse(cpus) for name, cpus in kubelet.items()}}
     rules = Node(MACHINE, CpuTopology.of(MACHINE))
     found = clashes(NodeState.of(rules, pods.values(), there, theirs))
-    sentences = [sentence.split(" ", 2) for sentence in words]
+    sentences = [sentence.split(" ", 2) for sentence in expected]
     assert found == [
         f"cannot let ns/k/{name} have CPUs {cpus} of kubelet's CPU manager: {cause}"
         for name, cpus, cause in ((name, cpus.rstrip(":"), cause) for name, cpus, cause in sentences)
@@ -141,7 +141,7 @@ def test_cpus_that_a_container_of_kubelet_cannot_have_are_named(
 
 
 @pytest.mark.parametrize(("cpus", "clash"), [("2-3", False), ("2-4", False), ("2", True), ("3-4", True)])
-def test_an_owner_may_have_fewer_cpus_than_kubelet_gives_it(cpus: str, *, clash: bool) -> None:
+def test_an_owner_may_have_fewer_cpus_than_kubelet_assigns(cpus: str, *, clash: bool) -> None:
     assert (
         clashes(node(held(cpus, "own")))
         == [f"cannot let ns/own/c have CPUs {cpus} of kubelet's CPU manager: it has 2-3 already"] * clash

@@ -61,7 +61,7 @@ def test_the_container_itself(case: str) -> None:
         ("", {"u": {"c": "2-3"}}, "0-1", []),
     ],
 )
-def test_kubelet_writes_what_its_static_policy_holds(
+def test_kubelet_writes_the_cpusets_of_its_static_policy(
     policy: str, held: dict[str, dict[str, str]], default: str, sets: list[str]
 ) -> None:
     its = {uid: {name: CpuSet.parse(text) for name, text in each.items()} for uid, each in held.items()}

@@ -1,8 +1,8 @@
-"""Random lives on one node: pods come and go under a policy, CPUs vanish and return, the daemon restarts.
+"""Random histories of one node: pods come and go under a policy, CPUs vanish and return, the daemon restarts.
 
-What is checked after each step is what must hold whatever happened: nothing is owned twice, what is set aside
-belongs to its pod, every CPU of a pool is accounted for, memory is what the containers hold (computed again,
-it is the same), and a refusal changes nothing.
+Each step is followed by a check of the invariants: no CPU is owned twice, a set-aside belongs to its pod,
+every CPU of a pool is accounted for, the memory accounts match the containers (a new computation gives the
+same accounts), and a refusal changes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CONTAINERS = st.lists(
 
 
 def within(wanted: list[Wanted]) -> list[tuple[ContainerResources, tuple[LocatedDevice, ...]]]:
-    """Put containers in a pod's order, with names, at least one of them an app container."""
+    """Sort containers in the order of a pod and name them; at least one is an app container."""
     if all(kind is not ContainerKind.APP for kind, *_ in wanted):
         wanted = [*wanted, (ContainerKind.APP, 1000, 1, ())]
     first = sorted(wanted, key=lambda one: one[0] is ContainerKind.APP)
@@ -75,7 +75,7 @@ def request_of(amounts: dict[str, int], devices: tuple[LocatedDevice, ...] = ())
 
 
 def accounts(memory: MemoryState | None) -> object:
-    """Return memory as far as it means something: of the nodes of a group only the sum does."""
+    """Return comparable memory accounts: for the nodes of a group, only the sum is defined."""
     if memory is None:
         return None
     groups: dict[tuple[int, str], list[int]] = {}
@@ -93,8 +93,8 @@ def accounts(memory: MemoryState | None) -> object:
     return groups, {uid: pod for uid, pod in held.items() if pod}
 
 
-class Life:
-    """A node and what kubelet does to it."""
+class NodeHistory:
+    """A node and the calls of kubelet."""
 
     def begin(
         self,
@@ -135,25 +135,25 @@ class Life:
     ) -> None:
         uid = f"u{next(self.serial)}"
         inside = within(wanted)
-        asks = PodRequests(uid, tuple(ask for ask, _ in inside), kube is KubeQos.GUARANTEED)
+        requests = PodRequests(uid, tuple(container for container, _ in inside), kube is KubeQos.GUARANTEED)
         named = (CpuSet.parse(cpus) or None) if qos is not QosClass.NONE else None
-        pod = Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", named, requests=asks if known else None)
+        pod = Pod(f"s-{uid}", uid, "ns", uid, 0, qos, kube, "", named, requests=requests if known else None)
         total = request_of(
-            peak_request(asks.containers, lambda ask: ask.requests),
+            peak_request(requests.containers, lambda container: container.requests),
             tuple(d for _, near in inside for d in near),
         )
         before = self.state
-        got = admit(before, pod, total)
-        if not got.verdict.admitted:
-            assert got.state is before
-            assert got.pod == pod
-            assert got.explanation is not None
-            assert got.explanation.verdict == got.verdict
+        result = admit(before, pod, total)
+        if not result.verdict.admitted:
+            assert result.state is before
+            assert result.pod == pod
+            assert result.explanation is not None
+            assert result.explanation.verdict == result.verdict
             return
-        self.state = got.state.with_pod(got.pod)
+        self.state = result.state.with_pod(result.pod)
         self.pods[uid] = inside
         if known:
-            self.requests[uid] = asks
+            self.requests[uid] = requests
 
     def newest(self, uid: str) -> dict[str, Container]:
         """Return the newest attempt of each container of a pod."""
@@ -163,33 +163,33 @@ class Life:
     def to_create(self, uid: str) -> list[tuple[ContainerResources, tuple[LocatedDevice, ...], int]]:
         """Return the containers of a pod that kubelet may create now."""
         newest, ready = self.newest(uid), []
-        for ask, near in self.pods[uid]:
-            there = newest.get(ask.name)
-            if ask.kind is ContainerKind.INIT:
+        for container, near in self.pods[uid]:
+            there = newest.get(container.name)
+            if container.kind is ContainerKind.INIT:
                 if there is None:
-                    return [(ask, near, 0)]
+                    return [(container, near, 0)]
                 if there.phase is not Phase.EXITED:
                     return []
             elif there is None:
-                ready.append((ask, near, 0))
-                if ask.kind is ContainerKind.SIDECAR:
+                ready.append((container, near, 0))
+                if container.kind is ContainerKind.SIDECAR:
                     return ready
             elif there.phase is Phase.EXITED:
-                ready.append((ask, near, there.attempt + 1))
+                ready.append((container, near, there.attempt + 1))
         return ready
 
     def creates(self, dice: random.Random, run: bool, fails: bool) -> None:
         able = [(uid, *one) for uid in sorted(self.pods) for one in self.to_create(uid)]
         if not able:
             return
-        uid, ask, near, attempt = dice.choice(able)
+        uid, container, near, attempt = dice.choice(able)
         before, pod = self.state, self.state.pods[f"s-{uid}"]
         if pod.requests is None and uid in self.requests:
             pod = changed_copy(pod, requests=self.requests[uid])
             before = self.state = before.with_pod(pod)
         key = f"x{next(self.serial)}"
-        old = self.newest(uid).get(ask.name)
-        plan = place(before, pod, ask.name, attempt, request_of(dict(ask.requests), near), key)
+        old = self.newest(uid).get(container.name)
+        plan = place(before, pod, container.name, attempt, request_of(dict(container.requests), near), key)
         if plan.container is None:
             assert not plan.verdict.admitted
             assert plan.state is before
@@ -249,26 +249,26 @@ class Life:
         assert uid not in (self.state.memory.assignments if self.state.memory else {})
 
     def is_made_again(self, dice: random.Random) -> None:
-        """The sandbox dies; kubelet makes another for the pod."""
+        """The sandbox dies; kubelet creates another sandbox for the pod."""
         uid = dice.choice(sorted(self.pods))
         old = self.state.pods[f"s-{uid}"]
-        got = admit(
+        result = admit(
             self.state,
             changed_copy(old, sandbox_id=f"t-{uid}", attempt=1, reserved_for_pod=None),
             Request(),
         )
-        if not got.verdict.admitted:
+        if not result.verdict.admitted:
             return
         if old.reserved_for_pod is not None:
-            assert got.pod.reserved_for_pod == old.reserved_for_pod
-        state = got.state.with_pod(got.pod)
+            assert result.pod.reserved_for_pod == old.reserved_for_pod
+        state = result.state.with_pod(result.pod)
         ended = [c.in_phase(Phase.EXITED) for c in state.in_sandbox(old.sandbox_id)]
         self.state = state.changed(put=ended)
         self.consistent()
         self.state = self.state.without_pod(old.sandbox_id)
         self.consistent()
-        self.state = self.state.changed(drop=[c.id for c in ended]).without_pod(got.pod.sandbox_id)
-        self.state = self.state.with_pod(changed_copy(got.pod, sandbox_id=old.sandbox_id))
+        self.state = self.state.changed(drop=[c.id for c in ended]).without_pod(result.pod.sandbox_id)
+        self.state = self.state.with_pod(changed_copy(result.pod, sandbox_id=old.sandbox_id))
 
     # -- the machine and the daemon -----------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class Life:
         )
         self.state = again
 
-    # -- what must hold -----------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------
 
     def consistent(self) -> None:
         state = self.state
@@ -316,7 +316,7 @@ class Life:
                 b.size for pod in state.memory.assignments.values() for held in pod.values() for b in held
             )
             reserved = sum(n.table("memory").reserved for n in state.memory.nodes.values())
-            assert promised == reserved, "more is promised than there is"
+            assert promised == reserved, "more memory is promised than exists"
 
 
 def smaller(online: CpuSet) -> Machine:
@@ -343,8 +343,8 @@ NAMED = ["", "", "", "3,11", "4-5,12-13"]
 RESERVES = ["", "0", "0,8"]
 
 
-class Lives(Life, RuleBasedStateMachine):
-    """The same, as hypothesis likes to play it."""
+class NodeHistoryMachine(NodeHistory, RuleBasedStateMachine):
+    """The same random history as a state machine of hypothesis."""
 
     begins = initialize(
         policy=st.sampled_from(TopologyPolicy),
@@ -353,7 +353,7 @@ class Lives(Life, RuleBasedStateMachine):
         counted=st.booleans(),
         follow=st.booleans(),
         reserved=st.sampled_from(RESERVES),
-    )(Life.begin)
+    )(NodeHistory.begin)
     arrival = precondition(lambda self: len(self.pods) < MOST)(
         rule(
             wanted=CONTAINERS,
@@ -361,20 +361,22 @@ class Lives(Life, RuleBasedStateMachine):
             kube=st.sampled_from(KUBE),
             qos=st.sampled_from(QOS),
             cpus=st.sampled_from(NAMED),
-        )(Life.arrives)
+        )(NodeHistory.arrives)
     )
-    creation = precondition(SOME)(rule(dice=DICE, run=st.booleans(), fails=st.just(False))(Life.creates))
-    another = precondition(SOME)(rule(dice=DICE, run=st.just(True), fails=st.booleans())(Life.creates))
-    end = precondition(SOME)(rule(dice=DICE)(Life.exits))
-    going = precondition(SOME)(rule(dice=DICE, at_once=st.booleans())(Life.goes))
-    made_again = precondition(SOME)(rule(dice=DICE)(Life.is_made_again))
-    change = rule(gone=st.sets(st.integers(0, 15), max_size=3))(Life.cpus_change)
-    restart = rule(through_ledger=st.booleans())(Life.restarts)
-    truth = invariant()(Life.consistent)
+    creation = precondition(SOME)(
+        rule(dice=DICE, run=st.booleans(), fails=st.just(False))(NodeHistory.creates)
+    )
+    another = precondition(SOME)(rule(dice=DICE, run=st.just(True), fails=st.booleans())(NodeHistory.creates))
+    end = precondition(SOME)(rule(dice=DICE)(NodeHistory.exits))
+    going = precondition(SOME)(rule(dice=DICE, at_once=st.booleans())(NodeHistory.goes))
+    made_again = precondition(SOME)(rule(dice=DICE)(NodeHistory.is_made_again))
+    change = rule(gone=st.sets(st.integers(0, 15), max_size=3))(NodeHistory.cpus_change)
+    restart = rule(through_ledger=st.booleans())(NodeHistory.restarts)
+    truth = invariant()(NodeHistory.consistent)
 
 
-Lives.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-TestLives = Lives.TestCase
+NodeHistoryMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestNodeHistory = NodeHistoryMachine.TestCase
 
 
 def wanted(dice: random.Random) -> list[Wanted]:
@@ -389,34 +391,34 @@ def wanted(dice: random.Random) -> list[Wanted]:
     ]
 
 
-def step(life: Life, dice: random.Random) -> None:
+def step(history: NodeHistory, dice: random.Random) -> None:
     """Perform random events of a node, as often as they occur on one."""
     what = dice.random()
-    if what < 0.25 and len(life.pods) < MOST:
+    if what < 0.25 and len(history.pods) < MOST:
         known, kube, qos = dice.random() < 0.6, dice.choice(KUBE), dice.choice(QOS)
-        life.arrives(wanted(dice), known, kube, qos, dice.choice(NAMED))
+        history.arrives(wanted(dice), known, kube, qos, dice.choice(NAMED))
     elif what > 0.95:
-        life.restarts(through_ledger=dice.random() < 0.5)
+        history.restarts(through_ledger=dice.random() < 0.5)
     elif what > 0.9:
-        life.cpus_change(set(dice.sample(range(16), dice.randint(0, 3))))
-    elif not life.pods:
+        history.cpus_change(set(dice.sample(range(16), dice.randint(0, 3))))
+    elif not history.pods:
         return
     elif what < 0.65:
-        life.creates(dice, run=dice.random() < 0.6, fails=dice.random() < 0.15)
+        history.creates(dice, run=dice.random() < 0.6, fails=dice.random() < 0.15)
     elif what < 0.8:
-        life.exits(dice)
+        history.exits(dice)
     elif what < 0.87:
-        life.goes(dice, at_once=dice.random() < 0.5)
+        history.goes(dice, at_once=dice.random() < 0.5)
     else:
-        life.is_made_again(dice)
+        history.is_made_again(dice)
 
 
 @pytest.mark.parametrize("first", range(0, 240, 24))
 def test_invariants_hold_for_random_histories(first: int) -> None:
-    """Longer and fuller lives than those that are easily shrunk; ``first`` and those after it are seeds."""
+    """Longer histories with more pods than hypothesis tries; ``first`` is the first seed of a series."""
     for seed in range(first, first + 24):
-        dice, life = random.Random(seed), Life()
-        life.begin(
+        dice, history = random.Random(seed), NodeHistory()
+        history.begin(
             list(TopologyPolicy)[seed % 4],
             list(Scope)[seed // 4 % 2],
             dice.choice(OPTIONS),
@@ -425,5 +427,5 @@ def test_invariants_hold_for_random_histories(first: int) -> None:
             reserved=dice.choice(RESERVES),
         )
         for _ in range(50):
-            step(life, dice)
-            life.consistent()
+            step(history, dice)
+            history.consistent()

@@ -85,17 +85,17 @@ def test_a_pool_of_numa_nodes_has_their_memory(follow: bool, nodes: str | None, 
         (True, "0", 6 * GIB, (owner("c", 3 * GIB),), "0", False),
     ],
 )
-def test_an_owner_has_the_memory_near_its_cpus_unless_that_is_promised(
+def test_an_owner_uses_the_memory_near_its_cpus_unless_it_is_promised(
     follow: bool, cpus: str, limit: int, others: tuple[Container, ...], mems: str, explained: bool
 ) -> None:
-    """What the owner itself was promised before, under its name, does not count."""
+    """An earlier promise to the owner itself, under its name, does not count."""
     there = state(*others, follow=follow)
     found = owner_memory_nodes(there, Request(memory_limit=limit), CpuSet.parse(cpus), "u/c c")
     assert found[0] == Mask.parse(mems)
-    words = (
+    reason = (
         "memory of NUMA nodes 0-1: NUMA node 0 cannot hold its limit in addition to what is promised there"
     )
-    assert found[1] == ((words,) if explained else ())
+    assert found[1] == ((reason,) if explained else ())
 
 
 def test_counted_memory_is_where_it_was_counted() -> None:
@@ -125,17 +125,17 @@ BARE = changed_copy(FAR, nodes=(changed_copy(FAR.nodes[0], mem_bytes=0), *FAR.no
     [
         ("0-1", 0, [], "0"),
         ("0-1", 100, [], "0"),
-        ("0-1", 101, [], "0,2"),  # the nearest of the others
+        ("0-1", 101, [], "0,2"),  # the nearest of the other nodes
         ("0-1", 201, [], "0-2"),
         ("0-1", 301, [], "0-3"),
-        ("0-1", 999, [], "0-3"),  # all where even these are not enough
+        ("0-1", 999, [], "0-3"),  # all nodes where even these are not enough
         ("2-3", 101, [], "1,3"),
         ("1-2", 201, [], "0-2"),  # nodes 2 and 3 are equally near, each to one of its own
-        ("0-1", 50, [("0-1", 100)], "0"),  # a promise over two nodes counts half on each
+        ("0-1", 50, [("0-1", 100)], "0"),  # half of a promise over two nodes counts on each
         ("0-1", 51, [("0-1", 100)], "0,2"),
         ("0-1", 41, [("0", 60)], "0,2"),
         ("0-1", 1, [("0", 60), ("0", 60)], "0,2"),
-        ("0-1", 101, [("0", 500)], "0-2"),  # no node has less than nothing
+        ("0-1", 101, [("0", 500)], "0-2"),  # the free memory of a node is never negative
         ("0-1", 100, [("7", 500)], "0"),
     ],
 )

@@ -39,72 +39,74 @@ def state(*containers: Container, node: Node = NODE, pods: tuple[Pod, ...] = (PO
     return NodeState.of(node, pods, containers)
 
 
-def why(there: NodeState, cpus: CpuSet = FREE) -> str:
+def refusal_reason(there: NodeState, cpus: CpuSet = FREE) -> str:
     return why_not_movable(there, f"{POD.key}/a", cpus)
 
 
 def test_an_owner_can_be_moved_to_free_cpus_of_its_numa_node() -> None:
-    assert why(state(owning("a", "0-1"))) == ""
-    assert why(state(owning("a", "0-1")), CpuSet.parse("1-2")) == ""
+    assert refusal_reason(state(owning("a", "0-1"))) == ""
+    assert refusal_reason(state(owning("a", "0-1")), CpuSet.parse("1-2")) == ""
 
 
 def test_only_existing_containers_can_be_moved() -> None:
     there = state(owning("a", "0-1", phase=Phase.EXITED))
     assert containers_of(there, f"{POD.key}/a") == ()
-    assert why(there) == "it owns no CPUs"
+    assert refusal_reason(there) == "it owns no CPUs"
 
 
 @pytest.mark.parametrize("phase", [Phase.CREATING, Phase.CREATED, Phase.STARTING])
 def test_an_owner_that_does_not_run_stays(phase: Phase) -> None:
-    assert why(state(owning("a", "0-1", phase=phase))) == "ns/p/a is not running"
+    assert refusal_reason(state(owning("a", "0-1", phase=phase))) == "ns/p/a is not running"
 
 
 def test_an_owner_whose_cpus_are_being_changed_stays() -> None:
     there = state(owning("a", "0-1"))
     hold = ReservationCpus(f"{POD.key}/a", CpuSet.parse("3"))
-    assert why(there.with_reservation("instead-1", hold)) == "its CPUs are being changed already"
+    assert refusal_reason(there.with_reservation("instead-1", hold)) == "its CPUs are being changed already"
     other = there.with_reservation("instead-1", ReservationCpus("another", CpuSet.parse("3")))
-    assert why(other) == "CPUs 3 are not free"
+    assert refusal_reason(other) == "CPUs 3 are not free"
 
 
 def test_an_owner_with_replaced_or_offline_cpus_stays() -> None:
-    words = "ns/p/a does not have the CPUs that it was given"
-    assert why(state(owning("a", "0-1", replacement=CpuSet.parse("7")))) == words
+    reason = "ns/p/a does not have the CPUs that it was given"
+    assert refusal_reason(state(owning("a", "0-1", replacement=CpuSet.parse("7")))) == reason
     away = NODE.with_machine(without(CpuSet.parse("1")))
-    assert why(state(owning("a", "0-1"), node=away)) == words
+    assert refusal_reason(state(owning("a", "0-1"), node=away)) == reason
 
 
 def test_an_owner_that_hooks_have_narrowed_stays() -> None:
-    assert why(state(owning("a", "0-1", hook_cpus=CpuSet.parse("0")))) == "a hook has narrowed ns/p/a"
+    assert (
+        refusal_reason(state(owning("a", "0-1", hook_cpus=CpuSet.parse("0")))) == "a hook has narrowed ns/p/a"
+    )
 
 
 def test_cpus_named_by_another_component_are_not_moved() -> None:
-    words = "the CPUs of ns/p/a were named for it, or chosen for its pod"
+    reason = "the CPUs of ns/p/a were named for it, or chosen for its pod"
     named = changed_copy(POD, cpuset=MINE, cpuset_chosen_locally=True)
-    assert why(state(owning("a", "0-1", named), pods=(named,))) == words
+    assert refusal_reason(state(owning("a", "0-1", named), pods=(named,))) == reason
     aside = changed_copy(POD, reserved_for_pod=SetAside(None, preferred=True, cpus=MINE))
-    assert why(state(owning("a", "0-1", aside), pods=(aside,))) == words
+    assert refusal_reason(state(owning("a", "0-1", aside), pods=(aside,))) == reason
     held = state(owning("a", "0-1")).with_kubelet_cpus({"u": {"a": MINE}})
-    assert why(held) == words
-    assert why(state(owning("a", "0-1", named), pods=())) == words, "its sandbox is not known"
+    assert refusal_reason(held) == reason
+    assert refusal_reason(state(owning("a", "0-1", named), pods=())) == reason, "its sandbox is not known"
 
 
 def test_an_owner_moves_only_to_as_many_cpus_as_it_has() -> None:
-    assert why(state(owning("a", "0-1")), CpuSet.parse("2")) == "it has 2 CPUs, not 1"
-    assert why(state(owning("a", "0-1")), MINE) == "it is on CPUs 0-1 already"
+    assert refusal_reason(state(owning("a", "0-1")), CpuSet.parse("2")) == "it has 2 CPUs, not 1"
+    assert refusal_reason(state(owning("a", "0-1")), MINE) == "it is on CPUs 0-1 already"
 
 
 def test_cpus_where_its_memory_may_not_be_are_refused() -> None:
-    words = "CPUs 4-5 are on NUMA node 1, and its memory may be on NUMA node 0 only"
-    assert why(state(owning("a", "0-1")), CpuSet.parse("4-5")) == words
+    reason = "CPUs 4-5 are on NUMA node 1, and its memory may be on NUMA node 0 only"
+    assert refusal_reason(state(owning("a", "0-1")), CpuSet.parse("4-5")) == reason
 
 
 def test_cpus_that_are_taken_are_refused() -> None:
-    assert why(state(owning("a", "0-1"), owning("b", "3", OTHER))) == "CPUs 3 are not free"
+    assert refusal_reason(state(owning("a", "0-1"), owning("b", "3", OTHER))) == "CPUs 3 are not free"
     ended = owning("b", "3", OTHER, Phase.EXITED)
-    assert why(state(owning("a", "0-1"), ended)) == "CPUs 3 are not free"
+    assert refusal_reason(state(owning("a", "0-1"), ended)) == "CPUs 3 are not free"
     missing = NODE.with_machine(without(CpuSet.parse("3")))
-    assert why(state(owning("a", "0-1"), node=missing)) == "CPUs 3 are not free"
+    assert refusal_reason(state(owning("a", "0-1"), node=missing)) == "CPUs 3 are not free"
 
 
 @pytest.mark.parametrize(
@@ -117,30 +119,30 @@ def test_cpus_that_are_taken_are_refused() -> None:
         {"admission": AdmissionRules(numa_floor=1)},
     ],
 )
-def test_cpus_that_nothing_may_own_are_refused(rules: dict[str, Any]) -> None:
+def test_cpus_that_no_container_may_own_are_refused(rules: dict[str, Any]) -> None:
     there = state(owning("a", "0-1"), node=changed_copy(NODE, **rules))
-    assert why(there, CpuSet.parse("1,3")) == "CPUs 3 are not free"
+    assert refusal_reason(there, CpuSet.parse("1,3")) == "CPUs 3 are not free"
 
 
 def test_cpus_reserved_for_other_containers_are_refused() -> None:
     aside = changed_copy(OTHER, reserved_for_pod=SetAside(None, preferred=True, cpus=CpuSet.parse("3")))
-    assert why(state(owning("a", "0-1"), pods=(POD, aside))) == "CPUs 3 are not free"
+    assert refusal_reason(state(owning("a", "0-1"), pods=(POD, aside))) == "CPUs 3 are not free"
     named = changed_copy(OTHER, cpuset=CpuSet.parse("2"))
-    assert why(state(owning("a", "0-1"), pods=(POD, named))) == "CPUs 2 are not free"
+    assert refusal_reason(state(owning("a", "0-1"), pods=(POD, named))) == "CPUs 2 are not free"
 
 
 def test_all_containers_of_an_owner_are_checked() -> None:
     first = owning("a", "0-1")
-    for other, words in (
+    for other, reason in (
         (owning("b", "0-1", phase=Phase.CREATED), "ns/p/b is not running"),
         (owning("b", "0-1", hook_extra_cpus=CpuSet.parse("3")), "a hook has narrowed ns/p/b"),
     ):
-        assert why(state(first, changed_copy(other, owner=first.owner))) == words
+        assert refusal_reason(state(first, changed_copy(other, owner=first.owner))) == reason
     fewer = changed_copy(owning("b", "0"), owner=first.owner)
-    assert why(state(first, fewer)).endswith("does not have the CPUs that it was given")
+    assert refusal_reason(state(first, fewer)).endswith("does not have the CPUs that it was given")
 
 
 def test_the_shared_pool_keeps_a_cpu_while_both_sets_are_held() -> None:
     there = state(owning("a", "0-1"), owning("b", "4-7", OTHER))
-    assert why(there) == "the shared pool would be left empty"
-    assert why(there, CpuSet.parse("1-2")) == ""
+    assert refusal_reason(there) == "the shared pool would be left empty"
+    assert refusal_reason(there, CpuSet.parse("1-2")) == ""

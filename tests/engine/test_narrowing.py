@@ -1,4 +1,4 @@
-"""Whatever hooks want, in whatever order with whatever else happens: the plan's invariants hold."""
+"""Requests of hooks, in any order and mixed with other events: the invariants of the plan hold."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_empty_part_is_replaced_by_the_whole_pool_and_reported() -> None:
     assert not unmet_hook_limit(state.changed(drop=("lse",)), state.containers["ls"])
 
 
-def test_an_owner_keeps_what_it_does_not_run_on() -> None:
+def test_a_narrowed_owner_keeps_ownership_of_all_its_cpus() -> None:
     state = put(put(empty(), "lse"), "ls")
     narrow = hooked(state, "lse", narrowing("2-3"))
     assert (runs_on(narrow, "lse"), runs_on(narrow, "ls")) == ("2-3", "0-1,6-15")
@@ -96,10 +96,10 @@ def test_an_owner_keeps_what_it_does_not_run_on() -> None:
 def test_a_limit_of_the_scheduler_is_kept() -> None:
     state = hooked(put(empty(), "named"), "named", narrowing("0-5"), seen="4-11")
     assert runs_on(state, "named") == "4-5"
-    # Suppression does not lead out of the two limits, where it leaves none of them.
+    # Suppression does not move it out of the two limits if it leaves none of their CPUs.
     assert runs_on(state.with_be_limit(CpuSet.parse("5,12")), "named") == "5"
     assert runs_on(state.with_be_limit(CpuSet.parse("12-13")), "named") == "4-5"
-    # Without anything in both, the scheduler's counts alone.
+    # If the two limits have no CPU in common, only the limit of the scheduler counts.
     assert runs_on(hooked(put(empty(), "named"), "named", narrowing("0-1"), seen="0-15"), "named") == "4-11"
 
 
@@ -124,7 +124,8 @@ def test_cpus_outside_the_pool_are_not_given(cpus: str) -> None:
 
 def test_cpus_lost_during_the_call_of_the_hook_return_later() -> None:
     state = put(put(empty(), "lse"), "ls")
-    late = hooked(state, "ls", narrowing("5-6", owned=True), seen="0-15")  # asked before the owner came
+    # The hook was called before the owner was placed.
+    late = hooked(state, "ls", narrowing("5-6", owned=True), seen="0-15")
     assert runs_on(late, "ls") == "6"
     assert violations(late) == []
 
@@ -214,17 +215,17 @@ def test_invariants_hold_after_any_hook_answers(steps: list[tuple[object, ...]],
                 state = state.changed(drop=(uid,))
             elif uid in state.containers:
                 cpus = rest[2] if what == "cpus" else None
-                asked = Narrowing(cpus, clear=cpus is None, by="x", owned=owned)  # type: ignore[arg-type]
+                request = Narrowing(cpus, clear=cpus is None, by="x", owned=owned)  # type: ignore[arg-type]
                 seen = rest[3] if what == "cpus" else None
                 seen = seen and seen & state.cpus_without_hooks(state.containers[uid])
-                new, problem = narrowed(state, state.containers[uid], asked, seen or None)  # type: ignore[arg-type]
+                new, problem = narrowed(state, state.containers[uid], request, seen or None)  # type: ignore[arg-type]
                 assert not problem or new is state.containers[uid]
                 state = state.changed(put=(new,))
         assert violations(state) == []
         _moved(before, state)
         for container in state.containers.values():
             given = state.desired_cpus(container)
-            # Suppression does not lead a container out of the limit of a hook.
+            # Suppression does not move a container out of the limit of a hook.
             whole = state.with_be_limit(None).cpus_without_hooks(container)
             limit = whole | (container.placement.hook_extra_cpus if owned else CpuSet())
             assert given
@@ -232,7 +233,7 @@ def test_invariants_hold_after_any_hook_answers(steps: list[tuple[object, ...]],
 
 
 def _moved(before: NodeState, after: NodeState) -> None:
-    """Each container that has other CPUs because a pool changed is named."""
+    """Return each container whose CPUs differ because a pool changed."""
     if before.pools == after.pools:
         return
     named = {*moves(before, after)[0], *moves(before, after)[1]}

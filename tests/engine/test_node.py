@@ -1,4 +1,4 @@
-"""What does not change on a node, and what follows from it."""
+"""The rules of a node, and the values that are derived from them."""
 
 from __future__ import annotations
 
@@ -97,4 +97,6 @@ def test_another_machine_keeps_the_rules() -> None:
     for other in (node.for_running(there), node.with_static(static=False)):
         assert other.pool_placements == {}, "placements are made again under other rules"
     back = there.with_machine(MACHINE)
-    assert (str(back.shareable), back.cpu, back) == ("1-14", node.cpu, node), "what was reserved is so again"
+    assert (str(back.shareable), back.cpu, back) == ("1-14", node.cpu, node), (
+        "the previous reservation is in effect again"
+    )

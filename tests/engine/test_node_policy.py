@@ -129,11 +129,11 @@ def test_topology_policy_and_its_scope() -> None:
     assert found.policy.source == f"label {DOCUMENTS_POLICY} of the Node object"
     found = policy_of(NodeMeta(labels={POLICY: "BestEffort"}), kubelet, scope=Scope.POD)
     assert (found.policy.value, found.scope.value) == (TopologyPolicy.BEST_EFFORT, Scope.POD), (
-        "our scope is kept"
+        "the configured scope is kept"
     )
     found = policy_of(None, kubelet, policy=TopologyPolicy.BEST_EFFORT)
     assert (found.policy.value, found.scope.value) == (TopologyPolicy.BEST_EFFORT, Scope.CONTAINER), (
-        "ours goes first"
+        "the configuration takes precedence"
     )
     found = policy_of(None, kubelet)
     assert (found.policy.value, found.scope.value) == (TopologyPolicy.RESTRICTED, Scope.POD)
@@ -208,7 +208,7 @@ def test_cpus_of_class_system() -> None:
     found = policy_of(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5", "cpusetExclusive": False}))
     assert (str(found.system.value), found.system_alone.value) == ("4-5", False)
     found = policy_of(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5"}), system_alone=False)
-    assert found.system_alone.value is True, "exclusive unless the annotation says otherwise"
+    assert found.system_alone.value is True, "exclusive unless the annotation disables it"
     found = policy_of(
         annotated(node_keys.SYSTEM_QOS, {"cpuset": "40"}), system=CpuSet((2,)), system_alone=False
     )

@@ -35,7 +35,7 @@ def container(name: str, cpus: str = "", phase: Phase = Phase.RUNNING) -> Contai
     return Container(name, "c", pod, Request(), placement, phase, owner=f"{name}/c" if cpus else "")
 
 
-def there(*containers: Container, node: Node = NODE) -> NodeState:
+def state_with(*containers: Container, node: Node = NODE) -> NodeState:
     return NodeState.of(node, [c.pod for c in containers], containers)
 
 
@@ -56,7 +56,7 @@ def enacted(state: NodeState, policy: NodePolicy, options: TopologyOptions = CAL
 
 
 def test_pools_follow_a_new_policy_and_owners_keep_their_cpus() -> None:
-    state = there(
+    state = state_with(
         container("a", "0,4"), container("b"), container("c", "3"), container("d", "1", Phase.EXITED)
     )
     done = enacted(state, rules(state, "0-1", "2"))
@@ -71,12 +71,12 @@ def test_pools_follow_a_new_policy_and_owners_keep_their_cpus() -> None:
 
 
 def test_an_unchanged_policy_changes_nothing() -> None:
-    state = there(container("a", "0,4"))
+    state = state_with(container("a", "0,4"))
     assert enacted(state, rules(state)).state is state
 
 
 def test_a_reservation_that_leaves_no_cpus_is_refused_until_it_leaves_some() -> None:
-    state = there(container("a", "0-3"))
+    state = state_with(container("a", "0-3"))
     done = enacted(state, rules(state, "4-7"))
     assert done.state is state
     found = done.policy.reservation
@@ -85,7 +85,7 @@ def test_a_reservation_that_leaves_no_cpus_is_refused_until_it_leaves_some() -> 
         "cannot keep CPUs 4-7 back: they would leave the shared pool empty"
         " (the previous value stays in effect: none)"
     )
-    free = there()
+    free = state_with()
     assert str(apply_node_policy(free, rules(free, "4-7"), done.policy, CALM).state.pools.shared) == "0-3"
     assert enacted(free, rules(free, "0-7")).state is free, "all CPUs"
 
@@ -101,7 +101,7 @@ def test_set_aside_cpus_count_as_taken() -> None:
 
 
 def test_the_feasible_one_of_two_values_is_in_effect() -> None:
-    state = there(container("a", "0-3"))
+    state = state_with(container("a", "0-3"))
     done = enacted(state, rules(state, "4", "5-7"))
     assert (str(done.policy.reservation.value), str(done.policy.system.value)) == ("4", "")
     assert "cannot keep CPUs 5-7 for class SYSTEM" in done.policy.system.problem
@@ -113,7 +113,7 @@ def test_the_feasible_one_of_two_values_is_in_effect() -> None:
 
 def test_a_kubelet_reserve_that_empties_the_pool_is_not_followed() -> None:
     strict = changed_copy(NODE, options=CpuOptions(strict_cpu_reservation=True))
-    state = there(container("a", "2,6"), container("b"), node=strict)
+    state = state_with(container("a", "2,6"), container("b"), node=strict)
     policy = read_node_policy(
         strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5,7"))
     )
@@ -128,12 +128,12 @@ def test_a_kubelet_reserve_that_empties_the_pool_is_not_followed() -> None:
         strict, MACHINE, None, CpuManager(policy="static", reserved=CpuSet.parse("0-1,3-5"))
     )
     assert str(apply_node_policy(state, less, done.policy, CALM).state.pools.shared) == "7"
-    owners_only = enacted(there(container("a", "2,6")), policy)
-    assert str(owners_only.state.pools.shared) == "0-1,3-5,7", "others may share what has no owner"
+    owners_only = enacted(state_with(container("a", "2,6")), policy)
+    assert str(owners_only.state.pools.shared) == "0-1,3-5,7", "CPUs without an owner remain shared"
 
 
 def test_cpus_may_change_between_reserved_and_system() -> None:
-    base = there()
+    base = state_with()
     first = enacted(base, rules(base, "0-6"))
     assert str(first.state.pools.shared) == "7"
     second = apply_node_policy(first.state, rules(base, "7", "0-5"), first.policy, CALM)
@@ -143,21 +143,21 @@ def test_cpus_may_change_between_reserved_and_system() -> None:
 
 def test_a_policy_that_the_machine_cannot_support_is_refused() -> None:
     node = changed_copy(NODE, options=CpuOptions(align_by_socket=True))
-    state = there(node=node)
+    state = state_with(node=node)
     policy = rules(state, "0", labels={NUMA_POLICY[0]: "SingleNUMANode", BIND_POLICY[0]: "FullPCPUsOnly"})
     done = enacted(state, policy)
     assert done.state.node.policy is TopologyPolicy.NONE
     assert "align-by-socket" in done.policy.policy.problem
-    assert done.state.node.bind is NodeBindPolicy.FULL_PCPUS_ONLY, "the rest is in force"
+    assert done.state.node.bind is NodeBindPolicy.FULL_PCPUS_ONLY, "the rest of the policy is in effect"
     assert str(done.state.node.node_reservation) == "0"
     blind = changed_copy(MACHINE, nodes=tuple(changed_copy(each, distance=()) for each in MACHINE.nodes))
-    state = there(node=changed_copy(NODE, machine=blind, scope=Scope.POD))
+    state = state_with(node=changed_copy(NODE, machine=blind, scope=Scope.POD))
     done = enacted(state, rules(state, labels={NUMA_POLICY[0]: "Restricted"}), TopologyOptions(True))
     assert "distances" in done.policy.policy.problem
 
 
 def test_rules_outside_of_the_policy_are_updated_too() -> None:
-    state = there(container("a", "0,4"), container("b"))
+    state = state_with(container("a", "0,4"), container("b"))
     strict = changed_copy(NODE, options=CpuOptions(strict_cpu_reservation=True), keep_quota=KeepQuota.ALWAYS)
     policy = changed_copy(rules(state), reserved=PolicyValue(CpuSet.parse("2"), "a test"))
     done = apply_node_policy(state, policy, rules(state), CALM, strict)
@@ -168,10 +168,10 @@ def test_rules_outside_of_the_policy_are_updated_too() -> None:
 
 
 def test_settings_that_keep_their_previous_value_are_reported_separately() -> None:
-    state = there(container("a", "0-3"))
+    state = state_with(container("a", "0-3"))
     assert enacted(state, rules(state, "0-1")).not_applied == ()
-    (words,) = enacted(state, rules(state, "4-7")).not_applied
-    assert words.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
+    (problem,) = enacted(state, rules(state, "4-7")).not_applied
+    assert problem.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
 
 
 # -- events -------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ DECIDED = NodePolicyRead(NODE, CALM, None, None)
 
 
 class NewRules:
-    """The effect that the rules of the node have changed, whatever the states are that it names."""
+    """Matches the effect of changed rules of the node with any states before and after it."""
 
     def __init__(self, reason: str = "node rules changed", follow: Follow = Follow.MOVED) -> None:
         self.wanted = reason, follow
@@ -191,7 +191,7 @@ class NewRules:
 
 
 def started(state: NodeState, configured: Node = NODE) -> Playbook[NodeState]:
-    """A node whose policy was read for the first time."""
+    """Return a playbook of a node whose policy was read for the first time."""
     play = Playbook(state, handle)
     assert play >> changed_copy(DECIDED, configured=configured) << NodePolicyApplied({}, ())
     assert play.state.node is state.node
@@ -205,7 +205,7 @@ def keeping(cpus: str) -> NodeMeta:
 
 
 def test_rules_follow_the_node_object_that_was_read() -> None:
-    play = started(there(container("a", "0,4"), container("b")))
+    play = started(state_with(container("a", "0,4"), container("b")))
     read = changed_copy(DECIDED, meta=keeping("0-1"))
     value = PolicyValue(CpuSet.parse("0-1"), f"annotation {RESERVATION} of the Node object")
     note = "CPUs 0 are kept back now, and ns/a/c owns them: it keeps them until it ends"
@@ -218,7 +218,7 @@ def test_rules_follow_the_node_object_that_was_read() -> None:
 
 
 def test_a_value_that_changes_no_rule_of_the_node_is_not_reported() -> None:
-    play = started(there())
+    play = started(state_with())
     read = changed_copy(DECIDED, meta=NodeMeta(labels={NUMA_RESERVATION: "true"}))
     assert play >> read << NodePolicyApplied({}, ())
     assert play.state.facts.policy is not None
@@ -226,7 +226,7 @@ def test_a_value_that_changes_no_rule_of_the_node_is_not_reported() -> None:
 
 
 def test_kubelets_settings_and_the_reserve_of_a_takeover_change_the_rules() -> None:
-    play, free = started(there()), CpuSet()
+    play, free = started(state_with()), CpuSet()
     manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet.parse("0"))
     assert play >> KubeletCpusRead(manager, {}) >> TakeoverChanged(static=True, reserved=CpuSet.parse("4"))
     whole = PolicyValue(NodeBindPolicy.FULL_PCPUS_ONLY, "kubelet's full-pcpus-only")
@@ -242,7 +242,7 @@ def test_kubelets_settings_and_the_reserve_of_a_takeover_change_the_rules() -> N
 
 def test_a_value_that_only_changes_its_source_is_not_reported() -> None:
     whole = changed_copy(NODE, bind=NodeBindPolicy.FULL_PCPUS_ONLY)
-    play = started(there(node=whole), whole)
+    play = started(state_with(node=whole), whole)
     labels = {BIND_POLICY[0]: "FullPCPUsOnly"}
     read = NodePolicyRead(whole, CALM, changed_copy(keeping("1"), labels=labels), None)
     play >> read << NewRules()
@@ -254,11 +254,11 @@ def test_a_value_that_only_changes_its_source_is_not_reported() -> None:
 def test_options_of_the_configuration_rule_out_a_policy() -> None:
     blind = changed_copy(MACHINE, nodes=tuple(changed_copy(each, distance=()) for each in MACHINE.nodes))
     node = changed_copy(NODE, machine=blind)
-    play = started(there(node=node), node)
+    play = started(state_with(node=node), node)
     restricted = NodeMeta(labels={NUMA_POLICY[0]: "Restricted"})
     read = NodePolicyRead(node, TopologyOptions(True), restricted, None)
-    (words,) = new_refusals(play.state, read)
-    assert "distances" in words
+    (problem,) = new_refusals(play.state, read)
+    assert "distances" in problem
     assert play >> read << NodePolicyApplied({}, ())
     change = {
         "topologyManagerPolicy": PolicyValue(
@@ -269,7 +269,7 @@ def test_options_of_the_configuration_rule_out_a_policy() -> None:
 
 
 def test_another_configuration_keeps_the_machine_and_the_takeover() -> None:
-    play = started(there(container("b")))
+    play = started(state_with(container("b")))
     there_now = {"cpus": tuple(cpu for cpu in MACHINE.cpus if cpu.id != 7), "present": CpuSet.parse("0-6")}
     less = changed_copy(MACHINE, **there_now)
     assert play >> HardwareChanged(less) << NewRules("machine changed", Follow.ALL)
@@ -288,7 +288,7 @@ def test_selected_namespaces_stay_selected_until_labels_are_read() -> None:
     selector = LabelSelector((("cpus", "exclusive"),))
     owners = Namespaces(selector=selector, selected=frozenset(("a",)))
     node = changed_copy(NODE, admission=AdmissionRules(owners=owners))
-    play, read = Playbook(there(node=node), handle), changed_copy(DECIDED, configured=node)
+    play, read = Playbook(state_with(node=node), handle), changed_copy(DECIDED, configured=node)
     assert play >> read << NodePolicyApplied({}, ())
     assert play.state.node.admission.owners.selected == {"a"}, "they were known when the daemon started"
     known = changed_copy(read, labels={"a": {}, "b": {"cpus": "exclusive"}})
@@ -298,10 +298,10 @@ def test_selected_namespaces_stay_selected_until_labels_are_read() -> None:
 
 
 def test_a_configuration_that_the_node_cannot_apply_is_detected_beforehand() -> None:
-    play = started(there(container("a", "0-3")))
+    play = started(state_with(container("a", "0-3")))
     all_left = changed_copy(DECIDED, configured=changed_copy(NODE, node_reservation=CpuSet.parse("4-7")))
-    (words,) = new_refusals(play.state, all_left)
-    assert words.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
+    (problem,) = new_refusals(play.state, all_left)
+    assert problem.startswith("cannot keep CPUs 4-7 back: they would leave the shared pool empty")
     assert new_refusals(play.state, DECIDED) == []
     assert play >> all_left << NodePolicyApplied({}, ())
     assert new_refusals(play.state, all_left) == [], "it is known, and reported"

@@ -1,4 +1,4 @@
-"""Whatever is prescribed, in whatever order: owners stay, and no container is left without CPUs."""
+"""Any policies in any order: owners keep their CPUs, and no container is left without CPUs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_changed_rules_keep_owners_and_shared_cpus(
         wanted = read_node_policy(NODE, MACHINE, meta, kubelet)
         done = apply_node_policy(state, wanted, before, TopologyOptions())
         again = apply_node_policy(done.state, wanted, done.policy, TopologyOptions())
-        assert again.state is done.state, "what was decided stays decided"
+        assert again.state is done.state, "a second application changes nothing"
         state, policy = done.state, done.policy
         assert state.pools.shared
         assert violations(state) == []

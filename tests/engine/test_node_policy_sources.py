@@ -169,7 +169,7 @@ def test_options_and_reserve_of_a_cpu_manager_that_is_off_are_ignored(policy: st
 
 @pytest.mark.parametrize("where", [node_keys.RESERVATION, node_keys.SYSTEM_QOS])
 def test_only_named_cpus_that_the_machine_has_count(where: str) -> None:
-    """What is wrong with the list itself is reported before the CPUs that the machine does not have."""
+    """A syntax error of the list is reported rather than CPUs that the machine does not have."""
     member = "reservedCPUs" if where == node_keys.RESERVATION else "cpuset"
     name = ANNOTATIONS[where]
     found = read(NodeMeta(annotations={where: f'{{"{member}": "14-17"}}'}), None, {}).named()[name]

@@ -1,4 +1,4 @@
-"""Pods that want to be aligned by themselves (numa-topology-spec)."""
+"""Pods that request an alignment of their own (numa-topology-spec)."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def shares(milli: int) -> Request:
 
 
 def add(state: NodeState, the_pod: Pod, request: Request) -> tuple[NodeState, Container]:
-    got = admit(state, the_pod, request)
-    assert got.verdict.admitted, got.verdict.message
-    return start(got.state.with_pod(got.pod), got.pod, request)
+    result = admit(state, the_pod, request)
+    assert result.verdict.admitted, result.verdict.message
+    return start(result.state.with_pod(result.pod), result.pod, request)
 
 
 def start(state: NodeState, the_pod: Pod, request: Request) -> tuple[NodeState, Container]:
@@ -60,10 +60,10 @@ def start(state: NodeState, the_pod: Pod, request: Request) -> tuple[NodeState, 
     return plan.state.changed(put=(running,)), running
 
 
-def nodes_of(got: PodAdmission) -> Mask | None:
-    assert got.verdict.admitted, got.verdict.message
-    assert got.pod.reserved_for_pod is not None
-    return got.pod.reserved_for_pod.affinity
+def nodes_of(result: PodAdmission) -> Mask | None:
+    assert result.verdict.admitted, result.verdict.message
+    assert result.pod.reserved_for_pod is not None
+    return result.pod.reserved_for_pod.affinity
 
 
 def test_owners_on_one_node_or_several() -> None:
@@ -79,7 +79,7 @@ def test_owners_on_one_node_or_several() -> None:
     assert refused.explanation.merge.policy == "single-numa-node"
     assert [reported.resource for reported in refused.explanation.answers] == ["cpu"]
     assert admit(state, lsr("b"), whole(9)).verdict.admitted, (
-        "a pod that asks for no alignment is not aligned"
+        "a pod that requests no alignment is not aligned"
     )
 
 
@@ -93,13 +93,13 @@ def test_only_a_pod_that_shares_cpus_and_wants_to_be_aligned_is_bound_to_the_poo
 
 
 def test_cpus_on_several_nodes_are_divided_evenly() -> None:
-    got = admit(empty(), lsr("a", RESTRICTED), whole(12))
-    assert nodes_of(got) == Mask((0, 1))
-    assert [len(got.pod.cpuset & node) for node in NODES] == [6, 6, 0, 0]
+    result = admit(empty(), lsr("a", RESTRICTED), whole(12))
+    assert nodes_of(result) == Mask((0, 1))
+    assert [len(result.pod.cpuset & node) for node in NODES] == [6, 6, 0, 0]
     spread = lsr("a", BEST, bind_required=BindPolicy.SPREAD_BY_PCPUS)
-    got = admit(empty(), spread, whole(6))
-    assert got.verdict.admitted
-    assert [len(got.pod.cpuset & node) for node in NODES] == [3, 3, 0, 0], "one thread of each core"
+    result = admit(empty(), spread, whole(6))
+    assert result.verdict.admitted
+    assert [len(result.pod.cpuset & node) for node in NODES] == [3, 3, 0, 0], "one thread of each core"
     odd = admit(empty(), lsr("a", RESTRICTED, bind_required=BindPolicy.FULL_PCPUS), whole(10))
     assert sorted(len(odd.pod.cpuset & node) for node in NODES) == [0, 0, 4, 6], "whole cores stay whole"
 
@@ -134,9 +134,9 @@ def test_a_sharing_container_is_bound_to_a_part_of_its_pool() -> None:
 
 def test_the_smallest_request_for_cpu_aligns_a_pod() -> None:
     app = ContainerResources("c", ContainerKind.APP, {"cpu": 1})
-    asks = PodRequests("a", (app,), guaranteed=False)
-    got = admit(empty(), burstable("a", SINGLE, requests=asks), Request(cpu_shares=2))
-    assert got.pod.nodes == Mask((0,))
+    requests = PodRequests("a", (app,), guaranteed=False)
+    result = admit(empty(), burstable("a", SINGLE, requests=requests), Request(cpu_shares=2))
+    assert result.pod.nodes == Mask((0,))
 
 
 def test_pods_with_named_cpus_or_without_a_request_are_not_aligned() -> None:
@@ -163,9 +163,9 @@ def test_contradicting_policies_of_pod_and_node_are_refused() -> None:
 
 def test_devices_take_part_in_the_alignment() -> None:
     nic = LocatedDevice("nic", "vendor/nic", Mask((2,)), "sysfs")
-    got = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic))
-    assert nodes_of(got) == Mask((2,))
-    assert got.pod.cpuset <= NODES[2]
+    result = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic))
+    assert nodes_of(result) == Mask((2,))
+    assert result.pod.cpuset <= NODES[2]
     both = LocatedDevice("nic", "vendor/nic", Mask((1,)), "sysfs")
     apart = admit(empty(), lsr("a", SINGLE), whole(4, 0, nic, changed_copy(both, resource="v/gpu")))
     assert apart.verdict.reason == "TopologyAffinityError"
@@ -174,8 +174,8 @@ def test_devices_take_part_in_the_alignment() -> None:
 def test_memory_takes_part_in_the_alignment() -> None:
     state = empty(reserved_memory={0: {"memory": MIB}})
     state, _ = add(state, pod("first", SINGLE), whole(1, 80))
-    got = admit(state, pod("second", SINGLE), whole(1, 50))
-    assert nodes_of(got) == Mask((1,)), "node 0 has a CPU and not the memory"
+    result = admit(state, pod("second", SINGLE), whole(1, 50))
+    assert nodes_of(result) == Mask((1,)), "node 0 has a CPU and not the memory"
     assert admit(state, pod("third", SINGLE), whole(1, 101)).verdict.reason == "TopologyAffinityError"
 
 
@@ -207,18 +207,18 @@ def test_a_pod_avoids_nodes_of_a_pod_whose_containers_are_not_yet_created() -> N
 def test_a_pod_does_not_avoid_its_own_containers() -> None:
     state, _ = start(empty(), pod("a"), whole(2))
     assert MACHINE.nodes_of(state.containers["a/c"].placement.exclusive) == Mask((0,))
-    asks = lsr("a", RESTRICTED, numa_exclusive=NumaExclusive.REQUIRED)
-    assert admit(state, asks, whole(28)).verdict.admitted
+    claiming = lsr("a", RESTRICTED, numa_exclusive=NumaExclusive.REQUIRED)
+    assert admit(state, claiming, whole(28)).verdict.admitted
     other = lsr("b", RESTRICTED, numa_exclusive=NumaExclusive.REQUIRED)
     assert not admit(state, other, whole(28)).verdict.admitted
 
 
 def test_a_pod_created_again_keeps_its_nodes() -> None:
-    got = admit(empty(), burstable("a", SINGLE), shares(4000))
-    state = got.state.with_pod(got.pod)
+    result = admit(empty(), burstable("a", SINGLE), shares(4000))
+    state = result.state.with_pod(result.pod)
     state, _ = add(state, lsr("owner", SINGLE), whole(8))
     again = admit(state, changed_copy(burstable("a", SINGLE), sandbox_id="s-2", attempt=1), shares(4000))
-    assert again.pod.nodes == got.pod.nodes
+    assert again.pod.nodes == result.pod.nodes
 
 
 def test_exhausted_nodes_refuse_only_pods_that_need_them() -> None:
@@ -233,37 +233,39 @@ def test_exhausted_nodes_refuse_only_pods_that_need_them() -> None:
 def test_hints_of_providers_are_reported_by_name() -> None:
     state = empty(reserved_memory={0: {"memory": MIB}})
     nic = LocatedDevice("nic", "vendor/nic", Mask((1,)), "sysfs")
-    got = admit(state, pod("a", SINGLE), whole(2, 50, nic))
-    assert got.explanation is not None
-    reported = {(each.provider, each.resource) for each in got.explanation.answers}
+    result = admit(state, pod("a", SINGLE), whole(2, 50, nic))
+    assert result.explanation is not None
+    reported = {(each.provider, each.resource) for each in result.explanation.answers}
     assert reported == {("cpu", "cpu"), ("memory", "memory"), ("devices", "vendor/nic")}
-    hints = {each.resource: [str(hint.affinity) for hint in each.hints] for each in got.explanation.answers}
+    hints = {
+        each.resource: [str(hint.affinity) for hint in each.hints] for each in result.explanation.answers
+    }
     assert hints["vendor/nic"] == ["1"]
     assert hints["cpu"][:4] == ["0", "1", "2", "3"]
 
 
 def test_uncounted_memory_is_not_part_of_the_pods_sum() -> None:
     state = empty(reserved_memory={0: {"memory": MIB}})
-    got = admit(state, burstable("a", SINGLE), changed_copy(shares(2000), memory_limit=1000 * MIB))
-    assert nodes_of(got) == Mask((0,)), "a Burstable pod's memory is not counted"
+    result = admit(state, burstable("a", SINGLE), changed_copy(shares(2000), memory_limit=1000 * MIB))
+    assert nodes_of(result) == Mask((0,)), "a Burstable pod's memory is not counted"
 
 
 def test_devices_alone_align_a_pod() -> None:
     nic = LocatedDevice("nic", "vendor/nic", Mask((2,)), "sysfs")
-    got = admit(empty(), burstable("a", SINGLE), Request(cpu_shares=2, devices=(nic,)))
-    assert nodes_of(got) == Mask((2,))
-    assert got.pod.nodes == Mask((2,))
+    result = admit(empty(), burstable("a", SINGLE), Request(cpu_shares=2, devices=(nic,)))
+    assert nodes_of(result) == Mask((2,))
+    assert result.pod.nodes == Mask((2,))
 
 
 def test_devices_without_a_numa_node_are_near_to_all() -> None:
     app = ContainerResources("c", ContainerKind.APP, {"cpu": 2000, "v/x": 1}, {"cpu": 2000, "v/x": 1})
-    asks = PodRequests("a", (app,))
+    requests = PodRequests("a", (app,))
     state = empty(devices={"v/x": {"0": RegisteredDevice("0")}})
-    got = admit(state, burstable("a", SINGLE, requests=asks), shares(2000))
-    assert nodes_of(got) == Mask((0,))
+    result = admit(state, burstable("a", SINGLE, requests=requests), shares(2000))
+    assert nodes_of(result) == Mask((0,))
 
 
 def test_cpus_on_one_node_are_chosen_as_without_alignment() -> None:
     state, _ = add(empty(), pod("first"), whole(3))
-    got = admit(state, lsr("a", SINGLE), whole(4))
-    assert got.pod.cpuset == CpuSet((2, 3, 18, 19)), "whole cores"
+    result = admit(state, lsr("a", SINGLE), whole(4))
+    assert result.pod.cpuset == CpuSet((2, 3, 18, 19)), "whole cores"

@@ -1,9 +1,10 @@
-"""Random lives on machines that are unlike most: one CPU, cores of unequal size, ARM, NUMA ids with gaps,
-nodes without memory or without CPUs, no NUMA at all, 512 CPUs on 36 nodes.
+"""Random histories of unusual machines: one CPU, cores of unequal size, ARM, NUMA ids with gaps, nodes
+without memory or without CPUs, no NUMA at all, 512 CPUs on 36 nodes.
 
-Pods carry all annotations at once, contradictory ones too; sandboxes are made again, or fail; kubelet's CPU
-manager gives and takes; the Node object and the machine change. After each step all invariants hold, some CPU
-is left for containers that share, a refusal changes nothing and says why, and no decision takes long.
+Pods carry all annotations at once, contradictory ones too; sandboxes are created again, or fail; kubelet's
+CPU manager assigns and releases CPUs; the Node object and the machine change. After each step all invariants
+hold, some CPU is left for containers that share, a refusal changes nothing and has a reason, and no decision
+takes long.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ MACHINES: dict[str, Callable[[], Machine]] = {
 }
 
 
-class Life:
+class OddMachineHistory:
     def __init__(self, machine: Machine, dice: random.Random) -> None:
         self.dice, self.machine = dice, machine
         online = sorted(machine.online)
@@ -111,9 +112,9 @@ class Life:
     def counted(self) -> bool:
         return all(node.mem_bytes for node in self.machine.nodes) and self.maybe(0.4)
 
-    # -- what users write ---------------------------------------------------------------------------------
+    # -- labels, annotations and requests of users --------------------------------------------------------
 
-    def some(self) -> str:
+    def random_cpus(self) -> str:
         most = len(self.machine.present) + 1
         count = self.dice.choice((1, 1, 2, 2, 4, most))
         return ",".join(str(self.dice.randrange(most)) for _ in range(count))
@@ -128,7 +129,7 @@ class Life:
         pick, maybe = self.dice.choice, self.maybe
         found: dict[str, str] = {}
         if maybe(0.4):
-            parts = [f'"cpuset":"{self.some()}"'] if maybe(0.6) else []
+            parts = [f'"cpuset":"{self.random_cpus()}"'] if maybe(0.6) else []
             if maybe(0.4):
                 amount = f'{{"{pick(("cpu", "kubernetes.io/batch-cpu"))}":"{pick(("1", "0", "-1"))}"}}'
                 parts.append(f'"numaNodeResources":[{{"node":{self.node()},"resources":{amount}}}]')
@@ -161,7 +162,7 @@ class Life:
         shares = max(2, milli * 1024 // 1000)
         return Request(shares, milli * 100, 100_000, memory, pinned, devices=devices)
 
-    # -- what happens -------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------
 
     def pod(self) -> None:
         parent, attempt = self.dice.choice(("", "", "", "burstable", "besteffort")), 0
@@ -176,14 +177,14 @@ class Life:
             )
         labels = {"koordinator.sh/qosClass": self.dice.choice(LABELS)}
         came = pod_facts(sandbox, uid, "ns", uid, attempt, labels, self.annotations(), f"/kubepods/{parent}")
-        got = admit(self.state, came, self.request(came.kube_qos is KubeQos.GUARANTEED))
-        if not got.verdict.admitted:
-            assert got.state is self.state
-            assert got.verdict.message
+        result = admit(self.state, came, self.request(came.kube_qos is KubeQos.GUARANTEED))
+        if not result.verdict.admitted:
+            assert result.state is self.state
+            assert result.verdict.message
             return
-        after = got.state.with_pod(got.pod)
+        after = result.state.with_pod(result.pod)
         if self.maybe(0.1):
-            before, after = self.state, after.without_pod(got.pod.sandbox_id)
+            before, after = self.state, after.without_pod(result.pod.sandbox_id)
             assert (after.owners, after.pools) == (before.owners, before.pools), "the sandbox was never made"
             assert after.cpus_set_aside() == before.cpus_set_aside()
         self.state = after
@@ -194,12 +195,12 @@ class Life:
         inside = self.state.in_sandbox(pod.sandbox_id)
         if any(c.name == name and c.phase is not Phase.EXITED for c in inside):
             return
-        pinned = self.some() if self.maybe(0.3) else ""
+        pinned = self.random_cpus() if self.maybe(0.3) else ""
         request, key = self.request(pod.kube_qos is KubeQos.GUARANTEED, pinned), f"c{self.serial}"
         if self.maybe(0.2):
             phase = self.dice.choice((Phase.RUNNING, Phase.CREATED))
             plan = adopt(self.state, key, pod, name, self.serial, request, phase)
-            assert plan.container is not None, "it is there"
+            assert plan.container is not None, "the container exists"
         else:
             plan = place(self.state, pod, name, self.serial, request, key)
         if plan.container is None:
@@ -207,8 +208,8 @@ class Life:
             assert plan.verdict.message
         self.state = plan.state
 
-    def someone(self) -> None:
-        """Something happens to one of the pods or containers that are there."""
+    def existing_object(self) -> None:
+        """An event of a random existing pod or container."""
         state, what = self.state, self.dice.random()
         pods = sorted(state.pods.values(), key=lambda p: p.sandbox_id)
         there = sorted(state.containers.values(), key=lambda c: c.id)
@@ -225,14 +226,14 @@ class Life:
     def kubelet(self) -> None:
         uids = ["k1", "k2", *(pod.uid for pod in self.state.pods.values())]
         held = {
-            uid: {self.dice.choice("abc"): CpuSet.parse(self.some())}
+            uid: {self.dice.choice("abc"): CpuSet.parse(self.random_cpus())}
             for uid in sorted(uids)
             if self.maybe(0.5)
         }
         self.state = self.state.with_kubelet_cpus(held)
 
     def suppression(self) -> None:
-        self.state = self.state.with_be_limit(self.dice.choice((None, CpuSet.parse(self.some()))))
+        self.state = self.state.with_be_limit(self.dice.choice((None, CpuSet.parse(self.random_cpus()))))
 
     def rules(self) -> None:
         pick = self.dice.choice
@@ -240,18 +241,18 @@ class Life:
             node_keys.BIND_POLICY[0]: pick(("None", "FullPCPUsOnly", "SpreadByPCPUs", "Zigzag", "")),
             node_keys.NUMA_POLICY[0]: pick(("None", "SingleNUMANode", "Restricted", "")),
         }
-        reserved = pick((f'{{"reservedCPUs":"{self.some()}"}}', '{"resources":{"cpu":"3"}}', "{"))
-        system = f'{{"cpuset":"{self.some()}","cpusetExclusive":{pick(("true", "false"))}}}'
+        reserved = pick((f'{{"reservedCPUs":"{self.random_cpus()}"}}', '{"resources":{"cpu":"3"}}', "{"))
+        system = f'{{"cpuset":"{self.random_cpus()}","cpusetExclusive":{pick(("true", "false"))}}}'
         annotations = {node_keys.RESERVATION: reserved, node_keys.SYSTEM_QOS: system}
         some = {key: text for key, text in annotations.items() if self.maybe(0.5)}
-        kubelets = CpuManager(pick(("static", "none")), reserved=CpuSet.parse(self.some()))
+        kubelets = CpuManager(pick(("static", "none")), reserved=CpuSet.parse(self.random_cpus()))
         meta = NodeMeta("n", labels=labels, annotations=some)
         new = read_node_policy(self.base, self.state.node.machine, meta, kubelets)
         done = apply_node_policy(self.state, new, self.policy, TopologyOptions())
         self.state, self.policy = done.state, done.policy
 
-    def plug(self) -> None:
-        """Other CPUs are offline than before."""
+    def hotplug(self) -> None:
+        """Take other CPUs offline than before."""
         left = tuple(cpu for cpu in self.machine.cpus if self.maybe(0.8)) or self.machine.cpus
         online = CpuSet(cpu.id for cpu in left)
         cores: dict[int, int] = {}
@@ -264,10 +265,12 @@ class Life:
         self.state = after if after.pools.shared else self.state  # as the executor does
 
     def run(self) -> None:
-        others = (self.kubelet, self.suppression, self.rules, self.plug)
+        others = (self.kubelet, self.suppression, self.rules, self.hotplug)
         for _ in range(STEPS):
             what = self.dice.random()
-            step = self.pod if what < 0.3 else self.someone if what < 0.8 else self.dice.choice(others)
+            step = (
+                self.pod if what < 0.3 else self.existing_object if what < 0.8 else self.dice.choice(others)
+            )
             began = time.thread_time()
             step()
             assert time.thread_time() - began < LIMIT_S
@@ -279,4 +282,4 @@ class Life:
 def test_invariants_hold_for_random_histories(kind: str) -> None:
     machine = MACHINES[kind]()
     for seed in range(10 if len(machine.cpus) > 64 else 40):
-        Life(machine, random.Random(seed)).run()
+        OddMachineHistory(machine, random.Random(seed)).run()

@@ -1,10 +1,10 @@
-"""Random lives of a node with pods of all classes, by the labels and annotations that users write.
+"""Random histories of a node with pods of all classes, by the labels and annotations that users write.
 
-What each container must run on is worked out here a second time, from the rules as they are written down
-(Koordinator v1.8.0 pkg/koordlet) and from nothing but the containers that are there. After each step:
-owned sets are disjoint; LS, SYSTEM and all others that share are on CPUs without an owner; BE is on none of
-LSE; no container is without CPUs; exactly the containers with another set move; what leaves returns; a pod of
-class LSE or LSR is on its CPUs or was refused.
+The CPUs of each container are computed here a second time, from the documented rules (Koordinator v1.8.0
+pkg/koordlet) and from nothing but the existing containers. After each step: owned sets are disjoint; LS,
+SYSTEM and all other sharing containers are on CPUs without an owner; BE is on no CPU of LSE; no container is
+without CPUs; exactly the containers whose set changes move; released CPUs return to the pools; a pod of class
+LSE or LSR is on its CPUs or was refused.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def smaller(online: CpuSet) -> Machine:
 
 
 def pool_by_the_table(pod: Pod, *, bound: bool) -> Pool:
-    """Return the pool of a pod that owns nothing: rows 3 to 9."""
+    """Return the pool of a pod without exclusive CPUs: rows 3 to 9."""
     if pod.qos is QosClass.BE:
         return Pool.BE
     if bound and not pod.problem:
@@ -149,7 +149,7 @@ def pool_by_the_table(pod: Pod, *, bound: bool) -> Pool:
 
 
 class Account:
-    """What containers must run on, worked out from those that are there and from the rules alone."""
+    """The CPUs of containers, computed from the existing containers and the rules alone."""
 
     def __init__(self, state: NodeState) -> None:
         node = state.node
@@ -189,8 +189,8 @@ class Account:
         return pool if limit is None else pool & limit or whole & limit or pool
 
 
-class Life:
-    """A node and what happens to it."""
+class PodClassHistory:
+    """A node and its events."""
 
     def begin(
         self, static: bool, reservation: str, system: str, alone: bool, more: Mapping[str, Any]
@@ -207,10 +207,10 @@ class Life:
         self.state = NodeState.empty(node)
         self.serial = itertools.count()
         self.amounts: dict[str, tuple[int, int]] = {}
-        """What each container of a pod asks for, by the pod's uid."""
+        """The request of each container of a pod, by the pod's uid."""
 
     def move(self, after: NodeState) -> None:
-        """Move to a state; exactly the containers that have to must move with it."""
+        """Enter a state; exactly the containers whose CPUs differ must move."""
         before, self.state = self.state, after
         shrink, grow = moves(before, after)
         old, new = Account(before), Account(after)
@@ -238,13 +238,13 @@ class Life:
         labels = {"koordinator.sh/qosClass": label} if label else {}
         pod = pod_facts(f"s-{uid}", uid, "ns", uid, 0, labels, annotations, f"{parent}/pod{uid}")
         before = self.state
-        got = admit(before, pod, request_of(amount) if with_request else Request())
-        if not got.verdict.admitted:
-            assert got.state is before
-            assert got.explanation is not None
+        result = admit(before, pod, request_of(amount) if with_request else Request())
+        if not result.verdict.admitted:
+            assert result.state is before
+            assert result.explanation is not None
             return
         self.amounts[uid] = amount
-        self.move(got.state.with_pod(got.pod))
+        self.move(result.state.with_pod(result.pod))
 
     def pods(self) -> list[str]:
         return sorted(self.amounts)
@@ -271,13 +271,13 @@ class Life:
             self.enters(key, Phase.RUNNING)
 
     def judge(self, before: NodeState, pod: Pod, container: Container | None, reason: str) -> None:
-        """Compare an answer with what the pod's class entitles it to."""
+        """Compare an answer with the CPUs to which the class of the pod entitles it."""
         node, others = before.node, before.cpus_set_aside(pod.key)
         for key, held in before.owners.items():
             if key != pod.key:
                 others |= held.cpus
         named = pod.cpuset if pod.cpuset and pod.qos is not QosClass.BE and not pod.problem else None
-        # A pod that has them already continues with what is left of them.
+        # A pod that has its CPUs already continues with those that are left.
         goes_on = (
             named is not None and bool(named & node.machine.online) and named <= before.last_cpus(pod.key)
         )
@@ -300,7 +300,7 @@ class Life:
         if fits:
             assert (placement.pool, placement.exclusive) == (Pool.OWN, named)
         elif placement.pool is Pool.OWN:
-            assert named is None, "what cannot be had is shared"
+            assert named is None, "a container that cannot own CPUs shares"
             assert pod.qos in (QosClass.NONE, *STRICT)
             assert pod.kube_qos is KubeQos.GUARANTEED
         else:
@@ -321,7 +321,7 @@ class Life:
         self.move(self.state.changed(put=[self.state.containers[key].in_phase(phase)]))
 
     def is_found(self, dice: random.Random, phase: Phase, pinned: str) -> None:
-        """A container that was made while the daemon was away."""
+        """A container that was created while the daemon did not run."""
         uid = dice.choice(self.pods())
         pod = self.state.pods[f"s-{uid}"]
         key = f"x{next(self.serial)}"
@@ -337,7 +337,7 @@ class Life:
             self.enters(dice.choice(live), Phase.EXITED)
 
     def is_updated(self, dice: random.Random) -> None:
-        """What kubelet reconciles comes with its own CPU list, and changes nothing."""
+        """An update of kubelet's reconciliation carries a CPU list of kubelet, and changes nothing."""
         live = sorted(k for k, c in self.state.containers.items() if c.phase is not Phase.EXITED)
         if live:
             old = self.state.containers[dice.choice(live)]
@@ -353,11 +353,11 @@ class Life:
         self.move(self.state.without_pod(f"s-{uid}"))
         del self.amounts[uid]
 
-    # -- the machine, the daemon, and what else has a say -------------------------------------------------
+    # -- the machine, the daemon, and other components ----------------------------------------------------
 
     def cpus_change(self, gone: set[int]) -> None:
         after = self.state.with_machine(smaller(EVERY - CpuSet(gone)))
-        if after.pools.shared:  # the daemon does not follow a machine that leaves nothing to share
+        if after.pools.shared:  # the daemon ignores a machine that leaves the shared pool empty
             self.move(after)
 
     def is_reserved_anew(self, reservation: str) -> None:
@@ -392,7 +392,7 @@ class Life:
         assert self.state.pools == NodeState.empty(self.state.node).pools
         assert not [*self.state.owners, *self.state.pods, *self.state.containers]
 
-    # -- what must hold -----------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------
 
     def holds(self) -> None:
         state = self.state
@@ -424,7 +424,7 @@ class Life:
         self.kubelets_part(account)
 
     def kubelets_part(self, account: Account) -> None:
-        """What kubelet holds for a container that is not here is kept free, and nothing else is."""
+        """Only CPUs that kubelet holds for a container that does not exist yet are kept free."""
         state, held = self.state, self.state.kubelet_cpus
         there = {(c.pod.uid, c.name) for c in account.live}
         ours = {
@@ -471,8 +471,8 @@ GARBAGE = st.text(alphabet='{}[]":,-0159cpusetnodeU ', max_size=30)
 PHASES = [Phase.CREATED, *[Phase.RUNNING] * 3, Phase.EXITED]
 
 
-class Lives(Life, RuleBasedStateMachine):
-    """The same, as hypothesis likes to play it."""
+class PodClassHistoryMachine(PodClassHistory, RuleBasedStateMachine):
+    """The same random history as a state machine of hypothesis."""
 
     begins = initialize(
         static=st.booleans(),
@@ -480,7 +480,7 @@ class Lives(Life, RuleBasedStateMachine):
         system=st.sampled_from(SYSTEMS),
         alone=st.booleans(),
         more=st.sampled_from(MORE),
-    )(Life.begin)
+    )(PodClassHistory.begin)
     arrival = precondition(lambda self: len(self.amounts) < MOST)(
         rule(
             label=st.sampled_from(LABELS),
@@ -488,7 +488,7 @@ class Lives(Life, RuleBasedStateMachine):
             annotations=TEXTS,
             amount=st.sampled_from(AMOUNTS),
             with_request=st.booleans(),
-        )(Life.arrives)
+        )(PodClassHistory.arrives)
     )
     odd_arrival = precondition(lambda self: len(self.amounts) < MOST)(
         rule(
@@ -497,69 +497,73 @@ class Lives(Life, RuleBasedStateMachine):
             annotations=st.builds(annotations_of, GARBAGE, GARBAGE, GARBAGE, st.tuples(GARBAGE, GARBAGE)),
             amount=st.sampled_from(AMOUNTS),
             with_request=st.booleans(),
-        )(Life.arrives)
+        )(PodClassHistory.arrives)
     )
     creation = precondition(SOME)(
-        rule(dice=DICE, run=st.booleans(), pinned=st.sampled_from(PINNED))(Life.creates)
+        rule(dice=DICE, run=st.booleans(), pinned=st.sampled_from(PINNED))(PodClassHistory.creates)
     )
-    another = precondition(SOME)(rule(dice=DICE, run=st.just(True), pinned=st.just(""))(Life.creates))
+    another = precondition(SOME)(
+        rule(dice=DICE, run=st.just(True), pinned=st.just(""))(PodClassHistory.creates)
+    )
     finding = precondition(SOME)(
-        rule(dice=DICE, phase=st.sampled_from(PHASES), pinned=st.sampled_from(PINNED))(Life.is_found)
+        rule(dice=DICE, phase=st.sampled_from(PHASES), pinned=st.sampled_from(PINNED))(
+            PodClassHistory.is_found
+        )
     )
-    end = precondition(SOME)(rule(dice=DICE)(Life.exits))
-    update = precondition(SOME)(rule(dice=DICE)(Life.is_updated))
+    end = precondition(SOME)(rule(dice=DICE)(PodClassHistory.exits))
+    update = precondition(SOME)(rule(dice=DICE)(PodClassHistory.is_updated))
     going = precondition(SOME)(rule(dice=DICE)(lambda self, dice: self.goes(dice.choice(self.pods()))))
-    change = rule(gone=st.sets(st.integers(0, 15), max_size=4))(Life.cpus_change)
-    reservation = rule(reservation=st.sampled_from(RESERVATIONS))(Life.is_reserved_anew)
-    restart = rule()(Life.restarts)
-    checkpoint = rule(held=st.sampled_from(HELD))(Life.kubelet_holds)
-    suppression = rule(limit=st.sampled_from(LIMITS))(Life.is_suppressed)
-    leaving = rule()(Life.everything_leaves)
-    truth = invariant()(Life.holds)
+    change = rule(gone=st.sets(st.integers(0, 15), max_size=4))(PodClassHistory.cpus_change)
+    reservation = rule(reservation=st.sampled_from(RESERVATIONS))(PodClassHistory.is_reserved_anew)
+    restart = rule()(PodClassHistory.restarts)
+    checkpoint = rule(held=st.sampled_from(HELD))(PodClassHistory.kubelet_holds)
+    suppression = rule(limit=st.sampled_from(LIMITS))(PodClassHistory.is_suppressed)
+    leaving = rule()(PodClassHistory.everything_leaves)
+    truth = invariant()(PodClassHistory.holds)
 
 
-Lives.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestLives = Lives.TestCase
+PodClassHistoryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPodClassHistory = PodClassHistoryMachine.TestCase
 
 
-def step(life: Life, dice: random.Random) -> None:
+def step(history: PodClassHistory, dice: random.Random) -> None:
     """Perform random events of a node, as often as they occur on one."""
     what = dice.random()
-    if what < 0.28 and len(life.amounts) < MOST:
+    if what < 0.28 and len(history.amounts) < MOST:
         texts = (STATUSES, SPECS, NUMA_SPECS)
         annotations = annotations_of(*(dice.choice(one) for one in texts), dice.choice(VOLCANO))  # type: ignore[arg-type]
         amount, with_request = dice.choice(AMOUNTS), dice.random() < 0.6
-        life.arrives(dice.choice(LABELS), dice.choice(PARENTS), annotations, amount, with_request)
+        history.arrives(dice.choice(LABELS), dice.choice(PARENTS), annotations, amount, with_request)
     elif what > 0.97:
-        life.restarts()
+        history.restarts()
     elif what > 0.94:
-        life.cpus_change(set(dice.sample(range(16), dice.randint(0, 4))))
+        history.cpus_change(set(dice.sample(range(16), dice.randint(0, 4))))
     elif what > 0.91:
-        life.kubelet_holds(dice.choice(HELD))
+        history.kubelet_holds(dice.choice(HELD))
     elif what > 0.88:
-        life.is_suppressed(dice.choice(LIMITS))
+        history.is_suppressed(dice.choice(LIMITS))
     elif what > 0.86:
-        life.is_reserved_anew(dice.choice(RESERVATIONS))
-    elif not life.amounts:
+        history.is_reserved_anew(dice.choice(RESERVATIONS))
+    elif not history.amounts:
         return
     elif what < 0.58:
-        life.creates(dice, run=dice.random() < 0.7, pinned=dice.choice(PINNED))
+        history.creates(dice, run=dice.random() < 0.7, pinned=dice.choice(PINNED))
     elif what < 0.67:
-        life.is_found(dice, dice.choice(PHASES), dice.choice(PINNED))
+        history.is_found(dice, dice.choice(PHASES), dice.choice(PINNED))
     elif what < 0.7:
-        life.is_updated(dice)
+        history.is_updated(dice)
     elif what < 0.8:
-        life.exits(dice)
+        history.exits(dice)
     else:
-        life.goes(dice.choice(life.pods()))
+        history.goes(dice.choice(history.pods()))
 
 
 @pytest.mark.parametrize("first", range(0, 160, 20))
 def test_invariants_hold_for_random_histories(first: int) -> None:
-    """Longer and fuller lives than those that are easily shrunk; ``first`` and those after it are seeds."""
+    """Longer histories with more pods than hypothesis tries; ``first`` is the first seed of a series."""
     for seed in range(first, first + 20):
-        dice, life = random.Random(seed), Life()
-        life.begin(
+        dice, history = random.Random(seed), PodClassHistory()
+        history.begin(
             seed % 2 == 0,
             dice.choice(RESERVATIONS),
             dice.choice(SYSTEMS),
@@ -567,7 +571,7 @@ def test_invariants_hold_for_random_histories(first: int) -> None:
             MORE[seed // 2 % len(MORE)],
         )
         for _ in range(60):
-            step(life, dice)
-            life.holds()
-        life.everything_leaves()
-        life.holds()
+            step(history, dice)
+            history.holds()
+        history.everything_leaves()
+        history.holds()

@@ -50,25 +50,29 @@ def pod(qos: QosClass = QosClass.LSE, **more: object) -> Pod:
     return Pod("t-1", "u1", "ns", "p", qos=qos, **more)  # type: ignore[arg-type]
 
 
-def admitted(state: NodeState, claiming: Pod, asked: Request) -> PodAdmission:
-    got = admit(state, claiming, asked)
-    assert got.verdict.admitted, got.verdict
-    return got
+def admitted(state: NodeState, claiming: Pod, total_request: Request) -> PodAdmission:
+    result = admit(state, claiming, total_request)
+    assert result.verdict.admitted, result.verdict
+    return result
 
 
 @pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR])
 def test_the_containers_of_a_pod_own_its_cpus_together(qos: QosClass) -> None:
-    got = admitted(NodeState.empty(NODE), pod(qos), total(4000))
-    assert got.pod.cpuset == CpuSet.parse("0-1,8-9")
-    assert got.pod.cpuset_chosen_locally
-    assert got.pod.reserved_for_pod is not None
-    assert got.pod.reserved_for_pod.cpus == got.pod.cpuset
-    state = got.state
+    result = admitted(NodeState.empty(NODE), pod(qos), total(4000))
+    assert result.pod.cpuset == CpuSet.parse("0-1,8-9")
+    assert result.pod.cpuset_chosen_locally
+    assert result.pod.reserved_for_pod is not None
+    assert result.pod.reserved_for_pod.cpus == result.pod.cpuset
+    state = result.state
     for name, milli in (("main", 3500), ("side", 500)):
-        plan = place(state, got.pod, name, 0, total(milli), name)
+        plan = place(state, result.pod, name, 0, total(milli), name)
         assert plan.container is not None
         placement = plan.container.placement
-        assert (placement.pool, placement.exclusive, placement.mems) == (Pool.OWN, got.pod.cpuset, Mask((0,)))
+        assert (placement.pool, placement.exclusive, placement.mems) == (
+            Pool.OWN,
+            result.pod.cpuset,
+            Mask((0,)),
+        )
         assert "were chosen for it when its sandbox was made" in placement.reasons[0]
         state = plan.state
     assert list(state.owners) == ["u1"]
@@ -77,7 +81,7 @@ def test_the_containers_of_a_pod_own_its_cpus_together(qos: QosClass) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("total_request", "message"),
     [
         (total(1500), "request about 1500m CPU together and are limited to 1500m"),
         (total(2000, 4000), "request about 2000m CPU together and are limited to 4000m"),
@@ -85,18 +89,18 @@ def test_the_containers_of_a_pod_own_its_cpus_together(qos: QosClass) -> None:
         (Request(2048, -1, 100_000), "limited to nothing"),
     ],
 )
-def test_a_fraction_of_cpus_is_refused(asked: Request, words: str) -> None:
+def test_a_fraction_of_cpus_is_refused(total_request: Request, message: str) -> None:
     state = NodeState.empty(NODE)
-    got = admit(state, pod(kube_qos=KubeQos.BURSTABLE), asked)
-    assert (got.verdict.code, got.verdict.reason, got.state) == (3, "InvalidCPURequest", state)
-    assert words in got.verdict.message
-    assert got.verdict.message.startswith("cannot place ns/p: LSE pod: ")
-    assert got.explanation is not None
-    assert got.explanation.verdict == got.verdict
+    result = admit(state, pod(kube_qos=KubeQos.BURSTABLE), total_request)
+    assert (result.verdict.code, result.verdict.reason, result.state) == (3, "InvalidCPURequest", state)
+    assert message in result.verdict.message
+    assert result.verdict.message.startswith("cannot place ns/p: LSE pod: ")
+    assert result.explanation is not None
+    assert result.explanation.verdict == result.verdict
 
 
-def known(*asks: ContainerResources) -> PodRequests:
-    return PodRequests("u1", asks)
+def known(*containers: ContainerResources) -> PodRequests:
+    return PodRequests("u1", containers)
 
 
 def even(name: str, milli: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
@@ -104,9 +108,11 @@ def even(name: str, milli: int, kind: ContainerKind = ContainerKind.APP) -> Cont
 
 
 def test_kubelets_facts_count_containers_that_run_at_the_same_time() -> None:
-    asks = known(even("i", 8000, ContainerKind.INIT), even("s", 500, ContainerKind.SIDECAR), even("a", 1500))
-    got = admitted(NodeState.empty(NODE), pod(requests=asks), total(8000))
-    assert len(got.pod.cpuset or ()) == 2
+    requests = known(
+        even("i", 8000, ContainerKind.INIT), even("s", 500, ContainerKind.SIDECAR), even("a", 1500)
+    )
+    result = admitted(NodeState.empty(NODE), pod(requests=requests), total(8000))
+    assert len(result.pod.cpuset or ()) == 2
     uneven = known(ContainerResources("a", ContainerKind.APP, {"cpu": 2000}, {"cpu": 3000}))
     reported = admit(NodeState.empty(NODE), pod(requests=uneven), total(2000)).verdict.message
     assert "container a requests 2000m CPU and is limited to 3000m" in reported
@@ -125,12 +131,12 @@ def test_the_topology_policy_and_the_bind_policy_apply_to_a_pod_as_owner() -> No
 
 def test_memory_is_counted_for_the_pod_as_a_whole() -> None:
     node = changed_copy(NODE, reserved_memory={0: {"memory": GI}})
-    got = admitted(NodeState.empty(node), pod(), total(2000, memory_limit=3 * GI))
-    assert got.pod.reserved_for_pod is not None
-    assert [(str(b.affinity), b.size) for b in got.pod.reserved_for_pod.blocks] == [("0", 3 * GI)]
-    assert got.state.memory is not None
-    assert got.state.memory.nodes[0].table("memory").reserved == 3 * GI
-    plan = place(got.state, got.pod, "main", 0, total(2000, memory_limit=3 * GI), "x")
+    result = admitted(NodeState.empty(node), pod(), total(2000, memory_limit=3 * GI))
+    assert result.pod.reserved_for_pod is not None
+    assert [(str(b.affinity), b.size) for b in result.pod.reserved_for_pod.blocks] == [("0", 3 * GI)]
+    assert result.state.memory is not None
+    assert result.state.memory.nodes[0].table("memory").reserved == 3 * GI
+    plan = place(result.state, result.pod, "main", 0, total(2000, memory_limit=3 * GI), "x")
     assert plan.container is not None
     assert (plan.container.placement.mems, plan.container.placement.blocks) == (Mask((0,)), ())
     assert plan.state.memory is not None
@@ -155,8 +161,12 @@ def test_pods_with_named_cpus_or_of_other_classes_are_not_decided() -> None:
 def test_a_full_node_refuses_a_pod_and_keeps_its_state() -> None:
     state = admitted(NodeState.empty(NODE), pod(), total(12_000)).state
     other = changed_copy(pod(), uid="u2", name="q", sandbox_id="t-2")
-    got = admit(state, other, total(6000))
-    assert (got.verdict.code, got.verdict.reason, got.state) == (9, "UnexpectedAdmissionError", state)
+    result = admit(state, other, total(6000))
+    assert (result.verdict.code, result.verdict.reason, result.state) == (
+        9,
+        "UnexpectedAdmissionError",
+        state,
+    )
     last = admit(state, other, total(4000))
     assert (last.verdict.reason, last.state) == ("SharedPoolExhausted", state)
 
@@ -167,8 +177,8 @@ def test_a_sandbox_created_again_keeps_the_cpus() -> None:
     assert plan.container is not None
     state = plan.state.changed(put=[plan.container.in_phase(Phase.EXITED)])
     again = changed_copy(pod(), sandbox_id="t-9", attempt=1)
-    got = admitted(state, again, total(4000))
-    assert (got.pod.cpuset, got.pod.cpuset_chosen_locally, got.pod.reserved_for_pod) == (
+    result = admitted(state, again, total(4000))
+    assert (result.pod.cpuset, result.pod.cpuset_chosen_locally, result.pod.reserved_for_pod) == (
         first.pod.cpuset,
         True,
         first.pod.reserved_for_pod,
@@ -285,7 +295,7 @@ def test_set_aside_cpus_count_against_the_floor_of_the_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reported", "asked", "is_known"),
+    ("reported", "total_request", "is_known"),
     [
         (None, Request(), False),
         (None, Request(cpu_shares=2), False),
@@ -294,9 +304,9 @@ def test_set_aside_cpus_count_against_the_floor_of_the_pool() -> None:
     ],
 )
 def test_whether_it_is_known_what_a_pod_requests(
-    reported: PodRequests | None, asked: Request, is_known: bool
+    reported: PodRequests | None, total_request: Request, is_known: bool
 ) -> None:
-    assert request_is_known(pod_of("u", requests=reported), asked) is is_known
+    assert request_is_known(pod_of("u", requests=reported), total_request) is is_known
 
 
 @pytest.mark.parametrize(
@@ -318,17 +328,17 @@ def test_the_floors_hold_back_the_last_core_of_each_numa_node() -> None:
     assert str(unowned_floor_cpus(state_of())) == "3,7,11,15"
     owned = named(state_of(), "u", "3,11").state
     assert str(unowned_floor_cpus(owned)) == "2,7,10,15"
-    assert str(unowned_floor_cpus(ends(owned, "c-u"))) == "2,7,10,15", "it may come back"
+    assert str(unowned_floor_cpus(ends(owned, "c-u"))) == "2,7,10,15", "the container may come back"
     assert unowned_floor_cpus(state_of(AdmissionRules())) == CpuSet()
 
 
-def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
+def test_cpus_are_kept_for_an_ended_container_that_may_return() -> None:
     state = named(state_of(), "u", "0-3,8-9").state
     state = ends(state, "c-u")
     other = named(state, "v", "4-7,12-13")
     assert other.container is not None
     assert named(state, "v", "10-11").limit is AdmissionRule.SHARED_FLOOR, (
-        "they are the floor when it is back"
+        "they are part of the floor when the container returns"
     )
     pod = other.state.pods["s-u"]
     again = place(other.state, pod, "c", 1, whole(6), "c-u2")
@@ -339,15 +349,17 @@ def test_cpus_of_a_container_that_may_come_back_are_kept_for_it() -> None:
 
 
 def test_an_ended_container_of_the_same_pod_does_not_count() -> None:
-    """It may be an init container, which nothing but kubelet can distinguish from one that crashed."""
+    """It may be an init container, which only kubelet can distinguish from a crashed container."""
     state = state_of(changed_copy(DEFAULT, pod_limit=8))
     pod = pod_of("u", 8)
     state = ends(place(state.with_pod(pod), pod, "prepare", 0, whole(8), "c1").state, "c1")
     plan = place(state, pod, "main", 0, whole(8), "c2")
     assert plan.container is not None
-    assert guaranteed(state, "other", 5).limit is AdmissionRule.SHARED_FLOOR, "to other pods it may come back"
+    assert guaranteed(state, "other", 5).limit is AdmissionRule.SHARED_FLOOR, (
+        "for other pods, the container may come back"
+    )
     again = place(plan.state, pod, "prepare", 1, whole(8), "c3")
-    assert again.limit is AdmissionRule.POD_LIMIT, "it was none: then the limits hold for it"
+    assert again.limit is AdmissionRule.POD_LIMIT, "it was not an init container: the limits apply to it"
 
 
 def test_an_owner_is_not_checked_again_for_cpus_that_it_has() -> None:
@@ -355,11 +367,11 @@ def test_an_owner_is_not_checked_again_for_cpus_that_it_has() -> None:
     tight = state.with_node(state_of().node)
     assert tight.pools.shared == CpuSet([15])
     pod = tight.pods["s-u"]
-    beside = place(tight, pod, "d", 0, whole(15), "d-u")
-    assert beside.container is not None
-    assert beside.container.placement.exclusive == CpuSet.parse("0-14")
+    other = place(tight, pod, "d", 0, whole(15), "d-u")
+    assert other.container is not None
+    assert other.container.placement.exclusive == CpuSet.parse("0-14")
     assert guaranteed(tight, "v", 1).container is None
-    assert violations(beside.state) == []
+    assert violations(other.state) == []
 
 
 @pytest.mark.parametrize("static", [True, False])
@@ -373,7 +385,7 @@ def test_an_owner_is_not_checked_again_for_cpus_that_it_has() -> None:
             Phase.RUNNING,
             15,
             AdmissionRule.SHARED_FLOOR,
-        ),  # it runs where all do: they are not its own yet
+        ),  # it runs on the CPUs of all containers: it does not own them yet
         ("0-3", Phase.RUNNING, 15, AdmissionRule.SHARED_FLOOR),
         ("0-14", Phase.RUNNING, 14, AdmissionRule.REQUEST),
     ],
@@ -394,7 +406,7 @@ def test_an_adopted_container_keeps_the_cpus_that_it_runs_on(
 
 
 def test_a_container_pinned_by_kubelet_beyond_the_floor_shares_and_is_not_rejected() -> None:
-    """kubelet has admitted the pod and would ask for it again and again."""
+    """kubelet has admitted the pod and would retry the create again and again."""
     node = Node(MACHINE, CpuTopology.of(MACHINE), admission=DEFAULT)
     for count, pool in ((6, Pool.OWN), (13, Pool.SHARED)):
         pod = pod_of("u", count)
@@ -409,7 +421,7 @@ def test_a_container_pinned_by_kubelet_beyond_the_floor_shares_and_is_not_reject
     plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, request, "c1")
     assert plan.container is not None
     assert len(plan.container.placement.exclusive) == 7, (
-        "others in their place, as where another pod has them"
+        "other CPUs instead, as where another pod owns the CPUs"
     )
     assert "other CPUs than kubelet's CPU manager named (shared-floor)" in plan.problem
 
@@ -438,10 +450,10 @@ def test_kubelet_pins_no_pod_that_a_label_or_a_scheduler_puts_elsewhere(
     assert state.owners.keys() == owners
 
 
-def test_a_container_gets_what_was_set_aside_for_its_pod_though_the_floor_is_higher_now() -> None:
+def test_a_container_gets_the_set_aside_of_its_pod_although_the_floor_was_raised() -> None:
     rules = {"policy": TopologyPolicy.BEST_EFFORT, "scope": Scope.POD}
-    asks = PodRequests("u", (even("c", 8000),))
-    pod = pod_of("u", 8, requests=asks)
+    requests = PodRequests("u", (even("c", 8000),))
+    pod = pod_of("u", 8, requests=requests)
     admission = admit(state_of(**rules), pod, whole(8))
     assert admission.pod.reserved_for_pod is not None
     tight = admission.state.with_node(state_of(changed_copy(DEFAULT, floor=10, numa_floor=0), **rules).node)
@@ -479,8 +491,8 @@ def test_one_pod_owns_no_more_than_its_limit() -> None:
     assert guaranteed(state, "u", 5).limit is AdmissionRule.POD_LIMIT
     assert named(state, "u", "0-4").verdict.reason == "AdmissionPodLimit"
     assert admit(state, pod_of("u", 5, qos=QosClass.LSR), whole(5)).limit is AdmissionRule.POD_LIMIT
-    beside = admit(state, pod_of("v", 4, qos=QosClass.LSR), whole(4)).state
-    assert guaranteed(beside, "u", 4).container is not None, "what is set aside for others does not count"
+    other = admit(state, pod_of("v", 4, qos=QosClass.LSR), whole(4)).state
+    assert guaranteed(other, "u", 4).container is not None, "set-asides of other pods do not count"
     pod = pod_of("u", 8)
     one = place(state.with_pod(pod), pod, "one", 0, whole(3), "c1")
     two = place(one.state, pod, "two", 0, whole(2), "c2")
@@ -500,29 +512,33 @@ def test_the_pods_of_one_namespace_own_no_more_than_its_limit() -> None:
     assert guaranteed(state, "w", 2).container is not None
     assert guaranteed(state, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT
     elsewhere = admit(state, pod_of("v", 2, namespace="b", qos=QosClass.LSR), whole(2)).state
-    assert guaranteed(elsewhere, "w", 2).container is not None, "nor what is set aside in another namespace"
+    assert guaranteed(elsewhere, "w", 2).container is not None, (
+        "set-asides of other namespaces do not count either"
+    )
     other = named(state, "x", "4-7", namespace="b").state
     assert guaranteed(other, "w", 2).container is not None, "owners of other namespaces do not count"
     ended = ends(state, "c-u")
-    assert guaranteed(ended, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT, "it may come back"
+    assert guaranteed(ended, "w", 3).limit is AdmissionRule.NAMESPACE_LIMIT, "the container may come back"
     assert guaranteed(ended.without_pod("s-u"), "w", 3).container is not None
 
 
 def test_all_pods_of_a_node_own_no_more_than_its_limit() -> None:
     state = named(state_of(LIMITS[AdmissionRule.NODE_LIMIT]), "u", "0-3").state
-    beside = state.with_kubelet_cpus({"k": {"c": CpuSet([15])}})
-    assert guaranteed(beside, "w", 4, namespace="b").limit is AdmissionRule.NODE_LIMIT
-    assert guaranteed(beside, "w", 3, namespace="b").container is not None
+    other = state.with_kubelet_cpus({"k": {"c": CpuSet([15])}})
+    assert guaranteed(other, "w", 4, namespace="b").limit is AdmissionRule.NODE_LIMIT
+    assert guaranteed(other, "w", 3, namespace="b").container is not None
     assert guaranteed(state, "w", 4, namespace="b").container is not None
     blocked = state.with_kubelet_cpus({"stuck": {"": CpuSet([14, 15])}})
     assert guaranteed(blocked, "w", 4, namespace="b").container is not None, "CPUs without an owner"
     ended = ends(state, "c-u")
-    assert guaranteed(ended, "w", 5, namespace="b").limit is AdmissionRule.NODE_LIMIT, "it may come back"
+    assert guaranteed(ended, "w", 5, namespace="b").limit is AdmissionRule.NODE_LIMIT, (
+        "the container may come back"
+    )
     assert guaranteed(ended.without_pod("s-u"), "w", 5, namespace="b").container is not None
 
 
-class Life:
-    """Random pods on a node; what they may have is held after each step."""
+class RandomPods:
+    """Random pods on a node; the floors are checked after each step."""
 
     def __init__(self, seed: int) -> None:
         self.chance = chance = random.Random(seed)
@@ -550,11 +566,17 @@ class Life:
         self.serial = 0
 
     def step(self) -> None:
-        more = (self.crashes, self.crashes, self.beside, self.leaves, self.kubelet)
-        self.chance.choice([self.comes, self.comes, self.comes, *more])()
+        more = (
+            self.container_crashed,
+            self.container_crashed,
+            self.container_added,
+            self.pod_removed,
+            self.kubelet_changed,
+        )
+        self.chance.choice([self.pod_created, self.pod_created, self.pod_created, *more])()
         self.check()
 
-    def comes(self) -> None:
+    def pod_created(self) -> None:
         chance, self.serial = self.chance, self.serial + 1
         uid, count = f"u{self.serial}", chance.randint(0, 5)
         qos = chance.choice([QosClass.LSR, QosClass.LSE, QosClass.NONE, QosClass.LS])
@@ -578,7 +600,7 @@ class Life:
             assert len(plan.container.placement.exclusive) <= count
         assert others == {i: self.state.containers[i].placement.exclusive for i in others}
 
-    def crashes(self) -> None:
+    def container_crashed(self) -> None:
         running = [c for c in self.state.containers.values() if c.phase is Phase.RUNNING]
         if not running:
             return
@@ -586,7 +608,7 @@ class Life:
         self.state = ends(self.state, container.id)
         if self.chance.random() < 0.6:
             for _ in range(self.chance.randint(0, 2)):
-                self.comes()
+                self.pod_created()
             pod = self.state.pods[container.pod.sandbox_id]
             name, attempt = container.name, container.attempt + 1
             plan = place(self.state, pod, name, attempt, container.request, f"{container.id}x")
@@ -594,8 +616,8 @@ class Life:
                 made = plan.container.in_phase(Phase.RUNNING)
                 self.state = plan.state.changed(put=(made,), drop=(container.id,))
 
-    def beside(self) -> None:
-        """Another container comes to a pod that may have a container that has ended."""
+    def container_added(self) -> None:
+        """Add a container to a pod that may have an ended container."""
         if not self.state.pods:
             return
         pod = self.state.pods[self.chance.choice(sorted(self.state.pods))]
@@ -608,13 +630,13 @@ class Life:
         if plan.container is not None:
             self.state = plan.state.changed(put=(plan.container.in_phase(Phase.RUNNING),), drop=old)
 
-    def leaves(self) -> None:
+    def pod_removed(self) -> None:
         if self.state.pods:
             sandbox = self.chance.choice(sorted(self.state.pods))
             gone = [c.id for c in self.state.in_sandbox(sandbox)]
             self.state = self.state.changed(drop=gone).without_pod(sandbox)
 
-    def kubelet(self) -> None:
+    def kubelet_changed(self) -> None:
         online = list(self.machine.online)
         held = {}
         if self.chance.random() < 0.5:
@@ -652,9 +674,9 @@ class Life:
 @pytest.mark.parametrize("block", range(8))
 def test_random_pods_leave_the_pool_its_floor(block: int) -> None:
     for seed in range(block * 60, block * 60 + 60):
-        life = Life(seed)
+        pods = RandomPods(seed)
         try:
             for _ in range(25):
-                life.step()
+                pods.step()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error

@@ -1,4 +1,4 @@
-"""Which owners get a partition, what becomes of partitions as playbooks, and records as plain data."""
+"""Which owners get a partition, the life cycle of partitions as playbooks, and their records."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def test_outdated_partitions_are_found() -> None:
     assert known.outdated(node(owner()), "isolated") == []
     ended = [("x", RECORD)]
     assert known.outdated(node(owner()), "root") == ended, "another kind is configured"
-    assert known.outdated(node(owner()), "") == ended, "there are to be none"
+    assert known.outdated(node(owner()), "") == ended, "no partitions are configured"
     assert known.outdated(node(owner(cpus="2-3")), "isolated") == ended, "it has other CPUs"
-    assert known.outdated(node(), "isolated") == ended, "it is gone"
+    assert known.outdated(node(), "isolated") == ended, "the container is gone"
 
 
 def test_a_partition_is_planned_made_and_removed() -> None:
@@ -153,7 +153,7 @@ def test_containers_that_get_no_partition_have_a_reason(
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("found", "state_text"),
     [
         (PartitionState("isolated", valid=False, reason="No cpu"), "isolated invalid (No cpu)"),
         (PartitionState("root", valid=True), "root"),
@@ -161,18 +161,18 @@ def test_containers_that_get_no_partition_have_a_reason(
     ],
 )
 def test_a_partition_that_the_kernel_ended_is_reported_for_an_existing_container(
-    found: PartitionState, words: str
+    found: PartitionState, state_text: str
 ) -> None:
     scenario = Playbook(node(owner()), handle)
     assert scenario >> PartitionsRead({"x": RECORD, "gone": RECORD}), "the ledger has the records already"
     assert scenario >> PartitionRefused("gone", "no")
-    reported = f"the kernel turned it into {words}"
+    reported = f"the kernel turned it into {state_text}"
     assert (
         scenario
         >> PartitionsCompared({"x": found, "gone": found})
         << ReportLostPartitions(((scenario.state.containers["x"], reported),))
     )
-    assert scenario.state.facts.partitions.why == {"x": reported}, "of what is gone nothing is kept"
+    assert scenario.state.facts.partitions.why == {"x": reported}, "nothing is kept of a removed container"
 
 
 def test_when_a_partition_can_be_made() -> None:
@@ -180,7 +180,7 @@ def test_when_a_partition_can_be_made() -> None:
     assert makeable_cpus(state, "x") == CpuSet.parse("0-1")
     assert makeable_cpus(node(owner(hard=False)), "x") is None
     flying = changed_copy(state, inflight=InflightCalls().added(InflightCall(1, "x", CpuSet())))
-    assert makeable_cpus(flying, "x") is None, "a call may change its cpuset"
+    assert makeable_cpus(flying, "x") is None, "a call in flight may change its cpuset"
     other, _ = handle(state, PartitionsRead({"y": changed_copy(RECORD, cpus=CpuSet.parse("1-2"))}))
     assert makeable_cpus(other, "x") is None, "another partition still has some of them"
     other, _ = handle(state, PartitionsRead({"y": changed_copy(RECORD, cpus=CpuSet.parse("2-3"))}))

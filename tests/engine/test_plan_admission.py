@@ -1,4 +1,4 @@
-"""What a pod may claim by itself: by its namespace, its class, its annotation and what it requests."""
+"""The CPUs that a pod may claim: by its namespace, its class, its annotation and its request."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def node_of(rules: AdmissionRules = DEFAULT, **more: Any) -> Node:
     return Node(MACHINE, CpuTopology.of(MACHINE), admission=rules, **more)
 
 
-def asked(milli: int, limit: int | None = None) -> Request:
-    """What kubelet sends for a request and a limit (the same if None, none if 0)."""
+def cri_request(milli: int, limit: int | None = None) -> Request:
+    """Return the CRI request that kubelet sends for a request and a limit (None: the same; 0: none)."""
     limit = milli if limit is None else limit
     return Request(max(2, milli * 1024 // 1000), limit * 100, 100_000)
 
@@ -57,31 +57,31 @@ def rule_of(pod: Pod, node: Node | None = None) -> AdmissionRule | None:
 @pytest.mark.parametrize(
     ("annotation", "qos", "total", "rule"),
     [
-        ('{"cpuset":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
-        ('{"cpuset":"0-30"}', "LS", asked(100), AdmissionRule.REQUEST),
-        ('{"cpuset":"0-5"}', "LSE", asked(100), AdmissionRule.REQUEST),
-        ('{"cpuset":"0"}', "", asked(999), AdmissionRule.REQUEST),
-        ('{"cpuset":"0"}', "", asked(1000), None),
-        ('{"cpuset":"0-1"}', "", asked(1999), AdmissionRule.REQUEST),
-        ('{"cpuset":"0-3"}', "LSR", asked(4000), None),
-        ('{"cpuset":"0-3"}', "LSE", asked(4000), None),
-        ('{"cpuset":"0-2"}', "LSR", asked(4000), None),  # fewer than it requests
-        ('{"cpuset":"0-3"}', "LSR", asked(4000, 0), AdmissionRule.WHOLE_CPUS),  # no limit
-        ('{"cpuset":"0-3"}', "LSR", asked(4000, 8000), AdmissionRule.WHOLE_CPUS),
-        ('{"cpuset":"0-3"}', "LSR", asked(4500), AdmissionRule.WHOLE_CPUS),
-        ('{"cpuset":"0-3"}', "LS", asked(4000, 0), None),  # bound on a node with a bind policy
-        ('{"cpuset":"0-3"}', "BE", asked(2), None),  # it owns nothing by its annotation
-        ('{"cpu\\u0073et":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
-        ('{"CPUSET":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
-        ('{"CpuSet":"0-30","cpuset":null}', "", asked(100), None),  # null goes before: it names no CPUs
-        ('{"CpuSet":"0-30","cpuset":""}', "", asked(100), None),
-        ('{"cpuset":"0","CPUSET":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
-        ('{"cpuset":"0-30","cpuset":"0-30"}', "", asked(100), AdmissionRule.REQUEST),
-        ('{"cpuset":"0-30","numaNodeResources":[{"node":0,"resources":{"cpu":"31"}}]}', "", asked(100),
+        ('{"cpuset":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0-30"}', "LS", cri_request(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0-5"}', "LSE", cri_request(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0"}', "", cri_request(999), AdmissionRule.REQUEST),
+        ('{"cpuset":"0"}', "", cri_request(1000), None),
+        ('{"cpuset":"0-1"}', "", cri_request(1999), AdmissionRule.REQUEST),
+        ('{"cpuset":"0-3"}', "LSR", cri_request(4000), None),
+        ('{"cpuset":"0-3"}', "LSE", cri_request(4000), None),
+        ('{"cpuset":"0-2"}', "LSR", cri_request(4000), None),  # fewer than it requests
+        ('{"cpuset":"0-3"}', "LSR", cri_request(4000, 0), AdmissionRule.WHOLE_CPUS),  # no limit
+        ('{"cpuset":"0-3"}', "LSR", cri_request(4000, 8000), AdmissionRule.WHOLE_CPUS),
+        ('{"cpuset":"0-3"}', "LSR", cri_request(4500), AdmissionRule.WHOLE_CPUS),
+        ('{"cpuset":"0-3"}', "LS", cri_request(4000, 0), None),  # bound on a node with a bind policy
+        ('{"cpuset":"0-3"}', "BE", cri_request(2), None),  # BE owns no CPUs by its annotation
+        ('{"cpu\\u0073et":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
+        ('{"CPUSET":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
+        ('{"CpuSet":"0-30","cpuset":null}', "", cri_request(100), None),  # the exact key wins: no CPUs
+        ('{"CpuSet":"0-30","cpuset":""}', "", cri_request(100), None),
+        ('{"cpuset":"0","CPUSET":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0-30","cpuset":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
+        ('{"cpuset":"0-30","numaNodeResources":[{"node":0,"resources":{"cpu":"31"}}]}', "", cri_request(100),
          AdmissionRule.REQUEST),
-        ('{"numaNodeResources":[{"node":0,"resources":{"cpu":"31"}}]}', "", asked(100), None),
-        ('{"cpuset":"0,0,0,1"}', "", asked(2000), None),
-        ('{"cpuset":"0-1,3-4,30"}', "", asked(4000), AdmissionRule.REQUEST),
+        ('{"numaNodeResources":[{"node":0,"resources":{"cpu":"31"}}]}', "", cri_request(100), None),
+        ('{"cpuset":"0,0,0,1"}', "", cri_request(2000), None),
+        ('{"cpuset":"0-1,3-4,30"}', "", cri_request(4000), AdmissionRule.REQUEST),
     ],
 )  # fmt: skip
 def test_an_annotation_names_no_more_cpus_than_the_pod_requests(
@@ -110,28 +110,28 @@ def test_an_annotation_names_no_more_cpus_than_the_pod_requests(
 )
 def test_reserved_cpus_are_never_named(cpus: str, rule: AdmissionRule | None, qos: str) -> None:
     kept = {"reserved": CpuSet([0]), "node_reservation": CpuSet([4]), "system": CpuSet([8])}
-    pod = pod_of(f'{{"cpuset":"{cpus}"}}', qos, asked(1000), "kube-system")
+    pod = pod_of(f'{{"cpuset":"{cpus}"}}', qos, cri_request(1000), "kube-system")
     assert rule_of(pod, node_of(**kept)) is rule
     follow = changed_copy(DEFAULT, resource_status=ResourceStatusMode.FOLLOW)
     assert rule_of(pod, node_of(follow, **kept)) is None
 
 
 def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
-    """Its container crashes and comes back, after the Node object has reserved the CPUs."""
-    pod = pod_of('{"cpuset":"4-5"}', "LSR", asked(2000))
+    """Its container crashes and is created again after the Node object has reserved the CPUs."""
+    pod = pod_of('{"cpuset":"4-5"}', "LSR", cri_request(2000))
     state = NodeState.empty(node_of()).with_pod(pod)
-    plan = place(state, pod, "c", 0, asked(2000), "c1")
+    plan = place(state, pod, "c", 0, cri_request(2000), "c1")
     assert plan.container is not None
     later = plan.state.with_node(node_of(node_reservation=CpuSet([4])))
-    again = place(later, pod, "c", 1, asked(2000), "c2")
+    again = place(later, pod, "c", 1, cri_request(2000), "c2")
     assert again.container is not None
     assert again.container.placement.exclusive == CpuSet([4, 5])
     other = changed_copy(pod, uid="v", sandbox_id="s2")
-    assert place(later, other, "c", 0, asked(2000), "c3").verdict.reason == "AdmissionReservedCPUs"
+    assert place(later, other, "c", 0, cri_request(2000), "c3").verdict.reason == "AdmissionReservedCPUs"
 
 
 def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
-    asks = PodRequests(
+    requests = PodRequests(
         "u",
         (
             ContainerResources("init", ContainerKind.INIT, {"cpu": 6000}, {"cpu": 6000}),
@@ -140,14 +140,18 @@ def test_facts_of_kubelet_take_precedence_over_the_sandbox() -> None:
         ),
         guaranteed=False,
     )
-    pod = changed_copy(pod_of('{"cpuset":"0-5"}', "", asked(100)), requests=asks)
-    assert requested_cpus(pod, Request()) == 6, "the init container needs more than what runs after it"
+    pod = changed_copy(pod_of('{"cpuset":"0-5"}', "", cri_request(100)), requests=requests)
+    assert requested_cpus(pod, Request()) == 6, (
+        "the init container needs more than the containers that run after it"
+    )
     assert rule_of(pod) is None
     more = changed_copy(pod, cpuset=CpuSet(range(7)))
     assert rule_of(more) is AdmissionRule.REQUEST
-    whole = changed_copy(pod, requests=changed_copy(asks, own={"cpu": 8000}))
-    assert requested_cpus(whole, Request()) == 8, "what the pod itself requests"
-    assert requested_cpus(changed_copy(pod, requests=changed_copy(asks, own={"memory": 1})), Request()) == 6
+    whole = changed_copy(pod, requests=changed_copy(requests, own={"cpu": 8000}))
+    assert requested_cpus(whole, Request()) == 8, "the pod-level request counts"
+    assert (
+        requested_cpus(changed_copy(pod, requests=changed_copy(requests, own={"memory": 1})), Request()) == 6
+    )
 
 
 def test_facts_of_kubelet_limit_a_pod_whose_sandbox_has_no_sum() -> None:
@@ -164,17 +168,21 @@ def test_the_limit_counts_beyond_256_cpus() -> None:
     assert requested_cpus(pod, Request()) == 300
     assert requested_cpus(pod_of("", "", Request(262_144, -1, 100_000)), Request()) == 256
     assert requested_cpus(pod_of("", "", Request(262_143, 0, 0)), Request()) == 255
-    for period in (0, 100_000, 50_000):  # kubelet's period is 100 ms where none is given
+    for period in (0, 100_000, 50_000):  # the period of kubelet is 100 ms by default
         total = Request(262_144, 300 * (period or 100_000), period)
         assert requested_cpus(pod_of("", "", total), Request()) == 300
-        assert requested_cpus(pod_of(), total) == 300, "without a sum, what is known of its containers"
+        assert requested_cpus(pod_of(), total) == 300, (
+            "without a sum, the known requests of its containers count"
+        )
 
 
 @pytest.mark.parametrize("mode", ResourceStatusMode)
 @pytest.mark.parametrize("qos", ["LSR", "LSE"])
 def test_cpus_that_the_node_has_chosen_are_not_checked_again(qos: str, mode: ResourceStatusMode) -> None:
-    """They are no claim of an annotation: reserving them later, or counting again, takes nothing away."""
-    chosen = changed_copy(pod_of("", qos, asked(1000)), cpuset=CpuSet([4, 5]), cpuset_chosen_locally=True)
+    """They are not claimed by an annotation: a later reservation or a new count removes none of them."""
+    chosen = changed_copy(
+        pod_of("", qos, cri_request(1000)), cpuset=CpuSet([4, 5]), cpuset_chosen_locally=True
+    )
     node = node_of(changed_copy(DEFAULT, resource_status=mode), node_reservation=CpuSet([4]))
     assert permitted_claim(node, chosen) == (chosen, None)
     assert assigned_cpus(node, chosen) == CpuSet([4, 5])
@@ -193,20 +201,20 @@ def test_a_guaranteed_pod_is_limited_where_kubelet_sets_no_quota() -> None:
 
 
 def test_without_a_sum_the_containers_that_are_here_count() -> None:
-    """kubelet before 1.23 sends no sum: then containers are added up as they come."""
+    """kubelet before 1.23 sends no sum: requests of containers are then added up at their creates."""
     node = node_of()
     pod = pod_of('{"cpuset":"0-3"}', "LSR")
     state = NodeState.empty(node).with_pod(pod)
-    assert place(state, pod, "a", 0, asked(4000), "a1").container is not None
-    assert place(state, pod, "a", 0, asked(2000), "a1").limit is AdmissionRule.REQUEST
+    assert place(state, pod, "a", 0, cri_request(4000), "a1").container is not None
+    assert place(state, pod, "a", 0, cri_request(2000), "a1").limit is AdmissionRule.REQUEST
     shared = changed_copy(pod, cpuset=None, qos=QosClass.LS)
-    with_other = place(state, shared, "b", 0, asked(2000), "b1")
-    assert place(with_other.state, pod, "a", 0, asked(2000), "a1").container is not None
-    again = place(with_other.state, pod, "b", 1, asked(2000), "b2")
+    with_other = place(state, shared, "b", 0, cri_request(2000), "b1")
+    assert place(with_other.state, pod, "a", 0, cri_request(2000), "a1").container is not None
+    again = place(with_other.state, pod, "b", 1, cri_request(2000), "b2")
     assert again.limit is AdmissionRule.REQUEST, "attempts of one container count once"
 
 
-def test_quotas_that_are_off_stand_for_the_request() -> None:
+def test_disabled_quotas_count_as_the_request() -> None:
     assert sum_requests([Request(1024, 100_000, 100_000), Request(2048, 100_000, 50_000)]) == Request(
         3072, 300_000, 100_000
     )
@@ -214,7 +222,7 @@ def test_quotas_that_are_off_stand_for_the_request() -> None:
         3072, 300_000, 100_000
     )
     assert sum_requests([Request(2, 0, 0)]) == Request(0, 0, 100_000)
-    assert sum_requests([Request(3, 0, 0)]).cpu_shares == 3, "two shares stand for no request"
+    assert sum_requests([Request(3, 0, 0)]).cpu_shares == 3, "two shares mean that there is no request"
     assert sum_requests([Request(1024, 0, 100_000), Request(2048, 200_000, 100_000)]) == Request(
         3072, 300_000, 100_000
     )
@@ -231,7 +239,7 @@ TEAMS = changed_copy(DEFAULT, owners=Namespaces(("team-*", "infra")))
     ("annotation", "qos"), [('{"cpuset":"4-5"}', ""), ("", "LSR"), ("", "LSE"), ('{"cpuset":"4-5"}', "LSE")]
 )
 def test_namespaces_that_are_listed_may_own(namespace: str, listed: bool, annotation: str, qos: str) -> None:
-    pod = pod_of(annotation, qos, asked(2000), namespace)
+    pod = pod_of(annotation, qos, cri_request(2000), namespace)
     assert rule_of(pod, node_of(TEAMS)) is (None if listed else AdmissionRule.NAMESPACE)
 
 
@@ -246,12 +254,12 @@ def test_namespaces_that_are_listed_may_own(namespace: str, listed: bool, annota
     ],
 )
 def test_the_namespace_and_the_setting_that_excludes_it_are_named(rules: AdmissionRules, what: str) -> None:
-    breach = permitted_claim(node_of(rules), pod_of("", "LSE", asked(2000), "web"))[1]
+    breach = permitted_claim(node_of(rules), pod_of("", "LSE", cri_request(2000), "web"))[1]
     assert breach is not None
     assert breach.message == f"pods of namespace 'web' may not use class LSE ({what})"
 
 
-def test_pods_of_other_namespaces_that_claim_nothing_are_not_rejected() -> None:
+def test_pods_of_other_namespaces_without_a_claim_are_not_rejected() -> None:
     node = node_of(TEAMS)
     for pod in (
         pod_of("", "LS"),
@@ -271,7 +279,7 @@ def test_pods_of_other_namespaces_that_claim_nothing_are_not_rejected() -> None:
 def test_class_system_is_for_listed_namespaces(
     namespace: str, keeps: str, rule: AdmissionRule | None
 ) -> None:
-    """Where the node keeps no CPUs for the class, the label gives nothing that others have not."""
+    """Where the node keeps no CPUs for the class, the label grants no additional CPUs."""
     node = node_of(system=CpuSet.parse(keeps))
     pod = pod_of("", "SYSTEM", namespace=namespace)
     assert rule_of(pod, node) is rule
@@ -290,10 +298,10 @@ def test_class_system_is_for_listed_namespaces(
 @pytest.mark.parametrize("qos", ["", "LS", "LSR", "LSE"])
 def test_a_pod_shares_where_that_is_configured(qos: str) -> None:
     node = node_of(changed_copy(DEFAULT, beyond=BeyondLimit.SHARE), static=True)
-    pod = pod_of('{"cpuset":"0-30"}', qos, asked(100))
+    pod = pod_of('{"cpuset":"0-30"}', qos, cri_request(100))
     state = NodeState.empty(node).with_pod(pod)
-    assert admit(state, pod, asked(100)).verdict.admitted
-    plan = place(state, pod, "c", 0, asked(100), "c1")
+    assert admit(state, pod, cri_request(100)).verdict.admitted
+    plan = place(state, pod, "c", 0, cri_request(100), "c1")
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
     assert plan.container.placement.cfs_quota_off is False
@@ -308,32 +316,32 @@ def test_an_ignored_annotation_has_no_effect(annotation: str, qos: str) -> None:
     rules = changed_copy(DEFAULT, resource_status=ResourceStatusMode.IGNORE)
     for static in (False, True):
         node = node_of(rules, static=static)
-        with_it, without = pod_of(annotation, qos, asked(4000)), pod_of("", qos, asked(4000))
+        with_it, without = pod_of(annotation, qos, cri_request(4000)), pod_of("", qos, cri_request(4000))
         seen, breach = permitted_claim(node, with_it)
         assert breach is None
         assert changed_copy(seen, defects=(), total=None) == changed_copy(without, total=None)
         state = NodeState.empty(node)
-        one, other = (admit(state, pod, asked(4000)) for pod in (with_it, without))
+        one, other = (admit(state, pod, cri_request(4000)) for pod in (with_it, without))
         assert (one.verdict, one.pod.reserved_for_pod) == (other.verdict, other.pod.reserved_for_pod)
 
 
 def test_an_ignored_annotation_lets_the_node_choose_for_lsr_pods() -> None:
     node = node_of(changed_copy(DEFAULT, resource_status=ResourceStatusMode.IGNORE), static=True)
-    pod = pod_of('{"cpuset":"30-31"}', "LSR", asked(2000), parent="/kubepods")
-    admission = admit(NodeState.empty(node), pod, asked(2000))
+    pod = pod_of('{"cpuset":"30-31"}', "LSR", cri_request(2000), parent="/kubepods")
+    admission = admit(NodeState.empty(node), pod, cri_request(2000))
     assert admission.pod.reserved_for_pod is not None
     assert admission.pod.cpuset_chosen_locally
     assert admission.pod.cpuset == admission.pod.reserved_for_pod.cpus == admission.state.pods["s"].cpuset
     assert admission.pod.cpuset != CpuSet([30, 31])
-    plan = place(admission.state, admission.pod, "c", 0, asked(2000), "c1")
+    plan = place(admission.state, admission.pod, "c", 0, cri_request(2000), "c1")
     assert plan.container is not None
     assert plan.container.placement.exclusive == admission.pod.cpuset
 
 
 def test_a_claim_that_is_not_allowed_is_rejected_when_the_sandbox_comes() -> None:
-    pod = pod_of('{"cpuset":"0-30"}', "", asked(100))
+    pod = pod_of('{"cpuset":"0-30"}', "", cri_request(100))
     state = NodeState.empty(node_of())
-    admission = admit(state, pod, asked(100))
+    admission = admit(state, pod, cri_request(100))
     assert admission.verdict.reason == "AdmissionRequest"
     assert admission.verdict.message == (
         "cannot place a/p: its resource-status annotation names 31 CPUs, and its containers request"
@@ -341,23 +349,23 @@ def test_a_claim_that_is_not_allowed_is_rejected_when_the_sandbox_comes() -> Non
     )
     assert admission.explanation is not None
     unknown = changed_copy(pod, total=None)
-    assert admit(state, unknown, Request()).verdict.admitted, "what it requests is not known yet"
+    assert admit(state, unknown, Request()).verdict.admitted, "its request is not known yet"
 
 
 def test_a_pod_whose_claim_is_not_allowed_is_reported_where_it_shares() -> None:
     state = NodeState.empty(node_of(changed_copy(DEFAULT, beyond=BeyondLimit.SHARE)))
-    pod = pod_of('{"cpuset":"0-30"}', "", asked(100))
-    admission = admit(state, pod, asked(100))
+    pod = pod_of('{"cpuset":"0-30"}', "", cri_request(100))
+    admission = admit(state, pod, cri_request(100))
     assert admission.verdict.admitted
     assert (admission.pod, admission.limit) == (pod, AdmissionRule.REQUEST)
     assert admission.problem.startswith("it owns no CPUs (request): its resource-status annotation names")
 
 
 def test_cpus_that_a_pod_may_not_claim_are_not_kept_for_it() -> None:
-    """Else an annotation that is rejected would keep the CPUs from others all the same."""
+    """Otherwise, a rejected annotation would still keep the CPUs from other pods."""
     node = node_of()
-    evil = pod_of('{"cpuset":"0-30"}', "", asked(100))
-    honest = changed_copy(pod_of('{"cpuset":"4-5"}', "LSR", asked(2000)), uid="v", sandbox_id="s2")
+    evil = pod_of('{"cpuset":"0-30"}', "", cri_request(100))
+    honest = changed_copy(pod_of('{"cpuset":"4-5"}', "LSR", cri_request(2000)), uid="v", sandbox_id="s2")
     state = NodeState.empty(node).with_pod(evil).with_pod(honest)
     assert assigned_cpus(node, evil) is None
     assert state.promised_cpus("") == CpuSet([4, 5])
@@ -370,14 +378,14 @@ def test_cpus_that_a_pod_may_not_claim_are_not_kept_for_it() -> None:
     st.sampled_from([None, 0, 500, 2000, 4000, 34_000]),
     st.booleans(),
 )
-def test_nothing_is_owned_by_an_annotation_that_was_not_requested(
+def test_a_pod_never_owns_more_cpus_by_an_annotation_than_it_requests(
     qos: str, named: set[int], milli: int, limit: int | None, guaranteed: bool
 ) -> None:
     node = node_of(reserved=CpuSet([0]), system=CpuSet([1]))
     parent = "/kubepods" if guaranteed else "/kubepods/burstable"
     text = f'{{"cpuset":"{CpuSet(named)}"}}'
-    pod = pod_of(text, qos, asked(milli, limit), "kube-system", parent)
-    plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, asked(milli, limit), "c1")
+    pod = pod_of(text, qos, cri_request(milli, limit), "kube-system", parent)
+    plan = place(NodeState.empty(node).with_pod(pod), pod, "c", 0, cri_request(milli, limit), "c1")
     own = CpuSet() if plan.container is None else plan.container.placement.exclusive
     assert len(own) <= milli // 1000
     assert own.isdisjoint(node.reserved | node.system)

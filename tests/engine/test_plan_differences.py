@@ -1,4 +1,4 @@
-"""What enforcing would change, from a state and what the kernel has."""
+"""The changes that enforcement would make, from a state and the cpusets in the kernel."""
 
 from __future__ import annotations
 
@@ -140,9 +140,9 @@ def test_quotas_of_owners_and_their_pods_would_be_removed() -> None:
 @pytest.mark.parametrize("keep", KeepQuota)
 @pytest.mark.parametrize("containers", [1, 2])
 def test_quotas_that_a_setting_keeps_would_not_be_removed(keep: KeepQuota, containers: int) -> None:
-    """How many containers a pod has is read from the newest that is known of it."""
-    asks = PodRequests("u1", tuple(ContainerResources(str(n)) for n in range(containers)))
-    known = structs.replace(OWNER, requests=asks)
+    """The number of containers of a pod is read from the newest facts about the pod."""
+    requests = PodRequests("u1", tuple(ContainerResources(str(n)) for n in range(containers)))
+    known = structs.replace(OWNER, requests=requests)
     there = structs.replace(
         NodeState.of(changed_copy(NODE, keep_quota=keep), [known, SHARER], [OWN]), mode=NodeMode.OBSERVE
     )

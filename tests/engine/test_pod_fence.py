@@ -1,4 +1,4 @@
-"""Fences around pods: how long they stand, and which pods can have one."""
+"""Fences around pods: how long a fence lasts, and which pods can have one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDE, NARROW, NARROWER = CpuSet.parse("0-7"), CpuSet.parse("0-1"), CpuSet.parse(
 def test_a_fence_stays_until_the_last_call_has_completed() -> None:
     fences: ActiveFences = raised({}, "pod", ActiveFence("p", NARROW, WIDE))
     fences = raised(fences, "pod", ActiveFence("p", NARROWER, NARROW))
-    assert fences == {"pod": ActiveFence("p", NARROWER, WIDE, 2)}, "what was there before the first counts"
+    assert fences == {"pod": ActiveFence("p", NARROWER, WIDE, 2)}, "the cpuset before the first call counts"
     other = ActiveFence("o", NARROW, NARROW)
     fences = lowered(raised(fences, "other", other), "pod")
     assert fences == {"pod": ActiveFence("p", NARROWER, WIDE), "other": other}

@@ -49,7 +49,7 @@ def limit(milli: int, period: int = 100_000) -> Request:
         (limit(3000), "0", "0"),  # the smallest pool that is large enough
         (limit(4000), "0", "1"),
         (limit(1), "4-6", "1"),
-        (limit(9000), "", None),  # more than there is
+        (limit(9000), "", None),  # more CPUs than the pool has
         (limit(1000), "4-7", None),  # one node has shared CPUs: all of the pool
         (Request(), "", None),
         (Request(cpu_quota=-1, cpu_period=100_000), "", None),
@@ -80,15 +80,15 @@ def test_the_strategy_of_the_node_decides_among_nodes() -> None:
 def test_the_limit_is_that_of_the_pod_where_kubelet_reports_it(
     limits: tuple[int, ...], nodes: str | None
 ) -> None:
-    asks = tuple(ContainerResources(str(i), limits={"cpu": milli}) for i, milli in enumerate(limits))
-    pod = changed_copy(POD, requests=PodRequests("u", asks))
+    containers = tuple(ContainerResources(str(i), limits={"cpu": milli}) for i, milli in enumerate(limits))
+    pod = changed_copy(POD, requests=PodRequests("u", containers))
     found = with_burst_limit(state(), pod, limit(1000), SHARED)
     assert found.nodes == (None if nodes is None else Mask.parse(nodes))
 
 
 def test_a_pod_with_a_container_without_a_cpu_limit_is_not_limited() -> None:
-    asks = ContainerResources("a", limits={"cpu": 2000}), ContainerResources("b")
-    pod = changed_copy(POD, requests=PodRequests("u", asks))
+    containers = ContainerResources("a", limits={"cpu": 2000}), ContainerResources("b")
+    pod = changed_copy(POD, requests=PodRequests("u", containers))
     assert with_burst_limit(state(), pod, limit(1000), SHARED) == SHARED
 
 
@@ -136,16 +136,16 @@ POOLS = CpuPools(CpuSet.parse("0-5"), CpuSet.parse("0-6"), CpuSet(), CpuSet.pars
         (Pool.SHARED, "2-3", None, None, "", "2-3"),
         (Pool.SHARED, None, "1", None, "", "4-5"),
         (Pool.SHARED, "2-3", "1", None, "", "4-5"),  # NUMA nodes before CPUs
-        (Pool.SHARED, "6-7", None, None, "", "0-5"),  # nothing is left: the whole pool
+        (Pool.SHARED, "6-7", None, None, "", "0-5"),  # no CPUs are left: the whole pool
         (Pool.SHARED, None, None, "3-4", "", "3-4"),
         (Pool.SHARED, None, "1", "3-4", "", "4"),
-        (Pool.SHARED, None, "1", "0-3", "", "4-5"),  # a hook's limit is ignored first
+        (Pool.SHARED, None, "1", "0-3", "", "4-5"),  # the limit of a hook is dropped first
         (Pool.SHARED, None, None, "7", "", "0-5"),
         (Pool.SHARED, None, None, "3", "6,99", "3,6"),
         (Pool.SHARED, None, None, "7", "6", "6"),
         (Pool.BE, None, None, None, "", "0-1"),
         (Pool.BE, "1-2", None, None, "", "1"),
-        (Pool.BE, "2-3", None, None, "", "2-3"),  # suppression does not lead out of the limit
+        (Pool.BE, "2-3", None, None, "", "2-3"),  # suppression does not move it out of the limit
         (Pool.BE, "7", None, None, "", "0-1"),
         (Pool.BE, None, None, "2,7", "", "2"),
         (Pool.BE, None, None, "7", "", "0-1"),
@@ -168,7 +168,7 @@ def test_a_pool_is_limited_as_far_as_that_leaves_cpus(
 
 
 @pytest.mark.parametrize(
-    ("claimed", "words"),
+    ("claimed", "lost_limit"),
     [
         (SHARED, ""),
         (changed_copy(SHARED, nodes=Mask((0,))), "shared pool on NUMA node 0: "),
@@ -178,12 +178,12 @@ def test_a_pool_is_limited_as_far_as_that_leaves_cpus(
         (Claim(Pool.OWN, "own", cpus=CpuSet((1,)), nodes=Mask((0,))), ""),
     ],
 )
-def test_a_limit_that_leaves_no_cpus_is_reported(claimed: Claim, words: str) -> None:
+def test_a_limit_that_leaves_no_cpus_is_reported(claimed: Claim, lost_limit: str) -> None:
     there = state(
         changed_copy(owner("0-3"), placement=changed_copy(owner("0-3").placement, excludes_be=True))
     )
     found = unmet_limit(there, claimed)
-    assert found == (f"nothing is left of the {words}it runs on the whole pool" if words else "")
+    assert found == (f"nothing is left of the {lost_limit}it runs on the whole pool" if lost_limit else "")
 
 
 def pooled(phase: Phase = Phase.RUNNING, **limits: object) -> Container:
@@ -234,7 +234,7 @@ def test_containers_move_where_their_cpus_change(
     assert moves(state(*before), state(*after)) == (shrink, grow)
 
 
-def test_an_owner_moves_where_one_of_its_cpus_goes_offline_and_the_pools_stay_as_they_are() -> None:
+def test_an_owner_moves_when_one_of_its_cpus_goes_offline_although_the_pools_do_not_change() -> None:
     rest = tuple(cpu for cpu in MACHINE.cpus if cpu.id != 1)
     nodes = tuple(changed_copy(node, cpus=node.cpus - CpuSet((1,))) for node in MACHINE.nodes)
     placement = changed_copy(owner("0-1").placement, excludes_be=True)

@@ -55,7 +55,7 @@ def test_a_container_takes_over_the_cpus_of_an_init_container_that_has_ended(
     assert bool(plan.problem) is not gets_them
 
 
-def test_cpus_that_kubelet_holds_for_a_container_of_another_pod_are_not_given() -> None:
+def test_cpus_that_kubelet_holds_for_a_container_of_another_pod_are_not_assigned() -> None:
     plan = pinned_by_kubelet(empty().with_kubelet_cpus({"v": {"init": NAMED}}))
     assert exclusive(plan).isdisjoint(NAMED)
     assert plan.problem
@@ -63,9 +63,9 @@ def test_cpus_that_kubelet_holds_for_a_container_of_another_pod_are_not_given() 
 
 def lsr(cpus: str, memory: int = 0, **limits: int) -> Pod:
     amounts = {"cpu": 1000, **limits, **({"memory": memory * MIB} if memory else {})}
-    asks = (ContainerResources("c", ContainerKind.APP, amounts, amounts),)
+    containers = (ContainerResources("c", ContainerKind.APP, amounts, amounts),)
     pod = Pod("s-l", "l", "ns", "l", qos=QosClass.LSR, cpuset=CpuSet.parse(cpus))
-    return changed_copy(pod, requests=PodRequests("l", asks, guaranteed=True))
+    return changed_copy(pod, requests=PodRequests("l", containers, guaranteed=True))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_devices_come_from_the_numa_node_of_the_named_cpus_first(
         ("1", {}, 60, "0"),
         ("5", {}, 60, "1"),
         ("5", {}, 150, "0-1"),
-        ("5", {1: 50}, 60, "0-1"),  # node 1 has too little left, and is among the nodes
+        ("5", {1: 50}, 60, "0-1"),  # node 1 has too little free memory, and is among the nodes
         ("5", {0: 50, 1: 50}, 60, "0-1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Records of CFS quotas: what calls carry and leave behind, and what is removed and restored."""
+"""CFS quotas: the values that calls carry and record, and the removal and restoration of quotas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STATE = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (POD,), (OWNER,))
 
 
 def learned(state: NodeState, known: RemovedQuotas, *, cpu_groups: bool = True) -> NodeState:
-    """Return a state with what is known of quotas."""
+    """Return a state with these facts about quotas."""
     return structs.replace(state, facts=SubjectFacts(quotas=known, cpu_groups=cpu_groups))
 
 
@@ -70,7 +70,7 @@ def test_records_are_read_from_the_ledger() -> None:
 
 def test_quotas_removed_by_an_earlier_run_are_restored_where_they_can_be_written() -> None:
     play = Playbook(STATE, handle)
-    assert play >> QuotasRead(KNOWN.records), "the ledger has them"
+    assert play >> QuotasRead(KNOWN.records), "the records are in the ledger already"
     assert play.state.facts.quotas == changed_copy(KNOWN, unsent=frozenset())
     assert not writes_quotas(play.state)
     assert play >> CpuControllerChecked(found=True)
@@ -81,7 +81,7 @@ def test_quotas_removed_by_an_earlier_run_are_restored_where_they_can_be_written
 
 
 @pytest.mark.parametrize(
-    ("known", "asked", "off", "carries", "keeps"),
+    ("known", "requested", "off", "carries", "keeps"),
     [
         pytest.param(RemovedQuotas(), 5, False, 0, None, id="no owner: as it came"),
         pytest.param(RemovedQuotas(), 0, False, 0, None, id="no owner, no quota"),
@@ -95,13 +95,13 @@ def test_quotas_removed_by_an_earlier_run_are_restored_where_they_can_be_written
     ],
 )
 def test_quotas_that_an_update_carries_and_records(
-    known: RemovedQuotas, asked: int, off: bool, carries: int, keeps: int | None
+    known: RemovedQuotas, requested: int, off: bool, carries: int, keeps: int | None
 ) -> None:
-    after, carried = known.requested("x", asked, off=off)
+    after, carried = known.requested("x", requested, off=off)
     assert carried == carries
     record = after.records.get("qc/x")
     assert (record and record.quota) == keeps
-    assert after.records.get("q/a") == known.records.get("q/a"), "its pod's is another one"
+    assert after.records.get("q/a") == known.records.get("q/a"), "the record of its pod is not affected"
 
 
 def test_a_saved_quota_is_restored_or_stays_off() -> None:
@@ -155,7 +155,7 @@ def test_quota_records_before_and_after_a_call() -> None:
     assert scenario >> QuotasToRemove(records)
     assert scenario >> QuotasUnsent(("x",))
     assert scenario.state.facts.quotas.unsent == {"x"}
-    assert scenario >> QuotaSaved("x", 7)  # it is older than what is carried now
+    assert scenario >> QuotaSaved("x", 7)  # it is older than the quota of the current call
     assert scenario.state.facts.quotas.unsent == {"x"}
     assert scenario >> QuotaSaved("x", -1)
     assert scenario.state.facts.quotas == RemovedQuotas(records)
@@ -171,7 +171,7 @@ def test_a_quota_that_a_hook_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "off", "pool", "cpu_groups", "recorded"),
+    ("requested", "off", "pool", "cpu_groups", "recorded"),
     [
         pytest.param(5, True, Pool.OWN, True, True, id="left out"),
         pytest.param(0, True, Pool.OWN, True, False, id="none was asked for"),
@@ -181,22 +181,22 @@ def test_a_quota_that_a_hook_requests() -> None:
     ],
 )
 def test_the_quota_of_a_create_without_a_quota(
-    asked: int, off: bool, pool: Pool, cpu_groups: bool, recorded: bool
+    requested: int, off: bool, pool: Pool, cpu_groups: bool, recorded: bool
 ) -> None:
     cpus = CpuSet.parse("0-1") if pool is Pool.OWN else CpuSet()
     placement = Placement(pool, cpus, Mask(), cfs_quota_off=off)
     made = changed_copy(
-        OWNER, id="t", phase=Phase.CREATING, placement=placement, request=Request(cpu_quota=asked)
+        OWNER, id="t", phase=Phase.CREATING, placement=placement, request=Request(cpu_quota=requested)
     )
     state = learned(NodeState.of(STATE.node, (POD,), (made,)), RemovedQuotas(), cpu_groups=cpu_groups)
     after, effects = handle(state, ContainerCreated("t", "x"))
-    row = PutRecord("qc/x", {"quota": asked, "group": ""})
+    row = PutRecord("qc/x", {"quota": requested, "group": ""})
     assert (row in effects) is recorded
-    assert after.facts.quotas.records == ({"qc/x": QuotaRecord(asked)} if recorded else {})
+    assert after.facts.quotas.records == ({"qc/x": QuotaRecord(requested)} if recorded else {})
 
 
 def test_the_quota_of_a_create_is_not_recorded_on_a_node_that_only_observes() -> None:
-    """The request was forwarded as it came, with its quota."""
+    """The request was forwarded unchanged, with its quota."""
     placement = Placement(Pool.OWN, CpuSet.parse("0-1"), Mask(), cfs_quota_off=True)
     request = Request(cpu_quota=5)
     made = changed_copy(OWNER, id="t", phase=Phase.CREATING, placement=placement, request=request)
@@ -250,5 +250,5 @@ def test_quotas_of_owners_are_removed() -> None:
     assert removable(STATE.with_pod(again), [OWNER]) == both, "another sandbox of the same pod"
     other = changed_copy(POD, sandbox_id="s-b", uid="b")
     assert removable(STATE.with_pod(other), [OWNER]) == {"qc/x": both["qc/x"]}, (
-        "the group belongs to no pod alone"
+        "the cgroup is shared by several pods"
     )

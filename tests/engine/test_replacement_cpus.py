@@ -1,4 +1,4 @@
-"""Which CPUs stand in for those that are away."""
+"""The replacement of CPUs that are offline."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def only(state: NodeState) -> MissingCpus:
 def test_replacement_cpus_are_free(
     away: set[int], hands: list[int], full: bool, policy: TopologyPolicy
 ) -> None:
-    """Any owners have any CPUs, and any CPUs go."""
+    """Owners have arbitrary CPUs, and arbitrary CPUs go offline."""
     sets = [CpuSet(cpu for cpu, hand in enumerate(hands) if hand == n) for n in range(1, 4)]
     holders = [owner(f"o{n}", cpus) for n, cpus in enumerate(sets) if cpus]
     state = state_of(CpuSet(away), *holders, options=CpuOptions(full_pcpus_only=full), policy=policy)
@@ -64,7 +64,7 @@ def test_replacement_cpus_are_free(
         cpus, own = choose_replacements(state, short), short.containers[0].placement.exclusive
         assert len(cpus) <= short.missing == len(own & CpuSet(away))
         assert cpus <= state.pools.shared
-        assert cpus < state.pools.shared or not cpus, "the others have some left"
+        assert cpus < state.pools.shared or not cpus, "other containers keep some shared CPUs"
         homes = state.node.machine.nodes_of(own) or Mask([0])
         if policy in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE):
             assert cpus <= state.node.machine.cpus_of(homes)
@@ -77,7 +77,9 @@ def test_replacement_cpus_are_free(
         assert len(after.desired_cpus(given_)) == len(own) - short.missing + len(cpus) or not cpus
         back = after.with_machine(WHOLE)
         assert back.desired_cpus(given_) == own
-        assert back.pools.shared.isdisjoint(cpus), "no other container's until the owner has left them"
+        assert back.pools.shared.isdisjoint(cpus), (
+            "not usable by other containers until the owner has left them"
+        )
 
 
 def test_nearby_replacement_cpus_come_first() -> None:

@@ -138,7 +138,7 @@ class TestCreate:
         )  # fmt: skip
 
     def test_a_refused_container_that_may_use_the_cpus_does_not_block_the_create(self) -> None:
-        """It is wanted there: a hook was let give it CPUs that have an owner."""
+        """It is desired there: a hook was allowed to give it CPUs that have an owner."""
         assert (
             at_barrier(ReservationKind.CREATE)
             >> refused(errno.EACCES) << RequestReconcile() << ReadCpusets(("ls",))
@@ -373,7 +373,7 @@ def restoring(playbook: Playbook) -> Playbook:
 
 
 def back(playbook: Playbook, message: str) -> bool:
-    """What follows once a restoration has begun and nothing fails."""
+    """The rest of a restoration that has begun, without faults."""
     reason = AbortReason(message, NEW)
     playbook >> InflightCompleted() << StartDeadline() << WriteOwners()
     playbook >> CpusetsWritten() << ReadCpusets()
@@ -452,7 +452,7 @@ class TestMove:
         assert playbook << RecordSoon() << UnreserveCpus() << Abort(reason)
         assert back(restoring(drained() >> Interrupted()), "internal error")
 
-    def test_a_half_done_move_is_left_to_the_next_daemon(self) -> None:
+    def test_a_cancelled_move_is_left_unfinished_for_the_next_daemon(self) -> None:
         playbook = at_barrier(ReservationKind.MOVE) >> Cancelled()
         assert playbook << RecordSoon() << UnreserveCpus() << Abort()
         playbook = drained() >> Cancelled()
@@ -548,7 +548,7 @@ EVENTS = (
 
 
 @pytest.mark.parametrize("phase", [ReservationPhase.COMMITTED, ReservationPhase.ABORTED])
-def test_nothing_is_done_after_the_end(phase: ReservationPhase) -> None:
+def test_events_after_the_end_have_no_effect(phase: ReservationPhase) -> None:
     for kind, event in itertools.product(ReservationKind, EVENTS):
         over = Reservation(kind, ("own",), NEW, phase)
         assert step(over, event) == (over, ())

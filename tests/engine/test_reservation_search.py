@@ -1,10 +1,10 @@
 """Every order of events of a reservation, on a node of three CPUs, with a crash after every effect.
 
-The node is a value: what the plan says, what the ledger holds and what it still has to write, what the kernel
-holds, and which calls are in flight. An action performs the effect that is waited for, in one of the ways in
-which it can end, or is something that happens beside it: the kernel follows the plan, a call completes, a
-record becomes durable, a container exits, a client leaves, an effect fails, the daemon is killed. From each
-state each action is tried.
+The node is a value: the plan, the durable and the queued records of the ledger, the cpusets in the kernel,
+and the calls in flight. An action performs the effect that is waited for, in one of the ways in which it can
+end, or is an independent event: the kernel follows the plan, a call completes, a record becomes durable, a
+container exits, a client disconnects, an effect fails, the daemon is killed. From each state each action is
+tried.
 
 CPU 0 is the owner's old one, CPU 1 the reserved one, and CPU 2 is always shared.
 """
@@ -38,14 +38,14 @@ class Small:
     """The node.
 
     Attributes:
-        reservation: What is under way.
+        reservation: The reservation in progress.
         waits: The effect that has an outstanding result.
-        own, hold: What the owner has by the plan, and what is held besides.
-        ledger_own, ledger_move: What is durable.
-        queue: What the ledger is to write, in order.
-        owner, sharer: What the kernel holds; None for an owner that does not run.
-        owner_call, sharer_call: What calls in flight carry to them.
-        faults, beside, crashes: How many more may happen.
+        own, hold: The owner's CPUs by the plan, and the CPUs that are held for it.
+        ledger_own, ledger_move: The durable records.
+        queue: The records that the ledger is to write, in order.
+        owner, sharer: The cpusets in the kernel; None for an owner that does not run.
+        owner_call, sharer_call: The cpusets that calls in flight carry to them.
+        faults, independent, crashes: How many more may happen.
         done: Whether it committed; None where it has not ended.
         stopped: The daemon stops.
         odd: Records of the container cannot be stored, because of what they hold.
@@ -64,7 +64,7 @@ class Small:
     owner_call: CpuSet | None
     sharer_call: CpuSet | None
     faults: int = 2
-    beside: int = 2
+    independent: int = 2
     crashes: int = 1
     done: bool | None = None
     stopped: bool = False
@@ -73,7 +73,7 @@ class Small:
 
     @property
     def wanted(self) -> CpuSet:
-        """What is shared by the plan."""
+        """Return the CPUs that are shared by the plan."""
         return ALL - self.own - self.hold
 
 
@@ -102,14 +102,14 @@ def begun(kind: ReservationKind) -> Small:
         owner_call=OLD if moves else None,
         sharer_call=ALL - OLD if runs else ALL,
     )
-    return given(node, seen.ReservationRequested())
+    return handled(node, seen.ReservationRequested())
 
 
-def given(node: Small, event: seen.Event) -> Small:
+def handled(node: Small, event: seen.Event) -> Small:
     """Let an event happen, with the effects that are not waited for."""
     over = node.reservation.is_over
     reservation, effects = step(node.reservation, event)
-    assert not (over and effects), "something is done after the end"
+    assert not (over and effects), "there is an effect after the end"
     waits = node.waits if not effects and not reservation.is_over else None
     node = changed_copy(node, reservation=reservation, waits=waits)
     for effect in effects:
@@ -121,7 +121,7 @@ def performed(node: Small, effect: to_do.Effect) -> Small:
     """Perform an effect, or begin to wait for it."""
     recorded = node.ledger_own is not None if node.reservation.kind is KIND.CREATE else True
     if isinstance(effect, to_do.WriteSharers):
-        assert recorded, "others are moved for a placement that is not durable"
+        assert recorded, "other containers are moved for a placement that is not durable"
     if isinstance(effect, to_do.WriteSharers | to_do.WriteOwners) and node.reservation.kind is KIND.MOVE:
         assert node.ledger_move == NEW, "a cpuset is written for a move that is not recorded"
     if isinstance(effect, to_do.WAITED):
@@ -159,14 +159,14 @@ def placed(node: Small, effect: to_do.Effect) -> Small:
 
 
 def queued(node: Small, *records: Record) -> Small:
-    """Give the ledger something to write in one step."""
+    """Queue records that the ledger writes in one step."""
     return changed_copy(node, queue=(*node.queue, records))
 
 
 def flushed(node: Small, count: int | None = None) -> Small:
-    """Make durable what waits for the ledger, all of it or some.
+    """Make all or some of the queued records durable.
 
-    A record that cannot be stored is dropped alone; deletions beside it are written.
+    A record that cannot be stored is dropped alone; other deletions are written.
     """
     own, move = node.ledger_own, node.ledger_move
     batches = node.queue if count is None else node.queue[:count]
@@ -179,7 +179,7 @@ def flushed(node: Small, count: int | None = None) -> Small:
 
 
 def completed(node: Small, *, owner: bool) -> Small:
-    """Make a call in flight complete: the runtime writes what it carries."""
+    """Complete a call in flight: the runtime writes its cpuset."""
     if owner:
         runs = node.owner is not None
         return changed_copy(node, owner=node.owner_call if runs else None, owner_call=None)
@@ -191,15 +191,15 @@ def results(node: Small) -> Iterator[Small]:
     """Yield the node after each result that the effect can have which is waited for."""
     bad = changed_copy(node, faults=node.faults - 1) if node.faults else None
     if isinstance(node.waits, to_do.AppendLedger):
-        yield given(flushed(node), seen.LedgerRejected("odd") if node.odd else seen.LedgerWritten())
+        yield handled(flushed(node), seen.LedgerRejected("odd") if node.odd else seen.LedgerWritten())
         if bad:
-            yield given(bad, seen.LedgerLate("late"))
+            yield handled(bad, seen.LedgerLate("late"))
     elif isinstance(node.waits, to_do.Pause):
-        yield given(node, seen.PauseOver())
+        yield handled(node, seen.PauseOver())
     elif isinstance(node.waits, to_do.PlaceElsewhere):
-        yield given(changed_copy(node, own=SHARED), seen.PlacedElsewhere("t-2", SHARED))
-        yield given(node, seen.NoOtherPlacement())
-        yield given(queued(changed_copy(node, own=NONE), ("own", None)), seen.PlacementWithdrawn())
+        yield handled(changed_copy(node, own=SHARED), seen.PlacedElsewhere("t-2", SHARED))
+        yield handled(node, seen.NoOtherPlacement())
+        yield handled(queued(changed_copy(node, own=NONE), ("own", None)), seen.PlacementWithdrawn())
     elif isinstance(node.waits, to_do.AwaitInflight | to_do.AwaitOwnInflight):
         yield from calls(node, bad, node.waits)
     else:
@@ -216,36 +216,36 @@ def calls(
     else:
         call, owner = node.owner_call, True
         in_the_way = call is not None and not call <= waits.cpus
-    yield given(completed(node, owner=owner) if in_the_way else node, seen.InflightCompleted())
+    yield handled(completed(node, owner=owner) if in_the_way else node, seen.InflightCompleted())
     if bad and in_the_way and call is not None:
-        yield given(bad, seen.InflightLate("busy", "", call))
+        yield handled(bad, seen.InflightLate("busy", "", call))
 
 
 def kernel(node: Small, bad: Small | None) -> Iterator[Small]:
     """Yield the node after each result of a write or a read."""
     owner = None if node.owner is None else node.own
     if isinstance(node.waits, to_do.WriteSharers):
-        yield given(changed_copy(node, sharer=node.wanted), seen.CpusetsWritten())
+        yield handled(changed_copy(node, sharer=node.wanted), seen.CpusetsWritten())
     elif isinstance(node.waits, to_do.WriteOwners):
-        yield given(changed_copy(node, owner=owner), seen.CpusetsWritten())
+        yield handled(changed_copy(node, owner=owner), seen.CpusetsWritten())
     else:
         assert isinstance(node.waits, to_do.ReadCpusets)
         found = seen.CpusInEffect("ls", node.sharer, node.wanted)
         if not node.waits.container_ids:
             found = seen.CpusInEffect("own", node.owner or NONE, node.own)
-        yield given(node, seen.CpusetsRead((found,)))
+        yield handled(node, seen.CpusetsRead((found,)))
     if bad is None:
         return
     if not isinstance(node.waits, to_do.ReadCpusets):
         for number in (errno.EBUSY, errno.EACCES, errno.EROFS):
             refused = seen.RefusedWrite("ls", number, "refused")
-            yield given(bad, seen.CpusetsWritten((refused,), ("refused",)))
+            yield handled(bad, seen.CpusetsWritten((refused,), ("refused",)))
     if node.reservation.phase is not ReservationPhase.HANDING_OVER:
-        yield given(bad, seen.TimedOut())
+        yield handled(bad, seen.TimedOut())
 
 
-def beside(node: Small) -> Iterator[Small]:
-    """Yield the node after each of the things that happen by themselves."""
+def independent_events(node: Small) -> Iterator[Small]:
+    """Yield the node after each independent event."""
     if node.sharer != node.wanted and not node.stopped:
         yield changed_copy(node, sharer=node.wanted)
     if node.boots:
@@ -259,21 +259,21 @@ def beside(node: Small) -> Iterator[Small]:
         yield completed(node, owner=True)
     if node.queue and not isinstance(node.waits, to_do.AppendLedger):
         yield flushed(node, 1)
-    if not node.beside:
+    if not node.independent:
         return
-    less = changed_copy(node, beside=node.beside - 1)
+    less = changed_copy(node, independent=node.independent - 1)
     if node.owner is not None and node.owner_call is None and not (node.stopped or node.boots):
         yield changed_copy(less, owner_call=node.own)  # an update of kubelet's, rewritten
     if node.reservation.kind is KIND.MOVE and not node.stopped:
-        yield queued(less, ("own", node.own))  # its phase has changed, say
+        yield queued(less, ("own", node.own))  # for example, its phase has changed
     if node.reservation.is_over:
         return
-    yield given(less, seen.ClientDisconnected())
+    yield handled(less, seen.ClientDisconnected())
     if not (node.reservation.is_assigned and node.reservation.kind is KIND.REPLACEMENT):
-        yield given(less, seen.Interrupted())
+        yield handled(less, seen.Interrupted())
     if node.reservation.kind in (KIND.MOVE, KIND.REPLACEMENT):
-        yield given(changed_copy(less, owner=None), seen.ContainersExited())
-    yield changed_copy(given(less, seen.Cancelled()), stopped=True)
+        yield handled(changed_copy(less, owner=None), seen.ContainersExited())
+    yield changed_copy(handled(less, seen.Cancelled()), stopped=True)
 
 
 def crashed(node: Small) -> Small:
@@ -286,11 +286,11 @@ def crashed(node: Small) -> Small:
         return changed_copy(node, own=own, hold=NONE, reservation=over)
     back = restoration(node.reservation.containers, OLD, node.ledger_move, "ns/p/c")
     node = changed_copy(node, own=OLD, hold=node.ledger_move, reservation=back)
-    return given(node, seen.ReservationRequested())
+    return handled(node, seen.ReservationRequested())
 
 
 def check(node: Small) -> None:
-    """Check what must hold at any moment."""
+    """Check the invariants of any moment."""
     assert node.own.isdisjoint(node.hold) or node.reservation.kind is KIND.MOVE
     if node.owner is not None and node.reservation.kind is not KIND.NARROW:
         assert node.sharer.isdisjoint(node.owner), "a container runs on exclusive CPUs"
@@ -331,9 +331,9 @@ def test_every_order_of_events_with_a_crash_after_every_effect(kind: Reservation
         if node.done is not None:
             ends.add(node.done)
         if not node.reservation.is_over and not node.stopped:
-            assert node.waits is not None, "it waits for nothing and has not ended"
+            assert node.waits is not None, "no effect is outstanding and the reservation has not ended"
             ahead += results(node)
-        ahead += beside(node)
+        ahead += independent_events(node)
         if node.crashes:
             ahead.append(crashed(node))
     assert True in ends

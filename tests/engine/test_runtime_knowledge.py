@@ -1,4 +1,4 @@
-"""Creates that another program sends to the runtime, and that come again."""
+"""Creates that another program sends to the runtime, and repeated creates."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_a_repeated_create_replaces_the_first_decision() -> None:
     assert isinstance(decided, PlanDecided)
     assert decided.withdrawn == "t-1"
     assert list(state.containers) == ["t-2"]
-    assert state.containers["t-2"].request == FOUR, "the client's own values count"
+    assert state.containers["t-2"].request == FOUR, "the values of the client count"
     assert state.containers["t-2"].placement.exclusive == OWN
     assert not state.runtime.delegated
 
 
-def test_another_create_and_one_that_has_been_made_replace_nothing() -> None:
+def test_a_create_of_another_or_of_a_created_container_replaces_no_decision() -> None:
     for state, attempt in ((delegated(), 1), (handle(delegated(), ContainerCreated("t-1", "id"))[0], 0)):
         *_, decided = handle(state, CreateRequested(LSE, "c", attempt, SENT, "t-2"))[1]
         assert isinstance(decided, PlanDecided)

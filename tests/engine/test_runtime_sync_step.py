@@ -1,4 +1,4 @@
-"""Which containers the runtime is sent their CPUs for, as a table."""
+"""The containers whose CPUs are sent to the runtime, as a table."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def test_a_cpuset_that_is_narrow_while_be_is_suppressed_is_not_made_lasting() ->
     assert is_passing(suppressed, be, ALL)
     assert sync_step(suppressed, "ls") is SyncStep.NOTHING
     assert not is_passing(suppressed, SHARER, ALL), "only BE is suppressed"
-    assert not is_passing(suppressed, be, CpuSet()), "nothing is known of it"
+    assert not is_passing(suppressed, be, CpuSet()), "its saved cpuset is not known"
     assert not is_passing(suppressed, be, ALL | CpuSet((99,))), "an update would bring CPUs that are not BE's"

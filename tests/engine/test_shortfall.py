@@ -1,4 +1,4 @@
-"""What a refusal says was missing, and that it would have been enough."""
+"""The missing resources that a refusal reports; the reported amount would have been enough."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1
 
 
 def taken(cpus: str, scope: Scope = Scope.CONTAINER, **more: object) -> NodeState:
-    """Give a node on which a container owns CPUs already."""
+    """Return a node on which a container owns CPUs already."""
     fields = {"static": True, "policy": TopologyPolicy.SINGLE_NUMA_NODE, "scope": scope} | more
     state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), **fields))
     if not cpus:
@@ -35,10 +35,10 @@ def taken(cpus: str, scope: Scope = Scope.CONTAINER, **more: object) -> NodeStat
     return place(state, lse, "c", 0, Request(), "x/c").state
 
 
-def lacks(state: NodeState, request: Request, *asks: ContainerResources) -> tuple[Shortfall, ...]:
-    pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", asks) if asks else None)
-    got = admit(state, pod, request)
-    plan = place(got.state, got.pod, "c", 0, request, "t") if got.verdict.admitted else got
+def lacks(state: NodeState, request: Request, *containers: ContainerResources) -> tuple[Shortfall, ...]:
+    pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", containers) if containers else None)
+    result = admit(state, pod, request)
+    plan = place(result.state, result.pod, "c", 0, request, "t") if result.verdict.admitted else result
     assert not plan.verdict.admitted
     assert plan.explanation is not None
     return tuple(changed_copy(lack, holders=()) for lack in plan.explanation.shortfalls)
@@ -48,7 +48,9 @@ def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
     return Request(cpus * 1024, cpus * 100_000, 100_000, mib * MIB, devices=devices)
 
 
-def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP, gpus: int = 0) -> ContainerResources:
+def resources(
+    name: str, cpus: int, kind: ContainerKind = ContainerKind.APP, gpus: int = 0
+) -> ContainerResources:
     amounts = {"cpu": cpus * 1000, **({"gpu": gpus} if gpus else {})}
     return ContainerResources(name, kind, amounts, amounts)
 
@@ -62,7 +64,7 @@ def cpus(node: int, wanted: int, free: int) -> Shortfall:
     ("there", "wanted", "missing"),
     [
         ("0-3,4-6", 6, (cpus(1, 6, 5),)),  # node 1 lacks one, node 0 two
-        ("0-3,4-7", 6, (cpus(0, 6, 4),)),  # alike: the lower one
+        ("0-3,4-7", 6, (cpus(0, 6, 4),)),  # equal shortfalls: the lower node
         ("0-2,4-6", 8, (cpus(0, 8, 5),)),  # a whole node would hold it
         ("0-3", 9, (Shortfall("cpu", Mask([0]), 9, 4, most=8),)),  # no node ever holds it
     ],
@@ -71,7 +73,7 @@ def test_missing_cpus_are_reported(
     there: str, wanted: int, missing: tuple[Shortfall, ...], scope: Scope
 ) -> None:
     assert lacks(taken(there, scope), whole(wanted)) == missing
-    assert lacks(taken(there, scope), whole(wanted), ask("c", wanted)) == missing
+    assert lacks(taken(there, scope), whole(wanted), resources("c", wanted)) == missing
 
 
 def test_reserved_cpus_do_not_count_as_room() -> None:
@@ -80,8 +82,8 @@ def test_reserved_cpus_do_not_count_as_room() -> None:
 
 
 def test_the_shortfall_of_a_pod_is_computed_for_all_its_containers() -> None:
-    asks = ask("i", 7, ContainerKind.INIT), ask("c", 3), ask("d", 3)
-    assert lacks(taken("0-1,4-5", Scope.POD), whole(7), *asks) == (cpus(0, 7, 6),)
+    containers = resources("i", 7, ContainerKind.INIT), resources("c", 3), resources("d", 3)
+    assert lacks(taken("0-1,4-5", Scope.POD), whole(7), *containers) == (cpus(0, 7, 6),)
 
 
 def test_nodes_without_the_devices_do_not_help() -> None:
@@ -108,12 +110,12 @@ def test_a_node_without_enough_memory_is_reported_before_one_without_enough_cpus
     assert lacks(state, whole(6, 90)) == (Shortfall("memory", Mask([1]), 90 * MIB, 3 * MIB),)
 
 
-def test_what_is_missing_is_named_cpus_first_then_memory_then_devices() -> None:
+def test_a_shortfall_names_cpus_first_then_memory_then_devices() -> None:
     gpus = {"gpu": {"a": GPUS["gpu"]["a"]}}  # only node 0 could hold the container
     state = taken("1-3,9-11", reserved_memory={1: {"memory": 10 * MIB}}, devices=gpus)
     held = {"memory": 60 * MIB, "gpu": 1}
-    asks = PodRequests("f", (ContainerResources("c", ContainerKind.APP, held, held),))
-    first = Pod("s-f", "f", "ns", "f", requests=asks)
+    requests = PodRequests("f", (ContainerResources("c", ContainerKind.APP, held, held),))
+    first = Pod("s-f", "f", "ns", "f", requests=requests)
     plan = place(state.with_pod(first), first, "c", 0, Request(memory_limit=60 * MIB), "f/c")
     amounts = {"cpu": 4000, "memory": 95 * MIB, "gpu": 1}
     wanted = ContainerResources("c", ContainerKind.APP, amounts, amounts)
@@ -123,12 +125,12 @@ def test_what_is_missing_is_named_cpus_first_then_memory_then_devices() -> None:
 
 def test_devices_that_topoproxy_assigns() -> None:
     state = taken("4-5", devices=GPUS)
-    first = Pod("s-f", "f", "ns", "f", requests=PodRequests("f", (ask("c", 1, gpus=1),)))
+    first = Pod("s-f", "f", "ns", "f", requests=PodRequests("f", (resources("c", 1, gpus=1),)))
     state = place(state.with_pod(first), first, "c", 0, whole(1), "f/c").state
     assert state.devices.available("gpu") == {"b", "c"}
-    assert lacks(state, whole(7), ask("c", 7, gpus=2)) == (cpus(1, 7, 6),)
-    assert lacks(state, whole(8), ask("c", 8, gpus=1)) == (cpus(1, 8, 6),)
-    assert lacks(state, whole(7), ask("c", 7, gpus=1)) == (Shortfall("gpu", Mask([0]), 1, 0),), (
+    assert lacks(state, whole(7), resources("c", 7, gpus=2)) == (cpus(1, 7, 6),)
+    assert lacks(state, whole(8), resources("c", 8, gpus=1)) == (cpus(1, 8, 6),)
+    assert lacks(state, whole(7), resources("c", 7, gpus=1)) == (Shortfall("gpu", Mask([0]), 1, 0),), (
         "no CPU is missing"
     )
 
@@ -158,7 +160,7 @@ FLOOR = {"admission": AdmissionRules(floor=3, numa_floor=2)}
 
 
 def own(state: NodeState, cpus: str) -> NodeState:
-    """Let the container that owns CPUs own only these."""
+    """Reduce the CPUs of the owner to these."""
     owner = state.containers["x/c"]
     placement = changed_copy(owner.placement, exclusive=CpuSet.parse(cpus))
     return state.changed(put=[changed_copy(owner, placement=placement)])
@@ -205,7 +207,7 @@ def test_the_containers_that_have_the_cpus_are_named() -> None:
     assert (len(lack.holders), lack.more_holders) == (10, 2)
 
 
-def test_named_cpus_that_others_own() -> None:
+def test_named_cpus_of_other_owners_are_reported_with_their_holders() -> None:
     state = taken("2-3")
     rival = Pod("s-r", "r", "ns", "rival", 0, QosClass.LSE, cpuset=CpuSet.parse("3-5"))
     plan = place(state, rival, "c", 0, Request(), "r/c")

@@ -1,4 +1,4 @@
-"""What has to be done before a start, as a table."""
+"""The next step before a start, as a table."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def sharing(key: str) -> Container:
     return Container(key, "c", POD, Request(), Placement(Pool.SHARED, CpuSet(), ALL), Phase.RUNNING)
 
 
-def test_a_node_by_default_allocates_nothing_and_lets_memory_follow() -> None:
+def test_a_node_by_default_allocates_no_cpus_and_memory_follows_cpus() -> None:
     node = Node(MACHINE, TOPOLOGY)
     state = NodeState.empty(node)
     assert place(state, POD, "c", 0, Request(cpu_shares=512), "x").container.placement.pool is Pool.SHARED
@@ -38,7 +38,7 @@ def test_a_node_by_default_allocates_nothing_and_lets_memory_follow() -> None:
     assert plan.container.placement.pool is Pool.SHARED
     lse = changed_copy(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("4"))
     assert place(state, lse, "c", 0, whole, "x").container.placement.mems == Mask((1,))
-    assert node == Node(MACHINE, TOPOLOGY), "what was looked up is not part of what a node is"
+    assert node == Node(MACHINE, TOPOLOGY), "cached values are not compared"
     assert "pool_placements" not in repr(node)
 
 
@@ -65,10 +65,10 @@ def test_an_ended_init_container_keeps_its_cpus_until_a_container_of_the_pod_fol
         ("a", ContainerKind.APP),
         ("b", ContainerKind.APP),
     )
-    asks = PodRequests(
+    requests = PodRequests(
         "as kubelet has it", tuple(ContainerResources(name, kind, {}, {}) for name, kind in kinds)
     )
-    pod = changed_copy(POD, requests=asks)
+    pod = changed_copy(POD, requests=requests)
     ended = {
         name: changed_copy(owning(name, f"a/{name}", cpus, Phase.EXITED, pod=pod), name=name)
         for name, cpus in (("i", "0"),)
@@ -82,10 +82,10 @@ def test_an_ended_init_container_keeps_its_cpus_until_a_container_of_the_pod_fol
     assert ended_owners("j") == ["i"], "the pod is not past its init containers"
     assert ended_owners("a") == []
     ended["a"] = changed_copy(owning("x", "a/a", "1", Phase.EXITED, pod=pod), name="a")
-    assert ended_owners("b") == ["a"], "the other container does not come back"
+    assert ended_owners("b") == ["a"], "the other container does not start again"
 
 
-def test_pods_come_and_go() -> None:
+def test_pods_are_added_and_removed() -> None:
     state = NodeState.empty(NODE).with_pod(POD).with_pod(OTHER)
     assert dict(state.pods) == {"s-a": POD, "s-b": OTHER}
     assert dict(state.without_pod("s-a").pods) == {"s-b": OTHER}
@@ -137,7 +137,9 @@ def test_the_previous_cpus_of_an_owner_are_those_of_its_last_attempt() -> None:
 def test_kube_classes_without_a_label_share_by_class() -> None:
     be = changed_copy(POD, kube_qos=KubeQos.BEST_EFFORT)
     plan = place(NodeState.of(NODE, (), [owning("x", "b", "0-1", hard=False)]), be, "c", 0, Request(), "t")
-    assert plan.state.desired_cpus(plan.container) == MACHINE.online, "BE may borrow what is not hard"
+    assert plan.state.desired_cpus(plan.container) == MACHINE.online, (
+        "BE may borrow CPUs of owners that are not hard"
+    )
 
 
 def narrowed(key: str, within: str, pool: Pool = Pool.SHARED) -> Container:
@@ -149,7 +151,7 @@ def test_a_container_bound_to_a_node_follows_only_its_part_of_the_pool() -> None
     state = NodeState.of(NODE, (), [narrowed("x", "4-7,12-15"), sharing("y")])
     assert state.desired_cpus(state.containers["x"]) == CpuSet.parse("4-7,12-15")
     elsewhere = state.changed(put=[owning("o", "b/c", "0-1")])
-    assert moves(state, elsewhere) == (("y",), ()), "what happens on another node does not concern it"
+    assert moves(state, elsewhere) == (("y",), ()), "changes on another node do not affect it"
     here = elsewhere.changed(put=[owning("p", "d/c", "4-5")])
     assert here.desired_cpus(here.containers["x"]) == CpuSet.parse("6-7,12-15")
     assert moves(elsewhere, here) == (("x", "y"), ())
@@ -165,7 +167,7 @@ def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
     state = NodeState.of(node, (), [narrowed("s", "0-15", Pool.SYSTEM), sharing("y")])
     assert state.desired_cpus(state.containers["s"]) == CpuSet.parse("0,8")
     assert state.desired_cpus(state.containers["y"]) == CpuSet.parse("2-7,9-15")
-    assert node.cpu.reserved == CpuSet.parse("0-1,8"), "no container is given what is kept"
+    assert node.cpu.reserved == CpuSet.parse("0-1,8"), "no container gets the reserved CPUs"
     open_to_all = NodeState.of(changed_copy(node, system_alone=False), (), [sharing("y")])
     assert open_to_all.pools.shared == CpuSet.parse("0,2-15")
     without = NodeState.of(NODE, (), [narrowed("s", "0-15", Pool.SYSTEM)])
@@ -182,7 +184,7 @@ def test_owned_system_cpus_are_exclusive() -> None:
     assert state.desired_cpus(system) == state.pools.shared
 
 
-def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
+def test_a_pod_bound_to_a_node_follows_the_online_cpus_of_the_node() -> None:
     bound = Container(
         "x",
         "x",
@@ -198,7 +200,7 @@ def test_a_pod_bound_to_a_node_follows_what_is_online_there() -> None:
     gone = state.with_machine(changed_copy(MACHINE, cpus=tuple(c for c in MACHINE.cpus if c.numa == 1)))
     assert gone.desired_cpus(bound) == gone.pools.shared == CpuSet.parse("4-7,12-15")
     assert gone.with_machine(MACHINE).desired_cpus(bound) == CpuSet.parse("0-3,8-11"), (
-        "it is back where it belongs"
+        "it is on the CPUs of its node again"
     )
 
 
@@ -215,7 +217,7 @@ def test_an_owner_whose_cpus_are_offline_shares_until_they_return() -> None:
     state = NodeState.of(NODE, (), [x, y, z])
     fewer = state.with_node(without("0-1"))
     assert fewer.desired_cpus(x) == fewer.pools.shared == CpuSet.parse("4-15")
-    assert moves(state, fewer) == (("x",), ()), "pools are as they were, and yet a container moves"
+    assert moves(state, fewer) == (("x",), ()), "a container moves although the pools did not change"
     late = owning("w", "d/c", "4")
     assert moves(fewer, fewer.changed(put=[late])) == (("x", "z"), ())
     assert moves(fewer, state) == (("x",), ())

@@ -1,4 +1,4 @@
-"""BE suppression as playbooks: 16 CPUs; a test prescribes their use."""
+"""BE suppression as playbooks, on 16 CPUs with a usage that the test sets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ROW = {"quota": [GROUP]}
 def read(
     state: NodeState, used: float, settings: SuppressionSettings = CPUSET, above: str = ""
 ) -> tuple[NodeState, NodeEffects]:
-    """A second after the last reading, with so many CPUs in use by pods that are not BE."""
+    """Read the usage a second later, with ``used`` CPUs in use by pods that are not BE."""
     last = state.facts.suppression.reading or UsageReading(0, 0, {"ls": {"x": 0}})
     counter = last.groups["ls"]["x"] + int(used * S)
     reading = UsageReading(last.at + S, counter, {"ls": {"x": counter}})
@@ -67,7 +67,7 @@ def read(
 
 def running(settings: SuppressionSettings = CPUSET, above: str = "") -> NodeState:
     state, effects = read(STATE, 0, settings, above)
-    assert effects == (), "one reading says nothing"
+    assert effects == (), "a single reading yields no usage"
     return state
 
 
@@ -129,7 +129,7 @@ def test_a_quota_from_the_budget_to_its_end() -> None:
     assert scenario.state.facts.suppression.quota == -1
     change = SuppressionChange(9.0, "no CFS quota", "a CFS quota of 6.40 CPUs", limit.why)
     assert scenario >> BeQuotaWritten(9.0, write) << ReportBeChange(change)
-    assert scenario >> BeQuotaRead(limit, 640_000), "it is right"
+    assert scenario >> BeQuotaRead(limit, 640_000), "the quota is in effect already"
     assert scenario >> SuppressionEnded(10.0, "it stops") << RemoveBeQuotas((GROUP,), "it stops")
     over = SuppressionChange(11.0, "a CFS quota of 6.40 CPUs", "no CFS quota", "it stops")
     scenario >> BeQuotaRemoved(11.0, GROUP, "it stops") << PutRecord(KEY, None)
@@ -158,17 +158,19 @@ def test_suppression_is_undone_after_a_while_without_readings() -> None:
     assert (change.after, change.why) == ("CPUs 0-15", "their usage cannot be read")
     assert (be_cpus(state), state.facts.suppression.figures) == (16, None)
     state, effects = handle(state, BeUsageUnreadable(8.0, "no"))
-    assert effects == (ReportUnreadable("no", lasts=True),), "it has been given back"
+    assert effects == (ReportUnreadable("no", lasts=True),), "the CPUs were released already"
     failures = state.facts.suppression.failures
     state, _ = handle(state, BeQuotasRead(frozenset({"g"})))
     known = changed_copy(state.facts.suppression, failures=failures)
     state = changed_copy(state, facts=changed_copy(state.facts, suppression=known))
     _, effects = handle(state, BeUsageUnreadable(8.0, "no"))
     remove = RemoveBeQuotas(("g",), "their usage cannot be read")
-    assert effects == (ReportUnreadable("no", lasts=True), remove), "what could not be is tried again"
+    assert effects == (ReportUnreadable("no", lasts=True), remove), (
+        "a quota that could not be removed is retried"
+    )
 
 
-def test_a_figure_ends_the_count_of_failures_and_a_counter_that_goes_back_is_one() -> None:
+def test_a_reading_resets_the_failure_count_and_a_decreasing_counter_is_a_failure() -> None:
     state, _ = handle(running(), BeUsageUnreadable(8.0, "no"))
     state, effects = handle(state, BeUsageRead(8.0, CPUSET, PODS, UsageReading(2 * S, -1, {})))
     assert effects == (ReportUnreadable("the counters went backwards", lasts=False),)
@@ -244,11 +246,11 @@ def test_the_reason_of_a_suppression_is_described() -> None:
         (2.0, 0, "the system uses 0.0"),
     ],
 )
-def test_the_budget_is_explained_by_what_it_is_computed_from(used: float, kept: int, system: str) -> None:
+def test_the_budget_is_explained_by_its_components(used: float, kept: int, system: str) -> None:
     usage = Usage(16_000, 16_000 - kept, used, pods={"ls": 2.0})
-    words = reason(BeSuppression(figures=(6900, usage)), CPUSET)
+    text = reason(BeSuppression(figures=(6900, usage)), CPUSET)
     budget = "the budget is 6.9 CPUs: 65 % of 16 are 10.4, other pods use 2.0"
-    assert words == f"{budget}, {system}"
+    assert text == f"{budget}, {system}"
 
 
 def test_a_group_without_a_limit_is_not_reported_as_suppressed() -> None:

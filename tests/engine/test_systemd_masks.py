@@ -1,4 +1,4 @@
-"""What a unit's property shows about the masks that the runtime sends, and what is reported."""
+"""The byte order of the runtime's masks, derived from a unit's property, and its reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a container gets beside Koordinator's decision table: every difference is one that is intended.
+"""The CPUs of a container compared with Koordinator's decision table: every difference is intended.
 
 All kinds of pods on a node with an LSE and an LSR pod are decided twice: by the table
-(``oracles.koordinator_hook``, held to Koordinator's own cases) and by what places containers. Where sets
+(``oracles.koordinator_hook``, held to Koordinator's own cases) and by the placement of topoproxy. Where sets
 differ, the difference must have one of the names below; ``docs/koordinator.md`` gives the reason of each.
 """
 
@@ -85,7 +85,7 @@ INTENDED = {
 
 @pytest.mark.parametrize("system", ["", "7"])
 @pytest.mark.parametrize("kubelet", ["none", "static"])
-def test_what_differs_from_the_table_is_intended(kubelet: str, system: str) -> None:
+def test_differences_from_the_table_are_intended(kubelet: str, system: str) -> None:
     state = crowded(system)
     rule = rule_of(state, kubelet, system)
     found: set[str] = set()

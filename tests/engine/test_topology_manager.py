@@ -1,6 +1,6 @@
-"""One decision: what the providers say, what the policy makes of it, and what is given.
+"""One decision: hints of the providers, the policy that merges them, and the granted resources.
 
-What one decision of the topology manager reads: the request, and the providers prepared for it.
+The tests also cover the input of a decision: the request, and the providers prepared for it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ def empty(
 
 def pod(uid: str, cpus: int = 0, *, known: bool = False, mib: int = 0, **more: object) -> Pod:
     amounts = {"cpu": cpus * 1000, **({"memory": mib * MIB} if mib else {})}
-    asks = PodRequests(uid, (ContainerResources("c", requests=amounts, limits=amounts),)) if known else None
-    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, requests=asks), **more)
+    requests = (
+        PodRequests(uid, (ContainerResources("c", requests=amounts, limits=amounts),)) if known else None
+    )
+    return changed_copy(Pod(f"s-{uid}", uid, "ns", uid, requests=requests), **more)
 
 
 def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
@@ -81,13 +83,13 @@ def whole(cpus: int, mib: int = 0, *devices: LocatedDevice) -> Request:
 
 
 def arrives(state: NodeState, the_pod: Pod, request: Request) -> Plan:
-    """Make a pod of one container come: first its sandbox, then the container."""
-    got = admit(state, the_pod, request)
-    if not got.verdict.admitted:
-        assert got.state is state
-        return Plan(got.verdict, state, explanation=got.explanation)
-    plan = place(got.state, got.pod, "c", 0, request, f"{the_pod.uid}/c")
-    assert plan.verdict.admitted or plan.state is got.state
+    """Create a pod of one container: first its sandbox, then the container."""
+    result = admit(state, the_pod, request)
+    if not result.verdict.admitted:
+        assert result.state is state
+        return Plan(result.verdict, state, explanation=result.explanation)
+    plan = place(result.state, result.pod, "c", 0, request, f"{the_pod.uid}/c")
+    assert plan.verdict.admitted or plan.state is result.state
     return plan
 
 
@@ -131,7 +133,7 @@ def test_policies(policy: TopologyPolicy, scope: Scope, *, known: bool, split: b
         why = plan.explanation
         assert why is not None
         if plan.verdict.admitted and scope is Scope.POD:
-            continue  # what was weighed is in the pod's record
+            continue  # the considered hints are in the record of the pod
         assert (why.merge is None) is (policy is TopologyPolicy.NONE)
         if why.merge is not None:
             assert (why.merge.policy, why.merge.scope) == (policy.value, scope.value)
@@ -239,7 +241,7 @@ def test_whole_cores_only(policy: TopologyPolicy, *, known: bool) -> None:
     assert few.verdict.reason in ("SMTAlignmentError", "TopologyAffinityError")
     ended = second.state.with_pod(first.pod).changed(put=[first.in_phase(Phase.EXITED)])
     again = place(ended, first.pod, "c", 1, whole(6), "again")
-    assert again.container is not None, "its own CPUs are not free, and are its own"
+    assert again.container is not None, "it keeps its own CPUs, which are not free"
     assert again.container.placement.exclusive == first.placement.exclusive
     assert "keeps the CPUs of its earlier attempt" in again.container.placement.reasons[0]
     assert again.explanation is not None
@@ -313,7 +315,7 @@ def test_named_cpus_determine_the_nodes_of_memory_and_devices() -> None:
         second = arrives(plan.state.with_pod(lsr), twin, whole(2, 60)).container
         assert second is not None
         assert second.placement.exclusive == CpuSet.parse("5,13")
-        assert second.placement.mems == Mask([0]), "near is full"
+        assert second.placement.mems == Mask([0]), "the nearest node is full"
         third = changed_copy(lsr, sandbox_id="u", uid="u", cpuset=CpuSet.parse("6,14"))
         assert not arrives(plan.state.changed(put=[second]), third, whole(2, 60)).verdict.admitted
         free = changed_copy(twin, kube_qos=KubeQos.BURSTABLE, requests=None)
@@ -343,14 +345,20 @@ COUNTING = changed_copy(NODE, reserved_memory={0: {"memory": 1}})
 P = TypeVar("P", bound=Provider)
 
 
-def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+def resources(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
     return ContainerResources(name, kind, {"cpu": cpus * 1000}, {"cpu": cpus * 1000})
 
 
-ASKS = PodRequests(
-    "p", (ask("i", 4, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
+POD_REQUESTS = PodRequests(
+    "p",
+    (
+        resources("i", 4, ContainerKind.INIT),
+        resources("s", 1, ContainerKind.SIDECAR),
+        resources("a", 2),
+        resources("b", 2),
+    ),
 )
-POD = Pod("s-p", "p", "ns", "p", requests=ASKS)
+POD = Pod("s-p", "p", "ns", "p", requests=POD_REQUESTS)
 BARE = changed_copy(POD, requests=None)
 
 
@@ -361,12 +369,12 @@ def provider(context: AdmissionContext, kind: type[P]) -> P:
 
 def test_requests_come_from_kubelet_or_from_the_cri() -> None:
     request = Request(memory_limit=7, huge_pages=(("hugepages-2Mi", 2), ("hugepages-1Gi", 0)))
-    assert pod_requests(POD, "a", request, 3) is ASKS
-    assert pod_requests(POD, "", request, 3) is ASKS
-    assert pod_requests(changed_copy(POD, uid="q"), "a", request, 3) == changed_copy(ASKS, uid="q")
+    assert pod_requests(POD, "a", request, 3) is POD_REQUESTS
+    assert pod_requests(POD, "", request, 3) is POD_REQUESTS
+    assert pod_requests(changed_copy(POD, uid="q"), "a", request, 3) == changed_copy(POD_REQUESTS, uid="q")
     amounts = {"cpu": 3000, "memory": 7, "hugepages-2Mi": 2}
     made = PodRequests("p", (ContainerResources("x", ContainerKind.APP, amounts, amounts),), guaranteed=True)
-    assert pod_requests(POD, "x", request, 3) == made, "kubelet does not know that container"
+    assert pod_requests(POD, "x", request, 3) == made, "kubelet has not reported this container"
     assert pod_requests(BARE, "x", request, 3) == made
     burstable = changed_copy(BARE, kube_qos=KubeQos.BURSTABLE)
     assert pod_requests(burstable, "", Request(), 0) == PodRequests(
@@ -378,12 +386,14 @@ def test_requests_come_from_kubelet_or_from_the_cri() -> None:
     ("bound", "whole", "binds"),
     [("", False, True), ("0", False, False), ("", True, False), ("0-1", True, False)],
 )
-def test_memory_bound_by_another_container_is_not_given(bound: str, *, whole: bool, binds: bool) -> None:
+def test_memory_bound_by_the_request_or_set_aside_for_the_pod_is_not_granted_again(
+    bound: str, *, whole: bool, binds: bool
+) -> None:
     blocks = (Block(Mask([0]), "memory", 5),) if whole else ()
     pod = changed_copy(POD, reserved_for_pod=SetAside(None, True, CpuSet(), blocks))
     request = Request(cpuset_mems=bound, devices=(LocatedDevice("x"),))
-    asked = ProviderRequest(pod, ASKS, "a", request, exclusive=False)
-    context = build_context(NodeState.empty(COUNTING), asked)
+    provider_request = ProviderRequest(pod, POD_REQUESTS, "a", request, exclusive=False)
+    context = build_context(NodeState.empty(COUNTING), provider_request)
     assert provider(context, MemoryProvider).bound is not binds
     assert provider(context, CpuProvider).state == CpuState(), "no CPUs are offered where none may be owned"
     assert context.request.near == (LocatedDevice("x"),)
@@ -392,9 +402,9 @@ def test_memory_bound_by_another_container_is_not_given(bound: str, *, whole: bo
 def test_only_a_container_that_lists_a_registered_resource_or_holds_a_device_requests_devices() -> None:
     gpus = {"v/gpu": {"a": RegisteredDevice("a", Mask([0]))}}
     state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), devices=gpus))
-    asks = ContainerResources("c", ContainerKind.APP, {}, {"v/gpu": 1})
+    resources_of_c = ContainerResources("c", ContainerKind.APP, {}, {"v/gpu": 1})
     others = ContainerResources("d", ContainerKind.APP, {}, {"v/nic": 1})
-    pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", (asks, others)))
+    pod = Pod("s", "u", "ns", "p", requests=PodRequests("u", (resources_of_c, others)))
     assert [requests_devices(state, pod, name) for name in ("c", "d", "e")] == [True, False, False]
     unknown = changed_copy(pod, requests=None)
     assert not requests_devices(state, unknown, "c"), "kubelet has not reported its limits"
@@ -406,7 +416,7 @@ def test_only_a_container_that_lists_a_registered_resource_or_holds_a_device_req
     assert requests_devices(withdrawn, pod, "c"), "its device plug-in is gone, and it keeps the device"
 
 
-def test_devices_are_not_given_to_a_container_whose_sandbox_is_gone() -> None:
+def test_devices_are_not_assigned_to_a_container_whose_sandbox_is_removed() -> None:
     gpus = {"v/gpu": {"a": RegisteredDevice("a", Mask([0]))}}
     state = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), devices=gpus))
     pod = Pod("s", "u", "ns", "p")

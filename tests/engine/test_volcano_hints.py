@@ -1,4 +1,4 @@
-"""What Volcano's scheduler prefers."""
+"""Preferences of Volcano's scheduler."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def test_a_less_strict_policy_than_that_of_the_node_is_ignored() -> None:
 def test_scope_pod() -> None:
     state = taken(empty(BEST, scope=Scope.POD), "0-1,4-5")
     total = Request(7 * 1024, 700_000, 100_000)
-    got = admit(state, pod("a", volcano_policy=SINGLE), total)
-    assert got.verdict.admitted
-    assert "policy single-numa-node" in got.problem
+    result = admit(state, pod("a", volcano_policy=SINGLE), total)
+    assert result.verdict.admitted
+    assert "policy single-numa-node" in result.problem
     met = admit(state, pod("a", volcano_nodes=Mask((1,))), Request(4096, 400_000, 100_000))
     assert met.pod.reserved_for_pod is not None
     assert met.pod.reserved_for_pod.cpus <= NODE1

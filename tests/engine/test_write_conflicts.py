@@ -1,6 +1,6 @@
-"""Write conflicts: when they begin and end, how often cpusets are repaired; and the effects in order.
+"""Write conflicts: when they begin and end, how often cpusets are repaired; and the order of effects.
 
-What is done about each way in which the kernel can refuse.
+The tests also cover the reaction to each error of the kernel.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def repaired(known: WriteConflicts, now: float, container: str = "c") -> WriteCo
 
 
 def after(*times: float, container: str = "c", known: WriteConflicts | None = None) -> WriteConflicts:
-    """What is known after repairs at some times."""
+    """Return the known conflicts after repairs at some times."""
     known = known or WriteConflicts()
     for now in times:
         known = repaired(known, now, container)
@@ -86,7 +86,7 @@ def after(*times: float, container: str = "c", known: WriteConflicts | None = No
 def contested(
     period: float, seconds: float, *, urgent: bool = False
 ) -> tuple[list[float], list[tuple[str, float]]]:
-    """Play a program that writes with a period; gives the repairs, and when conflicts began and ended."""
+    """Simulate a program that writes periodically; return the repairs, and the begin and end of conflicts."""
     known, repairs, turns = WriteConflicts(), list[float](), list[tuple[str, float]]()
     pause = 0.25
     wrong, now, next_write = False, 0.0, 0.0
@@ -107,7 +107,7 @@ def contested(
     return repairs, turns
 
 
-class TestStory:
+class TestWriteConflict:
     def test_a_single_write_is_attributed_and_reported(self) -> None:
         one = UnattributedRepairs(1, WRONG)
         assert (
@@ -116,7 +116,7 @@ class TestStory:
             >> WritersFound({"c": Author.RUNC}) << ReportDrift({"c": (one, Author.RUNC)}, {}, ())
         )  # fmt: skip
 
-    def test_repairs_that_come_while_writers_are_looked_for_are_attributed_next(self) -> None:
+    def test_repairs_during_a_search_for_writers_are_attributed_next(self) -> None:
         one, two = UnattributedRepairs(1, WRONG), UnattributedRepairs(2, None)
         assert (
             Playbook(WriteConflicts(), step)
@@ -154,7 +154,7 @@ class TestStory:
         assert playbook >> ConflictsDue(4 + QUIET_S)
         assert not playbook.state.is_checking
         playbook >> CpusetsRepaired(40, {"c": WRONG}) << FindWriters({"c": WRONG})
-        assert playbook, "a write that comes then is none again"
+        assert playbook, "a later write begins no conflict"
         assert not playbook.state.conflicts
 
     def test_checks_are_never_further_apart_than_the_latest(self) -> None:
@@ -176,9 +176,9 @@ def test_writes_that_are_far_apart_never_make_a_conflict() -> None:
     assert len(repairs) == 600 // (WINDOW_S / 2 + 1) + 1, "each of them is repaired at once"
 
 
-def test_a_busy_program_is_repaired_ever_more_slowly_and_never_given_up() -> None:
+def test_repairs_after_a_busy_program_slow_down_and_never_stop() -> None:
     repairs, turns = contested(0.25, 1000)
-    assert turns == [("began", 0.5)], "and it continues"
+    assert turns == [("began", 0.5)], "repairs continue"
     gaps = [b - a for a, b in itertools.pairwise(repairs)][2:]
     assert gaps[:4] == [FIRST_S, FIRST_S * 2, FIRST_S * 4, FIRST_S * 8]
     assert set(gaps[8:]) == {LONGEST_S}
@@ -190,7 +190,7 @@ def test_a_container_on_owned_cpus_is_always_repaired_quickly() -> None:
     assert max(gaps) == URGENT_S
 
 
-def test_a_container_that_is_gone_is_forgotten() -> None:
+def test_the_conflict_of_a_removed_container_is_dropped() -> None:
     known = WriteConflicts()
     for container in ("a", "b"):
         known = after(0, 1, 2, container=container, known=known)
@@ -217,9 +217,9 @@ def test_conflicts_do_not_flap_and_pauses_are_bounded(period: float, urgent: boo
 @given(st.lists(st.tuples(st.floats(0, 50), st.booleans()), max_size=60))
 def test_a_conflict_begins_with_three_writes_within_the_window(steps: list[tuple[float, bool]]) -> None:
     known, now, times = WriteConflicts(), 0.0, list[float]()
-    for pause, ask in steps:
+    for pause, compares in steps:
         now += pause
-        if ask:
+        if compares:
             known, _ = step(known, CpusetsCompared(now, {"c"}))
         if "c" in known.conflicts:
             known = repaired(known, now)
@@ -245,5 +245,5 @@ def test_the_remedy_depends_on_the_error(numbers: tuple[int, ...], expected: Wri
 def test_the_same_write_is_made_again_a_bounded_number_of_times() -> None:
     waits = [retry_pause(tried, (errno.EACCES, errno.EBUSY)) for tried in range(1, TRIES + 1)]
     assert waits == [PAUSE_S, 4 * PAUSE_S, None]
-    assert retry_pause(1, (errno.EACCES, errno.ENOSPC)) is None, "it would fail for ever"
+    assert retry_pause(1, (errno.EACCES, errno.ENOSPC)) is None, "it would fail every time"
     assert retry_pause(1, ()) is None
