@@ -1,4 +1,4 @@
-"""Which providers are blamed for a merge that none prefers: few masks by name, many by their size."""
+"""The conflict of a merge without a preferred hint: few masks are named, many are described by size."""
 
 from __future__ import annotations
 

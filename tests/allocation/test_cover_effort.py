@@ -40,8 +40,8 @@ def least(given: Problem) -> int:
 @pytest.mark.parametrize(
     ("steps", "rounds", "things", "share", "enough"),
     [
-        (0, 1, 2, 2, 35),  # by score alone, each thing weighed by how much of it is needed
-        (0, 2, 2, 2, 49),  # what is lacking weighs more
+        (0, 1, 2, 2, 35),  # by score alone, each resource weighted by the required amount
+        (0, 2, 2, 2, 49),  # scarce resources weigh more
         (0, 12, 2, 2, 56),
         (0, 12, 3, 2, 52),
         (0, 12, 3, 3, 51),
@@ -96,10 +96,10 @@ def test_equal_nodes_are_tried_once() -> None:
 
     amounts = dict.fromkeys(NODES, (1, 1))
     assert choose(NODES, amounts, (3, 3), 5, never) is None
-    assert len(tried) <= 20, "by their number only"
+    assert len(tried) <= 20, "equal nodes are tried by their number only"
     tried.clear()
     assert choose(NODES, amounts, (3, 3), 5, never, frozenset([2, 5, 9])) is None
-    assert {bits >> 2 & 1 for bits in tried} == {0, 1}, "but those apart are tried each"
+    assert {bits >> 2 & 1 for bits in tried} == {0, 1}, "but distinguished nodes are each tried"
     assert {tuple(bits >> node & 1 for node in (2, 5, 9)) for bits in tried} >= {
         (1, 0, 0),
         (0, 1, 0),

@@ -1,4 +1,4 @@
-"""CPUs at the edges: uneven caches and cores, everything reserved, nothing there, sockets of other sizes."""
+"""Edge cases of CPU sets: uneven caches and cores, all CPUs reserved, no CPUs, sockets of other sizes."""
 
 from __future__ import annotations
 
@@ -49,20 +49,24 @@ def test_a_cache_below_the_average_is_not_taken_whole_for_less() -> None:
 
 
 def test_a_remainder_from_one_cache_wastes_at_most_one_cpu() -> None:
-    words = "all that was still wanted from uncore cache 0: CPUs"
-    assert steps(SMT4, "0-31", 3) == [f"{words} 0-2"]
-    assert steps(SMT4, "0-31", 8) == [f"{words} 0-7"]
+    step = "all that was still wanted from uncore cache 0: CPUs"
+    assert steps(SMT4, "0-31", 3) == [f"{step} 0-2"]
+    assert steps(SMT4, "0-31", 8) == [f"{step} 0-7"]
     assert steps(SMT4, "0-31", 5) == [
         "1 whole core of NUMA node 0: CPUs 0-3",
         "1 single CPU of core 1: CPU 4",
     ]
-    assert steps(SMT4, "0-6,16-31", 7)[0] == f"{words} 0-6"
-    assert not steps(SMT4, "0-6,16-31", 6)[0].startswith(words), "seven of two cores, and six are wanted"
+    assert steps(SMT4, "0-6,16-31", 7)[0] == f"{step} 0-6"
+    assert not steps(SMT4, "0-6,16-31", 6)[0].startswith(step), (
+        "the cache has seven CPUs of two cores, and six are requested"
+    )
     declared = CpuTopology.of_rows(
         [CpuRow(c, c // 2, 0, 0, 0) for c in range(4)],
         Counts(cpus=4, cores=4, sockets=1, numa_nodes=1, uncore_caches=1),
     )
-    assert steps(declared, "0-3", 1)[0].startswith("1 single CPU"), "by what is stated a core has one thread"
+    assert steps(declared, "0-3", 1)[0].startswith("1 single CPU"), (
+        "by the declared counts a core has one thread"
+    )
 
 
 def test_no_cpus_from_an_empty_set() -> None:
@@ -99,12 +103,12 @@ def test_all_cpus_may_be_reserved() -> None:
     every = CpuPolicy.of(SMT4, amount=32)
     assert (every.reserved, every.reserved_cores) == (SMT4.cpus, SMT4.cpus)
     assert CpuPolicy.of(SMT4, amount=0).reserved == CpuSet()
-    assert CpuPolicy.of(SMT4, reserved=CpuSet([1, 9]), amount=2).reserved == CpuSet([1, 9]), "those named"
+    assert CpuPolicy.of(SMT4, reserved=CpuSet([1, 9]), amount=2).reserved == CpuSet([1, 9]), "the named CPUs"
     with pytest.raises(CpuStateError, match=r"\(size of 1,9 did not equal 0\)"):
         CpuPolicy.of(SMT4, reserved=CpuSet([1, 9]), amount=0)
     few = CpuPolicy.of(SMT4, reserved=CpuSet([0, 1]))
     stored = CpuState(CpuSet([0, 1]), {"p": {"c": CpuSet(range(2, 32))}})
-    assert start(few, stored) is stored, "nothing but the reserved ones is left"
+    assert start(few, stored) is stored, "only the reserved CPUs are left"
 
 
 def test_sockets_of_other_sizes_are_all_touched() -> None:
@@ -134,7 +138,9 @@ def test_sockets_of_other_sizes_are_all_touched() -> None:
     close = SocketFamily(
         (), tuple(range(6)), 1, (Demand(3, ((1 << 0, 1), (1 << 3, 2), (1 << 1, 3))),), 1, pairs
     )
-    assert close.preferred_masks(range(6), close.demands, 1) == [0b11, 0b110], "not those of three nodes"
+    assert close.preferred_masks(range(6), close.demands, 1) == [0b11, 0b110], (
+        "not the sockets of three nodes"
+    )
 
 
 def test_choices_of_sockets() -> None:
@@ -170,10 +176,10 @@ def test_memory_of_promises_at_the_byte() -> None:
     over = [(Mask([1]), 99 * gib)]
     assert str(memory_nodes_for(machine, cpus, 10 * gib, over)) == "0-1"
     assert str(memory_nodes_for(machine, cpus, 10 * gib + 1, over)) == "0-2", (
-        "a node has nothing left, not less"
+        "the free memory of a node is never negative"
     )
     assert str(memory_nodes_for(machine, cpus, 6 * gib, [(Mask([1, 9]), 4 * gib)])) == "1", (
-        "node 9 is not there"
+        "node 9 does not exist"
     )
     assert str(memory_nodes_for(machine, cpus, 6 * gib, [(Mask([1, 9]), 5 * gib)])) == "0-1"
     assert str(memory_nodes_for(machine, cpus, 0, over)) == "1"
@@ -183,11 +189,11 @@ def test_memory_of_promises_at_the_byte() -> None:
 @pytest.mark.parametrize(
     ("available", "near", "cpus"),
     [
-        ("0-1,4,12", None, "4,12"),  # the only whole core, and nothing else on its node
+        ("0-1,4,12", None, "4,12"),  # the only whole core, with no other CPU on its node
         ("0-15", [1], "4,12"),
         ("0-15", [0, 1], "0,8"),
-        ("0-1,4-7,12-15", [0], "4,12"),  # a whole core comes before what is near
-        ("0-3,8-11,4,12", [0], "0,8"),  # and near comes before what fits best
+        ("0-1,4-7,12-15", [0], "4,12"),  # a whole core is preferred to near CPUs
+        ("0-3,8-11,4,12", [0], "0,8"),  # near CPUs are preferred to the best fit
         ("0-3,8-11,4,12", None, "4,12"),
     ],
 )

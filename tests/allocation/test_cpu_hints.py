@@ -59,8 +59,8 @@ def test_hints_match_the_plain_rules(case: tuple[list[int], int, int, int, int, 
     topo = machine(sizes, per_socket, first=2)
     reusable = CpuSet.from_bits(reuse & topo.cpus.bits)
     available = CpuSet.from_bits(free & topo.cpus.bits) - reusable
-    got = cpu_hints(topo, available, reusable, request, by_socket=by_socket)
-    assert list(got) == plain(topo, available, reusable, request, by_socket)
+    result = cpu_hints(topo, available, reusable, request, by_socket=by_socket)
+    assert list(result) == plain(topo, available, reusable, request, by_socket)
 
 
 @given(CASES)
@@ -71,35 +71,35 @@ def test_a_family_stands_for_the_same_hints(case: tuple[list[int], int, int, int
     available = CpuSet.from_bits(free & topo.cpus.bits) - reusable
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "LISTED", 1)
-        got = cpu_hints(topo, available, reusable, request, by_socket=by_socket)
+        result = cpu_hints(topo, available, reusable, request, by_socket=by_socket)
     expected = plain(topo, available, reusable, request, by_socket)
-    assert list(got) == expected
-    if isinstance(got, Family):
+    assert list(result) == expected
+    if isinstance(result, Family):
         every = Mask(topo.nodes)
-        assert set(got.for_window(every)) == set(expected), "through a window of all nodes, all is seen"
-        assert len(got[0].affinity or ()) == min(len(h.affinity or ()) for h in expected)
+        assert set(result.for_window(every)) == set(expected), "a window of all nodes contains all hints"
+        assert len(result[0].affinity or ()) == min(len(h.affinity or ()) for h in expected)
 
 
 def test_preferred_is_measured_by_an_empty_machine() -> None:
     topo = machine([4, 4])
-    got = cpu_hints(topo, CpuSet.parse("0-1,4-5"), CpuSet(), 4)
-    assert got == (TopologyHint(Mask([0, 1]), preferred=False),), "it would fit on one node"
+    result = cpu_hints(topo, CpuSet.parse("0-1,4-5"), CpuSet(), 4)
+    assert result == (TopologyHint(Mask([0, 1]), preferred=False),), "it would fit on one node"
     assert cpu_hints(topo, topo.cpus, CpuSet(), 5) == (TopologyHint(Mask([0, 1]), preferred=True),)
     assert cpu_hints(topo, topo.cpus, CpuSet(), 9) == ()
 
 
 def test_reusable_cpus_bind_to_their_nodes() -> None:
     topo = machine([4, 4])
-    got = cpu_hints(topo, CpuSet.parse("4-7"), CpuSet.parse("0-1"), 2)
-    assert [h.affinity for h in got] == [Mask([0]), Mask([0, 1])]
-    assert cpu_hints(topo, topo.cpus, CpuSet([40]), 1) == (), "no node holds a CPU that is gone"
+    result = cpu_hints(topo, CpuSet.parse("4-7"), CpuSet.parse("0-1"), 2)
+    assert [h.affinity for h in result] == [Mask([0]), Mask([0, 1])]
+    assert cpu_hints(topo, topo.cpus, CpuSet([40]), 1) == (), "no node has the removed CPU"
 
 
 def test_with_sockets_that_are_not_stated_none_is_aligned() -> None:
     rows = [CpuRow(c, c, 0, c // 2, 0) for c in range(4)]
     topo = CpuTopology.of_rows(rows, Counts(cpus=4, cores=4, sockets=0, numa_nodes=2))
-    got = cpu_hints(topo, topo.cpus, CpuSet(), 2, by_socket=True)
-    assert [h.preferred for h in got] == [True, True, False]
+    result = cpu_hints(topo, topo.cpus, CpuSet(), 2, by_socket=True)
+    assert [h.preferred for h in result] == [True, True, False]
 
 
 def test_the_three_kinds_of_empty_hints() -> None:
@@ -127,10 +127,10 @@ def test_hints_cover_cpus_that_are_owned_already() -> None:
 def test_sixty_four_nodes() -> None:
     topo = machine([8] * 64, 4)
     available = topo.cpus - CpuSet.parse("0-8")
-    got = cpu_hints(topo, available, CpuSet.parse("8"), 17)
-    assert isinstance(got, Family)
-    assert len(got[0].affinity or ()) == 3
-    first = list(islice(got, 3))
+    result = cpu_hints(topo, available, CpuSet.parse("8"), 17)
+    assert isinstance(result, Family)
+    assert len(result[0].affinity or ()) == 3
+    first = list(islice(result, 3))
     assert [h.affinity for h in first] == [Mask([1, 2, 3]), Mask([1, 2, 4]), Mask([1, 2, 5])]
     assert all(h.preferred for h in first)
     aligned = cpu_hints(topo, available, CpuSet(), 8, by_socket=True)

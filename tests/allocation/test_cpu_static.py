@@ -1,4 +1,4 @@
-"""The static CPU policy: what is set aside, checked, given and taken back."""
+"""The static CPU policy: reserved CPUs, checks, allocation and release."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TOPO = CpuTopology.of_rows(  # two sockets of two nodes of two cores: core c has
 )
 
 
-def ask(name: str, cpus: float, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+def resources(name: str, cpus: float, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
     amounts = {"cpu": int(cpus * 1000), "memory": 1} if cpus else {"memory": 1}
     return ContainerResources(name, kind, amounts, amounts)
 
 
 def pod(
-    *asks: ContainerResources, uid: str = "pod", guaranteed: bool = True, own: float | None = None
+    *containers: ContainerResources, uid: str = "pod", guaranteed: bool = True, own: float | None = None
 ) -> PodRequests:
     return PodRequests(
-        uid, asks, guaranteed, None if own is None else {"cpu": int(own * 1000)}, own is not None
+        uid, containers, guaranteed, None if own is None else {"cpu": int(own * 1000)}, own is not None
     )
 
 
@@ -45,7 +45,7 @@ def owned(state: CpuState, uid: str = "pod") -> dict[str, str]:
 
 
 def test_requests() -> None:
-    whole, part = ask("a", 2), ask("b", 1.5)
+    whole, part = resources("a", 2), resources("b", 1.5)
     assert [container_cpus(pod(a), a) for a in (whole, part)] == [2, 0]
     assert container_cpus(pod(whole, guaranteed=False), whole) == 0
     assert container_cpus(pod(whole, own=4), whole) == 2
@@ -55,9 +55,15 @@ def test_requests() -> None:
     unmanaged = PodRequests("pod", (whole,), own={"cpu": 4000})
     assert (container_cpus(unmanaged, whole), pod_cpus(unmanaged)) == (0, 0)
     assert (
-        pod_cpus(pod(ask("i", 5, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), whole, part)) == 5
+        pod_cpus(
+            pod(resources("i", 5, ContainerKind.INIT), resources("s", 1, ContainerKind.SIDECAR), whole, part)
+        )
+        == 5
     )
-    assert pod_cpus(pod(ask("s", 1, ContainerKind.SIDECAR), ask("i", 5, ContainerKind.INIT), whole)) == 6
+    assert (
+        pod_cpus(pod(resources("s", 1, ContainerKind.SIDECAR), resources("i", 5, ContainerKind.INIT), whole))
+        == 6
+    )
     assert [pod_cpus(pod(whole, own=own)) for own in (4, 2.5)] == [4, 0]
     assert pod_cpus(pod(whole, own=4, guaranteed=False)) == 0
 
@@ -82,7 +88,7 @@ def test_an_empty_state_is_initialized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("default", "assigned", "strict", "words"),
+    ("default", "assigned", "strict", "message"),
     [
         ("", "1", False, "default cpuset cannot be empty"),
         ("1-15", "", False, 'not all reserved cpus: "0" are present in defaultCpuSet: "1-15"'),
@@ -92,11 +98,11 @@ def test_an_empty_state_is_initialized() -> None:
         ("1-14", "15-16", True, 'available CPUs "1-15" doesn\'t match with CPUs in state "1-16"'),
     ],
 )
-def test_a_stored_state_that_does_not_fit(default: str, assigned: str, strict: bool, words: str) -> None:
+def test_a_stored_state_that_does_not_fit(default: str, assigned: str, strict: bool, message: str) -> None:
     stored = CpuState(CpuSet.parse(default), {"p": {"c": CpuSet.parse(assigned)}} if assigned else {})
     with pytest.raises(CpuStateError) as caught:
         start(policy("0", strict_cpu_reservation=strict), stored)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_stored_state_that_fits_is_kept() -> None:
@@ -106,30 +112,30 @@ def test_a_stored_state_that_fits_is_kept() -> None:
 
 def test_cpus_inside_the_hint_are_taken_first() -> None:
     known = policy()
-    state = allocate(known, start(known), pod(ask("a", 2)), "a", Mask([2]))
+    state = allocate(known, start(known), pod(resources("a", 2)), "a", Mask([2]))
     assert owned(state) == {"a": "4,12"}
     assert str(state.default) == "0-3,5-11,13-15"
-    more = allocate(known, state, pod(ask("b", 4), uid="q"), "b", Mask([2]))
-    assert owned(more, "q") == {"b": "5-6,13-14"}, "what node 2 has left, then its socket"
-    anywhere = allocate(known, state, pod(ask("b", 8), uid="q"), "b")
+    more = allocate(known, state, pod(resources("b", 4), uid="q"), "b", Mask([2]))
+    assert owned(more, "q") == {"b": "5-6,13-14"}, "the remaining CPUs of node 2, then those of its socket"
+    anywhere = allocate(known, state, pod(resources("b", 8), uid="q"), "b")
     assert owned(anywhere, "q") == {"b": "0-3,8-11"}
-    assert allocate(known, state, pod(ask("b", 0.5)), "b") is state, "it shares"
+    assert allocate(known, state, pod(resources("b", 0.5)), "b") is state, "it shares"
     with pytest.raises(NotEnoughCpus, match="requested=15, available=14"):
-        allocate(known, state, pod(ask("b", 15), uid="q"), "b")
+        allocate(known, state, pod(resources("b", 15), uid="q"), "b")
 
 
 def test_align_by_socket_takes_from_the_whole_socket() -> None:
     known = policy(align_by_socket=True)
     busy = CpuState(CpuSet.parse("2-4,10-12"), {"x": {"c": CpuSet.parse("0-1,5-9,13-15")}})
-    assert owned(allocate(known, busy, pod(ask("a", 2)), "a", Mask([0]))) == {"a": "2,10"}
-    plain = allocate(policy(), busy, pod(ask("a", 2)), "a", Mask([0]))
+    assert owned(allocate(known, busy, pod(resources("a", 2)), "a", Mask([0]))) == {"a": "2,10"}
+    plain = allocate(policy(), busy, pod(resources("a", 2)), "a", Mask([0]))
     assert owned(plain) == {"a": "4,12"}, "node 0 has none, so the best fit anywhere"
 
 
 def test_the_options_choose_the_allocator() -> None:
     def taken(free: str, n: int, **options: bool) -> str:
         busy = CpuState(CpuSet.parse(free))
-        return owned(allocate(policy(**options), busy, pod(ask("a", n)), "a"))["a"]
+        return owned(allocate(policy(**options), busy, pod(resources("a", n)), "a"))["a"]
 
     assert taken("0-15", 6) == "0-2,8-10"
     assert taken("0-15", 6, distribute_cpus_across_numa=True) == "0-3,8,10"
@@ -144,37 +150,44 @@ def test_full_cores_only() -> None:
     known = policy("0", full_pcpus_only=True)
     state = start(known)
     with pytest.raises(SmtAlignmentError, match="requested 3 cpus not multiple cpus per core = 2") as caught:
-        allocate(known, state, pod(ask("a", 3)), "a")
+        allocate(known, state, pod(resources("a", 3)), "a")
     assert caught.value.reason == "SMTAlignmentError"
     text = "available physical CPUs = 14, requested CPUs = 16, CPUs per core = 2"
     with pytest.raises(SmtAlignmentError, match=text):
-        allocate(known, state, pod(ask("a", 16)), "a")
-    assert len(allocate(known, state, pod(ask("a", 14)), "a").assigned["pod"]["a"]) == 14
+        allocate(known, state, pod(resources("a", 16)), "a")
+    assert len(allocate(known, state, pod(resources("a", 14)), "a").assigned["pod"]["a"]) == 14
 
 
 def test_cpus_of_init_containers_pass_to_later_containers() -> None:
     known = policy()
-    asked = pod(ask("i", 4, ContainerKind.INIT), ask("s", 2, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
-    state = allocate(known, start(known), asked, "i", Mask([1]))
+    requests = pod(
+        resources("i", 4, ContainerKind.INIT),
+        resources("s", 2, ContainerKind.SIDECAR),
+        resources("a", 2),
+        resources("b", 2),
+    )
+    state = allocate(known, start(known), requests, "i", Mask([1]))
     assert (owned(state), str(state.reusable_by("pod"))) == ({"i": "2-3,10-11"}, "2-3,10-11")
-    assert container_hints(known, state, asked, "a") != container_hints(known, start(known), asked, "a")
-    state = allocate(known, state, asked, "s", Mask([1]))
+    assert container_hints(known, state, requests, "a") != container_hints(known, start(known), requests, "a")
+    state = allocate(known, state, requests, "s", Mask([1]))
     assert str(state.reusable_by("pod")) == "3,11", "a sidecar keeps its own"
-    state = allocate(known, state, asked, "a", Mask([1]))
+    state = allocate(known, state, requests, "a", Mask([1]))
     assert owned(state) == {"i": "2-3,10-11", "s": "2,10", "a": "3,11"}
-    state = allocate(known, state, asked, "b", Mask([1]))
+    state = allocate(known, state, requests, "b", Mask([1]))
     assert (owned(state)["b"], str(state.default)) == ("0,8", "1,4-7,9,12-15")
-    assert str(remove(state, "pod", "i").default) == str(state.default), "others use what it had"
-    assert allocate(known, state, asked, "i").assigned == state.assigned, "what it owns it keeps"
-    elsewhere = allocate(known, state, pod(ask("z", 1), uid="z"), "z")
+    assert str(remove(state, "pod", "i").default) == str(state.default), (
+        "other containers use its former CPUs"
+    )
+    assert allocate(known, state, requests, "i").assigned == state.assigned, "it keeps the CPUs that it owns"
+    elsewhere = allocate(known, state, pod(resources("z", 1), uid="z"), "z")
     assert not elsewhere.reusable_by("pod"), "only for the pod that was served last"
 
 
 def test_hints_of_a_pod_include_cpus_of_its_containers() -> None:
-    asked = pod(ask("a", 2), ask("b", 2))
+    requests = pod(resources("a", 2), resources("b", 2))
 
     def masks(state: CpuState, **options: bool) -> list[tuple[Mask | None, bool]]:
-        hints = pod_hints(policy("0", **options), state, asked)
+        hints = pod_hints(policy("0", **options), state, requests)
         assert hints is not None
         return [(h.affinity, h.preferred) for h in hints["cpu"] or ()]
 
@@ -182,17 +195,17 @@ def test_hints_of_a_pod_include_cpus_of_its_containers() -> None:
     state = start(known)
     assert masks(state)[:4] == [(Mask([n]), n > 0) for n in range(1, 4)] + [(Mask([0, 1]), False)]
     assert masks(state, align_by_socket=True)[3] == (Mask([0, 1]), True)
-    state = allocate(known, state, asked, "a", Mask([2]))
-    assert masks(state)[0] == (Mask([2]), True), "two more where it has two"
-    state = allocate(known, state, asked, "b", Mask([3]))
-    assert masks(state)[0] == (Mask([2, 3]), False), "both nodes, for that is where it is"
+    state = allocate(known, state, requests, "a", Mask([2]))
+    assert masks(state)[0] == (Mask([2]), True), "two more on the node where it has two"
+    state = allocate(known, state, requests, "b", Mask([3]))
+    assert masks(state)[0] == (Mask([2, 3]), False), "both nodes, because it owns CPUs on both"
     wrong = CpuState(CpuSet.parse("0-14"), {"pod": {"a": CpuSet.parse("15")}})
     assert masks(wrong) == []
 
 
 def test_release() -> None:
     known = policy()
-    state = allocate(known, start(known), pod(ask("a", 2)), "a")
+    state = allocate(known, start(known), pod(resources("a", 2)), "a")
     assert remove(state, "pod", "other") is state
     assert remove(state, "other", "a") is state
     gone = remove(state, "pod", "a")
@@ -201,42 +214,42 @@ def test_release() -> None:
 
 def test_a_pod_that_owns_cpus() -> None:
     known = policy("0")
-    asked = pod(
-        ask("i", 2, ContainerKind.INIT),
-        ask("s", 1, ContainerKind.SIDECAR),
-        ask("j", 0, ContainerKind.INIT),
-        ask("t", 0, ContainerKind.SIDECAR),
-        ask("a", 1),
-        ask("b", 0),
+    requests = pod(
+        resources("i", 2, ContainerKind.INIT),
+        resources("s", 1, ContainerKind.SIDECAR),
+        resources("j", 0, ContainerKind.INIT),
+        resources("t", 0, ContainerKind.SIDECAR),
+        resources("a", 1),
+        resources("b", 0),
         own=4,
     )
-    state = allocate_pod(known, start(known), asked, Mask([1]))
+    state = allocate_pod(known, start(known), requests, Mask([1]))
     assert {u: str(b) for u, b in state.bubbles.items()} == {"pod": "2-3,10-11"}
     assert owned(state) == {"i": "2,10", "s": "2", "j": "3,10-11", "t": "3,11", "a": "10", "b": "3,11"}
     assert start(known, state) is state
-    assert allocate_pod(known, state, asked) is state
-    hints = pod_hints(known, state, asked)
+    assert allocate_pod(known, state, requests) is state
+    hints = pod_hints(known, state, requests)
     assert hints is not None
     assert next(h.affinity for h in hints["cpu"] or ()) == Mask([1])
     for name in ("i", "s", "j", "t", "a"):
         state = remove(state, "pod", name)
-        assert state.default == TOPO.cpus - CpuSet.parse("2-3,10-11"), "until the last one goes"
+        assert state.default == TOPO.cpus - CpuSet.parse("2-3,10-11"), "until the last container is removed"
     assert remove(state, "pod", "b") == CpuState(TOPO.cpus)
 
 
 def test_a_pod_that_leaves_its_sharing_containers_no_cpus_is_refused() -> None:
     known = policy()
     with pytest.raises(EmptyPodSharedPoolError) as caught:
-        allocate_pod(known, start(known), pod(ask("a", 2), ask("b", 0), own=2))
+        allocate_pod(known, start(known), pod(resources("a", 2), resources("b", 0), own=2))
     assert caught.value.reason == "EmptyPodSharedPoolError"
     with pytest.raises(NotEnoughCpus):
-        allocate_pod(known, start(known), pod(ask("a", 2), ask("b", 1), own=2))
+        allocate_pod(known, start(known), pod(resources("a", 2), resources("b", 1), own=2))
     nothing = start(known)
-    assert allocate_pod(known, nothing, pod(ask("a", 2))) is nothing
+    assert allocate_pod(known, nothing, pod(resources("a", 2))) is nothing
 
 
-class Days(RuleBasedStateMachine):
-    """Pods come and go; nothing owns what is not there or what another pod owns."""
+class CpuPolicyHistory(RuleBasedStateMachine):
+    """Pods come and go; no container owns CPUs that do not exist or that another pod owns."""
 
     @initialize(
         strict=st.booleans(),
@@ -260,10 +273,12 @@ class Days(RuleBasedStateMachine):
         node=st.none() | st.integers(0, 3),
     )
     def come(self, uid: str, name: str, cpus: int, node: int | None) -> None:
-        asked = pod(ask(name, cpus, ContainerKind.INIT if name == "i" else ContainerKind.APP), uid=uid)
+        requests = pod(
+            resources(name, cpus, ContainerKind.INIT if name == "i" else ContainerKind.APP), uid=uid
+        )
         before = self.state
         try:
-            self.state = allocate(self.known, before, asked, name, None if node is None else Mask([node]))
+            self.state = allocate(self.known, before, requests, name, None if node is None else Mask([node]))
         except (NotEnoughCpus, SmtAlignmentError):
             return
         if before.of(uid, name) is None:
@@ -292,5 +307,5 @@ class Days(RuleBasedStateMachine):
             assert start(self.known, self.state) is self.state
 
 
-TestDays = Days.TestCase
-TestDays.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestCpuPolicyHistory = CpuPolicyHistory.TestCase
+TestCpuPolicyHistory.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -148,7 +148,9 @@ def test_many_different_nodes_are_split_quickly() -> None:
     counts = list(range(20, 84))  # 64 nodes, no two alike
     assert split(counts, 32 * 20, 1, 32) == Split(20, tuple(range(32, 64))), "the fullest"
     odd = split(counts, 32 * 20 + 5, 1, 32)
-    assert odd == Split(20, tuple(range(32, 64)), (63, 62, 63, 61, 62)), "down to the same level"
+    assert odd == Split(20, tuple(range(32, 64)), (63, 62, 63, 61, 62)), (
+        "until the nodes have equally many free CPUs"
+    )
 
 
 @given(

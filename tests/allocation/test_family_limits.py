@@ -1,4 +1,4 @@
-"""Families at their limits: how many nodes are listed, what is tried, which mask stands for which."""
+"""Families at their limits: the number of listed nodes, tried masks, and masks that represent others."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def free(nodes: int, want: int, floor: int = 1, explicit: tuple[int, ...] = ()) 
 
 @contextmanager
 def counting() -> Iterator[list[int]]:
-    """Count how often it is asked what a mask has."""
-    asked: list[int] = []
+    """Count the evaluations of masks."""
+    counted: list[int] = []
     amount_on = Demand.amount_on
 
     def count(demand: Demand, bits: int) -> int:
-        asked.append(bits)
+        counted.append(bits)
         return amount_on(demand, bits)
 
     with mock.patch.object(Demand, "amount_on", count):
-        yield asked
+        yield counted
 
 
 def test_twelve_nodes_are_listed_and_thirteen_are_not() -> None:
@@ -59,37 +59,37 @@ def test_twelve_nodes_are_listed_and_thirteen_are_not() -> None:
 
 def test_infeasible_families_are_not_enumerated() -> None:
     demands = [amounts(12, *[1, 0] * 12), amounts(66, *range(12), *[0] * 12)]
-    with counting() as asked:
+    with counting() as counted:
         assert list(meeting(range(24), 12, demands[:1])) == [to_bits(range(0, 24, 2))]
-        assert len(asked) <= 110
-        asked.clear()
+        assert len(counted) <= 110
+        counted.clear()
         assert list(lowest(range(24), 12, demands[:1], 1000)) == [to_bits(range(0, 24, 2))]
-        assert len(asked) <= 95
-        asked.clear()
+        assert len(counted) <= 95
+        counted.clear()
         assert list(meeting(range(24), 11, demands[1:])) == [to_bits(range(1, 12))]
         assert list(lowest(range(24), 11, demands[1:], 1000)) == [to_bits(range(1, 12))]
-        assert len(asked) <= 190
-        asked.clear()
+        assert len(counted) <= 190
+        counted.clear()
         assert list(meeting(range(24), 12, demands)) == []
-        assert len(asked) <= 30
+        assert len(counted) <= 30
 
 
 def test_the_fittest_is_found_node_by_node() -> None:
-    with counting() as asked:
+    with counting() as counted:
         assert best_mask(range(64), [amounts(40, *[1] * 64)], floor=45) == (1 << 45) - 1
         assert best_mask(range(64), [amounts(4, *[1] * 60, 4, 0, 0, 0)]) == 1 << 60
         assert best_mask(range(64), [amounts(4, *[1] * 64)], 1 << 63, 6) == 0b11111 | 1 << 63
-        assert len(asked) <= 12
+        assert len(counted) <= 12
 
 
 def test_hints_of_many_nodes_come_without_delay() -> None:
     one = Family((1 << 70, 0b11 << 71), tuple(range(64)), 2, (amounts(50, *range(64)),), 1)
-    with counting() as asked:
+    with counting() as counted:
         first = [str(h.affinity) for h in itertools.islice(one, 4)]
         assert first == ["70", "0,50", "0,51", "0,52"]
         assert one.best() == hint(1 << 70, preferred=True)
         assert [str(h.affinity) for h in one.lowest(3)] == ["70"]
-        assert len(asked) <= 150
+        assert len(counted) <= 150
     assert list(one.possible_nodes) == [*range(64), 70, 71, 72]
     assert [one.holds(bits) for bits in (1 << 70, 1 << 51, 1 << 51 | 1, 1 << 49 | 1, 0b11 << 70)] == [
         True,
@@ -164,16 +164,16 @@ def window(nodes: int, at: int = 0) -> tuple[TopologyHint, ...]:
 def test_a_list_within_twelve_nodes_is_a_window() -> None:
     family = free(40, 2)
 
-    def shown(*others: tuple[TopologyHint, ...]) -> Sequence[TopologyHint]:
+    def listed(*others: tuple[TopologyHint, ...]) -> Sequence[TopologyHint]:
         (answer,) = listable([{"m": family, **{str(i): other for i, other in enumerate(others)}}])
         assert answer is not None
         return answer["m"] or ()
 
-    assert len(shown(window(12))) == 2**12 - 1
-    assert len(shown(window(3, at=5))) == 2**3, "and a narrowest hint"
-    assert len(shown(window(13))) == 1, "too wide: as if there were none"
-    assert len(shown(window(12), window(3))) == 2**3 - 1, "the narrowest list is the window"
-    assert {h.affinity.bits & 0b111 for h in shown(window(3)) if h.affinity} == set(range(1, 8))
+    assert len(listed(window(12))) == 2**12 - 1
+    assert len(listed(window(3, at=5))) == 2**3, "and a narrowest hint"
+    assert len(listed(window(13))) == 1, "the window is too wide, and has no effect"
+    assert len(listed(window(12), window(3))) == 2**3 - 1, "the narrowest list is the window"
+    assert {h.affinity.bits & 0b111 for h in listed(window(3)) if h.affinity} == set(range(1, 8))
 
 
 def test_the_whole_family_stays_known() -> None:

@@ -1,4 +1,4 @@
-"""Families of hints against the plain definition, and lists that stand for them in a merge."""
+"""Families of hints against the plain definition, and lists that represent them in a merge."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def families(draw: st.DrawFn) -> Family:
     others = [b for b in plain_masks(NODES) if b not in opened]
     explicit = tuple(draw(st.sets(st.sampled_from(others), max_size=3))) if others else ()
     sizes = [b.bit_count() for b in opened.union(explicit)]
-    # Preferred is what no smaller mask could do: never more than the narrowest.
+    # A mask is preferred if no smaller mask is enough: never more nodes than the narrowest.
     return Family(explicit, nodes, floor, demands, draw(st.integers(1, min(sizes, default=1))))
 
 
@@ -66,7 +66,7 @@ def plain(family: Family) -> list[TopologyHint]:
 def test_fewest_nodes_are_found(demands: tuple[Demand, ...], base: int, floor: int) -> None:
     able = [b for b in [0, *plain_masks(NODES)] if covers(demands, b | base)]
     assert smallest(NODES, demands, base) == min(
-        (  # beside the base
+        (  # in addition to the base
             (b & ~base).bit_count() for b in able
         ),
         default=None,
@@ -91,7 +91,7 @@ def test_masks_come_by_size_and_then_by_nodes() -> None:
 
 
 @given(families(), st.booleans())
-def test_a_family_gives_its_hints_in_order(family: Family, few: bool) -> None:
+def test_a_family_yields_its_hints_in_order(family: Family, few: bool) -> None:
     expected = plain(family)
     with pytest.MonkeyPatch.context() as patch:
         if not few:
@@ -122,7 +122,7 @@ def test_a_family_too_large_to_count() -> None:
     family = Family((), tuple(range(40)), 1, (Demand(2, tuple((1 << i, 1) for i in range(40))),), 2)
     with pytest.raises(OverflowError, match="40 nodes"):
         len(family)
-    assert str(family[0].affinity) == "0-1", "the first of 2^40 is there at once"
+    assert str(family[0].affinity) == "0-1", "the first of 2^40 hints is found at once"
     with pytest.raises(IndexError):
         Family((), (), 1, (), 0)[0]
 
@@ -157,15 +157,15 @@ def test_without_a_window_a_preferred_result_is_the_same(
     assume(all(members))
     whole = _merged({f"f{i}": plain(f) for i, f in enumerate(members)}, table)
     answer = {f"f{i}": f for i, f in enumerate(members)}
-    got = _merged(listable([answer], closest=table is not None)[0], table)
-    assert got.preferred == whole.preferred
+    result = _merged(listable([answer], closest=table is not None)[0], table)
+    assert result.preferred == whole.preferred
     if whole.preferred or len(members) == 1:
-        assert got == whole
-    elif all(any(h.affinity == got.affinity for h in plain(f)) for f in members):
+        assert result == whole
+    elif all(any(h.affinity == result.affinity for h in plain(f)) for f in members):
         return  # all agree on it
     else:
         shared = set.intersection(*({h.affinity for h in plain(f)} for f in members))
-        assert not shared, "if there is a mask that meets_all all, it is taken"
+        assert not shared, "a mask that satisfies all members is taken if there is one"
 
 
 def test_the_closest_of_many_nodes() -> None:
@@ -193,9 +193,9 @@ def test_other_answers_pass_unchanged() -> None:
 
 def test_a_list_that_does_not_care_is_not_a_window() -> None:
     family = Family((), tuple(range(40)), 1, (Demand(2, tuple((1 << i, 1) for i in range(40))),), 2)
-    got = listable([{"m": family, "o": (TopologyHint(None, preferred=True),)}])[0]
-    assert got is not None
-    assert got["m"] == (hint(0b11, preferred=True),)
+    result = listable([{"m": family, "o": (TopologyHint(None, preferred=True),)}])[0]
+    assert result is not None
+    assert result["m"] == (hint(0b11, preferred=True),)
 
 
 def test_the_limit_is_one_number() -> None:
@@ -205,7 +205,7 @@ def test_the_limit_is_one_number() -> None:
 def test_a_list_with_an_open_hint_is_not_a_window() -> None:
     family = Family((), tuple(range(40)), 1, (Demand(3, tuple((1 << i, 1) for i in range(40))),), 3)
     mixed = (hint(0b10, preferred=True), TopologyHint(None, preferred=False))
-    got = listable([{"m": family, "o": mixed}])[0]
-    assert got is not None
-    assert got["m"] == (hint(0b111, preferred=True),)
-    assert listable([{"m": family, "o": mixed[:1]}])[0] != got, "without it there is one"
+    result = listable([{"m": family, "o": mixed}])[0]
+    assert result is not None
+    assert result["m"] == (hint(0b111, preferred=True),)
+    assert listable([{"m": family, "o": mixed[:1]}])[0] != result, "without it there is one"

@@ -106,13 +106,16 @@ class Node(RuleBasedStateMachine):
         self.devices = DeviceState().register(GPU, DEVICES)
         self.pods: dict[str, PodRequests] = {}
 
-    @rule(uid=st.sampled_from("xyz"), asked=PODS, whole_pod=st.booleans())
+    @rule(uid=st.sampled_from("xyz"), requests=PODS, whole_pod=st.booleans())
     def come(
-        self, uid: str, asked: tuple[list[dict[str, int]], list[bool], list[dict[str, int]]], whole_pod: bool
+        self,
+        uid: str,
+        requests: tuple[list[dict[str, int]], list[bool], list[dict[str, int]]],
+        whole_pod: bool,
     ) -> None:
         if uid in self.pods:
             return
-        init, stays, apps = asked
+        init, stays, apps = requests
         containers = [
             ContainerResources(f"i{i}", ContainerKind.SIDECAR if stays[i] else ContainerKind.INIT, each, each)
             for i, each in enumerate(init)
@@ -122,10 +125,10 @@ class Node(RuleBasedStateMachine):
         ]
         pod = self.pods[uid] = PodRequests(uid, tuple(containers))
         merged = self.decide(pod, None) if whole_pod else None
-        for ask in pod.containers:
-            own = merged if whole_pod else self.decide(pod, ask.name)
-            if own is None or not self.give(pod, ask, own):
-                return  # kubelet, too, leaves what earlier containers were given until the pod is removed
+        for container in pod.containers:
+            own = merged if whole_pod else self.decide(pod, container.name)
+            if own is None or not self.give(pod, container, own):
+                return  # like kubelet: resources of earlier containers are held until the pod is removed
 
     def decide(self, pod: PodRequests, name: str | None) -> TopologyHint | None:
         """Ask all managers for hints and merge them; None where the policy refuses."""
@@ -144,21 +147,23 @@ class Node(RuleBasedStateMachine):
         decision = decide(self.policy, answers, NODES)
         return decision.hint if decision.verdict.admitted else None
 
-    def give(self, pod: PodRequests, ask: ContainerResources, merged: TopologyHint) -> bool:
-        """Let all managers allocate for a container, or none of them; return which."""
+    def give(self, pod: PodRequests, container: ContainerResources, merged: TopologyHint) -> bool:
+        """Allocate for a container by all managers or by none; return whether they did."""
         before = self.cpus
         try:
-            devices = devices_allocate.allocate(self.devices, pod, ask.name, merged)
-            cpus = cpu_static.allocate(self.static, self.cpus, pod, ask.name, merged.affinity)
-            memory = memory_allocate.allocate(self.memory, pod, ask.name, merged)
+            devices = devices_allocate.allocate(self.devices, pod, container.name, merged)
+            cpus = cpu_static.allocate(self.static, self.cpus, pod, container.name, merged.affinity)
+            memory = memory_allocate.allocate(self.memory, pod, container.name, merged)
         except REFUSALS:
             return False
         self.devices, self.cpus, self.memory = devices.state, cpus, memory.state
-        got = cpus.of(pod.uid, ask.name) or CpuSet()
-        assert len(got) == ask.requests["cpu"] // 1000, "exactly what it asks for"
-        assert got <= cpu_static.available(self.static, before) | before.reusable_by(pod.uid), "what was free"
-        assert {b.resource: b.size for b in memory.blocks} == {"memory": ask.requests["memory"]}
-        assert len(devices.devices.get(GPU, ())) == ask.limits.get(GPU, 0)
+        result = cpus.of(pod.uid, container.name) or CpuSet()
+        assert len(result) == container.requests["cpu"] // 1000, "exactly the requested number"
+        assert result <= cpu_static.available(self.static, before) | before.reusable_by(pod.uid), (
+            "only free CPUs"
+        )
+        assert {b.resource: b.size for b in memory.blocks} == {"memory": container.requests["memory"]}
+        assert len(devices.devices.get(GPU, ())) == container.limits.get(GPU, 0)
         if (
             self.policy in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
             and merged.affinity is not None
@@ -170,8 +175,8 @@ class Node(RuleBasedStateMachine):
     def go(self, uid: str) -> None:
         if (pod := self.pods.pop(uid, None)) is None:
             return
-        for ask in pod.containers:
-            self.cpus = cpu_static.remove(self.cpus, uid, ask.name)
+        for container in pod.containers:
+            self.cpus = cpu_static.remove(self.cpus, uid, container.name)
         self.memory = memory_manager.release_pod(self.memory, uid)
         self.devices = without_pod(self.devices, uid)
 
@@ -182,7 +187,7 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Read back what kubelet would find in its files."""
+        """Read the state as kubelet would read it from its files."""
         held = held_cpus(read_cpu(cpu_text(self.cpus)))
         if held.default:  # kubelet does not take a state without shared CPUs
             self.cpus = start(self.static, CpuState(held.default, held.held))

@@ -31,7 +31,7 @@ def hint(nodes: Iterable[int] | None, preferred: bool = False) -> TopologyHint:
 
 
 def fitter(one: Mask, other: Mask, table: Distances | None) -> Mask:
-    """Of two masks the better one; of equal ones the first."""
+    """Return the better of two masks; of equal masks the first."""
     if len(one) != len(other):
         return min(one, other, key=len)
     if table is not None and table.total(one) != table.total(other):
@@ -69,7 +69,7 @@ def narrowest(hints: Sequence[TopologyHint]) -> int:
 
 
 def product(lists: Lists, table: Distances | None, without: Mask | None = None) -> TopologyHint | None:
-    """The best combination, or the best with another mask than ``without``."""
+    """Return the best combination, or the best one with a mask other than ``without``."""
     best: TopologyHint | None = None
     for hints in itertools.product(*lists):
         candidate = combined(hints)
@@ -92,21 +92,21 @@ tables = st.none() | st.lists(st.integers(10, 13), min_size=25, max_size=25).map
 
 
 def check_against_product(lists: Lists, table: Distances | None) -> Merged:
-    got = merge(lists, D, table)
-    assert got.hint == (product(lists, table) or hint(D))
-    assert got.target == target_count(lists) == max(map(narrowest, lists), default=0)
-    if got.decided not in (Decided.NOTHING_COMMON, Decided.NO_PREFERENCE):
-        expected = product(lists, table, without=got.hint.affinity)
-        assert got.runner_up in (expected, None)
-        assert (got.decided is Decided.ONLY) == (expected is None)
-    return got
+    result = merge(lists, D, table)
+    assert result.hint == (product(lists, table) or hint(D))
+    assert result.target == target_count(lists) == max(map(narrowest, lists), default=0)
+    if result.decided not in (Decided.NOTHING_COMMON, Decided.NO_PREFERENCE):
+        expected = product(lists, table, without=result.hint.affinity)
+        assert result.runner_up in (expected, None)
+        assert (result.decided is Decided.ONLY) == (expected is None)
+    return result
 
 
 @given(inputs, tables)
 def test_the_fold_equals_the_product(lists: Lists, table: Distances | None) -> None:
-    got = check_against_product(lists, table)
-    if got.decided not in (Decided.NOTHING_COMMON, Decided.NO_PREFERENCE):
-        assert got.runner_up == product(lists, table, without=got.hint.affinity), (
+    result = check_against_product(lists, table)
+    if result.decided not in (Decided.NOTHING_COMMON, Decided.NO_PREFERENCE):
+        assert result.runner_up == product(lists, table, without=result.hint.affinity), (
             "with few nodes always found"
         )
 
@@ -117,12 +117,12 @@ def test_the_way_for_many_nodes_equals_the_product(lists: Lists, table: Distance
         mock.patch.object(merging, "DENSE_NODES", 0),
         mock.patch.multiple(meeting, DENSE_NODES=0, _PLAIN_PAIRS=0),
     ):
-        got = merge(lists, D, table)
-    assert got.hint == (product(lists, table) or hint(D))
-    if got.runner_up is not None:
-        assert got.runner_up == product(lists, table, without=got.hint.affinity)
-    elif got.decided is Decided.ONLY:
-        assert product(lists, table, without=got.hint.affinity) is None
+        result = merge(lists, D, table)
+    assert result.hint == (product(lists, table) or hint(D))
+    if result.runner_up is not None:
+        assert result.runner_up == product(lists, table, without=result.hint.affinity)
+    elif result.decided is Decided.ONLY:
+        assert product(lists, table, without=result.hint.affinity) is None
 
 
 @given(inputs, st.randoms(use_true_random=False))
@@ -190,8 +190,8 @@ def test_the_deciding_criterion_is_named(
     runner_up: TopologyHint | None,
     decided: Decided,
 ) -> None:
-    got = merge(lists, Mask([0, 1, 2]), table)
-    assert (got.hint, got.runner_up, got.decided) == (best, runner_up, decided)
+    result = merge(lists, Mask([0, 1, 2]), table)
+    assert (result.hint, result.runner_up, result.decided) == (best, runner_up, decided)
 
 
 def every(nodes: int, size: int, **preferred: bool) -> list[TopologyHint]:
@@ -200,8 +200,8 @@ def every(nodes: int, size: int, **preferred: bool) -> list[TopologyHint]:
 
 def test_all_hints_of_eight_nodes_in_many_lists() -> None:
     full = [hint(c, n == 2) for n in range(1, 9) for c in itertools.combinations(range(8), n)]
-    got = merge([full] * 12, Mask(range(8)))
-    assert (got.hint, got.runner_up) == (hint([0, 1], True), hint([0, 2], True))
+    result = merge([full] * 12, Mask(range(8)))
+    assert (result.hint, result.runner_up) == (hint([0, 1], True), hint([0, 2], True))
     clash = [hint(h.affinity, len(h.affinity or ()) == 3) for h in full]
     assert merge([full, clash] * 6, Mask(range(8))).hint == hint([0])
 
@@ -209,14 +209,16 @@ def test_all_hints_of_eight_nodes_in_many_lists() -> None:
 def test_merges_with_more_than_64_nodes() -> None:
     whole = Mask(range(100))
     pairs = every(100, 2, preferred=True)
-    got = merge([pairs[-5:], [hint(None, True)], pairs], whole)
-    assert (got.hint, got.runner_up) == (hint([96, 98], True), hint([97, 98], True))
+    result = merge([pairs[-5:], [hint(None, True)], pairs], whole)
+    assert (result.hint, result.runner_up) == (hint([96, 98], True), hint([97, 98], True))
 
 
 def test_a_merge_without_preferred_hints_on_many_nodes() -> None:
     whole = Mask(range(100))
-    got = merge([every(100, 2, preferred=True), every(100, 1, preferred=True)], whole)
-    assert (got.hint, got.target) == (hint([0]), 2), "no pair is in both, and one node is what they share"
+    result = merge([every(100, 2, preferred=True), every(100, 1, preferred=True)], whole)
+    assert (result.hint, result.target) == (hint([0]), 2), (
+        "no pair is in both lists, and they have only single nodes in common"
+    )
     wide = [hint(whole - Mask([n])) for n in range(100)]
     assert merge([wide] * 2, whole).hint == hint(range(99))
 
@@ -226,8 +228,8 @@ def test_nodes_that_a_list_never_names_cost_nothing() -> None:
     window = [hint(c, n == 3) for n in range(1, 9) for c in itertools.combinations(range(8), n)]
     wide = [hint([*(h.affinity or ()), *range(20, 60)]) for h in window]
     with mock.patch.object(meeting, "_divided", side_effect=AssertionError):
-        got = merge([window, wide, wide], whole)
-    assert (got.hint, got.runner_up, got.target) == (hint(range(8)), hint(range(7)), 41)
+        result = merge([window, wide, wide], whole)
+    assert (result.hint, result.runner_up, result.target) == (hint(range(8)), hint(range(7)), 41)
     assert merge([[hint([1, 2])], [hint([3])]], whole).decided is Decided.NOTHING_COMMON
 
 
@@ -236,8 +238,8 @@ def test_a_runner_up_is_not_worth_everything() -> None:
     wide = [hint(whole - Mask(pair)) for pair in itertools.combinations(range(40), 2)]
     lists = [[*wide, hint([7], True)]] * 2
     with mock.patch.object(merging, "_RUNNER_UP_PAIRS", 100):
-        got = merge(lists, whole)
-    assert (got.hint, got.runner_up, got.decided) == (hint([7], True), None, Decided.PREFERRED)
+        result = merge(lists, whole)
+    assert (result.hint, result.runner_up, result.decided) == (hint([7], True), None, Decided.PREFERRED)
     assert merge(lists, whole).runner_up is not None
 
 

@@ -1,4 +1,4 @@
-"""Records of hints and of merges: what is kept, counted and blamed."""
+"""Records of hints and of merges: kept hints, counts and conflicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of(nodes: list[int] | None, preferred: bool = True) -> TopologyHint:
 
 
 def every(nodes: int, preferred: int) -> tuple[TopologyHint, ...]:
-    """All masks, those of one size preferred, in the order of the providers."""
+    """Return all masks in the order of the providers; those of one size are preferred."""
     sizes = range(1, nodes + 1)
     taken = itertools.chain.from_iterable(itertools.combinations(range(nodes), size) for size in sizes)
     return tuple(hint(to_bits(nodes), len(nodes) == preferred) for nodes in taken)
@@ -172,10 +172,10 @@ def test_the_record_of_a_merge() -> None:
     assert record_merge(decide(TopologyPolicy.NONE, [], Mask([0])), Scope.POD) is None
     alone = record_merge(decide(TopologyPolicy.SINGLE_NUMA_NODE, [{"cpu": (of([0]),)}], Mask([0])), Scope.POD)
     assert alone is not None
-    assert alone.best == of(None), "what the allocators follow"
+    assert alone.best == of(None), "the allocators follow the best hint"
 
 
-def test_families_are_blamed_for_what_they_want_themselves() -> None:
+def test_a_conflict_of_families_names_their_own_preferences() -> None:
     nodes = tuple(range(40))
     one = Family((), nodes, 1, (Demand(1, tuple((1 << i, 1) for i in nodes)),), 1)
     two = Family((), nodes, 1, (Demand(2, tuple((1 << i, 1) for i in nodes)),), 2)

@@ -1,4 +1,4 @@
-"""The merge at its edges: what it measures by, when it stops looking, and what it says then."""
+"""Edge cases of the merge: its target, when its search stops, and its result in that case."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_without_masks_the_target_is_none() -> None:
 
 
 def test_a_preferred_mask_and_one_that_is_wider_than_the_target() -> None:
-    got = merge([[hint(0, preferred=True), hint(0, 1, 2, preferred=True)]], Mask(range(3)))
-    assert (got.runner_up, got.decided) == (hint(0, 1, 2, preferred=True), Decided.FEWER_NODES)
+    result = merge([[hint(0, preferred=True), hint(0, 1, 2, preferred=True)]], Mask(range(3)))
+    assert (result.runner_up, result.decided) == (hint(0, 1, 2, preferred=True), Decided.FEWER_NODES)
     table = Distances({a: {b: 10 + (a - b) ** 2 for b in range(4)} for a in range(4)})
     near = merge([[hint(0, 3, preferred=True), hint(2, 3, preferred=True)]], Mask(range(4)), table)
     assert (near.hint, near.decided) == (hint(2, 3, preferred=True), Decided.CLOSER)
@@ -39,7 +39,7 @@ def test_a_preferred_mask_and_one_that_is_wider_than_the_target() -> None:
     assert (same.hint, same.decided) == (hint(1, 2, preferred=True), Decided.LOWER_IDS)
 
 
-def test_with_many_nodes_what_is_too_small_is_dropped_on_the_way() -> None:
+def test_with_many_nodes_too_small_masks_are_dropped_early() -> None:
     whole = Mask(range(40))
     lists = [[hint(*range(n, n + 20)) for n in range(21)], [hint(*range(n, n + 21)) for n in range(20)]]
     floors: list[int] = []
@@ -50,21 +50,21 @@ def test_with_many_nodes_what_is_too_small_is_dropped_on_the_way() -> None:
         return plain(families, possible_nodes, floor)
 
     with mock.patch.object(merging, "meet_all", watched):
-        got = merge(lists, whole)
+        result = merge(lists, whole)
     assert floors == [21 - 1], "some combination keeps that many"
-    assert (got.target, got.hint) == (21, hint(*range(20)))
-    assert got.runner_up == hint(*range(1, 21))
+    assert (result.target, result.hint) == (21, hint(*range(20)))
+    assert result.runner_up == hint(*range(1, 21))
 
 
 def test_a_runner_up_that_may_come_after_what_was_dropped_is_not_named() -> None:
     whole = Mask(range(40))
     lists = [[hint(*range(20)), hint(*range(39))], [hint(*range(20)), hint(*range(39)), hint(*range(19))]]
-    got = merge(lists, whole)
-    assert (got.hint, got.target) == (hint(*range(20)), 20)
-    assert (got.runner_up, got.decided) == (None, Decided.NEAREST_COUNT)
+    result = merge(lists, whole)
+    assert (result.hint, result.target) == (hint(*range(20)), 20)
+    assert (result.runner_up, result.decided) == (None, Decided.NEAREST_COUNT)
 
 
-def test_the_order_of_others() -> None:
+def test_the_order_of_the_remaining_hints() -> None:
     masks = [0b1, 0b110, 0b11, 0b111, 0b1111]
     found = first_of([], masks, 2, None, most=5)
     assert [str(each.affinity) for each in found] == ["0-1", "1-2", "0", "0-2", "0-3"]

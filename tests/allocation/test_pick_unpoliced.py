@@ -31,8 +31,8 @@ MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings
     ],
 )
 def test_pick(available: str, count: int, cpus: str) -> None:
-    got = pick_unpoliced(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse(available), count)
-    assert str(got) == cpus
+    result = pick_unpoliced(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse(available), count)
+    assert str(result) == cpus
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
     assert memory_nodes_for(untold, cpus) == Mask((0, 2, 3))
 
 
-def test_memory_beyond_the_nodes_comes_from_the_nearest_others() -> None:
+def test_memory_beyond_the_nodes_comes_from_the_nearest_other_nodes() -> None:
     gib = 1 << 30
     machine = described(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
     cpus = machine.nodes[1].cpus
@@ -89,5 +89,5 @@ def test_memory_beyond_the_nodes_comes_from_the_nearest_others() -> None:
 
 def test_a_node_with_memory_is_better_than_one_without() -> None:
     machine = without_memory(described(2, 1, 4, 2), 0)
-    got = pick_unpoliced(machine, CpuTopology.of(machine), machine.online, 2)
-    assert got <= machine.nodes[1].cpus
+    result = pick_unpoliced(machine, CpuTopology.of(machine), machine.online, 2)
+    assert result <= machine.nodes[1].cpus

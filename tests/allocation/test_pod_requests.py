@@ -1,4 +1,4 @@
-"""What a pod needs at its worst moment."""
+"""The peak request of a pod."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxy.allocation.pod_requests import peak_request
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 
 
-def ask(kind: ContainerKind, **amounts: int) -> ContainerResources:
+def resources(kind: ContainerKind, **amounts: int) -> ContainerResources:
     return ContainerResources(f"{kind}{len(amounts)}", kind, amounts)
 
 
@@ -16,18 +16,37 @@ def ask(kind: ContainerKind, **amounts: int) -> ContainerResources:
     ("containers", "expected"),
     [
         ([], {}),
-        ([ask(ContainerKind.APP, a=2), ask(ContainerKind.APP, a=3, b=1)], {"a": 5, "b": 1}),
-        ([ask(ContainerKind.INIT, a=4), ask(ContainerKind.INIT, a=6), ask(ContainerKind.APP, a=5)], {"a": 6}),
+        ([resources(ContainerKind.APP, a=2), resources(ContainerKind.APP, a=3, b=1)], {"a": 5, "b": 1}),
         (
-            [ask(ContainerKind.SIDECAR, a=2), ask(ContainerKind.INIT, a=4), ask(ContainerKind.APP, a=3)],
+            [
+                resources(ContainerKind.INIT, a=4),
+                resources(ContainerKind.INIT, a=6),
+                resources(ContainerKind.APP, a=5),
+            ],
             {"a": 6},
         ),
         (
-            [ask(ContainerKind.INIT, a=4), ask(ContainerKind.SIDECAR, a=2), ask(ContainerKind.APP, a=3)],
+            [
+                resources(ContainerKind.SIDECAR, a=2),
+                resources(ContainerKind.INIT, a=4),
+                resources(ContainerKind.APP, a=3),
+            ],
+            {"a": 6},
+        ),
+        (
+            [
+                resources(ContainerKind.INIT, a=4),
+                resources(ContainerKind.SIDECAR, a=2),
+                resources(ContainerKind.APP, a=3),
+            ],
             {"a": 5},
         ),
         (
-            [ask(ContainerKind.SIDECAR, a=2), ask(ContainerKind.SIDECAR, a=2), ask(ContainerKind.APP, a=1)],
+            [
+                resources(ContainerKind.SIDECAR, a=2),
+                resources(ContainerKind.SIDECAR, a=2),
+                resources(ContainerKind.APP, a=1),
+            ],
             {"a": 5},
         ),
     ],
@@ -38,9 +57,9 @@ def test_the_worst_moment(containers: list[ContainerResources], expected: dict[s
 
 def test_only_resources_of_some_containers() -> None:
     containers = [
-        ask(ContainerKind.INIT, a=9, b=9),
-        ask(ContainerKind.SIDECAR, b=1),
-        ask(ContainerKind.APP, a=1),
+        resources(ContainerKind.INIT, a=9, b=9),
+        resources(ContainerKind.SIDECAR, b=1),
+        resources(ContainerKind.APP, a=1),
     ]
     assert peak_request(containers, lambda each: each.requests, (ContainerKind.APP,)) == {"a": 9}
 

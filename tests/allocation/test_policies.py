@@ -68,7 +68,7 @@ def test_policies(
 
 def test_one_node_under_single_numa_node() -> None:
     decision = decide(TopologyPolicy.SINGLE_NUMA_NODE, [{"cpu": [hint([0])]}], Mask([0]))
-    assert decision.hint == hint(None), "all nodes is no preference"
+    assert decision.hint == hint(None), "a mask of all nodes is not a preference"
     assert decision.merged is not None
     assert decision.merged.hint == hint([0])
 

@@ -49,7 +49,7 @@ def product(
         ]
         table = None
     narrowest = [[h.bits.bit_count() for h in hints if h.bits is not None] for hints in lists]
-    wanted = max((min(counts) for counts in narrowest if counts), default=0)
+    target = max((min(counts) for counts in narrowest if counts), default=0)
     best: Plain | None = None
     for chosen in itertools.product(*lists):
         reported = [h.bits for h in chosen if h.bits is not None]
@@ -57,7 +57,7 @@ def product(
         for other in reported:
             bits &= other
         preferred = all(h.preferred for h in chosen) and all(other == reported[0] for other in reported)
-        if bits and (best is None or better(best, Plain(bits, preferred), wanted, table)):
+        if bits and (best is None or better(best, Plain(bits, preferred), target, table)):
             best = Plain(bits, preferred)
     result = best or Plain(WHOLE, False)
     if single and result.bits == WHOLE:
@@ -65,20 +65,20 @@ def product(
     return result, result.preferred or policy is TopologyPolicy.BEST_EFFORT
 
 
-def better(best: Plain, new: Plain, wanted: int, table: Sequence[Sequence[int]] | None) -> bool:
+def better(best: Plain, new: Plain, target: int, table: Sequence[Sequence[int]] | None) -> bool:
     """Return whether the candidate takes the place of the best so far."""
     if best.preferred != new.preferred:
         return new.preferred
     assert best.bits is not None
     assert new.bits is not None
     c, d = best.bits.bit_count(), new.bits.bit_count()
-    if new.preferred or c > wanted:
+    if new.preferred or c > target:
         return fitter(best.bits, new.bits, table)
-    if c == wanted:
-        return d == wanted and fitter(best.bits, new.bits, table)
-    if d > wanted:
+    if c == target:
+        return d == target and fitter(best.bits, new.bits, table)
+    if d > target:
         return False
-    if d == wanted or d > c:
+    if d == target or d > c:
         return True
     return d == c and fitter(best.bits, new.bits, table)
 
@@ -116,12 +116,12 @@ def test_a_decision_is_that_of_the_product(
     policy: TopologyPolicy, answers: list[Hints], table: list[list[int]] | None
 ) -> None:
     distances = table and Distances({i: dict(enumerate(row)) for i, row in enumerate(table)})
-    got = decide(policy, answers, Mask.from_bits(WHOLE), distances or None)
-    bits = None if got.hint.affinity is None else got.hint.affinity.bits
-    assert (Plain(bits, got.hint.preferred), got.verdict.admitted) == product(policy, answers, table)
+    result = decide(policy, answers, Mask.from_bits(WHOLE), distances or None)
+    bits = None if result.hint.affinity is None else result.hint.affinity.bits
+    assert (Plain(bits, result.hint.preferred), result.verdict.admitted) == product(policy, answers, table)
 
 
 @given(st.lists(ANSWERS, max_size=3))
 def test_without_a_policy_nothing_is_decided(answers: list[Hints]) -> None:
-    got = decide(TopologyPolicy.NONE, answers, Mask.from_bits(WHOLE))
-    assert (got.hint, got.verdict.admitted) == (TopologyHint(None, preferred=False), True)
+    result = decide(TopologyPolicy.NONE, answers, Mask.from_bits(WHOLE))
+    assert (result.hint, result.verdict.admitted) == (TopologyHint(None, preferred=False), True)

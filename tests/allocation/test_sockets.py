@@ -41,7 +41,7 @@ def machines(draw: st.DrawFn) -> CpuTopology:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, CpuSet, int]:
+def cpu_requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, CpuSet, int]:
     topo = draw(machines())
     free = CpuSet.from_bits(draw(st.integers(0, topo.cpus.bits))) if draw(st.booleans()) else topo.cpus
     again = CpuSet([draw(st.integers(0, len(topo.cpus) - 1))]) if draw(st.integers(0, 3)) == 0 else CpuSet()
@@ -67,7 +67,7 @@ def short(*families: Sequence[TopologyHint]) -> list[Sequence[TopologyHint]]:
     return [hints for hints in answer.values() if hints is not None]
 
 
-@given(asked())
+@given(cpu_requests())
 def test_a_family_knows_its_best_hint(case: tuple[CpuTopology, CpuSet, CpuSet, int]) -> None:
     whole = cpu_hints(*case, by_socket=True)
     family = lazily(case)
@@ -86,7 +86,12 @@ def test_a_family_knows_its_best_hint(case: tuple[CpuTopology, CpuSet, CpuSet, i
         assert family.best(around) == inside[0]
 
 
-@given(asked(), st.lists(st.integers(0, 5), min_size=10, max_size=10), st.integers(1, 20), st.integers(0, 3))
+@given(
+    cpu_requests(),
+    st.lists(st.integers(0, 5), min_size=10, max_size=10),
+    st.integers(1, 20),
+    st.integers(0, 3),
+)
 def test_a_preferred_result_is_found_together_with_memory(
     case: tuple[CpuTopology, CpuSet, CpuSet, int], free: list[int], want: int, used: int
 ) -> None:
@@ -100,14 +105,14 @@ def test_a_preferred_result_is_found_together_with_memory(
         (), nodes, 1, (Demand(want, tuple((1 << i, n) for i, n in zip(nodes, free, strict=True))),), size
     )
     expected = merged([whole, tuple(memory)])
-    got = merged(short(lazily(case), memory))
-    assert got.preferred == expected.preferred
+    result = merged(short(lazily(case), memory))
+    assert result.preferred == expected.preferred
     if expected.preferred:
-        assert got == expected
+        assert result == expected
 
 
 @given(
-    asked(),
+    cpu_requests(),
     st.lists(
         st.tuples(st.sets(st.integers(0, 9), min_size=1).map(to_bits), st.booleans()), min_size=1, max_size=4
     ),
@@ -151,10 +156,10 @@ def test_a_large_machine() -> None:
     assert isinstance(apart, SocketFamily)
     with pytest.raises(OverflowError):
         len(apart)
-    got = apart.best()
-    assert got is not None
-    assert (len(got.affinity or ()), got.preferred) == (32, False), (
-        "16 sockets are needed now, and 6 are wanted"
+    result = apart.best()
+    assert result is not None
+    assert (len(result.affinity or ()), result.preferred) == (32, False), (
+        "16 sockets are needed now, and the target is 6"
     )
 
 
@@ -163,7 +168,7 @@ def test_alignment_by_socket_is_recognized() -> None:
     sockets = Sockets.of(topo, 3)
     assert sockets.wanted == 2
     aligned = [bits for bits in range(64) if sockets.aligned(bits)]
-    assert len(aligned) == 3 * 9, "some of both nodes of two sockets"
+    assert len(aligned) == 3 * 9, "CPUs of both nodes of two sockets"
     assert Sockets.of(CpuTopology.of_rows(CpuRow(c, c, c, 0, 0) for c in range(4)), 1).wanted == 0
     assert list(Sockets((), 1).choices(())) == []
     assert sum(1 for _ in itertools.chain(sockets.choices(()))) == 3

@@ -20,8 +20,8 @@ def test_levelling_takes_from_the_fullest(counts: list[int], group: int, data: s
     found, squares = search.level(members)
     left = [count - found.per_node * (i in members) for i, count in enumerate(counts)]
     for i in found.extra:
-        assert left[i] == max(left[j] for j in members), "each time the fullest gives"
-        assert i == min(j for j in members if left[j] == left[i]), "of equals the first"
+        assert left[i] == max(left[j] for j in members), "each CPU is taken from the fullest node"
+        assert i == min(j for j in members if left[j] == left[i]), "the first of equally full nodes"
         left[i] -= group
     assert sum(counts) - sum(left) == n
     assert squares == sum(count * count for count in left)
@@ -57,7 +57,7 @@ def test_rounds() -> None:
         ([3, 9], 8, 1, 2, None, 0),
     ],
 )
-def test_a_search_ends_when_nothing_can_be_more_even(
+def test_a_search_ends_when_no_split_can_be_more_even(
     counts: list[int], n: int, group: int, k: int, found: Split | None, scored: int
 ) -> None:
     search = _SplitSearch(counts, n, group, k)

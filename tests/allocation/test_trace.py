@@ -1,4 +1,4 @@
-"""What the allocators say that they did."""
+"""The steps that the allocators report."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_steps(available: str, n: int, options: dict[str, bool], expected: list[
     chosen = CpuOptions(**options)
     taken = take(TOPO, chosen, CpuSet.parse(available), n, steps)
     assert steps == ["before", *expected]
-    assert taken == take(TOPO, chosen, CpuSet.parse(available), n), "the same, asked or not"
+    assert taken == take(TOPO, chosen, CpuSet.parse(available), n), "the same CPUs with and without a trace"
 
 
 @given(
@@ -131,7 +131,7 @@ def test_allocations_pass_the_trace_on() -> None:
     after = allocate(policy, start(policy), pod, "a", Mask([3]), steps)
     assert steps == ["1 whole core of NUMA node 3: CPUs 12,28"]
     allocate(policy, after, pod, "a", Mask([3]), steps)
-    assert len(steps) == 1, "what it owns already is not taken again"
+    assert len(steps) == 1, "CPUs that it owns are not taken again"
     bubble: list[str] = []
     allocate_pod(
         policy, start(policy), PodRequests("p", pod.containers, True, {"cpu": 3000}, True), steps=bubble

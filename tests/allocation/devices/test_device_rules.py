@@ -1,4 +1,4 @@
-"""The device manager rule by rule: what counts, what is taken first, and which devices are released when."""
+"""The device manager rule by rule: devices that count, the order of choice, and the release of devices."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_hints_depend_only_on_devices_that_the_container_holds() -> None:
     state = state.give("p", "c0", R, frozenset("a")).give("p", "c1", R, frozenset("b"))
     both = pod(1, 1, init=1)
     expected = [("1", True), ("0-1", False), ("1-2", False), ("0-2", False)]
-    assert reported(container_hints(state, both, "c1", NODES)[R]) == expected, "what c0 left does not matter"
+    assert reported(container_hints(state, both, "c1", NODES)[R]) == expected, "devices of c0 do not matter"
     fewer = PodRequests("p", (both.containers[0], ContainerResources("c1", limits={R: 0})))
-    assert container_hints(state, fewer, "c1", NODES)[R] == (), "it holds more than it asks for"
+    assert container_hints(state, fewer, "c1", NODES)[R] == (), "it holds more devices than it requests"
     new = container_hints(state, both, "c0", NODES)[R]
     assert reported(new)[0] == ("0", True)
 
@@ -61,9 +61,9 @@ def test_hints_depend_only_on_devices_that_the_container_holds() -> None:
 def test_an_allocation_without_a_known_preference_raises_the_query_for_it() -> None:
     with pytest.raises(PreferenceMissing, match=r"^which 2 of vendor/gpu are preferred\?$") as question:
         answered_preference("c", "vendor/gpu", None, ["a", "b", "z"], ["a"], 2)
-    asked = question.value
-    assert (asked.container, asked.resource, asked.size) == ("c", "vendor/gpu", 2)
-    assert (asked.available, asked.must_include) == ({"a", "b", "z"}, {"a"})
+    query = question.value
+    assert (query.container, query.resource, query.size) == ("c", "vendor/gpu", 2)
+    assert (query.available, query.must_include) == ({"a", "b", "z"}, {"a"})
     assert answered_preference("c", "vendor/gpu", ("z", "a"), ["a", "z"], [], 1) == ("z", "a")
 
 
@@ -72,7 +72,7 @@ def test_reusable_devices_must_be_near_to_the_hinted_nodes() -> None:
     held = state.give("p", "c0", R, frozenset("a"))
     assert reported(container_hints(held, pod(1, 1, init=1), "c1", NODES)[R]) == [("0", True), ("0-1", False)]
     assert reported(container_hints(held, pod(1, 2, init=1), "c1", NODES)[R]) == [("0-1", False)], (
-        "node 1 could do alone, but a is to be used again"
+        "node 1 alone would be enough, but a is to be reused"
     )
     untold = state.give("p", "c0", R, frozenset("z"))
     assert reported(container_hints(untold, pod(1, 2, init=1), "c1", NODES)[R])[0] == ("1", True)
@@ -88,7 +88,7 @@ def test_only_nodes_with_devices_count() -> None:
     mixed = {d.id: d for d in devices(a=7, b=2)}
     found = family(mixed, 1, NODES, frozenset("ab"))
     assert (found.nodes, found.size) == ((2,), 1)
-    assert family(mixed, 3, NODES, frozenset("ab")).size == 1, "no number of nodes could do"
+    assert family(mixed, 3, NODES, frozenset("ab")).size == 1, "no number of nodes would be enough"
     untold = {d.id: d for d in devices(a=2, b=-1)}
     assert family(untold, 1, NODES, frozenset("ab")).nodes == (2,)
     wide = {d.id: d for d in devices(a=0, b=1, c=2)}
@@ -100,13 +100,13 @@ def test_only_nodes_with_devices_count() -> None:
 
 def test_hints_of_a_pod_with_two_containers_that_share_no_device() -> None:
     state = DeviceState().register(R, devices(a=0, b=1)).register(S, devices(x=-1))
-    asks = PodRequests(
+    requests = PodRequests(
         "p",
         (ContainerResources("c0", limits={R: 1, S: 1}), ContainerResources("c1", limits={R: 1, "cpu": 9})),
     )
-    hints = pod_hints(state, asks, NODES)
+    hints = pod_hints(state, requests, NODES)
     assert hints == {R: (TopologyHint(Mask([0, 1]), True),), S: None}
-    assert pod_hints(state.give("q", "c", S, frozenset("x")), asks, NODES)[S] is None
+    assert pod_hints(state.give("q", "c", S, frozenset("x")), requests, NODES)[S] is None
     assert state.has_topology(R)
     assert not state.has_topology(S)
     assert not state.has_topology("vendor/unknown")
@@ -140,11 +140,11 @@ def test_devices_of_init_containers_are_reusable_unless_kept() -> None:
 
 def test_reusable_devices_near_to_the_nodes_come_first() -> None:
     state = DeviceState().register(R, devices(a=0, b=1, c=1, d=1)).give("p", "c0", R, frozenset("ab"))
-    asks = pod(2, 1, init=1)
-    one = allocate(state, asks, "c1", near(1))
+    requests = pod(2, 1, init=1)
+    one = allocate(state, requests, "c1", near(1))
     assert (one.devices[R], one.reasons) == (("b",), ("vendor/dev: b: taken over from init containers",))
     two = allocate(state, pod(2, 2, init=1), "c1", near(1))
-    assert two.devices[R] == ("a", "b"), "then the others, before new ones"
+    assert two.devices[R] == ("a", "b"), "then other reusable devices, before new ones"
     three = allocate(state, pod(2, 3, init=1), "c1", near(1))
     assert three.reasons == (
         "vendor/dev: b, a: taken over from init containers",
@@ -173,12 +173,12 @@ def test_a_preference_counts_in_its_place() -> None:
     state = DeviceState().register(R, devices(a=0, b=0, c=0, d=1, e=1))
 
     def take(count: int, *preference: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        got = allocate(state, pod(count), "c0", near(0), {R: lambda *_: preference, S: lambda *_: "bc"})
-        return got.devices[R], tuple(reason.partition(": ")[2] for reason in got.reasons)
+        result = allocate(state, pod(count), "c0", near(0), {R: lambda *_: preference, S: lambda *_: "bc"})
+        return result.devices[R], tuple(reason.partition(": ")[2] for reason in result.reasons)
 
-    words = "the plugin prefers them among those near the nodes decided on"
-    assert take(2, "c", "d") == (("a", "c"), (f"c: {words}", "a: near NUMA node 0"))
-    assert take(2, "c", "b", "a") == (("a", "b"), (f"a, b: {words}",)), "by id"
+    reason = "the plugin prefers them among those near the nodes decided on"
+    assert take(2, "c", "d") == (("a", "c"), (f"c: {reason}", "a: near NUMA node 0"))
+    assert take(2, "c", "b", "a") == (("a", "b"), (f"a, b: {reason}",)), "by id"
     assert take(4, "e") == (
         ("a", "b", "c", "e"),
         ("a, b, c: near NUMA node 0", "e: the plugin prefers them"),
@@ -189,14 +189,14 @@ def test_a_preference_counts_in_its_place() -> None:
 
 def test_two_resources_of_one_container() -> None:
     state = DeviceState().register(R, devices(a=0)).register(S, devices(x=0, y=1))
-    asks = PodRequests("p", (ContainerResources("c", limits={"cpu": 1, R: 1, S: 1}),))
-    got = allocate(state, asks, "c", near(1))
-    assert got.devices == {R: ("a",), S: ("y",)}
-    assert got.state.held == {"p": {"c": {R: {"a"}, S: {"y"}}}}
+    requests = PodRequests("p", (ContainerResources("c", limits={"cpu": 1, R: 1, S: 1}),))
+    result = allocate(state, requests, "c", near(1))
+    assert result.devices == {R: ("a",), S: ("y",)}
+    assert result.state.held == {"p": {"c": {R: {"a"}, S: {"y"}}}}
     with pytest.raises(DeviceRefused, match=r"unavailable for vendor/dev. Requested: 1, Available: 0"):
-        allocate(got.state, PodRequests("q", asks.containers), "c", near(1))
+        allocate(result.state, PodRequests("q", requests.containers), "c", near(1))
     with pytest.raises(KeyError):
-        allocate(state, asks, "d", OPEN)
+        allocate(state, requests, "d", OPEN)
 
 
 def test_taking_many_devices_compares_each_of_them_once() -> None:

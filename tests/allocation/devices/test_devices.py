@@ -28,12 +28,12 @@ DEVICES = st.lists(st.tuples(PLACES, st.booleans()), max_size=6).map(
 )
 
 
-def ask(count: int, name: str = "c", kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+def resources(count: int, name: str = "c", kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
     return ContainerResources(name, kind, limits={R: count, "cpu": 1000})
 
 
-def pod(*asks: ContainerResources, uid: str = "p") -> PodRequests:
-    return PodRequests(uid, asks)
+def pod(*containers: ContainerResources, uid: str = "p") -> PodRequests:
+    return PodRequests(uid, containers)
 
 
 def plain(
@@ -61,16 +61,16 @@ def test_hints_match_the_plain_rules(
     reusable = frozenset(ids[i] for i in init if i < len(ids))
     taken = frozenset(ids[i] for i in others if i < len(ids)) - reusable
     state = DeviceState().register(R, devices).give("other", "c", R, taken).give("p", "i", R, reusable)
-    both = pod(ask(0, "i", ContainerKind.INIT), ask(count))
-    got = container_hints(state, both, "c", NODES)
-    assert set(got) == {R}, "what no plugin registered has no plugin"
+    both = pod(resources(0, "i", ContainerKind.INIT), resources(count))
+    hints = container_hints(state, both, "c", NODES)
+    assert set(hints) == {R}, "only registered resources have hints"
     available = frozenset(d.id for d in devices if d.healthy) - taken - reusable
     if not any(d.nodes for d in devices):
-        assert got[R] is None
+        assert hints[R] is None
     elif len(available | reusable) < count:
-        assert got[R] == ()
+        assert hints[R] == ()
     else:
-        assert list(got[R] or ()) == plain(devices, count, available, reusable)
+        assert list(hints[R] or ()) == plain(devices, count, available, reusable)
 
 
 def test_hints_cover_held_resources() -> None:
@@ -79,23 +79,25 @@ def test_hints_cover_held_resources() -> None:
     )
     state = state.give("p", "c", R, frozenset("b"))
     expected = (TopologyHint(Mask([1]), True), TopologyHint(Mask([0, 1]), False))
-    assert container_hints(state, pod(ask(1)), "c", NODES) == {R: expected}
-    assert pod_hints(state, pod(ask(1)), NODES) == {R: expected}
-    assert container_hints(state, pod(ask(2)), "c", NODES) == {R: ()}
-    assert pod_hints(state, pod(ask(1), ask(1, "x")), NODES) == {R: ()}
+    assert container_hints(state, pod(resources(1)), "c", NODES) == {R: expected}
+    assert pod_hints(state, pod(resources(1)), NODES) == {R: expected}
+    assert container_hints(state, pod(resources(2)), "c", NODES) == {R: ()}
+    assert pod_hints(state, pod(resources(1), resources(1, "x")), NODES) == {R: ()}
 
 
 def test_a_pods_devices_are_not_reused_in_pod_scope() -> None:
     state = DeviceState().register(R, [RegisteredDevice("a", Mask([0]))])
-    both = pod(ask(1, "i", ContainerKind.INIT), ask(1))
-    assert pod_hints(state, both, NODES) == {R: (TopologyHint(Mask([0]), True),)}, "one after the other"
+    both = pod(resources(1, "i", ContainerKind.INIT), resources(1))
+    assert pod_hints(state, both, NODES) == {R: (TopologyHint(Mask([0]), True),)}, (
+        "the containers run one after the other"
+    )
     state = state.give("q", "c", R, frozenset("a"))
     assert pod_hints(state, both, NODES) == {R: ()}
 
 
 def test_many_nodes() -> None:
     devices = [RegisteredDevice(f"d{i:02}", Mask([i // 2, 63])) for i in range(80)]
-    hints = container_hints(DeviceState().register(R, devices), pod(ask(3)), "c", Mask(range(64)))[R]
+    hints = container_hints(DeviceState().register(R, devices), pod(resources(3)), "c", Mask(range(64)))[R]
     assert isinstance(hints, Family)
     assert hints[0] == TopologyHint(Mask([63]), True)
 
@@ -106,80 +108,84 @@ def test_aligned_devices_come_first(devices: list[RegisteredDevice], count: int,
     healthy = [d for d in devices if d.healthy]
     if len(healthy) < count:
         with pytest.raises(DeviceRefused):
-            allocate(state, pod(ask(count)), "c", TopologyHint(mask, False))
+            allocate(state, pod(resources(count)), "c", TopologyHint(mask, False))
         return
-    given_ = allocate(state, pod(ask(count)), "c", TopologyHint(mask, False))
-    got = given_.devices[R]
-    assert len(set(got)) == count
+    granted = allocate(state, pod(resources(count)), "c", TopologyHint(mask, False))
+    ids = granted.devices[R]
+    assert len(set(ids)) == count
 
     def rank(device: RegisteredDevice) -> int:
         if mask is None or not device.nodes:
             return 2 if mask is not None else 0
         return 1 if device.nodes.isdisjoint(mask) else 0
 
-    chosen = [d for d in healthy if d.id in got]
+    chosen = [d for d in healthy if d.id in ids]
     assert sorted(map(rank, chosen)) == sorted(map(rank, healthy))[:count]
-    assert given_.state.available(R) == {d.id for d in healthy} - set(got)
-    assert without_pod(given_.state, "p") == state
+    assert granted.state.available(R) == {d.id for d in healthy} - set(ids)
+    assert without_pod(granted.state, "p") == state
 
 
 def test_devices_of_init_containers_pass_to_later_containers() -> None:
     state = DeviceState().register(
         R, [RegisteredDevice(i, Mask([n])) for i, n in zip("abcd", (0, 0, 1, 1), strict=True)]
     )
-    asks = (
-        ask(2, "i", ContainerKind.INIT),
-        ask(1, "s", ContainerKind.SIDECAR),
-        ask(2, "j", ContainerKind.INIT),
-        ask(2),
+    containers = (
+        resources(2, "i", ContainerKind.INIT),
+        resources(1, "s", ContainerKind.SIDECAR),
+        resources(2, "j", ContainerKind.INIT),
+        resources(2),
     )
-    whole, held = pod(*asks), []
-    for each, node in zip(asks, (0, 1, 0, 1), strict=True):
+    whole, held = pod(*containers), []
+    for each, node in zip(containers, (0, 1, 0, 1), strict=True):
         done = allocate(state, whole, each.name, TopologyHint(Mask([node]), preferred=True))
         state = done.state
         held.append("".join(done.devices[R]))
-    assert held == ["ab", "a", "bc", "bc"], "what the sidecar keeps is not handed on"
+    assert held == ["ab", "a", "bc", "bc"], "devices of the sidecar are not reused"
     assert state.in_use(R) == set("abc")
     assert without_container(without_container(state, "p", "i"), "p", "j").in_use(R) == set("abc"), (
-        "others still hold them"
+        "other containers still hold them"
     )
     assert "taken over from init containers" in done.reasons[0]
 
 
 def test_a_plugin_may_prefer_devices() -> None:
-    asked: list[tuple[Sequence[str], Sequence[str], int]] = []
+    queries: list[tuple[Sequence[str], Sequence[str], int]] = []
 
     def prefer(ids: Sequence[str], must: Sequence[str], count: int) -> list[str]:
-        asked.append((ids, must, count))
+        queries.append((ids, must, count))
         return ["d", "z", "a"]
 
     places = zip("abcd", ([0], [0], [0], [1]), strict=True)
     state = DeviceState().register(R, [RegisteredDevice(i, Mask(n)) for i, n in places])
     near = TopologyHint(Mask([0]), preferred=True)
-    one = allocate(state, pod(ask(1)), "c", near, {R: prefer})
-    assert (one.devices[R], asked.pop()) == (("a",), (("a", "b", "c"), (), 1)), "only among the aligned"
-    three = allocate(state, pod(ask(3)), "c", near, {R: prefer})
-    assert (three.devices[R], asked) == (("a", "b", "c"), []), "nothing to choose"
+    one = allocate(state, pod(resources(1)), "c", near, {R: prefer})
+    assert (one.devices[R], queries.pop()) == (("a",), (("a", "b", "c"), (), 1)), (
+        "only among the aligned devices"
+    )
+    three = allocate(state, pod(resources(3)), "c", near, {R: prefer})
+    assert (three.devices[R], queries) == (("a", "b", "c"), []), "there is no choice"
     state = state.register(
         R, [RegisteredDevice(i, Mask(n)) for i, n in zip("abcd", ([0], [1], [1], [1]), strict=True)]
     )
-    two = allocate(state, pod(ask(2)), "c", near, {R: prefer})
-    assert (two.devices[R], asked.pop()) == (("a", "d"), (("a", "b", "c", "d"), ("a",), 2))
-    blind = allocate(state, pod(ask(1)), "c", OPEN, {R: lambda *_: []})
+    two = allocate(state, pod(resources(2)), "c", near, {R: prefer})
+    assert (two.devices[R], queries.pop()) == (("a", "d"), (("a", "b", "c", "d"), ("a",), 2))
+    blind = allocate(state, pod(resources(1)), "c", OPEN, {R: lambda *_: []})
     assert blind.devices[R] == ("a",)
 
 
 def test_held_devices_stay_with_the_container() -> None:
     state = DeviceState().register(R, [RegisteredDevice("a"), RegisteredDevice("b")])
-    first = allocate(state, pod(ask(1)), "c", OPEN)
-    again = allocate(first.state, pod(ask(1)), "c", OPEN)
+    first = allocate(state, pod(resources(1)), "c", OPEN)
+    again = allocate(first.state, pod(resources(1)), "c", OPEN)
     assert (again.state, again.devices) == (first.state, first.devices)
-    assert allocate(state, pod(ask(0)), "c", OPEN) == allocate(state, pod(ask(0), ask(1, "x")), "c", OPEN)
+    assert allocate(state, pod(resources(0)), "c", OPEN) == allocate(
+        state, pod(resources(0), resources(1, "x")), "c", OPEN
+    )
     assert allocate(state, pod(ContainerResources("c", limits={"other/dev": 1})), "c", OPEN).devices == {}
 
 
 @pytest.mark.parametrize(
-    ("devices", "count", "words"),
+    ("devices", "count", "message"),
     [
         (
             [RegisteredDevice("a")],
@@ -191,11 +197,11 @@ def test_held_devices_stay_with_the_container() -> None:
     ],
 )
 def test_allocations_without_enough_devices_are_refused(
-    devices: list[RegisteredDevice], count: int, words: str
+    devices: list[RegisteredDevice], count: int, message: str
 ) -> None:
     with pytest.raises(DeviceRefused) as refused:
-        allocate(DeviceState().register(R, devices), pod(ask(count)), "c", OPEN)
-    assert str(refused.value).startswith(words)
+        allocate(DeviceState().register(R, devices), pod(resources(count)), "c", OPEN)
+    assert str(refused.value).startswith(message)
 
 
 def test_allocations_that_contradict_held_devices_are_refused() -> None:
@@ -205,11 +211,11 @@ def test_allocations_that_contradict_held_devices_are_refused() -> None:
         .give("p", "c", R, frozenset("a"))
     )
     with pytest.raises(DeviceRefused, match=r'pod "p" container "c" changed request for .* from 1 to 2'):
-        allocate(state, pod(ask(2)), "c", OPEN)
+        allocate(state, pod(resources(2)), "c", OPEN)
     sick = state.register(R, [RegisteredDevice("a", healthy=False), RegisteredDevice("b")])
     with pytest.raises(DeviceRefused, match="previously allocated devices are no longer healthy; cannot"):
-        allocate(sick, pod(ask(1)), "c", OPEN)
+        allocate(sick, pod(resources(1)), "c", OPEN)
     with pytest.raises(DeviceRefused, match="no healthy devices present"):
-        allocate(unregistered(state, R), pod(ask(1)), "c", OPEN)
+        allocate(unregistered(state, R), pod(resources(1)), "c", OPEN)
     with pytest.raises(DeviceRefused, match="cannot allocate unregistered device vendor/dev"):
-        allocate(DeviceState({}, state.held), pod(ask(1)), "c", OPEN)
+        allocate(DeviceState({}, state.held), pod(resources(1)), "c", OPEN)

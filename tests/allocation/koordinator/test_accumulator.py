@@ -44,10 +44,10 @@ def take(
     return str(accumulate(topo, free, n, bind_request, taken, **more))
 
 
-def test_takes_no_more_than_was_asked_for() -> None:
+def test_no_more_cpus_than_requested_are_taken() -> None:
     assert take(machine(3, 1, 4), 11, FULL) == "0-10"
     assert take(machine(4, 1, 4), 13, FULL, held("8", ExclusivePolicy.NONE)) == "0-7,9-13", (
-        "the rest is a broken core"
+        "the remaining CPU is in a broken core"
     )
 
 
@@ -64,7 +64,7 @@ def test_cores_are_avoided_in_a_socket_and_everywhere() -> None:
         assert str(literal) == {CORE: "2,4,6", NODE: "1-2,4"}[level], "only PCPULevel, as Koordinator's code"
     bind_request, others = replace(FULL, exclusive=CORE), held("0", CORE)
     assert take(machine(2, 1, 2), 6, bind_request, others) == "2-7"
-    assert take(machine(2, 1, 2), 7, bind_request, others) == "1-7", "what is avoided is taken at last"
+    assert take(machine(2, 1, 2), 7, bind_request, others) == "1-7", "avoided cores are taken last"
 
 
 def test_threads_used_by_fewer_pods_are_preferred() -> None:
@@ -105,14 +105,14 @@ def test_without_a_free_node_cores_are_avoided() -> None:
     bind_request = replace(SPREAD, exclusive=NODE)
     assert take(topo, 3, bind_request, others) == "2,4,6"
     assert take(topo, 3, bind_request, others, degrade=False) == "1-2,4", "as Koordinator's code"
-    assert take(topo, 12, bind_request, others) == "1-7,9-12,14", "if need be anything"
+    assert take(topo, 12, bind_request, others) == "1-7,9-12,14", "any CPU if necessary"
 
 
 def test_cores_of_the_same_policy_are_avoided_by_whole_cores_too() -> None:
     topo, others = machine(1, 1, 3), held("0-1", CORE)
     bind_request = replace(FULL, exclusive=CORE, max_ref_count=2)
     assert take(topo, 2, replace(bind_request, exclusive=ExclusivePolicy.NONE), others) == "2-3", (
-        "fewer pods have it"
+        "fewer pods use it"
     )
     both = others.add(CpuSet.parse("2-5")).add(CpuSet())
     assert take(topo, 4, bind_request, both) == "2-5"
@@ -172,7 +172,7 @@ def requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, int, BindRequest, Al
 
 
 @given(requests(), st.booleans())
-def test_exactly_n_of_what_is_free_and_always_the_same(
+def test_exactly_the_requested_number_of_free_cpus_is_taken_deterministically(
     request: tuple[CpuTopology, CpuSet, int, BindRequest, Allocated], degrade: bool
 ) -> None:
     topo, free, n, bind_request, taken = request

@@ -66,15 +66,17 @@ def test_required_policies_refuse() -> None:
     full, spread = BindRequest(FULL, required=True), BindRequest(SPREAD, required=True)
     with pytest.raises(WholeCoresError) as unaligned:
         take(TWO, "0-15", 3, full)
-    words = "node(s) requested cpus not multiple cpus per core: requested=3, cpus per core=2"
-    assert str(unaligned.value) == words
+    message = "node(s) requested cpus not multiple cpus per core: requested=3, cpus per core=2"
+    assert str(unaligned.value) == message
     with pytest.raises(
         NotEnoughCpus, match="not enough cpus available to satisfy request: requested=4, avail"
     ):
         take(TWO, "0,2,4,6,8-9", 4, full)
     with pytest.raises(NotEnoughCpus, match="requested=9, available=8"):
         take(TWO, "0-15", 9, spread)
-    assert take(TWO, "0,2,4,6,8-9", 4, BindRequest()) == "0,2,8-9", "preferred only: as far as it goes"
+    assert take(TWO, "0,2,4,6,8-9", 4, BindRequest()) == "0,2,8-9", (
+        "the policy is only preferred, and applied as far as possible"
+    )
 
 
 def test_whole_cores_of_different_sizes_add_up() -> None:
@@ -96,7 +98,7 @@ def test_whole_cores_of_different_sizes_add_up() -> None:
 def test_preferred_cpus_come_first() -> None:
     bind_request = BindRequest(preferred=CpuSet.parse("9-13"))
     assert take(TWO, "0-15", 4, bind_request) == "10-13"
-    assert take(TWO, "0-10,12-15", 6, bind_request) == "9-10,12-15", "the rest by itself"
+    assert take(TWO, "0-10,12-15", 6, bind_request) == "9-10,12-15", "the remainder is chosen freely"
     assert take(TWO, "0-15", 2, replace(bind_request, preferred=CpuSet([99]))) == "0-1"
     required = replace(bind_request, required=True, preferred=CpuSet.parse("9-11"))
     assert take(TWO, "0-15", 4, required) == "8-11"
@@ -196,7 +198,7 @@ def test_shares_add_up_to_the_request_on_as_few_nodes_as_even_parts_need(
 
 
 @given(st.data())
-def test_any_request_gives_n_free_cpus_or_a_reason(data: st.DataObject) -> None:
+def test_any_request_yields_the_requested_free_cpus_or_a_reason(data: st.DataObject) -> None:
     topo = (
         machine(
             data.draw(st.integers(1, 3)),

@@ -1,4 +1,4 @@
-"""Wishes, and what others have."""
+"""The requested policy of a pod, and the CPUs allocated to other pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes give, nodes for bursts, amplified CPUs, and the text that reports others."""
+"""The division of requests over nodes, nodes for bursts, amplified CPUs, and resource status texts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_missing_resources_are_named() -> None:
         divide({"gpu": 1}, available, Mask([0]))
     with pytest.raises(InsufficientError, match="cpu"):
         divide({"cpu": 2500}, available, Mask([0]), 1000)
-    assert divide({"disk": 5}, available, Mask([0])) == {}, "no node knows it"
+    assert divide({"disk": 5}, available, Mask([0])) == {}, "no node has this resource"
     assert divide({"memory": 7}, available, Mask([0, 5])) == {0: {"memory": 7}}
 
 
@@ -79,7 +79,7 @@ def test_succeeds_exactly_where_the_nodes_have_enough_units(has: dict[int, int],
     assert sum(parts.values()) == n * unit
     assert all(part <= has[node] and part % unit == 0 for node, part in parts.items())
     free = [parts.get(node, 0) for node in has if parts.get(node, 0) < has[node] // unit * unit]
-    assert not free or max(parts.values(), default=0) - min(free) <= unit, "even, but for what cannot be"
+    assert not free or max(parts.values(), default=0) - min(free) <= unit, "as even as the nodes permit"
 
 
 def pools(*sizes: int) -> dict[int, CpuSet]:

@@ -83,8 +83,8 @@ def test_a_merged_hint_satisfies_its_policy(
 def test_tenancy_decides_which_pods_may_share_a_node() -> None:
     status = {0: NodeStatus.SHARED, 1: NodeStatus.SINGLE}
     required = Tenancy(NumaExclusive.REQUIRED, status)
-    shown = {nodes: allowed(Mask.parse(nodes), required) for nodes in ("0", "1", "2", "0-1", "0,2", "1-2")}
-    assert shown == {"0": False, "1": True, "2": True, "0-1": False, "0,2": True, "1-2": False}
+    results = {nodes: allowed(Mask.parse(nodes), required) for nodes in ("0", "1", "2", "0-1", "0,2", "1-2")}
+    assert results == {"0": False, "1": True, "2": True, "0-1": False, "0,2": True, "1-2": False}
     assert not allowed(None, required)
     assert allowed(Mask([0]), Tenancy(NumaExclusive.PREFERRED, status))
     assert allowed(Mask([0]), Tenancy(NumaExclusive.REQUIRED))
@@ -128,7 +128,7 @@ def test_many_hints_of_many_nodes_are_merged_quickly() -> None:
 
 
 def test_digits() -> None:
-    shown = {text: digits(Mask(nodes)) for text, nodes in {"0": [0], "1": [1], "3": [3], "4": [4]}.items()}
-    assert shown == {"0": "01", "1": "10", "3": "1000", "4": "10000"}
+    results = {text: digits(Mask(nodes)) for text, nodes in {"0": [0], "1": [1], "3": [3], "4": [4]}.items()}
+    assert results == {"0": "01", "1": "10", "3": "1000", "4": "10000"}
     assert [digits(Mask(nodes)) for nodes in ([0, 4], [2, 3], [64])] == ["010001", "1100", "1" + "0" * 64]
     assert digits(None) == "<nil>"

@@ -65,7 +65,7 @@ def test_a_required_policy_that_cannot_hold_refuses() -> None:
     plan = on(state, pod("a"), 3)
     assert (plan.verdict.code, plan.verdict.reason, plan.state) == (9, "CPUBindPolicyError", state)
     assert plan.verdict.message.endswith("requested=3, cpus per core=2 (ns/a/c)")
-    assert cpus(NODE, 3, bind_preferred=FULL) == "0-1,8", "what is preferred yields"
+    assert cpus(NODE, 3, bind_preferred=FULL) == "0-1,8", "a preferred policy may be violated"
     clash = on(state, pod("a", bind_required=SPREAD), 4)
     assert "the pod requires SpreadByPCPUs and the node requires FullPCPUs" in clash.verdict.message
     assert (clash.verdict.code, clash.container, clash.state) == (9, None, state)
@@ -86,7 +86,9 @@ def test_the_strategy_of_the_node_determines_which_numa_node_is_filled(
     state = on(NodeState.empty(node), pod("first", bind_preferred=FULL), 2).state
     assert next(iter(state.owners.values())).cpus == CpuSet((0, 8))
     if strategy is NumaStrategy.DISTRIBUTE_EVENLY:
-        assert cpus(node, 12) == "0-2,4-6,8-10,12-14", "what needs two nodes takes the same of both"
+        assert cpus(node, 12) == "0-2,4-6,8-10,12-14", (
+            "a request for two nodes takes the same number from both"
+        )
     plan = on(state, pod("second"), 4)
     assert plan.container is not None
     assert str(plan.container.placement.exclusive) == expected
@@ -102,14 +104,14 @@ def test_pods_that_avoid_each_other_share_no_core_if_possible() -> None:
         state = plan.state.changed(put=[plan.container.in_phase(Phase.RUNNING)])
     bold = on(state, pod("c", bind_preferred=SPREAD), 2).container
     assert bold is not None
-    assert str(bold.placement.exclusive) == "8-9", "only those of the same bind policy are shunned"
+    assert str(bold.placement.exclusive) == "8-9", "only pods of the same bind policy are avoided"
     gone = state.changed(put=[c.in_phase(Phase.EXITED) for c in state.containers.values()])
     again = on(gone, pod("d", **shy), 8).container
     assert again is not None
     assert len(again.placement.exclusive) == 8
     few = on(gone, pod("e", **shy), 2).container
     assert few is not None
-    assert str(few.placement.exclusive) == "0-1", "a container that has ended needs no distance"
+    assert str(few.placement.exclusive) == "0-1", "an ended container is not avoided"
 
 
 def test_numa_nodes_that_were_decided_on_come_first() -> None:
@@ -174,12 +176,12 @@ def test_all_containers_of_a_pod_are_narrowed_alike() -> None:
     first = shared(state, pod("a", **BURST), 1000)
     second = shared(first.state, pod("a", **BURST), 8000, "d")
     assert runs_on(second) == runs_on(first) == "1-3,9-11"
-    asks = PodRequests(
+    requests = PodRequests(
         "b", tuple(ContainerResources(name, limits={"cpu": 3500}) for name in ("c", "d")), guaranteed=False
     )
-    known = pod("b", **BURST, requests=asks)
+    known = pod("b", **BURST, requests=requests)
     assert runs_on(shared(state, known, 1000)) == "4-7,12-15", "7 CPUs are the pod's limit"
-    loose = changed_copy(asks, containers=(*asks.containers, ContainerResources("e")))
+    loose = changed_copy(requests, containers=(*requests.containers, ContainerResources("e")))
     assert runs_on(shared(state, pod("b", **BURST, requests=loose), 1000)) == "1-7,9-15"
 
 
@@ -191,7 +193,7 @@ def test_arm_binds_whole_cores_only_and_reports_it() -> None:
     node = on_arm(NODE)
     plan = on(NodeState.empty(node), pod("a", bind_preferred=SPREAD), 4)
     assert plan.container is not None
-    assert str(plan.container.placement.exclusive) == "0-1,8-9", "0-3 elsewhere"
+    assert str(plan.container.placement.exclusive) == "0-1,8-9", "it would be 0-3 on another architecture"
     assert plan.explanation is not None
     steps = [step.what for step in plan.explanation.steps]
     assert "FullPCPUs instead of SpreadByPCPUs: aarch64 offers nothing else" in steps

@@ -42,7 +42,7 @@ def pods(draw: st.DrawFn, uid: str) -> PodRequests:
 
 
 def balanced(state: MemoryState) -> None:
-    """Nothing is below zero, and what is reserved on a group is what the blocks on it amount to."""
+    """Check that no amount is negative, and that the reserve of a group is the sum of its blocks."""
     blocks = [b for pod in state.assignments.values() for own in pod.values() for b in own]
     for i, node in state.nodes.items():
         assert node.assignments == sum(i in b.affinity for b in blocks)
@@ -74,9 +74,9 @@ def plain_hints(
             left = {
                 r: sum(
                     b.size
-                    for ask in pod.containers[: names.index(before)]
-                    if ask.kind is ContainerKind.INIT
-                    for b in state.blocks(pod.uid, ask.name) or ()
+                    for container in pod.containers[: names.index(before)]
+                    if container.kind is ContainerKind.INIT
+                    for b in state.blocks(pod.uid, container.name) or ()
                     if b.affinity == Mask(taken) and b.resource == r
                 )
                 for r in amounts
@@ -94,21 +94,21 @@ def test_memory_accounts_balance_after_any_sequence_of_operations(
     empty = state = initial(machine, {0: {"memory": KI}})
     for _ in range(data.draw(st.integers(1, 14))):
         pod = data.draw(st.sampled_from(given_pods))
-        name = data.draw(st.sampled_from([ask.name for ask in pod.containers]))
+        name = data.draw(st.sampled_from([container.name for container in pod.containers]))
         act = data.draw(st.sampled_from(["allocate"] * 4 + ["release", "start", "restart"]))
         if act == "release":
             state = release(state, pod.uid, name)
         elif act == "start":
             state = start(state, pod, name)
         elif act == "restart":
-            assert validated(state, machine, {0: {"memory": KI}}) is state, "a restart finds it true"
+            assert validated(state, machine, {0: {"memory": KI}}) is state, "a restart accepts the state"
         else:
             state = one_allocation(state, pod, name, data)
         balanced(state)
     for pod in given_pods:
         state = release_pod(state, pod.uid)
     assert not state.assignments
-    assert difference(state, empty) == "", "all is back where it was"
+    assert difference(state, empty) == "", "all memory is released"
 
 
 def one_allocation(state: MemoryState, pod: PodRequests, name: str, data: st.DataObject) -> MemoryState:
@@ -145,16 +145,16 @@ def one_allocation(state: MemoryState, pod: PodRequests, name: str, data: st.Dat
 
 
 def test_kubelets_table_of_reusable_memory_matches_the_memory_of_init_containers() -> None:
-    """The most that an init container asked for can be taken over, once."""
+    """The largest request of an init container can be taken over once."""
     sizes = {"i1": 7, "i2": 4, "i3": 9, "a1": 5, "a2": 6}
     kinds = [ContainerKind.INIT, ContainerKind.INIT, ContainerKind.INIT, ContainerKind.APP, ContainerKind.APP]
-    asks = (
+    containers = (
         ContainerResources(n, k, {"memory": s * KI}) for (n, s), k in zip(sizes.items(), kinds, strict=True)
     )
-    pod = PodRequests("p", tuple(asks))
+    pod = PodRequests("p", tuple(containers))
     state, charged = initial([NodeMemory(0, 64 * KI)], {0: {"memory": KI}}), []
-    for ask in pod.containers:
-        state = allocate(state, pod, ask.name, OPEN).state
+    for container in pod.containers:
+        state = allocate(state, pod, container.name, OPEN).state
         charged.append(state.nodes[0].tables["memory"].reserved // KI)
     assert charged == [7, 7, 9, 9, 11]
     with pytest.raises(KeyError):

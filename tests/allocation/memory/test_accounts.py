@@ -1,4 +1,4 @@
-"""Which container holds which memory, as containers come, end, take over and go."""
+"""The memory that each container holds as containers start, end, take over memory and are removed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True, reserved_memory={0: {
 RUNNING, EXITED, CREATING = Phase.RUNNING, Phase.EXITED, Phase.CREATING
 
 
-def asking(uid: str, *containers: tuple[str, ContainerKind, int]) -> Pod:
-    asks = [
+def pod_of(uid: str, *containers: tuple[str, ContainerKind, int]) -> Pod:
+    containers = [
         ContainerResources(n, kind, {"memory": mib * MIB}, {"memory": mib * MIB})
         for n, kind, mib in containers
     ]
-    return Pod(f"s-{uid}", uid, "ns", uid, requests=PodRequests(uid, tuple(asks)))
+    return Pod(f"s-{uid}", uid, "ns", uid, requests=PodRequests(uid, tuple(containers)))
 
 
 def holding(
@@ -73,7 +73,7 @@ def run(state: NodeState, key: str) -> NodeState:
     return state.changed(put=[container]).started(container)
 
 
-POD = asking("p", ("init", ContainerKind.INIT, 80), ("app", ContainerKind.APP, 60))
+POD = pod_of("p", ("init", ContainerKind.INIT, 80), ("app", ContainerKind.APP, 60))
 INIT, APP = ("p", "init"), ("p", "app")
 
 
@@ -81,7 +81,7 @@ def test_memory_of_an_init_container_is_taken_over_and_counted_once() -> None:
     state = create(NodeState.empty(NODE).with_pod(POD), POD, "init", 80)
     assert (held(state), reserved(state)) == ({INIT: [("0", 80)]}, (80, 0))
     state = end(run(state, "p-init-0"), "p-init-0")
-    assert reserved(state) == (80, 0), "it may come back until a later one has started"
+    assert reserved(state) == (80, 0), "it may start again until a later container has started"
     state = create(state, POD, "app", 60)
     assert (held(state), reserved(state)) == ({INIT: [("0", 20)], APP: [("0", 60)]}, (80, 0))
     failed = state.changed(drop=["p-app-0"])
@@ -97,7 +97,7 @@ def test_memory_of_an_init_container_is_taken_over_and_counted_once() -> None:
 
 
 def test_memory_is_taken_over_from_one_by_several_and_from_several_by_one() -> None:
-    pod = asking(
+    pod = pod_of(
         "p",
         ("i", ContainerKind.INIT, 50),
         ("j", ContainerKind.INIT, 70),
@@ -118,7 +118,7 @@ def test_memory_is_taken_over_from_one_by_several_and_from_several_by_one() -> N
 
 
 def test_no_memory_is_taken_over_from_sidecars_or_from_other_nodes() -> None:
-    pod = asking(
+    pod = pod_of(
         "p", ("s", ContainerKind.SIDECAR, 10), ("i", ContainerKind.INIT, 20), ("a", ContainerKind.APP, 30)
     )
     containers = [holding(pod, "s", 10), holding(pod, "i", 20, (1,), EXITED), holding(pod, "a", 30)]
@@ -168,7 +168,7 @@ def test_an_overcommitted_node_takes_no_memory_from_containers() -> None:
         pod = Pod(f"s-{uid}", uid, "ns", uid)
         request = Request(memory_limit=80 * MIB, cpuset_mems="0")
         state = adopt(state, uid, pod, "c", 0, request, RUNNING).state
-    assert reserved(state) == (90, 0), "all there is"
+    assert reserved(state) == (90, 0), "all memory of the node"
     state = state.changed(drop=["a"])
     assert (held(state), reserved(state)) == ({("b", "c"): [("0", 80)]}, (80, 0))
     assert reserved(state.changed(drop=["b"])) == (0, 0)
@@ -191,7 +191,7 @@ def test_memory_of_a_lost_node_is_counted_on_its_group() -> None:
     a, b, c = (Pod(f"s-{uid}", uid, "ns", uid) for uid in "abc")
     blocks = [holding(a, "c", 40, (0, 7)), holding(b, "c", 50), holding(c, "c", 30, (7,))]
     state = NodeState.of(NODE, (), blocks)
-    assert reserved(state) == (90, 0), "what was only there is charged to no container"
+    assert reserved(state) == (90, 0), "memory that only the lost node had is charged to no container"
     assert reserved(state.changed(drop=["a-c-0"])) == (50, 0)
     assert reserved(state.changed(drop=["c-c-0"])) == (90, 0)
 
@@ -211,7 +211,7 @@ def test_a_set_aside_counts_until_its_container_exists() -> None:
     state = state.changed(put=[holding(pod, "init", 20)])
     assert reserved(state) == (80, 0)
     state = end(state, "p-init-0").changed(put=[holding(pod, "app", 60)])
-    assert reserved(state) == (80, 0), "the parts are what is left of them already"
+    assert reserved(state) == (80, 0), "the parts are reduced already"
     state = run(state, "p-app-0")
     assert (held(state), reserved(state)) == ({APP: [("0", 60)]}, (60, 0))
     assert state.pods["s-p"].reserved_for_pod.part("init").blocks == ()
@@ -222,7 +222,7 @@ def test_a_set_aside_counts_until_its_container_exists() -> None:
 
 
 def test_only_init_containers_before_a_started_container_release_memory() -> None:
-    pod = asking(
+    pod = pod_of(
         "p",
         ("i", ContainerKind.INIT, 10),
         ("s", ContainerKind.SIDECAR, 10),
@@ -241,7 +241,7 @@ def test_only_init_containers_before_a_started_container_release_memory() -> Non
     assert held(state.changed(put=[*inits, other]).started(other)).keys() >= {("p", "i"), ("p", "j")}
 
 
-def test_devices_are_held_until_the_pod_is_gone() -> None:
+def test_devices_are_held_until_the_pod_is_removed() -> None:
     node = changed_copy(NODE, devices={"gpu": {i: RegisteredDevice(i) for i in "abc"}})
     containers = [
         changed_copy(
@@ -262,7 +262,7 @@ def test_devices_are_held_until_the_pod_is_gone() -> None:
 
 
 def test_a_part_ends_with_its_container_whatever_its_class() -> None:
-    """kubelet's word and the cgroup parent may contradict each other."""
+    """The class that kubelet reports and the cgroup parent may contradict each other."""
     pod = changed_copy(POD, kube_qos=KubeQos.BEST_EFFORT, reserved_for_pod=aside(("init", 20), ("app", 60)))
     state = NodeState.empty(NODE).with_pod(pod)
     plan = place(state, pod, "app", 0, Request(cpu_shares=2), "t")
@@ -271,7 +271,7 @@ def test_a_part_ends_with_its_container_whatever_its_class() -> None:
     assert reserved(plan.state) == (20, 0)
 
 
-def test_a_newer_attempt_without_memory_ends_what_an_older_one_held() -> None:
+def test_a_newer_attempt_without_memory_releases_the_memory_of_an_older_one() -> None:
     state = NodeState.of(NODE, [POD], [holding(POD, "app", 60)])
     bare = changed_copy(holding(POD, "app", 0, attempt=1), placement=Placement(Pool.SHARED, CpuSet(), Mask()))
     assert reserved(state.changed(put=[bare])) == (0, 0)
@@ -279,7 +279,7 @@ def test_a_newer_attempt_without_memory_ends_what_an_older_one_held() -> None:
 
 
 def groups(state: NodeState) -> dict[str, tuple[int, int, int]]:
-    """Return, for each group of nodes, what is reserved and free in it, in MiB, and how many blocks it has.
+    """Return the reserved and the free memory of each group of nodes, in MiB, and the number of its blocks.
 
     How much of that each node of a group has depends on the order, as in kubelet.
     """
@@ -297,11 +297,11 @@ def groups(state: NodeState) -> dict[str, tuple[int, int, int]]:
 
 
 def test_memory_accounts_do_not_depend_on_the_order_of_events() -> None:
-    """Also where running containers hold more than a node has, or nodes of another's group."""
+    """Also where running containers hold more than a node has, or use nodes of another group."""
     for seed in range(60):
         dice, state = random.Random(seed), NodeState.empty(NODE)
         for step in range(25):
-            pod = asking(f"u{dice.randrange(6)}", ("c", ContainerKind.APP, 10))
+            pod = pod_of(f"u{dice.randrange(6)}", ("c", ContainerKind.APP, 10))
             nodes = dice.choice(((0,), (1,), (0, 1)))
             mib = dice.choice((10, 30, 50, 80, 90, 120))
             there = sorted(state.containers)

@@ -100,7 +100,7 @@ def test_a_decision_without_free_memory_is_extended() -> None:
     with pytest.raises(MemoryRefused, match="failed to find NUMA nodes to extend the current topology hint"):
         allocate(state, one(30), "c", TopologyHint(Mask([0, 1]), preferred=False))
     alone = allocate(state, one(3), "c", TopologyHint(Mask([2]), preferred=False))
-    assert nodes_of(alone) == Mask([1, 2]), "a node of a group is not given out alone"
+    assert nodes_of(alone) == Mask([1, 2]), "a single node of a group is not granted"
     assert "serves a group" in alone.reasons[1]
     with pytest.raises(MemoryRefused, match="preferred hint violates NUMA node allocation"):
         allocate(state, one(1), "c", TopologyHint(Mask([0, 1]), preferred=False))
@@ -116,15 +116,15 @@ def test_an_extension_is_reported() -> None:
 
 
 def test_the_start_of_a_container_releases_memory_of_init_containers() -> None:
-    asks = (
+    containers = (
         ContainerResources("i1", ContainerKind.INIT, {"memory": 3 * GI}),
         ContainerResources("s", ContainerKind.SIDECAR, {"memory": GI}),
         ContainerResources("i2", ContainerKind.INIT, {"memory": GI}),
         ContainerResources("a", ContainerKind.APP, {"memory": GI}),
     )
-    pod, state = PodRequests("p", asks), initial(nodes(9), KEPT)
-    for ask in asks:
-        state = allocate(state, pod, ask.name, OPEN).state
+    pod, state = PodRequests("p", containers), initial(nodes(9), KEPT)
+    for container in containers:
+        state = allocate(state, pod, container.name, OPEN).state
     assert state.nodes[0].tables["memory"].reserved == 3 * GI
     assert set(start(state, pod, "i2").assignments["p"]) == {"s", "i2", "a"}
     after = start(state, pod, "a")
@@ -144,8 +144,8 @@ def test_one_of_two_blocks_on_a_group_is_released() -> None:
 
 
 def test_memory_that_the_requests_of_a_pod_leave_to_its_containers() -> None:
-    def pod(own: int, *asks: ContainerResources) -> PodRequests:
-        return PodRequests("p", asks, own={"memory": own, "cpu": 1}, own_managed=True)
+    def pod(own: int, *containers: ContainerResources) -> PodRequests:
+        return PodRequests("p", containers, own={"memory": own, "cpu": 1}, own_managed=True)
 
     def exact(name: str, kind: ContainerKind, size: int) -> ContainerResources:
         return ContainerResources(name, kind, {"cpu": 1, "memory": size}, {"cpu": 1, "memory": size})

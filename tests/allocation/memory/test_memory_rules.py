@@ -99,32 +99,32 @@ def test_removed_nodes_are_skipped() -> None:
     state = initial(nodes(4, 4), KEPT)
     block = Block(Mask([1, 5]), "memory", GI)
     held = state.charged(Block(Mask([1]), "memory", GI), GI)
-    assert held.uncharged(block) == state, "node 5 is not there"
+    assert held.uncharged(block) == state, "node 5 does not exist"
     assert state.uncharged(block) == state, "nothing was charged"
 
 
-def test_a_mask_needs_what_its_nodes_may_give() -> None:
-    """What init containers leave counts as free, but not beyond what is allocatable."""
+def test_a_mask_counts_only_memory_that_its_nodes_can_provide() -> None:
+    """Memory of init containers counts as free, but not beyond the allocatable memory."""
     pod = PodRequests("p", (app("i", 9, ContainerKind.INIT), app("c", 5)))
     empty = initial(nodes(5, 5, 4), KEPT)
     state = MemoryState(empty.nodes, {"p": {"i": (Block(Mask([0]), "memory", 9 * GI),)}})
-    assert masks(state, pod)[0] == "1", "node 0 can give 4 at the most"
+    assert masks(state, pod)[0] == "1", "node 0 can provide 4 Gi at most"
     group = Mask([0, 2])
     full = empty.charged(Block(group, "memory", 8 * GI), 8 * GI)
     state = MemoryState(full.nodes, {"p": {"i": (Block(group, "memory", 9 * GI),)}})
     big = PodRequests("p", (app("i", 9, ContainerKind.INIT), app("c", 9)))
-    assert masks(state, big) == [], "nor can the group give 9"
+    assert masks(state, big) == [], "the group cannot provide 9 Gi either"
     assert masks(state, PodRequests("p", (app("i", 9, ContainerKind.INIT), app("c", 8)))) == ["0,2"]
 
 
-def test_only_init_containers_before_a_container_leave_something() -> None:
+def test_only_init_containers_before_a_container_leave_memory_to_it() -> None:
     pod = PodRequests("p", (app("h", 3, ContainerKind.INIT), app("i", 3, ContainerKind.INIT), app("c", 1)))
     held = allocate(initial(nodes(5, 4), KEPT), pod, "i", at(0)).state
-    assert masks(held, pod, "h") == ["1"], "what i holds is not free before it"
+    assert masks(held, pod, "h") == ["1"], "memory of i is not free for containers before it"
     assert masks(held, pod, "c") == ["0", "1"]
 
 
-def test_exactly_what_a_node_has_is_enough() -> None:
+def test_a_request_for_all_memory_of_a_node_fits() -> None:
     state = initial(nodes(5, 4, 4), KEPT)
     assert masks(state, one(4)) == ["0", "1", "2", "0-1", "0,2", "1-2", "0-2"]
     assert (
@@ -138,7 +138,7 @@ def test_exactly_what_a_node_has_is_enough() -> None:
 
 
 def test_nodes_of_two_groups_are_not_a_group() -> None:
-    """A state in which a node serves a group and also itself, as kubelet can leave it behind."""
+    """A state in which a node serves a group and also itself; kubelet can store such a state."""
     state = initial(nodes(5, 4, 4), KEPT).charged(Block(Mask([0, 1]), "memory", GI), GI)
     state = state.charged(Block(Mask([0]), "memory", GI), GI)
     assert masks(state, one(1)) == ["0", "2"]
@@ -147,7 +147,7 @@ def test_nodes_of_two_groups_are_not_a_group() -> None:
 def test_hints_without_requests_and_without_memory() -> None:
     state = initial(nodes(4), KEPT)
     init_only = PodRequests("p", (app("i", 1, ContainerKind.INIT), ContainerResources("c")))
-    assert pod_hints(state, init_only) == {}, "app containers name no memory"
+    assert pod_hints(state, init_only) == {}, "app containers request no memory"
     held = allocate(state, init_only, "i", OPEN).state
     assert pod_hints(held, init_only) == {}
     assert container_hints(state, init_only, "c") == {}
@@ -201,13 +201,13 @@ def test_a_mask_that_has_just_enough_is_not_extended() -> None:
 
 
 def test_memory_that_is_taken_over_needs_no_extension() -> None:
-    asks = (
+    containers = (
         ContainerResources("i", ContainerKind.INIT, {"memory": 3 * GI, PAGES: GI}),
         ContainerResources("j", ContainerKind.INIT, {"memory": 4 * GI}),
         ContainerResources("a", ContainerKind.APP, {"memory": 2 * GI, PAGES: GI}),
         ContainerResources("b", ContainerKind.APP, {"memory": 3 * GI}),
     )
-    pod = PodRequests("p", asks)
+    pod = PodRequests("p", containers)
     state = initial((NodeMemory(0, 6 * GI, {2048: 512}), NodeMemory(1, 6 * GI)), {1: {"memory": GI}})
 
     def give(name: str) -> tuple[str, ...]:
@@ -225,7 +225,7 @@ def test_memory_that_is_taken_over_needs_no_extension() -> None:
     assert give("a") == (
         "2Gi of memory taken over from init containers",
         f"1Gi of {PAGES} taken over from init containers",
-    ), "nothing of these is free, but it needs nothing beyond"
+    ), "no memory is free, but it needs no additional memory"
     assert (held("i"), held("j")) == ([("memory", 0), (PAGES, 0)], [("memory", 2)])
     assert give("b") == ("2Gi of memory taken over from init containers",)
     assert held("j") == [("memory", 0)]
@@ -237,7 +237,7 @@ def test_a_pod_with_pod_level_requests_is_served_where_they_are_enabled(guarante
     pod = PodRequests("p", (app("c", 1),), guaranteed, {"memory": 2 * GI, PAGES: 0}, own_managed=True)
     expected = {"memory": (at(0, preferred=True),)} if guaranteed else None
     assert pod_hints(initial(nodes(4), KEPT), pod) == expected
-    assert pod_amounts(pod) == {"memory": 2 * GI}, "what is none is not asked for"
+    assert pod_amounts(pod) == {"memory": 2 * GI}, "an amount of zero is not requested"
     byte = PodRequests("p", pod.containers, guaranteed, {"memory": 1}, own_managed=True)
     assert pod_amounts(byte) == {"memory": 1}
 
@@ -249,11 +249,11 @@ def test_a_pod_without_pod_level_requests_requests_the_sum_of_its_containers() -
     assert hints == {"memory": (at(0, preferred=True), at(1, preferred=True), at(0, 1))}
 
 
-def own(budget: int, *asks: tuple[ContainerKind, int], pages: int = 0) -> str:
+def split_problem_of(budget: int, *sizes: tuple[ContainerKind, int], pages: int = 0) -> str:
     """Return why a pod cannot be split; a size of 0 makes a container that shares, a size adds pages of 1."""
     containers = [
         ContainerResources(f"c{i}", kind, amounts, amounts)
-        for i, (kind, size) in enumerate(asks)
+        for i, (kind, size) in enumerate(sizes)
         for amounts in [{"cpu": 1, "memory": size} if size else {"cpu": 0}]
     ]
     whole = {"memory": budget, **({PAGES: pages} if pages else {})}
@@ -264,7 +264,7 @@ INIT, SIDE, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
 @pytest.mark.parametrize(
-    ("budget", "asks", "words"),
+    ("budget", "sizes", "problem"),
     [
         (9, [(INIT, 9)], ""),
         (9, [(INIT, 10)], "requests 10 of memory, but only 9 available"),
@@ -283,16 +283,16 @@ INIT, SIDE, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
     ],
 )
 def test_memory_that_containers_leave_to_each_other(
-    budget: int, asks: list[tuple[ContainerKind, int]], words: str
+    budget: int, sizes: list[tuple[ContainerKind, int]], problem: str
 ) -> None:
-    found = own(budget, *asks)
-    assert words in found
-    assert bool(found) == bool(words)
+    found = split_problem_of(budget, *sizes)
+    assert problem in found
+    assert bool(found) == bool(problem)
 
 
 def test_a_resource_that_only_the_pod_names_is_left_to_all() -> None:
-    assert own(9, (APP, 5), (APP, 0), pages=4) == ""
-    assert f"no {PAGES}" not in own(9, (SIDE, 9), (INIT, 0), pages=4)
+    assert split_problem_of(9, (APP, 5), (APP, 0), pages=4) == ""
+    assert f"no {PAGES}" not in split_problem_of(9, (SIDE, 9), (INIT, 0), pages=4)
 
 
 def test_differences_between_two_states_are_described() -> None:

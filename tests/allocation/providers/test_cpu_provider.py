@@ -1,4 +1,4 @@
-"""The CPUs that a decision may choose from: free, kept, left by init containers, promised, or set aside."""
+"""The CPUs that a decision may choose from: free, kept, reusable, promised, or set aside."""
 
 from __future__ import annotations
 
@@ -40,12 +40,18 @@ P = TypeVar("P", bound=Provider)
 RUNNING, EXITED = Phase.RUNNING, Phase.EXITED
 
 
-def ask(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
+def resources(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
     return ContainerResources(name, kind, {"cpu": cpus * 1000}, {"cpu": cpus * 1000})
 
 
 ASKS = PodRequests(
-    "p", (ask("i", 4, ContainerKind.INIT), ask("s", 1, ContainerKind.SIDECAR), ask("a", 2), ask("b", 2))
+    "p",
+    (
+        resources("i", 4, ContainerKind.INIT),
+        resources("s", 1, ContainerKind.SIDECAR),
+        resources("a", 2),
+        resources("b", 2),
+    ),
 )
 POD = Pod("s-p", "p", "ns", "p", requests=ASKS)
 BARE = changed_copy(POD, requests=None)
@@ -70,19 +76,19 @@ def provider(context: AdmissionContext, kind: type[P]) -> P:
 
 
 def cpu(state: NodeState, name: str, wanted: int, pod: Pod = POD) -> CpuState:
-    asks = pod_requests(pod, name, Request(), wanted)
-    request = ProviderRequest(pod, asks, name, Request(), exclusive=True, cpus=wanted)
+    requests = pod_requests(pod, name, Request(), wanted)
+    request = ProviderRequest(pod, requests, name, Request(), exclusive=True, cpus=wanted)
     return provider(build_context(state, request), CpuProvider).state
 
 
-def test_cpus_of_others_and_set_aside_for_others_are_not_offered() -> None:
+def test_owned_and_set_aside_cpus_of_other_pods_are_not_offered() -> None:
     far = changed_copy(OTHER, reserved_for_pod=aside("4-5"))
     lsr = changed_copy(owning("c", "0-1", pod=Pod("s-l", "l", "ns", "l")), owner="l")
     state = NodeState.of(NODE, [POD, far], [lsr, owning("b", "2-3")])
-    got = cpu(state, "a", 2)
-    assert got.default == CpuSet.parse("6-15")
-    assert got.assigned == {"p": {"b": CpuSet.parse("2-3")}}
-    assert (got.reusing, got.reusable) == ("p", CpuSet())
+    result = cpu(state, "a", 2)
+    assert result.default == CpuSet.parse("6-15")
+    assert result.assigned == {"p": {"b": CpuSet.parse("2-3")}}
+    assert (result.reusing, result.reusable) == ("p", CpuSet())
 
 
 @pytest.mark.parametrize(
@@ -100,37 +106,37 @@ def test_init_containers_that_have_ended_leave_their_cpus(
 ) -> None:
     cpus = {"i": "0-3", "s": "0", "b": "6-7"}
     state = NodeState.of(NODE, [POD], [owning(name, cpus[name], phase) for name, phase in phases.items()])
-    got = cpu(state, "a", 2)
-    assert (str(got.default), str(got.reusable)) == (default, reusable)
+    result = cpu(state, "a", 2)
+    assert (str(result.default), str(result.reusable)) == (default, reusable)
 
 
 def test_where_containers_are_not_known_an_end_frees_cpus() -> None:
     state = NodeState.of(NODE, [BARE], [owning("i", "0-3", EXITED, BARE)])
-    got = cpu(state, "a", 2, BARE)
-    assert (str(got.default), got.reusable) == ("4-15", CpuSet()), (
-        "promised: left as long as there are others"
+    result = cpu(state, "a", 2, BARE)
+    assert (str(result.default), result.reusable) == ("4-15", CpuSet()), (
+        "promised CPUs are avoided while there are other free CPUs"
     )
     assert str(cpu(state, "a", 13, BARE).default) == "0-15"
 
 
-def test_in_the_scope_of_a_pod_a_container_stands_for_all_of_its_cpus() -> None:
-    asks = PodRequests("p", (ask("a", 2), ask("b", 3)))
-    alone = ProviderRequest(POD, asks, "a", Request())
+def test_a_container_of_a_pod_decided_as_a_whole_represents_all_cpus_of_the_pod() -> None:
+    requests = PodRequests("p", (resources("a", 2), resources("b", 3)))
+    alone = ProviderRequest(POD, requests, "a", Request())
     cpus = provider(build_context(NodeState.of(NODE, [POD], []), alone), CpuProvider)
     together = changed_copy(alone, scope=Scope.POD)
     assert (cpus.requested_cpus(alone), cpus.requested_cpus(together)) == (2, 5)
     assert cpus.requested_cpus(changed_copy(together, exclusive=False)) == 0
 
 
-def test_a_restart_keeps_what_the_newest_attempt_had() -> None:
+def test_a_restart_keeps_the_cpus_of_the_newest_attempt() -> None:
     ended = [owning("a", "4-5", EXITED, attempt=1), owning("a", "2-3", EXITED, attempt=0)]
     for order in (ended, ended[::-1]):
         for pod in (POD, BARE):
             state = NodeState.of(NODE, [pod], [changed_copy(c, pod=pod) for c in order])
-            got = cpu(state, "a", 2, pod)
-            assert got.assigned == {"p": {"a": CpuSet.parse("4-5")}}
-            assert str(got.default) == "0-3,6-15"
-    assert cpu(state, "a", 3, BARE).assigned == {"p": {}}, "it asks for another number"
+            result = cpu(state, "a", 2, pod)
+            assert result.assigned == {"p": {"a": CpuSet.parse("4-5")}}
+            assert str(result.default) == "0-3,6-15"
+    assert cpu(state, "a", 3, BARE).assigned == {"p": {}}, "it requests another number of CPUs"
     taken = state.changed(put=[owning("c", "5", pod=OTHER)])
     assert cpu(taken, "a", 2, BARE).assigned == {"p": {}}
 
@@ -140,9 +146,9 @@ def test_cpus_promised_to_other_containers_are_offered_last() -> None:
     node = changed_copy(NODE, reserved=CpuSet.parse("8"))
     state = NodeState.of(node, [lsr, POD], [])
     assert str(cpu(state, "a", 7).default) == "8-15"
-    assert str(cpu(state, "a", 8).default) == "0-15", "the reserved CPU is no use"
+    assert str(cpu(state, "a", 8).default) == "0-15", "the reserved CPU cannot be used"
     ended = state.changed(put=[owning("i", "14-15", EXITED)])
-    assert str(cpu(ended, "a", 7).default) == "8-13", "reusable ones count"
+    assert str(cpu(ended, "a", 7).default) == "8-13", "reusable CPUs count"
     assert str(cpu(ended, "a", 8).default) == "0-13"
 
 
@@ -161,22 +167,22 @@ def test_parts_and_set_aside_cpus_come_first() -> None:
 
 def test_the_decision_for_a_pod_offers_cpus_of_its_containers() -> None:
     state = NodeState.of(NODE, [POD], [owning("a", "0-1"), owning("c", "4-5", pod=OTHER)])
-    got = cpu(state, "", 7)
-    assert (str(got.default), got.assigned) == ("2-3,6-15", {"p": {"a": CpuSet.parse("0-1")}})
+    result = cpu(state, "", 7)
+    assert (str(result.default), result.assigned) == ("2-3,6-15", {"p": {"a": CpuSet.parse("0-1")}})
 
 
 def test_kubelets_reservation_for_a_pod_does_not_block_that_pod() -> None:
-    """It gives CPUs before the sandbox is made; a pod that is decided as one gets these, or others."""
+    """kubelet assigns CPUs before the sandbox is created; a pod decided as a whole gets these or others."""
     other = owning("c", "4-15", pod=OTHER)
     state = NodeState.of(NODE, [BARE], [other], {"p": {"a": CpuSet((1, 2)), "b": CpuSet((3,))}})
     assert str(state.pools.shared) == "0"
-    got = cpu(state, "", 3, BARE)
-    assert (str(got.default), got.assigned) == ("0", {"p": {"": CpuSet((1, 2, 3))}})
+    result = cpu(state, "", 3, BARE)
+    assert (str(result.default), result.assigned) == ("0", {"p": {"": CpuSet((1, 2, 3))}})
     assert (str(cpu(state, "", 2, BARE).default), cpu(state, "", 2, BARE).assigned) == ("0-3", {"p": {}})
     assert cpu(state, "a", 2, BARE).assigned == {"p": {"a": CpuSet((1, 2)), "b": CpuSet((3,))}}
     runs = state.changed(put=[owning("a", "1-2", pod=changed_copy(BARE, sandbox_id="earlier"))])
-    got = cpu(runs, "", 1, BARE)
-    assert (str(got.default), got.assigned) == ("0", {"p": {"a": CpuSet((1, 2)), "": CpuSet((3,))}})
+    result = cpu(runs, "", 1, BARE)
+    assert (str(result.default), result.assigned) == ("0", {"p": {"a": CpuSet((1, 2)), "": CpuSet((3,))}})
 
 
 def test_an_init_container_without_a_seen_end_is_not_counted_twice() -> None:
@@ -191,8 +197,8 @@ def test_a_shortfall_is_explained_where_the_numa_node_could_hold_the_container()
     state = NodeState.of(changed_copy(NODE, machine=MACHINE), [OTHER], [owning("x", "0-1,8-9", pod=OTHER)])
 
     def found(cpus: int, node: int) -> object:
-        asks = PodRequests("p", (ask("a", cpus),))
-        request = ProviderRequest(POD, asks, "a", Request(), exclusive=True, cpus=cpus)
+        requests = PodRequests("p", (resources("a", cpus),))
+        request = ProviderRequest(POD, requests, "a", Request(), exclusive=True, cpus=cpus)
         return provider(build_context(state, request), CpuProvider).explain_shortfall(request, node)
 
     assert found(6, 0) == (Shortfall("cpu", Mask([0]), 6, 4),)
@@ -201,8 +207,8 @@ def test_a_shortfall_is_explained_where_the_numa_node_could_hold_the_container()
 
 
 def test_a_container_holds_its_cpus_after_others_of_its_pod_are_served() -> None:
-    asks = pod_requests(POD, "a", Request(), 2)
-    request = ProviderRequest(POD, asks, "a", Request(), exclusive=True, cpus=2)
+    requests = pod_requests(POD, "a", Request(), 2)
+    request = ProviderRequest(POD, requests, "a", Request(), exclusive=True, cpus=2)
     serving = provider(build_context(NodeState.of(NODE, [POD], []), request), CpuProvider)
     had = Grants(cpus=CpuSet([2, 3]))
     assert serving.holds(request, "i", had) == had

@@ -1,4 +1,4 @@
-"""The provider of memory: what is bound already, what is charged and released, what is missing."""
+"""The provider of memory: bound memory, charges and releases, and shortfalls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request(mib: int, *, guaranteed: bool = True, scope: Scope = Scope.CONTAINER
 
 def test_the_memory_provider_serves_guaranteed_pods_and_accounts_for_them() -> None:
     assert (PROVIDER.name, PROVIDER.serves, PROVIDER.accounts) == ("memory", Serves.GUARANTEED, True)
-    assert PROVIDER.wants(request(500)), "also where no NUMA node could hold it"
+    assert PROVIDER.wants(request(500)), "even if no NUMA node can hold it"
     assert not PROVIDER.wants(request(0))
     assert not PROVIDER.wants(request(5, guaranteed=False))
 
@@ -93,7 +93,7 @@ def test_charged_memory_is_released_when_the_container_is_removed() -> None:
     assert PROVIDER.account({}, {}, (), ()) is PROVIDER
 
 
-def test_an_init_container_releases_memory_and_nothing_else() -> None:
+def test_an_init_container_releases_only_memory() -> None:
     share = Share("other", "x", 1)
     granted = Grants(CpuSet([1]), (Block(Mask([0]), "memory", 5),), (("gpu", ("a",)),), (share,))
     assert PROVIDER.release(granted) == changed_copy(granted, blocks=())
@@ -101,7 +101,7 @@ def test_an_init_container_releases_memory_and_nothing_else() -> None:
     assert PROVIDER.release(bare) is bare
 
 
-def test_an_init_container_holds_what_later_ones_have_not_taken_over() -> None:
+def test_an_init_container_holds_memory_that_later_containers_have_not_taken_over() -> None:
     first = PROVIDER.allocate(changed_copy(request(60), name="i"), ANY, Grants())
     second = first.provider.allocate(request(60), TopologyHint(Mask([0]), True), Grants())
     left = second.provider.holds(request(60), "i", first.grants)
