@@ -1,9 +1,9 @@
-"""A strict HTTP/2 peer for tests: one end of a connection, bytes in and bytes out.
+"""A strict HTTP/2 peer for tests: one end of a connection that reads and returns bytes.
 
-It asserts what RFC 9113 and RFC 7541 demand of the other end: frame order and sizes, both windows of DATA,
-increments, stream states, header tables (through hpack's own strict decoder). Its SETTINGS hold from their
-acknowledgement on, to the frame. What it sends obeys the windows that it was given. So a relay between two of
-them is checked at both ends.
+It asserts the requirements of RFC 9113 and RFC 7541 for the other end: frame order and sizes, both windows of
+DATA, increments, stream states, header tables (through hpack's own strict decoder). Its SETTINGS apply
+exactly from their acknowledgement on. Its output obeys the windows that it was granted. A relay between two
+strict peers is therefore checked at both ends.
 """
 
 import random
@@ -46,7 +46,7 @@ def settings(*pairs):
 
 @dataclass
 class Stream:
-    """What one end knows of a stream."""
+    """The state of a stream at one end."""
 
     send: int
     recv: int
@@ -69,7 +69,7 @@ class Peer:
     """One end.
 
     Attributes:
-        consume: Bytes that may be received before window is given back (0: at once); None: never by itself.
+        consume: Bytes that may be received before window is returned (0: at once); None: never automatically.
     """
 
     def __init__(self, *, client, rng=None, initial=65535, max_frame=16384, consume=0, fancy=False):
@@ -298,7 +298,9 @@ class Peer:
             assert not stream.remote_closed, "HEADERS after END_STREAM"
         names = [name for name, _ in fields]
         if self.client:
-            assert (":status" in names) == (not stream.headers), "opening headers come first, and once"
+            assert (":status" in names) == (not stream.headers), (
+                "opening headers must be first, and only once"
+            )
         stream.headers.append(dict(fields))
         stream.remote_closed = bool(flags & END_STREAM)
 
@@ -357,7 +359,7 @@ class Peer:
 
 
 class Owner:
-    """A handler that notes everything; ``decide`` says what happens with a request (default: it waits)."""
+    """A handler that records every call; ``decide`` handles a request (default: it waits)."""
 
     def __init__(self, decide=None):
         self.decide = decide or (lambda session, stream, message: None)
@@ -414,7 +416,7 @@ class Net:
         self.turns = []  # (from client, bytes): a recording
 
     def step(self):
-        """Move what each end has to say; False where both are silent."""
+        """Pass the output of each end on; return False if neither end has output."""
         moved = False
         for client in (True, False):
             data = (self.client if client else self.server).take()
@@ -449,7 +451,7 @@ class Net:
         raise AssertionError("the connection never comes to rest")
 
     def check_whole(self):
-        """The connection's windows are whole: what was taken was given back, to both ends."""
+        """Check that the connection's windows are complete: used window was returned to both ends."""
         flow = self.session._streams.flow
         assert flow.client == self.client.send, "the flow and the client disagree"
         assert flow.server == self.server.recv, "the flow and the runtime disagree"
@@ -459,7 +461,7 @@ class Net:
         assert not self.session._streams.tracked
         self.server.take_grant(
             0, self.server.eaten + 1
-        )  # a last word of the runtime settles what was not urgent
+        )  # a last frame of the runtime triggers updates that were not urgent
         self.server.eaten = 0
         self.run()
         assert self.client.send == self.server.recv + flow.ahead, "window was lost"

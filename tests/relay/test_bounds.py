@@ -1,4 +1,4 @@
-"""What a connection may cost: headers, frames without content, held bodies, streams."""
+"""The bounds on the cost of a connection: headers, frames without content, held bodies, streams."""
 
 import struct
 import tracemalloc
@@ -147,7 +147,7 @@ def test_eight_values_of_the_same_field_in_one_block_pass():
     session.from_client(frame(HEADERS, 5, 1, b"\x83\x86" + block(8, b"a")))
     session.from_client(frame(HEADERS, 5, 3, b"\x83\x86" + block(16, b"a")[: len(block(8, b"a"))] * 2))
     session.from_client(frame(HEADERS, 5, 5, b"\x83\x86" + block(8, b"b")))
-    assert session.open_streams == 3, "the limit is of one block"
+    assert session.open_streams == 3, "the limit is per block"
     with pytest.raises(RelayError, match="again and again"):
         session.from_client(frame(HEADERS, 5, 7, b"\x83\x86" + block(9, b"c")))
 
@@ -270,7 +270,7 @@ def test_an_incomplete_header_or_frame_costs_as_many_bytes_as_have_arrived(clien
             feed(b"x")
 
     assert kept_by(part) < 60_000
-    assert type(reader._rest) is bytearray, "it is gathered, not joined with each piece"
+    assert type(reader._rest) is bytearray, "pieces are appended to one buffer, not joined each time"
 
 
 def test_data_that_waits_for_window_costs_as_many_bytes_as_have_arrived():
@@ -279,7 +279,7 @@ def test_data_that_waits_for_window_costs_as_many_bytes_as_have_arrived():
     held = net.client.call(CREATE, bytes(60_000))
     upload = net.client.open("/other.Service/Upload")
     net.run()
-    net.session.release(held)  # that spends the runtime's window
+    net.session.release(held)  # this uses up the runtime's window
     net.run()
 
     def come():
@@ -410,7 +410,7 @@ def test_a_body_that_grows_by_a_suffix_releases_its_memory_budget(size):
 
 
 def test_a_body_that_is_counted_nowhere_else_is_refused_itself():
-    """Not for lack of budget alone: the newest stream may not be counted for its connection yet."""
+    """Not only for lack of budget: the newest stream may not be counted for its connection yet."""
     crowded = []
 
     class Uncounted:

@@ -43,7 +43,7 @@ def test_a_stream_without_window_does_not_stop_others():
     assert not flow.queue
 
 
-def test_the_connection_window_stops_everything():
+def test_an_exhausted_connection_window_stops_all_streams():
     flow = FlowControl()
     flow.server = 10
     flow.enqueue(item(1, 100))

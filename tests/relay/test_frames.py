@@ -7,7 +7,7 @@ from proxy.relay.events import RelayError
 
 @pytest.mark.parametrize("value", [0, 1, 30, 31, 32, 126, 127, 128, 254, 255, 4096, 100_000])
 @pytest.mark.parametrize("mask", [0x0F, 0x1F, 0x7F])
-def test_integers_are_what_hpack_reads(value, mask):
+def test_encoded_integers_are_decoded_by_hpack(value, mask):
     from hpack.hpack import decode_integer
 
     data = frames.integer(0x80 if mask == 0x7F else 0, mask, value)

@@ -1,4 +1,4 @@
-"""Hostile bytes: a connection ends with RelayError or continues; nothing else, and memory stays bounded."""
+"""Hostile bytes: a connection ends with RelayError or continues, and memory stays bounded."""
 
 import contextlib
 import random
@@ -31,7 +31,7 @@ turns = st.lists(st.tuples(st.booleans(), st.one_of(frame_bytes, st.binary(max_s
 
 
 def size_of(session):
-    """Bytes that the session keeps."""
+    """Return the number of bytes that the session keeps."""
     streams = session._streams
     walkers = session._requests, session._responses
     return streams.held + sum(len(w._rest) + len(w._block or b"") for w in walkers)

@@ -132,7 +132,7 @@ def test_table_sizes():
     assert ours.size == 4097
     ours.feed(b"\x3f\x80\x01")
     assert ours.size == 31 + 128
-    ours.feed(b"\x20\x3f\x11")  # to nothing and then to 48
+    ours.feed(b"\x20\x3f\x11")  # to zero and then to 48
     assert ours.size == 48
     ours.feed(b"\x44\x0b/1234567890")  # 32 + 5 + 11 = 48
     assert len(ours._table) == 1
@@ -178,6 +178,6 @@ def test_any_bytes_are_tracked_or_refused_as_by_the_reference_decoder(pieces):
         try:
             decoder.decode(piece, raw=True)
         except Exception:
-            return  # what is invalid may be refused here or pass to the receiver, which refuses it
+            return  # invalid bytes may be refused here or pass to the receiver, which refuses them
         ours.feed(piece)
         assert ours._used == decoder.header_table._current_size

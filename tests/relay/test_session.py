@@ -1,4 +1,4 @@
-"""What a session does with whole calls, between two strict peers."""
+"""Whole calls through a session between two strict peers."""
 
 import random
 import struct
@@ -108,7 +108,7 @@ def test_headers_go_at_once_and_the_body_waits():
     net.session.release(sid)
     net.run()
     assert net.server.streams[sid].body == grpc(b"config")
-    net.session.release(sid, b"again")  # too late: nothing happens
+    net.session.release(sid, b"again")  # too late: no effect
     net.session.refuse(sid, 9, "late")
     net.session.release(999)
     net.run()
@@ -117,7 +117,7 @@ def test_headers_go_at_once_and_the_body_waits():
 
 
 @pytest.mark.parametrize("message", [b"", b"x", bytes(range(256)) * 300])
-def test_release_without_a_message_gives_the_original_byte_for_byte(message):
+def test_release_without_a_message_forwards_the_original_byte_for_byte(message):
     net = started(keep)
     sid = net.client.call(CREATE, message)
     net.run()
@@ -314,7 +314,7 @@ def test_late_frames_of_the_runtime_for_a_refused_call_are_dropped():
 
 
 def test_the_end_of_a_refused_call_returns_no_window():
-    """Neither zero bytes to the runtime, which would end the connection, nor any to a stream that is over."""
+    """No update of zero bytes to the runtime, which would end the connection, and none to an ended stream."""
     net = started()
     sid = net.client.open(CREATE)
     net.client.data(sid, grpc(b"config"), end=False)
@@ -322,12 +322,12 @@ def test_the_end_of_a_refused_call_returns_no_window():
     net.session.refuse(sid, 9, "no")
     net.drain()
     net.session.from_server(frame(0, 1, sid))
-    assert [bytes(piece[3:4]) for piece in net.session.to_server()] == [b"\x03"], "the reset alone"
+    assert [bytes(piece[3:4]) for piece in net.session.to_server()] == [b"\x03"], "only the reset"
     net.session.to_client()
     net.session.from_client(frame(0, 1, sid, bytes(16_000)))
     net.session.from_client(b"")
     updates = [piece for piece in net.session.to_client() if bytes(piece[3:4]) == b"\x08"]
-    assert [bytes(piece[5:9]) for piece in updates] in ([], [bytes(4)]), "for the connection alone"
+    assert [bytes(piece[5:9]) for piece in updates] in ([], [bytes(4)]), "only for the connection"
 
 
 def test_a_frame_that_is_held_leaves_nothing_to_send():
@@ -432,7 +432,7 @@ def in_state(state, **options):
 
 
 def settle(net, sid):
-    """What ended must leave nothing behind: another call works, windows are whole."""
+    """Check that an ended call leaves no state: another call works, and windows are complete."""
     net.run()
     net.session.release(sid)
     net.session.refuse(sid, 1, "x")
@@ -485,7 +485,7 @@ def test_the_runtime_answers_early(state, then):
         if then == "stops":
             net.client.reset(sid)
         else:
-            net.client.data(sid, bytes(300_000))  # it is dropped, and the client is never stuck with it
+            net.client.data(sid, bytes(300_000))  # it is dropped, and the client never waits for it
             net.run()
             assert net.client.streams[sid].local_closed
     if sid in net.owner.requests:
@@ -507,7 +507,7 @@ def test_the_runtime_goes_away(state):
     late = net.client.open(CREATE)  # was on its way already
     net.client.data(late, grpc(bytes(160_000)))
     net.run()
-    assert net.client.streams[late].local_closed, "the client is never stuck with it"
+    assert net.client.streams[late].local_closed, "the client never waits for it"
     assert late not in net.owner.requests
     assert not net.server.streams[late].body
     net.session.release(sid)
@@ -524,7 +524,7 @@ def test_a_goaway_leaves_the_streams_that_it_names():
     assert net.session.open_streams == 1
 
 
-def test_what_a_goaway_frees_is_granted_to_the_client():
+def test_window_freed_by_a_goaway_is_granted_to_the_client():
     net = started()
     sid = net.client.open(CREATE)
     net.client.data(sid, bytes(30_000), end=False)
@@ -557,11 +557,11 @@ def test_a_lost_connection_ends_every_call_once(state):
     assert not net.session.unsent
 
 
-def test_an_upload_that_waits_for_the_runtimes_window_goes_with_its_connection():
+def test_an_upload_that_waits_for_the_runtimes_window_ends_with_its_connection():
     net = Net(server=Peer(client=False, consume=None)).run()
     held, upload = net.client.call(CREATE, bytes(60_000)), net.client.open("/other.Service/Upload")
     net.run()
-    net.session.release(held)  # that spends the runtime's window
+    net.session.release(held)  # this uses up the runtime's window
     net.client.data(upload, bytes(10_000), end=False)
     net.run()
     flow = net.session._streams.flow
@@ -599,7 +599,7 @@ def test_calls_may_be_ended_and_released_from_within_each_other():
     assert net.client.streams[third].headers[0]["grpc-status"] == "9"
 
 
-# -- what stands beside calls -----------------------------------------------------------------------------
+# -- frames outside of calls ------------------------------------------------------------------------------
 
 
 def test_client_trailers_pass_behind_the_untouched_body():
@@ -614,7 +614,7 @@ def test_client_trailers_pass_behind_the_untouched_body():
     assert not net.owner.requests
     net.server.answer(sid, b"id")
     net.run()
-    assert net.server.streams[sid].reset_received is None, "the stream is not ours any more"
+    assert net.server.streams[sid].reset_received is None, "the session does not hold the stream any more"
     assert net.owner.odd == [(CREATE, RequestAnomaly.TRAILERS)]
     net.check_whole()
 
@@ -640,7 +640,7 @@ def test_ping_priority_and_unknown_frames_pass_both_ways():
         assert kinds == [(0x42, b"strange"), (2, b"\0\0\0\0\1"), (0x0C, b""), (PING, ping)]
 
 
-def test_frames_of_ours_never_stand_inside_a_frame_or_a_header():
+def test_frames_of_the_session_are_never_inserted_into_a_frame_or_a_header():
     net = started()
     waiting = net.client.call(CREATE, b"config")
     other = net.client.open(VERSION)
@@ -672,7 +672,7 @@ def test_frames_of_ours_never_stand_inside_a_frame_or_a_header():
     assert net.server.streams[third].headers
 
 
-def test_frames_of_ours_wait_for_the_last_part_of_a_long_header():
+def test_frames_of_the_session_wait_for_the_last_part_of_a_long_header():
     net = started()
     waiting = net.client.call(CREATE, b"config")
     net.run()
@@ -704,7 +704,7 @@ def test_a_pushed_stream_keeps_the_header_table_right():
     assert net.owner.ends == [(sid, 0)]
 
 
-def test_what_would_exceed_the_memory_limit_is_refused(monkeypatch):
+def test_a_body_that_would_exceed_the_memory_limit_is_refused(monkeypatch):
     from proxy.relay import streams
 
     monkeypatch.setattr(streams, "HELD_BYTES", 360_000)
@@ -743,7 +743,7 @@ def test_a_body_counts_against_the_memory_limit_until_it_has_left(monkeypatch):
     assert net.server.streams[first].remote_closed
     taken = net.client.call(CREATE, bytes(200_000))
     net.run()
-    assert taken in net.owner.requests, "the first body has left, although it is not answered"
+    assert taken in net.owner.requests, "the first body was forwarded, although it is not answered"
 
 
 def test_an_acknowledgement_of_nothing_passes():
@@ -753,7 +753,7 @@ def test_an_acknowledgement_of_nothing_passes():
     assert net.session.to_client() == [unexpected]
 
 
-def test_nothing_of_ours_reaches_the_client_before_the_runtimes_settings():
+def test_the_session_sends_no_frame_to_the_client_before_the_runtimes_settings():
     net = Net(turn_down)
     sid = net.client.call(CREATE, bytes(40_000))
     net.session.from_client(net.client.take())
@@ -762,7 +762,7 @@ def test_nothing_of_ours_reaches_the_client_before_the_runtimes_settings():
     assert net.client.streams[sid].headers[0]["grpc-status"] == "9"
 
 
-def test_goaway_of_ours_waits_for_the_runtimes_settings():
+def test_goaway_of_the_session_waits_for_the_runtimes_settings():
     session = Session(Owner(), frozenset().__contains__)
     session.goaway()
     assert session.to_client() == []
@@ -774,7 +774,7 @@ def test_goaway_of_ours_waits_for_the_runtimes_settings():
     ]
 
 
-def test_a_client_that_has_seen_our_goaway_is_known():
+def test_the_session_records_that_a_client_has_acknowledged_its_goaway():
     net = started(keep)
     before = net.client.call(CREATE, b"")
     net.run()
@@ -783,7 +783,7 @@ def test_a_client_that_has_seen_our_goaway_is_known():
     net.run()
     assert net.session.saw_goaway
     assert net.session.intercepted() == [CREATE]
-    assert not [event for event in net.server.events if event[0] == PING], "the answer is ours"
+    assert not [event for event in net.server.events if event[0] == PING], "the answer comes from the session"
     net.session.from_client(frame(PING, ACK, 0, b"another1"))
     assert b"another1" in b"".join(net.session.to_server())
     net.session.release(before)
@@ -841,7 +841,7 @@ def test_a_decision_within_the_runtimes_last_header_is_too_late(how):
     assert net.server.streams[sid].reset_received == 8
 
 
-def test_what_comes_for_a_call_that_was_refused_too_late_is_dropped():
+def test_late_frames_for_a_call_that_was_refused_too_late_are_dropped():
     net = started()
     sid = net.client.open(CREATE)
     net.client.data(sid, grpc(b"config"), end=False)
@@ -951,7 +951,7 @@ def test_settings_without_acknowledgement_are_bounded(side):
         send(settings((4, 1)))
 
 
-def test_nothing_of_ours_comes_between_the_parts_of_a_header_that_come_in_pieces():
+def test_no_frame_of_the_session_is_inserted_into_a_header_that_arrives_in_pieces():
     net, waiting = in_state("waiting")
     sid = waiting + 2
     header = frame(1, 0, sid, b"\x00\x06x-long\x7f\xa1\x1e") + frame(9, 0, sid, b"v" * 2000)

@@ -1,4 +1,4 @@
-"""However the bytes are cut, the same leaves."""
+"""The output does not depend on how the input bytes are cut."""
 
 import random
 
@@ -11,7 +11,7 @@ METHODS = [CREATE, "/runtime.v1.RuntimeService/StopContainer", VERSION, "/x.Y/Z"
 
 
 def decide(session, stream, message):
-    """The same for the same message, for any caller."""
+    """Return the same decision for the same message in every replay."""
     kind = sum(message) % 4
     if kind == 0:
         session.refuse(stream, 9, "no budget")
@@ -26,7 +26,7 @@ def answer_all(net, rng):
 
 
 def recorded(seed):
-    """A conversation with everything in it: padding, priorities, CONTINUATION, table sizes, pings."""
+    """Record a conversation of all kinds of frames: padding, priorities, CONTINUATION, table sizes, pings."""
     rng = random.Random(seed)
     net = Net(
         decide,
@@ -71,7 +71,7 @@ def replay(turns, cut):
 
 
 def without_grants(data):
-    """Frames to the client; our grants are added up, for a larger read is granted in one frame."""
+    """Return frames to the client; grants of the session are added up: a larger read causes one frame."""
     rest, sums = [], {}
     for kind, flags, stream, payload in frames(data):
         if kind == WINDOW:
@@ -105,5 +105,5 @@ def test_any_split_gives_the_same_output(seed):
         rest, sums = without_grants(other_down)
         expected, expected_sums = without_grants(down)
         assert rest == expected
-        assert abs(sums.get(0, 0) - expected_sums.get(0, 0)) <= 32_768  # what is not urgent may come later
+        assert abs(sums.get(0, 0) - expected_sums.get(0, 0)) <= 32_768  # some updates may come later
         assert (other.requests, other.responses, other.ends) == (owner.requests, owner.responses, owner.ends)

@@ -13,7 +13,7 @@ UPLOAD = "/other.Service/Upload"
 
 
 def decider(rng, share=1.0):
-    """Rewrite to another length, refuse some, keep some."""
+    """Return a handler that rewrites to another length, and refuses or keeps some requests."""
 
     def decide(session, stream, message):
         if rng.random() > share:
@@ -109,7 +109,7 @@ def test_15_8_mib_rewritten():
 
 
 def answer_all(net, rng):
-    """Answer what is complete, reset a few of the others."""
+    """Answer complete requests, and reset a few other streams."""
     for sid, stream in list(net.server.streams.items()):
         if stream.reset_received is not None or stream.local_closed:
             continue
@@ -273,7 +273,7 @@ def test_of_several_settings_under_way_the_smallest_holds():
     assert flow.on_settings_ack() == 0
     assert flow.on_server_settings([(4, 5000)]) == 0
     assert [flow.on_settings_ack(), flow.on_settings_ack()] == [0, 4000]
-    assert flow.on_settings_ack() == 0  # one too many changes nothing
+    assert flow.on_settings_ack() == 0  # an additional acknowledgement changes nothing
 
 
 @pytest.mark.parametrize("end", [b"the end", b""])
@@ -287,7 +287,7 @@ def test_a_passing_upload_waits_for_the_window_of_a_released_body(end):
     net.run()
     net.client.data(upload, bytes(30_000), end=False)
     net.run()
-    assert len(server.streams[upload].body) == 5530  # strictly what the runtime's window leaves
+    assert len(server.streams[upload].body) == 5530  # exactly the remaining window of the runtime
     assert net.session.unsent
     net.client.data(upload, end)
     net.run()
@@ -367,7 +367,7 @@ def test_padding_of_a_waiting_upload_is_returned():
     assert net.client.send == server.recv
 
 
-def test_updates_pass_as_the_same_bytes_while_nothing_is_held():
+def test_window_updates_pass_unchanged_while_no_body_is_held():
     net = Net(rewrite, server=Peer(client=False, consume=None)).run()
     sid = net.client.open(UPLOAD)
     net.client.data(sid, bytes(20_000), end=False)
@@ -378,7 +378,7 @@ def test_updates_pass_as_the_same_bytes_while_nothing_is_held():
     assert out is update
 
 
-def test_one_small_call_makes_no_frame_to_the_client():
+def test_a_small_call_causes_no_frame_to_the_client():
     net = Net(keep).run()
     net.client.call(CREATE, bytes(5500))
     net.session.from_client(net.client.take())
