@@ -1,4 +1,4 @@
-"""Delays between attempts; and nothing else in the product works them out."""
+"""Delays between attempts, and that no other module of the product computes delays."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_few_reports_pass_at_once_and_later_ones_ever_more_rarely() -> None:
     assert retries.due("b")
 
 
-def test_a_success_and_a_key_that_is_gone_begin_again() -> None:
+def test_the_sequence_restarts_after_a_success_and_for_a_removed_key() -> None:
     retries = PassRetries()
     for there in ({"a"}, {"a"}, {"a"}, set()):
         retries.start_pass(there)
@@ -106,7 +106,7 @@ def test_a_success_and_a_key_that_is_gone_begin_again() -> None:
 
 
 def doubles(node: ast.AST) -> bool:
-    """Return whether an expression is something times two, or two to the power of something."""
+    """Return whether an expression is a product with two, or a power of two."""
     if not isinstance(node, ast.BinOp):
         return False
     if isinstance(node.op, ast.Mult):
@@ -117,7 +117,7 @@ def doubles(node: ast.AST) -> bool:
 
 
 def back_offs(source: str) -> list[int]:
-    """Return the lines on which something is doubled up to a limit."""
+    """Return the lines on which a value is doubled up to a limit."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -1,4 +1,4 @@
-"""Which CPUs and NUMA nodes input may name."""
+"""The CPUs and NUMA nodes that input may name."""
 
 from __future__ import annotations
 

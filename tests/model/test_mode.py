@@ -1,4 +1,4 @@
-"""What each mode of the node means to those that ask."""
+"""The properties of each mode of the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Amounts of resources, as Kubernetes reads them."""
+"""Amounts of resources, parsed as in Kubernetes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_amounts_in_thousandths_are_parsed(text: str | float, amount: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "'' is not an amount such as 2, 500m or 1Gi"),
         (" 1", "' 1' is not an amount such as"),
@@ -98,10 +98,10 @@ def test_amounts_in_thousandths_are_parsed(text: str | float, amount: int) -> No
         (None, "None is not an amount"),
     ],
 )
-def test_refused(text: str, words: str) -> None:
+def test_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_quantity(text)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 POWERS = {

@@ -15,7 +15,7 @@ from proxy.model.quoting import MESSAGE, escaped, message, printable, quoted, sh
 ANY = st.text(st.characters() | st.sampled_from("\ud800\udfff\u202e\x00\n\x1b'\"\\"))
 
 
-def test_what_can_be_printed_is_passed_through() -> None:
+def test_printable_text_is_passed_through() -> None:
     for text in ("a b", "it's", "\u4e2d", "back\\slash"):
         assert printable(text) == escaped(text) == message(text) == text
         assert quoted(text) == repr(text)
@@ -32,7 +32,7 @@ def test_what_can_be_printed_is_passed_through() -> None:
         ("\U000e0001", r"\U000e0001"),
     ],
 )
-def test_what_cannot_be_printed_is_escaped(text: str, shown: str) -> None:
+def test_unprintable_text_is_escaped(text: str, shown: str) -> None:
     assert escaped(text) == printable(text) == message(text) == shown
     assert quoted(text) == f"'{shown}'"
 

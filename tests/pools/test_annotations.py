@@ -73,7 +73,7 @@ def test_cpus_chosen_by_this_node_are_not_read_as_a_claim() -> None:
     assert status(cpuset="0-3", chosenBy="koord-scheduler").cpus == CpuSet.parse("0-3")
 
 
-def test_nodes_count_once_one_of_them_gives_cpu() -> None:
+def test_numa_nodes_count_if_one_of_them_grants_cpu() -> None:
     memory, cpu = {"node": 0, "resources": {"memory": "1Gi"}}, {"node": 3, "resources": {"cpu": 1}}
     assert status(numaNodeResources=[memory]).nodes == ()
     assert status(numaNodeResources=[{"node": 1}]).shares == (NodeShare(1),)
@@ -132,7 +132,7 @@ def test_a_numa_node_of_volcano_is_named_by_decimal_digits(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "words"),
+    ("key", "text", "message"),
     [
         (RESOURCE_STATUS, "[]", "it is not a JSON object"),
         (RESOURCE_STATUS, '{"cpuset": "0-"}', "cpuset: '0-' is not a list"),
@@ -147,16 +147,16 @@ def test_a_numa_node_of_volcano_is_named_by_decimal_digits(name: str) -> None:
         (NUMA_TOPOLOGY_SPEC, '{"numaTopologyPolicy": "all"}', "'all' is not one of BestEffort, "),
     ],
 )
-def test_faults_of_annotations_are_reported(key: str, text: str, words: str) -> None:
+def test_faults_of_annotations_are_reported(key: str, text: str, message: str) -> None:
     readers = {
         RESOURCE_STATUS: resource_status,
         RESOURCE_SPEC: resource_spec,
         NUMA_TOPOLOGY_SPEC: numa_topology_spec,
     }
     value, problem = readers[key]({key: text})
-    assert value == type(value)(), "as if it were not there"
+    assert value == type(value)(), "as without the annotation"
     assert problem.startswith(f"annotation {key}: ")
-    assert words in problem
+    assert message in problem
 
 
 @given(st.sampled_from(KEYS), st.text() | st.recursive(st.integers(), st.lists).map(json.dumps))

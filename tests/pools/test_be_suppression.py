@@ -38,9 +38,9 @@ def test_the_reserve_counts_where_the_system_uses_less() -> None:
     def left(allocatable: int, reservation: int) -> int:
         return budget(Usage(20_000, allocatable, 7.0, reservation, {"x": 6.0}, frozenset()))
 
-    assert left(20_000, 0) == 13_000 - 6_000 - 1_000, "as much as the system uses"
-    assert left(18_000, 500) == 13_000 - 6_000 - 2_000, "by kubelet"
-    assert left(18_000, 3_000) == 13_000 - 6_000 - 3_000, "by the reservation"
+    assert left(20_000, 0) == 13_000 - 6_000 - 1_000, "the usage of the system is subtracted"
+    assert left(18_000, 500) == 13_000 - 6_000 - 2_000, "the reserve of kubelet is subtracted"
+    assert left(18_000, 3_000) == 13_000 - 6_000 - 3_000, "the reservation is subtracted"
 
 
 def test_a_node_without_a_reserve_gives_all_remaining_cpus() -> None:
@@ -82,7 +82,7 @@ def test_the_budget_follows_the_formula(
 
 
 def test_pod_usage_above_the_usage_of_the_node_does_not_raise_the_budget() -> None:
-    """Two readings of counters are never of the same moment."""
+    """Two counters are never read at the same moment."""
     assert budget(Usage(20_000, 20_000, 5.0, pods={"x": 6.0})) == 13_000 - 6_000
 
 
@@ -174,8 +174,8 @@ def test_only_one_way_of_suppression_is_active_and_the_other_is_undone() -> None
     then = turn(SuppressMode.CPUSET, first.after)
     assert (then.give_back_cpus, then.give_back_quota) == (False, True)
     assert then.after == Statuses(Status.USING, Status.RECOVERED)
-    assert not turn(SuppressMode.CPUSET, then.after).give_back_quota, "once is enough"
+    assert not turn(SuppressMode.CPUSET, then.after).give_back_quota, "it is undone once"
     off = turn(SuppressMode.OFF, then.after)
     assert (off.give_back_cpus, off.give_back_quota) == (True, False)
-    assert turn(SuppressMode.OFF, off.after).give_back_cpus, "pools change under them"
-    assert turn(SuppressMode.OFF, Statuses()).give_back_quota, "others may have left something"
+    assert turn(SuppressMode.OFF, off.after).give_back_cpus, "the pools may have changed in the meantime"
+    assert turn(SuppressMode.OFF, Statuses()).give_back_quota, "an earlier run may have left a quota"

@@ -97,7 +97,7 @@ def test_a_bad_annotation_refuses_pods_that_want_exclusive_cpus(qos: QosClass, b
     assert bad.get("problem", "8-9 are not online") in made.problem
 
 
-def test_a_bad_annotation_leaves_the_others_in_their_pool() -> None:
+def test_a_bad_annotation_leaves_other_pods_in_their_pool() -> None:
     for qos, pool in ((QosClass.LS, Pool.SHARED), (QosClass.NONE, Pool.SHARED), (QosClass.BE, Pool.BE)):
         made = claim(pod(qos, problem="nonsense"), WHOLE_TWO, ONLINE, static=True)
         assert (made.pool, made.fatal, made.problem) == (pool, False, "nonsense")
@@ -108,7 +108,7 @@ def test_cpus_of_an_annotation_that_is_partly_wrong_are_not_taken() -> None:
     assert (made.pool, made.problem) == (Pool.SHARED, "nonsense")
 
 
-def test_a_pod_that_names_missing_cpus_is_not_given_others_silently() -> None:
+def test_a_pod_that_names_missing_cpus_does_not_silently_get_other_cpus() -> None:
     """As with an annotation that cannot be read: a Guaranteed pod shares, and its fault is reported."""
     for static in (False, True):
         preferences = claim(pod(cpus="7-8"), WHOLE_TWO, ONLINE, static=static)
@@ -125,7 +125,7 @@ def test_the_reason_names_the_class_by_label_or_else_by_kubernetes(cpus: str) ->
         assert claim(the_pod, WHOLE_TWO, ONLINE, static=True).why.startswith(f"{name} pod")
 
 
-def test_kubelets_own_pinning_stands_where_we_do_not_allocate() -> None:
+def test_pinning_by_kubelet_is_kept_where_topoproxy_does_not_allocate() -> None:
     pinned = Request(cpu_shares=2048, cpu_quota=-1, cpu_period=100_000, cpuset_cpus="4-5")
     made = claim(pod(), pinned, ONLINE, static=False)
     assert (made.pool, made.cpus, made.hard) == (Pool.OWN, CpuSet.parse("4-5"), True)
@@ -173,7 +173,7 @@ def test_a_be_pod_is_narrowed_to_the_cpus_that_it_names_and_owns_none() -> None:
     assert (made.pool, made.within, made.cpus) == (Pool.BE, CpuSet((2, 3)), None)
 
 
-def test_the_pool_of_a_container_that_owns_nothing() -> None:
+def test_the_pool_of_a_container_without_exclusive_cpus() -> None:
     batch = pod(QosClass.BE, KubeQos.BURSTABLE)
     assert pool_of(batch) == (Pool.BE, "BE pod runs on the BE pool")
     assert pool_of(pod(kube=KubeQos.BEST_EFFORT))[0] is Pool.BE
@@ -181,7 +181,7 @@ def test_the_pool_of_a_container_that_owns_nothing() -> None:
     assert pool_of(pod(QosClass.SYSTEM, KubeQos.BEST_EFFORT))[0] is Pool.SYSTEM
 
 
-def test_the_reason_says_where_the_cpus_were_chosen() -> None:
+def test_the_reason_names_the_component_that_chose_the_cpus() -> None:
     named = pod(QosClass.LSR, cpus="0-1")
     here = changed_copy(named, cpuset_chosen_locally=True)
     why = [claim(each, WHOLE_TWO, ONLINE, static=True).why for each in (named, here)]
@@ -222,7 +222,7 @@ def test_the_rows_have_koordinators_numbers() -> None:
 
 @pytest.mark.parametrize(("qos", "kube"), list(itertools.product(QOS, KUBE)))
 def test_the_rows_determine_the_pool_on_a_topoproxy_node(qos: QosClass, kube: KubeQos) -> None:
-    """Every class in every cgroup, with nothing named: the pool is that of the row, and BE's label wins."""
+    """Every class in every cgroup without named CPUs: the row decides the pool, and the label BE wins."""
     pod = Pod("s", "u", "ns", "n", qos=qos, kube_qos=kube)
     pools = {
         DecisionRow.SYSTEM: Pool.SYSTEM,
@@ -276,24 +276,27 @@ def test_pods_whose_quota_is_switched_off(
     assert quota_of_owner(owns=owns, containers=containers, keep=keep) == quota
 
 
-def ask(
+def resources(
     name: str, cpu: int, limit: int | None = None, kind: ContainerKind = ContainerKind.APP
 ) -> ContainerResources:
     return ContainerResources(name, kind, {"cpu": cpu}, {"cpu": cpu if limit is None else limit})
 
 
 def test_containers_that_request_whole_cpus_together_may_own_them() -> None:
-    assert not ownership_problem(QosClass.LSE, PodRequests("u", (ask("a", 1500), ask("b", 500))))
-    init = ask("i", 300, kind=ContainerKind.INIT)
+    assert not ownership_problem(QosClass.LSE, PodRequests("u", (resources("a", 1500), resources("b", 500))))
+    init = resources("i", 300, kind=ContainerKind.INIT)
     assert not ownership_problem(
-        QosClass.LSR, PodRequests("u", (init, ask("s", 700, kind=ContainerKind.SIDECAR), ask("a", 300)))
+        QosClass.LSR,
+        PodRequests("u", (init, resources("s", 700, kind=ContainerKind.SIDECAR), resources("a", 300))),
     )
-    assert not ownership_problem(QosClass.LS, PodRequests("u", (ask("a", 1500, 9000),)))
+    assert not ownership_problem(QosClass.LS, PodRequests("u", (resources("a", 1500, 9000),)))
 
 
 def test_the_reason_why_a_pod_may_not_own_cpus() -> None:
-    uneven = ownership_problem(QosClass.LSE, PodRequests("u", (ask("a", 1000), ask("b", 1000, 2000))))
+    uneven = ownership_problem(
+        QosClass.LSE, PodRequests("u", (resources("a", 1000), resources("b", 1000, 2000)))
+    )
     assert uneven == "LSE pod: container b requests 1000m CPU and is limited to 2000m; the two must be equal"
-    broken = ownership_problem(QosClass.LSR, PodRequests("u", (ask("a", 1500),)))
+    broken = ownership_problem(QosClass.LSR, PodRequests("u", (resources("a", 1500),)))
     assert broken == "LSR pod: its containers request 1500m CPU together; it must be whole CPUs"
     assert "request 0m CPU" in ownership_problem(QosClass.LSR, PodRequests("u", (ContainerResources("a"),)))

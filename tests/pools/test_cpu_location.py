@@ -7,7 +7,7 @@ from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
 
-def test_numbers_from_zero_whatever_the_kernel_calls_them() -> None:
+def test_cores_and_sockets_are_numbered_from_zero_for_any_kernel_ids() -> None:
     machine = described(2, 1, 2, 2)  # cores 0-3, siblings four apart
     assert locations_of(machine)[:3] == (
         CpuLocation(0, 0, 0, 0),

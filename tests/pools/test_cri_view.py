@@ -1,4 +1,4 @@
-"""What kubelet sends over the CRI, made from a Pod object."""
+"""The CRI requests of kubelet, derived from a Pod object."""
 
 from __future__ import annotations
 
@@ -61,13 +61,18 @@ def test_limits_of_the_pod_itself_stand_in_for_missing_ones() -> None:
 
 
 def test_the_sandbox_carries_what_all_containers_need_together() -> None:
-    def ask(kind: ContainerKind, milli: int) -> ContainerResources:
+    def resources(kind: ContainerKind, milli: int) -> ContainerResources:
         return ContainerResources(
             f"{kind}", kind, {"cpu": milli}, {"cpu": milli, "memory": milli, "hugepages-2Mi": 8}
         )
 
     pod = PodRequests(
-        "u", (ask(ContainerKind.SIDECAR, 1000), ask(ContainerKind.INIT, 4000), ask(ContainerKind.APP, 2000))
+        "u",
+        (
+            resources(ContainerKind.SIDECAR, 1000),
+            resources(ContainerKind.INIT, 4000),
+            resources(ContainerKind.APP, 2000),
+        ),
     )
     assert sandbox_total(pod) == Request(
         cpu_shares=5120, cpu_quota=500_000, cpu_period=100_000, memory_limit=5000

@@ -115,12 +115,12 @@ def test_any_resource_status_is_read_without_an_exception(text: str) -> None:
 
 
 def test_a_long_annotation_is_cut_where_it_is_quoted() -> None:
-    def said(length: int) -> str:
+    def problem_of(length: int) -> str:
         return resource_status(json.dumps({"cpuset": "x" * length}))[1]
 
-    assert f"'{'x' * QUOTED}' is not a list" in said(QUOTED)
-    assert f"'{'x' * QUOTED}'... is not a list" in said(QUOTED + 1)
-    assert said(QUOTED + 1) == said(9999)
+    assert f"'{'x' * QUOTED}' is not a list" in problem_of(QUOTED)
+    assert f"'{'x' * QUOTED}'... is not a list" in problem_of(QUOTED + 1)
+    assert problem_of(QUOTED + 1) == problem_of(9999)
 
 
 def test_no_other_label_or_annotation_is_read() -> None:

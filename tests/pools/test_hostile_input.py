@@ -132,9 +132,9 @@ def test_whatever_a_pod_says_little_is_kept_of_it(
     assert pod.cpuset is None or pod.cpuset <= bounds.cpus
     assert pod.nodes is None or pod.nodes <= bounds.nodes
     assert pod.volcano_nodes is None or pod.volcano_nodes <= bounds.nodes
-    for words in (pod.problem, *pod.defects, claimed.why, claimed.problem):
-        assert len(words) <= 300
-        assert words.isprintable()
+    for message in (pod.problem, *pod.defects, claimed.why, claimed.problem):
+        assert len(message) <= 300
+        assert message.isprintable()
     assert len(pod.ref) <= 320
     assert pod.ref.isprintable()
     record = dump(pod)
@@ -154,7 +154,7 @@ def test_faults_do_not_depend_on_how_keys_are_escaped(value: Any) -> None:
     assert (one.cpuset, one.nodes, bool(one.problem)) == (other.cpuset, other.nodes, bool(other.problem))
 
 
-# -- what was found to do harm ------------------------------------------------------------------------------
+# -- inputs that caused harm before -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("qos", ["", "LSR", "LSE", "BE", "LS"])
@@ -189,18 +189,18 @@ def test_a_set_that_is_not_on_the_machine_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "words"),
+    ("key", "text", "message"),
     [
         (RESOURCE_STATUS, '{"numaNodeResources":[{"node":2}]}', "NUMA node 2 is not on this machine (0-1)"),
         (RESOURCE_STATUS, '{"cpuSharedPools":[{"node":9}]}', "NUMA node 9 is not on this machine (0-1)"),
         (VOLCANO_DECISION, '{"numa":{"5":{"cpu":"1"}}}', "numa: NUMA node 5 is not on this machine (0-1)"),
     ],
 )
-def test_a_numa_node_that_is_not_on_the_machine_is_not_kept(key: str, text: str, words: str) -> None:
+def test_a_numa_node_that_is_not_on_the_machine_is_not_kept(key: str, text: str, message: str) -> None:
     pod = facts(text, key)
     assert (pod.nodes, pod.volcano_nodes) == (None, None)
     (fault,) = pod.defects
-    assert fault == f"annotation {key}: {words}"
+    assert fault == f"annotation {key}: {message}"
     assert fault.kind is DefectKind.CPU_LIST
 
 
@@ -264,13 +264,13 @@ def test_nested_levels_are_read_up_to_a_limit(outer: str) -> None:
     closing = "]" if outer == "[" else "}"
     deepest = outer * DEEPEST + "1" + closing * DEEPEST
     assert load(deepest) is not None
-    assert load(f"[{deepest[len(outer) : -1]}, []]") is not None, "also where there are more brackets"
+    assert load(f"[{deepest[len(outer) : -1]}, []]") is not None, "also with more brackets in total"
     with pytest.raises(
         ValueError, match=r"^not JSON that is read here: it is nested more than 32 levels deep$"
     ):
         load(outer * (DEEPEST + 1) + "1" + closing * (DEEPEST + 1))
     flat = compact([outer * 40, *([[]] * 100)])
-    assert load(flat) == json.loads(flat), "neither brackets in texts nor neighbours are levels"
+    assert load(flat) == json.loads(flat), "brackets in texts and sibling lists do not count as levels"
 
 
 def test_the_largest_machine_fits() -> None:
@@ -315,7 +315,7 @@ def test_the_worst_that_is_read_takes_little_time(key: str, text: str) -> None:
         began = time.thread_time()
         facts(text, key, ANY_MACHINE)
         took.append(time.thread_time() - began)
-    assert min(took) < 0.1, "some 10 ms on a machine of 2020; a second before there were limits"
+    assert min(took) < 0.1, "about 10 ms on a machine of 2020; one second before the limits were introduced"
 
 
 def test_names_that_kubernetes_does_not_allow_are_cut_and_stay_distinct() -> None:

@@ -1,4 +1,4 @@
-"""Values of a pure layer: what has one may keep it, as nothing changes it afterwards."""
+"""Values of a pure layer are immutable: code that holds one may keep it."""
 
 from __future__ import annotations
 

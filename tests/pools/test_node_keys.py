@@ -95,7 +95,7 @@ def test_one_ratio_is_written_and_other_ratios_are_kept() -> None:
     after, changed, problem = with_ratio(before, "cpu", 1.5)
     assert (after[AMPLIFICATION], changed, problem) == ('{"cpu":1.50,"memory":2.00}', True, "")
     assert with_ratio(after, "cpu", 1.5) == (after, False, "")
-    assert with_ratio(after, "gpu", 0.0) == (after, False, ""), "none is what there was"
+    assert with_ratio(after, "gpu", 0.0) == (after, False, ""), "a ratio of zero removes an absent ratio"
     assert amplification_ratios({AMPLIFICATION: '{"cpu": null}'}) == ({"cpu": 0.0}, "")
     faulty = {AMPLIFICATION: '{"cpu": "x"}'}
     assert with_ratio(faulty, "cpu", 1.5) == (
@@ -110,11 +110,11 @@ def test_a_ratio_beyond_numbers(text: str) -> None:
     assert amplification_ratios({AMPLIFICATION: f'{{"cpu": {text}}}'})[1].endswith("cpu is too large")
 
 
-def test_what_was_allocatable() -> None:
+def test_the_original_allocatable_resources_are_read() -> None:
     reported = with_raw_allocatable({}, {"memory": "1Gi", "cpu": "8"})
     assert reported == {RAW_ALLOCATABLE: '{"cpu":"8","memory":"1Gi"}'}
     assert raw_allocatable(reported) == ({"cpu": "8", "memory": "1Gi"}, "")
-    assert raw_allocatable({}) == (None, ""), "nothing was amplified"
+    assert raw_allocatable({}) == (None, ""), "no resource was amplified"
     assert raw_allocatable({RAW_ALLOCATABLE: "[]"}) == (
         None,
         f"annotation {RAW_ALLOCATABLE}: it is not a JSON object",

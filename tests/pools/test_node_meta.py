@@ -45,7 +45,7 @@ def test_a_node_object_is_nested_as_deep_and_is_as_long_as_it_may() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "not JSON"),
         ('{"metadata": {"name"', "not JSON"),
@@ -58,8 +58,8 @@ def test_a_node_object_is_nested_as_deep_and_is_as_long_as_it_may() -> None:
         ('{"kind": "' + "x" * 500 + '"}', "..."),
     ],
 )
-def test_invalid_node_objects(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_invalid_node_objects(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         node_meta(text)
 
 
@@ -96,7 +96,7 @@ PART = st.dictionaries(st.sampled_from(["name", "uid", "labels", "annotations", 
 
 
 @given(JUNK | st.fixed_dictionaries({"metadata": PART, "status": JUNK | PART}))
-def test_garbage_is_refused_or_read_and_nothing_else(raw: object) -> None:
+def test_invalid_node_objects_are_refused_or_read_without_other_errors(raw: object) -> None:
     try:
         found = node_meta(json.dumps(raw))
     except ValueError:

@@ -53,7 +53,7 @@ def test_the_documents_spelling_of_kubelets_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "words"),
+    ("key", "text", "message"),
     [
         (SHARED_POOLS, "{}", "is not a list"),
         (BE_POOLS, '[{"cpuset": "3-"}]', "'3-' is not a list of ids"),
@@ -61,12 +61,12 @@ def test_the_documents_spelling_of_kubelets_policy() -> None:
         (SYSTEM_QOS, '{"cpuset": "x"}', "'x' is not a list of ids"),
     ],
 )
-def test_a_faulty_annotation_keeps_the_previous_rule(key: str, text: str, words: str) -> None:
+def test_a_faulty_annotation_keeps_the_previous_rule(key: str, text: str, message: str) -> None:
     before = NodeRule("none", POOLS)
     rule, new, problem = updated(before, {SHARED_POOLS: "[]", key: text})
     assert (rule, new) == (before, False)
     assert problem.startswith(f"annotation {key}: ")
-    assert words in problem
+    assert message in problem
 
 
 @given(st.lists(POOL, max_size=4))

@@ -1,4 +1,4 @@
-"""Pod objects, read: what is requested, which QoS class it is, and what is said of bad ones."""
+"""Pod objects: the requests, the QoS class, and the messages for invalid objects."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:
     def cpu(kind: ContainerKind, amount: int) -> ContainerResources:
         return ContainerResources("x", kind, {"cpu": amount})
 
-    def need(*asks: ContainerResources) -> int:
-        return needed(asks, lambda ask: ask.requests)["cpu"]
+    def need(*requests: ContainerResources) -> int:
+        return needed(requests, lambda container: container.requests)["cpu"]
 
     assert (
         need(
@@ -244,7 +244,7 @@ def test_invalid_objects(raw: object) -> None:
         pod_spec(raw, "web.yaml")
 
 
-def test_items_of_a_list_say_no_kind_but_not_another_one() -> None:
+def test_items_of_a_list_may_omit_their_kind_but_not_have_another_kind() -> None:
     raw = pod(FULL)
     del raw["kind"], raw["apiVersion"]
     assert pod_spec(raw, listed=True).name == "web"

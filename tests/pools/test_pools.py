@@ -76,9 +76,9 @@ MACHINES = [
 @pytest.mark.parametrize(
     ("cpus", "threads", "floor"),
     [
-        (1, 1, 0),  # half of one CPU, rounded down: as before, there is one CPU and it can have no owner
+        (1, 1, 0),  # half of one CPU, rounded down: the only CPU cannot have an owner
         (2, 1, 1),
-        (2, 2, 1),  # one core would be both
+        (2, 2, 1),  # one core would be the whole pool
         (3, 1, 1),
         (4, 2, 2),
         (4, 1, 1),
@@ -142,7 +142,7 @@ def test_only_floors_of_nodes_that_lose_cpus_are_broken() -> None:
     st.none() | st.integers(0, 6),
     st.randoms(),
 )
-def test_what_is_chosen_beside_the_kept_cpus_breaks_no_floor(
+def test_cpus_chosen_outside_the_kept_cpus_break_no_floor(
     machine: Machine, owned: set[int], reserved: set[int], floor: int | None, numa: int | None, chance: object
 ) -> None:
     floors = floors_of(AdmissionRules(floor=floor, numa_floor=numa), machine, machine.online)

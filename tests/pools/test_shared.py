@@ -49,13 +49,13 @@ def test_parts_are_in_the_order_of_socket_and_node() -> None:
 def test_pools_of_nodes_in_the_order_of_the_nodes() -> None:
     pools = node_pools(GROUPS, (), Withheld()).shared
     assert joined(on_nodes(pools, (3, 7, 0))) == "4-7,0-3"
-    assert joined(pools) == "0-3,4-7", "raw, where the set would be 0-7"
+    assert joined(pools) == "0-3,4-7", "the text is kept as it is, although it is the set 0-7"
     assert union(pools) == CpuSet.parse("0-7")
     assert without(pools, CpuSet.parse("2-7")) == (part(0, 0, "0-1"), part(1, 3, ""))
 
 
 @given(HELD, WITHHELD)
-def test_pools_keep_clear_of_what_is_owned_or_withheld(held: list[AnnotatedCpus], withheld: Withheld) -> None:
+def test_pools_contain_no_owned_or_withheld_cpus(held: list[AnnotatedCpus], withheld: Withheld) -> None:
     pools = node_pools(GROUPS, held, withheld)
     kept = withheld.kubelet | withheld.reserved | withheld.system
     owned = union(NodePool(0, 0, each.cpus) for each in held)

@@ -58,7 +58,7 @@ def test_no_writes_without_changes() -> None:
     assert ordered_writes(groups, {"be": CpuSet()}) == (), "an empty set is never written"
 
 
-def test_bound_containers_and_what_lies_below_them_stay() -> None:
+def test_bound_containers_and_cgroups_below_them_are_not_written() -> None:
     groups = [*tree("0-7", "0-7", "0-7"), BeGroup("be/a/x/y", CONTAINER + 1, ALL)]
     assert wanted(groups, TWO, ALL, static=False, apart=frozenset({"be/a/x"})) == {"be": TWO, "be/a": TWO}
 

@@ -1,4 +1,4 @@
-"""The channels of our own calls: opened once, closed for good, with options of a caller before our own."""
+"""Channels of our own calls: opened once, closed permanently; options of a caller take precedence."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def path(tmp_path: Path) -> Iterator[Path]:
     server.stop(0).wait()
 
 
-def ask(channel: GrpcChannel) -> bytes:
+def call(channel: GrpcChannel) -> bytes:
     answer: bytes = channel.open(1.0).unary_unary("/a/b")(b"", timeout=10)
     return answer
 
 
 def test_a_channel_is_opened_once_with_or_without_the_scheme(path: Path) -> None:
     channel = GrpcChannel(f"unix://{path}", -1)
-    assert ask(channel) == ANSWER
+    assert call(channel) == ANSWER
     assert channel.open() is channel.open()
     channel.close()
 
 
-def test_the_limit_holds_and_an_option_of_the_caller_goes_first(path: Path) -> None:
+def test_the_size_limit_applies_and_an_option_of_the_caller_takes_precedence(path: Path) -> None:
     small = GrpcChannel(path, 100)
     with pytest.raises(grpc.RpcError) as refused:
-        ask(small)
+        call(small)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "\n" not in details_of(refused.value)
     small.close()
     large = GrpcChannel(path, 100, ("grpc.max_receive_message_length", 10_000))
-    assert ask(large) == ANSWER
+    assert call(large) == ANSWER
     large.close()
 
 

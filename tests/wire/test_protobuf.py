@@ -1,4 +1,4 @@
-"""Text out of bytes that may not be UTF-8, and messages with such strings."""
+"""Text from bytes that may not be UTF-8, and messages with such strings."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_garbage_is_a_decode_error_or_a_message(raw: bytes) -> None:
 def test_an_odd_message_that_is_too_large_fails_the_hook_that_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An empty map instead would let pass what a hook is there to refuse."""
+    """An empty map instead would let a request pass that the hook has to refuse."""
     monkeypatch.setattr(protobuf, "MOST", 50)
     raw = b"".join(field(7, field(1, b"k%d" % n) + field(2, b"\xff")) for n in range(60))
     with pytest.raises(TooManyFieldsError):
