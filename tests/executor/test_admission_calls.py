@@ -1,4 +1,4 @@
-"""Which pods may own CPUs, as calls come: what a pod's author can claim under the default configuration."""
+"""Which pods may own CPUs: what a pod's author can claim under the default configuration."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def whole(count: int) -> dict[str, int]:
 
 async def honest(world: World, uid: str, qos: str, cpus: str, **more: Any) -> str:
     """A pod as Koordinator's scheduler binds it: it requests as many CPUs as its annotation names."""
-    asked = whole(len(CpuSet.parse(cpus)))
-    sandbox = await world.pod(uid, qos, "burstable", cpus, total=asked, **more)
-    container: str = await world.run(sandbox, **asked)
+    resources = whole(len(CpuSet.parse(cpus)))
+    sandbox = await world.pod(uid, qos, "burstable", cpus, total=resources, **more)
+    container: str = await world.run(sandbox, **resources)
     return container
 
 
@@ -55,7 +55,7 @@ async def honest(world: World, uid: str, qos: str, cpus: str, **more: Any) -> st
 def test_an_author_cannot_take_the_node(
     run_scenario: Any, qos: str, kube: str, cpus: str, rule: AdmissionRule, with_sum: bool
 ) -> None:
-    """A tenth of a CPU is requested; without a sum (kubelet before 1.23) the create is rejected instead."""
+    """Pods request a tenth of a CPU; without a sum (kubelet before 1.23) the create is rejected instead."""
 
     async def scenario(world: World) -> None:
         shared = await world.run(await world.pod("web", "LS"))
@@ -85,8 +85,8 @@ def test_an_author_cannot_take_the_node(
     run_scenario(scenario, rules={**RULES, **KEPT})
 
 
-def test_pods_of_the_scheduler_do_not_lose_against_claims_that_came_first(run_scenario: Any) -> None:
-    """Several pods, several containers in them, escaped and doubled keys: nothing is owned by them."""
+def test_scheduled_pods_do_not_lose_cpus_to_earlier_claims(run_scenario: Any) -> None:
+    """Several pods and containers, escaped and duplicate keys: none of them owns a CPU."""
 
     async def scenario(world: World) -> None:
         texts = ('{"cpu\\u0073et":"0-14"}', '{"CPUSET":"0-14"}', '{"cpuset":"0","CpuSet":"0-14"}',
@@ -120,7 +120,7 @@ def test_a_pod_of_several_containers_owns_what_they_request_together(run_scenari
     run_scenario(scenario, rules=RULES)
 
 
-def test_what_the_sandbox_requests_now_counts(run_scenario: Any) -> None:
+def test_the_latest_requests_of_a_sandbox_count(run_scenario: Any) -> None:
     """Requests are resized in place; kubelet sends the sum again with each create."""
 
     async def scenario(world: World) -> None:
@@ -138,7 +138,7 @@ def test_what_the_sandbox_requests_now_counts(run_scenario: Any) -> None:
 
 
 def test_a_restart_changes_nothing_for_owners(run_scenario: Any) -> None:
-    """What is recorded stays; what a pod requests is in the record, so its next container is admitted too."""
+    """The record stays and holds the request of the pod, so the pod's next container is admitted too."""
 
     async def scenario(world: World) -> None:
         one = await honest(world, "one", "LSR", "0-3,8-9")
@@ -148,8 +148,8 @@ def test_a_restart_changes_nothing_for_owners(run_scenario: Any) -> None:
         world.boot()
         await world.sync.once()
         assert world.on(one) == "0-3,8-9"
-        beside = await world.run(sandbox, "backup", **whole(2))
-        assert world.on(beside) == "4-7"
+        backup = await world.run(sandbox, "backup", **whole(2))
+        assert world.on(backup) == "4-7"
         assert not [
             name for name, n in world.executor.telemetry.registry.page().items() if "admission_" in name and n
         ]
@@ -166,7 +166,7 @@ def test_an_owner_recorded_under_other_rules_keeps_its_cpus(run_scenario: Any) -
         world.rules = RULES
         world.boot()
         await world.sync.once()
-        assert world.on(taker) == "0-13", "a container that runs keeps what it has"
+        assert world.on(taker) == "0-13", "a running container keeps its CPUs"
         await world.stop(taker)
         call = await world.begin("s-taker", **TENTH)
         assert call.refused is not None
@@ -182,7 +182,7 @@ def _lose_the_ledger(world: World) -> None:
 
 
 def test_honest_owners_are_adopted_without_a_ledger(run_scenario: Any) -> None:
-    """Of several containers, one just crashed; their sum is what the pod requests."""
+    """One of several containers has just crashed; the pod requests the sum of all."""
 
     async def scenario(world: World) -> None:
         sandbox = await world.pod("db", "LSR", "burstable", "4-7", total=whole(4))
@@ -232,7 +232,7 @@ def test_answers_name_no_other_pod(run_scenario: Any) -> None:
             "cannot give CPUs 6-9 to tenant-b/mine/c: CPUs 6-7 are owned by another pod already",
         )
         full = "CPUs 6-7 are owned by tenant-a/secret-project already"
-        assert any(full in line for line in world.logged), "the log has it all"
+        assert any(full in line for line in world.logged), "the log names the other pod"
         page = history_page(world.executor.history, {"query": "tenant-b/mine"})
         assert full in page["records"][-1]["decision"]["verdict"]["message"]
         assert any(full in problem["what"] for problem in node_page(world.executor)["problems"])
@@ -314,8 +314,8 @@ def test_in_mode_observe_a_rejection_is_reported_and_the_call_continues(run_scen
     run_scenario(scenario, rules=RULES, mode=NodeMode.OBSERVE)
 
 
-def test_the_old_behaviour_can_be_had_back(run_scenario: Any) -> None:
-    """What docs/admission.md says restores it: any pod owns what its annotation names."""
+def test_the_old_behaviour_can_be_configured(run_scenario: Any) -> None:
+    """With the settings of docs/admission.md, any pod owns the CPUs that its annotation names."""
     rules = AdmissionConfig(
         resource_status=ResourceStatusMode.FOLLOW,
         system_namespaces=Namespaces(("*",)),
@@ -330,4 +330,4 @@ def test_the_old_behaviour_can_be_had_back(run_scenario: Any) -> None:
         world.check()
 
     run_scenario(scenario, rules={"admission": rules, "system": CpuSet([2])})
-    assert rules == AdmissionRules(), "as a node without a configuration"
+    assert rules == AdmissionRules(), "the rules of a node without a configuration"

@@ -1,4 +1,4 @@
-"""Calls of a CRI client, and what the interceptors and the executor do with each."""
+"""Calls of a CRI client, and how the interceptors and the executor handle each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.telemetry import metrics
 from tests.testkit.cri import TWO_CPUS, created_with
 
 
-def test_each_class_runs_where_it_belongs(run_scenario) -> None:
+def test_each_qos_class_runs_on_its_pool(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS", "burstable"))
         be = await world.run(await world.pod("be", "", "besteffort"))
@@ -39,7 +39,7 @@ def test_each_class_runs_where_it_belongs(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_others_leave_before_the_create_and_after_the_ledger_write(run_scenario) -> None:
+def test_other_containers_leave_after_the_ledger_write_and_before_the_create(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         sandbox = await world.pod("lse", "LSE", "", "0-3")
@@ -68,7 +68,7 @@ def test_only_owners_are_logged_above_debug_level(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_failed_create_puts_the_others_back(run_scenario) -> None:
+def test_a_failed_create_restores_other_containers(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
@@ -82,7 +82,7 @@ def test_a_failed_create_puts_the_others_back(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_create_that_cannot_move_the_others_is_refused_and_undone(run_scenario) -> None:
+def test_a_create_that_cannot_move_other_containers_is_refused_and_undone(run_scenario) -> None:
     async def scenario(world) -> None:
         one = await world.run(await world.pod("one", "LS"))
         two = await world.run(await world.pod("two", "LS"))
@@ -112,7 +112,7 @@ def test_creates_of_different_pods_overlap(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_created_container_starts_with_todays_set(run_scenario) -> None:
+def test_a_created_container_starts_with_the_current_set(run_scenario) -> None:
     async def scenario(world) -> None:
         early = await world.create(await world.pod("early", "LS"))
         assert world.runtime.specs[early] == "0-15"
@@ -143,7 +143,7 @@ def test_a_shrink_waits_for_a_start_in_flight(run_scenario) -> None:
         sandbox = await world.pod("lse", "LSE", "", "0-3")
         create = asyncio.create_task(world.begin(sandbox))
         await asyncio.sleep(0.1)
-        assert not create.done(), "the start may still bring its old set to the kernel"
+        assert not create.done(), "the start may still write its old set to the kernel"
         world.cgroups.sets[ls] = CpuSet.parse("0-15")
         world.wire.finished(start, 0)
         call = await create
@@ -165,7 +165,7 @@ def test_a_call_in_flight_that_never_ends_refuses_the_create(run_scenario) -> No
     run_scenario(scenario, call_timeout=0.5)
 
 
-def test_an_update_leaves_with_our_cpuset_and_all_else_as_it_came(run_scenario) -> None:
+def test_an_update_is_forwarded_with_our_cpuset_and_otherwise_unchanged(run_scenario) -> None:
     async def scenario(world) -> None:
         lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
         ls = await world.run(await world.pod("ls", "LS"))
@@ -177,17 +177,17 @@ def test_an_update_leaves_with_our_cpuset_and_all_else_as_it_came(run_scenario) 
             request.annotations["a"] = "b"
             call = await world.call("UpdateContainerResources", request)
             assert call.sent.startswith(call.body)
-            got = pb.UpdateContainerResourcesRequest.FromString(call.sent)
+            forwarded = pb.UpdateContainerResourcesRequest.FromString(call.sent)
             request.linux.cpuset_cpus, request.linux.cpuset_mems = cpus, mems
             if container_id == lse:
                 request.linux.cpu_quota = -1
-            assert got == request
+            assert forwarded == request
             world.wire.finished(call, 0)
 
     run_scenario(scenario)
 
 
-def test_what_an_old_update_brought_to_the_kernel_is_put_right(run_scenario) -> None:
+def test_a_cpuset_written_by_an_old_update_is_repaired(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
@@ -195,7 +195,7 @@ def test_what_an_old_update_brought_to_the_kernel_is_put_right(run_scenario) -> 
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls)
         )
         await world.stop(lse)
-        world.cgroups.sets[ls] = CpuSet.parse("4-15")  # what the update carries
+        world.cgroups.sets[ls] = CpuSet.parse("4-15")  # the set that the update carries
         world.wire.finished(call, 0)
         await world.quiet()
         assert world.on(ls) == "0-15"
@@ -226,7 +226,7 @@ def test_strict_pods_are_refused_with_the_reason(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_everything_is_known_without_run_pod_sandbox(run_scenario) -> None:
+def test_a_create_carries_all_facts_without_run_pod_sandbox(run_scenario) -> None:
     async def scenario(world) -> None:
         request = pb.CreateContainerRequest(pod_sandbox_id="never-seen")
         request.config.metadata.name = "c"
@@ -240,7 +240,7 @@ def test_everything_is_known_without_run_pod_sandbox(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_restart_moves_nothing_and_gives_nothing_twice(run_scenario) -> None:
+def test_a_restart_moves_no_container_and_assigns_no_cpu_twice(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         own = await world.run(await world.pod("g"), **TWO_CPUS)
@@ -257,7 +257,7 @@ def test_restart_moves_nothing_and_gives_nothing_twice(run_scenario) -> None:
             "g/c": "0,8",
             "lse": "6-7",
         }
-        world.now += 3  # a start that was on its way at the end is over
+        world.now += 3  # a start that was in flight at the shutdown is over
         await world.sync.once()
         again = await world.begin(await world.pod("h"), **TWO_CPUS)
         assert created_with(again).cpuset_cpus == "1,9"
@@ -269,25 +269,25 @@ def test_restart_moves_nothing_and_gives_nothing_twice(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_killed_between_shrink_and_answer(run_scenario) -> None:
+def test_a_kill_between_shrink_and_answer_is_recovered(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         for_good = await world.begin(await world.pod("made", "LSE", "", "0-1"))
         await world.begin(await world.pod("lost", "LSE", "", "2-3"))
         await world.quiet()
-        # The runtime made one of them; then we were killed.
+        # The runtime made one of them; then the daemon was killed.
         world.runtime.specs["x"] = created_with(for_good).cpuset_cpus
         world.runtime.containers["x"] = RuntimeContainer("x", "s-made", "c", 0, "CREATED")
         world.boot()
         await world.sync.once()
-        assert world.on(ls) == "4-15", "the lost one may still turn up"
+        assert world.on(ls) == "4-15", "the lost container may still appear"
         assert str(world.executor.state.containers["x"].placement.exclusive) == "0-1"
         world.now += 10
         await world.sync.once()
         await world.quiet()
         assert world.on(ls) == "2-15"
         world.now += 10
-        await world.sync.once()  # a runtime that answers has nothing more to do
+        await world.sync.once()  # a runtime that answers has no older call left
         await world.start("x")
         assert world.on("x") == "0-1"
         world.check()
@@ -295,7 +295,7 @@ def test_killed_between_shrink_and_answer(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_cancelled_create_is_resolved_by_asking(run_scenario) -> None:
+def test_a_cancelled_create_is_resolved_by_querying_the_runtime(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         made = await world.begin(await world.pod("made", "LSE", "", "0-1"))
@@ -314,7 +314,7 @@ def test_a_cancelled_create_is_resolved_by_asking(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_container_that_exits_by_itself_gives_its_cpus_back(run_scenario) -> None:
+def test_a_container_that_exits_by_itself_releases_its_cpus(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
@@ -342,7 +342,7 @@ def test_drift_is_repaired(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_containers_made_behind_our_back_are_adopted(run_scenario) -> None:
+def test_containers_created_without_the_proxy_are_adopted(run_scenario) -> None:
     async def scenario(world) -> None:
         labels = {"koordinator.sh/qosClass": "LSE"}
         status = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
@@ -374,7 +374,7 @@ def test_an_unknown_container_is_looked_up_when_it_is_named(run_scenario) -> Non
             ("StartContainer", pb.StartContainerRequest(container_id="missing")),
         ):
             call = await world.call(method, message)
-            assert call.sent == call.body, "the runtime will say that it does not know it"
+            assert call.sent == call.body, "the runtime will report that it does not know the container"
 
     run_scenario(scenario)
 
@@ -399,8 +399,8 @@ def test_calls_wait_for_the_first_reconcile_within_a_limit(run_scenario) -> None
     run_scenario(scenario, reconciled=False, call_timeout=2.0)
 
 
-def test_garbage_goes_to_the_runtime_unless_it_may_make_a_container(run_scenario) -> None:
-    """What the runtime makes of it is compared; a pod that must not run anywhere may be in it."""
+def test_an_undecodable_call_is_forwarded_unless_it_may_create_a_container(run_scenario) -> None:
+    """The result at the runtime is compared; the request may hold a pod that must not run just anywhere."""
 
     async def scenario(world) -> None:
         class Garbage:
@@ -424,7 +424,7 @@ def test_garbage_goes_to_the_runtime_unless_it_may_make_a_container(run_scenario
 
 
 @pytest.mark.parametrize(("qos", "refuses"), [("", False), ("LS", False), ("LSE", True), ("LSR", True)])
-def test_a_fault_of_ours_does_not_stop_the_node(run_scenario, monkeypatch, qos: str, refuses: bool) -> None:
+def test_an_internal_fault_does_not_stop_the_node(run_scenario, monkeypatch, qos: str, refuses: bool) -> None:
     async def scenario(world) -> None:
         sandbox = await world.pod("p", qos)
         monkeypatch.setattr(world.executor.creates, "place", lambda *_: 1 / 0)
@@ -439,7 +439,7 @@ def test_a_fault_of_ours_does_not_stop_the_node(run_scenario, monkeypatch, qos: 
     run_scenario(scenario)
 
 
-def test_observe_changes_nothing(run_scenario) -> None:
+def test_observe_mode_changes_nothing(run_scenario) -> None:
     async def scenario(world) -> None:
         sandbox = await world.pod("ls", "LS")
         call = await world.begin(sandbox)
@@ -465,7 +465,7 @@ def test_observe_changes_nothing(run_scenario) -> None:
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_what_is_observed_is_reported_as_what_would_be(run_scenario) -> None:
+def test_decisions_in_observe_mode_are_reported_as_hypothetical(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.create(await world.pod("ls", "LS"))
         world.runtime.specs[ls] = "0-15"
@@ -491,9 +491,9 @@ def test_what_is_observed_is_reported_as_what_would_be(run_scenario) -> None:
         assert reported.count("would place") == 2
         assert reported.count("would refuse a container") == 1
         assert {"placed", "refused a container", "adopted a container"}.isdisjoint(reported)
-        for name, words in (("ls", "admitted to the shared"), ("lse", "admitted with CPUs 0-3 of its own")):
+        for name, text in (("ls", "admitted to the shared"), ("lse", "admitted with CPUs 0-3 of its own")):
             (found,) = world.executor.history.find(name)
-            assert f" would be {words}" in headline(found.explanation)
+            assert f" would be {text}" in headline(found.explanation)
         (found,) = world.executor.history.find("rival")
         assert (found.container_id, found.explanation.applied) == (rival, False)
         assert headline(found.explanation).startswith("ns/rival/c would be rejected: ")
@@ -501,7 +501,7 @@ def test_what_is_observed_is_reported_as_what_would_be(run_scenario) -> None:
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_a_new_sandbox_of_a_pod_ends_what_the_old_one_held(run_scenario) -> None:
+def test_a_new_sandbox_of_a_pod_releases_cpus_of_the_old_one(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
@@ -512,7 +512,7 @@ def test_a_new_sandbox_of_a_pod_ends_what_the_old_one_held(run_scenario) -> None
     run_scenario(scenario)
 
 
-def test_stopping_and_removing_a_sandbox_gives_everything_back(run_scenario) -> None:
+def test_stopping_and_removing_a_sandbox_releases_its_cpus(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         sandbox = await world.pod("lse", "LSE", "", "0-3")

@@ -1,6 +1,6 @@
-"""Records of the ledger: written, read back, and refused where they are none.
+"""Records of the ledger: written, read back, and refused where invalid.
 
-What a reservation records.
+The records of reservations.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ ASIDES = st.builds(
     st.lists(st.builds(Part, TEXTS, CPUS, BLOCKS), max_size=3).map(tuple),
 )
 DEFECTS = st.builds(
-    lambda words, kinds, decisive: tuple(
+    lambda messages, kinds, decisive: tuple(
         InputDefect(each, kind, decisive=i == decisive)
-        for i, (each, kind) in enumerate(zip(words, kinds, strict=True))
+        for i, (each, kind) in enumerate(zip(messages, kinds, strict=True))
     ),
     st.lists(TEXTS.filter(bool), min_size=3, max_size=3, unique=True),
     st.lists(st.sampled_from(DefectKind), min_size=3, max_size=3),
@@ -109,7 +109,7 @@ CONTAINERS = st.builds(
 
 
 @given(PODS)
-def test_pods_come_back_as_they_were(pod: Pod) -> None:
+def test_pods_are_read_back_as_written(pod: Pod) -> None:
     read = load_pod(json.loads(json.dumps(dump(pod))))
     assert read == pod
     assert read is not None
@@ -117,7 +117,7 @@ def test_pods_come_back_as_they_were(pod: Pod) -> None:
 
 
 @given(CONTAINERS)
-def test_containers_come_back_as_they_were(container: Container) -> None:
+def test_containers_are_read_back_as_written(container: Container) -> None:
     assert load_container(json.loads(json.dumps(dump(container)))) == container
 
 
@@ -146,7 +146,7 @@ ANY_CONTAINER = Container(
 
 @given(PODS, st.dictionaries(st.sampled_from(["a", "b", "x/y"]), st.sampled_from(["", "1"])))
 def test_labels_are_kept_with_the_pod_alone(pod: Pod, labels: dict[str, str]) -> None:
-    """The records of its containers repeat the pod, and would repeat them."""
+    """The records of containers repeat the pod, and would repeat its labels."""
     labelled = structs.replace(pod, labels=selectable_labels(labels))
     read, plain = load_pod(json.loads(json.dumps(dump(labelled)))), load_pod(dump(pod))
     assert read is not None
@@ -156,7 +156,7 @@ def test_labels_are_kept_with_the_pod_alone(pod: Pod, labels: dict[str, str]) ->
     assert dump(container) == dump(structs.replace(ANY_CONTAINER, pod=pod))
 
 
-def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> None:
+def test_grants_of_other_providers_are_stored_only_where_present() -> None:
     assert "'shares'" not in str(dump(CONTAINER))
     granted = Share("l3", "l3-ways", 2, Mask([1])), Share("l3", "class", 7)
     aside = SetAside(None, False, CpuSet(), parts=(Part("c", CpuSet(), shares=granted),), shares=granted[:1])
@@ -169,9 +169,9 @@ def test_what_other_providers_granted_is_stored_only_where_there_is_any() -> Non
     assert load_container(wrong) is None, "an amount that is not a number"
 
 
-def test_facts_of_kubelet_are_asked_again_and_not_stored() -> None:
-    ask = PodRequests("u", (ContainerResources("c"),))
-    pod = Pod("s", "u", "ns", "p", requests=ask, source="kubelet")
+def test_facts_of_kubelet_are_queried_again_and_not_stored() -> None:
+    requests = PodRequests("u", (ContainerResources("c"),))
+    pod = Pod("s", "u", "ns", "p", requests=requests, source="kubelet")
     assert load_pod(dump(pod)) == Pod("s", "u", "ns", "p")
     near = Container(
         "x", "c", pod, Request(devices=(LocatedDevice("/dev/a"),)), CONTAINER.placement, Phase.RUNNING
@@ -291,7 +291,7 @@ def test_the_record_of_a_move_is_read_back() -> None:
         {"cpus": None},
     ],
 )
-def test_what_is_no_record_of_a_move_is_not_read(change: dict[str, Any]) -> None:
+def test_an_invalid_record_of_a_move_is_not_read(change: dict[str, Any]) -> None:
     assert MoveRecord.load(MOVE.dump() | change, ALL) is None
 
 

@@ -27,7 +27,7 @@ TENANTS = {"admission": AdmissionRules(name_others=False)}
 
 
 class HangingStart:
-    """A start of a container that shares CPUs: at the runtime, with or without a group."""
+    """A start of a container that shares CPUs, in progress at the runtime, with or without a group."""
 
     def __init__(self, world: Any, container: str, call: Any) -> None:
         self.world, self.id, self.call = world, container, call
@@ -49,13 +49,13 @@ class HangingStart:
             writes.write(self.id)
 
     async def complete(self) -> None:
-        """Let the container's program begin, and the call be answered."""
+        """Let the container's program begin, and complete the call."""
         self.world._state(self.id, "RUNNING")
         self.world.wire.finished(self.call, 0)
         await self.world.quiet()
 
 
-def reporting(world: Any) -> PlayedWrites:
+def with_reported_writes(world: Any) -> PlayedWrites:
     """Simulate a kernel that reports writes."""
     writes = PlayedWrites(world.cgroups.sets)
     world.executor.drift.watch.writes, world.executor.drift.watch.refused = writes, ""
@@ -79,7 +79,7 @@ async def owner(world: Any, cpus: str = "0-3", uid: str = "lse") -> Any:
 
 def test_owners_are_created_and_started_beside_a_start_that_hangs(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         start = await HangingStart.of(world)
         assert world.on(start.id) == "0-15"
         call = await owner(world)
@@ -90,21 +90,21 @@ def test_owners_are_created_and_started_beside_a_start_that_hangs(run_scenario: 
         assert (await world.start(world.finish(call, "own"))).refused is None
         again = await owner(world, "4-5", "lse2")
         assert again.refused is None
-        assert world.on(start.id) == "6-15", "it leaves what is owned later too"
+        assert world.on(start.id) == "6-15", "it leaves CPUs that are owned later too"
         start.write(writes)
         await world.until(lambda: world.on(start.id) == "6-15")
         await start.complete()
         world.check()
         assert not world.executor.state.inflight.confined
-        assert start.id in world.executor.state.runtime.unsaved, "what the runtime has saved is wider"
+        assert start.id in world.executor.state.runtime.unsaved, "the set saved by the runtime is wider"
         assert world.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 0, (
-            "what a call in flight brings is no drift"
+            "a write of a call in flight is not drift"
         )
 
     run_scenario(scenario, call_timeout=2.0)
 
 
-def test_a_start_that_lands_soon_is_waited_for(run_scenario: Callable[..., None]) -> None:
+def test_an_owner_waits_for_a_start_that_completes_soon(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         start = await HangingStart.of(world)
         create = asyncio.create_task(owner(world))
@@ -124,12 +124,12 @@ def test_a_start_without_a_group_is_named_in_the_log_alone(run_scenario: Callabl
     async def scenario(world: Any) -> None:
         start = await HangingStart.of(world, "secret", group=False)
         call = await owner(world)
-        words = (
+        expected = (
             "cannot free CPUs for ns/lse/c: the runtime is still busy with calls for containers that must"
             " move: one is being started"
         )
         assert call.refused is not None
-        assert call.refused[1] == words
+        assert call.refused[1] == expected
         noted = [
             note for note in notes(world) if "busy with the start of ns/secret/c, not answered for" in note
         ]
@@ -140,7 +140,7 @@ def test_a_start_without_a_group_is_named_in_the_log_alone(run_scenario: Callabl
     run_scenario(scenario, rules=TENANTS, call_timeout=0.7)
 
 
-def test_a_group_that_is_made_while_a_create_waits_lets_it_continue(
+def test_a_create_continues_when_the_group_of_a_hanging_start_appears(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_group_that_is_made_while_a_create_waits_lets_it_continue(
 
 
 def test_an_update_is_waited_for(run_scenario: Callable[..., None]) -> None:
-    """The container's program runs, and would run on owned CPUs until its group is narrowed again."""
+    """The container's program already runs, and uses owned CPUs until its group is narrowed again."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
@@ -194,10 +194,10 @@ def test_the_start_of_an_owner_names_no_other_pod(run_scenario: Callable[..., No
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_write_of_runc_is_narrowed_at_once(run_scenario: Callable[..., None], *, watched: bool) -> None:
-    """Also where the kernel reports no writes: then the group is looked at all the time."""
+    """The same without reports of writes by the kernel: then the group is polled."""
 
     async def scenario(world: Any) -> None:
-        writes = reporting(world) if watched else None
+        writes = with_reported_writes(world) if watched else None
         start = await HangingStart.of(world)
         assert (await owner(world)).refused is None
         for _ in range(3):
@@ -211,16 +211,20 @@ def test_a_write_of_runc_is_narrowed_at_once(run_scenario: Callable[..., None], 
     run_scenario(scenario)
 
 
-def test_a_group_that_is_gone_confines_nothing(run_scenario: Callable[..., None], monkeypatch: Any) -> None:
+def test_a_removed_group_does_not_confine_a_start(
+    run_scenario: Callable[..., None], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(confinement, "WATCHED_S", 0.02)
 
     async def scenario(world: Any) -> None:
-        reporting(world)
+        with_reported_writes(world)
         start = await HangingStart.of(world)
         assert (await owner(world)).refused is None
         del world.cgroups.sets[start.id]
         await world.until(lambda: not world.executor.state.inflight.confined)
-        assert (await owner(world, "4", "lse2")).refused is not None, "it may be made again, with the old set"
+        assert (await owner(world, "4", "lse2")).refused is not None, (
+            "the group may be created again, with the old set"
+        )
 
     run_scenario(scenario, call_timeout=0.7)
 
@@ -237,7 +241,7 @@ def test_a_start_without_its_client_is_confined_while_its_group_exists(
         await world.quiet()
 
     async def scenario(world: Any) -> None:
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         start = await HangingStart.of(world)
         assert (await owner(world)).refused is None
         world.wire.finished(start.call, None)
@@ -260,9 +264,9 @@ def test_the_next_daemon_confines_a_start_that_it_does_not_know(run_scenario: Ca
         own = world.finish(await owner(world), "own")
         await world.start(own)
         await world.close()
-        world.cgroups.sets[start.id] = CpuSet.parse("0-15")  # between two daemons runc has written
+        world.cgroups.sets[start.id] = CpuSet.parse("0-15")  # runc has written between the two daemons
         world.boot()
-        writes = reporting(world)
+        writes = with_reported_writes(world)
         await world.sync.once()
         assert world.on(start.id) == "4-15"
         assert world.executor.state.containers[start.id].phase is Phase.CREATED
@@ -270,7 +274,7 @@ def test_the_next_daemon_confines_a_start_that_it_does_not_know(run_scenario: Ca
             world.now += 3
             await world.sync.once()
         assert world.executor.state.inflight.is_confined(start.id), (
-            "the runtime may continue with it at any time"
+            "the runtime may continue the start at any time"
         )
         start.write(writes)
         await world.until(lambda: world.on(start.id) == "4-15")
@@ -304,7 +308,7 @@ def test_a_created_container_without_a_group_is_not_held_after_a_restart(
 def test_a_group_that_is_made_by_the_create_holds_no_start_after_a_restart(
     run_scenario: Callable[..., None],
 ) -> None:
-    """CRI-O makes it: it does not show that the container is being started."""
+    """CRI-O creates the group with the container: the group is no evidence of a start."""
 
     async def scenario(world: Any) -> None:
         ls = await world.create(await world.pod("ls", "LS"))
@@ -320,7 +324,7 @@ def test_a_group_that_is_made_by_the_create_holds_no_start_after_a_restart(
     run_scenario(scenario, quirks=structs.replace(QUIRKS, is_made_by_create=lambda _: True))
 
 
-# -- cgroup v2: a limit of the pod's group ------------------------------------------------------------------
+# -- cgroup v2: a limit on the pod's group ------------------------------------------------------------------
 
 
 class Limits:
@@ -345,10 +349,10 @@ class Limits:
 
 
 @pytest.mark.parametrize("group", [True, False])
-def test_on_v2_a_hanging_start_is_kept_off_by_its_pod(
+def test_on_v2_a_limit_on_the_pod_keeps_a_hanging_start_off_owned_cpus(
     run_scenario: Callable[..., None], *, group: bool
 ) -> None:
-    """At no moment may it run on owned CPUs, and no group of its own is needed."""
+    """The container may never run on owned CPUs, and needs no group of its own."""
 
     async def scenario(world: Any) -> None:
         limits, pod = Limits(world), "kubepods/podls"
@@ -369,7 +373,9 @@ def test_on_v2_a_hanging_start_is_kept_off_by_its_pod(
     run_scenario(scenario, call_timeout=2.0)
 
 
-def test_on_v2_a_hanging_update_is_kept_off_by_its_pod(run_scenario: Callable[..., None]) -> None:
+def test_on_v2_a_limit_on_the_pod_keeps_a_hanging_update_off_owned_cpus(
+    run_scenario: Callable[..., None],
+) -> None:
     async def scenario(world: Any) -> None:
         limits, pod = Limits(world), "kubepods/podls"
         ls = await world.run(await world.pod("ls", "LS"))
@@ -415,7 +421,7 @@ def test_on_v2_a_limit_that_another_program_removes_is_set_again(
 ) -> None:
     async def scenario(world: Any) -> None:
         limits, pod = Limits(world), "kubepods/podls"
-        writes = reporting(world) if watched else None
+        writes = with_reported_writes(world) if watched else None
         ls = await world.run(await world.pod("ls", "LS"))
         flight = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world)).refused is None
@@ -434,7 +440,7 @@ def test_on_v2_a_limit_that_another_program_removes_is_set_again(
     run_scenario(scenario, call_timeout=2.0)
 
 
-def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(run_scenario: Callable[..., None]) -> None:
+def test_on_v2_a_limit_ends_when_the_call_in_flight_completes(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         limits = Limits(world)
         ls = await world.run(await world.pod("ls", "LS"))
@@ -450,7 +456,7 @@ def test_on_v2_a_limit_goes_also_with_a_call_that_only_lands(run_scenario: Calla
 def test_on_v2_a_limit_stays_while_a_container_within_cannot_be_narrowed(
     run_scenario: Callable[..., None],
 ) -> None:
-    """The limit keeps it off the owner's CPUs, so the create is forwarded, and nothing else does."""
+    """Only the limit keeps the container off the owner's CPUs, and so the create is forwarded."""
 
     async def scenario(world: Any) -> None:
         limits, pod = Limits(world), "kubepods/podls"
@@ -480,7 +486,7 @@ def test_on_v2_a_limit_stays_while_a_container_within_cannot_be_narrowed(
 
 
 def test_on_v2_a_limit_with_the_owners_cpus_does_not_count(run_scenario: Callable[..., None]) -> None:
-    """Both containers are in one pod: only the container's own group keeps it off the other's CPUs."""
+    """Both containers are in one pod: only its own group keeps a container off the other's CPUs."""
 
     async def scenario(world: Any) -> None:
         limits = Limits(world)
@@ -518,7 +524,7 @@ def test_the_container_is_narrowed_if_its_pod_cannot_be_limited(run_scenario: Ca
     run_scenario(scenario, call_timeout=2.0)
 
 
-def test_a_daemon_that_is_leaving_confines_nothing(run_scenario: Callable[..., None]) -> None:
+def test_a_daemon_that_releases_the_node_confines_no_start(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         start = await HangingStart.of(world)
         world.executor.store.handle(ModeChanged(NodeMode.RELEASED))
@@ -529,16 +535,16 @@ def test_a_daemon_that_is_leaving_confines_nothing(run_scenario: Callable[..., N
     run_scenario(scenario)
 
 
-def test_after_an_undone_release_a_start_that_hangs_is_kept_off_owners(
+def test_after_an_undone_release_a_hanging_start_is_kept_off_owned_cpus(
     run_scenario: Callable[..., None],
 ) -> None:
-    """Owners that run already get their CPUs back without a create that would wait for the start."""
+    """Running owners get their CPUs back although no create waits for the start."""
 
     async def scenario(world: Any) -> None:
         own = await world.run(await world.pod("lse", "LSE", "", "0-3"))
         start = await HangingStart.of(world, group=False)
         for _ in range(3):
-            await world.sync.once()  # which do not look for its group any more
+            await world.sync.once()  # these do not search for its group any more
         release = Release(world.executor)
         await release.begin()
         world.cgroups.sets[start.id] = CpuSet.parse("0-15")
@@ -553,10 +559,10 @@ def test_after_an_undone_release_a_start_that_hangs_is_kept_off_owners(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_start_relayed_during_a_release_is_kept_off_owners_afterwards(
+def test_a_start_relayed_during_a_release_is_later_kept_off_owned_cpus(
     run_scenario: Callable[..., None], version: int
 ) -> None:
-    """It hangs before it has a cgroup: on v2 its pod is limited at once, on v1 it is looked at again."""
+    """The start hangs before it has a cgroup: v2 limits its pod at once, v1 searches for the cgroup again."""
 
     async def scenario(world: Any) -> None:
         own, release = await world.run(await world.pod("lse", "LSE", "", "0-3")), Release(world.executor)
@@ -568,7 +574,7 @@ def test_a_start_relayed_during_a_release_is_kept_off_owners_afterwards(
         )
         (call,) = world.executor.state.inflight.of(made)
         assert call.relayed
-        assert not world.executor.state.inflight.is_known(start.id), "no release waits for it"
+        assert not world.executor.state.inflight.is_known(start.id), "no release waits for the start"
         world.runtime.specs[start.id] = "0-15"
         await release.undo()
         await world.sync.once()
@@ -594,7 +600,7 @@ def test_the_runtime_is_notified_of_pools_that_have_changed_during_a_start(
         start, runtime_sync = await HangingStart.of(world), world.make_runtime_sync()
         await world.stop(lse)
         await world.sync.once()
-        assert world.on(start.id) == "0-15", "a reconcile writes also a container that starts"
+        assert world.on(start.id) == "0-15", "a reconcile also writes a container that starts"
         await runtime_sync.finish(5)  # too early: no start can be corrected while it is in flight
         await start.complete()
         await runtime_sync.finish(5)

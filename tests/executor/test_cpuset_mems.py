@@ -1,4 +1,4 @@
-"""Memory nodes of running containers: wider always, narrower only where nothing is lost."""
+"""Memory nodes of running containers: always widened, narrowed only where no memory is outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOTH = Mask((0, 1))
 
 @dataclass
 class PlayedMemory:
-    """Says where memory is; ``broken`` cannot."""
+    """Reports where memory is; fails for ``broken`` containers."""
 
     uses: dict[str, MemoryUse] = field(default_factory=dict)
     broken: bool = False
@@ -49,7 +49,7 @@ def mems(world: Any) -> list[str]:
     return [line for line in world.log if line.startswith("mems ")]
 
 
-def test_what_is_right_is_not_written(run_scenario: Callable[..., None]) -> None:
+def test_correct_memory_nodes_are_not_written(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         await owner(world)
         await world.sync.once()
@@ -59,7 +59,7 @@ def test_what_is_right_is_not_written(run_scenario: Callable[..., None]) -> None
     run_scenario(scenario)
 
 
-def test_nodes_that_are_missing_are_given_back(run_scenario: Callable[..., None]) -> None:
+def test_missing_memory_nodes_are_restored(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await owner(world)
         world.cgroups.mems[lse] = Mask((1,))
@@ -68,7 +68,7 @@ def test_nodes_that_are_missing_are_given_back(run_scenario: Callable[..., None]
         assert any(
             "drift: another program wrote memory nodes containers=ns/lse/c" in line for line in world.logged
         )
-        # What is too much now is another matter, and it is not known where its memory is.
+        # The surplus differs now, and the location of its memory is not known.
         await world.sync.once()
         assert mems(world) == [f"mems {lse} 0-1"]
         (problem,) = (p["what"] for p in world.executor.telemetry.problems())
@@ -78,7 +78,7 @@ def test_nodes_that_are_missing_are_given_back(run_scenario: Callable[..., None]
 
 
 @pytest.mark.parametrize(
-    ("use", "words"),
+    ("use", "expected"),
     [
         (MemoryUse({0: MIB, 1: 3 * MIB}, {}, {}), "it has 3.0 MiB there, and 0 bytes of page cache"),
         (MemoryUse({0: MIB}, {1: 4096}, {}), "it has 0 bytes there, and 4096 bytes of page cache"),
@@ -86,8 +86,8 @@ def test_nodes_that_are_missing_are_given_back(run_scenario: Callable[..., None]
         (None, "it is not known where its memory is"),
     ],
 )
-def test_nodes_with_memory_on_them_stay_and_are_reported(
-    run_scenario: Callable[..., None], use: MemoryUse | None, words: str
+def test_surplus_nodes_with_memory_stay_and_are_reported(
+    run_scenario: Callable[..., None], use: MemoryUse | None, expected: str
 ) -> None:
     async def scenario(world: Any) -> None:
         lse = await owner(world)
@@ -96,8 +96,8 @@ def test_nodes_with_memory_on_them_stay_and_are_reported(
         await world.sync.once()
         assert mems(world) == []
         (problem,) = (p["what"] for p in world.executor.telemetry.problems())
-        assert words in problem
-        # Nothing of ours narrows it meanwhile.
+        assert expected in problem
+        # The daemon narrows nothing meanwhile.
         assert (await world.update(lse, cpu_shares=512)).cpuset_mems == "0-1"
         memory.uses[lse] = MemoryUse({0: MIB}, {0: MIB}, {0: MIB})
         await world.sync.once()
@@ -108,7 +108,7 @@ def test_nodes_with_memory_on_them_stay_and_are_reported(
     run_scenario(scenario)
 
 
-def test_what_is_made_lasting_names_the_nodes_that_are_in_use(run_scenario: Callable[..., None]) -> None:
+def test_updates_at_the_runtime_name_the_nodes_in_use(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await owner(world)
         world.cgroups.mems[lse] = BOTH
@@ -148,7 +148,9 @@ def test_a_parent_with_fewer_nodes_is_not_widened(run_scenario: Callable[..., No
     run_scenario(scenario)
 
 
-def test_unreadable_memory_is_reported_and_stops_no_other(run_scenario: Callable[..., None]) -> None:
+def test_unreadable_memory_is_reported_and_does_not_affect_other_containers(
+    run_scenario: Callable[..., None],
+) -> None:
     async def scenario(world: Any) -> None:
         lse = await owner(world)
         world.executor.mems.memory = PlayedMemory(broken=True)
@@ -168,7 +170,7 @@ def test_unreadable_memory_is_reported_and_stops_no_other(run_scenario: Callable
     run_scenario(scenario)
 
 
-def test_the_page(run_scenario: Callable[..., None]) -> None:
+def test_the_page_shows_memory_by_node(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await owner(world)
         world.executor.mems.memory = PlayedMemory({lse: MemoryUse({0: MIB, 1: 5}, {1: 7}, {1: 2})})
@@ -189,7 +191,7 @@ def test_the_page(run_scenario: Callable[..., None]) -> None:
     run_scenario(scenario)
 
 
-def test_of_an_observed_container_nothing_is_reported_to_be_elsewhere(
+def test_memory_elsewhere_is_not_reported_for_observed_containers(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -204,7 +206,7 @@ def test_of_an_observed_container_nothing_is_reported_to_be_elsewhere(
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_updates_without_drift_name_what_was_decided(run_scenario: Callable[..., None]) -> None:
+def test_updates_without_drift_name_the_decided_nodes(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         lse = await owner(world)
         call = await world.call(

@@ -1,4 +1,4 @@
-"""A resource that has another manager is refused, and withdrawn when that is found later."""
+"""A resource with another manager is refused, or withdrawn when the manager is detected later."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SOCKET = Path("/var/lib/topoproxy/device-plugins/vf.sock")
 CLAIM = "claim ml/train, driver gpu.example.com"
 
 
-def test_a_resource_of_kubelet_is_refused_with_the_cause_and_what_to_do() -> None:
-    words = conflict_of(VF, (), ManagedElsewhere({VF: {"a", "b"}}))
-    assert words == (
+def test_a_resource_of_kubelet_is_refused_with_the_cause_and_the_remedy() -> None:
+    message = conflict_of(VF, (), ManagedElsewhere({VF: {"a", "b"}}))
+    assert message == (
         f"cannot manage {VF}: kubelet's device manager manages it too (2 devices); "
         "let its plug-in register with kubelet or with topoproxy"
     )
@@ -50,7 +50,7 @@ def test_resources_of_other_names_are_not_in_conflict(
 
 
 class Others:
-    """Other managers, and what was withdrawn here because of them."""
+    """Other device managers, and the resources withdrawn because of them."""
 
     def __init__(self, world: Any) -> None:
         self.elsewhere: ManagedElsewhere | None = ManagedElsewhere()
@@ -121,7 +121,7 @@ def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(run
         others.elsewhere = ManagedElsewhere()
         assert await others.managers.conflict(VF, SOCKET) == ""
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
-        assert await others.managers.conflict(VF, SOCKET) == "", "its plug-in may list others"
+        assert await others.managers.conflict(VF, SOCKET) == "", "its plug-in may list other devices"
 
     run_scenario(scenario)
 
@@ -175,7 +175,7 @@ def test_a_problem_ends_without_another_registration(run_scenario: Any) -> None:
     run_scenario(scenario)
 
 
-def test_a_refusal_ends_when_its_plugin_has_been_gone_for_long(run_scenario: Any) -> None:
+def test_a_refusal_ends_when_its_plugin_has_been_absent_for_long(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         others = Others(world)
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
@@ -184,7 +184,7 @@ def test_a_refusal_ends_when_its_plugin_has_been_gone_for_long(run_scenario: Any
         await others.managers.withdraw_claims()
         world.now += GONE_S - 1
         await others.managers.withdraw_claims()
-        assert await others.managers.conflict(VF, SOCKET), "it has come again, so it is not gone"
+        assert await others.managers.conflict(VF, SOCKET), "the plug-in has registered again"
         for listens in (True, False):
             others.listens = listens
             await others.managers.withdraw_claims()
@@ -200,7 +200,7 @@ def test_a_refusal_ends_when_its_plugin_has_been_gone_for_long(run_scenario: Any
     run_scenario(scenario)
 
 
-def test_a_plugin_of_an_earlier_run_that_does_not_return_is_gone(run_scenario: Any) -> None:
+def test_a_plugin_of_an_earlier_run_that_does_not_register_again_is_forgotten(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         others = Others(world)
         others.register(VF, "a")

@@ -1,4 +1,4 @@
-"""Failures of the ledger, the kernel, the runtime and clients: each test describes what a user would see."""
+"""Failures of the ledger, the kernel, the runtime and clients: each test describes the effect for a user."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def listing_gate(world: Any) -> tuple[threading.Event, threading.Event]:
     return listed, gate
 
 
-def test_a_list_made_before_a_stop_does_not_bring_the_container_back(run_scenario) -> None:
+def test_a_list_from_before_a_stop_does_not_revive_the_container(run_scenario) -> None:
     """A pass lists (RUNNING), the container is stopped, the pass compares: it takes its CPUs again.
 
     The user's next pod with these CPUs is refused (CPUsInUse), and the pools stay small, for a whole period.
@@ -63,8 +63,8 @@ def test_a_list_made_before_a_stop_does_not_bring_the_container_back(run_scenari
     run_scenario(scenario)
 
 
-def test_a_list_made_before_a_stop_does_not_give_cpus_twice(run_scenario) -> None:
-    """As above, but the freed CPUs went to another pod meanwhile: two owners of the same CPUs."""
+def test_a_list_from_before_a_stop_does_not_assign_cpus_twice(run_scenario) -> None:
+    """As above, but another pod got the freed CPUs meanwhile: two owners of the same CPUs."""
 
     async def scenario(world: Any) -> None:
         old = await world.run(await world.pod("old", "LSE", "", "0-3"))
@@ -113,9 +113,9 @@ def test_a_start_without_its_client_counts_until_the_runtime_reports(run_scenari
         ls = await world.create(await world.pod("ls", "LS"))
         start = await world.call("StartContainer", pb.StartContainerRequest(container_id=ls))
         world.wire.finished(start, None)
-        await world.sync.once()  # what attention brings: the runtime lists CREATED, it is still busy
+        await world.sync.once()  # the requested pass: the runtime lists CREATED, because it is still busy
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
-        # Only now does the runtime get to it, with the spec that it was given.
+        # Only now does the runtime execute the start, with the spec that it received.
         world.cgroups.sets[ls] = CpuSet.parse(world.runtime.specs[ls])
         world._state(ls, "RUNNING")
         await world.quiet()
@@ -147,7 +147,7 @@ def test_an_update_without_its_client_does_not_undo_a_shrink(run_scenario) -> No
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         if call.refused is None:
             await world.start(world.finish(call, "own"))
-            world.cgroups.sets[ls] = CpuSet.parse(carried)  # the runtime gets to it now
+            world.cgroups.sets[ls] = CpuSet.parse(carried)  # the runtime executes the update now
             assert world.executor.attention.is_set(), "nothing reads it before the next period"
 
     run_scenario(scenario, call_timeout=0.5)
@@ -177,11 +177,11 @@ def test_a_second_start_of_a_container_is_watched_too(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_spec_that_is_freshened_counts_as_in_flight(run_scenario) -> None:
-    """A start has the spec freshened although the container runs meanwhile, started by another client.
+def test_a_spec_update_before_a_start_counts_as_in_flight(run_scenario) -> None:
+    """A start updates the spec although another client has started the container meanwhile.
 
     Our own update is not among the calls in flight: an LSE create does not wait for it, and when the runtime
-    gets to it, it undoes the shrink: the shared container runs on the exclusive CPUs.
+    executes it, it undoes the shrink: the shared container runs on the exclusive CPUs.
     """
 
     async def scenario(world: Any) -> None:
@@ -207,7 +207,7 @@ def test_a_spec_that_is_freshened_counts_as_in_flight(run_scenario) -> None:
         gate.set()
         world.wire.finished(await first, 0)
         call = await create
-        assert not early or call.refused is not None, "let go while our own update was on its way"
+        assert not early or call.refused is not None, "forwarded while our own update was in flight"
         assert CpuSet.parse(world.on(ls)).isdisjoint(CpuSet.parse("0-3"))
 
     run_scenario(scenario)
@@ -217,7 +217,7 @@ def test_a_spec_that_is_freshened_counts_as_in_flight(run_scenario) -> None:
 
 
 def test_a_second_container_of_a_pod_waits_for_the_barrier_too(run_scenario) -> None:
-    """The first create of an LSE pod waits for an update in flight; the second one of the same pod continues.
+    """The first create of an LSE pod waits for an update in flight; the second one of this pod does not.
 
     (The retry of a create that kubelet gave up is the same case.) Its owner holds the CPUs already, so
     nothing "shrinks" by it, although the others have not left yet.
@@ -243,8 +243,8 @@ def test_a_second_container_of_a_pod_waits_for_the_barrier_too(run_scenario) -> 
     run_scenario(scenario)
 
 
-def test_a_start_of_an_owner_fails_if_others_cannot_leave(run_scenario) -> None:
-    """An LS container cannot be moved when an LSE container starts: the start continues without a word.
+def test_a_start_of_an_owner_fails_if_other_containers_cannot_leave(run_scenario) -> None:
+    """An LS container cannot be moved when an LSE container starts: the start continues silently.
 
     The errors of the check are dropped, so the container starts on CPUs that it shares; no problem is noted.
     """
@@ -262,7 +262,7 @@ def test_a_start_of_an_owner_fails_if_others_cannot_leave(run_scenario) -> None:
 
 
 def test_a_running_container_without_a_findable_cgroup_is_reported(run_scenario) -> None:
-    """A shared container's cgroup cannot be found (odd layout): the LSE pod gets its CPUs silently shared."""
+    """A shared container's cgroup cannot be found (unusual layout): the LSE pod silently shares its CPUs."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
@@ -272,7 +272,7 @@ def test_a_running_container_without_a_findable_cgroup_is_reported(run_scenario)
         assert world.on(ls) == "0-15"
         assert call.refused is None
         assert world.executor.attention.is_set()
-        assert world.executor.telemetry.problems() == [], "it may just have ended"
+        assert world.executor.telemetry.problems() == [], "the container may just have ended"
         await world.sync.once()
         assert (
             "cannot find the cgroup of a container: its CPUs are not controlled pod=ns/ls"
@@ -282,11 +282,11 @@ def test_a_running_container_without_a_findable_cgroup_is_reported(run_scenario)
     run_scenario(scenario)
 
 
-# -- keeping what a pod was promised ----------------------------------------------------------------------
+# -- keeping the CPUs promised to a pod -------------------------------------------------------------------
 
 
 def test_an_lse_pod_that_restarts_finds_its_cpus_again(run_scenario) -> None:
-    """The container of an LSE pod crashes; in kubelet's back-off a Guaranteed pod is made.
+    """The container of an LSE pod crashes; a Guaranteed pod is created during kubelet's back-off.
 
     The local allocator picks the CPUs that the scheduler gave to the LSE pod, which is still on the node, and
     the LSE container is refused for as long as the other pod lives. The same happens between an LSE pod's
@@ -304,7 +304,7 @@ def test_an_lse_pod_that_restarts_finds_its_cpus_again(run_scenario) -> None:
 
 
 def test_a_guaranteed_container_that_restarts_keeps_its_cpus(run_scenario) -> None:
-    """A pinned container crashes and comes back as the next attempt: it is moved to other CPUs.
+    """A pinned container crashes and returns as the next attempt: it is moved to other CPUs.
 
     kubelet keeps a container's assignment until its pod is gone.
     """
@@ -312,10 +312,10 @@ def test_a_guaranteed_container_that_restarts_keeps_its_cpus(run_scenario) -> No
     async def scenario(world: Any) -> None:
         sandbox = await world.pod("g")
         first = await world.run(sandbox, **TWO_CPUS)
-        had = world.on(first)
+        cpus_before = world.on(first)
         await world.stop(first)
         await world.run(await world.pod("h"), **TWO_CPUS)
-        assert created_with(await world.begin(sandbox, **TWO_CPUS)).cpuset_cpus == had
+        assert created_with(await world.begin(sandbox, **TWO_CPUS)).cpuset_cpus == cpus_before
 
     run_scenario(scenario)
 
@@ -342,11 +342,11 @@ def test_pods_without_a_uid_are_not_one_pod(run_scenario) -> None:
     run_scenario(scenario)
 
 
-# -- sandboxes that go while a create is in flight --------------------------------------------------------
+# -- sandboxes that end while a create is in flight -------------------------------------------------------
 
 
-def test_a_sandbox_removed_during_a_create_gives_the_cpus_back(run_scenario) -> None:
-    """RemovePodSandbox overtakes a create: the owner goes from the state, but no container is moved back."""
+def test_a_sandbox_removed_during_a_create_releases_the_cpus(run_scenario) -> None:
+    """RemovePodSandbox overtakes a create: the owner leaves the state, but no container is moved back."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
@@ -379,9 +379,9 @@ def test_a_sandbox_removed_during_a_create_leaves_nothing_in_the_ledger(run_scen
 
 
 def test_a_new_sandbox_during_a_create_of_the_old_one(run_scenario) -> None:
-    """A new sandbox of the pod ends the old one's create in flight; the late answer then brings it back.
+    """A new sandbox of the pod ends the old one's create in flight; the late response then revives it.
 
-    It owns CPUs again that the others were moved back to, and they are not moved away.
+    It owns CPUs again to which other containers were moved back, and they are not moved away.
     """
 
     async def scenario(world: Any) -> None:
@@ -404,9 +404,9 @@ def test_a_new_sandbox_during_a_create_of_the_old_one(run_scenario) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("odd answer"), KeyError("x"), OSError(5, "io")])
 def test_the_comparison_survives_an_unexpected_error(run_scenario, error: Exception) -> None:
-    """One unexpected exception in a pass ends reconciliation for ever, without a word.
+    """One unexpected exception in a pass silently ends all reconciliation.
 
-    No drift repair, no lost creates resolved, no containers taken in; before the first pass, every call that
+    No drift repair, no lost creates resolved, no containers adopted; before the first pass, every call that
     needs a decision waits its full time-out from then on. The watchdog is fed all the same.
     """
 
@@ -435,7 +435,7 @@ def test_the_comparison_survives_an_unexpected_error(run_scenario, error: Except
 
 
 def test_the_runtime_sync_survives_an_unexpected_error(run_scenario) -> None:
-    """The same for the runtime sync: it ended at an unexpected exception."""
+    """The same for the runtime sync: an unexpected exception ended it."""
 
     async def scenario(world: Any) -> None:
         runtime_sync = world.make_runtime_sync()
@@ -486,7 +486,7 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(run_scenario) 
 def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(run_scenario) -> None:
     """Node boot: containerd answers "server is not initialized yet" (UNKNOWN) for some seconds.
 
-    That opens the gate although nothing was compared: with a lost or new ledger a static container gets CPUs
+    That releases held calls although nothing was compared: with a lost ledger a static container gets CPUs
     that another one runs on, and the next pass comes only after a whole period.
     """
 
@@ -519,10 +519,10 @@ def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(run_scenario
     run_scenario(scenario, reconciled=False)
 
 
-def test_one_slow_container_does_not_stop_the_first_comparison(run_scenario) -> None:
-    """Taking in a node: one status call times out (UnavailableError), and the whole pass starts from zero.
+def test_one_slow_container_does_not_block_the_first_comparison(run_scenario) -> None:
+    """First adoption: one status call times out (UnavailableError), and the whole pass starts again.
 
-    If the runtime cannot return the status of one container in time, the proxy never gets in step.
+    If the runtime cannot return the status of one container in time, the first reconcile never ends.
     """
 
     async def scenario(world: Any) -> None:
@@ -548,8 +548,8 @@ def test_one_slow_container_does_not_stop_the_first_comparison(run_scenario) -> 
     run_scenario(scenario, reconciled=False)
 
 
-def test_drift_repaired_by_a_pass_is_made_lasting(run_scenario) -> None:
-    """A pass repairs drift in the kernel, but does not wake the runtime sync: runc undoes it again."""
+def test_drift_repaired_by_a_pass_is_also_updated_at_the_runtime(run_scenario) -> None:
+    """A pass repairs drift in the kernel, but does not wake the runtime sync: runc undoes the repair."""
 
     async def scenario(world: Any) -> None:
         runtime_sync = world.make_runtime_sync()
@@ -563,7 +563,7 @@ def test_drift_repaired_by_a_pass_is_made_lasting(run_scenario) -> None:
         world.cgroups.sets[ls] = CpuSet.parse("0-15")
         await world.sync.once()
         world.now += 3
-        await world.sync.once()  # calls of before the restart are over
+        await world.sync.once()  # calls from before the restart are over
         await world.until(lambda: world.runtime.specs[ls] == "4-15")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -576,8 +576,8 @@ def test_drift_repaired_by_a_pass_is_made_lasting(run_scenario) -> None:
 # -- observe ----------------------------------------------------------------------------------------------
 
 
-def test_observe_never_refuses_because_the_runtime_was_not_compared(run_scenario) -> None:
-    """``serve --mode observe`` beside a slow runtime: LSE pods are refused, where nothing should change."""
+def test_observe_mode_never_refuses_because_the_runtime_was_not_compared(run_scenario) -> None:
+    """``serve --mode observe`` with a slow runtime: LSE pods are refused, where nothing should change."""
 
     async def scenario(world: Any) -> None:
         world.runtime.down = True
@@ -589,7 +589,7 @@ def test_observe_never_refuses_because_the_runtime_was_not_compared(run_scenario
     run_scenario(scenario, reconciled=False, mode=NodeMode.OBSERVE, call_timeout=0.5)
 
 
-def test_observe_never_refuses_because_of_a_fault_of_ours(run_scenario, monkeypatch) -> None:
+def test_observe_mode_never_refuses_because_of_an_internal_fault(run_scenario, monkeypatch) -> None:
     """The same for an internal error."""
 
     async def scenario(world: Any) -> None:
@@ -618,7 +618,7 @@ def test_an_annotation_with_all_cpus_keeps_a_lenient_pod_in_its_pool(run_scenari
 
 
 def test_a_long_annotation_does_not_fill_memory_and_log(run_scenario) -> None:
-    """200 kB of nonsense in an annotation come back in every log line, problem and ledger record."""
+    """200 kB of garbage in an annotation are repeated in every log line, problem and ledger record."""
 
     async def scenario(world: Any) -> None:
         await world.begin(await world.pod("p", "LS", annotation='{"cpuset":"' + "x" * 200_000 + '"}'))
@@ -630,7 +630,7 @@ def test_a_long_annotation_does_not_fill_memory_and_log(run_scenario) -> None:
 
 
 def test_memory_nodes_of_a_running_container_that_is_adopted_stay(run_scenario) -> None:
-    """An LSE container that runs on all memory nodes is taken in; kubelet's next update moves its memory.
+    """An LSE container that runs on all memory nodes is adopted; kubelet's next update moves its memory.
 
     (cgroup v2 migrates pages when cpuset.mems is narrowed.)
     """
@@ -645,14 +645,14 @@ def test_memory_nodes_of_a_running_container_that_is_adopted_stay(run_scenario) 
         await world.sync.once()
         request = pb.UpdateContainerResourcesRequest(container_id="lse")
         call = await world.call("UpdateContainerResources", request)
-        got = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_mems
-        assert got in ("", "0-1"), got
+        mems = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux.cpuset_mems
+        assert mems in ("", "0-1"), mems
 
     run_scenario(scenario, reconciled=False)
 
 
 def test_a_container_with_an_unknown_cgroup_is_not_guaranteed(run_scenario) -> None:
-    """A runtime that does not report the cgroup: a created Burstable container is taken in as Guaranteed.
+    """A runtime that does not report the cgroup: a created Burstable container is adopted as Guaranteed.
 
     It gets CPUs of its own (its shares are whole and it has no quota), and the pool shrinks for it.
     """
@@ -670,8 +670,8 @@ def test_a_container_with_an_unknown_cgroup_is_not_guaranteed(run_scenario) -> N
 # -- waiting ----------------------------------------------------------------------------------------------
 
 
-def test_starts_do_not_queue_behind_each_other_without_limit(run_scenario) -> None:
-    """A runtime that hangs: each start that must be freshened waits for all before it, time-out by time-out.
+def test_starts_do_not_wait_for_each_other_without_limit(run_scenario) -> None:
+    """A runtime that hangs: each start that needs an update waits for all earlier ones to time out.
 
     Ten containers wait ten time-outs (5 s each by default), not one.
     """
@@ -696,10 +696,10 @@ def test_starts_do_not_queue_behind_each_other_without_limit(run_scenario) -> No
     run_scenario(scenario, call_timeout=2.0)
 
 
-def test_an_update_before_the_start_that_lands_out_of_order(run_scenario) -> None:
+def test_updates_before_a_start_that_complete_out_of_order(run_scenario) -> None:
     """Two updates of a created container: the runtime executes the narrow one first and the wide one last.
 
-    We believe the one that was answered last; the start continues as fresh, and the container runs on
+    The daemon trusts the one that completed last; the start continues unchanged, and the container runs on
     exclusive CPUs until its start is answered.
     """
 
@@ -725,7 +725,7 @@ def test_an_update_before_the_start_that_lands_out_of_order(run_scenario) -> Non
 
 
 def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(run_scenario) -> None:
-    """A container grows, an update brings the narrow set back for a moment, then it grows again."""
+    """A container grows, an update restores the narrow set for a moment, then the container grows again."""
 
     async def scenario(world: Any) -> None:
         runtime_sync = world.make_runtime_sync()
@@ -756,7 +756,7 @@ def test_a_pool_does_not_grow_and_shrink_again_while_a_call_is_in_flight(run_sce
 
 
 def test_many_containers_without_a_cgroup_are_reported_in_one_line(run_scenario) -> None:
-    """A runtime of VMs, a thousand of them: the log must not drown."""
+    """A runtime with a thousand VMs: the log must not be flooded."""
 
     async def scenario(world: Any) -> None:
         for number in range(30):

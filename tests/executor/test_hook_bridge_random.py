@@ -1,6 +1,6 @@
 """Random calls with hooks that narrow CPUs, reject, fail, answer late and update other containers.
 
-The promise of the node is the same as without hooks (see ``test_random``): no container that shares runs on
+The invariant is the same as without hooks (see ``test_random``): no container that shares runs on
 a CPU of a container that was allowed to start with CPUs of its own; and at the end nothing is left, not even
 in the hooks' memory.
 """
@@ -18,13 +18,13 @@ import pytest
 from proxy.hooks.answers import CLEAR, Adjustment, Update, Veto
 from proxy.model.idset import CpuSet
 from tests.executor.played_hooks import hooks
-from tests.executor.test_random import RULES, Play
+from tests.executor.test_random import RULES, RandomClient
 
 DAYS = 6
 
 
-class Moody:
-    """A hook that does anything."""
+class RandomHook:
+    """A hook with random answers."""
 
     def __init__(self, world: Any, seed: int) -> None:
         self.world = world
@@ -60,18 +60,20 @@ class Moody:
 @pytest.mark.parametrize("seed", range(DAYS))
 @pytest.mark.parametrize("wild", [False, True], ids=["one-by-one", "wild"])
 @pytest.mark.parametrize("rules", ["no-policy", "by-pod"])
-def test_a_random_day_with_hooks(run_scenario, seed: int, rules: str, *, wild: bool) -> None:
+def test_random_calls_with_hooks_keep_the_invariants(
+    run_scenario, seed: int, rules: str, *, wild: bool
+) -> None:
     async def scenario(world: Any) -> None:
         runtime_sync = world.make_runtime_sync()
         syncing = asyncio.create_task(runtime_sync.run())
         async with hooks(world) as h:
-            moody = Moody(world, seed)
+            moody = RandomHook(world, seed)
             names = ("create_container", "start_container", "update_container_resources", "stop_container")
             h.add(**{f"pre_{name}": moody.before for name in names}, pre_remove_pod_sandbox=moody.before)
             h.add("20-after", post_start_container=moody.before, pools_changed=moody.before)
             h.listen()
             try:
-                play = Play(world, seed, wild=wild)
+                play = RandomClient(world, seed, wild=wild)
                 await play.run()
             finally:
                 syncing.cancel()

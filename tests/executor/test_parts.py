@@ -45,7 +45,7 @@ OWNER = Container(
 )
 
 
-def test_records_come_back_as_they_were() -> None:
+def test_records_are_read_back_as_written() -> None:
     assert load_container(dump(OWNER)) == OWNER
     assert load_pod(dump(POD)) == POD
     assert dump(OWNER)["placement"]["own"] == "1-2"
@@ -58,13 +58,13 @@ def test_invalid_records_are_not_read() -> None:
 
 
 def test_problems_are_reported_once_and_bounded() -> None:
-    said: list[str] = []
+    logged: list[str] = []
     now = [5.0]
-    port = telemetry(said, lambda: now[0])
+    port = telemetry(logged, lambda: now[0])
     port.problem("a", pod="ns/p")
     now[0] = 6.0
     port.problem("a", pod="ns/p")
-    assert said == ["a pod=ns/p"]
+    assert logged == ["a pod=ns/p"]
     assert port.problems() == [
         {"what": "a pod=ns/p", "message": "a", "keys": {"pod": "ns/p"}, "count": 2, "first": 5.0, "last": 6.0}
     ]
@@ -97,7 +97,7 @@ def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
         await journal.flush()
         assert reported == ['cannot write the ledger err="cannot write the ledger: no space left"']
         kept: dict[str, object] = {}
-        journal._ledger.write = kept.update  # there is room again
+        journal._ledger.write = kept.update  # the disk has room again
         newer = changed_copy(OWNER, phase=Phase.RUNNING)
         journal.put("c/y", newer)
         await asyncio.sleep(0)
@@ -112,7 +112,7 @@ def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
 
 
 class _Full(dict):
-    """A ledger that can be full, and remembers what it holds."""
+    """A ledger that can be full, and keeps its content."""
 
     entries = property(lambda self: self)
     problem = ""
@@ -124,7 +124,7 @@ class _Full(dict):
         self.update(changes)
 
 
-def test_what_could_not_be_written_never_replaces_what_is_newer() -> None:
+def test_a_failed_record_never_replaces_a_newer_one() -> None:
     async def scenario() -> None:
         worker = Worker("k", lambda error: None)
         ledger = _Full()
@@ -148,7 +148,7 @@ def test_what_could_not_be_written_never_replaces_what_is_newer() -> None:
     asyncio.run(scenario())
 
 
-def test_a_wait_that_is_given_up_costs_no_record() -> None:
+def test_an_abandoned_wait_loses_no_record() -> None:
     async def scenario() -> None:
         worker = Worker("k", lambda error: None)
         ledger = _Full()
@@ -160,7 +160,7 @@ def test_a_wait_that_is_given_up_costs_no_record() -> None:
             async with asyncio.timeout(0.01):
                 await journal.flush()
         journal.put("c/two", {})
-        journal._start()  # as its timer does: the worker has not come to it when all ends
+        journal._start()  # as its timer does: the worker has not executed it at the shutdown
         gate.set()
         await journal.close()
         worker.close()
@@ -199,7 +199,7 @@ def test_moved_containers_are_sent_to_the_runtime_later(run_scenario) -> None:
         assert world.runtime.specs[lse] == "0-3"
         world.log.clear()
         await world.quiet()
-        assert world.log == [], "what is saved is not sent again"
+        assert world.log == [], "a saved set is not sent again"
         world.check()
         task.cancel()
         runtime_sync.close()
@@ -304,7 +304,7 @@ def test_the_page_shows_the_sandboxes(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_start_of_what_has_exited_is_the_runtimes_to_refuse(run_scenario) -> None:
+def test_the_start_of_an_exited_container_is_left_to_the_runtime_to_refuse(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         await world.stop(ls)

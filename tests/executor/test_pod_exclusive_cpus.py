@@ -18,7 +18,7 @@ def test_all_containers_of_an_lse_pod_get_its_cpus(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         s = await world.pod("lse", "LSE", total=FOUR)
-        assert world.on(ls) == "0-15", "no container moves before a container comes"
+        assert world.on(ls) == "0-15", "no container moves before the first create"
         for name in ("main", "side"):
             call = await world.begin(s, name, **HALF)
             assert given(call) == "0-1,8-9"
@@ -37,7 +37,7 @@ def test_all_containers_of_an_lse_pod_get_its_cpus(run_scenario) -> None:
     run_scenario(scenario, static=True)
 
 
-def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing(run_scenario) -> None:
+def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing_reserved(run_scenario) -> None:
     async def scenario(world) -> None:
         reported = await world.pod("lse", "LSE", total=ODD, may_be_refused=True)
         assert reported.startswith(
@@ -53,7 +53,7 @@ def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing(run_scenario) ->
     run_scenario(scenario, static=True)
 
 
-def test_what_was_chosen_is_in_the_ledger_before_the_sandbox_is_made(run_scenario) -> None:
+def test_chosen_cpus_are_in_the_ledger_before_the_sandbox_is_made(run_scenario) -> None:
     async def scenario(world) -> None:
         s = await world.pod("lse", "LSE", total=FOUR)
         await world.executor.journal.flush()
@@ -68,9 +68,9 @@ def test_a_pod_with_unknown_cgroup_parent_owns_the_chosen_cpus(run_scenario) -> 
         metadata = pb.PodSandboxMetadata(name="lsr", uid="lsr", namespace="ns")
         config = pb.PodSandboxConfig(metadata=metadata, labels={"koordinator.sh/qosClass": "LSR"})
         resources = pb.LinuxContainerResources(**FOUR)
-        asked = pb.PodSandboxConfig(linux=pb.LinuxPodSandboxConfig(resources=resources))
-        asked.MergeFrom(config)
-        call = await world.call("RunPodSandbox", pb.RunPodSandboxRequest(config=asked))
+        requested = pb.PodSandboxConfig(linux=pb.LinuxPodSandboxConfig(resources=resources))
+        requested.MergeFrom(config)
+        call = await world.call("RunPodSandbox", pb.RunPodSandboxRequest(config=requested))
         world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
         world.wire.finished(call, 0)
         for name in ("main", "side"):

@@ -1,4 +1,4 @@
-"""CFS quotas of owners of CPUs: off while they own them, and restored, whatever happens in between."""
+"""CFS quotas of owners: removed while they own CPUs, and restored whatever happens in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALWAYS = {"rules": {"keep_quota": KeepQuota.ALWAYS}}
 
 
 def at(world: Any, sandbox: str, container: str = "") -> int:
-    """What the kernel says of a pod's quota, or of a container's."""
+    """Return the kernel's quota of a pod or of a container."""
     path = world.parents[sandbox]
     return world.cpu.quotas[f"{path}/{container}" if container else path]
 
@@ -36,14 +36,14 @@ async def lsr(world: Any, uid: str = "db", quota: int = 200_000, **more: Any) ->
 
 
 async def settled(world: Any) -> None:
-    """Do what the runtime sync does."""
+    """Run the runtime sync once."""
 
     runtime_sync = world.make_runtime_sync()
     await runtime_sync.finish(60)
     runtime_sync.close()
 
 
-def test_a_container_and_its_pod(run_scenario: Callable[..., None]) -> None:
+def test_the_quotas_of_an_owner_and_its_pod_are_off_while_it_runs(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         call = await world.begin(pod, **TWO)
@@ -55,7 +55,7 @@ def test_a_container_and_its_pod(run_scenario: Callable[..., None]) -> None:
         order = [line for line in world.log if line.startswith("quota ") or line == "forward StartContainer"]
         assert order == ["quota kubepods/poddb -1", "forward StartContainer"]
         first = world.log.index("quota kubepods/poddb -1")
-        assert "ledger +q/" in world.log[:first], "what was there is known before it goes"
+        assert "ledger +q/" in world.log[:first], "the quota is recorded before it is removed"
         assert world.ledger.entries["q/db"] == {"quota": 200_000, "group": "kubepods/poddb"}
         await world.stop(owner)
         assert at(world, pod) == 200_000
@@ -71,8 +71,8 @@ def test_a_container_that_owns_nothing_keeps_its_quota(run_scenario: Callable[..
         assert created_with(call).cpu_quota == 50_000
         sharer = world.finish(call, "s1")
         await world.start(sharer)
-        got = await world.update(sharer, cpu_quota=60_000)
-        assert got.cpu_quota == 60_000
+        forwarded = await world.update(sharer, cpu_quota=60_000)
+        assert forwarded.cpu_quota == 60_000
         assert (await world.update(sharer, cpu_shares=4)).cpu_quota == 0
         await world.sync.once()
         assert (at(world, pod), at(world, pod, sharer)) == (100_000, 60_000)
@@ -80,7 +80,7 @@ def test_a_container_that_owns_nothing_keeps_its_quota(run_scenario: Callable[..
     run_scenario(scenario)
 
 
-def test_an_update_does_not_bring_it_back_and_is_what_will_be(run_scenario: Callable[..., None]) -> None:
+def test_a_quota_in_an_update_is_withheld_and_recorded_for_later(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         owner = await world.run(pod, **TWO)
@@ -94,12 +94,12 @@ def test_an_update_does_not_bring_it_back_and_is_what_will_be(run_scenario: Call
             "group": "",
         }
         await world.update(owner, cpu_quota=-1)
-        assert [row["container"] for row in quotas_page(world.executor)] == [""], "it has none to put back"
+        assert [row["container"] for row in quotas_page(world.executor)] == [""], "it has no quota to restore"
 
     run_scenario(scenario)
 
 
-def test_another_program_writes_the_pods_quota(run_scenario: Callable[..., None]) -> None:
+def test_a_pod_quota_written_by_another_program_is_repaired(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         owner = await world.run(pod, **TWO)
@@ -131,13 +131,13 @@ def test_a_persistent_writer_is_repaired_ever_more_rarely(run_scenario: Callable
         assert repaired[:3] == [0, 1, 2]
         assert 5 <= len(repaired) <= 9
         await world.stop(owner)
-        assert at(world, pod) == 200_059, "the newest value stands"
+        assert at(world, pod) == 200_059, "the newest value stays"
         assert quotas_page(world.executor) == []
 
     run_scenario(scenario)
 
 
-def test_a_calm_pass_forgives(run_scenario: Callable[..., None]) -> None:
+def test_a_pass_without_drift_resets_the_repair_pace(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         await world.run(pod, **TWO)
@@ -151,7 +151,7 @@ def test_a_calm_pass_forgives(run_scenario: Callable[..., None]) -> None:
 
 
 def test_a_running_container_is_adopted_with_a_quota(run_scenario: Callable[..., None]) -> None:
-    """By a write at once, and through the runtime for good; after a restart without a ledger."""
+    """By a write at once, and by an update at the runtime; after a restart without a ledger."""
 
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
@@ -165,7 +165,7 @@ def test_a_running_container_is_adopted_with_a_quota(run_scenario: Callable[...,
         await world.sync.once()
         assert (at(world, pod), at(world, pod, owner)) == (-1, -1)
         assert world.executor.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0, (
-            "it is the first time that we see it"
+            "the daemon sees the quota for the first time"
         )
         assert world.runtime.quotas[owner] == 200_000
         await settled(world)
@@ -179,7 +179,7 @@ def test_a_running_container_is_adopted_with_a_quota(run_scenario: Callable[...,
     run_scenario(scenario)
 
 
-def test_a_restart_compares(run_scenario: Callable[..., None]) -> None:
+def test_a_restart_compares_quotas(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod, other = await lsr(world), await world.pod("lse", "LSE", "", "7", quota=100_000)
         owner, gone = await world.run(pod, **TWO), await world.run(other, **TWO)
@@ -197,7 +197,7 @@ def test_a_restart_compares(run_scenario: Callable[..., None]) -> None:
     run_scenario(scenario)
 
 
-def test_a_restart_with_another_setting_puts_all_back(run_scenario: Callable[..., None]) -> None:
+def test_a_restart_with_another_setting_restores_all_quotas(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         owner = await world.run(pod, **TWO)
@@ -210,7 +210,9 @@ def test_a_restart_with_another_setting_puts_all_back(run_scenario: Callable[...
         assert back == [f"quota kubepods/poddb/{owner} 200000", "quota kubepods/poddb 200000"]
         assert world.runtime.quotas[owner] == -1
         await settled(world)
-        assert world.runtime.quotas[owner] == 200_000, "else the next update of anything would undo it"
+        assert world.runtime.quotas[owner] == 200_000, (
+            "otherwise the next update of any resource would undo it"
+        )
         assert quotas_page(world.executor) == []
         await world.executor.journal.flush()
         assert not [key for key in world.ledger.entries if key.startswith("q")]
@@ -240,7 +242,7 @@ def test_a_newer_quota_is_not_overwritten(run_scenario: Callable[..., None]) -> 
     run_scenario(scenario)
 
 
-def test_a_runtime_that_will_not_take_it_back_is_asked_ever_more_rarely(
+def test_a_refused_restore_at_the_runtime_is_retried_ever_more_rarely(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -260,7 +262,7 @@ def test_a_runtime_that_will_not_take_it_back_is_asked_ever_more_rarely(
             await world.sync.once()
             await settled(world)
         assert 4 <= len(calls) <= 9
-        assert at(world, pod, owner) == 200_000, "the write stands"
+        assert at(world, pod, owner) == 200_000, "the write remains"
         world.runtime.update_cpuset = plain
         for _ in range(40):
             await world.sync.once()
@@ -271,7 +273,7 @@ def test_a_runtime_that_will_not_take_it_back_is_asked_ever_more_rarely(
     run_scenario(scenario)
 
 
-def test_an_update_meanwhile_carries_what_is_to_be_restored(run_scenario: Callable[..., None]) -> None:
+def test_an_update_meanwhile_carries_the_quota_to_be_restored(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         owner = await world.run(await lsr(world), **TWO)
         await world.executor.close()
@@ -283,15 +285,15 @@ def test_an_update_meanwhile_carries_what_is_to_be_restored(run_scenario: Callab
         await settled(world)
         assert world.runtime.quotas[owner] == 170_000, "the newest counts"
         world.now += 3
-        await world.sync.once()  # calls of before the restart are over
+        await world.sync.once()  # calls from before the restart are over
         await settled(world)
         assert quotas_page(world.executor) == []
 
     run_scenario(scenario)
 
 
-def test_several_containers(run_scenario: Callable[..., None]) -> None:
-    """The second one brings quotas back for all; when it has ended they go again."""
+def test_quotas_of_a_pod_with_several_containers(run_scenario: Callable[..., None]) -> None:
+    """The second container restores the quotas of all; when it has ended they are removed again."""
 
     async def scenario(world: Any) -> None:
         pod = await lsr(world, quota=300_000)
@@ -312,19 +314,19 @@ def test_several_containers(run_scenario: Callable[..., None]) -> None:
     run_scenario(scenario, **SEVERAL)
 
 
-def test_several_containers_that_only_kubelet_knows(run_scenario: Callable[..., None]) -> None:
-    """What runs at the same time counts; init containers do not."""
+def test_quotas_of_a_pod_whose_containers_only_kubelet_knows(run_scenario: Callable[..., None]) -> None:
+    """Containers that run at the same time count; init containers do not."""
 
     async def scenario(world: Any) -> None:
         pods = []
         for uid, kind in (("pair", ContainerKind.APP), ("alone", ContainerKind.INIT)):
             pod = await world.pod(uid, "LSR", "", "2-3" if uid == "pair" else "4-5", quota=200_000)
-            asks = PodRequests(
+            requests = PodRequests(
                 uid,
                 (ContainerResources("a", kind, {}, {}), ContainerResources("b", ContainerKind.APP, {}, {})),
             )
 
-            known = changed_copy(world.executor.state.pods[pod], requests=asks, source="a test")
+            known = changed_copy(world.executor.state.pods[pod], requests=requests, source="a test")
             world.executor.store.handle(PodLearned(known, "a test", recorded=False))
             pods.append((pod, await world.run(pod, "b", **TWO)))
         (pair, one), (alone, other) = pods
@@ -334,8 +336,8 @@ def test_several_containers_that_only_kubelet_knows(run_scenario: Callable[..., 
     run_scenario(scenario, **SEVERAL)
 
 
-def test_made_with_a_second_before_it_starts(run_scenario: Callable[..., None]) -> None:
-    """The first was made without a quota, and is to have one when it starts: it is sent before."""
+def test_a_second_container_created_before_the_first_starts(run_scenario: Callable[..., None]) -> None:
+    """The first container is created without a quota and needs one at its start: the update comes first."""
 
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
@@ -353,7 +355,9 @@ def test_made_with_a_second_before_it_starts(run_scenario: Callable[..., None]) 
     run_scenario(scenario, **SEVERAL)
 
 
-def test_made_with_a_second_while_the_runtime_makes_it(run_scenario: Callable[..., None]) -> None:
+def test_a_second_container_created_while_the_runtime_creates_the_first(
+    run_scenario: Callable[..., None],
+) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         call = await world.begin(pod, "first", **TWO)
@@ -380,7 +384,7 @@ def test_a_create_that_fails_leaves_the_pods_quota(run_scenario: Callable[..., N
     run_scenario(scenario)
 
 
-def test_the_group_of_several_pods_is_left(run_scenario: Callable[..., None]) -> None:
+def test_the_group_of_several_pods_is_not_changed(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod, other = await lsr(world), await world.pod("ls", "LS", quota=100_000)
 
@@ -393,7 +397,7 @@ def test_the_group_of_several_pods_is_left(run_scenario: Callable[..., None]) ->
     run_scenario(scenario)
 
 
-def test_a_pod_that_is_gone_is_forgotten(run_scenario: Callable[..., None]) -> None:
+def test_quotas_of_a_removed_pod_are_forgotten(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         owner = await world.run(pod, **TWO)
@@ -464,7 +468,9 @@ def test_without_a_cpu_controller_and_in_observe_mode_nothing_changes(
 
 
 @pytest.mark.parametrize("value", [{}, {"quota": "x"}, {"quota": 0}, {"quota": 5, "group": 1}])
-def test_an_invalid_record(run_scenario: Callable[..., None], value: dict[str, object]) -> None:
+def test_an_invalid_quota_record_is_reported(
+    run_scenario: Callable[..., None], value: dict[str, object]
+) -> None:
     async def scenario(world: Any) -> None:
         assert quotas_page(world.executor) == []
         assert "q/db" in str(world.executor.telemetry.problems())
@@ -472,7 +478,7 @@ def test_an_invalid_record(run_scenario: Callable[..., None], value: dict[str, o
     run_scenario(scenario, entries={"q/db": value})
 
 
-def test_the_runtime_refuses_or_is_away(run_scenario: Callable[..., None]) -> None:
+def test_a_runtime_that_refuses_or_is_unavailable(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         pod = await lsr(world)
         owner = await world.run(pod, **TWO)
@@ -484,7 +490,7 @@ def test_the_runtime_refuses_or_is_away(run_scenario: Callable[..., None]) -> No
         (problem,) = world.executor.telemetry.problems()
         assert problem["message"] == "cannot save a cpuset at the runtime"
         assert (problem["keys"]["pod"], problem["keys"]["err"]) == ("ns/db", "cannot update: no")
-        assert at(world, pod, owner) == -1, "the write stands"
+        assert at(world, pod, owner) == -1, "the write remains"
         world.runtime.limit(owner, 0)
         await world.sync.once()
         await settled(world)

@@ -1,7 +1,7 @@
 """Random calls that overlap in every way, with failures and cancellations, and reconciles in between.
 
-The runtime is played in three moments: a call is forwarded to it, it does it, it answers. Between any two of
-them anything else may happen. What is checked all the time is the promise of the node: no running container
+The simulated runtime has three steps: a call is forwarded to it, executed, answered. Between any two of
+them anything else may happen. The invariant is checked all the time: no running container
 of a pool is on a CPU of a container with CPUs of its own that was allowed to start. At the end everything is
 taken away, and nothing may be left.
 """
@@ -41,23 +41,23 @@ KINDS = (
 STEPS, DAYS = 80, 12
 
 
-class Shelf(dict[str, Any]):
+class SnapshotDict(dict[str, Any]):
     """A dictionary that may be listed in one thread and changed in another."""
 
     def values(self) -> Any:
         return self.copy().values()
 
 
-class Play:
-    """A client with many hands, and the runtime that it talks to."""
+class RandomClient:
+    """A client with concurrent calls, and the runtime that it calls."""
 
     def __init__(self, world: Any, seed: int, *, wild: bool) -> None:
         self.world = world
         self.dice = random.Random(seed)
         self.wild = wild
         self.faulty = False
-        world.runtime.containers = Shelf()
-        world.runtime.pods = Shelf()
+        world.runtime.containers = SnapshotDict()
+        world.runtime.pods = SnapshotDict()
         self.slow("list_containers", after=True)
         self.slow("update_cpuset", after=False)
         self.serial = 0
@@ -72,7 +72,7 @@ class Play:
         self.faults: list[str] = []
 
     def slow(self, name: str, *, after: bool) -> None:
-        """Make a call of ours at the runtime take its time, before or after it has its effect."""
+        """Delay a call of the daemon at the runtime, before or after its effect."""
         plain = getattr(self.world.runtime, name)
         dice = random.Random(self.dice.random())
 
@@ -84,8 +84,8 @@ class Play:
 
         setattr(self.world.runtime, name, slowly)
 
-    async def breathe(self) -> None:
-        """Let others act: not at all, for some turns of the loop, or for a while."""
+    async def yield_at_random(self) -> None:
+        """Yield to other tasks: not at all, for some turns of the loop, or for a while."""
         for _ in range(self.dice.choice((0, 1, 2, 5))):
             await asyncio.sleep(0)
         if self.dice.random() < 0.3:
@@ -93,7 +93,7 @@ class Play:
         self.look()
 
     def look(self) -> None:
-        """Check the promise at the kernel."""
+        """Check the invariant at the kernel."""
         for container_id, cpus in self.world.cgroups.sets.items():
             container = self.world.executor.state.containers.get(container_id)
             pool = "own" if container is None else container.placement.pool.value
@@ -107,11 +107,11 @@ class Play:
         if call.refused is not None:
             self.world.wire.finished(call, None)
             return None
-        await self.breathe()
+        await self.yield_at_random()
         return call
 
     def look_at_asides(self) -> None:
-        """No pod owns what is set aside for another; the memory carried along is the memory counted again."""
+        """No pod owns CPUs set aside for another pod, and the tracked memory matches a recount."""
         state = self.world.executor.state
         for pod in state.pods.values():
             for owner, held in state.owners.items():
@@ -157,14 +157,14 @@ class Play:
             return
         self.serial += 1
         container_id = f"x{self.serial}"
-        got = pb.CreateContainerRequest.FromString(call.sent)
-        self.world.runtime.specs[container_id] = got.config.linux.resources.cpuset_cpus
-        self.world.runtime.quotas[container_id] = got.config.linux.resources.cpu_quota
+        forwarded = pb.CreateContainerRequest.FromString(call.sent)
+        self.world.runtime.specs[container_id] = forwarded.config.linux.resources.cpuset_cpus
+        self.world.runtime.quotas[container_id] = forwarded.config.linux.resources.cpu_quota
         self.world.runtime.containers[container_id] = RuntimeContainer(
-            container_id, sandbox, "c", got.config.metadata.attempt, "CREATED"
+            container_id, sandbox, "c", forwarded.config.metadata.attempt, "CREATED"
         )
         self.alive.add(container_id)
-        await self.breathe()
+        await self.yield_at_random()
         if fate < 0.2:
             self.world.wire.finished(call, None)
             return
@@ -181,9 +181,9 @@ class Play:
             self.world.wire.finished(call, 2)
             return
         orphan = self.dice.random() < 0.1
-        if orphan:  # its client goes away, and the runtime does it all the same, later
+        if orphan:  # its client disconnects, and the runtime executes the call later nevertheless
             self.world.wire.finished(call, None)
-            await self.breathe()
+            await self.yield_at_random()
             there = self.world.runtime.containers.get(container_id)
             if there is None or there.state != "CREATED":
                 return
@@ -194,7 +194,7 @@ class Play:
         self.world.cpu.quotas[f"{self.world.parents[there.sandbox_id]}/{container_id}"] = -1
         self.world.runtime.limit(container_id, 0)
         self.world._state(container_id, "RUNNING")
-        await self.breathe()
+        await self.yield_at_random()
         if not orphan:
             self.world.wire.finished(call, 0)
 
@@ -212,17 +212,17 @@ class Play:
         orphan = self.dice.random() < 0.1
         if orphan:
             self.world.wire.finished(call, None)
-            await self.breathe()
+            await self.yield_at_random()
             there = self.world.runtime.containers.get(container_id)
             if there is None or there.state == "EXITED":
                 return
-        got = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux
-        cpus = got.cpuset_cpus
+        forwarded = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux
+        cpus = forwarded.cpuset_cpus
         self.world.runtime.specs[container_id] = cpus
-        self.world.runtime.limit(container_id, got.cpu_quota)
+        self.world.runtime.limit(container_id, forwarded.cpu_quota)
         if container_id in self.world.cgroups.sets:
             self.world.cgroups.sets[container_id] = CpuSet.parse(cpus)
-        await self.breathe()
+        await self.yield_at_random()
         if not orphan:
             self.world.wire.finished(call, 0)
 
@@ -242,7 +242,7 @@ class Play:
             self.world.wire.finished(call, None)
             return
         self._dead(container_id)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, self.dice.choice((0, 0, 0, None)))
 
     async def remove(self, container_id: str) -> None:
@@ -250,7 +250,7 @@ class Play:
         self._dead(container_id)
         self.world.runtime.containers.pop(container_id, None)
         self.alive.discard(container_id)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, self.dice.choice((0, 0, 0, None)))
 
     async def drop(self, sandbox: str) -> None:
@@ -259,7 +259,7 @@ class Play:
             self._dead(container_id)
         if (pod := self.world.runtime.pods.get(sandbox)) is not None:
             self.world.runtime.pods[sandbox] = changed_copy(pod, ready=False)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, 0)
         call = await self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
         for container_id in self.inside(sandbox):
@@ -269,11 +269,11 @@ class Play:
         self.world.runtime.pods.pop(sandbox, None)
         self.world.cpu.quotas.pop(self.world.parents[sandbox], None)
         self.kinds.pop(sandbox, None)
-        await self.breathe()
+        await self.yield_at_random()
         self.world.wire.finished(call, 0)
 
     async def exit(self, container_id: str) -> None:
-        """It ends by itself, and nothing reports it."""
+        """End a container without a report."""
         if container_id in self.world.cgroups.sets:
             self._dead(container_id)
 
@@ -297,7 +297,7 @@ class Play:
         self.tasks.add(task)
 
     def act(self) -> None:
-        """Begin one thing. The client does one call at a time for a container, as kubelet does for a pod."""
+        """Start a random call; one at a time for a container, as kubelet does for a pod."""
         sandboxes = sorted(self.kinds)
         what = self.dice.random()
         if what < 0.15 or not sandboxes:
@@ -340,7 +340,7 @@ class Play:
     async def run(self) -> None:
         for _ in range(STEPS):
             self.act()
-            await self.breathe()
+            await self.yield_at_random()
             assert self.faults == []
             self.look_at_asides()
         await self.settle_down()
@@ -355,7 +355,7 @@ class Play:
         for sandbox in sorted(self.kinds):
             self.begin(sandbox, self.drop, sandbox)
         await self.settle_down()
-        self.nothing_is_left()
+        self.check_nothing_is_left()
         assert self.faults == []
 
     def check_quotas(self) -> None:
@@ -369,10 +369,10 @@ class Play:
         for container_id in self.world.cgroups.sets:
             container = state.containers[container_id]
             found = kernel[self.world.runtime.group(container_id)]
-            asked = self.world.runtime.quotas.get(container_id) or -1
-            assert found == (-1 if container.owner else asked), container_id
+            saved = self.world.runtime.quotas.get(container_id) or -1
+            assert found == (-1 if container.owner else saved), container_id
 
-    def nothing_is_left(self) -> None:
+    def check_nothing_is_left(self) -> None:
         executor = self.world.executor
         assert violations(executor.state) == []
         assert str(executor.state.pools.shared) == str(executor.state.pools.be) == "0-15"
@@ -396,7 +396,7 @@ class Play:
 
 
 class SlowSources:
-    """A kubelet that knows some pods, takes its time, and fails now and then."""
+    """A kubelet that knows some pods, answers slowly, and fails at times."""
 
     knows_pods, knows_devices = True, True
 
@@ -442,11 +442,11 @@ RULES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("seed", range(DAYS // 2))
 @pytest.mark.parametrize(("rules", "with_sources"), [("by-pod", False), *((rules, True) for rules in RULES)])
-def test_a_random_day_under_a_topology_policy(
+def test_random_calls_under_a_topology_policy_keep_the_invariants(
     run_scenario, seed: int, rules: str, *, with_sources: bool
 ) -> None:
     async def scenario(world: Any) -> None:
-        play = Play(world, seed, wild=seed % 2 == 1)
+        play = RandomClient(world, seed, wild=seed % 2 == 1)
         play.faulty = with_sources
         await play.run()
 
@@ -460,31 +460,31 @@ def test_a_random_day_under_a_topology_policy(
 
 
 def test_a_sandbox_that_is_being_stopped_takes_no_container(run_scenario) -> None:
-    """Whatever is created after the stop has ended all containers would run without an owner's CPUs."""
+    """A container created after the stop has ended all containers would run without its CPUs."""
 
     async def scenario(world: Any) -> None:
-        play = Play(world, 0, wild=True)
+        play = RandomClient(world, 0, wild=True)
         play.dice.random = lambda: 0.5  # type: ignore[method-assign]  # no call fails by chance
         await world.run(await world.pod("ls", "LS", "burstable"))
         sandbox = await world.pod("lse", "LSE", "", "2-3")
         play.kinds[sandbox] = ("LSE", "", "2-3", {})
-        plain, moments = play.breathe, 0
+        plain, moments = play.yield_at_random, 0
 
         async def create_behind_the_stop() -> None:
             nonlocal moments
             moments += 1
             if moments == 2:  # the runtime has stopped the sandbox, and has not answered yet
-                play.breathe = plain  # type: ignore[method-assign]
+                play.yield_at_random = plain  # type: ignore[method-assign]
                 await play.create(sandbox)
                 for container_id in play.inside(sandbox):
                     await play.start(container_id)
-                play.breathe = slowly  # type: ignore[method-assign]
+                play.yield_at_random = slowly  # type: ignore[method-assign]
 
         async def slowly() -> None:
             await world.quiet()
             play.look()
 
-        play.breathe = create_behind_the_stop  # type: ignore[method-assign]
+        play.yield_at_random = create_behind_the_stop  # type: ignore[method-assign]
         await play.drop(sandbox)
         assert moments == 2
         assert play.faults == []
@@ -495,14 +495,14 @@ def test_a_sandbox_that_is_being_stopped_takes_no_container(run_scenario) -> Non
 
 @pytest.mark.parametrize("seed", range(DAYS))
 @pytest.mark.parametrize("wild", [False, True], ids=["one-by-one", "wild"])
-def test_a_random_day(run_scenario, seed: int, *, wild: bool) -> None:
+def test_random_calls_keep_the_invariants(run_scenario, seed: int, *, wild: bool) -> None:
     """``wild``: calls for one pod overlap too, as they may when kubelet restarts in the middle."""
 
     async def scenario(world: Any) -> None:
         runtime_sync = world.make_runtime_sync()
         syncing = asyncio.create_task(runtime_sync.run())
         try:
-            await Play(world, seed, wild=wild).run()
+            await RandomClient(world, seed, wild=wild).run()
         finally:
             syncing.cancel()
             await asyncio.gather(syncing, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Rare moments: each test describes what a user would see if one line of the executor were another."""
+"""Rare cases: each test describes the effect for a user if one line of the executor were different."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_lost_create_is_resolved_before_the_next_period(run_scenario, monkeypa
         ls = await world.run(await world.pod("ls", "LS"))
         lost = await world.begin(await world.pod("lost", "LSE", "", "0-3"))
         world.wire.finished(lost, None)
-        world.executor.attention.clear()  # the pass that it asks for comes at once, too early to know
+        world.executor.attention.clear()  # the requested pass would run too early to resolve the create
         task = asyncio.create_task(world.sync.run())
         await asyncio.sleep(0.02)
         assert world.executor.state.runtime.lost
@@ -52,7 +52,7 @@ def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(run_scenario) ->
     run_scenario(scenario)
 
 
-def test_a_container_that_goes_during_a_search_stops_no_other(run_scenario) -> None:
+def test_a_container_removed_during_a_search_does_not_stop_a_create(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         world.executor.enforcer._paths.clear()
@@ -87,7 +87,7 @@ def test_a_start_that_never_began_is_created_again_after_a_restart(run_scenario)
     run_scenario(scenario)
 
 
-def test_a_list_that_says_created_does_not_stop_what_runs(run_scenario) -> None:
+def test_a_list_with_state_created_does_not_stop_a_running_container(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         world._state(ls, "CREATED")
@@ -97,7 +97,7 @@ def test_a_list_that_says_created_does_not_stop_what_runs(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_start_waits_no_longer_than_agreed_for_a_runtime_that_hangs(run_scenario) -> None:
+def test_a_start_waits_for_a_hanging_runtime_for_a_limited_time(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.create(await world.pod("ls", "LS"))
         await world.create(await world.pod("lse", "LSE", "", "0-3"))
@@ -105,7 +105,7 @@ def test_a_start_waits_no_longer_than_agreed_for_a_runtime_that_hangs(run_scenar
         world.runtime.on_update = lambda _: gate.wait(60)
         call = await world.start(ls)
         hung = not gate.is_set()
-        assert world.executor.state.inflight.of(ls), "the runtime may still take it"
+        assert world.executor.state.inflight.of(ls), "the runtime may still execute it"
         gate.set()
         assert hung
         assert call.refused is not None
@@ -133,7 +133,7 @@ def test_a_container_of_an_unknown_state_is_left_as_it_was(run_scenario) -> None
     run_scenario(scenario)
 
 
-def test_a_start_that_fails_while_another_is_on_its_way(run_scenario) -> None:
+def test_a_start_that_fails_while_another_is_in_flight(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.create(await world.pod("ls", "LS"))
         world.executor.attention.clear()
@@ -144,9 +144,9 @@ def test_a_start_that_fails_while_another_is_on_its_way(run_scenario) -> None:
         )
         world.wire.finished(first, 2)
         assert world.executor.state.containers[ls].phase is Phase.STARTING
-        assert world.executor.attention.is_set(), "the runtime knows what became of it"
+        assert world.executor.attention.is_set(), "the runtime knows its state"
         world.wire.finished(second, 2)
-        assert world.executor.state.containers[ls].phase is Phase.STARTING, "it may run all the same"
+        assert world.executor.state.containers[ls].phase is Phase.STARTING, "it may run nevertheless"
         await world.sync.once()
         assert world.executor.state.containers[ls].phase is Phase.CREATED
 
@@ -202,7 +202,7 @@ def test_unusable_records_are_reported_and_ignored(run_scenario) -> None:
 
 
 @pytest.mark.parametrize("part", ["quotas", "mems"])
-def test_a_fault_beside_the_reconcile_does_not_delay_readiness(run_scenario, part: str) -> None:
+def test_a_fault_of_a_part_does_not_delay_readiness(run_scenario, part: str) -> None:
     async def scenario(world: Any) -> None:
         async def fault() -> None:
             raise RuntimeError("a fault of ours")
@@ -230,7 +230,7 @@ def test_a_pod_known_only_from_a_create_is_recorded(run_scenario) -> None:
 
 
 class Log:
-    """A log with the levels apart."""
+    """A log with separate lists for levels."""
 
     def __init__(self, info: list[str], debug: list[str], verbose: bool) -> None:
         self.lines = {"info": info, "debug": debug}
@@ -269,7 +269,7 @@ def test_a_container_named_by_two_calls_at_once_is_adopted_once(run_scenario) ->
     run_scenario(scenario)
 
 
-def test_the_start_of_an_unknown_container_brings_the_current_set(run_scenario) -> None:
+def test_the_start_of_an_unknown_container_carries_the_current_set(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
         world.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
@@ -287,7 +287,7 @@ def test_the_start_of_an_unknown_container_brings_the_current_set(run_scenario) 
 def test_the_start_of_an_unknown_container_is_refused_where_the_runtime_does_not_answer(
     run_scenario, silent
 ) -> None:
-    """With the set that is saved, it would run on the CPUs of an owner."""
+    """With the saved set, the container would run on the CPUs of an owner."""
 
     async def scenario(world: Any) -> None:
         def hangs(*_args: str) -> Any:
@@ -309,7 +309,7 @@ def test_the_start_of_an_unknown_container_is_refused_where_the_runtime_does_not
     run_scenario(scenario)
 
 
-def test_work_that_is_cancelled_is_not_a_fault(run_scenario) -> None:
+def test_cancelled_work_is_not_reported_as_a_fault(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         odd: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: odd.append(context))
@@ -322,7 +322,7 @@ def test_work_that_is_cancelled_is_not_a_fault(run_scenario) -> None:
     run_scenario(scenario)
 
 
-def test_the_answer_to_a_call_that_passed_undecided_passes_too(run_scenario) -> None:
+def test_the_response_to_an_undecided_call_is_forwarded(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         world.runtime.down = True
         call = await world.call("CreateContainer", pb.CreateContainerRequest(pod_sandbox_id="s"))
@@ -354,7 +354,7 @@ def test_a_missing_runtime_is_reported_once_each_time(run_scenario) -> None:
 
 
 def test_containers_of_a_dead_sandbox_keep_their_cpus_until_they_end(run_scenario) -> None:
-    """The sandbox's own process may die alone; kubelet then stops the containers, with their grace period."""
+    """The sandbox's process may die alone; kubelet then stops the containers, with their grace period."""
 
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
@@ -396,9 +396,7 @@ def test_unstarted_containers_of_a_dead_sandbox_are_not_changed(run_scenario) ->
 def test_a_call_about_an_unknown_container_does_not_wait_for_a_comparison(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         gate = threading.Event()
-        held = asyncio.ensure_future(
-            world.sync._worker.run(gate.wait, 60)
-        )  # a comparison that takes its time
+        held = asyncio.ensure_future(world.sync._worker.run(gate.wait, 60))  # a slow comparison
         try:
             world.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
             world.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")
