@@ -1,6 +1,6 @@
-"""Worker threads: order, jobs that are dropped, how long one has been running, and an end that is bounded.
+"""Worker threads: order, dropped jobs, running times, and a bounded shutdown.
 
-No task of the daemon's ends by a fault.
+A task of the daemon does not end because of a fault.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_as_many_jobs_run_at_once_as_there_are_threads() -> None:
     assert threads.shutdown(30)
 
 
-def test_what_a_job_raises_comes_out_where_its_result_is_awaited() -> None:
+def test_an_error_of_a_job_is_raised_where_its_result_is_awaited() -> None:
     threads = Threads(1, "t")
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 / 0).result(30)
@@ -78,7 +78,7 @@ def test_a_job_without_its_requester_is_dropped() -> None:
     asyncio.run(scenario())
 
 
-def test_a_stuck_job_does_not_hold_up_the_end_and_what_waits_is_cancelled() -> None:
+def test_a_stuck_job_does_not_delay_the_shutdown_and_queued_jobs_are_cancelled() -> None:
     threads, gate, inside = Threads(1, "t"), threading.Event(), threading.Event()
     stuck = threads.submit(lambda: (inside.set(), gate.wait(60)))
     waits = threads.submit(int)
@@ -96,7 +96,7 @@ def test_a_stuck_job_does_not_hold_up_the_end_and_what_waits_is_cancelled() -> N
     assert threads.shutdown(30)
 
 
-def test_a_result_is_noted_although_nothing_waits_for_it_any_more() -> None:
+def test_a_result_is_recorded_although_its_requester_is_gone() -> None:
     noted: list[int] = []
 
     async def scenario() -> None:
@@ -120,10 +120,10 @@ def test_a_result_is_noted_although_nothing_waits_for_it_any_more() -> None:
         worker.close()
 
     asyncio.run(scenario())
-    assert noted == [7, 9], "a job that has not begun is dropped"
+    assert noted == [7, 9], "a queued job is dropped"
 
 
-def test_a_job_that_fails_when_nothing_waits_any_more_is_reported() -> None:
+def test_a_failure_of_a_job_without_a_requester_is_reported() -> None:
     failed: list[BaseException] = []
 
     async def scenario() -> None:
@@ -148,7 +148,7 @@ def test_a_job_that_fails_when_nothing_waits_any_more_is_reported() -> None:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses that were made; none takes time."""
+    """The pauses that were made; none takes time."""
     found: list[float] = []
     sleep = asyncio.sleep
 
@@ -186,7 +186,7 @@ def test_a_steady_task_is_restarted_at_once(pauses: list[float], monkeypatch: py
     assert pauses == [0.1] * 3
 
 
-def test_what_it_waited_for_was_cancelled(pauses: list[float]) -> None:
+def test_a_task_whose_awaited_work_was_cancelled_is_restarted(pauses: list[float]) -> None:
     reported: list[BaseException] = []
     run([asyncio.CancelledError(), None], reported)
     assert len(reported) == 1
@@ -206,7 +206,7 @@ def test_a_cancelled_task_ends() -> None:
 
 
 def test_the_runtime_sync_continues_after_an_internal_fault(run_scenario: Callable[..., None]) -> None:
-    """One container that causes a fault must not keep the moves of others from being made lasting."""
+    """A container that causes a fault must not prevent updates of other containers at the runtime."""
 
     async def scenario(world: Any) -> None:
         odd, good = (

@@ -1,4 +1,4 @@
-"""The groups above BE containers, in directories under the kernel's rules."""
+"""The groups above BE containers, in directories that follow the kernel's rules."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_container_in_the_groups_follows_the_pool(tmp_path: Path, version: int
         assert ours.enforce_all().errors == []
         for path in (ROOT, f"{ROOT}/poda", pause, main):
             assert on(cgroups, path) == str(state.pools.be), path
-        assert ours.enforce_pools().written == [], "twice is once"
+        assert ours.enforce_pools().written == [], "a repetition changes nothing"
 
 
 def test_a_container_that_shares_widens_the_groups_above_it(tmp_path: Path, version: int) -> None:
@@ -100,7 +100,7 @@ def test_a_container_that_is_bound_elsewhere_keeps_its_set(tmp_path: Path, versi
     assert (on(cgroups, f"{ROOT}/poda/c"), on(cgroups, f"{ROOT}/poda")) == ("3", "0-7")
 
 
-def test_a_container_that_is_to_start_finds_room_in_its_ancestors(tmp_path: Path, version: int) -> None:
+def test_ancestors_are_widened_before_a_container_starts(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb")
     given = one("c", pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,))).in_phase(Phase.CREATED)
     state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
@@ -113,10 +113,8 @@ def test_a_container_that_is_to_start_finds_room_in_its_ancestors(tmp_path: Path
     assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", f"{ROOT}/podb")] == ["1-7", "1-7", "2-7"]
 
 
-def test_a_group_that_is_made_with_the_create_keeps_what_hooks_have_named(
-    tmp_path: Path, version: int
-) -> None:
-    """CRI-O makes it, under a name with a prefix."""
+def test_a_group_made_with_the_create_keeps_the_cpus_named_by_hooks(tmp_path: Path, version: int) -> None:
+    """CRI-O creates the group, under a name with a prefix."""
     path = f"{ROOT}/poda/crio-{'c' * 64}"
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", path)
     given = one("c" * 64, pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,)))
@@ -126,7 +124,7 @@ def test_a_group_that_is_made_with_the_create_keeps_what_hooks_have_named(
     assert on(cgroups, path) == "1"
 
 
-def test_groups_are_seen_to_before_each_start_below_them(run_scenario) -> None:
+def test_groups_are_written_before_each_start_below_them(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ours = world.executor.enforcer
         ours.enforce_groups = lambda: world.log.append("groups") or Enforced(notes=["cannot write poda"])
@@ -142,7 +140,7 @@ def test_groups_are_seen_to_before_each_start_below_them(run_scenario) -> None:
     run_scenario(scenario, rules={"be_cpuset": BeCpuset.ERASE})
 
 
-def test_a_start_does_not_wait_for_ever_for_groups(run_scenario) -> None:
+def test_a_start_waits_for_groups_for_a_limited_time(run_scenario) -> None:
     over = threading.Event()
 
     async def scenario(world: Any) -> None:
@@ -174,7 +172,7 @@ def test_a_failed_write_is_reported_and_a_missing_group_is_not(tmp_path: Path) -
     cgroups = tree(tmp_path, 1, f"{ROOT}/poda", f"{ROOT}/poda/deep", f"{ROOT}/poda/deep/er")
     state = NodeState.of(NODE, [pod("a"), pod("gone")], [owner("0")])
     (error,) = BeGroups(cgroups).follow(state, {})
-    assert "poda/deep" in error, "what lies below the containers is not ours"
+    assert "poda/deep" in error, "groups inside containers are not ours"
 
     class Going(FakeCgroups):
         def read(self, path: str) -> object:
@@ -189,7 +187,7 @@ LIMITS = st.sampled_from(["", "1-2", "4", "0-7"])
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(OWNED, LIMITS), min_size=1, max_size=5), version=st.sampled_from([1, 2]))
-def test_any_order_of_pools_is_followed(
+def test_groups_follow_pools_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, str]], version: int
 ) -> None:
     paths = [f"{ROOT}/{name}" for name in ("poda", "poda/c", "podb", "podb/p")]

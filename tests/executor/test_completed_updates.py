@@ -1,4 +1,4 @@
-"""What a completed update brought is read back, with others, unless other CPUs are due by now."""
+"""Completed updates are read back together, except where other CPUs are due by now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MANY = 12
 
 
 def jobs_of(world: Any) -> list[list[str]]:
-    """Note which containers are compared in each job of the kernel's worker."""
+    """Record which containers are compared in each job of the kernel worker."""
     jobs: list[list[str]] = []
     enforce = world.executor.drift.enforce
 
@@ -30,14 +30,12 @@ def test_updates_that_land_together_are_read_together(run_scenario: Callable[...
         jobs = jobs_of(world)
         flights = [world.executor.calls.track(i, CpuSet.parse("0-15")) for i in ids]
         for flight in flights:
-            world.cgroups.sets[flight.container_id] = CpuSet.parse(
-                "0-3"
-            )  # the runtime makes something else of it
+            world.cgroups.sets[flight.container_id] = CpuSet.parse("0-3")  # the runtime writes another set
             world.start_update.completed(flight, flight.carries)
         await world.until(lambda: {str(world.on(i)) for i in ids} == {"0-15"})
         await world.quiet()
         assert {i for job in jobs for i in job} == set(ids)
-        assert len(jobs) <= 3, "not one for each"
+        assert len(jobs) <= 3, "not one job for each"
 
     run_scenario(scenario)
 
@@ -47,7 +45,7 @@ def test_a_container_with_a_newer_set_does_not_wait(run_scenario: Callable[..., 
         ids = [await world.run(await world.pod(f"ls{number}", "LS")) for number in range(2)]
         await world.quiet()
         jobs = jobs_of(world)
-        world.executor.drift._looks = True  # as if one were under way, and the next far off
+        world.executor.drift._looks = True  # as if one comparison were in progress, and the next far off
         for carried in (CpuSet.parse("0-3"), None):
             flight = world.executor.calls.track(ids[0], carried or CpuSet.parse("0-15"))
             world.cgroups.sets[ids[0]] = CpuSet.parse("0-3")

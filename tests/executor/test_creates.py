@@ -16,7 +16,7 @@ from proxy.model.workload import Container, Request
 from tests.testkit.changed_copy import changed_copy
 
 
-def test_the_explanation_of_a_container_that_shares_is_made_when_it_is_asked_for(
+def test_the_explanation_of_a_container_that_shares_is_made_on_request(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -43,7 +43,7 @@ def test_the_explanation_of_a_container_that_shares_is_made_when_it_is_asked_for
 def test_no_counter_goes_down_when_a_create_is_decided_again(
     run_scenario: Callable[..., None], second: str
 ) -> None:
-    """The second decision places the container on other CPUs, or refuses it: 0-1 have an owner."""
+    """The second decision uses other CPUs or refuses the create: 0-1 have an owner by then."""
 
     async def scenario(world: Any) -> None:
         await world.run(await world.pod("a", "LSE", "", "0-1"))

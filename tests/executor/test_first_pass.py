@@ -18,7 +18,7 @@ def widest(log: list[str], container: str) -> CpuSet:
 
 
 async def restarted(world: Any, unknown: str) -> threading.Event:
-    """Start again with a ledger that lacks an owner; the runtime returns details when the event is set."""
+    """Restart with a ledger that lacks an owner; the runtime returns details when the event is set."""
     await world.close()
     del world.ledger.entries[f"c/{unknown}"]
     world.runtime.details[unknown] = RuntimeDetail(f"/kubepods/podnew/{unknown}", cpuset_cpus="4-5")
@@ -36,7 +36,7 @@ async def restarted(world: Any, unknown: str) -> threading.Event:
 
 
 def test_no_container_grows_before_unrecorded_owners_are_known(run_scenario: Callable[..., None]) -> None:
-    """Its record could not be written, on a full disk say; and another owner is gone."""
+    """The record of one owner could not be written (say, on a full disk), and another owner is gone."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
@@ -60,8 +60,8 @@ def test_no_container_grows_before_unrecorded_owners_are_known(run_scenario: Cal
     run_scenario(scenario)
 
 
-def test_what_was_put_off_is_done(run_scenario: Callable[..., None]) -> None:
-    """Also where the first comparison has looked already."""
+def test_postponed_writes_are_done_after_the_first_reconcile(run_scenario: Callable[..., None]) -> None:
+    """This holds also for containers that the first comparison has already passed."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))

@@ -1,4 +1,4 @@
-"""Calls that a replaced daemon still relays: its successor expects what the runtime may do with them."""
+"""Calls that a replaced daemon still relays: its successor expects their effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = 3
 
 
 async def long(world: Any) -> None:
-    """The runtime answers other calls for a long time."""
+    """Let the runtime answer other calls for a long time."""
     for _ in range(LONG):
         await world.sync.once()
         world.now += 3
@@ -31,7 +31,7 @@ async def long(world: Any) -> None:
 
 
 async def hanging_update(world: Any, container: str) -> Any:
-    """An update that has left for the runtime with the CPUs that the container has then."""
+    """Forward an update, with the CPUs that the container has now, and leave it without a response."""
     request = pb.UpdateContainerResourcesRequest(container_id=container)
     call = await world.call("UpdateContainerResources", request)
     assert call.sent is not None
@@ -39,7 +39,7 @@ async def hanging_update(world: Any, container: str) -> Any:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_an_update_that_is_relayed_is_waited_for_until_it_is_over(
+def test_a_successor_waits_for_a_relayed_update_until_it_is_over(
     run_scenario: Callable[..., None], *, answered: bool
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -48,14 +48,14 @@ def test_an_update_that_is_relayed_is_waited_for_until_it_is_over(
         former = await world.hand_over(call)
         await long(world)
         create = await create_that_waits(world, await world.pod("lse", "LSE", "", "0-3"))
-        world.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime carries it out
+        world.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime executes it
         if answered:
             former.finished(call, 0)
         else:
             world.start_update.former_calls.all_over()  # the process that relayed it was killed
         await world.sync.once()
         await world.quiet()
-        assert not create.done(), "one answer since is too early"
+        assert not create.done(), "one answer of the runtime since then is not enough"
         await long(world)
         assert (await create).refused is None
         assert world.on(ls) == "4-15"
@@ -91,7 +91,7 @@ def test_a_start_that_is_relayed_stays_confined_until_the_runtime_lists_it(
         assert world.executor.state.inflight.is_starting(start.id)
         await long(world)
         create = await create_that_waits(world, await world.pod("lse", "LSE", "", "0-3"))
-        start.write()  # its cgroup is made only now, from the cpuset that was saved before the start
+        start.write()  # its cgroup is created only now, from the cpuset saved before the start
         assert (await create).refused is None
         assert world.on(start.id) == "4-15"
         world._state(start.id, "RUNNING")
@@ -131,7 +131,7 @@ WHOLE = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
 
 @pytest.mark.parametrize("carried_out", [True, False])
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_sandbox_that_is_relayed_keeps_what_was_set_aside_until_it_is_over(
+def test_a_relayed_sandbox_keeps_its_set_aside_cpus_until_the_call_is_over(
     run_scenario: Callable[..., None], *, carried_out: bool, listed: bool
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_sandbox_that_is_relayed_keeps_what_was_set_aside_until_it_is_over(
 
 
 def test_on_v2_the_limits_of_pods_stay_for_calls_that_are_relayed(run_scenario: Callable[..., None]) -> None:
-    """An owner was created in spite of an update that hangs: at no moment may that take effect."""
+    """An owner was created in spite of an update that hangs: the update must never take effect."""
 
     async def scenario(world: Any) -> None:
         limits, pod = Limits(world), "kubepods/podls"
@@ -191,10 +191,10 @@ def test_on_v2_the_limits_of_pods_stay_for_calls_that_are_relayed(run_scenario: 
     run_scenario(scenario, call_timeout=2.0)
 
 
-def test_on_v2_a_limit_that_an_earlier_daemon_has_left_is_widened_behind_a_call(
+def test_on_v2_a_limit_of_an_earlier_daemon_is_widened_after_the_call(
     run_scenario: Callable[..., None],
 ) -> None:
-    """The container would have the CPUs of the old limit, were it set again: another one owns them by now."""
+    """The old limit must not be set again: another container owns its CPUs by now."""
 
     async def scenario(world: Any) -> None:
         limits, pod = Limits(world), "kubepods/podls"
@@ -219,7 +219,7 @@ def test_a_job_that_waits_for_the_kernel_writes_nothing_more_once_another_proces
         enforcer, write = world.executor.enforcer, world.cgroups.write
 
         def hangs(path: str, *args: Any, **more: Any) -> bool:
-            enforcer.end()  # what the daemon does meanwhile
+            enforcer.end()  # work of the daemon meanwhile
             done: bool = write(path, *args, **more)
             return done
 
@@ -234,7 +234,7 @@ def test_a_job_that_waits_for_the_kernel_writes_nothing_more_once_another_proces
 
 
 @pytest.mark.parametrize("waits_already", [True, False])
-def test_a_held_create_is_decided_no_more_once_another_process_has_the_node(
+def test_a_held_create_is_not_decided_once_another_process_has_the_node(
     run_scenario: Callable[..., None], *, waits_already: bool
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -250,7 +250,7 @@ def test_a_held_create_is_decided_no_more_once_another_process_has_the_node(
         assert executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
         assert not held.over.is_set()
         await long(world)
-        assert not world.executor.state.owners, "nothing of it is left"
+        assert not world.executor.state.owners, "no trace of the call is left"
 
     run_scenario(scenario, call_timeout=0.8)
 

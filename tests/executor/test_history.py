@@ -1,4 +1,4 @@
-"""What is remembered: how long, how much, and how it is found."""
+"""The history of decisions: how long and how much it keeps, and how records are found."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def whens(records: list[RememberedDecision]) -> list[float]:
     return [record.when for record in records]
 
 
-def test_what_is_there_stays_and_of_the_rest_the_newest() -> None:
+def test_records_of_existing_containers_stay_and_of_others_the_newest() -> None:
     history = History(limit=3)
     for i in range(20):
         history.note(i, decision(f"ns/p{i}/c"), f"id{i}")
@@ -82,7 +82,7 @@ def test_the_last_container_to_go_is_remembered_longest() -> None:
     assert whens(history.find("old")) == [1]
 
 
-def test_one_container_does_not_push_out_all_others() -> None:
+def test_one_container_does_not_displace_the_records_of_all_others() -> None:
     history = History(limit=100)
     history.note(0, decision("ns/other/c", REFUSED))
     for i in range(50):
@@ -108,7 +108,7 @@ def test_another_pod_of_the_same_name_is_another_pod() -> None:
     assert len(history.pods()) == KEEP + 2
 
 
-def test_a_token_becomes_an_id() -> None:
+def test_a_call_token_is_replaced_by_the_container_id() -> None:
     history = History()
     history.note(1, decision("ns/p/c"), "call-1")
     history.note_simple(2, pooled("ns/q/c", "call-2"), CPUS)
@@ -235,8 +235,8 @@ def test_memory_is_bounded_whatever_happens() -> None:
     assert all(history._named.values())
 
 
-def test_a_simple_note_costs_next_to_nothing() -> None:
-    # It is in the way of every create: well below a microsecond, held to a bound that slow machines keep.
+def test_a_simple_note_takes_little_time() -> None:
+    # Every create pays for it: well below a microsecond, with a bound that slow machines keep.
     history = History()
     container = [pooled("ns/p/c", f"id{i}") for i in range(5000)]
     best = float("inf")
@@ -255,7 +255,9 @@ def test_a_refusal_that_was_not_applied_becomes_the_record_of_the_container() ->
     assert not history.exists_despite_refusal(container)
     history.note(1, refused)
     assert [(r.container_id, r.exists) for r in history.would_be_refused()] == [("", False)]
-    assert not history.exists_despite_refusal(structs.replace(container, attempt=3)), "that was not refused"
+    assert not history.exists_despite_refusal(structs.replace(container, attempt=3)), (
+        "a container that was not refused"
+    )
     assert history.exists_despite_refusal(container)
     (found,) = history.would_be_refused()
     assert (found.container_id, found.exists, found.explanation) == ("id", True, refused)
@@ -308,7 +310,7 @@ def test_records_with_devices_are_of_containers_that_got_them() -> None:
     assert [record.container_id for record in history.with_devices()] == ["id", ""]
 
 
-def test_long_sentences_are_cut() -> None:
+def test_long_messages_are_cut() -> None:
     history = History(limit=3)
     long = structs.replace(
         decision("ns/p/c", Verdict(9, "R", "x" * 5000)), reasons=("y" * 5000,), applied=False

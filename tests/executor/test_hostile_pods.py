@@ -1,4 +1,4 @@
-"""Pods that are written to do harm: what is said, kept and remembered of them."""
+"""Hostile pods: what is reported, recorded and remembered about them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def check_little_is_said(world: Any) -> None:
     "annotation", [SPARSE, OVERLAPPING, SURROGATE], ids=["sparse", "overlapping", "surrogate"]
 )
 @pytest.mark.parametrize("qos", ["LSR", "LS", "BE", ""])
-def test_little_is_reported_and_kept_of_a_hostile_annotation(run_scenario, annotation: str, qos: str) -> None:
+def test_reports_and_records_of_a_hostile_annotation_are_short(
+    run_scenario, annotation: str, qos: str
+) -> None:
     async def scenario(world: Any) -> None:
         honest = await world.run(await world.pod("honest", "LSE", "", "2-3"))
         began = time.thread_time()
@@ -166,7 +168,7 @@ def test_the_problem_of_an_older_record_is_the_decisive_defect() -> None:
     assert dump(read) == with_faults
 
 
-def test_sentences_of_an_older_ledger_are_cut_and_can_be_encoded() -> None:
+def test_messages_of_an_older_ledger_are_cut_and_can_be_encoded() -> None:
     faults = [["annotation", f"{i} \ud800 " + "x" * 400_000] for i in range(500)]
     record = {**dump(Pod("s", "u", "ns", "p")), "problem": faults[0][1], "faults": faults}
     pod = load_pod(record)
@@ -176,7 +178,7 @@ def test_sentences_of_an_older_ledger_are_cut_and_can_be_encoded() -> None:
     assert len(json.dumps(dump(pod), ensure_ascii=False).encode()) < 10_000
 
 
-def test_a_problem_is_at_most_a_message() -> None:
+def test_a_problem_is_no_longer_than_a_message() -> None:
     reported: list[str] = []
     port = telemetry(reported)
     for _ in range(2):

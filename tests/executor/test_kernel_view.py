@@ -1,4 +1,4 @@
-"""Reading what the kernel has, for the status."""
+"""The kernel's cpusets, as the status reads them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def check(world: Any, name: str) -> Any:
     return found
 
 
-def test_the_kernels_sets_are_shown_and_the_plan_beside_them(run_scenario: Any) -> None:
+def test_the_status_shows_the_kernels_sets_and_the_plan(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
-        assert row(world, ls)["cpus"] == "", "nothing was read yet"
+        assert row(world, ls)["cpus"] == "", "the kernel was not read yet"
         await world.executor.kernel_view.refresh()
         assert (row(world, ls)["cpus"], row(world, ls)["desired_cpus"], row(world, ls)["differs"]) == (
             "4-15",
@@ -61,15 +61,17 @@ def test_the_kernels_sets_are_shown_and_the_plan_beside_them(run_scenario: Any) 
 
 
 def owned(world: Any) -> str:
-    """Return the CPUs that the only owner has, by the status."""
+    """Return the CPUs of the only owner, according to the status."""
     (owner,) = node_page(world.executor)["exclusive"]
     return str(owner["cpus"])
 
 
-def test_an_owner_without_a_cgroup_has_what_all_others_have_left(run_scenario: Any) -> None:
+def test_an_owner_without_a_cgroup_has_the_cpus_that_all_other_containers_have_left(
+    run_scenario: Any,
+) -> None:
     async def scenario(world: Any) -> None:
         await world.create(await world.pod("lse", "LSE", "", "0-3"))
-        assert owned(world) == "", "nothing was read"
+        assert owned(world) == "", "the kernel was not read"
         await world.executor.kernel_view.refresh()
         assert owned(world) == "0-3"
         world.now += STALE_S
@@ -80,7 +82,7 @@ def test_an_owner_without_a_cgroup_has_what_all_others_have_left(run_scenario: A
     run_scenario(scenario)
 
 
-def test_an_owner_of_which_the_cpuset_cannot_be_read_has_nothing_by_the_status(run_scenario: Any) -> None:
+def test_the_status_shows_no_cpus_for_an_owner_with_an_unreadable_cpuset(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
         await world.executor.kernel_view.refresh()
@@ -96,7 +98,7 @@ def test_an_owner_of_which_the_cpuset_cannot_be_read_has_nothing_by_the_status(r
     run_scenario(scenario)
 
 
-def test_an_owner_has_nothing_by_a_reading_that_took_too_long(
+def test_a_reading_that_took_too_long_shows_no_cpus_for_an_owner(
     run_scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -138,7 +140,7 @@ def test_a_container_that_is_only_observed_is_not_counted_in_its_pool(run_scenar
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_nothing_is_in_effect_in_observe(run_scenario: Any) -> None:
+def test_no_set_is_in_effect_in_observe_mode(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         lse = await world.run(await world.pod("lse", "LSE", "", "0-3"))
@@ -185,7 +187,7 @@ def test_a_kernel_that_hangs_delays_the_status_and_nothing_else(run_scenario: An
 
 
 @pytest.mark.parametrize("limit", [-1.0])
-def test_a_reading_ends_in_time(run_scenario: Any, monkeypatch: Any, limit: float) -> None:
+def test_a_reading_of_the_kernel_ends_in_time(run_scenario: Any, monkeypatch: Any, limit: float) -> None:
     monkeypatch.setattr(module, "READ_S", limit)
 
     async def scenario(world: Any) -> None:

@@ -1,4 +1,4 @@
-"""The parts of the executor together: calls without an answer, fences, units, the runtime sync, drift."""
+"""The parts of the executor together: calls without a response, fences, units, the runtime sync, drift."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Live = Callable[..., None]
 
 
 class PlayedUnits:
-    """systemd, with one unit that is as it was set."""
+    """A simulated systemd, with one unit that has the set it was given."""
 
     def __init__(self) -> None:
         self.cpus = ALL
@@ -74,7 +74,9 @@ def test_a_unit_that_waits_for_a_call_is_compared_although_the_call_fails(run_sc
     run_scenario(scenario)
 
 
-def test_what_we_may_have_set_ourselves_does_not_speak_for_the_runtime(run_scenario: Live) -> None:
+def test_a_value_that_the_daemon_may_have_set_is_no_evidence_of_the_runtimes_order(
+    run_scenario: Live,
+) -> None:
     async def scenario(world: Any) -> None:
         ls, units = await scope(world)
         await world.begin(await world.pod("lse", "LSE", "", "0-3"))
@@ -111,7 +113,7 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(run_scenario: Live) -> 
     run_scenario(scenario)
 
 
-def test_units_of_gone_containers_do_not_accumulate(run_scenario: Live) -> None:
+def test_units_of_removed_containers_do_not_accumulate(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         ls, _ = await scope(world)
         world.executor.unit_properties.connected = False
@@ -130,7 +132,7 @@ def test_a_container_settled_during_a_lost_start_is_updated_afterwards(run_scena
         ls = await world.create(await world.pod("ls", "LS"))
         lost = await world.call("StartContainer", pb.StartContainerRequest(container_id=ls))
         world.wire.finished(lost, None)
-        await world.start(ls)  # kubelet tries again, and is answered
+        await world.start(ls)  # kubelet tries again, and gets a response
         assert world.executor.state.containers[ls].phase is Phase.RUNNING
         runtime_sync = world.make_runtime_sync()
         world.executor.store.handle(SavedCpusLearned(ls, None))
@@ -166,7 +168,7 @@ def test_a_container_that_could_not_be_updated_is_updated_later(run_scenario: Li
     run_scenario(scenario)
 
 
-def test_an_update_that_is_given_up_may_still_be_carried_out(run_scenario: Live) -> None:
+def test_an_abandoned_update_may_still_be_executed(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         flight = world.executor.calls.track(ls, ALL)
@@ -184,7 +186,7 @@ def test_an_update_that_is_given_up_may_still_be_carried_out(run_scenario: Live)
     run_scenario(scenario)
 
 
-def test_suspects_do_not_accumulate_on_a_released_node(run_scenario: Live) -> None:
+def test_suspected_containers_do_not_accumulate_on_a_released_node(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         await world.run(await world.pod("ls", "LS"))
         world.executor.drift.suspect("systemd")
@@ -194,7 +196,7 @@ def test_suspects_do_not_accumulate_on_a_released_node(run_scenario: Live) -> No
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_nothing_is_begun_any_more_at_the_end(run_scenario: Live) -> None:
+def test_no_task_begins_after_the_close(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         closing = asyncio.create_task(world.executor.close())
         world.executor.close = lambda **how: closing

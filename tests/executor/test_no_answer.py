@@ -1,4 +1,4 @@
-"""Calls that the runtime may or may not carry out: after a deadline, a refusal, or a crash."""
+"""Calls that the runtime may or may not execute: after a deadline, a refusal, or a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATE = UnavailableError("cannot update the cpuset of a container: Deadline Excee
 
 
 async def over(world: Any) -> None:
-    """The runtime answers for so long that it can be at nothing any more."""
+    """Let the runtime answer for so long that it cannot execute an older call any more."""
     await world.sync.once()
     world.now += 3
     await world.sync.once()
@@ -40,10 +40,10 @@ def test_an_update_that_hits_its_deadline_may_be_executed_later(run_scenario: Ca
         await world.until(lambda: world.executor.state.inflight.orphans())
         world.runtime.update_error = None
         create = await create_that_waits(world, await world.pod("lse", "LSE", "", "0-3"))
-        world.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime gets to it
+        world.cgroups.sets[ls] = CpuSet.parse("0-15")  # the runtime executes it
         await world.sync.once()
         await world.quiet()
-        assert not create.done(), "one answer is too early"
+        assert not create.done(), "one answer is not enough"
         await over(world)
         assert (await create).refused is None
         assert world.on(ls) == "4-15"
@@ -70,11 +70,15 @@ def test_no_second_update_while_the_last_may_be_in_flight(run_scenario: Callable
         assert not [line for line in world.log if line.startswith("runtime")]
         world.now += 100
         await world.sync.once()
-        assert world.executor.state.inflight.orphans(), "a runtime that hung may have been at it until now"
+        assert world.executor.state.inflight.orphans(), (
+            "a runtime that hung may have executed the call until now"
+        )
         world.now += 3
         await world.sync.once()
         assert not world.executor.state.inflight.orphans()
-        assert ls in world.executor.state.runtime.unsaved, "it is updated by itself when that is over"
+        assert ls in world.executor.state.runtime.unsaved, (
+            "it is updated without a further call when that is over"
+        )
         await runtime_sync.finish(60)
         assert [line for line in world.log if line.startswith("runtime")] == [f"runtime {ls} 0-15"]
         runtime_sync.close()
@@ -92,7 +96,7 @@ def test_a_spec_that_is_not_updated_in_time_is_not_started(run_scenario: Callabl
         world.wire.finished(owner, 2)
         start = asyncio.create_task(world.start(ls))
         await world.quiet()
-        assert not start.done(), "the old update may come after the next one"
+        assert not start.done(), "the old update may be executed after the next one"
         await over(world)
         assert (await start).refused is None
         assert world.on(ls) == world.runtime.specs[ls] == "0-15"
@@ -101,10 +105,10 @@ def test_a_spec_that_is_not_updated_in_time_is_not_started(run_scenario: Callabl
 
 
 @pytest.mark.parametrize("state", ["CREATED", "RUNNING", "EXITED"])
-def test_a_refused_start_is_waited_for_until_the_list_shows_it(
+def test_an_owner_waits_for_a_refused_start_until_the_list_shows_it(
     run_scenario: Callable[..., None], state: str
 ) -> None:
-    """A runtime may have done what it says that it could not."""
+    """The runtime may have executed a call although it reports a failure."""
 
     async def scenario(world: Any) -> None:
         ls = await world.create(await world.pod("ls", "LS"))
@@ -123,7 +127,7 @@ def test_a_refused_start_is_waited_for_until_the_list_shows_it(
     run_scenario(scenario)
 
 
-def test_a_start_that_was_refused_has_room_made_in_the_groups_above(
+def test_groups_above_a_refused_start_are_widened(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -143,7 +147,7 @@ def test_a_start_that_was_refused_has_room_made_in_the_groups_above(
 def test_an_update_that_was_in_flight_at_a_crash_is_waited_for(
     run_scenario: Callable[..., None], known: bool
 ) -> None:
-    """Also where the ledger is lost, and the container is taken in from the list."""
+    """Also where the ledger is lost, and the container is adopted from the list."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
@@ -171,7 +175,7 @@ def test_a_start_waits_for_an_update_that_was_in_flight_at_a_crash(run_scenario:
         start = asyncio.create_task(world.start(ls))
         await world.quiet()
         assert not start.done()
-        world.runtime.specs[ls] = "0-15"  # what the daemon before us was telling the runtime
+        world.runtime.specs[ls] = "0-15"  # the update that the previous daemon was sending to the runtime
         await over(world)
         await start
         assert CpuSet.parse(world.on(ls)) == world.executor.state.desired_cpus(
@@ -185,7 +189,7 @@ def test_a_start_waits_for_an_update_that_was_in_flight_at_a_crash(run_scenario:
 def test_a_start_after_a_crash_is_not_refused_where_all_cpus_are_shared(
     run_scenario: Callable[..., None],
 ) -> None:
-    """What was perhaps in flight carries the very set that it is to have, and must still be over."""
+    """The call that may be in flight carries the desired set, and the start waits for it nevertheless."""
 
     async def scenario(world: Any) -> None:
         ls = await world.create(await world.pod("ls", "LS"))
@@ -203,7 +207,7 @@ def test_a_start_after_a_crash_is_not_refused_where_all_cpus_are_shared(
 
 
 @pytest.mark.parametrize("how", ["container", "stop", "sandbox"])
-def test_a_container_that_has_gone_while_it_was_looked_up_is_not_adopted(
+def test_a_container_removed_during_its_lookup_is_not_adopted(
     run_scenario: Callable[..., None], how: str
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -283,7 +287,7 @@ def test_a_kernel_that_does_not_answer_refuses_the_create(run_scenario: Callable
 def test_a_failed_create_restores_exactly_the_previous_sets(
     run_scenario: Callable[..., None], end: str
 ) -> None:
-    """The runtime refuses it after the others have left; its client goes; its deadline passes."""
+    """After other containers have left: a refusal by the runtime, a client that is gone, a deadline."""
 
     async def scenario(world: Any) -> None:
         names = {"ls": "LS", "be": "BE", "lsr": "LSR"}

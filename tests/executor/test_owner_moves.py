@@ -29,7 +29,7 @@ def without(machine: Machine, text: str) -> Machine:
 
 
 async def owner(world: Any) -> tuple[str, str, CpuSet, CpuSet]:
-    """Run a container that shares and an owner; gives their ids, the owner's CPUs and as many others."""
+    """Run a container that shares and an owner; return their ids, the owner's CPUs and as many other CPUs."""
     ls = await world.run(await world.pod("ls", "LS"))
     own = await world.run(await world.pod("own"), **WHOLE)
     mine = world.executor.state.containers[own].placement.exclusive
@@ -44,7 +44,7 @@ def key(world: Any, own: str) -> str:
 
 
 def kept(world: Any) -> dict[str, Any]:
-    """All that a move that is aborted must leave as it was."""
+    """Return all state that an aborted move must leave unchanged."""
     state = world.executor.state
     return {
         "owners": dict(state.owners),
@@ -58,7 +58,7 @@ def kept(world: Any) -> dict[str, Any]:
 
 
 def refuse(world: Any, container_id: str, number: int, cpus: CpuSet, times: int = 1_000_000) -> list[CpuSet]:
-    """Make the kernel refuse some CPUs to a container, so often."""
+    """Make the kernel refuse some CPUs to a container, a number of times."""
     refused: list[CpuSet] = []
     plain = world.cgroups.write
 
@@ -143,7 +143,7 @@ def test_a_move_to_cpus_that_overlap_the_old_ones(run_scenario: Callable[..., No
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EBUSY, errno.EROFS])
-def test_a_target_that_cannot_be_freed_leaves_everything_as_it_was(
+def test_a_move_to_a_target_that_cannot_be_freed_changes_nothing(
     run_scenario: Callable[..., None], number: int
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_target_that_cannot_be_freed_leaves_everything_as_it_was(
     run_scenario(scenario)
 
 
-def test_an_owner_that_cannot_be_written_goes_back(run_scenario: Callable[..., None]) -> None:
+def test_an_owner_that_cannot_be_written_returns_to_its_old_cpus(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         _, own, _, target = await owner(world)
         before = kept(world)
@@ -173,8 +173,10 @@ def test_an_owner_that_cannot_be_written_goes_back(run_scenario: Callable[..., N
     run_scenario(scenario)
 
 
-def test_an_owner_that_cannot_be_written_back_at_once_is_in_time(run_scenario: Callable[..., None]) -> None:
-    """The read fails once the owner is on the target; writes back fail twice."""
+def test_an_owner_that_cannot_be_written_back_at_once_is_restored_later(
+    run_scenario: Callable[..., None],
+) -> None:
+    """The read fails once the owner is on the target; writing the old set fails twice."""
 
     async def scenario(world: Any) -> None:
         ls, own, mine, target = await owner(world)
@@ -222,7 +224,7 @@ def test_without_a_durable_record_nothing_is_moved(run_scenario: Callable[..., N
     run_scenario(scenario)
 
 
-def test_a_container_that_exits_meanwhile_gives_its_cpus_back(run_scenario: Callable[..., None]) -> None:
+def test_a_container_that_exits_during_a_move_releases_its_cpus(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls, own, mine, target = await owner(world)
         plain = world.cgroups.write
@@ -260,7 +262,7 @@ def test_a_call_that_carries_the_old_cpus_is_waited_for(run_scenario: Callable[.
         await world.until(lambda: world.on(ls) == str(ALL - mine - target))
         await asyncio.sleep(0.05)
         assert world.on(own) == str(mine)
-        world.cgroups.sets[own] = mine  # what the update carries
+        world.cgroups.sets[own] = mine  # the set that the update carries
         world.wire.finished(update, 0)
         assert await moving == ""
         await world.quiet()
@@ -269,7 +271,7 @@ def test_a_call_that_carries_the_old_cpus_is_waited_for(run_scenario: Callable[.
     run_scenario(scenario)
 
 
-def test_a_call_that_hangs_has_the_owner_stay(run_scenario: Callable[..., None]) -> None:
+def test_an_owner_is_not_moved_while_a_call_hangs(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         _, own, mine, target = await owner(world)
         before = kept(world)
@@ -394,7 +396,7 @@ class Killed(BaseException):
 
 
 async def killed_at(world: Any, own: str, target: CpuSet, at: int) -> bool:
-    """Kill the daemon before an effect of a move; False where it has no so many."""
+    """Kill the daemon before an effect of a move; return False if the move has fewer effects."""
     reservations, count = world.executor.reservations, [0]
     left: list[Any] = []
     perform, performed = reservations._perform, reservations._performed
@@ -483,7 +485,7 @@ def test_a_crash_at_every_step_ends_in_the_old_or_the_new_placement(
 def test_a_crash_at_every_step_after_which_the_old_cpus_are_offline(
     run_scenario: Callable[..., None],
 ) -> None:
-    """The owner has others in their place, or the new CPUs, and nothing is held for the move."""
+    """The owner has replacements or the new CPUs, and no CPU stays reserved for the move."""
     ends = set[str]()
 
     async def scenario(world: Any) -> None:

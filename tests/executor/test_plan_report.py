@@ -1,4 +1,4 @@
-"""What the report of an observed node says of a node in memory."""
+"""The report of an observed node, for a simulated node."""
 
 from __future__ import annotations
 
@@ -54,13 +54,15 @@ def test_an_observed_node(run_scenario: Any) -> None:
         assert (rows["ns/ls"]["change"], rows["ns/ls"]["desired_cpus"]) == ("move", "0-1,4-15")
         (rejection,) = page["rejections"]
         assert (rejection["pod"], rejection["exists"], rejection["reason"]) == ("ns/rival", True, "CPUsInUse")
-        assert [line for line in world.log if line.startswith(("kernel", "quota"))] == [], "it only looks"
+        assert [line for line in world.log if line.startswith(("kernel", "quota"))] == [], (
+            "the report writes nothing"
+        )
 
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
 @pytest.mark.parametrize("drifts", [False, True])
-def test_a_node_where_the_plan_is_applied(run_scenario: Any, *, drifts: bool) -> None:
+def test_the_report_of_a_node_where_the_plan_is_applied(run_scenario: Any, *, drifts: bool) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
         await world.run(await world.pod("lse", "LSE", "", "2-3"), **TWO)

@@ -43,7 +43,7 @@ def base() -> Iterator[Path]:
 
 @pytest.fixture
 def stuck(base: Path) -> Iterator[Path]:
-    """A file below the second container that cannot be written, in the group that is come to last."""
+    """An unwritable file below the second container, in the group that is written last."""
     path = base / IDS[1]
     last = KernelCgroups(MOUNT, 1).children(str(path.relative_to(MOUNT)))[-1]
     file = str(path / last / "cpuset.cpus")
@@ -54,8 +54,10 @@ def stuck(base: Path) -> Iterator[Path]:
     subprocess.run(["umount", file], check=True)
 
 
-def test_every_container_keeps_its_set(run_scenario: Callable[..., None], base: Path, stuck: Path) -> None:
-    """The second of three, and a group in it, cannot be narrowed: the first has been, with what is in it."""
+def test_every_container_keeps_its_set_after_a_refused_create(
+    run_scenario: Callable[..., None], base: Path, stuck: Path
+) -> None:
+    """The second of three containers cannot be narrowed; the first one and its inner groups have been."""
     kernel = KernelCgroups(MOUNT, 1)
     narrowed: list[str] = []
 
@@ -101,7 +103,7 @@ def test_every_container_keeps_its_set(run_scenario: Callable[..., None], base: 
 
 
 async def started(world: Any, container_id: str) -> None:
-    """Make a container run that has its group already."""
+    """Run a container that already has its group."""
     call = await world.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
     world._state(container_id, "RUNNING")
     world.wire.finished(call, 0)

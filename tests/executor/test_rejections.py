@@ -23,20 +23,20 @@ def rejections(world: Any) -> list[str]:
 
 
 def lines(world: Any) -> list[str]:
-    """Return the log lines that speak of a rejection."""
+    """Return the log lines about rejections."""
     return [
         line for line in world.logged if "refuse" in line or "cannot follow" in line or "cannot give" in line
     ]
 
 
 async def too_large(world: Any) -> Any:
-    """Ask for more whole CPUs than there are; the CPU count decides."""
+    """Request more whole CPUs than the machine has; the CPU count decides."""
     whole = {"cpu_shares": 40 * 1024, "cpu_quota": 40 * 100_000, "cpu_period": 100_000}
     return await world.begin(await world.pod("huge"), **whole)
 
 
 async def rival(world: Any) -> Any:
-    """Ask for CPUs that another container owns."""
+    """Request CPUs that another container owns."""
     if not world.executor.state.owners:
         await world.run(await world.pod("lse", "LSE", "", "0-3"))
     return await world.begin(await world.pod("rival", "LSE", "", "2-3"))
@@ -88,7 +88,7 @@ def pod(name: str = "web", sandbox: str = "s1") -> Pod:
     return Pod(sandbox_id=sandbox, namespace="ns", name=name, uid=name)
 
 
-def test_it_is_over_when_its_sandbox_has_ended() -> None:
+def test_a_rejection_ends_with_its_sandbox() -> None:
     world = Rejected()
     for end in (lambda: world.rejections.pod_stopped(pod()), lambda: world.rejections.pod_removed("s1")):
         world.rejections.rejected(pod(), "c", NO_ROOM)
@@ -98,7 +98,7 @@ def test_it_is_over_when_its_sandbox_has_ended() -> None:
         assert world.problems() == []
 
 
-def test_a_rejected_sandbox_is_forgotten_when_no_try_comes() -> None:
+def test_a_rejected_sandbox_is_forgotten_without_further_attempts() -> None:
     world = Rejected()
     world.rejections.rejected(pod(sandbox="pod-1"), "", NO_ROOM, applied=True)
     world.now += FORGET_S - 1
@@ -111,7 +111,7 @@ def test_a_rejected_sandbox_is_forgotten_when_no_try_comes() -> None:
     assert world.problems() == []
 
 
-def test_a_pod_that_runs_is_not_rejected_unless_it_only_would_be() -> None:
+def test_a_running_pod_counts_as_rejected_only_hypothetically() -> None:
     world = Rejected()
     world.rejections.rejected(pod(sandbox="pod-1"), "", NO_ROOM)
     world.rejections.sandbox_runs(pod(), applied=True)
@@ -125,14 +125,14 @@ def test_a_pod_that_runs_is_not_rejected_unless_it_only_would_be() -> None:
     assert world.problems() == []
 
 
-def test_one_that_is_applied_later_has_one_problem() -> None:
+def test_a_rejection_that_is_applied_later_is_one_problem() -> None:
     world = Rejected()
     world.rejections.rejected(pod(), "c", NO_ROOM, applied=False)
     world.rejections.rejected(pod(), "c", NO_ROOM)
     assert world.problems() == ["refused a container pod=ns/web container=c err=full"]
 
 
-def test_as_many_are_remembered_as_there_is_room() -> None:
+def test_the_number_of_remembered_rejections_is_bounded() -> None:
     world = Rejected()
     for number in range(LIMIT + 5):
         world.rejections.rejected(pod(f"p{number}"), "c", NO_ROOM)
@@ -141,7 +141,7 @@ def test_as_many_are_remembered_as_there_is_room() -> None:
     assert not [line for line in world.logged if line.startswith("resolved")], "they are still rejected"
 
 
-def test_one_that_is_forgotten_for_lack_of_room_is_no_problem_any_more() -> None:
+def test_a_rejection_forgotten_for_lack_of_room_is_not_a_problem() -> None:
     world = Rejected()
     world.rejections.rejected(pod("p0"), "c", NO_ROOM)
     for number in range(LIMIT - 1):
@@ -168,7 +168,7 @@ def test_a_container_that_is_created_after_all_is_not_rejected(run_scenario: Any
 
 
 @pytest.mark.parametrize("mode", [NodeMode.ENFORCE, NodeMode.OBSERVE])
-def test_the_status_counts_the_tries_of_a_rejected_container(run_scenario: Any, mode: NodeMode) -> None:
+def test_the_status_counts_the_attempts_of_a_rejected_container(run_scenario: Any, mode: NodeMode) -> None:
     async def scenario(world: Any) -> None:
         assert node_page(world.executor)["rejections"] == []
         for _ in range(3):
@@ -184,7 +184,7 @@ def test_the_status_counts_the_tries_of_a_rejected_container(run_scenario: Any, 
     run_scenario(scenario, mode=mode)
 
 
-def test_the_status_says_to_what_the_plan_is_applied_now(run_scenario: Any) -> None:
+def test_the_status_shows_to_which_pods_the_plan_is_applied(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         await rival(world)
         (row,) = node_page(world.executor)["rejections"]
@@ -196,7 +196,7 @@ def test_the_status_says_to_what_the_plan_is_applied_now(run_scenario: Any) -> N
     run_scenario(scenario)
 
 
-def test_a_pod_of_the_same_name_begins_to_count_again() -> None:
+def test_a_new_pod_of_the_same_name_starts_a_new_count() -> None:
     found = telemetry([])
     rejections = Rejections(found, lambda: 1.0, lambda: 5.0)
     verdict = Verdict(9, "CPUsInUse", "cannot place ns/web: CPUs 0-1 are owned by another pod")

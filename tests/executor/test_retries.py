@@ -1,4 +1,4 @@
-"""A create that is asked for again may be answered with what an earlier one made (CRI-O does so)."""
+"""A repeated create may return the container that an earlier one made (CRI-O does so)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxy.engine import runtime_knowledge
 
 
 async def made_by_the_first(world: Any, status: int | None) -> str:
-    """A create ends badly, CPUs get an owner, and the next create is given what the first one made."""
+    """A create fails, CPUs get an owner, and the next create returns the container of the first one."""
     sandbox = await world.pod("early", "LS")
     first = await world.begin(sandbox)
     world.wire.finished(first, status)
@@ -23,7 +23,9 @@ async def made_by_the_first(world: Any, status: int | None) -> str:
 
 
 @pytest.mark.parametrize("status", [None, 4], ids=["the client is gone", "an error"])
-def test_it_starts_with_todays_set(run_scenario: Any, status: int | None) -> None:
+def test_a_container_of_an_earlier_create_starts_with_the_current_set(
+    run_scenario: Any, status: int | None
+) -> None:
     async def scenario(world: Any) -> None:
         container = await made_by_the_first(world, status)
         assert world.log[0:2] == [f"runtime {container} 4-15", "forward StartContainer"]
@@ -32,7 +34,7 @@ def test_it_starts_with_todays_set(run_scenario: Any, status: int | None) -> Non
     run_scenario(scenario)
 
 
-def test_an_owner_starts_on_its_cpus(run_scenario: Any) -> None:
+def test_an_owner_of_an_earlier_create_starts_on_its_cpus(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         sandbox = await world.pod("lse", "LSE", "", "0-3")
         world.wire.finished(await world.begin(sandbox), 4)
@@ -56,7 +58,7 @@ def test_a_container_created_at_once_is_not_updated(run_scenario: Any) -> None:
     run_scenario(scenario)
 
 
-def test_the_oldest_are_forgotten(run_scenario: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_failed_creates_are_forgotten(run_scenario: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_knowledge, "REMEMBERED_FAILURES", 2)
 
     async def scenario(world: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the runtime reports by itself, and what follows from it."""
+"""Events of the runtime, and their effects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXIT, START, DELETE = "exit", "start", "delete"
 
 
 class PlayedEvents:
-    """A runtime's events; ``refusals`` are raised one by one before a stream stands."""
+    """A runtime's events; ``refusals`` are raised one by one before a stream is established."""
 
     def __init__(self) -> None:
         self.queued: queue.SimpleQueue[RuntimeEvent | Exception | None] = queue.SimpleQueue()
@@ -68,16 +68,16 @@ class EventBed:
         self.executor.attention.clear()
 
     async def send(self, kind: str, about: str) -> None:
-        """An event, and everything that follows at once."""
+        """Send an event, and wait for its immediate effects."""
         self.events.send(kind, about)
-        # The thread takes one after the other, so that after the mark it has handed over what was before.
+        # The thread takes events in order: after the mark it has handed over all earlier ones.
         mark = f"mark-{time.monotonic_ns()}"
         self.events.send(EXIT, mark)
         await self.world.until(lambda: mark in self.runtime_events._exits)
         await self.world.quiet()
 
     async def moment(self) -> bool:
-        """Wait until doubts are resolved; returns whether a comparison is asked for."""
+        """Wait until unclear events are resolved; return whether a comparison is requested."""
         await self.world.until(lambda: self.runtime_events._resolve_timer is None)
         return bool(self.executor.attention.is_set())
 
@@ -102,7 +102,7 @@ async def owner_and_sharer(world: Any) -> tuple[str, str]:
 # Ends.
 
 
-def test_an_exit_gives_the_cpus_back(run_scenario: Callable[..., None]) -> None:
+def test_an_exit_releases_the_cpus(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
         await event_bed.connected()
@@ -139,7 +139,7 @@ def test_an_exit_before_the_answer_to_the_start(run_scenario: Callable[..., None
     run_scenario(scenario)
 
 
-def test_the_next_container_may_have_the_cpus_at_once(run_scenario: Callable[..., None]) -> None:
+def test_released_cpus_are_available_at_once(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
         await event_bed.connected()
@@ -149,7 +149,7 @@ def test_the_next_container_may_have_the_cpus_at_once(run_scenario: Callable[...
         await event_bed.send(EXIT, first)
         second = await world.run(other)
         assert world.on(second) == OWN
-        await event_bed.send(EXIT, first)  # sent again, it is about the first still
+        await event_bed.send(EXIT, first)  # sent again, the event still concerns the first container
         assert event_bed.phase(second) is Phase.RUNNING
         world.check()
 
@@ -157,9 +157,7 @@ def test_the_next_container_may_have_the_cpus_at_once(run_scenario: Callable[...
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "CREATED", "UNKNOWN"])
-def test_a_list_that_is_behind_brings_no_container_back(
-    run_scenario: Callable[..., None], state: str
-) -> None:
+def test_an_outdated_list_does_not_revive_a_container(run_scenario: Callable[..., None], state: str) -> None:
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
         await event_bed.connected()
@@ -179,7 +177,7 @@ def test_a_list_that_is_behind_brings_no_container_back(
     run_scenario(scenario)
 
 
-def test_after_a_while_the_list_is_right(run_scenario: Callable[..., None]) -> None:
+def test_the_list_takes_precedence_over_an_old_exit_event(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
         await event_bed.connected()
@@ -193,8 +191,8 @@ def test_after_a_while_the_list_is_right(run_scenario: Callable[..., None]) -> N
     run_scenario(scenario)
 
 
-def test_an_exit_during_adoption(run_scenario: Callable[..., None]) -> None:
-    """It was on the list, and ended while the runtime was asked about it."""
+def test_a_container_that_exits_during_adoption_counts_as_exited(run_scenario: Callable[..., None]) -> None:
+    """The container was on the list, and ended while the runtime was queried about it."""
 
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
@@ -227,7 +225,7 @@ def test_an_exit_of_a_container_whose_create_was_not_answered(run_scenario: Call
         sharer = await world.run(await world.pod("b", "LS"))
         sandbox = await world.pod("a", "LSE", cpus=OWN)
         call = await world.begin(sandbox)
-        world.wire.finished(call, None)  # the client went away
+        world.wire.finished(call, None)  # the client disconnected
         world.runtime.containers["lost"] = RuntimeContainer("lost", sandbox, "c", 0, "RUNNING")
         await event_bed.send(EXIT, "lost")
         await world.sync.once()
@@ -238,7 +236,7 @@ def test_an_exit_of_a_container_whose_create_was_not_answered(run_scenario: Call
     run_scenario(scenario)
 
 
-def test_an_exit_of_an_unknown_container(run_scenario: Callable[..., None]) -> None:
+def test_an_exit_of_an_unknown_container_changes_nothing(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
         await event_bed.connected()
@@ -279,7 +277,7 @@ def test_an_id_that_the_runtime_uses_again_is_not_taken_for_the_one_that_exited(
     run_scenario(scenario)
 
 
-def test_a_list_from_before_a_deletion_does_not_bring_a_container_back(
+def test_a_list_from_before_a_deletion_does_not_revive_a_container(
     run_scenario: Callable[..., None],
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -305,7 +303,7 @@ def test_a_list_from_before_a_deletion_does_not_bring_a_container_back(
     run_scenario(scenario)
 
 
-def test_exits_of_strangers_are_forgotten(
+def test_remembered_exits_of_unknown_containers_are_bounded(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_events, "EXITS_LIMIT", 3)
@@ -320,17 +318,17 @@ def test_exits_of_strangers_are_forgotten(
     run_scenario(scenario)
 
 
-# Sandboxes, and what is done behind our back.
+# Sandboxes, and changes made without the proxy.
 
 
-def test_the_end_of_a_sandbox_is_compared(run_scenario: Callable[..., None]) -> None:
+def test_the_end_of_a_sandbox_triggers_a_comparison(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
         await event_bed.connected()
         owner, sharer = await owner_and_sharer(world)
         await event_bed.send(EXIT, "s-a")
         assert await event_bed.moment()
-        assert event_bed.phase(owner) is Phase.RUNNING, "its containers may live on"
+        assert event_bed.phase(owner) is Phase.RUNNING, "its containers may still run"
         world.end(owner)
         pod = world.runtime.pods["s-a"]
         world.runtime.pods["s-a"] = RuntimePod(pod.id, pod.uid, "ns", "a", 0, False, {}, {})
@@ -393,7 +391,7 @@ def test_a_deletion_of_a_known_container(
     run_scenario(scenario)
 
 
-def test_more_in_doubt_than_are_remembered(
+def test_more_unclear_events_than_the_limit_compare_everything(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_events, "UNCLEAR_LIMIT", 2)
@@ -406,11 +404,11 @@ def test_more_in_doubt_than_are_remembered(
         for number in range(5):
             event_bed.runtime_events._handle(RuntimeEvent("start", f"stranger-{number}"))
         assert len(event_bed.runtime_events._unclear) == 2
-        event_bed.runtime_events._unclear.clear()  # the remembered ones are in doubt no more
+        event_bed.runtime_events._unclear.clear()  # the remembered ones are resolved
         assert await event_bed.moment()
         world.executor.attention.clear()
         await event_bed.send(DELETE, owner)
-        assert not world.executor.attention.is_set(), "just now everything was compared"
+        assert not world.executor.attention.is_set(), "everything has just been compared"
         assert event_bed.runtime_events._resolve_timer is not None
 
     run_scenario(scenario)
@@ -480,7 +478,7 @@ def test_pauses_grow_and_are_bounded(
 
         def listens() -> Iterator[RuntimeEvent]:
             if len(pauses) == 8:
-                world.now += runtime_events.PAUSES.steady + 1  # this one lasts
+                world.now += runtime_events.PAUSES.steady + 1  # this stream stays open
             return listen()
 
         def wait(seconds: float) -> bool:
@@ -513,7 +511,7 @@ def test_a_runtime_without_events_is_reported_once(run_scenario: Callable[..., N
     run_scenario(scenario)
 
 
-def test_events_are_not_read_where_there_are_none(run_scenario: Callable[..., None]) -> None:
+def test_no_thread_reads_events_of_a_runtime_without_any(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         threads = threading.active_count()
         world.executor.runtime_events.start()
@@ -523,7 +521,7 @@ def test_events_are_not_read_where_there_are_none(run_scenario: Callable[..., No
     run_scenario(scenario)
 
 
-def test_one_event_that_fails_costs_no_other(
+def test_a_fault_of_one_event_does_not_affect_other_events(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -547,7 +545,7 @@ def test_one_event_that_fails_costs_no_other(
     run_scenario(scenario)
 
 
-def test_a_flood_leaves_the_loop_its_turns(run_scenario: Callable[..., None]) -> None:
+def test_a_flood_of_events_does_not_block_the_event_loop(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         event_bed = EventBed(world)
         await event_bed.connected()
@@ -568,7 +566,7 @@ def test_a_flood_leaves_the_loop_its_turns(run_scenario: Callable[..., None]) ->
     run_scenario(scenario)
 
 
-def test_what_the_queue_cannot_hold_is_compared(
+def test_an_overflow_of_the_event_queue_triggers_a_comparison(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_events, "QUEUE_LIMIT", 4)

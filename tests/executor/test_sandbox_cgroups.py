@@ -1,4 +1,4 @@
-"""Sandboxes and CPUs that are owned, in directories under the kernel's rules."""
+"""Sandboxes and owned CPUs, in directories that follow the kernel's rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def state(*containers: Container, node: Node = NODE) -> NodeState:
 
 
 class Tree(FakeCgroups):
-    """Counts what is read and written."""
+    """Counts reads and writes."""
 
     reads = writes = 0
     refuse = 0
@@ -77,27 +77,29 @@ def on(tree: Tree, of: Pod) -> str:
     return str(FakeCgroups.read(tree, f"kubepods/pod{of.uid}/{of.sandbox_id}").effective_cpus)
 
 
-def test_sandboxes_leave_what_is_owned_and_come_back_when_all_is_compared(tree: Tree) -> None:
+def test_sandboxes_leave_owned_cpus_and_return_with_a_full_comparison(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     assert ours.leave(state()) == []
     assert (tree.reads, tree.writes) == (0, 0), "there is no owner"
     assert ours.leave(state(owner("0-1"))) == []
-    assert [on(tree, p) for p in (LS, BE, LSR)] == ["2-7", "0-7", "2-7"], "an owner's sandbox shares, too"
+    assert [on(tree, p) for p in (LS, BE, LSR)] == ["2-7", "0-7", "2-7"], "an owner's sandbox shares CPUs too"
     assert ours.leave(state(owner("0-3", hard=True))) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["4-7", "4-7", "4-7"]
     for look in (ours.leave, ours.follow):
         assert look(state(owner("7"))) == []
-        assert [on(tree, p) for p in (LS, BE)] == ["4-6", "4-7"], "none grows while there is an owner"
+        assert [on(tree, p) for p in (LS, BE)] == ["4-6", "4-7"], "no sandbox grows while an owner exists"
     assert ours.leave(state(owner("4-7"))) == []
-    assert [on(tree, p) for p in (LS, BE)] == ["0-3", "4-7"], "but one that has nothing left has all"
+    assert [on(tree, p) for p in (LS, BE)] == ["0-3", "4-7"], (
+        "a sandbox without remaining CPUs gets the whole pool"
+    )
     assert ours.leave(state()) == []
-    assert on(tree, LS) == "0-3", "nor on the way of a call"
+    assert on(tree, LS) == "0-3", "no sandbox grows during a call"
     assert ours.follow(state()) == []
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["0-7"] * 3
     assert ours.written == 2 + 3 + 2 + 2 + 3
 
 
-def test_a_sandbox_that_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
+def test_a_sandbox_that_leaves_moves_to_cpus_reserved_from_owners(tree: Tree) -> None:
     node = changed_copy(NODE, reserved=CpuSet.parse("0,4"))
     ours = SandboxCgroups(tree, QUIRKS)
     for owned in ("5", "6-7", "1-3"):
@@ -112,7 +114,7 @@ def test_a_sandbox_that_leaves_goes_where_no_owner_comes(tree: Tree) -> None:
     assert [on(tree, p) for p in (LS, BE, LSR)] == ["0-7"] * 3
 
 
-def test_a_sandbox_without_these_cpus_costs_nothing(tree: Tree) -> None:
+def test_a_sandbox_off_the_owned_cpus_causes_no_write(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     ours.leave(state(owner("0-3", hard=True)))
     tree.reads = tree.writes = 0
@@ -122,7 +124,7 @@ def test_a_sandbox_without_these_cpus_costs_nothing(tree: Tree) -> None:
     ours.follow(state())
     tree.reads = tree.writes = 0
     ours.follow(state())
-    assert (tree.reads, tree.writes) == (0, 0), "it has all of its pool, and there is no owner"
+    assert (tree.reads, tree.writes) == (0, 0), "it has its whole pool, and there is no owner"
 
 
 def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
@@ -133,8 +135,8 @@ def test_a_foreign_set_is_found_by_a_reconcile(tree: Tree) -> None:
     assert on(tree, LS) == "1"
 
 
-def test_groups_of_others_are_not_widened(tree: Tree) -> None:
-    """Another program narrowed a pod's group."""
+def test_groups_of_other_programs_are_not_widened(tree: Tree) -> None:
+    """Another program has narrowed a pod's group."""
     few = CpuSet.parse("0-3")
     FakeCgroups.write(tree, "kubepods/podls/s-ls", few, None)
     FakeCgroups.write(tree, "kubepods/podls", few, None)
@@ -144,7 +146,7 @@ def test_groups_of_others_are_not_widened(tree: Tree) -> None:
         assert on(tree, LS) == left
         assert tree.read("kubepods/podls").cpus == few
     assert ours.follow(state(owner("0-3"))) == []
-    assert on(tree, LS) == "4-7", "but an owner's CPUs are left at any price"
+    assert on(tree, LS) == "4-7", "an owner's CPUs are left in any case"
 
 
 def test_a_sandbox_without_a_group_is_searched_periodically(tree: Tree) -> None:
@@ -156,7 +158,7 @@ def test_a_sandbox_without_a_group_is_searched_periodically(tree: Tree) -> None:
     for _ in range(70):
         assert ours.follow(state(owner("0"))) == []
         ours.leave(state(owner("0")))
-    # Twice; and in the passes 32 and 64, but never on the way of a create.
+    # Twice; and in the passes 32 and 64, but never during a create.
     assert found.count("s-ls") == 2 + 2
     assert found.count("s-lsr") == 1
     ours.follow(NodeState.of(NODE, [], ()))
@@ -183,7 +185,7 @@ def sharer(name: str, phase: Phase = Phase.RUNNING) -> Container:
 
 
 def crio(tree: Tree, of: Pod, *containers: str) -> None:
-    """Make of a pod what CRI-O makes of it."""
+    """Make the groups that CRI-O makes for a pod."""
     home = f"kubepods/pod{of.uid}"
     tree.rmdir(f"{home}/{of.sandbox_id}")
     for name in (of.sandbox_id, *containers, *(f"conmon-{c}" for c in containers)):
@@ -196,18 +198,18 @@ def cpus(tree: Tree, path: str) -> str:
     return str(FakeCgroups.read(tree, path).effective_cpus)
 
 
-def test_monitors_of_crio_go_with_the_sandbox(tree: Tree) -> None:
+def test_monitors_of_crio_move_with_the_sandbox(tree: Tree) -> None:
     crio(tree, LS, "a", "b")
     crio(tree, LSR, "own")
     ours = SandboxCgroups(tree, QUIRKS)
     a, b = sharer("a"), sharer("b", Phase.CREATING)
     assert ours.leave(state(owner("0-1"), a, b)) == []
     assert ours.has_monitors(LS)
-    assert not ours.has_monitors(BE), "it has a sandbox as containerd makes it"
+    assert not ours.has_monitors(BE), "its sandbox has the layout of containerd"
     monitor = "kubepods/podls/crio-conmon-{}".format
     assert [cpus(tree, monitor(c)) for c in "ab"] == ["2-7", "0-7"]
-    assert cpus(tree, "kubepods/podlsr/crio-conmon-own") == "2-7", "an owner's monitor shares, too"
-    assert cpus(tree, "kubepods/podls/crio-a") == "0-7", "containers are written elsewhere"
+    assert cpus(tree, "kubepods/podlsr/crio-conmon-own") == "2-7", "an owner's monitor shares CPUs too"
+    assert cpus(tree, "kubepods/podls/crio-a") == "0-7", "containers are written by another part"
     assert ours.leave(state(owner("0-1"), a, sharer("b", Phase.CREATED))) == []
     assert cpus(tree, monitor("b")) == "2-7"
     assert ours.follow(state(a)) == []
@@ -226,10 +228,10 @@ def test_a_crio_sandbox_without_controllers_is_not_reported(tree: Tree, name: st
     assert len(ours.leave(state(owner("0")))) == reported
     tree.without = ""
     assert ours.leave(state(owner("0"))) == []
-    assert cpus(tree, f"kubepods/podls/{name}") == "1-7", "a container of the pod brings them back"
+    assert cpus(tree, f"kubepods/podls/{name}") == "1-7", "a container of the pod restores them"
 
 
-def test_all_idle_groups(tree: Tree) -> None:
+def test_all_groups_of_sandboxes_and_monitors_are_found(tree: Tree) -> None:
     crio(tree, LS, "a")
     found = set(SandboxCgroups(tree, QUIRKS).groups(state(owner("0"), sharer("a"), sharer("gone"))))
     groups = {"podls/crio-s-ls", "podls/crio-conmon-a", "podbe/s-be", "podlsr/s-lsr"}
@@ -252,7 +254,7 @@ def test_erased_be_sets_are_left_to_their_groups(tree: Tree) -> None:
     assert (on(tree, BE), on(tree, LS)) == ("0-7", "1-7")
 
 
-def test_suppression_is_not_followed(tree: Tree) -> None:
+def test_sandboxes_do_not_follow_suppression(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     there = state(owner("0", hard=True)).with_be_limit(CpuSet.parse("6-7"))
     ours.follow(there)

@@ -1,4 +1,4 @@
-"""The loop turns while containers are taken in and compared."""
+"""The event loop gets turns while containers are adopted and compared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nothing_of_other_tests_to_collect() -> Iterator[None]:
 
 
 class Probe:
-    """Measures the CPU time between turns: others may keep the machine busy."""
+    """Measures the CPU time between turns: other processes may keep the machine busy."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -76,7 +76,7 @@ def test_a_first_pass_over_a_thousand_containers(run_scenario: Callable[..., Non
 def test_other_work_continues_while_containers_are_adopted(
     run_scenario: Callable[..., None], monkeypatch: Any
 ) -> None:
-    """With a slice of nothing there is a turn at each container, and what changes meanwhile is seen."""
+    """With an empty slice the loop gets a turn at each container, and changes meanwhile are seen."""
 
     async def scenario(world: Any) -> None:
         monkeypatch.setattr("proxy.executor.background.SLICE_S", 0.0)
@@ -85,7 +85,7 @@ def test_other_work_continues_while_containers_are_adopted(
         probe, ended = Probe(), list[str]()
 
         async def end_some() -> None:
-            """Those that end before they are taken in must not come back."""
+            """Containers that end before they are adopted must not be revived."""
             while len(world.executor.state.containers) < 20:
                 await asyncio.sleep(0)
             for n in (990, 995, 0):
@@ -104,7 +104,7 @@ def test_other_work_continues_while_containers_are_adopted(
     run_scenario(scenario, reconciled=False)
 
 
-def test_a_turn_is_given_when_the_slice_is_used_up() -> None:
+def test_the_loop_gets_a_turn_when_the_time_slice_is_used_up() -> None:
     now = 0.0
 
     async def whole() -> list[int]:

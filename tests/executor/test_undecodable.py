@@ -21,7 +21,7 @@ STATUS = b"scheduling.koordinator.sh/resource-status"
 
 
 class Raw:
-    """A message that is bytes already."""
+    """A message that is already encoded."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -47,7 +47,7 @@ def create(config: bytes = b"", *pods: bytes, pod_id: bytes = b"s") -> Raw:
 
 
 def cpus(call: Any) -> str:
-    """The last cpuset that a request names, without decoding the rest."""
+    """Return the last cpuset that a request names, without decoding the rest."""
     facts = pb.CreateContainerFacts.FromString(call.sent)
     return facts.config.linux.resources.cpuset_cpus.decode()
 
@@ -98,7 +98,7 @@ def test_an_odd_claim_is_malformed(run_scenario: Callable[..., None], qos: str, 
     run_scenario(scenario)
 
 
-def test_a_sandbox_configuration_that_comes_twice_is_merged(run_scenario: Callable[..., None]) -> None:
+def test_a_duplicate_sandbox_configuration_is_merged(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         first = sandbox("LSE", (STATUS, b'{"cpuset":"2-3"}'))
         call = await world.call("CreateContainer", create(b"", first, field(8, field(4, b""))))
@@ -142,7 +142,7 @@ def test_a_create_that_cannot_be_decoded(
 
 
 @pytest.mark.parametrize(("qos", "refuses"), [("LSE", True), ("LS", False)])
-def test_of_a_pod_that_is_known_not_even_the_configuration_is_needed(
+def test_a_create_in_a_known_pod_needs_no_sandbox_configuration(
     run_scenario: Callable[..., None], qos: str, refuses: bool
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -161,7 +161,7 @@ def test_in_observe_mode_everything_is_forwarded(run_scenario: Callable[..., Non
     run_scenario(scenario, mode=NodeMode.OBSERVE)
 
 
-def test_an_unreadable_entry_does_not_cost_the_container_its_cpus(run_scenario: Callable[..., None]) -> None:
+def test_a_container_with_an_unreadable_entry_keeps_its_cpus(run_scenario: Callable[..., None]) -> None:
     from proxy.executor.runtime_ports import Listed
 
     async def scenario(world: Any) -> None:
@@ -177,12 +177,12 @@ def test_an_unreadable_entry_does_not_cost_the_container_its_cpus(run_scenario: 
             assert (world.on(owner), world.on(other)) == ("2-3", "0-1,4-15")
         world.runtime.list_containers = lambda container_id="": Listed([], {other})
         await world.sync.once()
-        assert not world.executor.state.owners, "what is certainly not in the list is gone"
+        assert not world.executor.state.owners, "a container that is certainly not in the list is gone"
 
     run_scenario(scenario)
 
 
-def test_one_container_that_cannot_be_adopted_does_not_cost_the_others(
+def test_one_container_that_cannot_be_adopted_does_not_affect_other_containers(
     run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: Any) -> None:

@@ -1,4 +1,4 @@
-"""One set of cases for the kernel that is played in tests of the executor and for the real one."""
+"""One set of cases for the simulated kernel of the executor's tests and for the real one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bed(Protocol):
     def remove(self, path: str) -> None: ...
 
     def write(self, path: str) -> None:
-        """Another process writes the group's CPUs."""
+        """Write the group's CPUs as another process."""
 
     def read(self, path: str) -> None: ...
 
@@ -63,7 +63,7 @@ class PlayedBed:
 
 
 class DirectoryBed:
-    """A directory with plain files: what the imitated tree is made of."""
+    """A directory with plain files, as in the imitated tree."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -152,7 +152,7 @@ def test_a_write_is_reported_once_and_a_read_is_not(bed: Bed) -> None:
     assert bed.writes.taken() == {one, two}
 
 
-def test_to_watch_again_changes_nothing(bed: Bed) -> None:
+def test_watching_a_group_again_changes_nothing(bed: Bed) -> None:
     one = bed.make("one")
     assert bed.writes.watch(one)
     assert bed.writes.watch(one)
@@ -193,7 +193,7 @@ def test_a_group_of_the_same_name_is_another_one(bed: Bed) -> None:
     assert bed.writes.watched() == set()
 
 
-def test_after_the_end_nothing_is_watched(bed: Bed) -> None:
+def test_nothing_is_watched_after_the_close(bed: Bed) -> None:
     one = bed.make("one")
     bed.writes.watch(one)
     bed.writes.close()
@@ -201,7 +201,7 @@ def test_after_the_end_nothing_is_watched(bed: Bed) -> None:
     assert bed.writes.watched() == set()
 
 
-# Of the kernel's alone
+# Rules of the real kernel only
 
 
 def test_an_overflow_is_reported(tmp_path: Path) -> None:
