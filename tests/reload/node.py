@@ -14,7 +14,7 @@ from tests.testkit.daemon import DaemonNode
 
 
 class FileNode(DaemonNode):
-    """Writes ``config.yaml`` and makes daemons from it."""
+    """Writes ``config.yaml`` and creates daemons from it."""
 
     @property
     def file(self) -> Path:
@@ -25,15 +25,15 @@ class FileNode(DaemonNode):
         """Write the configuration: the paths of the node, and more lines."""
         self.file.write_text(self.configuration(text))
 
-    def from_file(self, text: str = "", words: dict[str, tuple[str, str]] | None = None) -> Daemon:
-        """Write the configuration and make a daemon from it."""
+    def from_file(self, text: str = "", options: dict[str, tuple[str, str]] | None = None) -> Daemon:
+        """Write the configuration and create a daemon from it."""
         self.write(text)
-        config = override(load(self.file), words or {})
-        origin = Origin(self.file, FrozenMapping(words or {}), trusted=False)
+        config = override(load(self.file), options or {})
+        origin = Origin(self.file, FrozenMapping(options or {}), trusted=False)
         return Daemon(replace(config, origin=origin), machine=self.machine, cgroups=self.cgroups)
 
     async def reload(self, daemon: Daemon, text: str | None = None) -> dict[str, Any]:
-        """Write other lines (None: leave the file), reload, and return what the status says of it."""
+        """Write other lines (None: leave the file), reload, and return the status of the reload."""
         if text is not None:
             self.write(text)
         assert daemon.reload is not None

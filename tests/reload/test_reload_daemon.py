@@ -1,4 +1,4 @@
-"""A daemon that reloads its configuration: what changes, what waits, and what a bad file does."""
+"""A daemon that reloads its configuration: what changes, what waits, and the effect of a bad file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def live_keys(part: Any = None, prefix: str = "") -> list[str]:
     return found
 
 
-def test_what_can_change_changes_together(node: FileNode) -> None:
+def test_all_live_settings_change_together(node: FileNode) -> None:
     daemon = node.from_file("reconcilePeriod: 1h\n")
 
     async def scenario() -> None:
@@ -144,7 +144,7 @@ def test_a_bad_file_changes_nothing_and_is_a_problem_until_a_good_one(node: File
         ("log: {level: debug}\n- x\n", "not YAML"),
     ],
 )
-def test_one_part_that_cannot_be_applied_keeps_all_others_back(
+def test_one_part_that_cannot_be_applied_blocks_the_whole_reload(
     node: FileNode, text: str, reason: str
 ) -> None:
     daemon = node.from_file()
@@ -180,7 +180,7 @@ def test_keys_that_need_a_restart_are_named_and_wait(node: FileNode) -> None:
     run(daemon, scenario)
 
 
-def test_a_change_that_contradicts_what_waits_for_a_restart_is_refused(node: FileNode) -> None:
+def test_a_change_that_contradicts_a_setting_waiting_for_a_restart_is_refused(node: FileNode) -> None:
     daemon = node.from_file()
 
     async def scenario() -> None:
@@ -193,7 +193,7 @@ def test_a_change_that_contradicts_what_waits_for_a_restart_is_refused(node: Fil
     run(daemon, scenario)
 
 
-def test_words_of_the_command_line_stay_on_top(node: FileNode) -> None:
+def test_options_of_the_command_line_keep_precedence(node: FileNode) -> None:
     daemon = node.from_file("explainHistory: 5\n", {"explainHistory": ("--explain-history", "9")})
 
     async def scenario() -> None:
@@ -205,7 +205,7 @@ def test_words_of_the_command_line_stay_on_top(node: FileNode) -> None:
     run(daemon, scenario)
 
 
-def test_no_more_containers_move_than_must(node: FileNode) -> None:
+def test_only_containers_that_must_move_are_moved(node: FileNode) -> None:
     daemon = node.from_file()
 
     async def scenario() -> None:
@@ -229,7 +229,7 @@ def test_no_more_containers_move_than_must(node: FileNode) -> None:
     run(daemon, scenario, reconciled=True)
 
 
-def test_a_fault_while_applying_takes_back_what_was_applied(
+def test_a_fault_while_applying_reverts_the_applied_steps(
     node: FileNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = node.from_file()
@@ -254,7 +254,7 @@ def test_a_fault_while_applying_takes_back_what_was_applied(
     run(daemon, scenario, reconciled=True)
 
 
-def test_a_daemon_that_only_relays_reloads_what_it_has(node: FileNode) -> None:
+def test_a_daemon_in_passthrough_reloads_the_settings_that_it_uses(node: FileNode) -> None:
     daemon = node.from_file("mode: passthrough\n")
 
     async def scenario() -> None:
@@ -266,7 +266,7 @@ def test_a_daemon_that_only_relays_reloads_what_it_has(node: FileNode) -> None:
     run(daemon, scenario)
 
 
-def test_a_daemon_without_a_file_refuses(node: FileNode) -> None:
+def test_a_daemon_without_a_file_refuses_a_reload(node: FileNode) -> None:
     daemon = node.daemon()
 
     async def scenario() -> None:

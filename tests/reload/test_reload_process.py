@@ -48,7 +48,7 @@ def config(node: Node) -> dict[str, Any]:
 
 
 def hang_up(node: Node) -> dict[str, Any]:
-    """Send SIGHUP, and return what the status says of the reload once it is over."""
+    """Send SIGHUP, and return the status of the reload once it is over."""
     before = config(node)["reload"]
     assert node.popen is not None
     node.popen.send_signal(signal.SIGHUP)
@@ -56,9 +56,9 @@ def hang_up(node: Node) -> dict[str, Any]:
     return config(node)
 
 
-def command(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+def command(node: Node, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "proxy", "reload", "--admin", f"unix://{node.admin}", *words],
+        [sys.executable, "-m", "proxy", "reload", "--admin", f"unix://{node.admin}", *args],
         capture_output=True,
         text=True,
         timeout=WAIT_S,
@@ -71,7 +71,7 @@ def pools(node: Node) -> str:
     return str(page["pools"]["shared"])
 
 
-def test_a_hangup_reloads_and_the_log_says_so(node: Node) -> None:
+def test_a_hangup_reloads_and_is_logged(node: Node) -> None:
     write(node, koordinator={"reservedCPUs": "0-1"}, log={"level": "info"})
     page = hang_up(node)
     assert (page["reload"]["result"], page["reload"]["by"]) == ("applied", "SIGHUP")
@@ -131,7 +131,7 @@ def test_many_hangups_are_one_reload_or_two(node: Node) -> None:
         client.version()
 
 
-def test_the_command_says_what_has_changed_and_what_waits(node: Node) -> None:
+def test_the_command_prints_what_has_changed_and_what_waits(node: Node) -> None:
     write(node, explainHistory=7, cgroupRoot="/elsewhere")
     done = command(node)
     assert (done.returncode, done.stderr) == (0, "")
@@ -154,8 +154,8 @@ def test_the_command_says_what_has_changed_and_what_waits(node: Node) -> None:
     ]
 
 
-def test_a_kill_in_the_middle_of_a_reload(node: Node) -> None:
-    """The next start uses the file, whatever the reload had done."""
+def test_a_kill_in_the_middle_of_a_reload_leaves_the_file_in_effect(node: Node) -> None:
+    """The next start uses the file, however far the reload had come."""
     for turn, delay in enumerate((0.0, 0.05, 0.1, 0.2, 0.4)):
         cpus = str(turn)
         write(node, koordinator={"reservedCPUs": cpus})
@@ -170,7 +170,7 @@ def test_a_kill_in_the_middle_of_a_reload(node: Node) -> None:
         assert config(node)["reload"] == {}
 
 
-def test_reading_again_leaves_no_process_behind(node: Node) -> None:
+def test_a_reload_leaves_no_child_process(node: Node) -> None:
     assert node.popen is not None
     children = Path(f"/proc/{node.popen.pid}/task/{node.popen.pid}/children")
     for history in range(8, 12):

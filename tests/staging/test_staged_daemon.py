@@ -50,7 +50,7 @@ async def load(node: FileNode, sharers: int = 6) -> dict[str, str]:
 
 
 class Watch:
-    """What the kernel had for containers to which the plan is applied, looked at again and again."""
+    """Repeated readings of the kernel's sets of containers to which the plan is applied."""
 
     def __init__(self, node: FileNode, daemon: Daemon) -> None:
         self._node, self._daemon = node, daemon
@@ -59,7 +59,7 @@ class Watch:
         self._applied: set[str] = set()
 
     def settled(self) -> dict[str, Container]:
-        """Return the containers to which the plan is applied, without those of the step under way."""
+        """Return the containers to which the plan is applied, without those of the current step."""
         executor = self._daemon.executor
         assert executor is not None
         state = executor.state
@@ -94,7 +94,7 @@ class Watch:
 
     @asynccontextmanager
     async def on(self) -> AsyncIterator[None]:
-        """Look as long as the block runs."""
+        """Read repeatedly while the block runs."""
 
         async def looking() -> None:
             while True:
@@ -117,7 +117,7 @@ def page(daemon: Daemon) -> dict[str, int]:
 
 
 def explained(daemon: Daemon, container_id: str) -> tuple[bool, int]:
-    """Return whether explain says that the plan is applied, and how often that has changed."""
+    """Return whether the plan is applied according to explain, and how often that has changed."""
     assert daemon.executor is not None
     why = daemon.executor.history.find(container_id)[-1].explanation
     return why.applied, sum("applied since" in reason or "given back at" in reason for reason in why.reasons)
@@ -145,7 +145,7 @@ def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> No
             await asyncio.sleep(0.4)
             assert (page(daemon), world(node, ids)) == (there, before)
             assert 2 <= there["enforced"] < len(ids)
-            assert [before[name] for name in OWNERS] == [ALL, ALL]  # those that share CPUs come first
+            assert [before[name] for name in OWNERS] == [ALL, ALL]  # containers that share CPUs come first
             daemon._staging._pause(paused=False)
             await until(lambda: page(daemon)["enforced"] == len(ids) and not page(daemon)["inStep"])
             assert world(node, ids) == {**dict.fromkeys(ids, "0-1,6-15"), **OWNERS}
@@ -161,7 +161,7 @@ def test_from_observe_to_enforce_and_back_on_a_loaded_node(node: FileNode) -> No
     run(daemon, scenario, reconciled=True)
 
 
-def test_calls_of_observed_pods_pass_and_nothing_of_them_is_written(node: FileNode) -> None:
+def test_calls_of_observed_pods_pass_and_their_cgroups_are_not_written(node: FileNode) -> None:
     chosen = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
     daemon = node.from_file(chosen)
 
@@ -186,7 +186,7 @@ def test_calls_of_observed_pods_pass_and_nothing_of_them_is_written(node: FileNo
     run(daemon, scenario, reconciled=True)
 
 
-def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
+def test_a_restart_in_the_middle_of_a_rollout_continues_it(node: FileNode) -> None:
     first = node.from_file(OBSERVE)
     ids: dict[str, str] = {}
     seen: dict[str, str] = {}
@@ -206,7 +206,7 @@ def test_a_restart_in_the_middle_goes_on_from_there(node: FileNode) -> None:
     async def rest() -> None:
         assert second._staging is not None
         await asyncio.sleep(0.7)
-        assert world(node, ids) == seen  # it is still paused, and no container has changed sides
+        assert world(node, ids) == seen  # the rollout is still paused, and no container has changed
         assert sum(has != ALL for has in seen.values()) == page(second)["enforced"] >= 3
         second._staging._pause(paused=False)
         await until(lambda: page(second)["enforced"] == len(ids))
@@ -243,7 +243,7 @@ def test_a_percentage_selects_the_same_pods_again(node: FileNode) -> None:
 
 
 def refuse_writes(node: FileNode, group: str | None, but: CpuSet | None = None) -> Callable[[], None]:
-    """Make the kernel refuse all cpusets of a group, except one; returns what ends that."""
+    """Make the kernel refuse all cpusets of a group, except one; return a function that ends this."""
     write = node.cgroups.write
 
     def refuse(path: str, cpus: CpuSet | None, *rest: Any, **more: Any) -> bool:
@@ -259,17 +259,17 @@ def refuse_writes(node: FileNode, group: str | None, but: CpuSet | None = None) 
 
 
 def problems(daemon: Daemon) -> dict[str, str]:
-    """Return the problems of pods that the steps show and the daemon reports: both are the same."""
+    """Return the problems of pods on the page of steps, which must match the reported ones."""
     assert daemon._staging is not None
     assert daemon.executor is not None
-    shown = {row["pod"]: row["reason"] for row in daemon._staging.page()["problems"]}  # type: ignore[attr-defined]
+    listed = {row["pod"]: row["reason"] for row in daemon._staging.page()["problems"]}  # type: ignore[attr-defined]
     messages = ("cannot apply the plan to a running pod", "cannot give a pod back")
     reported = [row["keys"] for row in daemon.executor.telemetry.problems() if row["message"] in messages]
-    assert {keys["pod"] for keys in reported} == shown.keys()  # type: ignore[index]
-    return shown
+    assert {keys["pod"] for keys in reported} == listed.keys()  # type: ignore[index]
+    return listed
 
 
-def test_a_pod_that_cannot_be_enforced_is_given_back_and_tried_again(
+def test_a_pod_that_cannot_be_enforced_is_released_and_retried(
     node: FileNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.staging.service.AGAIN", Backoff(0.3, 0.3))
@@ -283,7 +283,7 @@ def test_a_pod_that_cannot_be_enforced_is_given_back_and_tried_again(
         await until(lambda: page(daemon)["enforced"] == len(ids) - 1 and not page(daemon)["inStep"])
         assert cpus(node, ids["ls-0"]) == ALL
         assert page(daemon)["toEnforce"] == 1
-        await asyncio.sleep(1)  # tried some more times, and given back each time
+        await asyncio.sleep(1)  # retried some more times, and released each time
         assert [*problems(daemon)] == ["demo/ls-0"]
         assert "cannot write" in problems(daemon)["demo/ls-0"]
         end()
@@ -313,10 +313,10 @@ def test_a_problem_ends_with_its_pod_and_with_the_target(node: FileNode, ends: s
     run(daemon, scenario, reconciled=True)
 
 
-def test_a_pod_that_cannot_be_given_back_does_not_keep_the_others(
+def test_a_pod_that_cannot_be_released_does_not_block_other_pods(
     node: FileNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are they blamed for it."""
+    """Other pods are not reported for it either."""
     monkeypatch.setattr("proxy.staging.service.ROUNDS", 2)
     enforce = ENFORCE.replace("{stepPeriod", "{podsPerStep: 10, stepPeriod")
     daemon = node.from_file(enforce)
@@ -336,7 +336,7 @@ def test_a_pod_that_cannot_be_given_back_does_not_keep_the_others(
     run(daemon, scenario, reconciled=True)
 
 
-def test_guaranteed_pods_are_not_needed_to_be_known(node: FileNode) -> None:
+def test_a_rollout_does_not_need_to_know_guaranteed_pods(node: FileNode) -> None:
     daemon = node.from_file(f"{OBSERVE}cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n")
 
     async def scenario() -> None:

@@ -22,7 +22,7 @@ LIMIT_S = 60.0
 
 
 class Node(DaemonNode):
-    """A node whose daemon is a process, and which finds what machine and cgroups are below its directory."""
+    """A node whose daemon is a process that reads machine and cgroups below the node's directory."""
 
     popen: subprocess.Popen[bytes]
 
@@ -51,7 +51,7 @@ class Node(DaemonNode):
         self.file.write_text(head + self.configuration(text))
 
     def notified(self) -> list[str]:
-        """What was sent to systemd since the last look."""
+        """Return the notifications sent to systemd since the last call."""
         found = list[str]()
         while True:
             try:
@@ -82,7 +82,7 @@ class Node(DaemonNode):
             time.sleep(0.02)
 
     def holder(self) -> int:
-        """The process that has the socket, by its lock."""
+        """Return the process that holds the lock of the socket."""
         return int((self.directory / "cri.sock.lock").read_text())
 
 

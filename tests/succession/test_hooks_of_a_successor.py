@@ -1,4 +1,4 @@
-"""Hooks of a daemon that is replaced by another process: what they changed is in effect in the successor."""
+"""Hooks of a daemon that is replaced by another process: their changes are in effect in the successor."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from proxy.hooks.api import Adjustment
 API_VERSION = 1
 RECORD = Path({record!r})
 
-def note(*words):
+def note(*values):
     with RECORD.open("a") as record:
-        record.write(json.dumps(words) + "\\n")
+        record.write(json.dumps(values) + "\\n")
 
 def configure(event):
     note("configure")
@@ -52,17 +52,17 @@ DIRECTORIES = {"directory": "hooks.d", "vendorDirectory": "vendor", "serverDirec
 
 
 def drop(node: Node, name: str, text: str, directory: str = "hooks.d") -> None:
-    """Drop a file as packages do: whole."""
+    """Install a file atomically, as packages do."""
     into = node.directory / directory
     into.mkdir(mode=0o755, exist_ok=True)
-    beside = node.directory / f".{name}"
-    beside.write_text(text)
-    beside.chmod(0o644)
-    os.replace(beside, into / name)
+    temporary = node.directory / f".{name}"
+    temporary.write_text(text)
+    temporary.chmod(0o644)
+    os.replace(temporary, into / name)
 
 
 def hooked(node: Node, text: str, **names: str) -> Path:
-    """Give the daemon a hook; returns the file in which the hook notes what it is called with."""
+    """Give the daemon a hook; return the file in which the hook records its calls."""
     record = node.directory / "record"
     drop(node, "10-hook.py", text.format(record=str(record), **names))
     lines = [f"  {key}: {node.directory / name}" for key, name in DIRECTORIES.items()]
@@ -73,21 +73,21 @@ def hooked(node: Node, text: str, **names: str) -> Path:
 
 
 def reported(node: Node) -> list[str]:
-    """The first word of each note."""
+    """Return the first value of each recorded call."""
     return [note[0] for note in notes(node)]
 
 
 def notes(node: Node) -> list[list[str]]:
-    """What the hook has noted, in the old process and in the new one."""
+    """Return the calls that the hook has recorded, in the old process and in the new one."""
     record = node.directory / "record"
     return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_what_a_hook_changes_of_a_sandbox_is_in_effect_although_the_daemon_is_replaced_meanwhile(
+def test_changes_of_a_sandbox_by_a_hook_survive_a_replacement_of_the_daemon(
     node: Node, *, listed: bool
 ) -> None:
-    """The answer passes the old process; kubelet's creates still name labels and cgroup of before."""
+    """The response passes through the old process; kubelet's creates still name the old labels and cgroup."""
     hooked(node, REPARENTS)
     slow, made = threading.Event(), list[Started]()
     node.runtime.before("RunPodSandbox", lambda request: slow.wait(LIMIT_S))

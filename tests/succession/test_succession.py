@@ -1,4 +1,4 @@
-"""A daemon that is replaced by another process: as processes, and the messages between the two."""
+"""A daemon that is replaced by another process: the processes, and the messages between them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
         assert node.notified() == [f"MAINPID={pid}", "READY=1"], (
             "systemd has another main process, then it is ready"
         )
-        assert node.popen.poll() is None, "it has a call to finish"
+        assert node.popen.poll() is None, "it still relays a call"
         with node.client() as another:
             assert another.version().startswith("standin")
             later = another.launch(DemoPod("late", "LS")).container_id
@@ -77,18 +77,22 @@ def test_a_replaced_daemon_ends_its_calls_and_owners_stay(node: Node) -> None:
     node.wait(lambda: node.cpus(later) == "0-1,4-15")
     assert node.cpus(owner) == "2-3"
     assert "replaced" in node.log
-    assert replace_daemon(node.admin, LIMIT_S).pid not in (pid, node.popen.pid), "and once more"
+    assert replace_daemon(node.admin, LIMIT_S).pid not in (pid, node.popen.pid), (
+        "a further replacement works too"
+    )
     node.wait(lambda: not Path(f"/proc/{pid}").exists())
     os.kill(node.holder(), signal.SIGTERM)
     node.wait(lambda: not connects(node.directory / "cri.sock"))
-    assert not (node.directory / "cri.sock").exists(), "the last one removes it"
+    assert not (node.directory / "cri.sock").exists(), "the last process removes the socket"
 
 
 @pytest.mark.parametrize(
     ("configuration", "reason"),
     [("mode: nonsense", "'nonsense'"), ("listen: unix:///run/other.sock", "which needs a restart")],
 )
-def test_a_daemon_whose_successor_does_not_start_goes_on(node: Node, configuration: str, reason: str) -> None:
+def test_a_daemon_whose_successor_does_not_start_continues_to_serve(
+    node: Node, configuration: str, reason: str
+) -> None:
     node.file.write_text(
         node.file.read_text().replace(f"listen: unix://{node.directory}/cri.sock", "") + "\n" + configuration
         if configuration.startswith("listen")
@@ -104,7 +108,7 @@ def test_a_daemon_whose_successor_does_not_start_goes_on(node: Node, configurati
         assert client.version()
 
 
-def test_a_daemon_that_is_not_ready_has_replaced_the_other_one_all_the_same(node: Node) -> None:
+def test_a_daemon_that_is_not_ready_has_still_replaced_its_predecessor(node: Node) -> None:
     node.runtime.stop()
     new = replace_daemon(node.admin, LIMIT_S, ready_s=1.0)
     assert new.pid == node.holder() != node.popen.pid
@@ -138,7 +142,7 @@ def test_a_stop_does_not_wait_for_the_calls_of_a_replaced_daemon(node: Node) -> 
 
 
 def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: Node) -> None:
-    """The runtime may carry it out long after the successor has begun, with the CPUs of before."""
+    """The runtime may execute it long after the successor has started, with the old CPUs."""
     node.configure("drainTimeout: 100ms\ncallTimeout: 1s")
     os.kill(node.popen.pid, signal.SIGHUP)
     slow = threading.Event()
@@ -165,10 +169,10 @@ def test_an_update_that_the_replaced_daemon_still_relays_delays_owners(node: Nod
     assert node.cpus(owner) == "2-3"
 
 
-# -- what a daemon does with calls after it was replaced ---------------------------------------------------
+# -- what a daemon does with calls after it was replaced --------------------------------------------------
 
 
-def test_a_replaced_daemon_decides_on_nothing() -> None:
+def test_a_replaced_daemon_makes_no_decisions() -> None:
     with temporary_node() as node:
         daemon = node.daemon()
 
@@ -190,7 +194,7 @@ def test_a_replaced_daemon_decides_on_nothing() -> None:
         run(daemon, scenario, reconciled=True)
 
 
-def test_a_call_that_is_held_while_the_daemon_is_replaced_is_refused_and_never_sent_on(
+def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Prepared:
@@ -215,19 +219,19 @@ def test_a_call_that_is_held_while_the_daemon_is_replaced_is_refused_and_never_s
             assert daemon.executor is not None
             assert daemon._flow is not None
             assert daemon._front is not None
-            daemon.executor.reconciled.clear()  # calls are held until it is in step, for one second at most
+            daemon.executor.reconciled.clear()  # calls are held until a reconcile, for one second at most
 
             def late() -> None:
                 with node.client() as client, pytest.raises(UnavailableError, match="connect again"):
                     client.launch(DemoPod("late", "LS"))
 
-            asked = asyncio.create_task(asyncio.to_thread(late))
+            held_call = asyncio.create_task(asyncio.to_thread(late))
             async with asyncio.timeout(LIMIT_S):
                 while not daemon._front.is_placing():
                     await asyncio.sleep(0.01)
             daemon.replacement.successor = Prepared()  # type: ignore[assignment]
             await daemon.hand_over()
-            await asked
+            await held_call
             await asyncio.sleep(1.2)
             assert not any(call.method == "RunPodSandbox" for call in node.runtime.calls)
 
@@ -235,7 +239,7 @@ def test_a_call_that_is_held_while_the_daemon_is_replaced_is_refused_and_never_s
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_daemon_behind_a_quiet_one_suspects_no_calls(
+def test_a_successor_of_a_quiet_daemon_expects_no_relayed_calls(
     channel: tuple[socket.socket, Predecessor], quiet: bool
 ) -> None:
     with temporary_node() as node:
@@ -270,7 +274,7 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
 
 @pytest.fixture
 def channel() -> Iterator[tuple[socket.socket, Predecessor]]:
-    """The predecessor's end, and what the successor makes of the other one."""
+    """Return the predecessor's end of the channel, and the successor's object for the other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environ = {SUCCEEDS: str(theirs.detach()), "PATH": "/bin"}
     predecessor = Predecessor.of(environ)
@@ -286,24 +290,24 @@ def facts(listener: Listener) -> bytes:
     return json.dumps(page).encode()
 
 
-def test_the_socket_and_its_lock_go_to_the_successor(
+def test_the_socket_and_its_lock_are_passed_to_the_successor(
     channel: tuple[socket.socket, Predecessor], listener: Listener, tmp_path: Path
 ) -> None:
     ours, predecessor = channel
     socket.send_fds(ours, [facts(listener)], listener.descriptors())
-    got = predecessor.listener(tmp_path / "cri.sock")
-    assert not os.get_inheritable(got.socket.fileno())
+    inherited = predecessor.listener(tmp_path / "cri.sock")
+    assert not os.get_inheritable(inherited.socket.fileno())
     listener.hand_over()
     assert connects(tmp_path / "cri.sock")
-    assert got.is_in_place
+    assert inherited.is_in_place
     with pytest.raises(LockedError):
         open_listener(tmp_path / "cri.sock", tmp_path / "runtime.sock", {})
-    got.close()
+    inherited.close()
     assert not (tmp_path / "cri.sock").exists()
     open_listener(tmp_path / "cri.sock", tmp_path / "runtime.sock", {}).close()
 
 
-def test_another_path_needs_a_restart(
+def test_another_socket_path_needs_a_restart(
     channel: tuple[socket.socket, Predecessor], listener: Listener, tmp_path: Path
 ) -> None:
     ours, predecessor = channel
@@ -314,7 +318,7 @@ def test_another_path_needs_a_restart(
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_successor_waits_for_its_turn_and_says_that_it_serves(
+def test_a_successor_waits_for_its_turn_and_reports_that_it_serves(
     channel: tuple[socket.socket, Predecessor], quiet: bool
 ) -> None:
     ours, predecessor = channel
@@ -327,7 +331,7 @@ def test_a_successor_waits_for_its_turn_and_says_that_it_serves(
     assert predecessor.was_quiet is quiet
 
 
-def test_a_daemon_of_before_names_no_calls_that_it_relays(
+def test_an_older_daemon_names_no_relayed_calls(
     channel: tuple[socket.socket, Predecessor],
 ) -> None:
     ours, predecessor = channel
@@ -375,7 +379,7 @@ def test_a_successor_learns_which_calls_are_relayed_and_which_are_over(
     assert received == ["call-2", "call-1"]
 
 
-def test_a_successor_learns_that_the_daemon_is_gone(channel: tuple[socket.socket, Predecessor]) -> None:
+def test_a_successor_detects_the_exit_of_its_predecessor(channel: tuple[socket.socket, Predecessor]) -> None:
     ours, predecessor = channel
     turn = threading.Timer(0.1, ours.close)
     turn.start()
@@ -386,7 +390,7 @@ def test_a_successor_learns_that_the_daemon_is_gone(channel: tuple[socket.socket
         predecessor.wait_for_turn()
 
 
-def test_a_daemon_learns_that_its_successor_is_gone(channel: tuple[socket.socket, Predecessor]) -> None:
+def test_a_daemon_detects_the_exit_of_its_successor(channel: tuple[socket.socket, Predecessor]) -> None:
     ours, predecessor = channel
     predecessor.close()
     with pytest.raises(UnavailableError, match="cannot hand over to process 7"):
