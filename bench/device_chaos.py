@@ -119,7 +119,7 @@ class PluginProcesses:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._record_result = threading.Event()
+        self._stop = threading.Event()
         self.deaths = 0
         self._keeper = threading.Thread(target=self._keep)
 
@@ -128,7 +128,7 @@ class PluginProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._record_result.set()
+        self._stop.set()
         self._keeper.join()
         for process in self._running.values():
             process.kill()
@@ -136,12 +136,12 @@ class PluginProcesses:
 
     def calm(self) -> None:
         """Let no plug-in be stopped any more."""
-        self._record_result.set()
+        self._stop.set()
         self._keeper.join()
 
     def _keep(self) -> None:
         dice, seed = random.Random(5), 0
-        while not self._record_result.wait(0.2):
+        while not self._stop.wait(0.2):
             for kind in KINDS:
                 process = self._running.get(kind)
                 if process is None or process.poll() is not None:
@@ -150,7 +150,7 @@ class PluginProcesses:
                     self._running[kind] = self._start(kind, seed)
             if dice.random() < 0.05:
                 self._running["stops"].send_signal(signal.SIGSTOP)
-                self._record_result.wait(dice.uniform(0.5, 3))
+                self._stop.wait(dice.uniform(0.5, 3))
                 self._running["stops"].send_signal(signal.SIGCONT)
 
     def _start(self, kind: str, seed: int) -> subprocess.Popen[bytes]:

@@ -275,7 +275,7 @@ class Bench:
             took = wait_until(
                 lambda: answers(process.sock), 60, f"{process.name} does not come back", process
             )
-            self.figures.add("has_returned", process.name, took * 1000)
+            self.figures.add("back", process.name, took * 1000)
             shown = json.loads(watch.communicate(timeout=30)[0])
         finally:
             watch.kill()
@@ -377,7 +377,7 @@ def rows(figures: Figures, names: Sequence[str]) -> list[list[str]]:
         ("memory, growth over 10,000 calls", "growth", "MB", 3.0),
         ("memory, after 15 MiB messages", "after 15M", "MB", 60.0),
         ("start to listening", "listening", "ms", 200.0),
-        ("runtime back to first good answer, new connection", "has_returned", "ms", 50.0),
+        ("runtime back to first good answer, new connection", "back", "ms", 50.0),
         ("the same, kubelet's own back-off (recover)", "kept back", "s", None),
         ("checks that differ from direct", "checks", "", 0.0),
     ):

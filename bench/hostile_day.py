@@ -100,18 +100,18 @@ class Pings:
     def _listen(self) -> None:
         while data := self._sock.recv(4096):
             if b"WATCHDOG=1" in data.split(b"\n"):
-                self._note(time.monotonic(), should_continue=True)
+                self._note(time.monotonic(), is_alive=True)
 
-    def _note(self, now: float, *, should_continue: bool) -> None:
+    def _note(self, now: float, *, is_alive: bool) -> None:
         with self._lock:
             if self._last is not None:
                 self.worst = max(self.worst, now - self._last)
-            self._last = now if should_continue else None
-            self.count += should_continue
+            self._last = now if is_alive else None
+            self.count += is_alive
 
     def over(self) -> None:
         """The process ends: from its last sign of life until now is a gap, too."""
-        self._note(time.monotonic(), should_continue=False)
+        self._note(time.monotonic(), is_alive=False)
 
     def close(self) -> None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:

@@ -232,7 +232,7 @@ class Bench:
                     took = wait_until(
                         lambda path=process.sock: answers(path), 60, f"{target.name} does not come back"
                     )
-                    self.figures.add("has_returned", target.name, took * 1000)
+                    self.figures.add("back", target.name, took * 1000)
 
 
 def rows(figures: Figures) -> list[list[str]]:
@@ -279,7 +279,7 @@ def rows(figures: Figures) -> list[list[str]]:
     line("memory, growth over 10,000 calls", "MB", lambda n: figures.median("growth", n), ratio=False, bar=3)
     line("memory, after 15 MiB messages", "MB", lambda n: figures.median("after 15M", n), bar=48)
     line("start to listening", "ms", lambda n: figures.median("listening", n), bar=120)
-    line("runtime back to first good answer", "ms", lambda n: figures.median("has_returned", n), bar=50)
+    line("runtime back to first good answer", "ms", lambda n: figures.median("back", n), bar=50)
     return out
 
 

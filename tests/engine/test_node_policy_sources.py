@@ -178,7 +178,7 @@ def test_only_named_cpus_that_the_machine_has_count(where: str) -> None:
     found = read(NodeMeta(annotations={where: f'{{"{member}": "14-"}}'}), None, {}).named()[name]
     assert (found.value, found.source) == (CpuSet(), "default")
     assert found.problem.startswith(f"annotation {where}: ")
-    assert "there is no CPU" not in found.problem
+    assert " here (CPUs" not in found.problem
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True"])

@@ -40,7 +40,6 @@ class Node:
         self.telemetry = Telemetry(CapturedLog(), time.monotonic)
         self.store = SimpleNamespace(handle=self._handle)
         self.state = SimpleNamespace(devices=SimpleNamespace(registered={}))
-        self.state = SimpleNamespace(devices=SimpleNamespace(registered={}))
         self.plugins: list[PlayedPlugin] = []
         self.registry: Any = None
 
