@@ -218,7 +218,7 @@ class Daemon:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG_S,
             check=False,
             env={**os.environ, "COLUMNS": "400"},
         )
