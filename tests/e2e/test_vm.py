@@ -174,7 +174,7 @@ class Scenario:
         cgroup, driver = kind.split("-")
         helpers = [HERE / "cri.py", *HERE.glob("vm_*.py")]
         carry = {path.name: path for path in (self.site, *helpers)} | dict(carried or {})
-        settings = "TOPOPROXY_PATIENCE_S=180 PYTHONPATH=/opt/site"
+        settings = "TOPOPROXY_PATIENCE_S=600 PYTHONPATH=/opt/site"
         status, output = run(
             replace(machine, cgroup=cgroup, driver=driver),
             self.directory,
