@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import time
@@ -47,7 +46,7 @@ class Pages:
     """Answers requests about a daemon; parts are None where its mode has none."""
 
     slow_routes = frozenset({"/status", "/changes", "/memory", "/devices", "/observe/report"})
-    """Pages that wait for the kernel, a file or another program. The client decides how long it waits."""
+    """Pages that wait for the kernel, a file or another program; these have as long as an action."""
 
     def __init__(
         self,
@@ -79,6 +78,7 @@ class Pages:
         self._endpoint: EndpointWatch | None = None
         self._started = time.time()
         self._feed: ChangeFeed | None = None
+        self._cluster_reading: asyncio.Future[None] | None = None
 
     @property
     def _mode(self) -> str:
@@ -118,8 +118,7 @@ class Pages:
         """
         if self._executor is not None:
             await self._executor.kernel_view.refresh()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._read_cluster(self._executor), CLUSTER_READ_S)
+            await self._read_cluster(self._executor)
         return self.status()
 
     def readyz(self) -> Reply:
@@ -333,9 +332,20 @@ class Pages:
         return capacity_page(self._executor.state)
 
     async def _read_cluster(self, executor: NodeExecutor) -> None:
-        """Read the files of the cluster agent in a thread, so that the page shows them as they are."""
-        if executor.cluster is not None:
-            await executor.fact_lookup.worker.run(executor.cluster.read)
+        """Read the files of the cluster agent in a thread, so that the page shows them as they are.
+
+        A reading that hangs is not repeated: it would occupy one thread after the other, and calls that place
+        containers need these threads.
+        """
+        if executor.cluster is None:
+            return
+        reading = self._cluster_reading
+        if reading is None or reading.done():
+            reading = executor.fact_lookup.worker.submit(executor.cluster.read)
+            self._cluster_reading = reading
+        await asyncio.wait((reading,), timeout=CLUSTER_READ_S)
+        if reading.done():
+            reading.result()
 
     async def refresh_cluster(self) -> dict[str, object]:
         """Reread the files of the cluster agent, apply them, and return what is in effect."""
@@ -344,7 +354,7 @@ class Pages:
         if (files := executor.cluster) is None:
             raise InputError("cannot read what the cluster agent has read: clusterFacts.directory is not set")
         await executor.node_policy.follow(executor.fact_lookup.worker)
-        await self._read_cluster(executor)
+        await executor.fact_lookup.worker.run(files.read)
         return {"schema": schema_ids.CLUSTER, "files": files.page()}
 
     def metrics(self) -> str:

@@ -93,8 +93,10 @@ def test_the_status_is_served_while_the_files_cannot_be_read(node: ClusterNode) 
         worker = daemon.executor.fact_lookup.worker
         hanging = asyncio.gather(*(worker.submit(answered.wait, 60) for _ in range(THREADS)))
         try:
+            await node.query("/status")
             status = await node.query("/status")
             assert not hanging.done()
+            assert worker.waiting == 1, "the second status waits for the reading of the first"
             assert [file["name"] for file in status["cluster"]] == ["node", "namespaces", "pods"]
         finally:
             answered.set()

@@ -7,7 +7,7 @@ state does not show, because it is over when it is read (a repaired cpuset, a fa
 with numbers, the oldest forgotten first.
 
 The number starts again with the daemon; ``version`` also holds a random word, so that a follower notices
-a restart. Nothing is subscribed until the first follower requests it: a node without one pays nothing.
+a restart. Nothing is subscribed until the first request of a follower: a node without one pays nothing.
 """
 
 from __future__ import annotations

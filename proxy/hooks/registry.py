@@ -130,7 +130,7 @@ class _Known:
 
 
 class HookRegistry:
-    """Keeps the engine's hooks as the directories have them; all methods on the event loop."""
+    """Gives the engine the hooks of the files in the directories; all methods on the event loop."""
 
     def __init__(
         self,

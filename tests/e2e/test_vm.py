@@ -80,7 +80,7 @@ def kinds(*quick: str) -> list[object]:
 def skip_reason(test: pytest.Item) -> str:
     """Return why a scenario cannot run; an empty string if it can."""
     if SELECTED not in ("all", "1") and (SELECTED != "quick" or test.get_closest_marker("quick") is None):
-        return "takes minutes: run it by make test-vm"
+        return "takes minutes: run it with make test-vm"
     if shutil.which("qemu-system-x86_64") is None:
         return "not installed: qemu-system-x86"
     return "" if disk.is_built(disk.place_in(DISKS)) else disk.why_not()
