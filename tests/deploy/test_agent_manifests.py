@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 import proxy
+from proxy.cli.agent import agent
+from proxy.config.load import load
 from tests.deploy.charts import render, rendered
 from tests.deploy.schema import faults
 
@@ -62,6 +64,18 @@ def bare(value: dict[str, Any]) -> dict[str, Any]:
 
 def rules(values: list[dict[str, Any]]) -> list[Any]:
     return [rule for each in values if each["kind"] == "ClusterRole" for rule in each["rules"]]
+
+
+@pytest.mark.parametrize("file", [AGENT / "daemonset.yaml", CHART / "templates/daemonset.yaml"], ids=str)
+def test_the_agent_starts_where_only_drop_ins_are(file: Path, tmp_path: Path) -> None:
+    (line,) = [line for line in file.read_text().splitlines() if line.strip().startswith("command:")]
+    program, name, *options = yaml.safe_load(line)["command"]
+    assert (program, name) == ("topoproxy", "agent")
+    file_option = agent.make_context(name, options).params["file"]
+    assert file_option is None, "a file that is named must exist, and no package or chart writes one"
+    (tmp_path / "config.d").mkdir()
+    (tmp_path / "config.d/90-helm.yaml").write_text("cluster: {node: n9}\n")
+    assert load(file_option, tmp_path / "config.yaml").cluster.node == "n9"
 
 
 def test_ending_pods_is_a_component_and_no_permission_of_every_agent() -> None:
