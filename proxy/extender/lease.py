@@ -7,6 +7,9 @@ whole duration, by its own monotonic clock. The holder counts the duration from 
 sent, and stops ``MARGIN_S`` early, which is longer than a bind may take: so a bind of the old holder has
 ended when the new one begins.
 
+A write whose answer was lost may have taken effect, and then the next one is a conflict with it. So after a
+conflict the lease is read: it is lost only where it names another holder.
+
 A holder that cannot renew ends its process, and starts again as a follower.
 """
 
@@ -44,6 +47,7 @@ class Lease:
         self._api = api
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
+        self._path = f"{self._collection}/{name}"
         self._identity = identity
         self._telemetry = telemetry
         self._version = ""
@@ -72,7 +76,7 @@ class Lease:
             await asyncio.sleep(RETRY_S)
             try:
                 async with asyncio.timeout(RETRY_S * 2):
-                    if not await self._write(self._version, self._renewed()):
+                    if not await self._write_own(self._renewed()):
                         return
             except (TopoproxyError, TimeoutError) as error:
                 self._telemetry.problem("cannot renew the lease", err=error)
@@ -85,13 +89,12 @@ class Lease:
             spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
             with contextlib.suppress(TopoproxyError, TimeoutError):
                 async with asyncio.timeout(RETRY_S):
-                    await self._write(self._version, spec)
+                    await self._write_own(spec)
             self._until = 0.0
 
     async def _try(self) -> bool:
-        path = f"{self._collection}/{self._name}"
         try:
-            lease = await self._api.get(path)
+            lease = await self._api.get(self._path)
         except ApiServerError as error:
             if error.status != 404:
                 raise
@@ -100,8 +103,9 @@ class Lease:
         if version != self._observed[0]:
             self._observed = version, time.monotonic()
         lasts = spec.get("leaseDurationSeconds") or DURATION_S
-        free = not spec.get("holderIdentity") or time.monotonic() - self._observed[1] > lasts
-        return free and await self._write(version, {**self._renewed(), "acquireTime": _now()})
+        is_free = spec.get("holderIdentity") in (None, "", self._identity)
+        is_free = is_free or time.monotonic() - self._observed[1] > lasts
+        return is_free and await self._write(version, {**self._renewed(), "acquireTime": _now()})
 
     async def _create(self) -> bool:
         began = time.monotonic()
@@ -119,12 +123,21 @@ class Lease:
             return False
         return True
 
+    async def _write_own(self, spec: JsonObject) -> bool:
+        """Write the lease that this replica holds; return False where another replica holds it."""
+        while not await self._write(self._version, spec):
+            lease = await self._api.get(self._path)
+            if (lease.get("spec") or {}).get("holderIdentity") != self._identity:
+                return False
+            self._version = str(lease["metadata"]["resourceVersion"])
+        return True
+
     async def _write(self, version: str, spec: JsonObject) -> bool:
-        """Write the lease unless it has changed; return False where another replica was faster."""
+        """Write the lease unless it has changed; return False where it has."""
         began = time.monotonic()
         value = {"metadata": {"resourceVersion": version}, "spec": spec}
         try:
-            self._taken(await self._api.merge(f"{self._collection}/{self._name}", value), began)
+            self._taken(await self._api.merge(self._path, value), began)
         except ApiServerError as error:
             if error.status != 409:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx2
 import pytest
 
 from proxy import logs
@@ -81,5 +82,73 @@ def test_a_released_lease_is_taken_at_once() -> None:
         async with asyncio.timeout(0.5):
             await two.acquire()
         assert two.held
+
+    asyncio.run(run())
+
+
+class LosingApi(ClusterApi):
+    """An API server that carries out the next changes of the lease, and whose answers are lost."""
+
+    lost = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        answer = await super().handle_async_request(request)
+        if self.lost and request.method in ("PATCH", "POST") and answer.status_code < 400:
+            self.lost -= 1
+            raise httpx2.ReadError("connection reset")
+        return answer
+
+    @property
+    def holder(self) -> str:
+        return str(self.collections[LEASES]["extender"]["spec"]["holderIdentity"])
+
+
+def test_a_holder_keeps_its_lease_when_the_answer_to_a_renewal_is_lost() -> None:
+    async def run() -> None:
+        api = LosingApi()
+        one = lease(api, "one")
+        await one.acquire()
+        keeping = asyncio.ensure_future(one.keep())
+        api.lost = 1
+        await asyncio.sleep(1.5)
+        assert (api.lost, one.held, keeping.done()) == (0, True, False)
+        keeping.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_lease_is_released_also_after_a_renewal_without_an_answer() -> None:
+    async def run() -> None:
+        api = LosingApi()
+        one = lease(api, "one")
+        await one.acquire()
+        renewal = {**api.collections[LEASES]["extender"]["spec"], "renewTime": "later"}
+        api.put(LEASES, "extender", spec=renewal)
+        await one.release()
+        assert (api.holder, one.held) == ("", False)
+
+    asyncio.run(run())
+
+
+def test_the_lease_of_another_holder_is_not_released() -> None:
+    async def run() -> None:
+        api = LosingApi()
+        one = lease(api, "one")
+        await one.acquire()
+        api.put(LEASES, "extender", spec={"holderIdentity": "two", "leaseDurationSeconds": 15})
+        await one.release()
+        assert api.holder == "two"
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_has_got_the_lease_without_an_answer_does_not_wait_for_its_end() -> None:
+    async def run() -> None:
+        api = LosingApi()
+        one = lease(api, "one")
+        api.lost = 1
+        async with asyncio.timeout(0.5):
+            await one.acquire()
+        assert (api.holder, one.held) == ("one", True)
 
     asyncio.run(run())
