@@ -9,7 +9,8 @@ answers 410: the collection is listed again, and the objects that are gone are t
 Memory is bounded twice: selectors choose the objects at the server, and ``digest`` keeps only the fields of
 each object that its reader needs.
 
-While the API server does not answer, the copy stays as it is: ``age`` says since when it may be stale.
+While the API server does not answer, or refuses (403), the copy stays as it is: ``age`` says since when it may
+be stale. Only a collection that does not exist (404) is empty.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Watcher(Generic[T]):
 
     @property
     def age(self) -> float | None:
-        """Seconds since the API server has sent something; None before any list.
+        """Seconds since the API server has sent something of the collection; None before any list, and after 404.
 
         A connection that is dead looks like one that has nothing to send, for up to ``SILENCE_S``.
         """
@@ -143,14 +144,16 @@ class Watcher(Generic[T]):
             return 0.0
         if error.status == 403:
             self._forbidden += 1
-        if error.status == 404 or self._forbidden >= FORBIDDEN:
+        is_refused = self._forbidden >= FORBIDDEN
+        if error.status == 404 or is_refused:
             self._version, self.present = "", False
             self.listed.set()
+        if error.status == 404:
+            self._contact = None
             self._replace({})
-            if error.status == 404:
-                return ABSENT_S
+            return ABSENT_S
         self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
-        return ABSENT_S if self._forbidden >= FORBIDDEN else 0.0
+        return ABSENT_S if is_refused else 0.0
 
     async def _list(self) -> None:
         values: dict[Key, T] = {}

@@ -73,8 +73,12 @@ class ClusterView:
 
     @property
     def age(self) -> float | None:
-        """Seconds since the oldest copy was known to be current; None before all were listed."""
-        ages = [watcher.age for watcher in self._watchers() if watcher.present or watcher is self.pods]
+        """Seconds since the oldest copy was known to be current; None before all were listed.
+
+        A collection that does not exist, or that could never be read, does not count, except for the pods.
+        """
+        watchers = self._watchers()
+        ages = [each.age for each in watchers if each.present or each.age is not None or each is self.pods]
         return None if not self.listed or None in ages else max(age for age in ages if age is not None)
 
     @property

@@ -212,6 +212,38 @@ def test_a_missing_permission_is_reported() -> None:
     follow(test, api)
 
 
+def test_a_permission_that_is_withdrawn_keeps_the_copy_and_lets_it_age() -> None:
+    async def test(it: Followed) -> None:
+        put(it.api, "a", 1)
+        await it.until(lambda: it.api.watches == 1)
+        it.api.answers[PODS] = [403] * 50
+        it.api.end_watches()
+        await it.until(lambda: not it.watcher.present)
+        age = it.watcher.age
+        assert age is not None
+        await asyncio.sleep(0.1)
+        assert it.values == {"ns/a": 1}, "that objects may not be read does not mean that there are none"
+        assert (it.watcher.age or 0.0) > age
+        it.api.answers[PODS] = []
+        it.api.remove(PODS, "ns/a")
+        await it.until(lambda: it.watcher.present)
+        assert it.values == {}
+
+    follow(test)
+
+
+def test_a_collection_that_no_longer_exists_is_empty() -> None:
+    async def test(it: Followed) -> None:
+        put(it.api, "a", 1)
+        await it.until(lambda: it.api.watches == 1)
+        it.api.answers[PODS] = [404] * 50
+        it.api.end_watches()
+        await it.until(lambda: not it.watcher.present)
+        assert (it.values, it.watcher.age) == ({}, None)
+
+    follow(test)
+
+
 def test_an_object_that_cannot_be_read_counts_as_absent_and_is_reported() -> None:
     api = FakeApi(PODS)
     api.put(PODS, "ns/bad", spec={})

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from proxy.agent import watcher as watcher_module
 from proxy.extender import lease as lease_module
 from proxy.extender import service as service_module
+from proxy.model.backoff import Backoff
 from proxy.scheduler.assumed_pods import GRACE_S
 from tests.extender.extender_bed import NODES, NUMATOPOLOGIES, PODS, Bed, ClusterApi, scheduler_pod
 from tests.scheduler.objects import pod
@@ -293,6 +295,29 @@ def test_malformed_requests(verb: str, body: bytes, message: str) -> None:
         answer = await bed.service.handle("POST", f"/{verb}", body, True)
         assert isinstance(answer.value, dict)
         assert message in answer.value["Error"]
+
+    on_bed(test)
+
+
+@pytest.mark.parametrize("path", [PODS, NODES, NUMATOPOLOGIES])
+def test_what_may_no_longer_be_read_is_used_until_it_is_too_old(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher_module, "PAUSES", Backoff(0.001, 0.005))
+
+    async def test(bed: Bed) -> None:
+        bed.api.add_pod(pod("a", 7, node="n1"))
+        await until(lambda: bed.table.pods("n1"))
+        watchers = {PODS: bed.view.pods, NODES: bed.view.nodes, NUMATOPOLOGIES: bed.view.numatopologies}
+        bed.api.answers[path] = [403] * 50
+        bed.api.end_watches()
+        await until(lambda: not watchers[path].present)
+        assert await bed.filter(scheduler_pod("b", 9), "n1") == [], "the bound pod still counts"
+        assert await bed.filter(scheduler_pod("b", 7), "n2") == ["n2"]
+        monkeypatch.setattr(service_module, "STALE_S", 0.05)
+        await asyncio.sleep(0.1)
+        status, text = await bed.get("/readyz")
+        assert (status, "seconds old" in text) == (503, True)
 
     on_bed(test)
 
