@@ -86,8 +86,11 @@ class PodCalls:
         else:
             decided = executor.sandboxes.admit(pod, total)
         if type(decided.answer) is not Refuse:
-            # From here on the end of the call frees what was set aside, or gives it to the sandbox.
             pod = decided.admission.pod
+            if call.done:  # the client left while device plug-ins were queried
+                executor.sandboxes.failed(pod.sandbox_id)
+                return
+            # From here on the end of the call frees what was set aside, or gives it to the sandbox.
             call.state = CallContext(pod=pod, token=pod.sandbox_id)
             if is_changed:
                 executor.sandboxes.expect(pod)

@@ -209,16 +209,16 @@ class Requests(Direction):
         if tracked is not None:
             if tracked.phase != ARRIVING:
                 raise RelayError("cannot take DATA: the client has ended the stream")
+            if start < end:
+                self._empties = 0
             if flags & frames.END_STREAM:
                 flow.credits.pop(stream, None)
                 streams.end_body(tracked, data[start:end])
             elif start == end:
                 self.empty()
                 flow.credit(stream, length)
-            else:
-                self._empties = 0
-                if streams.hold(tracked, data[start:end]):
-                    streams.grant_for_body(tracked, length)
+            elif streams.hold(tracked, data[start:end]):
+                streams.grant_for_body(tracked, length)
         elif stream in streams.dead:
             if not length:
                 self.empty()
@@ -430,6 +430,10 @@ class Responses(Direction):
         streams = self.streams
         if streams.dead.get(stream):
             return CUT
+        if stream in streams.flow.queue and stream not in streams.tracked:
+            streams.drop_waiting(stream)
+            if grant := streams.flow.take_grant():
+                self.inject(frames.window_update(0, grant))
         streams.server_ended(stream, None, reset=True)
         return KEEP
 

@@ -116,12 +116,15 @@ class Session:
         """
         if frames.PING not in self._requests.handlers:
             self._requests.handlers[frames.PING] = self._requests.on_ping
-            self._responses.inject(frames.goaway(frames.STREAM_ID), frames.ping(frames.BEHIND_GOAWAY))
+            # The last stream of a GOAWAY may not be above that of an earlier one (RFC 9113, 6.8).
+            last = self._streams.goaway
+            self._responses.inject(frames.goaway(last), frames.ping(frames.BEHIND_GOAWAY))
 
     def end_with_goaway(self, code: int, *, client: bool) -> None:
         """Send GOAWAY with the reason why the connection of one side ends; only ``lost`` may follow."""
         reader = self._responses if client else self._requests
-        reader.send_last(frames.goaway(self._requests.last if client else 0, code))
+        last = min(self._requests.last, self._streams.goaway) if client else 0
+        reader.send_last(frames.goaway(last, code))
 
     def client_closed(self) -> None:
         """Handle the end of the client's input: unreleased calls end, others may still be answered."""

@@ -313,6 +313,11 @@ class Streams:
             self.mark_dead(stream_id, refused=False)
         self.forget(stream, status)
 
+    def drop_waiting(self, stream_id: int) -> None:
+        """Drop what waits of a passing stream: nothing may follow a reset (RFC 9113, 5.1)."""
+        self.flow.drop(stream_id)
+        self.mark_dead(stream_id, refused=False)
+
     def forget(self, stream: Stream, status: int | None) -> None:
         """Stop tracking a stream, and notify the handler."""
         del self.tracked[stream.id]

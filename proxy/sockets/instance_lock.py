@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -47,6 +48,9 @@ class Lock:
                 raise PermissionDeniedError(f"cannot {what}: the lock {path}: {error.strerror}") from error
             except OSError as error:
                 raise CannotCreateError(f"cannot {what}: the lock {path}: {error.strerror}") from error
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise CannotCreateError(f"cannot {what}: the lock {path}: it is not a regular file")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -21,7 +21,8 @@ CALLS: Final = "calls"
 SERVING: Final = "serving"
 FAILED: Final = "failed: "
 """Begins the page of the admin socket about a replacement that has failed."""
-_BYTES: Final = 4096
+_BYTES: Final = 1 << 16
+"""The longest message; those with CPUs take some bytes for each."""
 
 
 def receive(channel: socket.socket, fds: int, expected: str = "") -> tuple[bytes, list[int]]:
@@ -36,13 +37,15 @@ def receive(channel: socket.socket, fds: int, expected: str = "") -> tuple[bytes
         UnavailableError: None came, or another one.
     """
     try:
-        data, descriptors, _, _ = socket.recv_fds(channel, _BYTES, fds)
+        data, descriptors, flags, _ = socket.recv_fds(channel, _BYTES, fds)
     except TimeoutError as error:
         raise UnavailableError("cannot replace the daemon: no answer in time") from error
     except OSError as error:
         raise UnavailableError(f"cannot replace the daemon: {error.strerror}") from error
     if not data:
         raise UnavailableError("cannot replace the daemon: the other process has ended")
+    if flags & socket.MSG_TRUNC:
+        raise UnavailableError(f"cannot replace the daemon: a message is longer than {_BYTES} bytes")
     if len(descriptors) != fds or (expected and data != expected.encode()):
         raise UnavailableError(f"cannot replace the daemon: unexpected message {data[:100]!r}")
     return data, descriptors

@@ -348,6 +348,36 @@ def test_scope_pod_allocates_for_all_containers_at_once(run_scenario: Any) -> No
     )
 
 
+def test_a_client_that_disconnects_while_a_plug_in_is_queried(run_scenario: Any) -> None:
+    plugins = PlayedPlugins(prefers=("nic0", "nic1", "nic2"))
+    rules = {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD}
+
+    async def scenario(world: Any) -> None:
+        register(world)
+        request = pb.RunPodSandboxRequest()
+        request.config.metadata.MergeFrom(pb.PodSandboxMetadata(name="a", uid="a", namespace="ns"))
+        request.config.linux.cgroup_parent = "/kubepods/burstable/poda"
+        call = world.played("RunPodSandbox", request)
+
+        def disconnect() -> None:
+            call.done = True
+            world.wire.finished(call, None)
+
+        plugins.during = disconnect
+        world.wire.request(call)
+        await world.until(lambda: plugins.log)
+        plugins.during = lambda: None
+        await asyncio.sleep(0)  # the decision follows in the turn after the plug-in's answer
+        await world.until(lambda: not world.executor.state.runtime.arriving)
+        assert call.sent is None
+        assert world.executor.state.devices.held == {}
+        assert world.executor.state.pods == {}
+        again = await world.begin_pod("a", kube="burstable")
+        assert again.refused is None
+
+    run_scenario(scenario, sources=sources(nic_request(3)), plugins=plugins, rules=rules)
+
+
 class KubeletDevices:
     """The content of kubelet's checkpoint."""
 

@@ -212,6 +212,16 @@ def test_empty_data_of_a_held_stream_is_dropped_and_counted():
     assert error.value.code == CALM
 
 
+def test_empty_data_of_many_calls_is_not_counted_together():
+    net = Net(rewrite).run()
+    for _ in range(3):
+        sid = net.client.open(CREATE)
+        net.client.out += frame(DATA, 0, sid) * (MOST_EMPTY // 2)
+        net.client.data(sid, grpc(b"config"))
+        net.run()
+        assert net.server.streams[sid].body == grpc(b"config+cpuset")
+
+
 def test_empty_data_after_a_refusal_is_counted_too():
     net = Net(lambda session, stream, message: None).run()
     net.owner.turn_away = lambda path, kind: (12, "no")

@@ -774,6 +774,43 @@ def test_goaway_of_the_session_waits_for_the_runtimes_settings():
     ]
 
 
+def test_goaway_of_the_session_names_no_later_stream_than_the_runtimes():
+    net = started(keep)
+    sid = net.client.open(VERSION)
+    net.server.out += frame(GOAWAY, 0, 0, struct.pack(">II", sid, 0))
+    net.run()
+    net.client.open(VERSION)
+    net.run()
+    net.session.goaway()
+    net.session.end_with_goaway(1, client=True)
+    sent = frames(b"".join(net.session.to_client()))
+    assert [(kind, payload) for kind, _, _, payload in sent if kind == GOAWAY] == [
+        (GOAWAY, struct.pack(">II", sid, 0)),
+        (GOAWAY, struct.pack(">II", sid, 1)),
+    ]
+
+
+def test_nothing_is_sent_on_a_passing_stream_after_a_reset():
+    net = started()
+    large = net.client.call(CREATE, bytes(60_000))
+    net.run()  # the client has window again for what is held
+    net.session.release(large)
+    passing = net.client.open(VERSION)
+    net.client.data(passing, bytes(16_000), end=False)
+    net.session.from_client(net.client.take())
+    net.session.to_server()
+    assert net.session.unsent, "the runtime has not granted window yet"
+    net.session.from_server(frame(RST, 0, passing, struct.pack(">I", 8)))
+    net.session.from_server(frame(WINDOW, 0, 0, struct.pack(">I", 60_005)))
+    assert b"".join(net.session.to_server()) == b""
+    assert not net.session.unsent
+    assert net.session._streams.flow.waiting == 0
+    granted = [
+        payload for kind, _, sid, payload in frames(b"".join(net.session.to_client())) if kind == WINDOW
+    ]
+    assert granted, "the client may send on other streams what it can no longer send on this one"
+
+
 def test_the_session_records_that_a_client_has_acknowledged_its_goaway():
     net = started(keep)
     before = net.client.call(CREATE, b"")

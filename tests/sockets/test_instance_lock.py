@@ -64,6 +64,14 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "keep"
 
 
+def test_only_a_regular_file_can_be_locked(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "l")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CannotCreateError, match=r"cannot try: the lock .*/l: it is not a regular file"):
+        Lock.take(tmp_path / "l", "try")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_replaced_lock_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is deleted between open and lock: the lock must be on the file at the path."""
     import fcntl

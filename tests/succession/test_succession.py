@@ -29,7 +29,7 @@ from proxy.model.errors import (
     UnavailableError,
 )
 from proxy.sockets.unix_socket import Listener, open_listener
-from proxy.succession.messages import QUIET, SUCCEEDS
+from proxy.succession.messages import QUIET, SUCCEEDS, receive
 from proxy.succession.predecessor import Predecessor
 from proxy.succession.successor import Successor
 from proxy.upgrade.replacement import replace_daemon
@@ -340,8 +340,10 @@ def test_an_older_daemon_names_no_relayed_calls(
     assert (predecessor.was_quiet, predecessor.relayed) == (True, [])
 
 
+MANY_CPUS = ",".join(str(cpu) for cpu in range(0, 8192, 2))
+"""The longest list of CPUs: every second one of as many as Linux supports."""
 RELAYED = [
-    RelayedCall("call-1", "UpdateContainerResources", "abc", "0-3"),
+    RelayedCall("call-1", "UpdateContainerResources", "abc", MANY_CPUS),
     RelayedCall("call-2", "CreateContainer", "token"),
     RelayedCall("call-3", "StartContainer", "def", "0-3", released=True),
 ]
@@ -377,6 +379,14 @@ def test_a_successor_learns_which_calls_are_relayed_and_which_are_over(
     asyncio.run(scenario())
     assert predecessor.relayed == RELAYED
     assert received == ["call-2", "call-1"]
+
+
+def test_a_message_that_is_too_long_is_refused() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(bytes(70_000))
+        with pytest.raises(UnavailableError, match="a message is longer than 65536 bytes"):
+            receive(theirs, 0)
 
 
 def test_a_successor_detects_the_exit_of_its_predecessor(channel: tuple[socket.socket, Predecessor]) -> None:

@@ -193,7 +193,6 @@ def _bounded(content: bytes, most: int) -> None:
 
 
 def _decoded(kind: type[M], content: bytes) -> M:
-
     message: Any = kind
     try:
         decoded: M = message.FromString(content)

@@ -98,9 +98,14 @@ class InterceptedCall:
             if body is None and self._changed:
                 body = self.body
             self._link.release(self._stream, body, suffix)
+            if self.method == "CreateContainer":
+                self.body = b""  # creates are long, and nothing reads one that has left
 
     def refuse(self, code: int, message: str) -> None:
-        """Answer the call with a gRPC status; from the loop's thread. ``finished`` comes first.
+        """Answer the call with a gRPC status; from the loop's thread.
+
+        ``finished`` is called before this returns, unless the call is refused within ``request``: then it is
+        called after ``request`` has returned.
 
         Args:
             code: The status.

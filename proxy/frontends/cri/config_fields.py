@@ -98,7 +98,7 @@ def mounts_of(unread: _Container) -> tuple[Mount, ...]:
             entry.container_path,
             entry.host_path,
             entry.readonly,
-            PROPAGATIONS[entry.propagation if entry.propagation < len(PROPAGATIONS) else 0],
+            PROPAGATIONS[entry.propagation if 0 <= entry.propagation < len(PROPAGATIONS) else 0],
         )
         for entry in unread.message.mounts
     )

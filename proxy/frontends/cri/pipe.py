@@ -51,12 +51,12 @@ class PipeCallbacks(Struct, frozen=True):
 
     Attributes:
         failed: An unforeseen exception; must end the pipe.
-        short: Called where there is no memory for a read, before a smaller one is tried.
+        out_of_memory: Called where there is no memory for a read, before a smaller one is tried.
         over_limit: More than ``HIGH_WATER`` bytes wait to be written.
     """
 
     failed: Callable[[Exception], None]
-    short: Callable[[], object] = _nothing
+    out_of_memory: Callable[[], object] = _nothing
     over_limit: Callable[[], None] = _nothing
 
 
@@ -141,7 +141,7 @@ class Pipe:
             try:
                 data = self._recv(READ_BYTES)
             except MemoryError:
-                self._faults.short()
+                self._faults.out_of_memory()
                 data = self._recv(LITTLE_BYTES)
         except (BlockingIOError, InterruptedError):
             return
@@ -233,6 +233,8 @@ class Pipe:
                     self._shut()
         except OSError:
             self._lost()
+            if self._closing:  # the pending bytes cannot be written any more, and epoll would report it again
+                self._finish()
         except Exception as error:  # noqa: BLE001  see above: it must not leave this function
             self._faults.failed(error)
 

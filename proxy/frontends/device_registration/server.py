@@ -277,7 +277,8 @@ class RegistrationServer:
         except RuntimeError:  # the loop is closed
             work.close()
             raise DevicePluginError(resource, f"cannot register {resource}: the daemon stops") from None
-        context.add_callback(lambda: _give_up(job))
+        if not context.add_callback(lambda: _give_up(job)):
+            job.cancel()  # the plug-in has left already
         try:
             job.result(WAIT_S + STOP_S)
         except (TimeoutError, concurrent.futures.CancelledError):
@@ -291,7 +292,6 @@ def _give_up(job: concurrent.futures.Future[None]) -> None:
 
 
 def _decoded(content: bytes) -> pb.RegisterRequest | None:
-
     try:
         return pb.RegisterRequest.FromString(content)
     except DecodeError:

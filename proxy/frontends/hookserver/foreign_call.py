@@ -83,13 +83,15 @@ class ForeignCall:
     def _answer(self, body: Any) -> None:
         if not self.decided:
             self.decided = True
-            self._outcome.set_result(body)
+            if not self._outcome.done():  # else it was cancelled in this turn, and ``lost`` follows
+                self._outcome.set_result(body)
 
     def refuse(self, code: int, message: str) -> None:
         """Answer so that the peer does not make the call."""
         if not self.decided:
             self._end(None)
-            self._outcome.set_exception(HookCallRefusedError(code, message))
+            if not self._outcome.done():
+                self._outcome.set_exception(HookCallRefusedError(code, message))
 
     # -- the outcome -------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ _MARGIN_S = 5.0
 
 Answer = Callable[[Any], Coroutine[Any, Any, Any]]
 
+CANNOT_LISTEN: Final = "cannot listen as a hook server"
 RETRY: Final = Backoff(1.0, 15.0)
 """Seconds before the socket is tried again: its current user may be stopping."""
 
@@ -76,7 +77,7 @@ class HookServerRunner:
             try:
                 return await self.start()
             except TopoproxyError as error:
-                self._executor.telemetry.problem("cannot listen as a hook server", path=self.path, err=error)
+                self._executor.telemetry.problem(CANNOT_LISTEN, path=self.path, err=error)
             await asyncio.sleep(pauses.next())
 
     async def start(self) -> None:
@@ -90,6 +91,7 @@ class HookServerRunner:
         self.listening = True
         polling = run_with_restarts(self.servicer.pending.run, self._executor.restarted)
         self._task = asyncio.get_running_loop().create_task(polling)
+        self._executor.telemetry.resolved(CANNOT_LISTEN)
         self._executor.telemetry.event("listening as a hook server", path=self.path)
 
     async def stop(self) -> None:

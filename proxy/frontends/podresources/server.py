@@ -293,14 +293,15 @@ class PodResourcesServer:
 
         Making a list of hundreds of pods takes milliseconds, during which the event loop may have to wait.
         """
-        state, kubelet = self._known(), self._kubelet.pods() if self._kubelet else None
+        self._known()  # before kubelet is queried, which may take long; the state is read after it
+        kubelet = self._kubelet.pods() if self._kubelet else None
+        state = self._known()
         latest = self._listed
         if latest is None or latest[0] is not state or latest[1] is not kubelet:
             latest = self._listed = (state, kubelet, pods_answer(state, kubelet))
         return latest[2]
 
     def _get(self, request: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
-
         for pod in self._list(pb.ListPodResourcesRequest()).pod_resources:
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=pod)
@@ -309,7 +310,9 @@ class PodResourcesServer:
         raise ListerRefusedError(GrpcStatus.UNKNOWN, message)
 
     def _allocatable(self, _: pb.AllocatableResourcesRequest) -> pb.AllocatableResourcesResponse:
-        return allocatable_answer(self._known(), self._kubelet.devices() if self._kubelet else None)
+        self._known()  # as in ``_list``
+        kubelet = self._kubelet.devices() if self._kubelet else None
+        return allocatable_answer(self._known(), kubelet)
 
     def _known(self) -> NodeState:
         state = self._state()
@@ -320,7 +323,6 @@ class PodResourcesServer:
 
 
 def _decoded(kind: type[Message], content: bytes) -> Message:
-
     try:
         return kind.FromString(content)
     except DecodeError as error:
@@ -329,16 +331,16 @@ def _decoded(kind: type[Message], content: bytes) -> Message:
         ) from error
 
 
-# It starts full. A request takes one token and is rejected where there is none; nothing waits.
-
-
 PER_SECOND: Final = 100
 BURST: Final = 10
 """kubelet's ``DefaultQPS`` and ``DefaultBurstTokens`` (pkg/kubelet/apis/podresources/constants.go)."""
 
 
 class RequestLimit:
-    """A token bucket; safe to use from several threads."""
+    """A token bucket; safe to use from several threads.
+
+    The bucket starts full. A request takes one token, and is rejected if there is none; nothing waits.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Start with a full bucket.

@@ -82,7 +82,6 @@ class SwitchInterval:
 
 
 def _raise_in_thread(ident: int) -> None:
-
     frame = sys._current_frames().get(ident)
     if frame is None or not _is_safe_to_interrupt(frame):
         return

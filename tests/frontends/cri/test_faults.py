@@ -205,7 +205,6 @@ def in_the_end(setup):
 
 
 def in_a_report_of_what_the_peer_did(setup):
-
     def fail_with_detail(message, **keys):
         if "cannot continue" in message:
             fails()

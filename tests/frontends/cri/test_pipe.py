@@ -185,6 +185,18 @@ def test_a_closed_peer_is_reported_outside_of_the_write() -> None:
     run_scenario(scenario)
 
 
+def test_a_peer_that_closes_with_pending_bytes_ends_a_close_at_once() -> None:
+    async def scenario(j: Joined) -> None:
+        j.b.write([b"x" * (3 << 20)])
+        j.b.close()
+        assert j.b.attached, "the bytes wait"
+        j.right.close()
+        await asyncio.sleep(0.05)
+        assert not j.b.attached, "epoll would report the socket for as long as it is open"
+
+    run_scenario(scenario)
+
+
 def test_a_peer_that_closes_with_pending_bytes_is_reported() -> None:
     async def scenario(j: Joined) -> None:
         j.b.write([b"x" * (3 << 20)])

@@ -70,7 +70,7 @@ def request() -> pb.CreateContainerRequest:
     config.labels["l"] = "1"
     config.annotations["a"] = "2"
     config.mounts.add(container_path="/data", host_path="/srv", readonly=True, propagation=2)
-    config.mounts.add(container_path="/old", host_path="/srv/old", propagation=7)
+    config.mounts.add(container_path="/old", host_path="/srv/old", propagation=-1)
     config.devices.add(container_path="/dev/a", host_path="/dev/b", permissions="r")
     config.CDI_devices.add(name="vendor.com/gpu=0")
     resources = config.linux.resources

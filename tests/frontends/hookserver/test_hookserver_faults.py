@@ -316,6 +316,27 @@ def test_a_call_ends_only_once() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("decide", [lambda call: call.release(), lambda call: call.refuse(2, "no")])
+def test_a_call_that_is_cancelled_and_decided_in_one_turn_is_lost(
+    decide: Callable[[ForeignCall], None],
+) -> None:
+    ended: list[int | None] = []
+
+    async def scenario() -> None:
+        wire: Any = SimpleNamespace(
+            request=lambda call: None, finished=lambda call, status: ended.append(status)
+        )
+        call = ForeignCall(wire, "CreateContainer", b"")
+        waits = asyncio.create_task(call.decide())
+        await asyncio.sleep(0)
+        waits.cancel()
+        decide(call)
+        await asyncio.gather(waits, return_exceptions=True)
+        assert ended == [None]
+
+    asyncio.run(scenario())
+
+
 def test_the_oldest_pending_calls_are_dropped_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_calls, "LIMIT", 2)
     lost: list[str] = []

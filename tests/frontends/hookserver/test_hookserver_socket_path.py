@@ -19,7 +19,7 @@ import pytest
 
 from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import STAGES, registration
-from proxy.frontends.hookserver.server import HookServerRunner, rpc_methods
+from proxy.frontends.hookserver.server import CANNOT_LISTEN, HookServerRunner, rpc_methods
 from proxy.model.backoff import Backoff
 from proxy.model.errors import CannotCreateError, ConfigError
 from proxy.sockets.grpc_socket import SocketPath
@@ -148,7 +148,9 @@ def test_a_server_that_cannot_start_leaves_no_socket(
             with pytest.raises(RuntimeError, match="no more threads"):
                 await second.start()
         assert not other.exists()
+        node.executor.telemetry.problem(CANNOT_LISTEN, path=other, err="it is taken")
         await second.start()
+        assert CANNOT_LISTEN not in str(node.executor.telemetry.problems())
         await asyncio.to_thread(reach, other)
         await second.stop()
 
