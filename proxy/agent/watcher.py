@@ -9,8 +9,8 @@ answers 410: the collection is listed again, and the objects that are gone are t
 Memory is bounded twice: selectors choose the objects at the server, and ``digest`` keeps only the fields of
 each object that its reader needs.
 
-While the API server does not answer, or refuses (403), the copy stays as it is: ``age`` says since when it may
-be stale. Only a collection that does not exist (404) is empty.
+While the API server does not answer, or refuses (403), the copy stays as it is: ``age`` says since when it
+may be stale. Only a collection that does not exist (404) is empty.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Watcher(Generic[T]):
 
     @property
     def age(self) -> float | None:
-        """Seconds since the API server has sent something of the collection; None before any list, and after 404.
+        """Seconds since the API server has sent something; None before any list, and after 404.
 
         A connection that is dead looks like one that has nothing to send, for up to ``SILENCE_S``.
         """

@@ -3,6 +3,10 @@
 Four collections are followed: bound pods that have not ended, nodes, Numatopologies and
 NodeResourceTopologies. Each object is reduced to what decisions read when it arrives. A node is joined again
 when one of its objects changes; a malformed object makes the node unknown, with the reason.
+
+The NodeResourceTopologies are followed in a version that the cluster has: v1alpha2, or the one that there is,
+as Koordinator's v1alpha1. Until the API server has said which, nothing is decided. While the collection is
+missing, the question is asked again at intervals.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.agent.api_client import ApiClient, JsonObject
+from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
+from proxy.agent.objects.node_resource_topology import GROUP
 from proxy.agent.objects.node_resource_topology import path as topology_path
 from proxy.agent.objects.numatopology import PATH as NUMATOPOLOGIES
 from proxy.agent.watcher import Key, Watcher
 from proxy.executor.background import run_with_restarts
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.kubelet import NodeMeta
 from proxy.pools.node_keys import PREFIXES
@@ -33,6 +39,12 @@ from proxy.telemetry.port import Telemetry
 
 T = TypeVar("T")
 TICK_S = 1.0
+PREFERRED = "v1alpha2"
+"""The version of the NodeResourceTopologies that is followed where the cluster has it."""
+PAUSES = Backoff(0.25, 4.0)
+"""Seconds before the API server is asked again which versions it has."""
+DISCOVERY_S = 60.0
+"""Seconds after which a collection that is missing is looked for in other versions."""
 
 
 class BoundPod(Struct, frozen=True):
@@ -69,7 +81,8 @@ class ClusterView:
         )  # fmt: skip
         self.nodes = Watcher(api, "/api/v1/nodes", _node, telemetry, changed=self._node_changed)
         self.numatopologies = self._objects(NUMATOPOLOGIES, read_numatopology)
-        self.topologies = self._objects(topology_path("v1alpha2"), read_resource_topology)
+        self.topologies = self._topologies_in(PREFERRED)
+        self._version = ""
 
     @property
     def age(self) -> float | None:
@@ -88,11 +101,10 @@ class ClusterView:
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
-        await self._choose_version()
+        parts = [watcher.run for watcher in (self.nodes, self.numatopologies, self.pods)]
         async with asyncio.TaskGroup() as group:
-            for watcher in self._watchers():
-                group.create_task(run_with_restarts(watcher.run, self._telemetry.fault))
-            group.create_task(run_with_restarts(self._tick, self._telemetry.fault))
+            for part in (*parts, self._follow_topologies, self._tick):
+                group.create_task(run_with_restarts(part, self._telemetry.fault))
             group.create_task(self._freeze())
 
     def _watchers(self) -> tuple[Watcher[Any], ...]:
@@ -109,20 +121,58 @@ class ClusterView:
             self._api, path, digest, self._telemetry, changed=lambda key, value: self._join(key[1])
         )
 
-    async def _choose_version(self) -> None:
-        """Follow v1alpha1 where the cluster has no v1alpha2 of the NodeResourceTopology, as Koordinator's."""
+    def _topologies_in(self, version: str) -> Watcher[ResourceTopologyFacts | Unreadable]:
+        return self._objects(topology_path(version), read_resource_topology)
+
+    async def _follow_topologies(self) -> None:
+        """Follow the NodeResourceTopologies; look for their version again while there are none."""
+        following: asyncio.Future[None] | None = None
         try:
-            group = await self._api.get("/apis/topology.node.k8s.io")
-        except TopoproxyError:
-            return
-        versions = [entry.get("version") for entry in group.get("versions") or ()]
-        if versions and "v1alpha2" not in versions:
-            self.topologies = self._objects(topology_path(str(versions[0])), read_resource_topology)
+            while True:
+                version = await self._served_version()
+                if following is None or version != self._version:
+                    if following is not None:
+                        following.cancel()
+                        await asyncio.gather(following, return_exceptions=True)
+                    self._begin(version)
+                    run = run_with_restarts(self.topologies.run, self._telemetry.fault)
+                    following = asyncio.ensure_future(run)
+                await asyncio.sleep(DISCOVERY_S)
+                while self.topologies.present:
+                    await asyncio.sleep(DISCOVERY_S)
+        finally:
+            if following is not None:
+                following.cancel()
+
+    def _begin(self, version: str) -> None:
+        """Replace the copy by an empty one of a version; nothing is decided before it has been listed."""
+        before = self.topologies.values
+        self._telemetry.resolved("cannot follow the cluster", path=topology_path(self._version))
+        self.topologies, self._version = self._topologies_in(version), version
+        for _, name in before:
+            self._join(name)
+
+    async def _served_version(self) -> str:
+        """Return the version to follow, once the API server has said which it has."""
+        path, pauses = f"/apis/{GROUP}", RetryDelays(PAUSES)
+        while True:
+            try:
+                group = await self._api.get(path)
+            except TopoproxyError as error:
+                if isinstance(error, ApiServerError) and error.status in (403, 404):
+                    group = {}
+                else:
+                    self._telemetry.problem("cannot follow the cluster", path=path, err=error)
+                    await asyncio.sleep(pauses.next())
+                    continue
+            self._telemetry.resolved("cannot follow the cluster", path=path)
+            found = [each.get("version") for each in group.get("versions") or () if isinstance(each, dict)]
+            return PREFERRED if PREFERRED in found or not found else str(found[0])
 
     async def _freeze(self) -> None:
         """Exempt what has been listed from garbage collection: a pass over it would delay an answer."""
-        for watcher in self._watchers():
-            await watcher.listed.wait()
+        while not self.listed:
+            await asyncio.sleep(TICK_S)
         gc.collect()
         gc.freeze()
 

@@ -152,6 +152,9 @@ class FakeApi(httpx2.AsyncBaseTransport):
                 for name, versions in self.groups.items()
             ]
             return httpx2.Response(200, json={"groups": groups})
+        if path.removeprefix("/apis/") in self.groups:
+            versions = [{"version": each} for each in self.groups[path.removeprefix("/apis/")]]
+            return httpx2.Response(200, json={"kind": "APIGroup", "versions": versions})
         if request.method == "GET" and path in self.collections:
             return self._watch(request) if "watch" in request.url.params else self._list(request)
         collection, name = self._split(path)
