@@ -28,6 +28,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.koordinator.burst import burst_nodes
+from proxy.allocation.pod_requests import peak_request
 from proxy.engine.node import Node
 from proxy.model.grants import Blocks
 from proxy.model.idset import CpuSet, Mask, union
@@ -36,6 +37,7 @@ from proxy.model.machine import Machine
 from proxy.model.phrases import listed
 from proxy.model.phrases import nodes as named
 from proxy.model.phrases import nodes as nodes_text
+from proxy.model.requests import ContainerKind
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
 from proxy.pools.pools import CpuPools
@@ -119,11 +121,17 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
 
 
 def _limit(pod: Pod, request: Request) -> int | None:
-    """Return the CPU limit of the pod or container in thousandths; None where there is none."""
-    if pod.requests is not None:
-        limits = [container.limits.get(CPU, 0) for container in pod.requests.containers]
-        return sum(limits) if limits and all(limits) else None
-    return request.limit_milli if request.cpu_quota > 0 else None
+    """Return the CPU limit of the pod or container in thousandths; None where there is none.
+
+    That of a pod is what its containers may use at the same time: init containers end before the others
+    start. One that has no limit does not free the others of theirs.
+    """
+    if pod.requests is None:
+        return request.limit_milli if request.cpu_quota > 0 else None
+    staying = pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    if not staying or not all(container.limits.get(CPU) for container in staying):
+        return None
+    return peak_request(pod.requests.containers, lambda container: container.limits)[CPU]
 
 
 def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -10,7 +10,7 @@ from proxy.engine.placement import moves, pool_cpus, unmet_limit, with_burst_lim
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
-from proxy.model.requests import ContainerResources, PodRequests
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
 from proxy.pools.pools import CpuPools
@@ -90,6 +90,35 @@ def test_a_pod_with_a_container_without_a_cpu_limit_is_not_limited() -> None:
     containers = ContainerResources("a", limits={"cpu": 2000}), ContainerResources("b")
     pod = changed_copy(POD, requests=PodRequests("u", containers))
     assert with_burst_limit(state(), pod, limit(1000), SHARED) == SHARED
+
+
+INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
+
+
+@pytest.mark.parametrize(
+    ("limits", "nodes"),
+    [
+        ([(INIT, 3000), (APP, 2000)], "0"),  # one after the other
+        ([(INIT, 5000), (APP, 2000)], None),  # the init container alone needs both nodes
+        ([(INIT, 0), (APP, 2000)], "0"),
+        ([(INIT, 2000), (APP, 0)], None),
+        ([(SIDECAR, 3000), (APP, 2000)], None),  # at the same time
+        ([(SIDECAR, 0), (APP, 2000)], None),
+        ([(SIDECAR, 3000), (INIT, 2000), (APP, 1000)], None),
+        ([(INIT, 2000), (SIDECAR, 3000), (APP, 1000)], "0"),
+        ([(INIT, 2000)], None),
+    ],
+)
+def test_the_limit_of_a_pod_counts_what_its_containers_use_at_the_same_time(
+    limits: list[tuple[ContainerKind, int]], nodes: str | None
+) -> None:
+    containers = tuple(
+        ContainerResources(str(i), kind, limits={"cpu": milli} if milli else {})
+        for i, (kind, milli) in enumerate(limits)
+    )
+    pod = changed_copy(POD, requests=PodRequests("u", containers))
+    found = with_burst_limit(state(), pod, limit(1000), SHARED)
+    assert found.nodes == (None if nodes is None else Mask.parse(nodes))
 
 
 @pytest.mark.parametrize(
