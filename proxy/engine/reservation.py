@@ -176,9 +176,9 @@ def _shrunk(reservation: Reservation, event: events.CpusetsWritten) -> Step:
     if not event.errors:
         return _free_unless_contested(reservation, event.contested)
     reconcile = effects.RequestReconcile()  # the machine may have changed, or the container has exited
-    if not event.refused:
-        # Groups above pods: which containers are on which CPUs is not known.
-        reason = AbortReason(event.errors[0], reservation.cpus, final=True, public=REFUSED)
+    if event.group_errors:
+        # Which containers in these groups are on which CPUs is not known.
+        reason = AbortReason(event.group_errors[0], reservation.cpus, final=True, public=REFUSED)
         return _with((reconcile,), _not_free(reservation, reason))
     ids = tuple(refused.container_id for refused in event.refused)
     return _to(reservation, _Phase.READING, reconcile, effects.ReadCpusets(ids))

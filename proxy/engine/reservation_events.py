@@ -106,11 +106,13 @@ class CpusetsWritten(Struct, frozen=True):
         refused: What the kernel refused.
         errors: All that failed, also groups above pods, as sentences.
         contested: Containers that another program puts onto the reserved CPUs.
+        group_errors: Those of the errors that are about groups above pods.
     """
 
     refused: tuple[RefusedWrite, ...] = ()
     errors: tuple[str, ...] = ()
     contested: tuple[ContestedCpus, ...] = ()
+    group_errors: tuple[str, ...] = ()
 
 
 class CpusetsRead(Struct, frozen=True):

@@ -38,6 +38,7 @@ class Enforced:
         absent: Ids of containers that should have a cgroup and have none.
         lost: The containers in ``absent`` that had no cgroup the last time either.
         errors: Messages about what could not be written.
+        group_errors: Those of them that are about groups above pods.
         refused: The kernel's error for each cpuset that could not be written, by container id.
         notes: Messages about what else could not be written; no call is refused or delayed for these.
         found: The cpusets found in cgroups that another program had written to, by container id, where they
@@ -51,6 +52,7 @@ class Enforced:
     absent: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    group_errors: list[str] = field(default_factory=list)
     refused: dict[str, CgroupError] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     found: dict[str, CpuSet] = field(default_factory=dict)
@@ -150,7 +152,8 @@ class Enforcer:
                     self._one(container, done)
         state = self._state()
         if not self._ended and state.node.be_cpuset is BeCpuset.ERASE:
-            done.errors += self._be_groups.follow(state, self._paths)
+            done.group_errors = self._be_groups.follow(state, self._paths)
+            done.errors += done.group_errors
         done.seconds = time.perf_counter() - began
         return done
 

@@ -373,9 +373,8 @@ class Reservations:
 
     def _written(self, reservation: Reservation, done: Enforced) -> Event:
         refused = [seen.RefusedWrite(i, error.errno, str(error)) for i, error in done.refused.items()]
-        return seen.CpusetsWritten(
-            tuple(refused), tuple(done.errors), self._drift.contested(reservation.cpus)
-        )
+        contested = self._drift.contested(reservation.cpus)
+        return seen.CpusetsWritten(tuple(refused), tuple(done.errors), contested, tuple(done.group_errors))
 
     async def _read(self, reservation: Reservation, container_ids: tuple[str, ...]) -> Event:
         context = self._context

@@ -236,11 +236,14 @@ class TestCreate:
             << WithdrawPlacement() << Abort(reason)
         )  # fmt: skip
 
-    def test_groups_above_pods_that_cannot_be_written_end_it(self) -> None:
-        reason = AbortReason("cannot write besteffort", NEW, final=True, public=REFUSED)
+    @pytest.mark.parametrize("others", [(), (RefusedWrite("ls", errno.EACCES, "cannot write ls"),)])
+    def test_groups_above_pods_that_cannot_be_written_end_it(self, others: tuple[RefusedWrite, ...]) -> None:
+        group = "cannot write besteffort"
+        errors = (*(each.text for each in others), group)
+        reason = AbortReason(group, NEW, final=True, public=REFUSED)
         assert (
             at_barrier(ReservationKind.CREATE)
-            >> CpusetsWritten((), ("cannot write besteffort",))
+            >> CpusetsWritten(others, errors, group_errors=(group,))
             << RequestReconcile() << WithdrawPlacement() << Abort(reason)
             >> TimedOut()
         )  # fmt: skip
@@ -412,7 +415,7 @@ class TestMove:
         assert back(restoring(drained() >> own_refused(errno.EINVAL)), "refused 22")
 
     def test_errors_of_other_containers_do_not_stop_a_move(self) -> None:
-        assert drained() >> CpusetsWritten((), ("besteffort",)) << ReadCpusets()
+        assert drained() >> CpusetsWritten((), ("besteffort",), group_errors=("besteffort",)) << ReadCpusets()
 
     def test_a_move_is_restored_if_a_container_is_on_other_cpus(self) -> None:
         playbook = drained() >> CpusetsWritten() << ReadCpusets()
