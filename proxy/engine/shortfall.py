@@ -148,8 +148,9 @@ def holders_of(state: NodeState, cpus: CpuSet, excluded: str = "") -> tuple[CpuH
     present = set()
     for container in state.containers.values():
         present.add(container.owner)
-        if container.owner not in ("", excluded) and container.owner in state.owners:
-            add(container.ref if "/" in container.owner else container.pod.ref, container.placement.exclusive)
+        if container.owner not in ("", excluded) and (owned := state.owners.get(container.owner)):
+            # What the owner has now, not what its container was given: an ended one may be placed elsewhere.
+            add(container.ref if "/" in container.owner else container.pod.ref, owned.cpus)
     for pod in state.pods.values():
         if pod.reserved_for_pod is not None and pod.key != excluded and pod.ref not in cpus_by_ref:
             add(f"{pod.ref} (set aside)", pod.reserved_for_pod.cpus)

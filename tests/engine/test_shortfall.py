@@ -16,7 +16,7 @@ from proxy.model.explanation import Shortfall
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import LocatedDevice, Pod, QosClass, Request, SetAside
+from proxy.model.workload import LocatedDevice, Phase, Pod, QosClass, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -257,3 +257,20 @@ def test_the_requesting_owner_is_not_named_as_holder() -> None:
     assert (other.ref, other.cpus) == ("ns/x", CpuSet.parse("2-3"))
     (owner,) = state.owners
     assert holders_of(state, CpuSet.parse("0-3"), owner) == ()
+
+
+def test_an_owner_is_named_for_the_cpus_that_it_has_now() -> None:
+    """Not for those that it had before it ended, which another pod has got meanwhile."""
+    state = taken("2-3")
+    ended = place(taken("", **NONE), Pod("s-e", "e", "ns", "e"), "c", 0, whole(2), "e/c").container
+    assert ended is not None
+    before = changed_copy(ended.placement, exclusive=CpuSet.parse("2-3"))
+    there = [
+        changed_copy(ended, placement=before, phase=Phase.EXITED),
+        changed_copy(ended, id="again", placement=changed_copy(before, exclusive=CpuSet.parse("4-5"))),
+    ]
+    for order in (there, there[::-1]):
+        found = holders_of(state.changed(put=order), CpuSet.parse("0-15"))
+        assert [(holder.ref, str(holder.cpus)) for holder in found] == [("ns/e/c", "4-5"), ("ns/x", "2-3")]
+    (holder,) = holders_of(state.changed(put=there[:1]), CpuSet.parse("0-15"))
+    assert holder.ref == "ns/x", "the other has ended"
