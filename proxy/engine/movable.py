@@ -1,7 +1,9 @@
 """Check whether a running owner can be moved to other CPUs of its own.
 
 Theory. A move changes which CPUs an owner has, and nothing else: as many as before, on the NUMA nodes where
-its memory may be. Whatever else was decided for it must hold afterwards, too. So an owner stays where it is
+its memory may be. Whatever else was decided for it must hold afterwards, too: whole cores, or one CPU of each
+core, where that is required; and under a strict topology policy no more NUMA nodes than it has now. So an
+owner stays where it is
 
 * where another party counts on its CPUs: a scheduler or kubelet has named them, the node chose them for the
   pod as a whole, or hooks have narrowed the container to some of them;
@@ -14,10 +16,12 @@ reserved, and the shared pool keeps its floors and a CPU, also while both sets a
 
 from __future__ import annotations
 
+from proxy.allocation.koordinator.bind import holds
 from proxy.engine.owners import floor_cpus
-from proxy.engine.replacement_cpus import cpus_are_named
+from proxy.engine.replacement_cpus import cpus_are_named, required_binding
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
+from proxy.model.koordinator import BindPolicy
 from proxy.model.phrases import counted, listed, nodes
 from proxy.model.workload import Container, Phase, Pool
 
@@ -71,7 +75,7 @@ def _why_fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
 
 
 def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) -> str:
-    """Return why the new CPUs cannot take the place of the owner's: their number or their NUMA nodes."""
+    """Return why the new CPUs cannot take the place of the owner's: number, NUMA nodes or cores."""
     node, own = state.node, container.placement.exclusive
     if cpus == own:
         return f"it is on CPUs {listed(own)} already"
@@ -80,6 +84,12 @@ def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) 
     on_nodes, mems = node.machine.nodes_of(cpus), state.desired_mems(container)
     if not on_nodes <= mems:
         return f"CPUs {listed(cpus)} are on {nodes(on_nodes)}, and its memory may be on {nodes(mems)} only"
+    if node.policy.is_strict and len(on_nodes) > len(has := node.machine.nodes_of(own)):
+        return f"CPUs {listed(cpus)} are on {nodes(on_nodes)}, and it is on {nodes(has)} only"
+    binding = required_binding(node, state.pods.get(container.pod.sandbox_id) or container.pod)
+    if binding is not BindPolicy.NONE and not holds(node.topology, cpus, binding):
+        wanted = "whole cores" if binding is BindPolicy.FULL_PCPUS else "one CPU of each core"
+        return f"CPUs {listed(cpus)} are not {wanted}, which it requires"
     return ""
 
 

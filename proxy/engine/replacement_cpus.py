@@ -6,7 +6,7 @@ has the CPUs that are left, and as many free CPUs as are missing, if there are a
 * Only CPUs that were chosen here are replaced. A scheduler or kubelet that named CPUs keeps account of them,
   and would assign the replacements to another container.
 * They are chosen as for a new container, on the NUMA nodes where the others are; elsewhere only where the
-  topology policy is not strict. Where whole cores are wanted, only whole cores are replacements (with SMT
+  topology policy is not strict. Where whole cores are required, only whole cores are replacements (with SMT
   switched off, a core is one CPU).
 * They are never the last CPUs of the shared pool nor those of its floors, and never those that are
   promised to another container.
@@ -21,11 +21,12 @@ from msgspec import Struct
 
 from proxy.allocation.cpu_policy import take
 from proxy.engine.admission import assigned_cpus
+from proxy.engine.node import Node
 from proxy.engine.owners import floor_cpus
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
-from proxy.model.koordinator import BindPolicy
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.koordinator import BindPolicy, NodeBindPolicy
+from proxy.model.workload import Container, Phase, Pod, Pool
 
 
 class MissingCpus(Struct, frozen=True):
@@ -90,7 +91,7 @@ def choose_replacements(state: NodeState, shortage: MissingCpus) -> CpuSet:
         return CpuSet()
     homes = node.machine.nodes_of(own) or first.placement.mems
     near = free & node.machine.cpus_of(homes)
-    whole = node.options.full_pcpus_only or first.pod.bind_required is BindPolicy.FULL_PCPUS
+    whole = node.options.full_pcpus_only or required_binding(node, first.pod) is BindPolicy.FULL_PCPUS
     crosses = not node.policy.is_strict
     if whole:
         return _whole_cores(state, near, free - near if crosses else CpuSet(), count)
@@ -99,6 +100,16 @@ def choose_replacements(state: NodeState, shortage: MissingCpus) -> CpuSet:
         far = free - near
         chosen |= take(node.topology, node.options, far, min(count - len(chosen), len(far)))
     return chosen
+
+
+def required_binding(node: Node, pod: Pod) -> BindPolicy:
+    """Return how the CPUs of an owner must lie: in whole cores, one in each core, or ``NONE`` for anyhow."""
+    if pod.bind_required in (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS):
+        return pod.bind_required
+    if node.bind is NodeBindPolicy.SPREAD_BY_PCPUS:
+        return BindPolicy.SPREAD_BY_PCPUS
+    full = node.bind is NodeBindPolicy.FULL_PCPUS_ONLY or node.options.full_pcpus_only
+    return BindPolicy.FULL_PCPUS if full else BindPolicy.NONE
 
 
 def cpus_are_named(state: NodeState, container: Container) -> bool:

@@ -13,7 +13,9 @@ from proxy.engine.owners import ReservationCpus
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.machine import Machine
+from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -99,6 +101,49 @@ def test_an_owner_moves_only_to_as_many_cpus_as_it_has() -> None:
 def test_cpus_where_its_memory_may_not_be_are_refused() -> None:
     reason = "CPUs 4-5 are on NUMA node 1, and its memory may be on NUMA node 0 only"
     assert refusal_reason(state(owning("a", "0-1")), CpuSet.parse("4-5")) == reason
+
+
+SMT = described(1, 1, 4, 2)  # the cores are 0,4 and 1,5 and so on
+FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
+
+
+@pytest.mark.parametrize(
+    ("rules", "requires", "cpus", "reason"),
+    [
+        ({}, BindPolicy.NONE, "2-3", ""),
+        ({"options": CpuOptions(full_pcpus_only=True)}, BindPolicy.NONE, "2-3", "whole cores"),
+        ({"options": CpuOptions(full_pcpus_only=True)}, BindPolicy.NONE, "2,6", ""),
+        ({"bind": NodeBindPolicy.FULL_PCPUS_ONLY}, BindPolicy.NONE, "2-3", "whole cores"),
+        ({"bind": NodeBindPolicy.FULL_PCPUS_ONLY}, BindPolicy.NONE, "2,6", ""),
+        ({}, FULL, "2-3", "whole cores"),
+        ({}, FULL, "2,6", ""),
+        ({"bind": NodeBindPolicy.SPREAD_BY_PCPUS}, BindPolicy.NONE, "2,6", "one CPU of each core"),
+        ({}, SPREAD, "2,6", "one CPU of each core"),
+        ({}, SPREAD, "2-3", ""),
+        ({"options": CpuOptions(full_pcpus_only=True)}, SPREAD, "2-3", ""),
+    ],
+)
+def test_cpus_that_break_the_required_binding_are_refused(
+    rules: dict[str, Any], requires: BindPolicy, cpus: str, reason: str
+) -> None:
+    node = Node(SMT, CpuTopology.of(SMT), static=True, **rules)
+    pod = changed_copy(POD, bind_required=requires)
+    there = state(owning("a", "0,4", pod), node=node, pods=(pod,))
+    expected = f"CPUs {cpus} are not {reason}, which it requires" if reason else ""
+    assert refusal_reason(there, CpuSet.parse(cpus)) == expected
+
+
+@pytest.mark.parametrize("policy", list(TopologyPolicy))
+def test_a_move_to_more_numa_nodes_is_refused_under_a_strict_policy(policy: TopologyPolicy) -> None:
+    node = changed_copy(NODE, policy=policy)
+    narrow, wide = (
+        state(changed_copy(c, placement=changed_copy(c.placement, mems=Mask((0, 1)))), node=node)
+        for c in (owning("a", "0-1"), owning("a", "0,7"))
+    )
+    reason = "CPUs 3-4 are on NUMA nodes 0-1, and it is on NUMA node 0 only"
+    assert refusal_reason(narrow, CpuSet.parse("3-4")) == (reason if policy.is_strict else "")
+    assert refusal_reason(narrow, CpuSet.parse("5-6")) == ""
+    assert refusal_reason(wide, CpuSet.parse("3-4")) == ""
 
 
 def test_cpus_that_are_taken_are_refused() -> None:

@@ -13,7 +13,7 @@ from proxy.engine.owners import ReservationCpus
 from proxy.engine.replacement_cpus import MissingCpus, choose_replacements, owners_missing_cpus
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.koordinator import BindPolicy
+from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
@@ -105,6 +105,16 @@ def test_nearby_replacement_cpus_come_first() -> None:
 )
 def test_containers_whose_cpus_have_a_replacement(more: dict[str, object], count: int) -> None:
     state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11]), **more))
+    assert len(choose_replacements(state, only(state))) == count
+
+
+@pytest.mark.parametrize(
+    ("bind", "count"), [(NodeBindPolicy.FULL_PCPUS_ONLY, 0), (NodeBindPolicy.SPREAD_BY_PCPUS, 1)]
+)
+def test_only_whole_cores_are_replacements_where_the_node_requires_them(
+    bind: NodeBindPolicy, count: int
+) -> None:
+    state = state_of(CpuSet([3]), owner("a", CpuSet([3, 11])), bind=bind)
     assert len(choose_replacements(state, only(state))) == count
 
 
