@@ -232,8 +232,10 @@ class ApiClient:
         params = {"fieldManager": FIELD_OWNER, **limit}
         return await self._request("POST", path, params, value, check=check)
 
-    async def delete(self, path: str, *, uid: str = "") -> None:
+    async def delete(self, path: str, *, uid: str = "") -> bool:
         """Delete an object; one that does not exist is no error.
+
+        Returns whether it existed.
 
         Args:
             path: Of the object.
@@ -248,6 +250,8 @@ class ApiClient:
         except ApiServerError as error:
             if error.status != 404:
                 raise
+            return False
+        return True
 
     @asynccontextmanager
     async def watch(

@@ -37,7 +37,7 @@ from proxy.agent.rejections.policy import (
 )
 from proxy.agent.session import AgentSession
 from proxy.config.cluster import RejectedPolicy
-from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.backoff import Backoff, RetryDelays, RetryTimes
 from proxy.model.errors import TopoproxyError, UnavailableError
 
 PAUSES = Backoff(1.0, 60.0)
@@ -48,6 +48,9 @@ KNOWN_S = 30.0
 TRIES = 3
 """How often a change of the Node object is tried where others change it at the same time."""
 CANNOT_END, CANNOT_MARK = "cannot end a rejected pod", "cannot mark the node"
+MARKED = "marked the node: no room"
+_READ, _MARK = "read", "mark"
+"""What is tried again at growing intervals."""
 FAILED_AT = "topoproxy.io/failed-at"
 _REASON = {RejectedPolicy.EVICT: "RejectedPodEvicted", RejectedPolicy.FAIL: "RejectedPodFailed"}
 
@@ -101,6 +104,8 @@ class RejectedPodEnding:
         self._pods: dict[str, tuple[PodAtServer | None, float]] = {}
         self._mark: NodeMark | None = None
         self._marked: NodeMark | None = None
+        self._in_doubt = False  # a write of the mark without an answer may have taken effect
+        self._retries = RetryTimes[str](PAUSES)
 
     async def recover(self) -> None:
         """Continue with the mark of an earlier run; remove it if rejected pods are now retried for ever."""
@@ -115,7 +120,7 @@ class RejectedPodEnding:
                     self._mark = self._marked
                     if self._settings.policy is RejectedPolicy.RETRY:
                         self._mark = None
-                        if not await self._write_mark():
+                        if not await self._put_mark():
                             raise UnavailableError("cannot remove the mark from the node")
             except ApiServerError as error:
                 if error.status in (403, 404):
@@ -186,7 +191,7 @@ class RejectedPodEnding:
             for rejection in due_rejections
             if rejection.uid not in self._skipped and rejection.uid not in self._history.done.reported
         ]
-        later = [] if await self._read(due_rejections) else [PAUSES.first]
+        later = await self._read(due_rejections)
         if page.published and rejected - self._skipped.keys() - self._history.done.reported:
             later.append(RECHECK_S)
         pods = {uid: pod for uid, (pod, _) in self._pods.items() if pod is not None}
@@ -198,32 +203,30 @@ class RejectedPodEnding:
                 "left a rejected pod alone", pod=skipped.rejection.pod, reason=skipped.why
             )
         later += [decided.later] if decided.later is not None else []
-        # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
-        later += await self._follow_mark(
-            page, [rejection for rejection in decided.ends if not rejection.would]
-        )
-        for rejection in decided.ends:
-            await self._end(rejection)
+        later += await self._end_all(page, decided.ends)
         return min(later, default=None)
 
-    async def _read(self, rejections: list[Rejection]) -> bool:
-        """Read the pods that are not known; return whether that has succeeded."""
+    async def _read(self, rejections: list[Rejection]) -> list[float]:
+        """Read the pods that are not known; return the seconds until that is tried again where it fails."""
         for rejection in rejections:
             cached = self._pods.get(rejection.uid)
             if cached is not None and self._clock() - cached[1] < KNOWN_S:
                 continue
             self._pods.pop(rejection.uid, None)
+            if not self._retries.due(_READ, self._clock()):
+                return [self._retries.remaining(_READ, self._clock())]
             try:
                 item = await self._session.api.get(_path(rejection))
-            except ApiServerError as error:
-                if error.status != 404:
-                    self._session.telemetry.problem(CANNOT_END, pod=rejection.pod, err=error)
-                    return False
+            except TopoproxyError as error:
                 item = {}
-            except TopoproxyError:  # the watches report it
-                return False
+                if not _is_gone(error):
+                    if isinstance(error, ApiServerError):  # the watches report others
+                        self._session.telemetry.problem(CANNOT_END, pod=rejection.pod, err=error)
+                    self._retries.failed(_READ, self._clock())
+                    return [self._retries.remaining(_READ, self._clock())]
+            self._retries.succeeded(_READ)
             self._pods[rejection.uid] = self._meant(item, rejection), self._clock()
-        return True
+        return []
 
     def _meant(self, item: JsonObject, rejection: Rejection) -> PodAtServer | None:
         """Return the rejected pod; None where it is another pod of that name, or is bound elsewhere."""
@@ -231,28 +234,53 @@ class RejectedPodEnding:
         is_here = (item.get("spec") or {}).get("nodeName") == self._session.node
         return pod_at_server(item) if is_it and is_here else None
 
-    async def _end(self, end: EndPod) -> None:
-        """End a pod."""
+    async def _end_all(self, page: NodePage, ends: list[EndPod]) -> list[float]:
+        """End pods, and set the mark for them, or remove it; return the seconds until it is checked again.
+
+        Where no pod could be ended, the mark is as before: it lasts for a time after the last one that was.
+        """
+        free, now, keep_for = free_cpus(page), self._wall_clock(), self._settings.keep_away_for
+        before = self._mark
+        if before is not None and is_over(before, free, keep_for, now):
+            before = None
+        lacking_room = [end for end in ends if not end.would and end.rejection.reason not in EVERYWHERE]
+        # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
+        self._mark = marked(before, [end.cpus for end in lacking_room], free, now) if lacking_room else before
+        later = await self._write_mark()
+        ended = [end for end in ends if await self._end(end)]
+        if lacking_room and not any(end in lacking_room for end in ended):
+            self._mark = before
+            later = await self._write_mark("no rejected pod was ended: the mark of the node is as before")
+        return later if self._mark is None else [*later, max(1.0, self._mark.since + keep_for - now)]
+
+    async def _end(self, end: EndPod) -> bool:
+        """End a pod; return whether this has ended it."""
         telemetry, ref = self._session.telemetry, end.rejection.pod
         why = f"{end.rejection.reason}: {end.rejection.message}"
         if end.would:
             telemetry.event("would end a rejected pod", pod=ref, reason=why)
-            return
+            return False
+        was_there = True
         try:
             if end.policy is RejectedPolicy.FAIL:
                 value = _failed(end.rejection, self._time())
                 await self._session.api.merge(f"{_path(end.rejection)}/status", value)
             else:
-                await self._evict(end.rejection)
+                was_there = await self._evict(end.rejection)
         except TopoproxyError as error:
-            telemetry.problem(CANNOT_END, pod=ref, err=error)
-            return
+            if not _is_gone(error):
+                telemetry.problem(CANNOT_END, pod=ref, err=error)
+                return False
+            was_there = False
         self._pods.pop(end.rejection.uid, None)
         telemetry.resolved(CANNOT_END, pod=ref)
-        telemetry.event("ended a rejected pod", pod=ref, reason=why)
-        await self._write_event(end)
+        if was_there:
+            telemetry.event("ended a rejected pod", pod=ref, reason=why)
+            await self._write_event(end)
+        return was_there
 
-    async def _evict(self, rejection: Rejection) -> None:
+    async def _evict(self, rejection: Rejection) -> bool:
+        """Evict a pod; return False where it had gone before."""
         namespace, _, name = rejection.pod.partition("/")
         eviction = {
             "apiVersion": "policy/v1",
@@ -263,12 +291,11 @@ class RejectedPodEnding:
         try:
             await self._session.api.create(f"{_path(rejection)}/eviction", eviction)
         except ApiServerError as error:
-            if error.status == 404:
-                return
             # Not for anything else: a pod with two disruption budgets is answered with 500.
             if error.status not in (403, 405) or not self._settings.delete_fallback:
                 raise
-            await self._session.api.delete(_path(rejection), uid=rejection.uid)
+            return await self._session.api.delete(_path(rejection), uid=rejection.uid)
+        return True
 
     async def _write_event(self, end: EndPod) -> None:
         """Write an Event about a pod that was ended."""
@@ -289,23 +316,26 @@ class RejectedPodEnding:
 
     # -- the mark -----------------------------------------------------------------------------------------
 
-    async def _follow_mark(self, page: NodePage, ends: list[EndPod]) -> list[float]:
-        """Set the mark for pods that end now, or remove it; return the seconds until it is checked again."""
-        free, now, keep_for = free_cpus(page), self._wall_clock(), self._settings.keep_away_for
-        cpus = [end.cpus for end in ends if end.rejection.reason not in EVERYWHERE]
-        if cpus:
-            self._mark = marked(self._mark, cpus, free, now)
-        elif self._mark is not None and is_over(self._mark, free, keep_for, now):
-            self._mark = None
-        later = [] if await self._write_mark() else [PAUSES.first]
-        return later if self._mark is None else [*later, max(1.0, self._mark.since + keep_for - now)]
+    async def _write_mark(self, said: str = "") -> list[float]:
+        """Write the mark, at growing intervals while that fails; return the seconds until the next attempt.
 
-    async def _write_mark(self) -> bool:
+        Args:
+            said: What the log says in place of the usual text.
+        """
+        if self._mark == self._marked and not self._in_doubt:
+            return []
+        if self._retries.due(_MARK, self._clock()):
+            if await self._put_mark(said):
+                self._retries.succeeded(_MARK)
+                return []
+            self._retries.failed(_MARK, self._clock())
+        return [self._retries.remaining(_MARK, self._clock())]
+
+    async def _put_mark(self, said: str = "") -> bool:
         """Write the mark into the Node object; return whether it is there."""
         session, mark = self._session, self._mark
-        if mark == self._marked:
-            return True
         path = f"/api/v1/nodes/{session.node}"
+        self._in_doubt = True
         for attempt in range(TRIES):
             try:
                 patch = node_patch(await session.api.get(path), mark, self._settings.keep_away)
@@ -320,13 +350,16 @@ class RejectedPodEnding:
                 session.telemetry.problem(CANNOT_MARK, err=error)
                 return False
             break
-        self._marked = mark
         session.telemetry.resolved(CANNOT_MARK)
-        if mark is None:
-            session.telemetry.event("the node has room again")
-        else:
-            session.telemetry.event("marked the node: no room")
+        if mark != self._marked:
+            session.telemetry.event(said or (MARKED if mark is not None else "the node has room again"))
+        self._marked, self._in_doubt = mark, False
         return True
+
+
+def _is_gone(error: TopoproxyError) -> bool:
+    """Return whether the API server has answered that there is no such pod."""
+    return isinstance(error, ApiServerError) and error.status == 404
 
 
 def _path(rejection: Rejection) -> str:

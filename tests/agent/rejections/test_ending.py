@@ -239,7 +239,7 @@ def test_a_disruption_budget_is_respected_and_tried_again() -> None:
         await world.ending.step(page(rejection()))
         assert world.there
         assert any("cannot end a rejected pod pod=ns/web" in line for line in world.lines)
-        assert world.taints == ["other", KEY], "the node has no room, whether the pod may end or not"
+        assert world.taints == ["other"], "no pod was ended, so none must be kept away"
         await world.ending.step(page(rejection()))
         assert len(world.sent("POST", "/eviction")) == 1, "not again at once"
         world.now += 60
@@ -279,10 +279,133 @@ def test_an_api_server_that_does_not_answer_is_tried_again() -> None:
         world.api.down = True
         assert await world.ending.step(page(rejection())) == 1.0
         world.api.down = False
+        world.now += 1
         await world.ending.step(page(rejection()))
         assert not world.there
 
     run_scenario(World(), scenario)
+
+
+def test_pods_that_may_not_be_read_are_queried_at_growing_intervals() -> None:
+    async def scenario(world: World) -> None:
+        path, start = "/api/v1/namespaces/ns/pods/web", world.now
+        world.api.answers[path] = [403] * 1000
+        while world.now < start + 600:
+            later = await world.ending.step(page(rejection()))
+            assert later is not None
+            world.now += later
+        assert world.api.count("GET", path) < 20
+        world.api.answers[path] = []
+        world.now += 60
+        await world.ending.step(page(rejection()))
+        assert not world.there
+
+    run_scenario(World(), scenario)
+
+
+def test_a_node_that_may_not_be_marked_is_tried_at_growing_intervals() -> None:
+    async def scenario(world: World) -> None:
+        path, start = "/api/v1/nodes/n1", world.now
+        world.api.answers[path] = [403] * 1000
+        later = await world.ending.step(page(rejection()))
+        assert not world.there
+        while world.now < start + 300:
+            assert later is not None
+            world.now += later
+            later = await world.ending.step(page())
+        assert world.api.count("GET", path) < 13
+        world.api.answers[path] = []
+        world.now += 60
+        await world.ending.step(page())
+        assert world.taints == ["other", KEY]
+
+    run_scenario(World(), scenario)
+
+
+def test_a_pod_that_cannot_be_ended_does_not_keep_the_node_marked() -> None:
+    async def scenario(world: World) -> None:
+        world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403] * 100
+        for _ in range(20):
+            await world.ending.step(page(rejection()))
+            assert world.taints == ["other"]
+            world.now += 200
+        assert len(world.sent("POST", "/eviction")) > 2
+        assert "no rejected pod was ended: the mark of the node is as before" in world.lines
+
+    run_scenario(World(replace(EVICT, keep_away=KeepAway.NO_SCHEDULE)), scenario)
+
+
+def test_an_end_that_fails_does_not_renew_the_mark() -> None:
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        marked = world.api.collections[NODES]["n1"]["metadata"]["annotations"][KEY]
+        world.pod("u2", owners=({**OWNER, "uid": "rs2"},))
+        world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403]
+        world.now += EVICT.keep_away_for - 10
+        later = await world.ending.step(page(rejection(uid="u2")))
+        assert len(world.sent("POST", "/eviction")) == 2
+        assert world.api.collections[NODES]["n1"]["metadata"]["annotations"][KEY] == marked
+        assert later is not None
+        assert later <= 10
+        world.now += 10
+        await world.ending.step(page())
+        assert world.taints == ["other"]
+
+    run_scenario(World(), scenario)
+
+
+def test_a_mark_whose_write_had_no_answer_is_removed_where_no_pod_was_ended() -> None:
+    async def scenario(world: World) -> None:
+        original, lost = world.api._one, [1]
+
+        def one(method: str, collection: str, name: str, body: Any) -> Any:
+            answer = original(method, collection, name, body)
+            if (method, collection) == ("PATCH", NODES) and lost[0]:
+                lost[0] -= 1
+                return type(answer)(504, json={"message": "timeout"})
+            return answer
+
+        world.api._one = one  # type: ignore[method-assign]
+        world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403]
+        await world.ending.step(page(rejection()))
+        assert world.taints == ["other", KEY]
+        world.now += 1
+        await world.ending.step(page())
+        assert world.taints == ["other"]
+
+    run_scenario(World(), scenario)
+
+
+@pytest.mark.parametrize("policy", [RejectedPolicy.EVICT, RejectedPolicy.FAIL])
+def test_a_pod_that_has_gone_before_it_is_ended_causes_no_event_and_no_mark(policy: RejectedPolicy) -> None:
+    async def scenario(world: World) -> None:
+        for name in ("eviction", "status"):
+            world.api.answers[f"/api/v1/namespaces/ns/pods/web/{name}"] = [404]
+        await world.ending.step(page(rejection()))
+        assert not world.api.collections[EVENTS]
+        assert world.taints == ["other"]
+        assert not any("ended a rejected pod" in line or "cannot end" in line for line in world.lines)
+
+    run_scenario(World(replace(EVICT, policy=policy)), scenario)
+
+
+def test_a_pod_that_has_gone_before_it_is_deleted_causes_no_event() -> None:
+    async def scenario(world: World) -> None:
+        original = world.api._one
+
+        def one(method: str, collection: str, name: str, body: Any) -> Any:
+            if method == "DELETE":
+                world.api.remove(PODS, "ns/web")
+            return original(method, collection, name, body)
+
+        world.api._one = one  # type: ignore[method-assign]
+        world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [405]
+        await world.ending.step(page(rejection()))
+        assert not world.there
+        assert not world.api.collections[EVENTS]
+        assert world.taints == ["other"]
+
+    run_scenario(World(replace(EVICT, delete_fallback=True)), scenario)
 
 
 def test_a_concurrent_change_of_the_node_is_no_error() -> None:
