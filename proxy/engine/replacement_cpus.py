@@ -6,8 +6,9 @@ has the CPUs that are left, and as many free CPUs as are missing, if there are a
 * Only CPUs that were chosen here are replaced. A scheduler or kubelet that named CPUs keeps account of them,
   and would assign the replacements to another container.
 * They are chosen as for a new container, on the NUMA nodes where the others are; elsewhere only where the
-  topology policy is not strict. Where whole cores are required, only whole cores are replacements (with SMT
-  switched off, a core is one CPU).
+  topology policy is not strict. Where all are offline, they are on the nodes of its memory, and under a
+  strict policy on as few of these as suffice. Where whole cores are required, only whole cores are
+  replacements (with SMT switched off, a core is one CPU).
 * They are never the last CPUs of the shared pool nor those of its floors, and never those that are
   promised to another container.
 
@@ -24,8 +25,9 @@ from proxy.engine.admission import assigned_cpus
 from proxy.engine.node import Node
 from proxy.engine.owners import floor_cpus
 from proxy.engine.state import NodeState
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import BindPolicy, NodeBindPolicy
+from proxy.model.options import TopologyPolicy
 from proxy.model.workload import Container, Phase, Pod, Pool
 
 
@@ -89,9 +91,11 @@ def choose_replacements(state: NodeState, shortage: MissingCpus) -> CpuSet:
     count = min(count, len(state.pools.shared - state.cpus_set_aside()) - 1)
     if count <= 0:
         return CpuSet()
-    homes = node.machine.nodes_of(own) or first.placement.mems
-    near = free & node.machine.cpus_of(homes)
     whole = node.options.full_pcpus_only or required_binding(node, first.pod) is BindPolicy.FULL_PCPUS
+    if whole:
+        free = _in_whole_cores(state, free)
+    homes = node.machine.nodes_of(own) or _homes(node, first.placement.mems, free, count)
+    near = free & node.machine.cpus_of(homes)
     crosses = not node.policy.is_strict
     if whole:
         return _whole_cores(state, near, free - near if crosses else CpuSet(), count)
@@ -120,6 +124,31 @@ def cpus_are_named(state: NodeState, container: Container) -> bool:
     if container.name in state.kubelet_cpus.get(pod.uid, ()):
         return True
     return not state.node.static and not pod.cpuset_chosen_locally and container.request.cpuset_cpus == own
+
+
+def _homes(node: Node, nodes: Mask, free: CpuSet, count: int) -> Mask:
+    """Return NUMA nodes for an owner without online CPUs: of those where its memory is.
+
+    On which of them its CPUs were is not known: the kernel does not name the nodes of offline CPUs. So under a
+    strict policy they are as few as have enough free CPUs, and only one where all must be on a single node.
+    """
+    if not node.policy.is_strict:
+        return nodes
+    sizes = {each: len(free & node.machine.cpus_of(Mask([each]))) for each in nodes}
+    homes: list[int] = []
+    for each in sorted(sizes, key=lambda at: (-sizes[at], at)):
+        homes.append(each)
+        count -= sizes[each]
+        if count <= 0 or node.policy is TopologyPolicy.SINGLE_NUMA_NODE:
+            break
+    return Mask(homes)
+
+
+def _in_whole_cores(state: NodeState, cpus: CpuSet) -> CpuSet:
+    """Return the CPUs of cores that are completely among these."""
+    return CpuSet.from_bits(
+        union(bits for bits in state.node.topology.cores.values() if not bits & ~cpus.bits)
+    )
 
 
 def _whole_cores(state: NodeState, near: CpuSet, far: CpuSet, count: int) -> CpuSet:

@@ -94,6 +94,35 @@ def test_nearby_replacement_cpus_come_first() -> None:
     assert not choose_replacements(strict, only(strict))
 
 
+SINGLE, RESTRICTED = TopologyPolicy.SINGLE_NUMA_NODE, TopologyPolicy.RESTRICTED
+
+
+@pytest.mark.parametrize(
+    ("policy", "full", "own", "taken", "replacements"),
+    [
+        (SINGLE, False, "0-3,8", "7,12-15", "9-11"),  # three are free on each node
+        (RESTRICTED, False, "0-3,8", "7,12-15", "4-5,9-11"),
+        (TopologyPolicy.BEST_EFFORT, False, "0-3,8", "7,12-15", "4-5,9-11"),
+        (SINGLE, False, "0,8", "1,4-7,9,12", "2,10"),  # most are free on node 0
+        (SINGLE, False, "0,8", "1-3,9,12-14", "7,15"),
+        (RESTRICTED, False, "0-1,8-9", "2,4,12", "5-6,13-14"),
+        # Node 0 has the most free CPUs, and node 1 the most whole cores.
+        (SINGLE, True, "0,8", "1-3,5-7,13-15", "4,12"),
+        (RESTRICTED, True, "0-1,8-9", "2,4-6,12-14", "3,7,11,15"),
+    ],
+)
+def test_under_a_strict_policy_replacements_are_on_few_numa_nodes_where_all_cpus_are_offline(
+    policy: TopologyPolicy, full: bool, own: str, taken: str, replacements: str
+) -> None:
+    """The memory may be on both NUMA nodes, as it is where memory does not follow the CPUs."""
+    holder = owner("a", CpuSet.parse(own))
+    holder = changed_copy(holder, placement=changed_copy(holder.placement, mems=Mask([0, 1])))
+    others = owner("b", CpuSet.parse(taken))
+    options = CpuOptions(full_pcpus_only=full)
+    state = state_of(CpuSet.parse(own), holder, others, policy=policy, options=options)
+    assert str(choose_replacements(state, only(state))) == replacements
+
+
 @pytest.mark.parametrize(
     ("more", "count"),
     [
