@@ -28,6 +28,7 @@ from proxy.config.cluster import ClusterConfig
 from proxy.model.errors import TopoproxyError, UnavailableError
 
 if TYPE_CHECKING:
+    from lightkube import KubeConfig
     from lightkube.config.kubeconfig import SingleConfig
 
 FIELD_OWNER = "topoproxy"
@@ -69,10 +70,7 @@ def read_credentials(config: ClusterConfig) -> SingleConfig:
     Raises:
         NoCredentialsError: There are none, or they cannot be read.
     """
-    import msgspec
-    import yaml
     from lightkube import KubeConfig
-    from lightkube.core.exceptions import ConfigError
 
     named = config.kubeconfig or (Path(os.environ["KUBECONFIG"]) if os.environ.get("KUBECONFIG") else None)
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
@@ -80,15 +78,67 @@ def read_credentials(config: ClusterConfig) -> SingleConfig:
     if file is None:
         raise NoCredentialsError("cannot connect to the API server: there are no credentials")
     try:
-        reader = KubeConfig.from_service_account if file is SERVICE_ACCOUNT else KubeConfig.from_file
-        credentials = reader(file).get()
-    except (OSError, ValueError, LookupError, TypeError, ConfigError) as error:
+        if file is not SERVICE_ACCOUNT:
+            return _selected(_kubeconfig(file.expanduser()))
+        credentials = KubeConfig.from_service_account(file).get()
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise NoCredentialsError(f"cannot read the credentials in {file}: {cause}") from error
+    except (ValueError, LookupError, TypeError, ConfigError) as error:
         raise NoCredentialsError(f"cannot read the credentials in {file}: {error}") from error
-    except (msgspec.MsgspecError, yaml.YAMLError) as error:
-        raise NoCredentialsError(f"cannot read the credentials in {file}: {error}") from error
-    if credentials is None:
-        raise NoCredentialsError("cannot connect to the API server: the kubeconfig names no context")
+    assert credentials is not None, "those of a service account have one context"
     return credentials
+
+
+def _kubeconfig(file: Path) -> KubeConfig:
+    """Read a kubeconfig; a file that is being written may be empty, or end anywhere.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no kubeconfig.
+    """
+    import yaml
+    from lightkube import KubeConfig
+
+    try:
+        content = yaml.safe_load(file.read_text())
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        detail = "" if isinstance(error, UnicodeDecodeError) else f": {error}"
+        raise ValueError(f"it is not a kubeconfig{detail}") from error
+    if not isinstance(content, dict):
+        raise ValueError("it is not a kubeconfig")  # noqa: TRY004 - one kind of error for all bad content
+    lists = {key: content.get(key) or [] for key in ("clusters", "contexts", "users")}
+    try:
+        return KubeConfig.from_dict({**content, **lists}, fname=file)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError("it is not a kubeconfig") from error
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"it is not a kubeconfig: {error}") from error
+
+
+def _selected(config: KubeConfig) -> SingleConfig:
+    """Return the cluster and the user of the current context.
+
+    Raises:
+        ValueError: One of them is missing.
+    """
+    name = config.current_context
+    if not name:
+        raise ValueError("it names no current context")
+    context = config.contexts.get(name)
+    if context is None:
+        raise ValueError(f"its current context {name} is missing")
+    for kind, known, wanted in (
+        ("cluster", config.clusters, context.cluster),
+        ("user", config.users, context.user),
+    ):
+        if not wanted:
+            raise ValueError(f"context {name} names no {kind}")
+        if wanted not in known:
+            raise ValueError(f"context {name} names the {kind} {wanted}, which is missing")
+    found = config.get()
+    assert found is not None, "it has a current context"
+    return found
 
 
 class ApiServerError(TopoproxyError):
@@ -350,8 +400,9 @@ async def _checked(content: bytes, check: Callable[[], None]) -> AsyncIterator[b
 
 
 def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:
-    said = str(error) if isinstance(error, _BROKEN) else ""  # other texts may quote a credential
-    cause = said or type(error).__name__
+    # Other texts may quote a credential. A ConfigError has what a command said that should have printed one.
+    said = str(error)[:MESSAGE_LIMIT] if isinstance(error, (*_BROKEN, ConfigError)) else ""
+    cause = said.strip().rstrip(":") or type(error).__name__
     return ApiUnreachableError(f"cannot {method} {path} at the API server: {cause}")
 
 
