@@ -129,8 +129,8 @@ def cpus_are_named(state: NodeState, container: Container) -> bool:
 def _homes(node: Node, nodes: Mask, free: CpuSet, count: int) -> Mask:
     """Return NUMA nodes for an owner without online CPUs: of those where its memory is.
 
-    On which of them its CPUs were is not known: the kernel does not name the nodes of offline CPUs. So under a
-    strict policy they are as few as have enough free CPUs, and only one where all must be on a single node.
+    On which of them its CPUs were is not known: the kernel does not name the nodes of offline CPUs. So under
+    a strict policy they are as few as have enough free CPUs, and only one where all must be on one.
     """
     if not node.policy.is_strict:
         return nodes
