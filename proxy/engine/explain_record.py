@@ -116,7 +116,10 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
     else:
         facts += _from_cri(request)
     if pod.cpuset is not None:
-        facts.append(Fact("CPUs of the pod", listed(pod.cpuset), "its resource-status annotation"))
+        where = (
+            "the decision for its sandbox" if pod.cpuset_chosen_locally else "its resource-status annotation"
+        )
+        facts.append(Fact("CPUs of the pod", listed(pod.cpuset), where))
     if request.cpuset_cpus:
         facts.append(Fact("CPUs named", printable(request.cpuset_cpus), "cpuset_cpus of the CRI request"))
     if request.cpuset_mems:

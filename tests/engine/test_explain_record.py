@@ -121,6 +121,13 @@ def test_the_label_and_the_annotation_are_facts_too() -> None:
     )
 
 
+def test_cpus_that_were_chosen_here_are_not_attributed_to_an_annotation() -> None:
+    lse = changed_copy(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("3-4"), cpuset_chosen_locally=True)
+    assert list(facts_of(lse, "c", Request()))[1:] == [
+        Fact("CPUs of the pod", "3-4", "the decision for its sandbox")
+    ]
+
+
 def test_preferences_of_a_pod_and_ignored_preferences_are_facts() -> None:
     pod = changed_copy(
         POD,
