@@ -282,14 +282,13 @@ class ApiClient:
         params = {"fieldManager": FIELD_OWNER, **limit}
         return await self._request("POST", path, params, value, check=check)
 
-    async def delete(self, path: str, *, uid: str = "") -> bool:
-        """Delete an object; one that does not exist is no error.
-
-        Returns whether it existed.
+    async def delete(self, path: str, *, uid: str = "", must_exist: bool = False) -> None:
+        """Delete an object.
 
         Args:
             path: Of the object.
             uid: Delete only the object with this uid.
+            must_exist: Whether it is an error where there is no such object.
 
         Raises:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
@@ -298,10 +297,8 @@ class ApiClient:
         try:
             await self._request("DELETE", path, None, body)
         except ApiServerError as error:
-            if error.status != 404:
+            if error.status != 404 or must_exist:
                 raise
-            return False
-        return True
 
     @asynccontextmanager
     async def watch(

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from proxy.agent.api_client import ApiServerError, JsonObject
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
@@ -234,7 +234,7 @@ class RejectedPodEnding:
         is_here = (item.get("spec") or {}).get("nodeName") == self._session.node
         return pod_at_server(item) if is_it and is_here else None
 
-    async def _end_all(self, page: NodePage, ends: list[EndPod]) -> list[float]:
+    async def _end_all(self, page: NodePage, ends: Sequence[EndPod]) -> list[float]:
         """End pods, and set the mark for them, or remove it; return the seconds until it is checked again.
 
         Where no pod could be ended, the mark is as before: it lasts for a time after the last one that was.
@@ -260,27 +260,26 @@ class RejectedPodEnding:
         if end.would:
             telemetry.event("would end a rejected pod", pod=ref, reason=why)
             return False
-        was_there = True
         try:
             if end.policy is RejectedPolicy.FAIL:
                 value = _failed(end.rejection, self._time())
                 await self._session.api.merge(f"{_path(end.rejection)}/status", value)
             else:
-                was_there = await self._evict(end.rejection)
+                await self._evict(end.rejection)
         except TopoproxyError as error:
-            if not _is_gone(error):
+            if _is_gone(error):
+                self._pods.pop(end.rejection.uid, None)
+                telemetry.resolved(CANNOT_END, pod=ref)
+            else:
                 telemetry.problem(CANNOT_END, pod=ref, err=error)
-                return False
-            was_there = False
+            return False
         self._pods.pop(end.rejection.uid, None)
         telemetry.resolved(CANNOT_END, pod=ref)
-        if was_there:
-            telemetry.event("ended a rejected pod", pod=ref, reason=why)
-            await self._write_event(end)
-        return was_there
+        telemetry.event("ended a rejected pod", pod=ref, reason=why)
+        await self._write_event(end)
+        return True
 
-    async def _evict(self, rejection: Rejection) -> bool:
-        """Evict a pod; return False where it had gone before."""
+    async def _evict(self, rejection: Rejection) -> None:
         namespace, _, name = rejection.pod.partition("/")
         eviction = {
             "apiVersion": "policy/v1",
@@ -294,8 +293,7 @@ class RejectedPodEnding:
             # Not for anything else: a pod with two disruption budgets is answered with 500.
             if error.status not in (403, 405) or not self._settings.delete_fallback:
                 raise
-            return await self._session.api.delete(_path(rejection), uid=rejection.uid)
-        return True
+            await self._session.api.delete(_path(rejection), uid=rejection.uid, must_exist=True)
 
     async def _write_event(self, end: EndPod) -> None:
         """Write an Event about a pod that was ended."""
