@@ -74,7 +74,7 @@ def attach(node: AttachNode, timeout: float) -> str:
 
     Args:
         node: The node.
-        timeout: Seconds until kubelet's calls have arrived or everything is undone.
+        timeout: Seconds until kubelet's calls have arrived or all changes are rolled back.
 
     Returns:
         A message.
@@ -86,14 +86,14 @@ def attach(node: AttachNode, timeout: float) -> str:
     old = journals.load(node.state)
     if old is not None and old.state != ATTACHED:
         _undo(node, old, timeout * UNDO_SHARE)
-        node.report_progress("an attach that was cut off is undone")
+        node.report_progress("rolled back an interrupted attach")
         old = None
     files = node.files()
     changes = plan(files, node.root, node.endpoint)
     if not changes:
         if old is None:
             already = f"kubelet is configured to use {node.endpoint} already"
-            return f"{already}, and not by an attach: nothing is changed"
+            return f"{already}; topoproxy attach did not set it: nothing is changed"
         _wait_for_calls(node, old.unit, end, float("inf"))
         return f"kubelet is attached already, and uses {node.endpoint}"
     previous = old.previous if old is not None else _previous(files)
@@ -116,7 +116,7 @@ def attach(node: AttachNode, timeout: float) -> str:
             _undo(node, journals.load(node.state), timeout * UNDO_SHARE)
         except TopoproxyError as second:
             raise TopoproxyError(f"{error}; undoing it failed: {second}; repeat topoproxy detach") from error
-        raise TopoproxyError(f"{error}; everything is undone: kubelet uses {previous}") from error
+        raise TopoproxyError(f"{error}; all changes were rolled back: kubelet uses {previous}") from error
     journals.mark(node.state, ATTACHED)
     node.reached("attached")
     _place_again(node)
@@ -132,10 +132,14 @@ def _to_enable() -> tuple[str, ...]:
     for unit, state in states.items():
         if state in ("", "not-found", "masked", "masked-runtime"):
             raise TopoproxyError(
-                f"cannot attach kubelet: {unit} is {state or 'not installed'}, so after a restart of the node"
-                " kubelet would have no runtime"
+                f"cannot attach kubelet: {unit} is {_why_not_enabled(state)}; after a reboot kubelet would have no"
+                " runtime"
             )
     return tuple(unit for unit, state in states.items() if state == "disabled")
+
+
+def _why_not_enabled(state: str) -> str:
+    return state if state.startswith("masked") else f"not installed{f' ({state})' if state else ''}"
 
 
 def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChange], end: float) -> None:
@@ -161,7 +165,7 @@ def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChang
 def _remaining_s(end: float) -> float:
     remaining = end - time.monotonic()
     if remaining <= 0:
-        raise TopoproxyError("cannot attach kubelet: the time is over (--timeout)")
+        raise TopoproxyError("cannot attach kubelet: timed out (--timeout)")
     return remaining
 
 
@@ -219,7 +223,7 @@ def _wait_for_calls(node: AttachNode, unit: str, end: float, began: float) -> No
             why, state = str(error), unit_state(unit)
         if time.monotonic() >= end or state.get("ActiveState") == "failed":
             raise TopoproxyError(
-                f"cannot attach kubelet: its calls do not arrive: {why}; {unit} is"
+                f"cannot attach kubelet: no calls from kubelet arrived: {why}; {unit} is"
                 f" {state.get('ActiveState', 'unknown')} ({state.get('SubState', '?')}, result"
                 f" {state.get('Result', '?')}, {state.get('NRestarts', '?')} restarts): journalctl -u {unit}"
             )
@@ -289,8 +293,8 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
         value = node.files().effective
         if value is not None and value.text == node.endpoint:
             raise TopoproxyError(
-                f"cannot detach kubelet: {value.path} names {node.endpoint}, and no attach has set it:"
-                " change the endpoint there by hand, and restart kubelet"
+                f"cannot detach kubelet: {value.path} names {node.endpoint}, and topoproxy attach did not set"
+                " it: change the endpoint there by hand, and restart kubelet"
             )
         return "kubelet is not attached: there is nothing to undo"
     refuse_foreign(node, journal, force=force)

@@ -150,7 +150,7 @@ def test_a_failed_attach_is_undone_in_time_with_the_reason(fake: Fake) -> None:
         with pytest.raises(TopoproxyError) as error:
             attach(node.node(), timeout)
         assert message in str(error.value)
-        assert f"everything is undone: kubelet uses {RUNTIME}" in str(error.value)
+        assert f"all changes were rolled back: kubelet uses {RUNTIME}" in str(error.value)
         assert time.monotonic() - begin < timeout + 2
         nothing_is_left(node, before)
 
@@ -168,9 +168,9 @@ def test_a_failed_attach_is_undone_in_time_with_the_reason(fake: Fake) -> None:
     refused("Job for topoproxy.socket failed.")
     (node.systemd / "no-start").unlink()
     node.calls = False
-    refused("its calls do not arrive: 0 clients connected, 0 of kubelet; kubelet.service is active")
+    refused("no calls from kubelet arrived: 0 clients connected, 0 of kubelet; kubelet.service is active")
     node.calls, node.caller = True, 99
-    refused("its calls do not arrive: 1 client connected, 0 of kubelet; kubelet.service is active")
+    refused("no calls from kubelet arrived: 1 client connected, 0 of kubelet; kubelet.service is active")
     node.calls = False
     (node.systemd / "refuses").touch()
     refused("kubelet.service is activating (auto-restart, result exit-code, 3 restarts)")
@@ -182,7 +182,7 @@ def test_only_calls_from_the_cgroup_of_kubelets_unit_count(fake: Fake) -> None:
     (node.root / "proc/99").mkdir()
     for group, counts in (("crictl.scope", False), ("kubelet.service", True)):
         (node.root / "proc/99/cgroup").write_text(f"0::/system.slice/{group}\n")
-        with nullcontext() if counts else pytest.raises(TopoproxyError, match="its calls do not arrive"):
+        with nullcontext() if counts else pytest.raises(TopoproxyError, match="no calls from kubelet arrived"):
             attach(node.node(), 3)
 
 
@@ -360,3 +360,16 @@ def test_the_last_flag_of_the_command_line_takes_effect(fake: Fake) -> None:
     assert effective is not None
     assert (effective.path, effective.text) == (extra, "unix:///run/last.sock")
     assert journals.load(node.state) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [("not-found", "not installed (not-found)"), ("", "not installed"), ("masked", "masked")],
+)
+def test_a_unit_that_cannot_be_enabled_is_named(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, state: str, shown: str
+) -> None:
+    monkeypatch.setattr("proxy.attach.service.enabled_state", lambda unit: state)
+    with pytest.raises(TopoproxyError) as error:
+        attach(fake("unit").node(), 3)
+    assert f"topoproxy.socket is {shown}; after a reboot kubelet would have no runtime" in str(error.value)

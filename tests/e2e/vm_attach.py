@@ -175,7 +175,7 @@ def check_attach_fails(*patterns: str) -> None:
         took = time.monotonic() - begin
     print(output, flush=True)
     assert attach.returncode == 1, output
-    for each in (*patterns, f"everything is undone: kubelet uses {ENDPOINT}"):
+    for each in (*patterns, f"all changes were rolled back: kubelet uses {ENDPOINT}"):
         assert re.search(each, output), each
     assert took < DEADLINE_S, took
     assert not (STATE / "attach").exists()
@@ -197,7 +197,7 @@ def failing_attaches(bed: Bed, before: list[str], ids: Mapping[str, str]) -> Non
     HARDENED.write_text("[Service]\nInaccessiblePaths=-/run/topoproxy\n")
     systemctl("daemon-reload")
     hardened = node_files()
-    check_attach_fails("its calls do not arrive", "[1-9][0-9]* restarts")
+    check_attach_fails("no calls from kubelet arrived", "[1-9][0-9]* restarts")
     check_detached(bed, hardened, ids, "kubelet refused")
     HARDENED.unlink()
     HARDENED.parent.rmdir()

@@ -208,7 +208,7 @@ def wrong_attach(before: list[str]) -> None:
     right = config.read_text()
     config.write_text(yaml.safe_dump({**SETTINGS, "runtime": "unix:///run/other.sock"}))
     output = shell("topoproxy attach --yes", check=False)
-    assert "everything is undone" in output
+    assert "all changes were rolled back" in output
     assert "set runtime in topoproxy's configuration" in output
     assert not Path("/var/lib/topoproxy/attach").exists()
     assert [line for line in files() if "/var/lib/kubelet" in line] == [
