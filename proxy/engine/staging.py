@@ -54,11 +54,19 @@ Handled = tuple[NodeState, NodeEffects]
 
 
 def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
-    """Change the mode. A release concerns all pods at once, and so does its end; all else goes in steps."""
+    """Change the mode. A release concerns all pods at once, and so does its end; all else goes in steps.
+
+    A release that is given up changes nothing for the pods that lag. Once the node is released, the plan is
+    in effect for no pod, so none lags any more.
+    """
     if event.mode.is_leaving or state.mode.is_leaving:
         # While the node is released, other programs may give containers other memory nodes.
         facts = structs.replace(state.facts, mems=state.facts.mems.forgotten())
-        return structs.replace(state, mode=event.mode, facts=facts), ()
+        after = structs.replace(state, mode=event.mode, facts=facts)
+        if NodeMode.RELEASED not in (event.mode, state.mode):
+            return after, ()
+        after = structs.replace(after, enforcement=_without_steps(after.enforcement))
+        return after, _recorded(state, after)
     return _retargeted(state, event.mode, state.enforcement)
 
 
@@ -66,8 +74,7 @@ def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
     """Change the selection. While the node is released, nothing is applied, and nothing can lag."""
     changed = structs.replace(state.enforcement, selection=event.selection)
     if state.mode.is_leaving:
-        changed = structs.replace(changed, lagging=frozenset(), moving=frozenset())
-        after = structs.replace(state, enforcement=canonical(changed))
+        after = structs.replace(state, enforcement=_without_steps(changed))
         return after, _recorded(state, after)
     return _retargeted(state, state.mode, changed)
 
@@ -76,6 +83,9 @@ def enforcement_read(state: NodeState, event: EnforcementRead) -> Handled:
     """Continue where the last daemon ended, towards the current mode and selection."""
     before = structs.replace(state, mode=event.mode, enforcement=event.enforcement)
     enforcement = structs.replace(event.enforcement, selection=state.enforcement.selection)
+    if state.mode is NodeMode.RELEASED:
+        after = structs.replace(state, enforcement=_without_steps(enforcement))
+        return after, _recorded(before, after)
     return _retargeted(before, state.mode, enforcement)
 
 
@@ -94,6 +104,11 @@ def labels_learned(before: NodeState, after: NodeState, known: Pod, pod: Pod) ->
     changed = structs.replace(enforcement, lagging=enforcement.lagging ^ {key})
     after = structs.replace(after, enforcement=canonical(changed))
     return after, _recorded(before, after)
+
+
+def _without_steps(enforcement: Enforcement) -> Enforcement:
+    """Return the value where no pod lags, and no step is under way."""
+    return canonical(structs.replace(enforcement, lagging=frozenset(), moving=frozenset()))
 
 
 def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Handled:

@@ -263,6 +263,42 @@ def test_a_release_and_its_end_concern_all_pods_at_once() -> None:
     assert back.enforcement is APPLIED_TO_ALL
 
 
+RELEASING, RELEASED = NodeMode.RELEASING, NodeMode.RELEASED
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("mode", [OBSERVE, ENFORCE])
+def test_no_pod_lags_after_a_release(mode: NodeMode, paused: bool) -> None:
+    """What a step had not reached has been given back with all others."""
+    before = structs.replace(OWNED, mode=ENFORCE if mode is OBSERVE else OBSERVE)
+    scenario = Playbook(before, handle)
+    scenario >> ModeChanged(mode) << recorded(mode, ALL_PODS, "ls lse")
+    first = "lse" if mode is OBSERVE else "ls"
+    other = "ls" if mode is OBSERVE else "lse"
+    scenario >> EnforcementStepDue(1) << recorded(mode, ALL_PODS, other, first) << EnforcementStep((first,))
+    if paused:
+        scenario >> EnforcementPaused(True) << recorded(mode, ALL_PODS, other, first, paused=True)
+    assert scenario >> ModeChanged(RELEASING)  # without a record: it may be given up
+    assert (scenario.state.enforcement.lagging, scenario.state.enforcement.moving) == ({other}, {first})
+    scenario >> ModeChanged(RELEASED) << recorded(ENFORCE, ALL_PODS, paused=paused)
+    assert scenario.state.enforcement == Enforcement(paused=paused)
+    for back in (OBSERVE, ENFORCE):
+        after, effects = handle(scenario.state, ModeChanged(back))
+        assert {applies_to(after, pod) for pod in (None, LS, LSE)} == {back is ENFORCE}
+        assert effects == (() if back is ENFORCE else (recorded(OBSERVE, ALL_PODS, paused=paused),))
+
+
+@pytest.mark.parametrize("known", [ENFORCE, OBSERVE])
+def test_a_daemon_that_starts_on_a_released_node_knows_of_no_lag(known: NodeMode) -> None:
+    """The last one was killed before its record said so."""
+    record = Enforcement(ALL_PODS, frozenset({"ls"}), frozenset({"lse"}))
+    state = structs.replace(OWNED, mode=RELEASED)
+    after, effects = handle(state, EnforcementRead(known, record))
+    assert (after.enforcement, effects) == (APPLIED_TO_ALL, (recorded(ENFORCE, ALL_PODS),))
+    after, _ = handle(structs.replace(OWNED, mode=RELEASING), EnforcementRead(ENFORCE, record))
+    assert (after.enforcement.lagging, after.enforcement.moving) == ({"ls"}, {"lse"})
+
+
 @pytest.mark.parametrize("mode", [OBSERVE, ENFORCE])
 @pytest.mark.parametrize(
     "value",
