@@ -1,14 +1,16 @@
 """Attaches kubelet to topoproxy and detaches it.
 
 The order of an attach: journal -> topoproxy runs and reaches the runtime of kubelet -> files -> restart of
-kubelet -> its calls arrive -> the journal records it. What fails before the end is undone, from the journal;
-what is cut off (a kill, a power loss) is undone by the next attach, by detach or by the script rescue-detach.
+kubelet -> its calls arrive -> the journal records it. What fails or is interrupted (Ctrl-C, SIGTERM) before the
+end is undone, from the journal; what is cut off (a kill, a power loss) is undone by the next attach, by detach
+or by the script rescue-detach.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from proxy.observe.json_access import as_list, as_map
 
 OUR_UNITS = ("topoproxy.socket", "topoproxy.service")
 RESCUE = "rescue-detach"
+INTERRUPTED = "attach was interrupted"
 POLL_S = 0.2
 UNDO_SHARE = 0.25
 """Part of the deadline that is kept for undoing."""
@@ -85,7 +88,7 @@ def attach(node: AttachNode, timeout: float) -> str:
     end = time.monotonic() + timeout * (1 - UNDO_SHARE)
     old = journals.load(node.state)
     if old is not None and old.state != ATTACHED:
-        _undo(node, old, timeout * UNDO_SHARE)
+        _roll_back(node, timeout * UNDO_SHARE, "cannot attach kubelet: an earlier attach was interrupted")
         node.report_progress("rolled back an interrupted attach")
         old = None
     files = node.files()
@@ -109,18 +112,40 @@ def attach(node: AttachNode, timeout: float) -> str:
     install_rescue(node.state)
     journals.write(node.state, journal, node.root, directory_of(node.state) if old else None)
     node.reached("journal")
-    try:
+    with _undone_on_failure(node, previous, timeout * UNDO_SHARE):
         _carry_out(node, journal, changes, end)
-    except TopoproxyError as error:
-        try:
-            _undo(node, journals.load(node.state), timeout * UNDO_SHARE)
-        except TopoproxyError as second:
-            raise TopoproxyError(f"{error}; undoing it failed: {second}; repeat topoproxy detach") from error
-        raise TopoproxyError(f"{error}; all changes were rolled back: kubelet uses {previous}") from error
-    journals.mark(node.state, ATTACHED)
+        journals.mark(node.state, ATTACHED)
     node.reached("attached")
     _place_again(node)
     return f"attached: kubelet uses {node.endpoint}, and its calls arrive"
+
+
+@contextmanager
+def _undone_on_failure(node: AttachNode, previous: str, limit: float) -> Iterator[None]:
+    """Undo the attach if it fails, or if a signal interrupts it (KeyboardInterrupt, SystemExit)."""
+    try:
+        yield
+    except TopoproxyError as error:
+        _roll_back(node, limit, str(error))
+        raise TopoproxyError(f"{error}; all changes were rolled back: kubelet uses {previous}") from error
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        internal = isinstance(error, Exception)
+        cause = "attach failed with an internal error" if internal else INTERRUPTED
+        node.report_progress(f"{cause}: its changes are being rolled back")
+        _roll_back(node, limit, cause)
+        node.report_progress(f"{cause}: all changes were rolled back: kubelet uses {previous}")
+        raise
+
+
+def _roll_back(node: AttachNode, limit: float, cause: str) -> None:
+    """Undo an attach from its journal, and say so if that does not succeed either."""
+    try:
+        _undo(node, journals.load(node.state), limit)
+    except TopoproxyError as error:
+        raise TopoproxyError(f"{cause}; undoing it failed: {error}; repeat topoproxy detach") from error
+    except (Exception, KeyboardInterrupt, SystemExit):
+        node.report_progress(f"{cause}; its rollback is incomplete: topoproxy detach undoes the attach")
+        raise
 
 
 def _previous(files: KubeletFiles) -> str:
@@ -272,6 +297,9 @@ def _place_again(node: AttachNode) -> None:
             f"the release of the last detach is not undone: {error}; later: topoproxy release --undo"
         )
         return
+    except (KeyboardInterrupt, SystemExit):
+        node.report_progress(f"{INTERRUPTED}: kubelet is attached; topoproxy detach undoes it")
+        raise
     if released:
         node.report_progress("containers are placed again: the release of the last detach is undone")
 

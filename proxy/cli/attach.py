@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -58,8 +61,31 @@ def node_for(file: Path | None, root: Path) -> AttachNode:
         config.procfs_root,
         listen,
         query,
-        lambda message: click.echo(message, err=True),
+        _report,
     )
+
+
+def _report(message: str) -> None:
+    with suppress(OSError):  # the terminal may be closed, and what is to be undone must be undone
+        click.echo(message, err=True)
+
+
+@contextmanager
+def signals_as_exceptions() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does: what it began can be undone then."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        del frame
+        raise SystemExit(128 + number)
+
+    ending = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ending:  # nohup has made the process ignore SIGHUP
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in ending:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -83,7 +109,8 @@ def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Pa
     The command finds the endpoint that kubelet uses (its flag, drop-ins of --config-dir, its configuration
     file), writes a journal of the change, and starts topoproxy. Then it changes the file that is in effect,
     restarts kubelet and waits until its calls arrive. If they do not arrive in time, every file and unit is
-    restored, and the message says why. If an upgrade of kubeadm has reset the endpoint, attach sets it again.
+    restored, and the message says why; so is it if the command is interrupted (Ctrl-C, SIGTERM, SIGHUP). If
+    an upgrade of kubeadm has reset the endpoint, attach sets it again.
 
     topoproxy detach undoes an attach; without Python, the script rescue-detach in the state directory does.
     docs/attach.md says more.
@@ -102,4 +129,6 @@ def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Pa
         return
     if changes:
         confirm("Make this change and restart kubelet?", yes=yes)
-    click.echo(service.attach(node, timeout))
+    with signals_as_exceptions():
+        message = service.attach(node, timeout)
+    click.echo(message)

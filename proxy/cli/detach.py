@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.attach import attach_options, confirm, node_for
+from proxy.cli.attach import attach_options, confirm, node_for, signals_as_exceptions
 
 
 @click.command("detach")
@@ -47,4 +47,10 @@ def detach(
     if dry_run:
         click.echo("nothing is changed" if journal is not None else "kubelet is not attached")
         return
-    click.echo(service.detach(node, timeout, force=force, release=not no_release))
+    with signals_as_exceptions():
+        try:
+            message = service.detach(node, timeout, force=force, release=not no_release)
+        except (KeyboardInterrupt, SystemExit):
+            node.report_progress("detach was interrupted: repeat topoproxy detach, which does the rest")
+            raise
+    click.echo(message)

@@ -97,8 +97,10 @@ EXIT_CODES = (
         " (EX_CONFIG)",
         _CONFIGURED,
     ),
+    ExitCode(129, "It was ended by a closed terminal (SIGHUP), and reported how far it was", _ATTACHING),
     ExitCode(130, "It was interrupted (SIGINT)"),
     ExitCode(141, "The reader of the output has left"),
+    ExitCode(143, "It was ended (SIGTERM), and reported how far it was", _ATTACHING),
 )
 PAGE = "docs/exit-codes.md"
 EPILOG = f"Exit codes of all commands: {PAGE}"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -373,3 +374,43 @@ def test_a_unit_that_cannot_be_enabled_is_named(
     with pytest.raises(TopoproxyError) as error:
         attach(fake("unit").node(), 3)
     assert f"topoproxy.socket is {shown}; after a reboot kubelet would have no runtime" in str(error.value)
+
+
+def interrupted_at(node: FakeNode, steps: dict[str, BaseException]) -> BaseException:
+    """Attach, and raise exceptions at steps; return the one with which it ends."""
+
+    def reach(step: str) -> None:
+        if step in steps:
+            raise steps.pop(step)
+
+    with pytest.raises(BaseException) as caught:  # noqa: B017, PT011  it is compared by the caller
+        attach(replace(node.node(), reached=reach), 20)
+    return caught.value
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(143), ZeroDivisionError("bug")], ids=repr)
+@pytest.mark.parametrize("step", ["started", "file 1", "restarted"])
+def test_an_interrupted_attach_is_rolled_back_with_a_message(
+    fake: Fake, step: str, end: BaseException
+) -> None:
+    node = fake("instance-config")
+    before = node.hashes()
+    assert interrupted_at(node, {step: end}) is end
+    nothing_is_left(node, before)
+    cause = f"attach {'failed with an internal error' if isinstance(end, Exception) else 'was interrupted'}"
+    assert node.reported == [
+        f"{cause}: its changes are being rolled back",
+        f"{cause}: all changes were rolled back: kubelet uses {RUNTIME}",
+    ]
+
+
+def test_a_rollback_that_is_interrupted_names_the_way_out(fake: Fake) -> None:
+    node = fake("instance-config")
+    before = node.hashes()
+    second = KeyboardInterrupt()
+    assert interrupted_at(node, {"restarted": KeyboardInterrupt(), "restored": second}) is second
+    assert node.reported[-1] == (
+        "attach was interrupted; its rollback is incomplete: topoproxy detach undoes the attach"
+    )
+    detach(node.node(), 20, force=False, release=False)
+    nothing_is_left(node, before)

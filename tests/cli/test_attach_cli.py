@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner, Result
@@ -66,3 +69,38 @@ def test_the_help_imports_few_modules(name: str) -> None:
     for module in ("asyncio", "grpc", "proxy.attach", "subprocess"):
         assert f"'{module}'" not in reported
     assert command_line([name, "--timeout", "0"]) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_rolls_an_attach_back(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    node = fake("config-file")
+    before = node.hashes()
+
+    def query(*args: object, **kwargs: object) -> object:
+        os.kill(os.getpid(), number)
+        return {}
+
+    monkeypatch.setattr("proxy.cli.attach.query_daemon", query)
+    with handlers_of_a_program():
+        result = run(node, "attach", "--yes")
+    assert result.exit_code == (1 if number == signal.SIGINT else 128 + number)  # click's Abort
+    assert f"attach was interrupted: all changes were rolled back: kubelet uses {RUNTIME}" in result.stderr
+    assert node.hashes() == before
+
+
+@contextmanager
+def handlers_of_a_program() -> Iterator[None]:
+    """Handle signals as a program that was just started does."""
+    wanted = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    old = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
