@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from proxy.admin.client import query_admin
-from proxy.cli.settings import config_option, read_config
+from proxy.cli.settings import FiniteRange, config_option, read_config
 from proxy.model.errors import ConfigError, PermissionDeniedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def query_options(timeout: float = 5.0) -> Callable[[F], F]:
         for option in (
             click.option(
                 "--timeout",
-                type=click.FloatRange(0.1, 600),
+                type=FiniteRange(0.1, 600),
                 default=timeout,
                 show_default=True,
                 help="Seconds to wait.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from proxy.cli.admin_query import query_daemon
-from proxy.cli.settings import PATH, config_option, read_config
+from proxy.cli.settings import PATH, FiniteRange, config_option, read_config
 from proxy.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def attach_options(command: F) -> F:
         click.option("--root", type=PATH, default=Path("/"), hidden=True),
         click.option(
             "--timeout",
-            type=click.FloatRange(1, 3600),
+            type=FiniteRange(1, 3600),
             default=120.0,
             show_default=True,
             help="Seconds until it is done, or undone.",

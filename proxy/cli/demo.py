@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.settings import PATH
+from proxy.cli.settings import PATH, FiniteRange
 from proxy.model.errors import UsageError
 
 _PAUSE = 1.5
@@ -37,7 +37,7 @@ _PAUSE = 1.5
 )
 @click.option(
     "--pause",
-    type=click.FloatRange(0, 60),
+    type=FiniteRange(0, 60),
     metavar="SECONDS",
     default=None,
     show_default=f"{_PAUSE} in a terminal, else 0",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from proxy.cli.admin_query import RUNS, config_for, query_daemon
-from proxy.cli.settings import read_config, setting_options
+from proxy.cli.settings import FiniteRange, read_config, setting_options
 from proxy.model import schema_ids
 from proxy.model.errors import TopoproxyError
 
@@ -29,7 +29,7 @@ RELEASED = "released"
 @click.option("--offline", is_flag=True, help="Without a daemon: from its ledger and the runtime.")
 @click.option("--json", "as_json", is_flag=True, help="Print the final state as JSON.")
 @click.option(
-    "--timeout", type=click.FloatRange(1, 86_400), default=300.0, show_default=True, help="Seconds to wait."
+    "--timeout", type=FiniteRange(1, 86_400), default=300.0, show_default=True, help="Seconds to wait."
 )
 def release(
     file: Path | None, undo: bool, offline: bool, as_json: bool, timeout: float, **options: str | None

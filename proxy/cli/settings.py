@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,19 @@ _OPTIONS = (
     ("--log-level", "LEVEL", "log.level", "debug, info, warning or error."),
     ("--log-format", "FORMAT", "log.format", "text, klog or json."),
 )
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; ``nan`` compares false with every bound, so click's own range accepts it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert the text of an option, and refuse what is no finite number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 PATH = click.Path(path_type=Path, readable=False)
 """A path; the code that opens it reports why it cannot be read."""
 _BY_PARAMETER = {option[2:].replace("-", "_"): (option, key) for option, _, key, _ in _OPTIONS}

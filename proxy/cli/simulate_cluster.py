@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from proxy.cli.settings import PATH
+from proxy.cli.settings import PATH, FiniteRange
 from proxy.model.errors import CannotCreateError, UsageError
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ def cluster_options(command: Command) -> Command:
             ),
             click.option(
                 "--rate",
-                type=click.FloatRange(0, min_open=True),
+                type=FiniteRange(0, min_open=True),
                 metavar="N",
                 help="--arrival poisson: pods that arrive in a second, on average.  [default: 10]",
             ),
             click.option(
                 "--lifetime",
-                type=click.FloatRange(0),
+                type=FiniteRange(0),
                 metavar="S",
                 help="--cluster: seconds for which a pod stays, on average; 0: to the end.  [default: 0]",
             ),
@@ -136,7 +136,7 @@ def simulate_cluster(
     with counter(2 * len(fleet.coming)) as step:
         done = simulate_fleet(fleet, settings, step)
     if as_json:
-        click.echo(json.dumps(fleet_page(done, each_pod=verbose), indent=1))
+        click.echo(json.dumps(fleet_page(done, each_pod=verbose), indent=1, allow_nan=False))
     else:
         click.echo("\n".join([*fleet_lines(done), *(time_lines(done) if verbose else ())]))
     if options.svg:

@@ -102,7 +102,7 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
     too_small_for = (note for simulation in simulations for note in too_small(simulation))
     notes = list(dict.fromkeys([*pods.notes, *too_small_for]))
     if options.as_json:
-        click.echo(json.dumps(_data(simulations, findings, notes), indent=1))
+        click.echo(json.dumps(_data(simulations, findings, notes), indent=1, allow_nan=False))
     else:
         click.echo("\n".join(_text(simulations, findings, notes, rules.explain, verbose=options.verbose)))
     outcomes = (result.outcome for simulation in simulations for result in simulation.results)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import click
 import pytest
 
+from proxy.cli.main import command_line
 from proxy.cli.settings import _OPTIONS, read_config
 from proxy.config import Config
 from proxy.config.schema import keys
 from proxy.model.errors import ConfigError, UsageError
+from tests.testkit.commands import commands
 
 
 @pytest.fixture
@@ -67,3 +70,24 @@ def test_invalid_options_are_refused(file: Path, tmp_path: Path) -> None:
         read_config(file, {"runtime": "/a/b.sock"})
     with pytest.raises(ConfigError, match="there is no such file"):
         read_config(tmp_path / "no", {})
+
+
+RANGES = [
+    (name, option)
+    for name, command in commands().items()
+    for option in command.params
+    if isinstance(option.type, click.FloatRange)
+]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "NaN"])
+@pytest.mark.parametrize(("name", "option"), RANGES, ids=[f"{name} {option.name}" for name, option in RANGES])
+def test_a_number_that_is_not_finite_is_refused(name: str, option: click.Parameter, text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        option.type.convert(text, option, None)
+
+
+def test_options_with_numbers_are_known() -> None:
+    names = {(name, option.name) for name, option in RANGES}
+    assert {("attach", "timeout"), ("simulate", "rate"), ("demo", "pause"), ("status", "timeout")} <= names
+    assert command_line(["attach", "--timeout", "nan"]) == 2
