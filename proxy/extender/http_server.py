@@ -3,14 +3,23 @@
 Go's client keeps connections open and sends one request at a time on each. A connection whose answer is an
 error of the extender itself (503 and above) is closed after it, so that the next request may reach another
 replica.
+
+Anybody who reaches the port may connect without a certificate, as probes do. So clients with a certificate
+and clients without one have limits of their own. Where a limit is reached, the connection that has been idle
+for longest gives way to the new one: idle connections keep no probe and no scheduler out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +32,13 @@ BODY_LIMIT = 16 << 20
 IDLE_S = 120.0
 REQUEST_S = 20.0
 CONNECTIONS = 256
+ANONYMOUS = 32
+"""Connections of clients without a certificate."""
+ANONYMOUS_S = 5.0
+"""Seconds for a handshake, and without a certificate for the first request and for each body."""
+ANONYMOUS_BODY = 64 << 10
+"""Bytes of a body of such a client that are read; its requests need none."""
+CLOSE_S = 1.0
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
 _REASONS |= {413: "Content Too Large", 500: "Internal Server Error", 503: "Service Unavailable"}
 
@@ -38,6 +54,23 @@ Handler = Callable[[str, str, bytes, bool], Awaitable[HttpAnswer]]
 """A function of the method, the path with its query, the body, and whether the client is trusted."""
 
 
+@dataclass(slots=True)
+class _Connection:
+    """A connection.
+
+    Attributes:
+        writer: Writes to it.
+        trusted: Whether the client has a certificate, or needs none.
+        busy: Whether a request is being answered.
+        served: Whether there was a request.
+    """
+
+    writer: asyncio.StreamWriter
+    trusted: bool
+    busy: bool = False
+    served: bool = False
+
+
 class HttpServer:
     """Serves one handler.
 
@@ -49,7 +82,8 @@ class HttpServer:
         self._handler = handler
         self._telemetry = telemetry
         self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[None], bool] = {}
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        """In the order in which they have become idle."""
         self._draining = False
         self.port = 0
 
@@ -61,10 +95,10 @@ class HttpServer:
         """
         try:
             self._server = await asyncio.start_server(
-                self._connection, host or None, port, ssl=tls, limit=HEAD_LIMIT
+                self._connection, host or None, port, ssl=tls, limit=HEAD_LIMIT, **_limits(tls)
             )
         except OSError as error:
-            raise CannotCreateError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise CannotCreateError(f"cannot listen on {host}:{port}: {_cause(error)}") from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self, seconds: float) -> None:
@@ -73,8 +107,8 @@ class HttpServer:
             return
         self._server.close()
         self._draining = True
-        for task, busy in list(self._connections.items()):
-            if not busy:
+        for task, connection in list(self._connections.items()):
+            if not connection.busy:
                 task.cancel()
         if self._connections:
             await asyncio.wait(self._connections, timeout=seconds)
@@ -85,11 +119,12 @@ class HttpServer:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections[task] = False
+        connection = _Connection(writer, _is_trusted(writer))
+        is_admitted = self._make_room(trusted=connection.trusted)
+        self._connections[task] = connection
         try:
-            if len(self._connections) <= CONNECTIONS:
-                while not self._draining and await self._exchange(reader, writer, task):
-                    pass
+            while is_admitted and not self._draining and await self._exchange(reader, connection):
+                self._connections[task] = self._connections.pop(task)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             pass  # the client went away, or does not speak HTTP
         except asyncio.CancelledError:
@@ -98,16 +133,27 @@ class HttpServer:
         finally:
             writer.close()
             with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(writer.wait_closed(), 1.0)
+                await asyncio.wait_for(writer.wait_closed(), CLOSE_S)
             self._connections.pop(task, None)
 
-    async def _exchange(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
-    ) -> bool:
+    def _make_room(self, *, trusted: bool) -> bool:
+        """Make room for one more connection; return False where all are busy."""
+        there = [each for each in self._connections.values() if not each.writer.is_closing()]
+        alike = [each for each in there if each.trusted == trusted]
+        if len(alike) < (CONNECTIONS if trusted else ANONYMOUS):
+            return True
+        for each in alike:
+            if not each.busy:
+                each.writer.transport.abort()
+                return True
+        return False
+
+    async def _exchange(self, reader: asyncio.StreamReader, connection: _Connection) -> bool:
         """Answer one request; returns whether the connection stays open."""
-        async with asyncio.timeout(IDLE_S):
+        writer, trusted = connection.writer, connection.trusted
+        async with asyncio.timeout(IDLE_S if trusted or connection.served else ANONYMOUS_S):
             head = await reader.readuntil(b"\r\n\r\n")
-        self._connections[task] = True
+        connection.busy, connection.served = trusted, True
         first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
         method, path, version = first.split(" ")
         pairs = (line.partition(":") for line in lines)
@@ -118,15 +164,17 @@ class HttpServer:
                 writer, HttpAnswer("the body is too large, or of no stated length\n", 413), keep=False
             )
             return False
-        async with asyncio.timeout(REQUEST_S):
+        is_read = trusted or length <= ANONYMOUS_BODY
+        async with asyncio.timeout(REQUEST_S if trusted else ANONYMOUS_S):
             if headers.get("expect", "").lower() == "100-continue":
                 writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            body = await reader.readexactly(length) if length else b""
-            answer = await self._answer(method, path, body, trusted=_is_trusted(writer))
+            body = await reader.readexactly(length) if length and is_read else b""
+            connection.busy = True  # of a client without a certificate not before: it must not hold the place
+            answer = await self._answer(method, path, body, trusted=trusted)
             wants = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
-            keep = wants and answer.status < 500 and not self._draining
+            keep = wants and is_read and answer.status < 500 and not self._draining
             await _send(writer, answer, keep=keep)
-        self._connections[task] = False
+        connection.busy = False
         return keep
 
     async def _answer(self, method: str, path: str, body: bytes, *, trusted: bool) -> HttpAnswer:
@@ -138,8 +186,20 @@ class HttpServer:
 
 
 def _is_trusted(writer: asyncio.StreamWriter) -> bool:
-    """Return whether a client has a certificate of the authority; without TLS every client is trusted."""
+    """Return whether a client has a certificate signed by the CA; without TLS every client is trusted."""
     return writer.get_extra_info("ssl_object") is None or bool(writer.get_extra_info("peercert"))
+
+
+def _limits(tls: ssl.SSLContext | None) -> dict[str, Any]:
+    """Return how long a client may take to open and to close a connection."""
+    return {"ssl_handshake_timeout": ANONYMOUS_S, "ssl_shutdown_timeout": CLOSE_S} if tls is not None else {}
+
+
+def _cause(error: OSError) -> str:
+    """Return why an address cannot be used; asyncio puts its own sentence around the system's text."""
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 async def _send(writer: asyncio.StreamWriter, answer: HttpAnswer, *, keep: bool) -> None:
@@ -156,7 +216,7 @@ async def _send(writer: asyncio.StreamWriter, answer: HttpAnswer, *, keep: bool)
 
 
 def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
-    """Return the TLS settings of the server; a certificate of a client must be of the authority.
+    """Return the TLS settings of the server; a client's certificate must be signed by the CA.
 
     Raises:
         InputError: A file cannot be read, or has invalid content.
@@ -164,14 +224,22 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.num_tickets = 0  # kube-scheduler keeps none, and opens many connections
-    for files, load in (
-        ((certificate, key), context.load_cert_chain),
-        ((client_ca,), context.load_verify_locations),
-    ):
+    for file in (certificate, key, client_ca):
         try:
-            load(*files)
-        except OSError as error:  # ssl.SSLError is one
-            cause = error.strerror or str(error)
-            raise InputError(f"cannot use the certificate of {' and '.join(files)}: {cause}") from error
+            Path(file).read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}") from error
+    for file in (certificate, client_ca):
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
+        except ssl.SSLError as error:
+            raise InputError(f"cannot use the certificate {file}: it is not a PEM certificate") from error
+    try:
+        context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        is_other = error.reason == "KEY_VALUES_MISMATCH"
+        cause = f"it is not the key of {certificate}" if is_other else "it is not a PEM key"
+        raise InputError(f"cannot use the key {key}: {cause}") from error
+    context.load_verify_locations(client_ca)
     context.verify_mode = ssl.CERT_OPTIONAL  # probes of kubelet have none
     return context
