@@ -54,8 +54,8 @@ def is_selected(state: NodeState, pod: Pod) -> bool:
     if selection.all:
         return True
     labels = pod.labels
-    if not labels and not selection.labels.all:  # containers that were read from the ledger lack them
-        labels = (state.pods.get(pod.sandbox_id) or pod).labels
+    if not selection.labels.all and (known := state.pods.get(pod.sandbox_id)) is not None:
+        labels = known.labels  # containers keep the labels that their pod had, and the ledger none
     return selection.selects(pod.key, pod.namespace, labels)
 
 

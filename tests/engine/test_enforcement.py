@@ -201,14 +201,30 @@ def test_a_new_pod_is_treated_according_to_its_target() -> None:
     assert not applies_to(state, new)
 
 
-def test_labels_of_the_pod_count_where_a_container_lacks_them() -> None:
-    labelled = structs.replace(LS, labels=(("app", "a"),))
-    state = structs.replace(
-        OWNED, enforcement=Enforcement(PodSelection(labels=LabelSelector((("app", "a"),))))
-    )
-    assert not applies_to(state, LS)
-    assert applies_to(state.with_pod(labelled), LS)
-    assert applies_to(state, labelled)
+def test_the_known_labels_of_a_pod_count() -> None:
+    """A container keeps those that its pod had when it was created, and the ledger keeps none."""
+    selection = PodSelection(labels=LabelSelector((("app", "a"),)))
+    chosen, other = (structs.replace(LS, labels=(("app", value),)) for value in "ab")
+    state = structs.replace(OWNED, enforcement=Enforcement(selection))
+    for known in (chosen, other, LS):
+        there = state.with_pod(known)
+        assert {applies_to(there, pod) for pod in (LS, chosen, other)} == {known is chosen}
+    arriving = structs.replace(chosen, sandbox_id="not-known")
+    assert applies_to(state, arriving)
+
+
+def test_other_labels_change_all_containers_of_a_pod_together() -> None:
+    selection = PodSelection(labels=LabelSelector((("app", "a"),)))
+    chosen, other = (structs.replace(LS, labels=(("app", value),)) for value in "ab")
+    owned = OWNED.with_pod(chosen).changed(put=[structs.replace(OWNED.containers["ls"], pod=chosen)])
+    state = structs.replace(owned, enforcement=Enforcement(selection))
+    for event in (PodLearned(other, "listed"), EnforcementStepDue(2), EnforcementStepDone(frozenset({"ls"}))):
+        applied = isinstance(event, PodLearned)
+        state, _ = handle(state, event)
+        assert {applies_to(state, pod) for pod in (state.pods["s-ls"], state.containers["ls"].pod)} == {
+            applied
+        }
+    assert not state.enforcement.lagging
 
 
 def test_labels_that_become_known_late_move_no_container_at_once() -> None:
