@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import socket
 import sys
@@ -19,13 +20,15 @@ from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpServer, server_context
 from proxy.extender.lease import Lease
 from proxy.extender.service import ExtenderService
+from proxy.model.errors import UsageError
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.scores import Strategy
 from proxy.telemetry.port import Telemetry
 
 DRAIN_S = 10.0
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 LOST = 75
-"""The exit code where the lease was lost (sysexits EX_TEMPFAIL)."""
+"""The exit code where the lease was lost (sysexits EX_TEMPFAIL); docs/exit-codes.md has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class ExtenderOptions:
     Attributes:
         host, port: Where to listen.
         certificate, key: Files of the server's certificate; empty for plain HTTP.
-        client_ca: File of the authority of clients.
+        client_ca: File of the CA that signs the certificates of clients.
         kubeconfig: Credentials; None for those of the pod.
         lease: Namespace and name of the Lease object.
         strategy: How nodes that fit are ordered.
@@ -117,6 +120,12 @@ def run(options: ExtenderOptions) -> int:
 
     Returns:
         The exit code.
+
+    Raises:
+        UsageError: The lease has no valid name.
     """
+    if not all(map(_OBJECT_NAME.fullmatch, options.lease)):
+        lease = "/".join(options.lease)
+        raise UsageError(f"cannot start: --lease must be NAMESPACE/NAME, as Kubernetes permits: {lease}")
     logs.setup(options.level, options.form, logs.with_own_descriptor(sys.stderr))
     return asyncio.run(_run(options))
