@@ -118,12 +118,12 @@ class ExtenderService:
         """Answer a request; only probes and metrics are for clients that are not trusted."""
         path, _, query = target.partition("?")
         if not trusted and path not in OPEN_PAGES:
-            return HttpAnswer("a certificate signed by the authority of --client-ca is needed\n", 403)
+            return HttpAnswer("a certificate signed by the CA in --client-ca is needed\n", 403)
         if method == "GET":
             return self._page(path, query)
         verb = self._verbs.get(path)
         if verb is None or method != "POST":
-            return HttpAnswer(f"there is {', '.join(self._verbs)}\n", 404)
+            return HttpAnswer(f"not found; available: {', '.join(self._verbs)}\n", 404)
         began, result = time.perf_counter(), "error"
         try:
             self._check()
@@ -222,7 +222,7 @@ class ExtenderService:
         """
         age = self._view.age
         if self.draining:
-            raise CannotDecideError("cannot decide: this replica ends")
+            raise CannotDecideError("cannot decide: this replica is shutting down")
         self._check_lease()
         if age is None:
             raise CannotDecideError("cannot decide: the cluster has not been read yet")
@@ -352,7 +352,7 @@ class ExtenderService:
             return HttpAnswer(self._metrics())
         if path == "/advice":
             return self._advice(dict(parse_qsl(query)).get("pod", ""))
-        return HttpAnswer("there is /healthz, /readyz, /metrics and /advice\n", 404)
+        return HttpAnswer("not found; available: /healthz, /livez, /readyz, /metrics, /advice\n", 404)
 
     def _metrics(self) -> str:
         table = self._table

@@ -335,6 +335,18 @@ def test_metrics() -> None:
     on_bed(test)
 
 
+def test_a_page_that_does_not_exist_and_a_replica_that_shuts_down_are_named_so() -> None:
+    async def test(bed: Bed) -> None:
+        known = "/healthz, /livez, /readyz, /metrics, /advice"
+        assert await bed.get("/none") == (404, f"not found; available: {known}\n")
+        none = (404, "not found; available: /filter, /prioritize, /bind, /preempt\n")
+        assert await bed.call("none") == none
+        bed.service.draining = True
+        assert await bed.get("/readyz") == (503, "cannot decide: this replica is shutting down\n")
+
+    on_bed(test)
+
+
 def test_clients_without_a_certificate_get_probes_and_metrics_only() -> None:
     async def test(bed: Bed) -> None:
         for path, status in (("/readyz", 200), ("/livez", 200), ("/metrics", 200), ("/advice", 403)):
