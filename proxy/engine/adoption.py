@@ -1,8 +1,8 @@
 """Adopt a container that exists already: it was created without topoproxy, or before topoproxy started.
 
 Running containers are moved as little as possible: a container that may own CPUs owns those that it runs on,
-if they are as many as it requests and belong to no other owner. Otherwise it runs on a pool, and the plan
-gives the reason. An existing container is never rejected.
+if they are as many as it requests, belong to no other owner and are not set aside for another pod. Otherwise
+it runs on a pool, and the plan gives the reason. An existing container is never rejected.
 
 The ledger records the memory that was promised when a container was placed. Where memory was not counted then
 (other settings, an older version), a container that is bound to NUMA nodes uses their memory anyway,
@@ -115,6 +115,8 @@ def _keep_cpus(
     if len(current_cpus) != claimed.count or not current_cpus <= state.node.machine.present:
         return None
     if any(key != owner and not owned.cpus.isdisjoint(current_cpus) for key, owned in state.owners.items()):
+        return None
+    if not state.cpus_set_aside(pod.key).isdisjoint(current_cpus):
         return None
     why = f"{claimed.why}; runs on CPUs {current_cpus} already"
     mems = named_memory_nodes(state, request)

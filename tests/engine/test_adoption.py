@@ -9,7 +9,7 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules, ResourceStatusMode
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request
+from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request, SetAside
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -95,6 +95,18 @@ def test_foreign_cpus_are_not_adopted() -> None:
     plan = adopt(state, "id", pod("g"), "c", 0, runs_on("5,13"), Phase.RUNNING)
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
+
+
+def test_cpus_that_are_set_aside_for_another_pod_are_not_adopted() -> None:
+    aside = SetAside(None, preferred=True, cpus=CpuSet.parse("5-6"))
+    state = empty().with_pod(changed_copy(pod("lse", QosClass.LSE), reserved_for_pod=aside))
+    plan = adopt(state, "id", pod("g"), "c", 0, runs_on("5,13"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.pool is Pool.SHARED
+    own = changed_copy(pod("g"), reserved_for_pod=aside)
+    plan = adopt(empty().with_pod(own), "id", own, "c", 0, runs_on("5,13"), Phase.RUNNING)
+    assert plan.container is not None
+    assert plan.container.placement.exclusive == CpuSet.parse("5,13")
 
 
 def test_a_created_container_is_placed_as_a_new_one() -> None:
