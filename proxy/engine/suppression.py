@@ -386,8 +386,11 @@ def reason(known: BeSuppression, settings: SuppressionSettings) -> str:
         if withheld > shares.system
         else f"the system uses {shares.system:.1f}"
     )
+    bound = ""
+    if settings.least is not None and milli > budget(usage, settings.threshold):
+        bound = f"at least {settings.least} % of {whole:.0f}, because "
     return (
-        f"the budget is {milli / 1000:.1f} CPUs: {settings.threshold} % of {whole:.0f} are"
+        f"the budget is {milli / 1000:.1f} CPUs: {bound}{settings.threshold} % of {whole:.0f} are"
         f" {whole * settings.threshold / 100:.1f}, other pods use {shares.others:.1f}, {system}"
     )
 

@@ -253,6 +253,16 @@ def test_the_budget_is_explained_by_its_components(used: float, kept: int, syste
     assert text == f"{budget}, {system}"
 
 
+@pytest.mark.parametrize(("least", "milli"), [(None, 3400), (20, 3400), (25, 4000)])
+def test_the_lower_bound_of_the_budget_is_named_where_it_decided(least: int | None, milli: int) -> None:
+    usage = Usage(16_000, 16_000, 7.0, pods={"ls": 6.0})
+    settings = changed_copy(CPUSET, least=least)
+    text = reason(BeSuppression(figures=(milli, usage)), settings)
+    bound = "at least 25 % of 16, because " if least == 25 else ""
+    budget = f"the budget is {milli / 1000:.1f} CPUs: {bound}65 % of 16 are 10.4, other pods use 6.0"
+    assert text == f"{budget}, the system uses 1.0"
+
+
 def test_a_group_without_a_limit_is_not_reported_as_suppressed() -> None:
     pod = Pod("s", "u", "ns", "be", qos=QosClass.BE)
     placement = Placement(Pool.BE, CpuSet(), Mask())
