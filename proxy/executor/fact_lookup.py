@@ -1,8 +1,8 @@
 """Looks up facts that the CRI does not carry, before a decision about a pod or a container.
 
 Only kubelet knows what a pod's containers request. Kubelet or sysfs knows where devices are. Both are
-queried in worker threads, with their own deadlines, and only where the answer can change a decision. A fact
-that cannot be obtained is left out: the decision is made from what is known.
+queried in worker threads, and only where the answer can change a decision. A fact that cannot be obtained,
+or not within the deadline of a held call, is left out: the decision is made from what is known.
 
 Theory of ``KubeletCpus`` (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). Under
 policy ``static`` kubelet assigns CPUs when it admits a pod, and writes them to its state file before it
@@ -28,7 +28,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from msgspec import structs
 
@@ -56,26 +56,26 @@ if TYPE_CHECKING:
 
 
 THREADS = 4
+LATE = "cannot look up in time what a pod requests, or where its devices are"
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class FactLookup:
     """Queries kubelet and sysfs."""
 
-    def __init__(
-        self, kubelet: Kubelet | None, hardware: Hardware | None, failed: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, context: NodeContext, kubelet: Kubelet | None, hardware: Hardware | None) -> None:
         """Query nothing yet.
 
         Args:
+            context: Has the deadline of calls, and where to report.
             kubelet: What kubelet knows; None to query nothing.
             hardware: Where devices are; None where there is no source for that.
-            failed: Called with faults of our own.
         """
+        self._context = context
         self._kubelet = kubelet
         self._hardware = hardware
-        self._failed = failed
-        self.worker = Worker("fact-lookup", failed, THREADS)
+        self.worker = Worker("fact-lookup", context.report_internal_error, THREADS)
 
     def needs_pod_requests(self, state: NodeState, pod: Pod) -> bool:
         """Return whether to query kubelet for what a pod's containers request."""
@@ -101,17 +101,29 @@ class FactLookup:
 
     async def pod(self, pod: Pod) -> Pod:
         """Look up what a pod's containers request; returns the pod unchanged where that is not known."""
-        return await self.worker.run(self._pod, pod)
+        return await self._in_time(pod, pod, self._pod, pod)
 
     async def devices(self, pod: Pod, name: str, given: DeviceFacts, request: Request) -> Request:
         """Look up where the devices of a container are."""
-        near = await self.worker.run(self._devices, pod, name, given)
+        near = await self._in_time(pod, (), self._devices, pod, name, given)
         return structs.replace(request, devices=near) if near else request
 
     async def pod_devices(self, pod: Pod, total: Request) -> Request:
         """Look up where a whole pod's devices are: kubelet allocates them before it makes the sandbox."""
-        near = await self.worker.run(self._pod_devices, pod)
+        near = await self._in_time(pod, (), self._pod_devices, pod)
         return structs.replace(total, devices=near) if near else total
+
+    async def _in_time(
+        self, pod: Pod, otherwise: T, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Query in a worker. Without an answer in time, for example of a name server, do without."""
+        context = self._context
+        try:
+            async with asyncio.timeout(context.options.call_timeout):
+                return await self.worker.run(query, *args, **kwargs)
+        except TimeoutError:
+            context.telemetry.problem(LATE, pod=pod.ref)
+            return otherwise
 
     def _pod(self, pod: Pod) -> Pod:
         assert self._kubelet is not None
@@ -160,7 +172,7 @@ class FactLookup:
         try:
             return query()
         except Exception as error:  # noqa: BLE001  a decision is made from what is known
-            self._failed(error)
+            self._context.report_internal_error(error)
             return otherwise
 
     def close(self) -> None:

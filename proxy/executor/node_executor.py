@@ -151,7 +151,7 @@ class NodeExecutor(NodeContext):
         subscribe(self.overrides)
         subscribe(self.rejections)
         self.lifecycle = lifecycle = Lifecycle(self)
-        self.fact_lookup = FactLookup(others.kubelet, others.devices, self.report_internal_error)
+        self.fact_lookup = FactLookup(self, others.kubelet, others.devices)
         self.health.watch(self.fact_lookup.worker)
         self.creates = creates = Creates(self)
         self.sandboxes = sandboxes = Sandboxes(self, lifecycle, writes)

@@ -109,6 +109,8 @@ class OwnerQuotas(Observer):
         self.groups = groups
         self._lock = asyncio.Lock()
         self._removing, self._restoring = PassRetries(), PassRetries()
+        self._not_removed: set[str] = set()
+        """Records whose quota could not be removed: it is not another program's."""
         self._is_due = False
         context.store.handle(engine.CpuControllerChecked(groups is not None))
 
@@ -231,9 +233,10 @@ class OwnerQuotas(Observer):
         limited = {key: at for key, at in found.items() if at.quota != UNLIMITED}
         for key in found.keys() - limited.keys():
             self._removing.succeeded(key)
+        self._not_removed &= limited.keys() | (self.known.records.keys() - found.keys())
         if not limited:
             return
-        for key in limited.keys() & self.known.records.keys():
+        for key in (limited.keys() & self.known.records.keys()) - self._not_removed:
             self._removing.failed(key)
             context.telemetry.count(metrics.CFS_QUOTA_DRIFT)
             context.telemetry.warning(
@@ -244,6 +247,7 @@ class OwnerQuotas(Observer):
         await context.journal.flush()
         errors = await context.kernel.run(remove_quotas, groups, sorted(limited.items()))
         self._report(errors, self._removing)
+        self._not_removed = (self._not_removed - limited.keys()) | {key for key, _ in errors}
         context.telemetry.count(metrics.CFS_QUOTAS_REMOVED, len(limited) - len(errors))
         self.send(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
         self.restore_soon()  # a container may have exited meanwhile

@@ -222,15 +222,24 @@ class HookRegistry:
     async def close(self) -> None:
         """Shut all hooks down and stop scanning."""
         if self._busy:
-            _, late = await asyncio.wait(set(self._busy.values()), timeout=END_S)
+            names = {task: name for name, task in self._busy.items()}
+            _, late = await asyncio.wait(set(names), timeout=END_S)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+            await self._end_marks([names[task] for task in late])
         ending, self._in_use = self._in_use, {}
         self._known.clear()
         self._engine.use([])
         await asyncio.gather(*(self._handover.shut_down(old, "stop") for old in ending.values()))
         await asyncio.to_thread(self._worker.close)
+
+    async def _end_marks(self, names: list[str]) -> None:
+        """Remove the marks of files whose loading a stop interrupts: the daemon has not crashed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                for name in names:
+                    await self._worker.run(self._marks.end, name)
 
     async def _scan(self) -> None:
         async with self._scanning:

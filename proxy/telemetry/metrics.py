@@ -114,7 +114,7 @@ CPUSET_WATCH_OVERFLOWS = Counter(
     "cpuset_watch_overflows", "Overflows of the queue of writes to cpusets.", former="write_floods"
 )
 MEMS_REPAIRED = Counter(
-    "mems_repaired", "Containers that were given memory nodes back that had been taken away."
+    "mems_repaired", "Containers whose memory nodes were set to the planned ones again."
 )
 MEMS_DRIFT = Counter("mems_drift", "Containers whose memory nodes another program had written.")
 CGROUPS_LOCATED = Counter(

@@ -65,7 +65,10 @@ class Problem:
 
 
 class Problems:
-    """A bounded list of problems, the oldest forgotten first. For one thread at a time."""
+    """A bounded list of problems; the one that has not occurred for longest is forgotten first.
+
+    For one thread at a time.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -78,6 +81,7 @@ class Problems:
         if known is not None:
             known.count += 1
             known.last = now
+            self._known.move_to_end(what)
             new = known.keys.get(CAUSE) != keys.get(CAUSE)
             known.keys = keys
             return new
@@ -98,7 +102,7 @@ class Problems:
         return list(over.values())
 
     def page(self) -> list[dict[str, object]]:
-        """Return all problems as plain data, the newest last."""
+        """Return all problems as plain data, the one that occurred last at the end."""
         return [
             {
                 "what": p.what,

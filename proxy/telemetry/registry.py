@@ -131,7 +131,10 @@ class Registry:
             return dict(self._counts.get(metric, {}))
 
     def page(self) -> dict[str, int]:
-        """Return all counters by their keys in the status; a renamed counter is under both keys."""
+        """Return all counters by their keys in the status; a renamed counter is under both keys.
+
+        Values whose labels are not in the key are added up.
+        """
         with self._lock:
             known = {metric: dict(values) for metric, values in self._counts.items()}
         page: dict[str, int] = {}
@@ -139,7 +142,8 @@ class Registry:
             for key, n in values.items():
                 for name in (metric.status_key or metric.name, metric.former):
                     if name:
-                        page[name.format(**_labels(metric, key))] = n
+                        shown = name.format(**_labels(metric, key))
+                        page[shown] = page.get(shown, 0) + n
         return page
 
     def text(self) -> str:

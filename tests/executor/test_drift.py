@@ -352,6 +352,28 @@ def test_ancestors_are_watched_where_they_limit_the_effect(run_scenario: Callabl
 # -- write conflicts --------------------------------------------------------------------------------------
 
 
+def test_a_write_before_a_reconcile_begins_to_watch_is_repaired_in_it(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
+        ls, _ = await two(world)
+        with_reported_writes(world)
+        enforcer = world.executor.enforcer
+        enforcer._paths.clear()  # as after a start: the cgroups are found in the first reconcile
+        enforce_all = enforcer.enforce_all
+
+        def interrupted(leave: Any = ()) -> Any:
+            done = enforce_all(leave)
+            write_as_another_program(world, None, ls)
+            return done
+
+        enforcer.enforce_all = interrupted
+        await world.sync.once()
+        assert world.on(ls) == "4-15"
+
+    run_scenario(scenario)
+
+
 async def conflict(world: Any, writes: PlayedWrites, container: str, cpus: str = "0-15") -> None:
     """Write repeatedly until it counts as a conflict."""
     before = world.executor.telemetry.value(metrics.CPUSETS_REPAIRED)

@@ -254,6 +254,31 @@ def test_a_partition_that_the_kernel_ended_is_reported_and_made_again(
     run_scenario(scenario)
 
 
+def test_an_invalid_partition_that_cannot_be_ended_is_not_reported_as_one(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
+        _, kernel = with_partitions(world)
+        container = await owner(world)
+        await world.until(lambda: of_partitions(world))
+        kernel.states[container] = PartitionState("isolated", valid=False, reason="No cpu available")
+        kernel.stuck = True
+        for _ in range(3):
+            await world.sync.once()
+        assert world.executor.telemetry.value(metrics.PARTITIONS_LOST) == 1
+        (shown,) = partition_status(world)["containers"]
+        assert (shown["state"], "No cpu available" in shown["reason"]) == ("member", True)
+        reported = " ".join(p["what"] for p in world.executor.telemetry.problems())
+        assert "cannot end a partition" in reported
+        assert "cannot read a partition" not in reported
+        kernel.stuck = False
+        await world.sync.once()
+        await world.sync.once()
+        assert partition_status(world)["containers"][0]["state"] == "isolated"
+
+    run_scenario(scenario)
+
+
 def test_an_unwanted_partition_is_ended_after_a_crash(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         _, kernel = with_partitions(world)

@@ -423,10 +423,16 @@ def test_a_failed_write_is_reported_and_tried_again(run_scenario: Callable[..., 
         assert [p["what"] for p in world.executor.telemetry.problems()] == [
             'cannot write a CFS quota reason="cannot write kubepods/poddb: busy"'
         ]
-        world.cpu.broken.clear()
         for _ in range(3):
             await world.sync.once()
+        assert world.executor.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0, "the quota is not a foreign one"
+        world.cpu.broken.clear()
+        for _ in range(6):
+            await world.sync.once()
         assert at(world, pod) == -1
+        world.cpu.write("kubepods/poddb", 200_000)
+        await world.sync.once()
+        assert world.executor.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
         world.cpu.broken.add("kubepods/poddb")
         await world.stop(owner)
         assert at(world, pod) == -1

@@ -15,6 +15,7 @@ from proxy.calls.undecided_call import CallContext
 from proxy.engine.invariants import violations
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.state import NodeState
+from proxy.executor.fact_lookup import LATE
 from proxy.executor.ports import DeviceFacts
 from proxy.executor.runtime_ports import RuntimePod
 from proxy.model.idset import CpuSet, Mask
@@ -461,6 +462,22 @@ def test_a_client_that_disconnects_during_a_query_of_kubelet_gets_no_cpus(
         assert not world.executor.state.runtime.arriving
 
     run_scenario(scenario, rules=rules, sources=(kubelet, None))
+
+
+def test_a_held_call_waits_for_its_deadline_at_most_while_kubelet_does_not_answer(run_scenario) -> None:
+    kubelet = PlayedKubelet(container_requests("c", 3))
+    kubelet.gate.clear()
+
+    async def scenario(world: Any) -> None:
+        pods = [await world.pod(name) for name in "abcdef"]
+        container = await world.create(pods[0], "c", **TWO_CPUS)
+        placement = world.executor.state.containers[container].placement
+        assert len(placement.exclusive) == 2, "the request of the CRI counts"
+        assert f"{LATE} pod=ns/a" in " ".join(world.logged)
+        kubelet.gate.set()
+        await world.create(await world.pod("g"), "c", **TWO_CPUS)
+
+    run_scenario(scenario, sources=(kubelet, None), call_timeout=0.05)
 
 
 @pytest.mark.parametrize("what", ["pods", "devices", "sysfs"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config.load import parse
+from proxy.hooks.engine.engine import HookEngine
 from proxy.hooks.loader.versions import CrashingHookError, CrashMarks
+from proxy.hooks.registry import HookRegistry
 from proxy.model.errors import HookError
+from tests.testkit.waiting import until
 
 FILE = Path("/etc/topoproxy/hooks.d/50-x.py")
 
@@ -92,6 +97,31 @@ def test_the_third_start_is_without_the_file_and_with_the_others(tmp_path: Path,
     (hooks / "50-deadly.py").write_text(deadly)
     assert "['pre_create_container', 'pre_stop_container']" in start().stdout
     assert list((tmp_path / "marks").iterdir()) == []
+
+
+def test_a_stop_while_a_file_is_brought_into_use_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.hooks.registry.END_S", 0.2)
+    hooks, marks = tmp_path / "hooks.d", tmp_path / "marks"
+    hooks.mkdir(mode=0o755)
+    slow = "API_VERSION = 1\n\n\ndef configure(event):\n    __import__('time').sleep(1)\n"
+    (hooks / "50-slow.py").write_text(slow)
+    config = parse(
+        f"hooks: {{directory: {hooks}, vendorDirectory: {tmp_path}/none, serverDirectory: ''}}", "f"
+    )
+
+    async def start_and_stop() -> None:
+        engine = HookEngine(lambda *_, **keys: None, lambda *_: None)
+        registry = HookRegistry(config.hooks, engine, lambda: None, lambda *_, **keys: None, marks=marks)
+        running = asyncio.create_task(registry.run())
+        await until((marks / "50-slow").exists)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await registry.close()
+
+    asyncio.run(start_and_stop())
+    assert list(marks.iterdir()) == []
 
 
 def test_a_crashing_hook_error_is_a_hook_error() -> None:

@@ -16,7 +16,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.telemetry import metrics
-from proxy.telemetry.port import Telemetry, subject, subject_of
+from proxy.telemetry.port import LIMIT, Telemetry, subject, subject_of
 from tests.testkit.captured_log import CapturedLog, telemetry
 
 
@@ -97,15 +97,33 @@ def test_a_problem_is_known_by_its_message_and_keys_and_not_by_its_cause() -> No
         port.problem("cannot write the cpuset", pod=pod, err=CgroupError(cause))
         now[0] += 1
     assert [(p["keys"], p["count"], p["first"], p["last"]) for p in port.problems()] == [
-        ({"pod": "a", "err": "no space"}, 4, 1.0, 5.0),
         ({"pod": "b", "err": "busy"}, 1, 3.0, 3.0),
+        ({"pod": "a", "err": "no space"}, 4, 1.0, 5.0),
     ]
     assert lines == [
         "cannot write the cpuset pod=a err=busy",
         "cannot write the cpuset pod=b err=busy",
         'cannot write the cpuset pod=a err="no space"',
     ], "each cause is logged when it is new"
-    assert port.problems()[0]["what"] == lines[2]
+    assert port.problems()[-1]["what"] == lines[2]
+
+
+def test_the_problem_that_has_not_occurred_for_longest_is_forgotten_first() -> None:
+    port = telemetry()
+    port.problem("often")
+    for number in range(LIMIT - 1):
+        port.problem("once", pod=str(number))
+    port.problem("often")
+    port.problem("one more")
+    assert [(p["what"], p["count"]) for p in port.problems()][-2:] == [("often", 2), ("one more", 1)]
+    assert port.problems()[0]["what"] == "once pod=1"
+
+
+def test_values_whose_labels_are_not_in_the_status_key_are_added_up() -> None:
+    port = telemetry()
+    port.count(metrics.POD_RESOURCES_REQUESTS, 100, method="List")
+    port.count(metrics.POD_RESOURCES_REQUESTS, 2, method="Get")
+    assert port.registry.page()["pod_resources_requests"] == 102
 
 
 def test_a_container_that_is_created_again_has_the_same_problem() -> None:

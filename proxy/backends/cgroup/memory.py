@@ -149,7 +149,8 @@ def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None
     mounts = elsewhere(root, procfs)
     sets = parent / "cpuset"
     cpusets = sets if (sets / "cpuset.cpus").is_file() else next(mounted_v1(mounts, "cpuset"), None)
-    if (parent / "memory" / _STAT).is_file():
+    # On v2 a group may have this name, too; only v2's have this file.
+    if (parent / "memory" / _STAT).is_file() and not (parent / "memory" / "cgroup.controllers").exists():
         huge = parent / "hugetlb"
         return KernelMemory(parent / "memory", 1, huge if huge.is_dir() else None, cpusets)
     for mount in (root, root / "unified"):

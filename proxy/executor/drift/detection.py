@@ -148,10 +148,7 @@ class Drift:
         found = self._found(live)
         left = self._not_due(found)
         done = enforcer.enforce([c.id for c in live if c.id not in left])
-        if new := self._arm(live):
-            late = enforcer.enforce(new)  # what was written between finding a group and watching it
-            done.written += late.written
-            done.drifted += late.drifted
+        self._arm_found(live, done)
         done.found, done.unrepaired = found, left
         return done
 
@@ -162,9 +159,16 @@ class Drift:
         found = self._found(live)
         left = self._not_due(found)
         done = self._context.enforcer.enforce_all(left)
-        self._arm(live)
+        self._arm_found(live, done)
         done.found, done.unrepaired = found, left
         return done
+
+    def _arm_found(self, live: list[Container], done: Enforced) -> None:
+        """Watch the cgroups that an enforcement has found, and write what was written to them before that."""
+        if new := self._arm(live):
+            late = self._context.enforcer.enforce(new)
+            done.written += late.written
+            done.drifted += late.drifted
 
     def _not_due(self, found: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
         return conflicts.not_due(self.known, self._context.state, found, self._context.clock())

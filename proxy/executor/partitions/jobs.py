@@ -37,6 +37,8 @@ class PartitionJobs:
         self._watcher = watcher
         self._wanted = wanted
         self.ended: set[str] = set()
+        self._invalid: set[str] = set()
+        """Containers with a partition that the kernel has ended and that cannot be turned back."""
 
     @property
     def known(self) -> PartitionFacts:
@@ -63,26 +65,43 @@ class PartitionJobs:
         self.ended.add(container_id)
 
     def compare(self) -> dict[str, PartitionState]:
-        """End the partitions that are not what they should be; returns their state in the kernel."""
+        """End the partitions that are not what they should be; returns the state of those newly found."""
         lost: dict[str, PartitionState] = {}
         self._watcher.silence()
+        self._invalid &= self.known.records.keys()
         for container_id, record in self.known.records.items():
             if container_id in self.ended:
                 continue
             try:
                 state = self._kernel.read(record.path)
-                if not (state.valid and state.kind == record.kind):
-                    lost[container_id] = state
-                    self._end(container_id, record)
-                else:
+                if state.valid and state.kind == record.kind:
                     self._watcher.add(container_id, self._kernel.file(record.path))
+                    self._invalid.discard(container_id)
+                    continue
             except CgroupError as error:
                 if error.errno == errno.ENOENT:
                     self._watcher.drop(container_id)
                     self._end_above(container_id, record)
                 else:
                     self._context.telemetry.problem("cannot read a partition", path=record.path, err=error)
+                continue
+            if container_id not in self._invalid:
+                lost[container_id] = state
+            self._end_invalid(container_id, record)
         return lost
+
+    def is_invalid(self, container_id: str) -> bool:
+        """Return whether the kernel has ended a container's partition, which cannot be turned back."""
+        return container_id in self._invalid
+
+    def _end_invalid(self, container_id: str, record: PartitionRecord) -> None:
+        try:
+            self._end(container_id, record)
+        except CgroupError as error:
+            self._invalid.add(container_id)
+            self._context.telemetry.problem("cannot end a partition", path=record.path, err=error)
+        else:
+            self._invalid.discard(container_id)
 
     def _end_above(self, container_id: str, record: PartitionRecord) -> None:
         """Reclaim the CPUs of a partition whose group is gone; the groups above still list them."""

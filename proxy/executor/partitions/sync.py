@@ -179,8 +179,8 @@ class PartitionSync(Observer):
                     "id": container.id,
                     "ref": container.ref,
                     "cpus": str(record.cpus if record else state.desired_cpus(container)),
-                    "state": record.kind if record else MEMBER,
-                    "reason": "" if record else known.why.get(container.id, ""),
+                    "state": record.kind if record and not self.jobs.is_invalid(container.id) else MEMBER,
+                    "reason": known.why.get(container.id, ""),
                 }
             )
         isolated = "" if self._isolated is None else str(self._isolated)

@@ -99,7 +99,8 @@ class KernelSettings:
                 except OSError as error:
                     refused[path] = error
             self._learn(plan, refused)
-            self._save()
+            with contextlib.suppress(OSError):  # the first record is enough to restore everything
+                self._save()
             return AppliedSettings(tuple(written), refused)
 
     def _own(self, path: Path) -> tuple[str | None, str | None]:

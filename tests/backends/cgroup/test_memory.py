@@ -100,6 +100,16 @@ def test_a_machine_without_the_memory_controller(tmp_path: Path) -> None:
     assert open_memory(tmp_path) is None
 
 
+def test_a_group_of_v2_with_the_name_memory_is_not_v1(tmp_path: Path) -> None:
+    for group in (tmp_path, tmp_path / "memory"):
+        group.mkdir(exist_ok=True)
+        (group / "cgroup.controllers").write_text("cpuset memory\n")
+        (group / "memory.numa_stat").write_text("anon N0=0\n")
+    found = open_memory(tmp_path)
+    assert found is not None
+    assert (found.root, found.version) == (tmp_path, 2)
+
+
 def test_beside_a_mount_of_the_cpuset_controller(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/memory.numa_stat").write_text(V1)
