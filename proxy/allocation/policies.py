@@ -26,7 +26,6 @@ from proxy.model.idset import Mask
 from proxy.model.options import TopologyPolicy
 from proxy.model.workload import TOPOLOGY_AFFINITY, Verdict
 
-"""The gRPC status of a refusal."""
 UNALIGNED = Verdict(
     GrpcStatus.FAILED_PRECONDITION, TOPOLOGY_AFFINITY, "Resources cannot be allocated with Topology locality"
 )
