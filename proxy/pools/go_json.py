@@ -1,9 +1,15 @@
 """Read JSON from annotations as Go's decoder reads it into a structure.
 
 Theory. Koordinator is written in Go, so its users' annotations have only been tested with Go's rules: keys
-match in any case (an exact match before others), ``null`` is the same as absent, unknown keys are passed
-over, and one member of the wrong type makes the whole text invalid. Integers have no fraction. An amount
-(Kubernetes' Quantity) is a text or a number.
+match in any case, ``null`` is the same as absent, unknown keys are passed over, and one member of the wrong
+type makes the whole text invalid. Integers have no fraction. An amount (Kubernetes' Quantity) is a text or a
+number.
+
+Of several keys that match a field, the last one in the text counts; one that matches exactly has no
+precedence. Only ``null`` is different there: it leaves a text, a number or an object as it was, and removes a
+list, a map or a truth value (which is a pointer in Koordinator's types). This was compared with encoding/json
+of Go 1.26. What Go does beyond that is not imitated: it merges repeated objects and lists, and rejects a text
+in which an earlier value has the wrong type. Keys of maps, such as names of resources, only match exactly.
 
 While a text is parsed, every placement waits. So its size, its nesting and the number of its entries are
 limited, far above normal use. The API server accepts at most 256 KiB for all annotations of an object, so a
@@ -52,7 +58,9 @@ def load(text: str, largest: int | None = LARGEST) -> object:
     if largest is not None and _depth(text) > DEEPEST:
         raise ValueError(f"not JSON that is read here: it is nested more than {DEEPEST} levels deep")
     try:
-        value: object = json.loads(text, parse_constant=_reject_constant)
+        value: object = json.loads(
+            text, parse_constant=_reject_constant, object_pairs_hook=_in_order_of_the_last
+        )
     except RecursionError:
         raise ValueError("not JSON: it is nested too deeply") from None
     except (json.JSONDecodeError, _NotANumberError) as error:
@@ -60,6 +68,18 @@ def load(text: str, largest: int | None = LARGEST) -> object:
     except ValueError:  # Python's own message for this is about Python
         raise ValueError("not JSON: a number in it has thousands of digits") from None
     return value
+
+
+def _in_order_of_the_last(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the members of an object; a repeated key comes where it is last set to something."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        members = {}
+        for name, value in pairs:
+            if value is not None or name not in members:
+                members.pop(name, None)
+                members[name] = value
+    return members
 
 
 class _NotANumberError(ValueError):
@@ -101,7 +121,11 @@ class Fields:
         if raw is not None and not isinstance(raw, dict):
             raise ValueError(f"{subject} is not a JSON object")
         self._raw: dict[str, object] = raw or {}
-        self._lower = {name.lower(): value for name, value in self._raw.items()}
+        self._last = {_folded(name): value for name, value in self._raw.items()}
+        self._last_set = self._last
+        if len(self._last) != len(self._raw):
+            known = ((_folded(name), value) for name, value in self._raw.items() if value is not None)
+            self._last_set = {**dict.fromkeys(self._last), **dict(known)}
 
     @classmethod
     def parse(cls, text: str, largest: int = LARGEST) -> Fields:
@@ -118,7 +142,11 @@ class Fields:
 
     def get(self, name: str) -> object:
         """Return the raw value of a member; None where there is none."""
-        return self._raw.get(name, self._lower.get(name.lower()))
+        return self._last_set.get(_folded(name))
+
+    def _pointer(self, name: str) -> object:
+        """Return the raw value of a member that ``null`` removes, also after a value in another case."""
+        return self._last.get(_folded(name))
 
     def text(self, name: str) -> str:
         """Return a text; empty where there is none."""
@@ -138,7 +166,7 @@ class Fields:
 
     def flag(self, name: str) -> bool | None:
         """Return a truth value; None where there is none."""
-        value = self.get(name)
+        value = self._pointer(name)
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name} is neither true nor false")
         return value
@@ -149,7 +177,7 @@ class Fields:
 
     def objects(self, name: str) -> Iterator[Fields]:
         """Return the objects of a list; none where there is no list."""
-        yield from objects(self.get(name), name)
+        yield from objects(self._pointer(name), name)
 
     def names(self) -> list[str]:
         """Return the names of all members, as they are written.
@@ -159,12 +187,25 @@ class Fields:
         """
         return list(_checked_count(self._raw, "it"))
 
+    def entries(self) -> dict[str, object]:
+        """Return the entries of a map, whose keys count as they are written.
+
+        Raises:
+            ValueError: There are more than ``MOST_ITEMS``.
+        """
+        return _checked_count(self._raw, "it")
+
     def amounts(self, name: str) -> dict[str, str | float]:
         """Return a map of amounts as they are written; empty where there is none.
 
         ``amount`` reads one of them.
         """
-        return amounts(self.get(name), name)
+        return amounts(self._pointer(name), name)
+
+
+def _folded(name: str) -> str:
+    """Return a key without its case, as Go compares keys with the names of fields, which are ASCII."""
+    return name.lower().replace("\N{LATIN SMALL LETTER LONG S}", "s")
 
 
 def objects(raw: object, what: str) -> Iterator[Fields]:

@@ -178,7 +178,7 @@ def amplification_ratios(annotations: Texts) -> tuple[dict[str, float] | None, s
         return None, ""
     try:
         fields = Fields.parse(text)
-        return {name: _ratio(fields.get(name), name) for name in fields.names()}, ""
+        return {name: _ratio(value, name) for name, value in fields.entries().items()}, ""
     except ValueError as error:
         return None, short(f"annotation {AMPLIFICATION}: {error}")
 

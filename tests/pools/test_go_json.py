@@ -44,11 +44,47 @@ def test_numbers_too_long_for_python_are_reported_with_our_message() -> None:
         load("NaN")
 
 
-def test_members_in_any_case_the_exact_one_first() -> None:
+def test_members_in_any_case_the_last_one_counts() -> None:
     fields = Fields({"CPUSet": "1", "node": 3, "Node": 4, "more": []})
     assert fields.text("cpuset") == "1"
-    assert (fields.number("node"), fields.number("NODE")) == (3, 4)
+    assert (fields.number("node"), fields.number("NODE")) == (4, 4)
     assert fields.names() == ["CPUSet", "node", "Node", "more"]
+    assert fields.entries() == {"CPUSet": "1", "node": 3, "Node": 4, "more": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"cpuset":"1","CPUSet":"2"}', "2"),
+        ('{"CPUSet":"2","cpuset":"1"}', "1"),
+        ('{"cpuset":"1","cpuset":"2"}', "2"),
+        ('{"cpuset":"1","CPUSET":"2","cpuset":"3"}', "3"),
+        ('{"cpuset":"1","CPUSET":"2","cpuset":null}', "2"),
+        ('{"cpuset":"1","CPUSET":null}', "1"),
+        ('{"CPUSET":"1","cpuset":null}', "1"),
+        ('{"cpuset":null,"CPUSET":"3"}', "3"),
+        ('{"cpuset":"1","cpuset":null}', "1"),
+        ('{"cpuset":null,"CPUSET":null}', ""),
+        ('{"cpu\\u017fet":"long s"}', "long s"),
+    ],
+)
+def test_repeated_members_as_go_reads_them(text: str, expected: str) -> None:
+    """These results, and those below, are those of a program with Go 1.26's encoding/json."""
+    assert Fields.parse(text).text("cpuset") == expected
+
+
+def test_null_after_a_value_removes_what_is_a_list_a_map_or_a_pointer_in_go() -> None:
+    text = '{"flag":true,"FLAG":null,"list":[{}],"LIST":null,"map":{"x":1},"MAP":null}'
+    fields = Fields.parse(text)
+    assert (fields.flag("flag"), list(fields.objects("list")), fields.amounts("map")) == (None, [], {})
+    text = '{"number":1,"NUMBER":null,"object":{"a":"b"},"OBJECT":null}'
+    fields = Fields.parse(text)
+    assert (fields.number("number"), fields.fields("object").text("a")) == (1, "b")
+
+
+def test_keys_of_maps_match_exactly() -> None:
+    assert Fields.parse('{"map":{"x":1,"X":2,"x":3}}').amounts("map") == {"x": 3, "X": 2}
+    assert Fields.parse('{"x":1,"X":2}').entries() == {"x": 1, "X": 2}
 
 
 def test_null_is_absent() -> None:

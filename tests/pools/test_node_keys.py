@@ -87,6 +87,7 @@ def test_ratios_are_written_with_two_decimals() -> None:
         AMPLIFICATION: '{"cpu":1.00,"memory":1.00}',
     }
     assert amplification_ratios({AMPLIFICATION: '{"cpu":1.50}'}) == ({"cpu": 1.5}, "")
+    assert amplification_ratios({AMPLIFICATION: '{"cpu":2,"CPU":3}'}) == ({"cpu": 2.0, "CPU": 3.0}, "")
     assert amplification_ratios({}) == (None, "")
 
 
