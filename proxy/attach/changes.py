@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from proxy.backends.kubelet.cri_endpoint import DEFAULT, KubeletFiles
 from proxy.backends.kubelet.unit_files import Span
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import PermissionDeniedError, TopoproxyError
 from proxy.topology.yaml_events import read_yaml
 
 OWN_DROP_IN = "zz-topoproxy.conf"
@@ -193,6 +193,11 @@ def _with_key(config: Path, root: Path, endpoint: str) -> FileChange:
     try:
         path = config.resolve(strict=True)
         text = path.read_bytes().decode()
+    except PermissionError as error:
+        raise PermissionDeniedError(
+            f"cannot attach kubelet: no file that can be read names its runtime endpoint, and {config} cannot"
+            f" be read: {error.strerror}"
+        ) from error
     except (OSError, ValueError):
         raise TopoproxyError(
             f"cannot attach kubelet: no file names its runtime endpoint, and there is no {config}:"

@@ -1,9 +1,9 @@
 """Attaches kubelet to topoproxy and detaches it.
 
 The order of an attach: journal -> topoproxy runs and reaches the runtime of kubelet -> files -> restart of
-kubelet -> its calls arrive -> the journal records it. What fails or is interrupted (Ctrl-C, SIGTERM) before the
-end is undone, from the journal; what is cut off (a kill, a power loss) is undone by the next attach, by detach
-or by the script rescue-detach.
+kubelet -> its calls arrive -> the journal records it. What fails or is interrupted (Ctrl-C, SIGTERM) before
+the end is undone, from the journal; what is cut off (a kill, a power loss) is undone by the next attach, by
+detach or by the script rescue-detach.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def _roll_back(node: AttachNode, limit: float, cause: str) -> None:
     except TopoproxyError as error:
         raise TopoproxyError(f"{cause}; undoing it failed: {error}; repeat topoproxy detach") from error
     except (Exception, KeyboardInterrupt, SystemExit):
-        node.report_progress(f"{cause}; its rollback is incomplete: topoproxy detach undoes the attach")
+        unfinished = "its rollback is incomplete: topoproxy detach undoes the attach"
+        node.report_progress(f"{cause}; {unfinished}")
         raise
 
 
@@ -157,8 +158,8 @@ def _to_enable() -> tuple[str, ...]:
     for unit, state in states.items():
         if state in ("", "not-found", "masked", "masked-runtime"):
             raise TopoproxyError(
-                f"cannot attach kubelet: {unit} is {_why_not_enabled(state)}; after a reboot kubelet would have no"
-                " runtime"
+                f"cannot attach kubelet: {unit} is {_why_not_enabled(state)}; after a reboot kubelet would"
+                " have no runtime"
             )
     return tuple(unit for unit, state in states.items() if state == "disabled")
 

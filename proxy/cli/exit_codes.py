@@ -87,10 +87,11 @@ EXIT_CODES = (
     ExitCode(74, "The output cannot be written: the disk is full (EX_IOERR)"),
     ExitCode(
         75,
-        "Another topoproxy uses the socket or the state directory (EX_TEMPFAIL)",
-        ("serve", "release"),
+        "Another topoproxy uses the socket or the state directory; scheduler-extender: the lease is lost, the"
+        " process is to be started again (EX_TEMPFAIL)",
+        ("serve", "release", "scheduler-extender"),
     ),
-    ExitCode(77, "No permission (EX_NOPERM)", (*_CONFIGURED, "upgrade", "demo")),
+    ExitCode(77, "No permission (EX_NOPERM)", (*_CONFIGURED, "topology", "upgrade", "demo")),
     ExitCode(
         78,
         "The configuration is invalid: the message names file and key, and the line where one value is wrong"

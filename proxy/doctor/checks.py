@@ -70,13 +70,24 @@ def examine(facts: DoctorFacts, ignored: Collection[str] = ()) -> list[Finding]:
         facts: What was read.
         ignored: Checks that are skipped.
     """
-    findings = [Finding(name, *check(facts)) for name, check in CHECKS.items()]
+    findings = [Finding(name, *_outcome(name, facts)) for name in CHECKS]
     return [
         structs.replace(finding, result=SKIP, text=f"ignored: {finding.text}", advice="")
         if finding.id in ignored
         else finding
         for finding in findings
     ]
+
+
+def _outcome(name: str, facts: DoctorFacts) -> Outcome:
+    """Make one check; what cannot be read, and a fault of the check itself, is its result."""
+    if why := facts.unread.get(_SOURCES.get(name, "")):
+        return WARN, why, "run topoproxy doctor as root"
+    try:
+        return CHECKS[name](facts)
+    except Exception as error:  # noqa: BLE001  the other checks are shown nevertheless
+        cause = f"{type(error).__name__}: {error}"
+        return FAIL, f"cannot make this check: internal error: {cause}", "please report this"
 
 
 def _configuration(facts: DoctorFacts) -> Outcome:
@@ -406,3 +417,26 @@ CHECKS: dict[str, Callable[[DoctorFacts], Outcome]] = {
     "certificates": _certificates,
 }
 """All checks, in the order in which they are shown."""
+_SOURCES = {
+    "exposed-files": "configuration",
+    "machine": "machine",
+    "cgroup-cpuset": "cgroups",
+    "runtime": "runtime",
+    "runtime-version": "runtime",
+    "cgroup-driver": "kubelet",
+    "kubelet-endpoint": "kubelet",
+    "attach-journal": "attach",
+    "kubelet-managers": "kubelet",
+    "daemon": "daemon",
+    "kubelet-calls": "daemon",
+    "daemon-problems": "daemon",
+    "open-files": "daemon",
+    "other-writers": "writers",
+    "denials": "denials",
+    "hook-files": "hooks",
+    "disk": "state",
+    "ledger": "state",
+    "socket-modes": "sockets",
+    "certificates": "certificates",
+}
+"""The field of the facts that a check looks at first."""

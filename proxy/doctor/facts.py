@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 
@@ -183,6 +185,7 @@ class DoctorFacts(Struct, frozen=True):
         hooks: What is wrong with files of hooks.
         writers: Other programs on the node that write cpusets.
         denials: How many actions of the daemon SELinux or AppArmor denied; None where that is not logged.
+        unread: Why a field of this class could not be read at all, by its name.
     """
 
     now: float
@@ -199,3 +202,4 @@ class DoctorFacts(Struct, frozen=True):
     hooks: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
     denials: int | None = None
+    unread: Mapping[str, str] = {}

@@ -11,7 +11,9 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -48,6 +50,8 @@ from proxy.model.workload import Phase
 from proxy.observe.json_access import as_list, as_map, one_line
 from proxy.permissions import Trust
 from proxy.topology.reader import read_machine
+
+T = TypeVar("T")
 
 RUNTIME_S = 2.0
 """Deadline of each request to the runtime."""
@@ -94,32 +98,49 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
         places: Other paths that are read.
     """
     places = places or NodePaths()
-    machine, problem = _machine(config)
-    hook_files = survey(config.hooks)
-    hooks = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := c.distrust or c.cause)]
+    unread: dict[str, str] = {}
+    read = partial(_read, unread)
+    no_machine: tuple[Machine | None, str] = (None, "")
+    machine, problem = _read(unread, "machine", lambda: _machine(config), no_machine)
+    nothing: tuple[str, ...] = ()
+    open_files = _read(unread, "configuration", lambda: tuple(exposed(config)), nothing)
     return DoctorFacts(
         now=places.wall_clock(),
         configuration=ConfigurationFacts(
-            config.source,
-            refused,
-            tuple(exposed(config)),
-            config.mode.value,
-            str(config.listen),
-            str(config.runtime),
+            config.source, refused, open_files, config.mode.value, str(config.listen), str(config.runtime)
         ),
         machine=problem,
-        cgroups=_cgroups(config),
-        runtime=_runtime(config, places),
-        kubelet=_kubelet(config),
-        attach=_attach(config.state_dir),
-        daemon=_daemon(config, timeout),
-        state=_state(config, machine),
-        sockets=tuple(_sockets(config)),
-        certificates=tuple(_certificates(config)),
-        hooks=(*hooks, *hook_files.ignored_files),
-        writers=tuple(_writers(config, places)),
-        denials=_denials(places.audit),
+        cgroups=read("cgroups", lambda: _cgroups(config), CgroupFacts()),
+        runtime=read("runtime", lambda: _runtime(config, places), RuntimeFacts()),
+        kubelet=read("kubelet", lambda: _kubelet(config), KubeletSetup()),
+        attach=read("attach", lambda: _attach(config.state_dir), AttachFacts()),
+        daemon=read("daemon", lambda: _daemon(config, timeout), DaemonFacts()),
+        state=read("state", lambda: _state(config, machine), StateFacts()),
+        sockets=read("sockets", lambda: tuple(_sockets(config)), ()),
+        certificates=read("certificates", lambda: tuple(_certificates(config)), ()),
+        hooks=read("hooks", lambda: _hooks(config), ()),
+        writers=read("writers", lambda: tuple(_writers(config, places)), ()),
+        denials=read("denials", lambda: _denials(places.audit), None),
+        unread=unread,
     )
+
+
+def _read(unread: dict[str, str], name: str, source: Callable[[], T], otherwise: T) -> T:
+    """Read one source; where that fails, keep why, so that the other sources are read nevertheless."""
+    try:
+        return source()
+    except OSError as error:
+        what = error.filename or f"the facts of this check ({name})"
+        unread[name] = f"cannot read {what}: {error.strerror}"
+    except Exception as error:  # noqa: BLE001  a fault in one source must not hide the others
+        unread[name] = f"cannot read the facts of this check ({name}): {type(error).__name__}: {error}"
+    return otherwise
+
+
+def _hooks(config: Config) -> tuple[str, ...]:
+    hook_files = survey(config.hooks)
+    problems = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := c.distrust or c.cause)]
+    return (*problems, *hook_files.ignored_files)
 
 
 def _machine(config: Config) -> tuple[Machine | None, str]:

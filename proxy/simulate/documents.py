@@ -23,7 +23,7 @@ from typing import Any, Never
 import yaml
 from yaml.resolver import Resolver
 
-from proxy.model.errors import InputError
+from proxy.model.errors import InputError, PermissionDeniedError
 
 SIZE_LIMIT = 64 << 20
 """Bytes of one file."""
@@ -286,11 +286,12 @@ def found_files(paths: Iterable[str]) -> list[Path]:
 
     Raises:
         InputError: A path does not exist, or a directory holds no such file.
+        PermissionDeniedError: A directory may not be searched.
     """
     files: list[Path] = []
     for path_text in paths:
         path = Path(path_text)
-        if path_text != STDIN and path.is_dir():
+        if path_text != STDIN and _is_directory(path):
             inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS and p.is_file())
             if not inside:
                 raise InputError(
@@ -302,11 +303,19 @@ def found_files(paths: Iterable[str]) -> list[Path]:
     return files
 
 
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot read {path}: {error.strerror}") from error
+
+
 def read_bytes(path: Path) -> bytes:
     """Read a file, or standard input for ``-``, up to the limit on its size.
 
     Raises:
         InputError: It cannot be read.
+        PermissionDeniedError: It is not readable for this user.
     """
     try:
         if str(path) == STDIN:
@@ -315,5 +324,7 @@ def read_bytes(path: Path) -> bytes:
             return sys.stdin.buffer.read(SIZE_LIMIT + 1)
         with path.open("rb") as stream:
             return stream.read(SIZE_LIMIT + 1)
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot read {path}: {error.strerror}") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error

@@ -17,6 +17,7 @@ from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache, Cpu, HugePages, Machine, NumaNode
 from proxy.topology.facts import COLUMNS
+from proxy.topology.files import MachineDeniedError
 
 SIZE_LIMIT = 64 << 20
 """Bytes of a description; that of 65536 CPUs has about 5 MiB."""
@@ -62,7 +63,8 @@ def load_machine(path: Path) -> Machine:
             )
         data = json.loads(text.decode(), object_pairs_hook=_with_unique_keys)
     except OSError as error:
-        raise TopologyError(f"cannot read the machine description {path}: {error.strerror}") from error
+        kind = MachineDeniedError if isinstance(error, PermissionError) else TopologyError
+        raise kind(f"cannot read the machine description {path}: {error.strerror}") from error
     except RecursionError:
         raise TopologyError(f"cannot read the machine description {path}: it is nested too deeply") from None
     except UnicodeDecodeError as error:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
+from proxy.model.errors import PermissionDeniedError, TopologyError
 from proxy.model.idset import CpuSet
 
 _CHUNK = 65536
@@ -25,6 +27,26 @@ _WORD = re.compile(r"(0[xX])?[0-9a-fA-F]{1,8}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBERED = re.compile(r"[0-9]{1,6}")
 _WORD_BITS = 32
+
+
+class MachineDeniedError(TopologyError):
+    """The machine, or its description, is not readable for this user."""
+
+    exit_code = PermissionDeniedError.exit_code
+
+
+def is_directory(path: Path) -> bool:
+    """Return whether a path is a directory.
+
+    Raises:
+        MachineDeniedError: A directory above it may not be searched.
+    """
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except PermissionError as error:
+        raise MachineDeniedError(f"cannot read the machine from {path}: {error.strerror}") from error
+    except (OSError, ValueError):
+        return False
 
 
 def parse_mask(text: str) -> int:

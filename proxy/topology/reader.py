@@ -18,7 +18,7 @@ from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
 from proxy.topology.cpus import CPU_DIR, CpuLists, Levels, lowest, read_cpu_lists, read_levels
-from proxy.topology.files import SysfsTree
+from proxy.topology.files import SysfsTree, is_directory
 from proxy.topology.machine_details import (
     read_caches,
     read_files,
@@ -43,10 +43,11 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
         procfs_root: Used in place of ``/proc``; None: ``proc`` next to the sysfs directory, if it is there.
 
     Raises:
-        TopologyError: There is no CPU directory, no online CPU, or a NUMA node's CPUs cannot be understood.
+        TopologyError: There is no CPU directory, or it may not be read; no CPU is online; or a NUMA node's
+            CPUs cannot be understood.
     """
     root = sysfs_of(sysfs_root)
-    if not (root / CPU_DIR).is_dir():
+    if not is_directory(root / CPU_DIR):
         raise TopologyError(
             f"cannot read the machine from {sysfs_root}: there is no directory {CPU_DIR} in it"
         )
@@ -65,7 +66,7 @@ def read_machine(sysfs_root: Path, procfs_root: Path | None = None) -> Machine:
 def sysfs_of(sysfs_root: Path) -> Path:
     """Return the directory to use as ``/sys``: ``sys`` inside the given one, or the given one itself."""
     inner = sysfs_root / "sys"
-    return inner if not (sysfs_root / CPU_DIR).is_dir() and (inner / CPU_DIR).is_dir() else sysfs_root
+    return inner if not is_directory(sysfs_root / CPU_DIR) and is_directory(inner / CPU_DIR) else sysfs_root
 
 
 def _why_none(tree: SysfsTree) -> str:

@@ -183,7 +183,9 @@ def test_only_calls_from_the_cgroup_of_kubelets_unit_count(fake: Fake) -> None:
     (node.root / "proc/99").mkdir()
     for group, counts in (("crictl.scope", False), ("kubelet.service", True)):
         (node.root / "proc/99/cgroup").write_text(f"0::/system.slice/{group}\n")
-        with nullcontext() if counts else pytest.raises(TopoproxyError, match="no calls from kubelet arrived"):
+        with (
+            nullcontext() if counts else pytest.raises(TopoproxyError, match="no calls from kubelet arrived")
+        ):
             attach(node.node(), 3)
 
 
@@ -383,7 +385,7 @@ def interrupted_at(node: FakeNode, steps: dict[str, BaseException]) -> BaseExcep
         if step in steps:
             raise steps.pop(step)
 
-    with pytest.raises(BaseException) as caught:  # noqa: B017, PT011  it is compared by the caller
+    with pytest.raises(BaseException) as caught:
         attach(replace(node.node(), reached=reach), 20)
     return caught.value
 

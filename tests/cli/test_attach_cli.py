@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli.main import cli, command_line
-from tests.attach.conftest import OURS, RUNTIME, FakeNode
+from proxy.model.errors import PermissionDeniedError
+from tests.attach.conftest import CONFIG, OURS, RUNTIME, UNIT, FakeNode
 from tests.attach.conftest import fake as fake
 
 Fake = Callable[[str], FakeNode]
@@ -104,3 +107,21 @@ def handlers_of_a_program() -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def test_a_configuration_of_kubelet_that_may_not_be_read_is_not_called_missing(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = fake("unit")
+    (node.root / UNIT).write_text(f"[Service]\nExecStart=/usr/bin/kubelet --config=/{CONFIG}\n")
+    resolve = Path.resolve
+
+    def denied(path: Path, strict: bool = False) -> Path:
+        if strict:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return resolve(path)
+
+    monkeypatch.setattr(Path, "resolve", denied)
+    error = run(node, "attach", "--dry-run").exception
+    assert isinstance(error, PermissionDeniedError)
+    assert str(error).endswith("config.yaml cannot be read: Permission denied")

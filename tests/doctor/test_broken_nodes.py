@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from proxy.backends.ledger.format import header
 from proxy.backends.ledger.journal import NAME
 from proxy.config.load import parse
 from proxy.demo.client import DemoPod
-from proxy.doctor.checks import EARLIEST, CheckResult, examine
+from proxy.doctor.checks import CHECKS, EARLIEST, CheckResult, examine
 from proxy.doctor.gather import NodePaths, gather
 from proxy.model.errors import ConfigError
 from proxy.topology.sysfs_tree import write_sysfs
@@ -256,3 +258,34 @@ def test_a_v2_hierarchy_without_the_controller_for_pods_is_named(tmp_path: Path)
         (tree / "cgroup.controllers").unlink()
         result, text = node.findings()["cgroup-cpuset"]
         assert (result, text[:33]) == ("fail", "cannot find the cpuset controller")
+
+
+def test_a_directory_that_may_not_be_searched_is_the_result_of_its_checks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def deny(node: DoctoredNode) -> None:
+        stat = Path.stat
+
+        def denied(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+            if path in (node.directory / "kubelet", node.directory / "state"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return stat(path, follow_symlinks=follow_symlinks)
+
+        monkeypatch.setattr(Path, "stat", denied)
+
+    found = examined(deny)
+    assert set(found) == {"cgroup-driver", "kubelet-endpoint", "kubelet-managers", "disk", "ledger"}
+    for name, (result, text) in found.items():
+        directory = "state" if name in ("disk", "ledger") else "kubelet"
+        assert result == "warn"
+        assert re.fullmatch(f"cannot read .*/{directory}: Permission denied", text)
+
+
+def test_a_fault_of_a_check_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CHECKS, "clock", lambda facts: facts.nothing)
+    monkeypatch.setattr("proxy.doctor.gather.survey", lambda config: config.nothing)
+    found = examined(lambda node: None)
+    assert set(found) == {"clock", "hook-files"}
+    assert found["clock"][0] == "fail"
+    assert found["clock"][1].startswith("cannot make this check: internal error: AttributeError: ")
+    assert found["hook-files"][1].startswith("cannot read the facts of this check (hooks): AttributeError: ")

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import math
+from pathlib import Path
+from typing import Never
 
 import pytest
 
-from proxy.model.errors import InputError
-from proxy.simulate.documents import SIZE_LIMIT, documents
+from proxy.model.errors import InputError, PermissionDeniedError
+from proxy.simulate.documents import SIZE_LIMIT, documents, found_files, read_bytes
 
 
 def values(text: str | bytes, file: str = "f.yaml") -> list[object]:
@@ -164,3 +167,14 @@ def test_json_with_tabs_and_flow_yaml() -> None:
 
 def test_a_file_can_be_too_large() -> None:
     assert "larger than" in refused(b" " * (SIZE_LIMIT + 1))
+
+
+def test_a_file_without_permission_has_the_code_of_permissions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, *_: object, **__: object) -> Never:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(Path, "stat", denied)
+    for read in (lambda: read_bytes(Path("a")), lambda: found_files(["a"])):
+        with pytest.raises(PermissionDeniedError, match=r"^cannot read a: Permission denied$"):
+            read()

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Never
 
 import pytest
 from click.testing import CliRunner
 
+from proxy.cli.main import command_line
 from proxy.cli.topology import topology
 from proxy.model.errors import TopologyError
 from proxy.topology.build import described
@@ -66,3 +69,23 @@ def test_another_proc(root: Path, tmp_path: Path) -> None:
 def test_a_directory_without_a_machine_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="cannot read the machine"):
         run("--sysfs-root", str(tmp_path))
+
+
+def test_a_machine_that_may_not_be_read_has_its_message_and_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def denied(path: Path, *_: object, **__: object) -> Never:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    monkeypatch.setattr(Path, "open", denied)
+    for args in (
+        ["topology", "--sysfs-root", str(tmp_path)],
+        ["devices", "--sysfs-root", str(tmp_path), "--admin", "unix:///none/a"],
+        ["topology", "--machine", str(tmp_path / "m.json")],
+        ["simulate", str(tmp_path), "--machine", str(tmp_path / "m.json")],
+    ):
+        assert command_line(args) == 77, args
+        message = capsys.readouterr().err
+        assert message.startswith("topoproxy: cannot read ")
+        assert message.endswith(": Permission denied\n")
