@@ -71,9 +71,9 @@ def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
 
 
 def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
-    """Change the selection. While the node is released, nothing is applied, and nothing can lag."""
+    """Change the selection. Once the node is released, nothing is applied, and nothing can lag."""
     changed = structs.replace(state.enforcement, selection=event.selection)
-    if state.mode.is_leaving:
+    if state.mode is NodeMode.RELEASED:
         after = structs.replace(state, enforcement=_without_steps(changed))
         return after, _recorded(state, after)
     return _retargeted(state, state.mode, changed)

@@ -44,6 +44,7 @@ from tests.engine.test_handle import FOUR, LS, LSE, NODE, OWNED
 from tests.testkit.playbook import Playbook
 
 OBSERVE, ENFORCE = NodeMode.OBSERVE, NodeMode.ENFORCE
+RELEASING, RELEASED = NodeMode.RELEASING, NodeMode.RELEASED
 NONE = PodSelection(percent=0)
 
 
@@ -274,12 +275,22 @@ def test_a_release_and_its_end_concern_all_pods_at_once() -> None:
     assert handle(left, EnforcementStepDue(1)) == (left, ())
     back, _ = handle(left, ModeChanged(ENFORCE))
     assert [applies_to(back, pod) for pod in (LS, LSE)] == treated
-    changed, _ = handle(left, EnforcementChanged(ALL_PODS))
+    released, _ = handle(left, ModeChanged(RELEASED))
+    changed, _ = handle(released, EnforcementChanged(ALL_PODS))
     back, _ = handle(changed, ModeChanged(ENFORCE))
     assert back.enforcement is APPLIED_TO_ALL
 
 
-RELEASING, RELEASED = NodeMode.RELEASING, NodeMode.RELEASED
+def test_a_release_restores_pods_that_are_deselected_during_it() -> None:
+    """They have the CPUs of the plan until the release has reached them, or is given up."""
+    left, _ = handle(OWNED, ModeChanged(RELEASING))
+    changed, effects = handle(left, EnforcementChanged(NONE))
+    assert all(plan_may_be_in_effect(changed, pod) for pod in (LS, LSE))
+    assert effects == (recorded(ENFORCE, NONE, "ls lse"),)
+    back, _ = handle(changed, ModeChanged(ENFORCE))
+    assert all(applies_to(back, pod) for pod in (LS, LSE))
+    released, _ = handle(changed, ModeChanged(RELEASED))
+    assert not any(plan_may_be_in_effect(released, pod) for pod in (LS, LSE))
 
 
 @pytest.mark.parametrize("paused", [False, True])
