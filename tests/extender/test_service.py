@@ -306,14 +306,14 @@ def test_what_may_no_longer_be_read_is_used_until_it_is_too_old(
     monkeypatch.setattr(watcher_module, "PAUSES", Backoff(0.001, 0.005))
 
     async def test(bed: Bed) -> None:
-        bed.api.add_pod(pod("a", 7, node="n1"))
+        bed.api.add_pod(pod("a", 8, node="n1"))
         await until(lambda: bed.table.pods("n1"))
         watchers = {PODS: bed.view.pods, NODES: bed.view.nodes, NUMATOPOLOGIES: bed.view.numatopologies}
         bed.api.answers[path] = [403] * 50
         bed.api.end_watches()
         await until(lambda: not watchers[path].present)
-        assert await bed.filter(scheduler_pod("b", 9), "n1") == [], "the bound pod still counts"
-        assert await bed.filter(scheduler_pod("b", 7), "n2") == ["n2"]
+        both = {"Pod": scheduler_pod("b", 8), "NodeNames": ["n1", "n2"]}
+        assert (await bed.call("filter", **both))["NodeNames"] == ["n2"], "the bound pod still counts"
         monkeypatch.setattr(service_module, "STALE_S", 0.05)
         await asyncio.sleep(0.1)
         status, text = await bed.get("/readyz")
