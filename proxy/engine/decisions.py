@@ -416,7 +416,7 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
     return after, (record, *followed(state, after, "container adopted"), PlanDecided(plan))
 
 
-STUCK = "cannot be freed"
+UNFREEABLE_CPUS_HOLDER = "cannot be freed"
 """In place of the pod that is on CPUs that cannot be freed, while others are chosen."""
 
 
@@ -436,8 +436,12 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
     if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
         return None
-    walled = state.with_kubelet_cpus({**state.kubelet_cpus, STUCK: {"": reason.cpus}})
-    plan = place(walled, pod, container.name, container.attempt, container.request, token)
+    state_without_unfreeable_cpus = state.with_kubelet_cpus(
+        {**state.kubelet_cpus, UNFREEABLE_CPUS_HOLDER: {"": reason.cpus}}
+    )
+    plan = place(
+        state_without_unfreeable_cpus, pod, container.name, container.attempt, container.request, token
+    )
     new = plan.container
     if new is None or new.placement.pool is not Pool.OWN or new.placement.exclusive & reason.cpus:
         return None
