@@ -102,13 +102,13 @@ class CpuState(Struct, frozen=True):
     Attributes:
         default: The CPUs that all others share.
         assigned: The CPUs that containers own.
-        bubbles: Pod uid to the CPUs of pods that own some as a whole; their containers' CPUs are inside.
+        pod_level_cpus: Pod uid to the CPUs of pods that own some as a whole; their containers' CPUs are inside.
         reusing: The pod that was served last; ``reusable`` are the CPUs of its init containers.
     """
 
     default: CpuSet = field(default_factory=CpuSet)
     assigned: Assignments = field(default_factory=dict)
-    bubbles: Mapping[str, CpuSet] = field(default_factory=dict)
+    pod_level_cpus: Mapping[str, CpuSet] = field(default_factory=dict)
     reusing: str = ""
     reusable: CpuSet = field(default_factory=CpuSet)
 

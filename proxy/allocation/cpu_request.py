@@ -34,10 +34,10 @@ def pod_cpus(pod: PodRequests) -> int:
         return peak_request(pod.containers, lambda resources: {CPU: container_cpus(pod, resources)}).get(
             CPU, 0
         )
-    return bubble_cpus(pod)
+    return pod_level_cpu_count(pod)
 
 
-def bubble_cpus(pod: PodRequests) -> int:
+def pod_level_cpu_count(pod: PodRequests) -> int:
     """Return the CPUs that the pod itself requests, to be divided among its containers; 0 for none."""
     if pod.own is None or not pod.own_managed or not pod.guaranteed:
         return 0

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from proxy.allocation import cpu_hints
 from proxy.allocation.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take
-from proxy.allocation.cpu_request import bubble_cpus, container_cpus, pod_cpus
+from proxy.allocation.cpu_request import pod_level_cpu_count, container_cpus, pod_cpus
 from proxy.allocation.trace import nodes_of
 from proxy.model.hint import Hints
 from proxy.model.idset import CpuSet, Mask, union
@@ -41,9 +41,9 @@ def container_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, name: 
 
 def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests) -> Hints:
     """Return the hints for a pod as a whole."""
-    bubble = state.bubbles.get(pod.uid)
+    bubble = state.pod_level_cpus.get(pod.uid)
     if bubble is not None:
-        assigned = [(bubble_cpus(pod), bubble)]
+        assigned = [(pod_level_cpu_count(pod), bubble)]
     else:
         pairs = ((container, state.of(pod.uid, container.name)) for container in pod.containers)
         assigned = [(container_cpus(pod, container), cpus) for container, cpus in pairs if cpus is not None]
@@ -166,16 +166,18 @@ def remove(state: CpuState, uid: str, name: str) -> CpuState:
     if name not in containers:
         return state
     freed = containers.pop(name)
-    bubbles = state.bubbles
-    if uid in bubbles:
-        freed = CpuSet() if containers else bubbles[uid]
-        bubbles = bubbles if containers else {u: cpus for u, cpus in bubbles.items() if u != uid}
+    pod_level_cpus = state.pod_level_cpus
+    if uid in pod_level_cpus:
+        freed = CpuSet() if containers else pod_level_cpus[uid]
+        pod_level_cpus = (
+            pod_level_cpus if containers else {u: cpus for u, cpus in pod_level_cpus.items() if u != uid}
+        )
     for cpus in containers.values():
         freed -= cpus
     assigned = {u: entries for u, entries in state.assigned.items() if u != uid}
     if containers:
         assigned[uid] = containers
-    return replace(state, default=state.default | freed, assigned=assigned, bubbles=bubbles)
+    return replace(state, default=state.default | freed, assigned=assigned, pod_level_cpus=pod_level_cpus)
 
 
 def with_entry(assigned: Assignments, uid: str, name: str, cpus: CpuSet) -> Assignments:

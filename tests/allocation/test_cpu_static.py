@@ -224,7 +224,7 @@ def test_a_pod_that_owns_cpus() -> None:
         own=4,
     )
     state = allocate_pod(known, start(known), requests, Mask([1]))
-    assert {u: str(b) for u, b in state.bubbles.items()} == {"pod": "2-3,10-11"}
+    assert {u: str(b) for u, b in state.pod_level_cpus.items()} == {"pod": "2-3,10-11"}
     assert owned(state) == {"i": "2,10", "s": "2", "j": "3,10-11", "t": "3,11", "a": "10", "b": "3,11"}
     assert start(known, state) is state
     assert allocate_pod(known, state, requests) is state

@@ -42,7 +42,7 @@ def start(policy: CpuPolicy, stored: CpuState | None = None) -> CpuState:
                     f'"{state.default}"'
                 )
             known |= cpus
-    for bubble in state.bubbles.values():
+    for bubble in state.pod_level_cpus.values():
         known |= bubble
     if known != managed(policy):
         raise CpuStateError(

@@ -17,7 +17,7 @@ The CPUs go back with the pod's last container.
 from __future__ import annotations
 
 from proxy.allocation.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
-from proxy.allocation.cpu_request import bubble_cpus, container_cpus
+from proxy.allocation.cpu_request import pod_level_cpu_count, container_cpus
 from proxy.allocation.cpu_static import check_whole_cores, take_under
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import cpus as named
@@ -52,8 +52,8 @@ def allocate_pod(
         SmtAlignmentError: The request is against ``full-pcpus-only``.
         NotEnoughCpus: Too few CPUs are available, or the containers want more than the pod.
     """
-    wanted = bubble_cpus(pod)
-    if wanted == 0 or pod.uid in state.bubbles:
+    wanted = pod_level_cpu_count(pod)
+    if wanted == 0 or pod.uid in state.pod_level_cpus:
         return state
     check_whole_cores(policy, state, wanted)
     bubble = take_under(policy, state, wanted, affinity, CpuSet(), steps)
@@ -64,7 +64,7 @@ def allocate_pod(
         state,
         default=state.default - bubble,
         assigned={**state.assigned, pod.uid: parts},
-        bubbles={**state.bubbles, pod.uid: bubble},
+        pod_level_cpus={**state.pod_level_cpus, pod.uid: bubble},
     )
 
 
