@@ -233,7 +233,11 @@ class KoordinatorConfig:
     system_exclusive: bool = field(
         default=True,
         metadata=key(
-            "systemCPUsExclusive", TRUTH, "Nothing else runs on systemCPUs.", live=True, rule="system_alone"
+            "systemCPUsExclusive",
+            TRUTH,
+            "Nothing else runs on systemCPUs.",
+            live=True,
+            rule="system_cpus_exclusive",
         ),
     )
 

@@ -75,7 +75,7 @@ class Node:
         devices: Devices of a simulation, resource to id to device; those of plug-ins are in the state.
         node_reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
         system: CPUs for pods of class SYSTEM (Koordinator's system-qos-resource).
-        system_alone: Whether no other container uses them.
+        system_cpus_exclusive: Whether no other container uses them.
         bind: How CPUs of owners are bound on this node (Koordinator's cpu-bind-policy).
         strategy: Which NUMA nodes are filled first (Koordinator's numa-allocate-strategy).
         keep_quota: Which owners keep their CFS quota.
@@ -108,7 +108,7 @@ class Node:
     devices: Mapping[str, Mapping[str, RegisteredDevice]] = field(default_factory=dict)
     node_reservation: CpuSet = field(default_factory=CpuSet)
     system: CpuSet = field(default_factory=CpuSet)
-    system_alone: bool = True
+    system_cpus_exclusive: bool = True
     bind: NodeBindPolicy = NodeBindPolicy.NONE
     strategy: NumaStrategy = NumaStrategy.NONE
     keep_quota: KeepQuota = KeepQuota.NEVER
@@ -194,7 +194,7 @@ class Node:
     @property
     def withheld(self) -> CpuSet:
         """CPUs that neither the shared pool nor new owners use."""
-        return self.node_reservation | self.system if self.system_alone else self.node_reservation
+        return self.node_reservation | self.system if self.system_cpus_exclusive else self.node_reservation
 
     def erases(self, placement: Placement) -> bool:
         """Return whether a container's request names no CPUs, so that it has those of the groups above it."""

@@ -81,7 +81,7 @@ class NodePolicy(Struct, frozen=True):
         reservation: CPUs that neither pools nor owners use.
         apply_policy: What a scheduler does with the reservation; the node keeps the CPUs in any case.
         system: CPUs of class SYSTEM.
-        system_alone: Whether no other container uses them.
+        system_cpus_exclusive: Whether no other container uses them.
         amplification: Resource to how many times a scheduler counts it.
         numa_reservation: Whether kubelet's reserve is taken out of the NUMA nodes of the node's report.
     """
@@ -94,7 +94,7 @@ class NodePolicy(Struct, frozen=True):
     reservation: PolicyValue[CpuSet]
     apply_policy: PolicyValue[str]
     system: PolicyValue[CpuSet]
-    system_alone: PolicyValue[bool]
+    system_cpus_exclusive: PolicyValue[bool]
     amplification: PolicyValue[Mapping[str, float]]
     numa_reservation: PolicyValue[bool]
 
@@ -109,7 +109,7 @@ class NodePolicy(Struct, frozen=True):
             reserved=self.reserved.value,
             node_reservation=self.reservation.value,
             system=self.system.value,
-            system_alone=self.system_alone.value,
+            system_cpus_exclusive=self.system_cpus_exclusive.value,
             pool_placements=dict[object, Placement](),
         )
 
@@ -124,7 +124,7 @@ class NodePolicy(Struct, frozen=True):
             "reservedCPUs": self.reservation,
             "applyPolicy": self.apply_policy,
             "systemCPUs": self.system,
-            "systemCPUsExclusive": self.system_alone,
+            "systemCPUsExclusive": self.system_cpus_exclusive,
             "amplification": self.amplification,
             "numaReservation": self.numa_reservation,
         }
@@ -271,7 +271,8 @@ def _system(base: Node, machine: Machine, meta: NodeMeta) -> tuple[PolicyValue[C
         return PolicyValue(cpus, _source_annotation(SYSTEM_QOS), problem), exclusive
     source = _source_config("koordinator.systemCPUs", base.system)
     exclusive = PolicyValue(
-        base.system_alone, _source_config("koordinator.systemCPUsExclusive", not base.system_alone)
+        base.system_cpus_exclusive,
+        _source_config("koordinator.systemCPUsExclusive", not base.system_cpus_exclusive),
     )
     return PolicyValue(base.system, source, problem), exclusive
 

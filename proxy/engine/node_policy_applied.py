@@ -120,7 +120,7 @@ def _applicable(
     parts = (
         ("reserved", (), "keep CPUs {} from the shared pool (strict-cpu-reservation)"),
         ("reservation", (), "keep CPUs {} back"),
-        ("system", ("system_alone",), "keep CPUs {} for class SYSTEM"),
+        ("system", ("system_cpus_exclusive",), "keep CPUs {} for class SYSTEM"),
     )
     not_applied: list[str] = []
     names = [name for main, companions, _ in parts for name in (main, *companions)]

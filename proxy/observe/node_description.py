@@ -163,7 +163,7 @@ def _annotations(node: Node, declared: NodeMeta) -> dict[str, str]:
     if node.node_reservation:
         values[RESERVATION] = reservation(declared.annotations)[0].with_cpus(node.node_reservation).data()
     if node.system:
-        values[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_alone}
+        values[SYSTEM_QOS] = {"cpuset": str(node.system), "cpusetExclusive": node.system_cpus_exclusive}
     return {key: json.dumps(value) for key, value in values.items()} | _declared(declared, AMPLIFICATION)
 
 

@@ -55,7 +55,7 @@ def test_values_of_the_configuration_without_other_sources() -> None:
         scope=Scope.POD,
         node_reservation=CpuSet((0,)),
         system=CpuSet((1,)),
-        system_alone=False,
+        system_cpus_exclusive=False,
     )
     assert {name: value.source for name, value in found.named().items() if value.source != "default"} == {
         "cpuBindPolicy": "koordinator.cpuBindPolicy of the configuration",
@@ -67,7 +67,7 @@ def test_values_of_the_configuration_without_other_sources() -> None:
         "systemCPUsExclusive": "koordinator.systemCPUsExclusive of the configuration",
     }
     node = found.on(NODE)
-    assert (node.bind, node.policy, node.scope, node.system_alone) == (
+    assert (node.bind, node.policy, node.scope, node.system_cpus_exclusive) == (
         SPREAD,
         TopologyPolicy.RESTRICTED,
         Scope.POD,
@@ -206,13 +206,13 @@ def test_apply_policy() -> None:
 
 def test_cpus_of_class_system() -> None:
     found = policy_of(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5", "cpusetExclusive": False}))
-    assert (str(found.system.value), found.system_alone.value) == ("4-5", False)
-    found = policy_of(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5"}), system_alone=False)
-    assert found.system_alone.value is True, "exclusive unless the annotation disables it"
+    assert (str(found.system.value), found.system_cpus_exclusive.value) == ("4-5", False)
+    found = policy_of(annotated(node_keys.SYSTEM_QOS, {"cpuset": "4-5"}), system_cpus_exclusive=False)
+    assert found.system_cpus_exclusive.value is True, "exclusive unless the annotation disables it"
     found = policy_of(
-        annotated(node_keys.SYSTEM_QOS, {"cpuset": "40"}), system=CpuSet((2,)), system_alone=False
+        annotated(node_keys.SYSTEM_QOS, {"cpuset": "40"}), system=CpuSet((2,)), system_cpus_exclusive=False
     )
-    assert (str(found.system.value), found.system_alone.value) == ("2", False)
+    assert (str(found.system.value), found.system_cpus_exclusive.value) == ("2", False)
     assert "there is no CPU 40" in found.system.problem
 
 

@@ -85,7 +85,7 @@ def test_changed_rules_keep_owners_and_shared_cpus(
         }
         node = state.node
         assert (node.node_reservation, node.system) == (policy.reservation.value, policy.system.value)
-        kept = node.node_reservation | node.system if node.system_alone else node.node_reservation
+        kept = node.node_reservation | node.system if node.system_cpus_exclusive else node.node_reservation
         assert state.pools.shared.isdisjoint(kept)
         for new, requested, old in (
             (policy.reservation, wanted.reservation, before.reservation),

@@ -21,7 +21,7 @@ CONFIGURED: dict[str, object] = {
     "reserved": CpuSet((3,)),
     "node_reservation": CpuSet((1,)),
     "system": CpuSet((2,)),
-    "system_alone": False,
+    "system_cpus_exclusive": False,
 }
 KUBELET = CpuManager(
     "static",

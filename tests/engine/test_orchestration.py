@@ -164,7 +164,7 @@ class Account:
         lsr = [c for c in owning if not c.placement.excludes_be]
         hard = [c for c in owning if c not in lsr]
         self.hard = CpuSet.from_bits(union(c.placement.exclusive.bits for c in hard) | theirs)
-        kept = node.node_reservation | node.system if node.system_alone else node.node_reservation
+        kept = node.node_reservation | node.system if node.system_cpus_exclusive else node.node_reservation
         if node.options.strict_cpu_reservation:
             kept |= node.reserved
         self.usable = self.online - kept or self.online
@@ -201,7 +201,7 @@ class PodClassHistory:
             static=static,
             node_reservation=CpuSet.parse(reservation),
             system=CpuSet.parse(system),
-            system_alone=alone,
+            system_cpus_exclusive=alone,
             **more,
         )
         self.state = NodeState.empty(node)

@@ -168,7 +168,7 @@ def test_system_pods_have_cpus_of_their_own_while_the_node_keeps_some() -> None:
     assert state.desired_cpus(state.containers["s"]) == CpuSet.parse("0,8")
     assert state.desired_cpus(state.containers["y"]) == CpuSet.parse("2-7,9-15")
     assert node.cpu.reserved == CpuSet.parse("0-1,8"), "no container gets the reserved CPUs"
-    open_to_all = NodeState.of(changed_copy(node, system_alone=False), (), [sharing("y")])
+    open_to_all = NodeState.of(changed_copy(node, system_cpus_exclusive=False), (), [sharing("y")])
     assert open_to_all.pools.shared == CpuSet.parse("0,2-15")
     without = NodeState.of(NODE, (), [narrowed("s", "0-15", Pool.SYSTEM)])
     assert without.desired_cpus(without.containers["s"]) == MACHINE.online
