@@ -18,7 +18,7 @@ for is last, so one result at most is outstanding.
                      |                    v  |   v
                      |               PAUSING   READING --free-->  see below
                      |                           |
-                     +-------- PLACING <---------+ not free, CREATE: other CPUs, at most ``ELSEWHERE`` times
+                     +-------- PLACING <---------+ not free, CREATE: other CPUs, at most ``MAX_OTHER_PLACEMENTS`` times
 
     free: CREATE, START   COMMITTED
           REPLACEMENT     SECURING -> HANDING_OVER -> COMMITTED
@@ -74,7 +74,7 @@ from proxy.engine import reservation_effects as effects
 from proxy.engine import reservation_events as events
 from proxy.engine.reservation_effects import AbortReason, Effect
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
-from proxy.engine.write_conflicts import ELSEWHERE, WriteAction, action_for, retry_pause
+from proxy.engine.write_conflicts import MAX_OTHER_PLACEMENTS, WriteAction, action_for, retry_pause
 from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet, union
@@ -234,7 +234,7 @@ def _not_free(reservation: Reservation, reason: AbortReason) -> Step:
     can_place_again = reservation.kind is _Kind.CREATE and not (
         reason.final or reservation.client_disconnected
     )
-    if can_place_again and reservation.alternatives < ELSEWHERE:
+    if can_place_again and reservation.alternatives < MAX_OTHER_PLACEMENTS:
         performed = effects.EndDeadline(), effects.PlaceElsewhere(reason)
         return _to(reservation, _Phase.PLACING, *performed, reason=reason)
     return _abort(structs.replace(reservation, reason=reason))

@@ -336,7 +336,7 @@ TRIES = 3
 """How often a write is made that may succeed a moment later."""
 PAUSE_S = 0.01
 """Seconds before the second try; each further one waits four times as long."""
-ELSEWHERE = 2
+MAX_OTHER_PLACEMENTS = 2
 """How many other placements are tried for one create."""
 
 

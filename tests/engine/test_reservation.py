@@ -64,7 +64,7 @@ from proxy.engine.reservation_events import (
     TimedOut,
 )
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase, restoration
-from proxy.engine.write_conflicts import ELSEWHERE, PAUSE_S, TRIES
+from proxy.engine.write_conflicts import MAX_OTHER_PLACEMENTS, PAUSE_S, TRIES
 from proxy.model.idset import CpuSet
 from tests.testkit.playbook import Playbook
 
@@ -161,17 +161,17 @@ class TestCreate:
         playbook = at_barrier(ReservationKind.CREATE)
         late = InflightLate("busy", "busy with one", NEW)
         reason = AbortReason("refused 13", NEW, public=REFUSED)
-        for turn in range(ELSEWHERE):
+        for turn in range(MAX_OTHER_PLACEMENTS):
             playbook >> refused(errno.EACCES) << RequestReconcile() << ReadCpusets(("ls",))
             playbook >> found(NEW) << EndDeadline() << PlaceElsewhere(reason)
             playbook >> PlacedElsewhere(f"call-{turn}", NEW) << AppendLedger()
             playbook >> LedgerWritten() << AwaitInflight(NEW)
-            if turn == ELSEWHERE - 1:
+            if turn == MAX_OTHER_PLACEMENTS - 1:
                 break
             playbook >> InflightCompleted() << StartDeadline() << WriteSharers()
         reason = AbortReason("busy", NEW, public="busy with one")
         assert playbook >> late << WithdrawPlacement() << Abort(reason)
-        assert playbook.state.containers == (f"call-{ELSEWHERE - 1}",)
+        assert playbook.state.containers == (f"call-{MAX_OTHER_PLACEMENTS - 1}",)
 
     def test_the_reason_is_kept_if_no_other_cpus_are_free(self) -> None:
         reason = AbortReason("busy", REST, public="busy with one")
