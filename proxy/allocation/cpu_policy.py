@@ -102,7 +102,7 @@ class CpuState(Struct, frozen=True):
     Attributes:
         default: The CPUs that all others share.
         assigned: The CPUs that containers own.
-        pod_level_cpus: Pod uid to the CPUs of pods that own some as a whole; their containers' CPUs are inside.
+        pod_level_cpus: Pod uid to the CPUs that a pod owns as a whole; its containers' CPUs are inside.
         reusing: The pod that was served last; ``reusable`` are the CPUs of its init containers.
     """
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from proxy.allocation import cpu_hints
 from proxy.allocation.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take
-from proxy.allocation.cpu_request import pod_level_cpu_count, container_cpus, pod_cpus
+from proxy.allocation.cpu_request import container_cpus, pod_cpus, pod_level_cpu_count
 from proxy.allocation.trace import nodes_of
 from proxy.model.hint import Hints
 from proxy.model.idset import CpuSet, Mask, union
@@ -41,9 +41,9 @@ def container_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, name: 
 
 def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests) -> Hints:
     """Return the hints for a pod as a whole."""
-    bubble = state.pod_level_cpus.get(pod.uid)
-    if bubble is not None:
-        assigned = [(pod_level_cpu_count(pod), bubble)]
+    owned_by_pod = state.pod_level_cpus.get(pod.uid)
+    if owned_by_pod is not None:
+        assigned = [(pod_level_cpu_count(pod), owned_by_pod)]
     else:
         pairs = ((container, state.of(pod.uid, container.name)) for container in pod.containers)
         assigned = [(container_cpus(pod, container), cpus) for container, cpus in pairs if cpus is not None]
@@ -166,18 +166,16 @@ def remove(state: CpuState, uid: str, name: str) -> CpuState:
     if name not in containers:
         return state
     freed = containers.pop(name)
-    pod_level_cpus = state.pod_level_cpus
-    if uid in pod_level_cpus:
-        freed = CpuSet() if containers else pod_level_cpus[uid]
-        pod_level_cpus = (
-            pod_level_cpus if containers else {u: cpus for u, cpus in pod_level_cpus.items() if u != uid}
-        )
+    of_pods = state.pod_level_cpus
+    if uid in of_pods:
+        freed = CpuSet() if containers else of_pods[uid]
+        of_pods = of_pods if containers else {u: cpus for u, cpus in of_pods.items() if u != uid}
     for cpus in containers.values():
         freed -= cpus
     assigned = {u: entries for u, entries in state.assigned.items() if u != uid}
     if containers:
         assigned[uid] = containers
-    return replace(state, default=state.default | freed, assigned=assigned, pod_level_cpus=pod_level_cpus)
+    return replace(state, default=state.default | freed, assigned=assigned, pod_level_cpus=of_pods)
 
 
 def with_entry(assigned: Assignments, uid: str, name: str, cpus: CpuSet) -> Assignments:

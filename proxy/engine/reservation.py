@@ -18,7 +18,7 @@ for is last, so one result at most is outstanding.
                      |                    v  |   v
                      |               PAUSING   READING --free-->  see below
                      |                           |
-                     +-------- PLACING <---------+ not free, CREATE: other CPUs, at most ``MAX_OTHER_PLACEMENTS`` times
+                     +-------- PLACING <---------+ not free, CREATE: at most ``MAX_OTHER_PLACEMENTS`` times
 
     free: CREATE, START   COMMITTED
           REPLACEMENT     SECURING -> HANDING_OVER -> COMMITTED

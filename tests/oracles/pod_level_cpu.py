@@ -17,7 +17,7 @@ The CPUs go back with the pod's last container.
 from __future__ import annotations
 
 from proxy.allocation.cpu_policy import CpuPolicy, CpuRefusedError, CpuState, take
-from proxy.allocation.cpu_request import pod_level_cpu_count, container_cpus
+from proxy.allocation.cpu_request import container_cpus, pod_level_cpu_count
 from proxy.allocation.cpu_static import check_whole_cores, take_under
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import cpus as named
