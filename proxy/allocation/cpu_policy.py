@@ -91,7 +91,7 @@ class CpuPolicy(Struct, frozen=True):
         return cls(topo, options, chosen, CpuSet.from_bits(cores))
 
     @property
-    def group(self) -> int:
+    def threads_per_core(self) -> int:
         """Threads of a core, at least 1."""
         return max(self.topo.cpus_per_core, 1)
 

@@ -72,7 +72,7 @@ def test_a_remainder_from_one_cache_wastes_at_most_one_cpu() -> None:
 def test_no_cpus_from_an_empty_set() -> None:
     assert take_distributed(NOTHING, CpuSet([1]), 0) == CpuSet()
     assert NOTHING.cpus_per_core == NOTHING.cpus_per_uncore == 0
-    assert CpuPolicy.of(NOTHING).group == 1
+    assert CpuPolicy.of(NOTHING).threads_per_core == 1
     assert "node_cores" not in repr(SMT4)
     assert "uncore_cores" not in repr(SMT4)
     for field in ("socket_nodes", "socket_cores", "node_sockets", "node_uncores"):
@@ -88,8 +88,8 @@ def test_unknown_thread_counts_default_to_one() -> None:
     untold = CpuTopology.of_rows(rows, Counts(cpus=8, sockets=1, numa_nodes=2))
     options = CpuOptions(distribute_cpus_across_numa=True, full_pcpus_only=True)
     assert str(take(untold, options, untold.cpus, 6)) == "0-2,4-6"
-    assert CpuPolicy.of(untold, options).group == 1
-    assert CpuPolicy.of(SMT4).group == 4
+    assert CpuPolicy.of(untold, options).threads_per_core == 1
+    assert CpuPolicy.of(SMT4).threads_per_core == 4
 
 
 def test_all_free_cpus_can_be_taken() -> None:
