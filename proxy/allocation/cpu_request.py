@@ -20,7 +20,9 @@ NO_SHARES = 2
 
 def container_cpus(pod: PodRequests, resources: ContainerResources) -> int:
     """Return the number of exclusive CPUs that a container requests; 0 where it shares."""
-    if not pod.guaranteed or (pod.own is not None and not (pod.own_managed and resources.exact)):
+    if not pod.guaranteed or (
+        pod.own is not None and not (pod.own_managed and resources.requests_equal_limits)
+    ):
         return 0
     return _whole(resources.requests.get(CPU, 0))
 

@@ -38,7 +38,7 @@ class ContainerResources(Struct, frozen=True):
     limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def exact(self) -> bool:
+    def requests_equal_limits(self) -> bool:
         """True when CPU and memory are requested, and exactly up to their limits."""
         return all(self.requests.get(r, 0) == self.limits.get(r, 0) != 0 for r in ("cpu", MEMORY))
 

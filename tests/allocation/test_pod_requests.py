@@ -66,10 +66,14 @@ def test_only_resources_of_some_containers() -> None:
 
 def test_exact_requests() -> None:
     amounts = {"cpu": 1000, "memory": 5}
-    assert ContainerResources("c", requests=amounts, limits={**amounts, "x": 1}).exact
-    assert not ContainerResources("c", requests=amounts, limits={**amounts, "memory": 6}).exact
-    assert not ContainerResources("c", requests={"cpu": 0, "memory": 5}, limits={"cpu": 0, "memory": 5}).exact
-    assert not ContainerResources("c").exact
+    assert ContainerResources("c", requests=amounts, limits={**amounts, "x": 1}).requests_equal_limits
+    assert not ContainerResources(
+        "c", requests=amounts, limits={**amounts, "memory": 6}
+    ).requests_equal_limits
+    assert not ContainerResources(
+        "c", requests={"cpu": 0, "memory": 5}, limits={"cpu": 0, "memory": 5}
+    ).requests_equal_limits
+    assert not ContainerResources("c").requests_equal_limits
 
 
 def test_containers_by_name_and_kind() -> None:

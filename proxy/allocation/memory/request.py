@@ -29,7 +29,9 @@ def gets_memory(pod: PodRequests) -> bool:
 def container_amounts(pod: PodRequests, container: ContainerResources) -> Amounts:
     """Return the memory and huge pages that a container requests."""
     return (
-        {} if pod.own is not None and pod.own_managed and not container.exact else _memory(container.requests)
+        {}
+        if pod.own is not None and pod.own_managed and not container.requests_equal_limits
+        else _memory(container.requests)
     )
 
 
