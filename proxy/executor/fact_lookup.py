@@ -202,7 +202,7 @@ def measured(
         )
         if len(devices) >= count and nodes:
             least[resource] = family(devices, count, nodes, frozenset(devices)).size
-    return tuple(structs.replace(device, least=least.get(device.resource, 0)) for device in near)
+    return tuple(structs.replace(device, fewest_numa_nodes=least.get(device.resource, 0)) for device in near)
 
 
 UNLIKE_KUBELET = "kubelet's CPU manager cannot be followed"

@@ -168,7 +168,7 @@ class LocatedDevice(Struct, frozen=True):
         resource: The resource that it belongs to, such as ``nvidia.com/gpu``; empty where it is not known.
         nodes: NUMA nodes that it is near to; None where it is near to none, or that is unknown.
         source: Where the nodes came from, in words.
-        least: The smallest number of NUMA nodes that could hold all devices of this resource that the
+        fewest_numa_nodes: The smallest number of NUMA nodes that could hold all devices of this resource that the
             container has, if none were in use; 0 where that is not known.
     """
 
@@ -176,7 +176,7 @@ class LocatedDevice(Struct, frozen=True):
     resource: str = ""
     nodes: Mask | None = None
     source: str = ""
-    least: int = 0
+    fewest_numa_nodes: int = 0
 
 
 CFS_PERIOD_US = 100_000

@@ -147,7 +147,7 @@ def assigned_hints(near: Iterable[LocatedDevice], nodes: Mask) -> Hints:
         if device.nodes:
             resource = device.resource or DEVICES
             bits_of[resource] = bits_of.get(resource, 0) | device.nodes.bits & nodes.bits
-            least[resource] = device.least or len(nodes)
+            least[resource] = device.fewest_numa_nodes or len(nodes)
     return {
         resource: (TopologyHint(Mask.from_bits(bits), bits.bit_count() <= least[resource]),)
         for resource, bits in bits_of.items()

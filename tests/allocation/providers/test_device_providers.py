@@ -42,7 +42,7 @@ def request(
     return ProviderRequest(pod, asks, name, Request(devices=near), scope)
 
 
-NEAR2 = changed_copy(GPU0, least=1), changed_copy(GPU1, least=1)
+NEAR2 = changed_copy(GPU0, fewest_numa_nodes=1), changed_copy(GPU1, fewest_numa_nodes=1)
 
 
 @pytest.mark.parametrize(
