@@ -115,15 +115,16 @@ def check_whole_cores(policy: CpuPolicy, state: CpuState, count: int) -> None:
     """
     if not policy.options.full_pcpus_only:
         return
-    if count % policy.threads_per_core:
+    threads = policy.threads_per_core
+    if count % threads:
         raise SmtAlignmentError(
-            f"SMT Alignment Error: requested {count} cpus not multiple cpus per core = {policy.threads_per_core}"
+            f"SMT Alignment Error: requested {count} cpus not multiple cpus per core = {threads}"
         )
     free = len(state.default - policy.reserved_cores)
     if count > free:
         raise SmtAlignmentError(
             "SMT Alignment Error: not enough free physical CPUs: "
-            f"available physical CPUs = {free}, requested CPUs = {count}, CPUs per core = {policy.threads_per_core}"
+            f"available physical CPUs = {free}, requested CPUs = {count}, CPUs per core = {threads}"
         )
 
 

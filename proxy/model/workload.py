@@ -168,8 +168,8 @@ class LocatedDevice(Struct, frozen=True):
         resource: The resource that it belongs to, such as ``nvidia.com/gpu``; empty where it is not known.
         nodes: NUMA nodes that it is near to; None where it is near to none, or that is unknown.
         source: Where the nodes came from, in words.
-        fewest_numa_nodes: The smallest number of NUMA nodes that could hold all devices of this resource that the
-            container has, if none were in use; 0 where that is not known.
+        fewest_numa_nodes: The smallest number of NUMA nodes that could hold all devices of this resource that
+            the container has, if none were in use; 0 where that is not known.
     """
 
     name: str
