@@ -215,13 +215,13 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
         request: The pod as a whole. Where its containers are not known, one without a name represents them.
         together: Whether its containers own the CPUs together.
     """
-    pod, total = request.pod, request.cri
+    pod, total = request.pod, request.cri_resources
     try:
         context = build_context(state, request)
     except AllocationRefusedError as conflict:
         return _reject(state, request, TopologyDecision(refusal_verdict(conflict), ANYWHERE), None)
     milli = request.cpus * MILLI if request.exclusive else shared_request_milli(pod, total)
-    aligns = wants_alignment(pod) and (milli > 0 or bool(request.near))
+    aligns = wants_alignment(pod) and (milli > 0 or bool(request.assigned_devices))
     if not aligns and not any(provider.wants(request) for provider in context.providers):
         return PodAdmission(Verdict(), pod, state)
     unmet: InputDefect | None = None
@@ -291,7 +291,7 @@ def _decide_by_pod_policy(state: NodeState, context: AdmissionContext, milli: in
 def _reject(
     state: NodeState, request: ProviderRequest, decision: TopologyDecision, context: AdmissionContext | None
 ) -> PodAdmission:
-    pod, total = request.pod, request.cri
+    pod, total = request.pod, request.cri_resources
     verdict = detailed_verdict(decision.verdict, pod.ref, decision)
     shortfalls = shortfall(state, context, verdict.reason) if context is not None else ()
     if verdict.reason in FLOORS:

@@ -396,7 +396,7 @@ def test_memory_bound_by_the_request_or_set_aside_for_the_pod_is_not_granted_aga
     context = build_context(NodeState.empty(COUNTING), provider_request)
     assert provider(context, MemoryProvider).bound is not binds
     assert provider(context, CpuProvider).state == CpuState(), "no CPUs are offered where none may be owned"
-    assert context.request.near == (LocatedDevice("x"),)
+    assert context.request.assigned_devices == (LocatedDevice("x"),)
 
 
 def test_only_a_container_that_lists_a_registered_resource_or_holds_a_device_requests_devices() -> None:

@@ -131,7 +131,7 @@ class CpuProvider(Provider):
         if self.binding is not None:
             return choose(topology, free, count, self.binding, affinity, steps, even=request.even)
         cpu_static.check_whole_cores(self.policy, self.state, count)
-        near = nodes_of_devices(request.near)
+        near = nodes_of_devices(request.assigned_devices)
         return pick_unpoliced(self.machine, topology, free, count, self.policy.options, near, steps)
 
     def _offered(self, view: NodeView, request: ProviderRequest) -> CpuState:

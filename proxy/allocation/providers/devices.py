@@ -105,11 +105,11 @@ class AssignedDevices(Provider):
 
     def wants(self, request: ProviderRequest) -> bool:
         """Return whether assigned devices are near to NUMA nodes."""
-        return bool(request.near) and bool(self.hints(request))
+        return bool(request.assigned_devices) and bool(self.hints(request))
 
     def hints(self, request: ProviderRequest) -> Hints:
         """Return one hint by resource of the assigned devices."""
-        return assigned_hints(request.near, self.nodes) if request.near else None
+        return assigned_hints(request.assigned_devices, self.nodes) if request.assigned_devices else None
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Return the grants as they are: kubelet has assigned the devices."""
@@ -117,7 +117,7 @@ class AssignedDevices(Provider):
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return None for a NUMA node that the assigned devices are not near to."""
-        near = nodes_of_devices(request.near)
+        near = nodes_of_devices(request.assigned_devices)
         return () if near is None or near == Mask((node,)) else None
 
 

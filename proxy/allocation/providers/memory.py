@@ -75,7 +75,7 @@ class MemoryProvider(Provider):
     def prepare(self, view: NodeView, request: ProviderRequest) -> MemoryProvider:
         """Return the provider for one decision; it grants nothing where memory is bound already."""
         pod = request.pod
-        bound = bool(request.cri.cpuset_mems) or (
+        bound = bool(request.cri_resources.cpuset_mems) or (
             pod.reserved_for_pod is not None and bool(pod.reserved_for_pod.blocks)
         )
         return dataclasses.replace(self, bound=bound)

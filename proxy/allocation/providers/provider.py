@@ -53,7 +53,7 @@ class ProviderRequest(Struct, frozen=True):
         pod: The pod.
         requests: What its containers request, in the order of the pod.
         name: The container; empty for the pod as a whole, or for a container that represents the pod.
-        cri: What the CRI says of the container or the sandbox.
+        cri_resources: What the CRI says of the container or the sandbox.
         scope: Whether hints are requested for the container or for the pod as a whole.
         exclusive: Whether it may get exclusive CPUs.
         cpus: How many exclusive CPUs are requested.
@@ -67,7 +67,7 @@ class ProviderRequest(Struct, frozen=True):
     pod: Pod
     requests: PodRequests
     name: str
-    cri: Request
+    cri_resources: Request
     scope: Scope = Scope.CONTAINER
     exclusive: bool = True
     cpus: int = 0
@@ -82,9 +82,9 @@ class ProviderRequest(Struct, frozen=True):
         return self.name == "" and self.requests.containers[0].name != ""
 
     @property
-    def near(self) -> tuple[LocatedDevice, ...]:
+    def assigned_devices(self) -> tuple[LocatedDevice, ...]:
         """Devices that kubelet's device manager has assigned already."""
-        return self.cri.devices
+        return self.cri_resources.devices
 
 
 class NodeView(Protocol):

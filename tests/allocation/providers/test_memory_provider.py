@@ -49,7 +49,7 @@ def test_the_memory_provider_serves_guaranteed_pods_and_accounts_for_them() -> N
 
 def test_bound_memory_is_neither_hinted_at_nor_granted() -> None:
     wanted = request(60)
-    named = changed_copy(wanted, cri=Request(cpuset_mems="0"))
+    named = changed_copy(wanted, cri_resources=Request(cpuset_mems="0"))
     together = SetAside(None, True, CpuSet(), (Block(Mask([0]), "memory", 5),))
     whole = changed_copy(wanted, pod=changed_copy(wanted.pod, reserved_for_pod=together))
     for each in (named, whole):
