@@ -134,7 +134,7 @@ def place(
         request,
         allowed or online,
         static=state.node.static,
-        exact=_known_exclusive_cpus(pod, name),
+        kubelet_reported_count=_known_exclusive_cpus(pod, name),
     )
     if breach is not None and not claimed.problem:
         claimed = structs.replace(claimed, problem=sharing_problem(breach))

@@ -155,7 +155,9 @@ def whole_cpus(request: Request) -> int:
     return count
 
 
-def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: int | None = None) -> Claim:
+def claim(
+    pod: Pod, request: Request, online: CpuSet, *, static: bool, kubelet_reported_count: int | None = None
+) -> Claim:
     """Return the claim of a container.
 
     Args:
@@ -163,7 +165,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         request: Its request.
         online: The machine's online CPUs; a named CPU outside them is a problem.
         static: Whether we give whole-CPU Guaranteed containers CPUs of their own.
-        exact: How many CPUs of its own the container is entitled to according to kubelet; None where only the
+        kubelet_reported_count: How many CPUs of its own the container is entitled to according to kubelet; None where only the
             CRI request is known.
     """
     problem, fault = pod.problem, bool(pod.problem)
@@ -190,7 +192,7 @@ def claim(pod: Pod, request: Request, online: CpuSet, *, static: bool, exact: in
         why = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
         return Claim(pool, f"{_class(pod)} pod: {why} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
     if may_own(pod) and not problem:
-        count = whole_cpus(request) if exact is None else exact
+        count = whole_cpus(request) if kubelet_reported_count is None else kubelet_reported_count
         own = _own(request, online, count, static=static, hard=pod.qos is not QosClass.LSR)
         if own is not None:
             return own
