@@ -165,8 +165,8 @@ def claim(
         request: Its request.
         online: The machine's online CPUs; a named CPU outside them is a problem.
         static: Whether we give whole-CPU Guaranteed containers CPUs of their own.
-        kubelet_reported_count: How many CPUs of its own the container is entitled to according to kubelet; None where only the
-            CRI request is known.
+        kubelet_reported_count: How many CPUs of its own the container is entitled to according to kubelet;
+            None where only the CRI request is known.
     """
     problem, fault = pod.problem, bool(pod.problem)
     is_be = pod.qos is QosClass.BE
