@@ -120,7 +120,9 @@ def _keep_cpus(
         return None
     why = f"{claimed.why}; runs on CPUs {current_cpus} already"
     mems = named_memory_nodes(state, request)
-    placement = _adopted(state, pod, request, Placement(Pool.OWN, current_cpus, mems, (why,), claimed.hard))
+    placement = _adopted(
+        state, pod, request, Placement(Pool.OWN, current_cpus, mems, (why,), claimed.excludes_be)
+    )
     if quota_is_off(state, pod, name, Pool.OWN):
         placement = without_quota(placement, request)
     container = Container(container_id, name, pod, request, placement, phase, attempt, owner)

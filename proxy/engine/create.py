@@ -455,4 +455,4 @@ def _placed(
         why = f"{claimed.why}; {listed(cpus)} on {where}, set aside for its pod"
     else:
         why = f"{claimed.why}; picked {listed(cpus)} on {where}"
-    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *memory_reasons), claimed.hard), granted)
+    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *memory_reasons), claimed.excludes_be), granted)

@@ -101,7 +101,7 @@ def _words(pools: CpuPools) -> str:
 def _container_problems(state: NodeState, live: list[Container]) -> list[list[str]]:
     """Return the problems of each container."""
     owned = union(o.cpus.bits for o in state.owners.values())
-    outside_be = union(o.cpus.bits for o in state.owners.values() if o.hard)
+    outside_be = union(o.cpus.bits for o in state.owners.values() if o.excludes_be)
     return [_problems_of(state, container, owned, outside_be) for container in live]
 
 

@@ -53,12 +53,12 @@ class ReservationCpus(Struct, frozen=True):
     Attributes:
         owner: The owner, as ``Container.owner``.
         cpus: The CPUs.
-        hard: True when the CPUs are out of the BE pool too.
+        excludes_be: True when the CPUs are out of the BE pool too.
     """
 
     owner: str
     cpus: CpuSet
-    hard: bool = True
+    excludes_be: bool = True
 
 
 NEVER_PINNED_BY_KUBELET = (QosClass.LS, QosClass.BE, QosClass.SYSTEM)
@@ -95,13 +95,13 @@ def owners_of(
         cpus = placement.exclusive | placement.replacement if placement.replacement else placement.exclusive
         cpus = cpus | known_owner.cpus if known_owner else cpus
         owners[container.owner] = Owner(
-            cpus, placement.excludes_be or (known_owner is not None and known_owner.hard)
+            cpus, placement.excludes_be or (known_owner is not None and known_owner.excludes_be)
         )
     for reserved in reservation_cpus:
         known_owner = owners.get(reserved.owner)
-        hard = reserved.hard or (known_owner is not None and known_owner.hard)
+        excludes_be = reserved.excludes_be or (known_owner is not None and known_owner.excludes_be)
         owners[reserved.owner] = Owner(
-            reserved.cpus | known_owner.cpus if known_owner else reserved.cpus, hard
+            reserved.cpus | known_owner.cpus if known_owner else reserved.cpus, excludes_be
         )
     return {**owners, **_owners_known_to_kubelet(node, held, existing, owners, pods)} if held else owners
 
@@ -138,7 +138,7 @@ def _owners_known_to_kubelet(
                 # An entry without a name only keeps CPUs from being chosen (``decisions``).
                 if name and node.floors.breach(node.shareable - taken - free, free):
                     continue
-                kubelet_owners[f"{uid}/{name}"] = Owner(free, hard=True)
+                kubelet_owners[f"{uid}/{name}"] = Owner(free, excludes_be=True)
                 taken |= free
     return kubelet_owners
 

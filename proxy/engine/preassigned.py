@@ -94,7 +94,9 @@ def place_on_named_cpus(
     mems, reasons = owner_memory_nodes(
         state, request, cpus, f"{owner} {name}", counted_nodes(pod, granted.blocks)
     )
-    placement = with_grants(Placement(Pool.OWN, cpus, mems, (claimed.why, *reasons), claimed.hard), granted)
+    placement = with_grants(
+        Placement(Pool.OWN, cpus, mems, (claimed.why, *reasons), claimed.excludes_be), granted
+    )
     return FoundPlacement(placement, owner, claimed.problem, decision)
 
 
@@ -185,6 +187,6 @@ def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict
     fault = InputDefect(text, DefectKind.OVERLAP)
     if not claimed.per_pod and claimed.cpus:
         why = f"{claimed.why}, but {text}: others are chosen"
-        return Claim(Pool.OWN, why, count=len(claimed.cpus), hard=claimed.hard, problem=fault)
+        return Claim(Pool.OWN, why, count=len(claimed.cpus), excludes_be=claimed.excludes_be, problem=fault)
     pool, _ = pool_of(pod)
     return Claim(pool, f"{claimed.why}, but {text}: it runs on the {pool} pool", problem=fault)

@@ -291,7 +291,9 @@ def _narrowed(state: NodeState, known: BeSuppression, when: float, milli: int, w
         return _knowing(state, known), ()
     if count >= len(pool):
         return _limited(state, known, None, when, why)
-    lsr = [AnnotatedCpus(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.hard]
+    lsr = [
+        AnnotatedCpus(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.excludes_be
+    ]
     limit = choose_cpus(known.locations[1], lsr, Withheld(reserved=machine.online - pool), milli, current)
     return _limited(state, known, limit, when, why) if limit else (_knowing(state, known), ())
 

@@ -128,7 +128,7 @@ def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
         has = CpuSet()
         if applied:
             has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
-        others = users.others(key, has or owner.cpus, hard=owner.hard) if applied else []
+        others = users.others(key, has or owner.cpus, hard=owner.excludes_be) if applied else []
         no_cgroup = not any(c.phase in LIVE for c in holders)
         if applied and no_cgroup and not (has or others) and executor.kernel_view.is_complete:
             has = owner.cpus  # all others have left the CPUs
@@ -141,7 +141,7 @@ def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
                 "applied": applied,
                 "also_used_by": [c.ref for c in others[:NAMED]],
                 "also_used": len(others),
-                "hard": owner.hard,
+                "hard": owner.excludes_be,
                 "resource_status": status_text(owner.cpus),
                 "pod": next((c.pod.ref for c in holders), ""),
                 "container": ",".join(sorted({c.name for c in holders})),

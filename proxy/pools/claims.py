@@ -116,7 +116,7 @@ class Claim(Struct, frozen=True):
         cpus: The CPUs that were named for it (by annotation or kubelet); None where we pick.
         count: How many CPUs to pick when ``cpus`` is None and the pool is OWN.
         per_pod: True when all containers of the pod own the same CPUs.
-        hard: True when owned CPUs leave the BE pool too.
+        excludes_be: True when owned CPUs leave the BE pool too.
         why: The reason, in one sentence.
         problem: What is wrong with the request, in words; the claim is then the part that remains.
         fatal: True when the container is rejected because of the problem.
@@ -129,7 +129,7 @@ class Claim(Struct, frozen=True):
     cpus: CpuSet | None = None
     count: int = 0
     per_pod: bool = False
-    hard: bool = False
+    excludes_be: bool = False
     problem: str = ""
     fatal: bool = False
     within: CpuSet | None = None
@@ -193,7 +193,7 @@ def claim(
         return Claim(pool, f"{_class(pod)} pod: {why} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
     if may_own(pod) and not problem:
         count = whole_cpus(request) if kubelet_reported_count is None else kubelet_reported_count
-        own = _own(request, online, count, static=static, hard=pod.qos is not QosClass.LSR)
+        own = _own(request, online, count, static=static, excludes_be=pod.qos is not QosClass.LSR)
         if own is not None:
             return own
     if pod.volcano_nodes and pool is Pool.SHARED and not problem:
@@ -207,7 +207,7 @@ def _named(pod: Pod, cpus: CpuSet) -> Claim:
     why = f"{_class(pod)} pod: its resource-status annotation names {named_cpus(cpus)}"
     if pod.cpuset_chosen_locally:
         why = f"{_class(pod)} pod: CPUs {listed(cpus)} were chosen for it when its sandbox was made"
-    return Claim(Pool.OWN, why, cpus=cpus, per_pod=True, hard=pod.qos is QosClass.LSE)
+    return Claim(Pool.OWN, why, cpus=cpus, per_pod=True, excludes_be=pod.qos is QosClass.LSE)
 
 
 def pool_of(pod: Pod) -> tuple[Pool, str]:
@@ -221,12 +221,15 @@ def may_own(pod: Pod) -> bool:
     return pod.kube_qos is KubeQos.GUARANTEED and pod.qos in (QosClass.NONE, *STRICT) and not pod.problem
 
 
-def _own(request: Request, online: CpuSet, count: int, *, static: bool, hard: bool) -> Claim | None:
+def _own(request: Request, online: CpuSet, count: int, *, static: bool, excludes_be: bool) -> Claim | None:
     if not count:
         return None
     if static:
         return Claim(
-            Pool.OWN, f"Guaranteed container with {count} whole CPUs, policy static", count=count, hard=hard
+            Pool.OWN,
+            f"Guaranteed container with {count} whole CPUs, policy static",
+            count=count,
+            excludes_be=excludes_be,
         )
     try:
         pinned = CpuSet.parse(request.cpuset_cpus)
@@ -237,7 +240,7 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool, hard: bo
             Pool.OWN,
             f"kubelet's CPU manager pinned the container to {named_cpus(pinned)}",
             cpus=pinned,
-            hard=hard,
+            excludes_be=excludes_be,
         )
     return None
 

@@ -36,11 +36,11 @@ class Owner(Struct, frozen=True):
 
     Attributes:
         cpus: The CPUs.
-        hard: True when the CPUs are out of the BE pool too.
+        excludes_be: True when the CPUs are out of the BE pool too.
     """
 
     cpus: CpuSet
-    hard: bool
+    excludes_be: bool
 
 
 class CpuPools(Struct, frozen=True):
@@ -84,7 +84,7 @@ def pools_of(
     owned = outside_be = 0
     for owner in owners:
         owned |= owner.cpus.bits
-        if owner.hard:
+        if owner.excludes_be:
             outside_be |= owner.cpus.bits
     system_cpus = CpuSet.from_bits(system.bits & ~owned) if system else CpuSet()
     be = CpuSet.from_bits(usable.bits & ~outside_be)

@@ -94,7 +94,7 @@ def test_offline_and_missing_cpus_are_named() -> None:
 
 def test_owners_that_no_container_makes_are_named() -> None:
     state = state_of(one("a", OWN, "0"))
-    late = structs.replace(state, owners={**state.owners, "b": Owner(CpuSet((1,)), hard=True)})
+    late = structs.replace(state, owners={**state.owners, "b": Owner(CpuSet((1,)), excludes_be=True)})
     assert violations(late)[0] == "what is owned is not what containers own: b"
     early = structs.replace(state, owners={})
     assert violations(early)[0] == "what is owned is not what containers own: a"

@@ -319,8 +319,8 @@ def test_cpus_excluded_from_the_be_pool_stay_excluded_while_they_change(
     qos = QosClass.LSE if owner else QosClass.LSR
     state = named(state_of(), "u", "0-1", qos=qos).state
     (key,) = state.owners
-    changing = state.with_reservation("r", ReservationCpus(key, CpuSet([2]), hard=reserved))
-    assert changing.owners[key].hard is hard
+    changing = state.with_reservation("r", ReservationCpus(key, CpuSet([2]), excludes_be=reserved))
+    assert changing.owners[key].excludes_be is hard
     assert changing.owners[key].cpus == CpuSet.parse("0-2")
 
 

@@ -97,9 +97,9 @@ def test_an_owner_is_hard_if_one_of_its_containers_is() -> None:
     hard, soft = owning("x", "a", "0"), owning("y", "a", "1", hard=False)
     for containers in ([hard, soft], [soft, hard]):
         state = NodeState.of(NODE, (), containers)
-        assert (state.owners["a"].cpus, state.owners["a"].hard) == (CpuSet.parse("0-1"), True)
+        assert (state.owners["a"].cpus, state.owners["a"].excludes_be) == (CpuSet.parse("0-1"), True)
     alike = changed_copy(soft, id="z")
-    assert not NodeState.of(NODE, (), [soft, alike]).owners["a"].hard
+    assert not NodeState.of(NODE, (), [soft, alike]).owners["a"].excludes_be
 
 
 def test_annotated_and_returning_cpus_count_as_promised() -> None:

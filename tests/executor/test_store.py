@@ -120,7 +120,7 @@ def in_store(work: Callable[[NodeStore, list[BaseException]], None]) -> None:
 
 def held(cpus: str, reason: str) -> ReservationCpusChanged:
     """Return an event that changes the pools."""
-    return ReservationCpusChanged(reason, ReservationCpus("o", CpuSet.parse(cpus), hard=True), reason)
+    return ReservationCpusChanged(reason, ReservationCpus("o", CpuSet.parse(cpus), excludes_be=True), reason)
 
 
 def test_observers_are_notified_in_order_and_one_change_at_a_time() -> None:

@@ -83,7 +83,7 @@ def test_whole_cpus(shares: int, quota: int, period: int, count: int) -> None:
 )
 def test_the_pool_of_each_class(the_pod: Pod, static: bool, pool: Pool, hard: bool) -> None:
     made = claim(the_pod, WHOLE_TWO, ONLINE, static=static)
-    assert (made.pool, made.hard, made.fatal, made.problem) == (pool, hard, False, "")
+    assert (made.pool, made.excludes_be, made.fatal, made.problem) == (pool, hard, False, "")
     if pool is Pool.OWN:
         assert (made.cpus, made.count) == ((the_pod.cpuset, 0) if the_pod.cpuset else (None, 2))
         assert made.per_pod is bool(the_pod.cpuset)
@@ -128,7 +128,7 @@ def test_the_reason_names_the_class_by_label_or_else_by_kubernetes(cpus: str) ->
 def test_pinning_by_kubelet_is_kept_where_topoproxy_does_not_allocate() -> None:
     pinned = Request(cpu_shares=2048, cpu_quota=-1, cpu_period=100_000, cpuset_cpus="4-5")
     made = claim(pod(), pinned, ONLINE, static=False)
-    assert (made.pool, made.cpus, made.hard) == (Pool.OWN, CpuSet.parse("4-5"), True)
+    assert (made.pool, made.cpus, made.excludes_be) == (Pool.OWN, CpuSet.parse("4-5"), True)
     for other in ("0-7", "", "x", "8-9", "4"):  # its default set, none, garbage, not here, another number
         request = Request(cpu_shares=2048, cpuset_cpus=other)
         assert claim(pod(), request, ONLINE, static=False).pool is Pool.SHARED

@@ -13,14 +13,14 @@ from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
 ONLINE = CpuSet.parse("0-7")
-LSE, LSR = Owner(CpuSet.parse("0-1"), hard=True), Owner(CpuSet.parse("2"), hard=False)
+LSE, LSR = Owner(CpuSet.parse("0-1"), excludes_be=True), Owner(CpuSet.parse("2"), excludes_be=False)
 
 
 def test_owned_cpus_leave_the_shared_pool_and_hard_ones_the_be_pool_too() -> None:
     assert pools_of(ONLINE, ()) == CpuPools(ONLINE, ONLINE)
     assert pools_of(ONLINE, [LSR]) == CpuPools(CpuSet.parse("0-1,3-7"), ONLINE)
     assert pools_of(ONLINE, [LSE, LSR]) == CpuPools(CpuSet.parse("3-7"), CpuSet.parse("2-7"))
-    other = Owner(CpuSet.parse("4,9"), hard=True)
+    other = Owner(CpuSet.parse("4,9"), excludes_be=True)
     assert pools_of(ONLINE, [LSE, other]) == CpuPools(CpuSet.parse("2-3,5-7"), CpuSet.parse("2-3,5-7"))
 
 

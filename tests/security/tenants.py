@@ -343,7 +343,7 @@ class Tenants:
                 known is not None and known.placement.pool is Pool.BE
             )  # BE pods may borrow CPUs of LSR pods
             for owner in state.owners.values():
-                assert not on & owner.cpus or (lent and not owner.hard), (
+                assert not on & owner.cpus or (lent and not owner.excludes_be), (
                     f"{container_id} runs on {owner.cpus}"
                 )
         self._listen()
