@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from proxy.cli.settings import PATH, FiniteRange
-from proxy.model.errors import UsageError
 
 _PAUSE = 1.5
 
@@ -72,8 +71,6 @@ def demo(
     from proxy.demo.demonstration import DemoOptions, play
     from proxy.demo.terminal import Screen
 
-    if sys.stdout is None:
-        raise UsageError("cannot show anything: standard output is closed")
     screen = Screen(colour=False if no_color else None, width=width)
     wait = 0.0 if fast else pause if pause is not None else _PAUSE if sys.stdout.isatty() else 0.0
     options = DemoOptions(runtime, containerd_socket, wait, keep, int(cgroup_version))

@@ -84,7 +84,7 @@ EXIT_CODES = (
         "A socket, the state or a file cannot be created (EX_CANTCREAT)",
         ("serve", "release", *_ATTACHING, *_WRITING, "bundle", "simulate", "scheduler-extender"),
     ),
-    ExitCode(74, "The output cannot be written: the disk is full (EX_IOERR)"),
+    ExitCode(74, "The output cannot be written: it is closed, or the disk is full (EX_IOERR)"),
     ExitCode(
         75,
         "Another topoproxy uses the socket or the state directory; scheduler-extender: the lease is lost, the"

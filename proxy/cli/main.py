@@ -172,9 +172,12 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         The exit code; for ``serve``, the configuration of the daemon that is to run.
     """
     code: int | Config | None
+    if sys.stdout is None and not _runs_on(sys.argv[1:] if args is None else args):
+        click.echo("topoproxy: cannot write the output: standard output is closed", err=True)
+        return EX_IOERR
     try:
         code = cli.main(args, "topoproxy", standalone_mode=False)
-        if sys.stdout is not None:  # started with it closed
+        if sys.stdout is not None:
             sys.stdout.flush()
     except click.ClickException as error:
         error.show()
@@ -198,6 +201,11 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         click.echo(f"topoproxy: internal error: {what} (TOPOPROXY_DEBUG=1 shows where)", err=True)
         code = 1
     return code or 0
+
+
+def _runs_on(args: Sequence[str]) -> bool:
+    """Return whether a command is a service: it writes no output, and may be started with it closed."""
+    return bool({"serve", "agent", "scheduler-extender"} & set(args[:1]))
 
 
 def _no_room(error: Exception) -> TypeGuard[OSError]:

@@ -72,7 +72,7 @@ def test_a_valid_file_is_described(files: Path, run: Run) -> None:
     code, reported, errors = run("validate", files / "50-pinned.py", "--config", files / "c.yaml")
     assert (code, errors) == (0, "")
     assert reported == (
-        f"{files}/50-pinned.py: good\n"
+        f"{files}/50-pinned.py: valid\n"
         "  handles   configure, pre_create_container\n"
         "  timeout   2 s\n"
         "  policy    Ignore\n"
@@ -135,7 +135,7 @@ def test_server_files_and_masks_can_be_validated(files: Path, run: Run) -> None:
     (files / "10-none.py").symlink_to("/dev/null")
     code, reported, _ = run("validate", files / "koordlet.json", files / "10-none.py")
     assert code == 0
-    assert "koordlet.json: good\n  handles   pre_run_pod_sandbox, shutdown\n" in reported
+    assert "koordlet.json: valid\n  handles   pre_run_pod_sandbox, shutdown\n" in reported
     assert "  policy    Fail\n" in reported
     assert "10-none.py: disabled\n  it disables a hook 10-none of hooks.vendorDirectory\n" in reported
 
@@ -382,3 +382,17 @@ def test_a_hook_that_cannot_be_configured_is_not_called(files: Path, run: Run) -
 @pytest.mark.parametrize("path", file_commands.shipped().values(), ids=lambda path: path.stem)
 def test_shipped_hooks_are_valid(path: Path, run: Run) -> None:
     assert run("validate", path, "--untrusted")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 11)", "SIGSEGV")]
+)
+def test_a_file_that_ends_its_process_is_reported(files: Path, run: Run, code: str, how: str) -> None:
+    (files / "50-ends.py").write_text(f"import os\n{code}\n")
+    (files / "50-ends.py").chmod(0o644)
+    ended, reported, _ = run("validate", files / "50-ends.py", "--untrusted")
+    assert ended == 65
+    assert (
+        f"50-ends.py: broken\n  cannot load hook {files}/50-ends.py: it ended the process with {how}\n"
+        in reported
+    )

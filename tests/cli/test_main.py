@@ -156,14 +156,25 @@ def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture) -> None:
         assert "\b" not in reported
 
 
-def test_a_closed_output_is_not_an_error() -> None:
+@pytest.mark.parametrize("args", [["version"], ["topology"], ["--help"], ["demo"]])
+def test_a_closed_output_is_reported(args: list[str]) -> None:
     # Python has no sys.stdout if the parent process has closed the descriptor.
     result = subprocess.run(
-        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", CODE, "version"],
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", CODE, *args],
         stderr=subprocess.PIPE,
         timeout=60,
     )
-    assert (result.returncode, result.stderr) == (0, b"")
+    message = b"topoproxy: cannot write the output: standard output is closed\n"
+    assert (result.returncode, result.stderr) == (74, message)
+
+
+def test_a_service_needs_no_output() -> None:
+    result = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", CODE, "serve", "--mode", "x"],
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    assert b"standard output" not in result.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -29,7 +29,7 @@ def hooks() -> None:
     Write one
       topoproxy hooks new 50-mine --directory .      a template to fill in
       topoproxy hooks points pre_create_container    what it receives, and what it may answer
-      topoproxy hooks validate 50-mine.py            is it good?
+      topoproxy hooks validate 50-mine.py            is it valid?
       topoproxy hooks run 50-mine.py --example pre_create_container      what does it do?
       install -m 0644 50-mine.py /etc/topoproxy/hooks.d/                 on a node, as root
       topoproxy hooks list                           does it run, and what is wrong if not

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -199,10 +201,10 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
     settings are those that the configuration has for a hook of its name. Only root may be able to write a
     hook file and the directories that it is in; --untrusted skips this check.
 
-    Ends with 0 when all files are good, with 65 and the reasons when one is not.
+    Ends with 0 when all files are valid, with 65 and the reasons when one is not.
     """
     config = read_config(file, {}).hooks
-    pages = [checked(path, config, trusted=not untrusted) for path in files]
+    pages = [checked_apart(path, config, trusted=not untrusted) for path in files]
     if as_json:
         click.echo(in_json({"schema": schema_ids.HOOKS_VALIDATE, "files": pages}))
     else:
@@ -211,6 +213,39 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
     if bad := [str(page["path"]) for page in pages if page["error"]]:
         subject = f"{len(bad)} of {len(files)} hook files" if len(files) > 1 else "the hook file"
         raise InputError(f"cannot use {subject}: see above")
+
+
+def checked_apart(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
+    """Do what ``checked`` does in a child process: a file may end the process that loads it."""
+    sys.stdout.flush()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        _check_and_end(writing, path, config, trusted=trusted)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        answer = stream.readline()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if answer.endswith(b"\n"):
+        page = json.loads(answer)
+        assert isinstance(page, dict)
+        return page
+    how = f"with {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    error = f"cannot load hook {path}: it ended the process {how}"
+    return {"path": str(path), "name": "", "state": "broken", "error": error, "settings": []}
+
+
+def _check_and_end(writing: int, path: Path, config: HooksConfig, *, trusted: bool) -> NoReturn:
+    """Write what was found to a pipe as a line of JSON, and end the child process."""
+    try:
+        page = json.dumps(checked(path, config, trusted=trusted))
+        with os.fdopen(writing, "w") as stream:
+            stream.write(f"{page}\n")
+    except Exception as error:  # noqa: BLE001  the parent reports that the child has failed
+        click.echo(f"topoproxy: internal error: {type(error).__name__}: {error}", err=True)
+    finally:
+        sys.stdout.flush()  # what the file has printed
+        os._exit(1)
 
 
 def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
@@ -222,7 +257,7 @@ def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]
         trusted: Only root may have written it.
 
     Returns:
-        ``path``, ``name``, ``state``, ``error`` (empty if it is good), and of a good one ``points``,
+        ``path``, ``name``, ``state``, ``error`` (empty if it is valid), and of a valid one ``points``,
         ``policy``, ``timeout`` and ``settings``.
     """
     from proxy.cli.hooks.offline import LOADS, examined
@@ -242,8 +277,8 @@ def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]
 
 
 def _checked_lines(page: dict[str, Any]) -> Iterator[str]:
-    good = not page["error"] and bool(page.get("points"))
-    yield f"{page['path']}: {'good' if good else page['state']}"
+    valid = not page["error"] and bool(page.get("points"))
+    yield f"{page['path']}: {'valid' if valid else page['state']}"
     if page["error"]:
         yield f"  {page['error']}"
         return
