@@ -15,6 +15,7 @@ from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCa
 from proxy.engine.admit import decides_pod
 from proxy.engine.call_answers import RecordFirst, Refuse
 from proxy.engine.enforcement import applies_to, is_applied_to_all
+from proxy.engine.node_effects import PodDecided
 from proxy.executor.node_executor import NodeExecutor
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
@@ -85,9 +86,14 @@ class PodCalls:
             decided = await executor.device_grants.admit(pod, total)
         else:
             decided = executor.sandboxes.admit(pod, total)
+        await self._admitted(call, decided, is_changed=is_changed)
+
+    async def _admitted(self, call: UndecidedCall, decided: PodDecided, *, is_changed: bool) -> None:
+        """Continue with a pod that has been decided; its client may have left while plug-ins were queried."""
+        executor = self.executor
         if type(decided.answer) is not Refuse:
             pod = decided.admission.pod
-            if call.done:  # the client left while device plug-ins were queried
+            if call.done:
                 executor.sandboxes.failed(pod.sandbox_id)
                 return
             # From here on the end of the call frees what was set aside, or gives it to the sandbox.

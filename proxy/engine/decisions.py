@@ -222,6 +222,9 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
     if phase is Phase.RUNNING:
         sandbox_id, before = changed.pod.sandbox_id, after
         after = after.started(changed)  # init containers release memory
+        if after is not before:
+            released = (c for c in after.in_sandbox(sandbox_id) if c is not before.containers[c.id])
+            effects += (PutRecord(f"c/{c.id}", c) for c in released)
         if container.phase is Phase.CREATED:
             after = after.with_runtime(after.runtime.with_unsaved((container_id,)))
             effects += WriteCpusets((container_id,)), SyncRuntimeSoon()

@@ -26,6 +26,7 @@ from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.phrases import listed
 from proxy.model.pod_selection import selectable_labels
 from proxy.model.quoting import MESSAGE, SENTENCE, printable
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
     KubeQos,
@@ -54,8 +55,11 @@ _NAMED = frozenset(
         "nodes", "source",
     )
 )  # fmt: skip
-"""Simple fields of ``Pod`` that the functions below name. ``source`` is not recorded, and neither is
-``requests``: kubelet is queried again after a start."""
+"""Simple fields of ``Pod`` that the functions below name.
+
+``requests`` and ``source`` are recorded with a container only: what it keeps after its end depends on them.
+For the next container of a pod kubelet is queried again after a start.
+"""
 _SIMPLE = (bool, int, str, CpuSet, Mask)
 """Types of which a field is recorded as it is or, where it is a set, as a list; subclasses too."""
 MOST_FAULTS = 20
@@ -91,6 +95,24 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
         **({} if pod.reserved_for_pod is None else {"aside": _dump_aside(pod.reserved_for_pod)}),
         **({"faults": [[each.kind.value, str(each)] for each in pod.defects]} if pod.defects else {}),
     }
+
+
+def _dump_requests(pod: Pod) -> dict[str, object]:
+    """Return what kubelet has reported of a pod under its key; nothing where it has not."""
+    requests = pod.requests
+    if requests is None:
+        return {}
+    recorded = {
+        "uid": requests.uid,
+        "source": pod.source,
+        "guaranteed": requests.guaranteed,
+        "containers": [
+            [each.name, each.kind.value, dict(each.requests), dict(each.limits)]
+            for each in requests.containers
+        ],
+        **({} if requests.own is None else {"own": dict(requests.own), "managed": requests.own_managed}),
+    }
+    return {"requests": recorded}
 
 
 @cache
@@ -188,7 +210,7 @@ def _dump_container(container: Container) -> dict[str, object]:
     return {
         "id": container.id,
         "name": container.name,
-        "pod": _dump_pod(container.pod),
+        "pod": {**_dump_pod(container.pod), **_dump_requests(container.pod)},
         "request": {
             **{name: getattr(request, name) for name in REQUEST_FIELDS},
             **({"huge_pages": dict(request.huge_pages)} if request.huge_pages else {}),
@@ -293,6 +315,8 @@ def _pod(data: Mapping[str, Any], bounds: Bounds) -> Pod:
         nodes=nodes,
         reserved_for_pod=_aside(data["aside"], bounds) if "aside" in data else None,
         total=_total(data["total"]) if "total" in data else None,
+        requests=_requests(data["requests"]) if "requests" in data else None,
+        source=_sentence(data["requests"]["source"]) if "requests" in data else "",
         labels=selectable_labels({_text(key): _text(text) for key, text in data.get("labels", {}).items()}),
     )
     return structs.replace(pod, **simple) if simple else pod
@@ -318,6 +342,24 @@ def _not_here(ids: IdSet, *, decisive: bool) -> InputDefect:
 
 def _total(data: Mapping[str, Any]) -> Request:
     return Request(_number(data["cpu_shares"]), _number(data["cpu_quota"]), _number(data["cpu_period"]))
+
+
+def _requests(data: Mapping[str, Any]) -> PodRequests:
+    own = data.get("own")
+    return PodRequests(
+        _text(data["uid"]),
+        tuple(
+            ContainerResources(_text(name), ContainerKind(kind), _amounts(requests), _amounts(limits))
+            for name, kind, requests, limits in data["containers"]
+        ),
+        data["guaranteed"] is True,
+        None if own is None else _amounts(own),
+        data.get("managed") is True,
+    )
+
+
+def _amounts(data: Mapping[str, Any]) -> dict[str, int]:
+    return {_text(resource): _number(amount) for resource, amount in data.items()}
 
 
 def _aside(data: Mapping[str, Any], bounds: Bounds) -> SetAside:

@@ -65,7 +65,8 @@ def test_the_memory_of_an_init_container_is_free_once_the_next_container_runs() 
     assert assigned_memory(after) == {"i": 0, "c": 15 * MIB}
     assert after.containers["i"].placement.blocks == ()
     assert after.containers["c"].placement == state.containers["c"].placement
-    assert records(effects) == {"c/c": after.containers["c"], "p/s": after.pods["s"]}
+    containers = {f"c/{i}": after.containers[i] for i in "ci"}
+    assert records(effects) == {**containers, "p/s": after.pods["s"]}
 
 
 def test_the_pod_is_not_recorded_again_where_no_init_container_held_memory() -> None:

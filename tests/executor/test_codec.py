@@ -23,7 +23,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy
 from proxy.model.machine import Bounds
 from proxy.model.pod_selection import selectable_labels
-from proxy.model.requests import ContainerResources, PodRequests
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
     KubeQos,
@@ -169,16 +169,27 @@ def test_grants_of_other_providers_are_stored_only_where_present() -> None:
     assert load_container(wrong) is None, "an amount that is not a number"
 
 
-def test_facts_of_kubelet_are_queried_again_and_not_stored() -> None:
-    requests = PodRequests("u", (ContainerResources("c"),))
-    pod = Pod("s", "u", "ns", "p", requests=requests, source="kubelet")
-    assert load_pod(dump(pod)) == Pod("s", "u", "ns", "p")
-    near = Container(
-        "x", "c", pod, Request(devices=(LocatedDevice("/dev/a"),)), CONTAINER.placement, Phase.RUNNING
+def test_requests_are_stored_with_containers_and_queried_again_for_the_next_one() -> None:
+    amounts = {"cpu": 2000, "memory": 1 << 30}
+    resources = (
+        ContainerResources("i", ContainerKind.INIT, {"cpu": 500}),
+        ContainerResources("c", requests=amounts, limits={**amounts, "example.com/nic": 1}),
     )
-    read = load_container(dump(near))
-    assert read is not None
-    assert (read.request, read.pod.requests) == (Request(), None)
+    for requests in (
+        PodRequests("u", resources),
+        PodRequests("u", resources, guaranteed=False, own={"cpu": 3000}, own_managed=True),
+    ):
+        pod = Pod("s", "u", "ns", "p", requests=requests, source="kubelet")
+        assert load_pod(dump(pod)) == Pod("s", "u", "ns", "p")
+        near = Container(
+            "x", "c", pod, Request(devices=(LocatedDevice("/dev/a"),)), CONTAINER.placement, Phase.RUNNING
+        )
+        read = load_container(json.loads(json.dumps(dump(near))))
+        assert read is not None
+        assert (read.request, read.pod) == (Request(), pod)
+    wrong: Any = dump(near)
+    wrong["pod"]["requests"]["containers"][0][2] = {"cpu": "500m"}
+    assert load_container(wrong) is None, "an amount that is not a number"
 
 
 SAMPLES = {bool: True, int: 3, str: "text", CpuSet: CpuSet((2, 3)), Mask: Mask((1,))}
