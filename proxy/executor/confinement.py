@@ -357,7 +357,7 @@ class Confinement:
         container = self._context.state.containers.get(flight.container_id)
         ref = container.ref if container is not None else f"container {flight.container_id}"
         if flight.suspected:
-            return f"a call for {ref} that may have been made before the daemon was restarted"
+            return f"a call for {ref} that may have been made before a restart or during a release"
         what = "start" if flight.is_start else "update"
         return f"the {what} of {ref}, not answered for {now - flight.sent_at:.1f} s"
 

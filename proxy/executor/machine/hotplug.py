@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 MOMENT_S = 0.05
 """Seconds between a report and reading the machine: many CPUs go at once where SMT is switched off."""
 
-CHECKS = 3
+DISPLACED_TASK_CHECKS = 3
 """How many times to look for tasks that the kernel has moved away: it moves them after its report.
 
 Also after a start, where the cgroups of containers are not known yet the first time."""
@@ -103,7 +103,8 @@ class Hotplug:
         self.shortage = Shortage(context)
         self._looking = asyncio.Lock()
         self._replacing = asyncio.Lock()
-        self._looks = CHECKS if displaced is not None else 0  # CPUs may have gone while no daemon ran
+        # CPUs may have gone while no daemon ran.
+        self._checks_left = DISPLACED_TASK_CHECKS if displaced is not None else 0
         self._awaited: set[int] = set()
         self._soon: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -137,7 +138,7 @@ class Hotplug:
             machine = await self._mems.worker.run(self._hardware, context.state.node.machine)
             if machine is not None:
                 self._changed(machine)
-        if self._looks or owners_missing_cpus(context.state) or context.state.facts.losses:
+        if self._checks_left or owners_missing_cpus(context.state) or context.state.facts.losses:
             context.spawn(self.update_replacements())
 
     def _changed(self, machine: Machine) -> None:
@@ -154,7 +155,7 @@ class Hotplug:
         context.store.handle(HardwareChanged(machine))
         context.enforcer.forget()  # what the kernel removed from cgroups, no program wrote
         context.telemetry.count(metrics.MACHINE_CHANGES)
-        self._looks = CHECKS
+        self._checks_left = DISPLACED_TASK_CHECKS
         if was.memory_nodes != machine.memory_nodes:
             self._memory_changed(before, after)
         for container in after.containers.values():
@@ -176,8 +177,8 @@ class Hotplug:
         context = self._context
         async with self._replacing:
             if applies_to(context.state, None):
-                if self._looks:
-                    self._looks -= 1
+                if self._checks_left:
+                    self._checks_left -= 1
                     await self._mems.once()
                     if self.displaced is not None:
                         await context.kernel.run(self._bring_back, self.displaced)

@@ -8,8 +8,8 @@ repeatedly is not called for a while (``breaker``).
 
 The engine itself runs on the event loop. Plain functions run in threads (``runners``), coroutines on their
 own loops (``event_loops``), so a hook can at worst take turns of the interpreter from others. Only hooks that
-declare that they are pure run on the loop, for milliseconds at most (``alarm``). ``thread_interrupt`` lists
-what the engine cannot prevent.
+declare that they are pure run on the loop, for milliseconds at most (``loop_interrupt``).
+``thread_interrupt`` lists what the engine cannot prevent.
 """
 
 from __future__ import annotations

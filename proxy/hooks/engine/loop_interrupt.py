@@ -30,7 +30,7 @@ class Alarm:
     """The interval timer for calls on the main thread, one at a time.
 
     Attributes:
-        rang: The last call was interrupted: its result is discarded.
+        interrupted: The last call was interrupted: its result is discarded.
     """
 
     def __init__(self) -> None:

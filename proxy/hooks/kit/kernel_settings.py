@@ -29,7 +29,7 @@ Put: TypeAlias = Callable[[Path, str], None]
 
 @dataclass(frozen=True, slots=True)
 class AppliedSettings:
-    """The result of one ``KernelSettings.hold``.
+    """The result of one ``KernelSettings.apply``.
 
     Attributes:
         written: Files that were written, those given back too.

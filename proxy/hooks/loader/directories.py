@@ -92,7 +92,7 @@ class Survey:
     Attributes:
         candidates: By name, in order.
         masked: Files that do not count, and the one that is taken instead.
-        strange: Sentences about ignored files that were perhaps meant as hooks.
+        ignored_files: Sentences about ignored files that were perhaps meant as hooks.
         unreadable: Directories of which nothing is known now.
     """
 
