@@ -271,28 +271,49 @@ def _by_id(devices: Iterable[PluginDevice]) -> dict[str, PluginDevice]:
     """Return devices by id.
 
     Raises:
-        ValueError: Two devices have the same id, or a device has none.
+        TypeError: One is no device.
+        ValueError: Two devices have the same id, a device has none, or one cannot be sent to a manager.
     """
     listed = list(devices)
+    for device in listed:
+        _check(device)
     by_id = {device.id: device for device in listed}
     if len(by_id) != len(listed) or "" in by_id:
         raise ValueError("each device needs an id of its own")
     return by_id
 
 
-def _listed(devices: Iterable[PluginDevice]) -> pb.ListAndWatchResponse:
-    return pb.ListAndWatchResponse(
-        devices=[
-            pb.Device(
-                ID=device.id,
-                health=HEALTHY if device.healthy else UNHEALTHY,
-                topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in device.numa])
-                if device.numa
-                else None,
-            )
-            for device in devices
-        ]
+def _check(device: PluginDevice) -> None:
+    """Check the types of a device that the author's code has made: msgspec does not.
+
+    Raises:
+        TypeError: It is no device.
+        ValueError: It cannot be sent to a manager.
+    """
+    if not isinstance(device, PluginDevice):
+        raise TypeError(f"devices() must return PluginDevice objects, not {device!r}")
+    numa: object = device.numa
+    if not isinstance(numa, tuple | list) or any(type(node) is not int or node < 0 for node in numa):
+        raise ValueError(
+            f"numa of device {device.id!r} must be a tuple of numbers such as (0,), not {numa!r}"
+        )
+    try:
+        _message(device)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"device {device.id!r} cannot be sent to a manager: {error}") from error
+
+
+def _message(device: PluginDevice) -> pb.Device:
+    nodes = [pb.NUMANode(ID=node) for node in device.numa]
+    return pb.Device(
+        ID=device.id,
+        health=HEALTHY if device.healthy else UNHEALTHY,
+        topology=pb.TopologyInfo(nodes=nodes) if nodes else None,
     )
+
+
+def _listed(devices: Iterable[PluginDevice]) -> pb.ListAndWatchResponse:
+    return pb.ListAndWatchResponse(devices=[_message(device) for device in devices])
 
 
 def _allocated(answer: AllocateAnswer) -> pb.ContainerAllocateResponse:

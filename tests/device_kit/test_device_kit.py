@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,6 +220,30 @@ def test_two_devices_of_one_id_are_a_fault_of_the_list() -> None:
     (problem,) = reported.problems()
     assert problem["message"] == "cannot list devices"
     assert "an id of its own" in str(problem)
+
+
+@pytest.mark.parametrize("numa", [0, 1, ("1",), (True,), (-1,), (1 << 70,), None, "0"])
+def test_nodes_that_are_no_tuple_of_numbers_are_a_fault_of_the_list(numa: Any) -> None:
+    class Careless(Cards):
+        def devices(self) -> Iterator[PluginDevice]:
+            yield PluginDevice("card", numa=numa)
+
+    reported = telemetry()
+    PluginService(Careless(), reported).refresh()
+    (problem,) = reported.problems()
+    assert problem["message"] == "cannot list devices"
+    assert "device 'card'" in str(problem)
+
+
+def test_what_is_no_device_is_a_fault_of_the_list() -> None:
+    class Names(Cards):
+        def devices(self) -> Iterator[Any]:
+            yield "card"
+            yield PluginDevice(7)  # type: ignore[arg-type]
+
+    reported = telemetry()
+    PluginService(Names(), reported).refresh()
+    assert "must return PluginDevice objects, not 'card'" in str(reported.problems())
 
 
 def test_a_list_of_a_thousand_devices_is_sent_once_if_nothing_changes(
