@@ -267,13 +267,13 @@ def _checked(distance: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _reserve(rules: Node, numa: NumatopologyFacts | None, free: CpuSet) -> CpuSet:
-    """Return the CPUs that stay without an owner: those of an amount, or those that no pod holds.
+    """Return the CPUs that stay without an owner.
 
-            amount is chosen as kubelet chooses it.
-    The reserve of an object that lists its pods are the CPUs that are neither free nor held. Where it lists
-    none,
-        the amount is chosen as kubelet chooses it.
-        amount is chosen as kubelet chooses it.
+    Where the object names an amount, they are chosen as kubelet chooses them. Where it lists its pods
+    instead, they are the CPUs that are neither free nor held by a pod.
+
+    Raises:
+        UnknownNodeError: The amount cannot be reserved on this machine.
     """
     if numa is None:
         return CpuSet()
