@@ -31,7 +31,7 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **options: str
     """Check a configuration and print what is in effect.
 
     Takes the same options as serve. What is printed is a configuration file itself, with remarks as comments.
-    Ends with 0 when the configuration is good, and with 78 and the reasons when it is refused.
+    Ends with 0 when the configuration is valid, and with 78 and the reasons when it is refused.
 
     \b
     Start a file of your own:

@@ -63,7 +63,7 @@ def devices(
     if device is not None:
         shown = [entry for entry in map(as_map, as_list(answer["devices"])) if device in _known_as(entry)]
         if not shown:
-            raise InputError(f"cannot show the device {device}: no source lists it")
+            raise InputError(f"cannot show the device {device}: there is no such device")
         answer["devices"] = shown
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))

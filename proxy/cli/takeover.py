@@ -69,10 +69,10 @@ def _head(data: Mapping[str, object]) -> Iterable[str]:
     yield f"kubelet:   {f'runs ({one_line(runs[0])})' if runs else 'does not run'}"
     options = ", ".join(f"{name}={value}" for name, value in as_map(kubelet.get("options")).items())
     parts = [f"policy {one_line(kubelet.get('policy')) or 'unknown'}", options]
-    parts.append(f"keeps back CPUs {one_line(kubelet.get('reserved'))}" if kubelet.get("reserved") else "")
+    parts.append(f"reserves CPUs {one_line(kubelet.get('reserved'))}" if kubelet.get("reserved") else "")
     yield f"           CPU manager: {', '.join(part for part in parts if part)}"
     problem = one_line(kubelet.get("file_problem"))
-    state = problem or f"for policy {one_line(kubelet.get('file_policy'))}, checksum good"
+    state = problem or f"for policy {one_line(kubelet.get('file_policy'))}, checksum valid"
     yield f"           {one_line(kubelet.get('file'))}: {state}"
     configured = one_line(own.get("configured"))
     now = one_line(own.get("cpuManagerPolicy"))

@@ -62,7 +62,7 @@ def upgrade(
 
     if compare + describe + now != 1:
         which = "only one of " if compare + describe + now else ""
-        raise UsageError(f"cannot upgrade: give {which}--check, --now or --describe")
+        raise UsageError(f"cannot upgrade: specify {which}--check, --now or --describe")
     config, refused = config_or_defaults(file, None)
     socket = config.admin_path if admin is None else config_for(file, admin).admin_path
     if describe:

@@ -96,7 +96,7 @@ def _configuration(facts: DoctorFacts) -> Outcome:
         return (
             FAIL,
             configuration.refused,
-            "correct the file; topoproxy check-config shows whether it is good",
+            "correct the file; topoproxy check-config shows whether it is valid",
         )
     return OK, f"the configuration ({configuration.source}) is valid, mode {configuration.mode}", ""
 

@@ -64,9 +64,10 @@ def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[
     if would:
         yield f"{step} would:"
         yield from would
-        yield f"  {'leave':<7} {counted(sums.get('unchanged', 0), 'container')} unchanged"
+        same = sums.get("unchanged", 0)
+        yield f"{counted(same, 'container')} would stay as {'it is' if same == 1 else 'they are'}."
     elif not is_known:
-        yield "No change is known."
+        yield "No changes detected so far."
     elif applied < total or mode != _ENFORCE:
         yield f"{step} would change nothing."
     elif not drift:

@@ -152,9 +152,7 @@ def copies(machines: Sequence[Named], count: int) -> list[Named]:
     names = [named.name for named in result]
     if len(set(names)) < len(names):
         repeated = next(name for name in names if names.count(name) > 1)
-        raise InputError(
-            f"cannot use two machines of the name {repeated}: write NAME=FILE to give them names"
-        )
+        raise InputError(f"cannot simulate: two machines are named {repeated} (use NAME=FILE)")
     return result
 
 

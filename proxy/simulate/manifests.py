@@ -62,7 +62,7 @@ def load_pods(
     """
     pods = pods_of(read_documents(paths), machines, replicas, bound=bound)
     if not pods.simulated_pods:
-        raise InputError(f"cannot simulate pods: there is none in {', '.join(paths)}")
+        raise InputError(f"cannot simulate pods: no pods found in {', '.join(paths)}")
     return pods
 
 

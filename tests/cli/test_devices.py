@@ -273,7 +273,7 @@ def test_a_device_is_found_by_each_of_its_names(node: DaemonNode) -> None:
         assert list(listed_devices(node, name))[2:] == ["0000:81:00.0"]
     result = run_devices(node, "eth7")
     assert isinstance(result.exception, InputError)
-    assert str(result.exception) == "cannot show the device eth7: no source lists it"
+    assert str(result.exception) == "cannot show the device eth7: there is no such device"
 
 
 def test_another_machine_is_listed_without_this_nodes_daemon_and_specs(

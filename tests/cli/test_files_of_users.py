@@ -38,7 +38,7 @@ EXPECTED: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {
         {
             "text": f"{READ}, line 1: the document is text, not an object",
             "list": f"{READ}, line 1: the document is a list, not an object",
-            "empty": "cannot simulate pods: there is none in ",
+            "empty": "cannot simulate pods: no pods found in ",
             "nested": f"{READ}: it is nested too deeply",
         },
     ),

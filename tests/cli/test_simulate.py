@@ -198,7 +198,7 @@ def test_progress_is_for_terminals_or_on_request() -> None:
     [
         ("no.yaml --machine m.json", InputError, "cannot read no.yaml: No such file"),
         ("pod.yaml --machine no.json", InputError, "cannot read the machine description no.json"),
-        ("pod.yaml --machine m.json --machine m.json", InputError, "two machines of the name m"),
+        ("pod.yaml --machine m.json --machine m.json", InputError, "two machines are named m"),
         ("pod.yaml --sysfs-root .", InputError, "cannot read the machine"),
         ("pod.yaml --machine m.json --devices pod.yaml", InputError, "not a name of a device resource"),
         ("static.yaml --machine m.json", InputError, "static.yaml, line 1: it has no kind"),

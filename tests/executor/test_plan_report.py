@@ -95,7 +95,7 @@ def test_a_kernel_that_never_answered_has_no_age(run_scenario: Any, monkeypatch:
         finally:
             gate.set()
         assert page["kernel"] == {"age_s": None, "not_read": 1}
-        assert "No change is known." in render_plan_report(page)
+        assert "No changes detected so far." in render_plan_report(page)
         await world.until(lambda: ls in world.executor.kernel_view.last.cpusets)
         world.now += 7.0
         world.cgroups.read = read

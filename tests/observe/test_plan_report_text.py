@@ -60,7 +60,7 @@ Enforcing would:
   remove  1 CFS quota
   bind    1 container to other memory nodes, once created again
   reject  1 create like those below
-  leave   1 container unchanged
+1 container would stay as it is.
 
 WOULD  CONTAINER          POOL    CPUS NOW  CPUS THEN  QUOTA REMOVED
 pin    demo/trading/main  own     0-15      2-3        pod 200000 us
@@ -122,7 +122,7 @@ def test_nothing_is_reported_of_cpusets_that_are_not_known(
 ) -> None:
     first, *rest = render_plan_report({**answer, "kernel": kernel}).splitlines()
     assert first.startswith("Mode ")
-    assert rest == ["No change is known.", reported]
+    assert rest == ["No changes detected so far.", reported]
 
 
 def test_an_age_that_is_no_number_or_within_the_bound_changes_nothing() -> None:
@@ -158,6 +158,6 @@ def test_any_answer_of_the_daemon_gives_a_page(answer: object) -> None:
 def test_no_change_is_reported_before_the_first_reconcile() -> None:
     assert render_plan_report(page() | {"compared": False}, 120) == (
         "Mode observe: the plan is applied to 0 of 0 running containers.\n"
-        "No change is known.\n"
+        "No changes detected so far.\n"
         "The state has not been compared with the runtime yet: containers may be missing.\n"
     )

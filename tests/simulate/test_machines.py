@@ -63,7 +63,7 @@ def test_copies_are_numbered_and_names_unique() -> None:
     one, two = Named("a", MACHINE), Named("b", MACHINE)
     assert [named.name for named in copies([one, two], 2)] == ["a-1", "a-2", "b-1", "b-2"]
     assert [named.name for named in copies([one], 1)] == ["a"]
-    with pytest.raises(InputError, match="two machines of the name a: write NAME=FILE"):
+    with pytest.raises(InputError, match="two machines are named a \\(use NAME=FILE"):
         copies([one, one], 1)
     with pytest.raises(InputError, match="cannot simulate 200000 machines"):
         copies([one, two], 100_000)
