@@ -239,7 +239,7 @@ class NodeExecutor(NodeContext):
     async def close(self, limit: float = CLOSE_S, *, handing_over: bool = False) -> None:
         """Write what waits and end the workers, within ``limit`` seconds; a stuck worker is not waited for.
 
-        The parts that take calls (``start_update``, ``reconciler``, ``runtime_sync``) have workers of their own.
+        The parts that take calls (``start_update``, ``reconciler``, ``runtime_sync``) have their own workers.
 
         Args:
             limit: The seconds.

@@ -73,7 +73,7 @@ class BodyBudget:
         return True
 
     def refuse_largest(self) -> bool:
-        """Refuse the request with the largest body that is held, to free memory; False where nothing is held."""
+        """Refuse the request with the largest held body, to free memory; False where nothing is held."""
         heaviest = self._heaviest()
         if heaviest is None:
             return False

@@ -49,6 +49,8 @@ TRIES = 3
 """How often a change of the Node object is tried where others change it at the same time."""
 CANNOT_END, CANNOT_MARK = "cannot end a rejected pod", "cannot mark the node"
 MARKED = "marked the node: no room"
+UNMARKED = "the node has room again"
+MARK_RESTORED = "no rejected pod was terminated: the mark of the node is as before"
 _READ, _MARK = "read", "mark"
 """What is tried again at growing intervals."""
 FAILED_AT = "topoproxy.io/failed-at"
@@ -250,7 +252,7 @@ class RejectedPodEnding:
         ended = [end for end in ends if await self._end(end)]
         if lacking_room and not any(end in lacking_room for end in ended):
             self._mark = before
-            later = await self._write_mark("no rejected pod was ended: the mark of the node is as before")
+            later = await self._write_mark(restores=True)
         return later if self._mark is None else [*later, max(1.0, self._mark.since + keep_for - now)]
 
     async def _end(self, end: EndPod) -> bool:
@@ -314,22 +316,22 @@ class RejectedPodEnding:
 
     # -- the mark -----------------------------------------------------------------------------------------
 
-    async def _write_mark(self, said: str = "") -> list[float]:
+    async def _write_mark(self, *, restores: bool = False) -> list[float]:
         """Write the mark, at growing intervals while that fails; return the seconds until the next attempt.
 
         Args:
-            said: What the log says in place of the usual text.
+            restores: It is the one from before a termination that failed.
         """
         if self._mark == self._marked and not self._in_doubt:
             return []
         if self._retries.due(_MARK, self._clock()):
-            if await self._put_mark(said):
+            if await self._put_mark(restores=restores):
                 self._retries.succeeded(_MARK)
                 return []
             self._retries.failed(_MARK, self._clock())
         return [self._retries.remaining(_MARK, self._clock())]
 
-    async def _put_mark(self, said: str = "") -> bool:
+    async def _put_mark(self, *, restores: bool) -> bool:
         """Write the mark into the Node object; return whether it is there."""
         session, mark = self._session, self._mark
         path = f"/api/v1/nodes/{session.node}"
@@ -349,8 +351,12 @@ class RejectedPodEnding:
                 return False
             break
         session.telemetry.resolved(CANNOT_MARK)
-        if mark != self._marked:
-            session.telemetry.event(said or (MARKED if mark is not None else "the node has room again"))
+        if mark != self._marked and restores:
+            session.telemetry.event(MARK_RESTORED)
+        elif mark != self._marked and mark is not None:
+            session.telemetry.event(MARKED)
+        elif mark != self._marked:
+            session.telemetry.event(UNMARKED)
         self._marked, self._in_doubt = mark, False
         return True
 
