@@ -10,6 +10,7 @@ import click
 
 from proxy.cli.admin_query import config_or_defaults, query_options
 from proxy.cli.settings import PATH
+from proxy.model.errors import UsageError
 from proxy.model.phrases import counted
 
 
@@ -38,6 +39,9 @@ def bundle(
     """
     from proxy.bundle.sources import BundleSettings, collect, pack, write_bundle
 
+    if output is not None and output.name in ("", "-"):
+        shown = "standard output" if output.name else "a file without a name"
+        raise UsageError(f"cannot write the bundle to {shown}: give the name of a file")
     now = time.time()
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     path = output or Path(f"topoproxy-bundle-{stamp}.tar.gz")

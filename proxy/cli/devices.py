@@ -13,7 +13,7 @@ import click
 
 from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.cli.settings import PATH
-from proxy.model.errors import InputError, TopoproxyError
+from proxy.model.errors import InputError, TopoproxyError, UsageError
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def devices(
     PCI functions and CDI devices are read here. Managers, containers, health and history come from the
     daemon, which queries kubelet (kubelet.podResources). What no source knows is shown as unknown.
     """
+    if device == "":
+        raise UsageError("cannot show a device without a name")
     config = config_for(file, admin)
     page, problem = _daemon(config, timeout) if sysfs_root is None else ({}, "--sysfs-root is given")
     listed = _list(config, sysfs_root, procfs_root, page)

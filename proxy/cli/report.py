@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.admin_query import config_for, query_daemon, query_options
+from proxy.model.errors import UsageError
 
 FORMATS = ("koordinator",)
 
@@ -38,6 +39,12 @@ def report(file: Path | None, admin: str | None, form: str, node: str | None, ti
 
     Ends with 69 when the daemon does not answer.
     """  # noqa: D301 - click wants the real backspace
-    requested = {"format": form} | ({"node": node} if node else {})
+    from proxy.config import Config, override
+
+    requested = {"format": form}
+    if node is not None:
+        requested["node"] = override(Config(), {"cluster.node": ("--node", node)}).cluster.node
+    if not requested.get("node", form):
+        raise UsageError("cannot use --node: the name is empty")
     answer = query_daemon(config_for(file, admin), "/report", timeout, requested)
     click.echo(json.dumps(answer, indent=1, ensure_ascii=False))

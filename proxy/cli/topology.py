@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 
 from proxy.cli.settings import PATH
+from proxy.model.errors import UsageError
 
+SYSFS = Path("/sys")
 _PICTURE = "├└│─·…"
 
 
@@ -47,8 +49,8 @@ def _can_draw() -> bool:
 @click.option(
     "--sysfs-root",
     type=PATH,
-    default=Path("/sys"),
-    show_default=True,
+    default=None,
+    show_default="/sys",
     help="Used in place of /sys; a directory with sys and proc is accepted, too.",
 )
 @click.option(
@@ -68,7 +70,11 @@ def _can_draw() -> bool:
 )
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII characters only.")
 def topology(
-    sysfs_root: Path, procfs_root: Path | None, as_json: bool, description: Path | None, ascii_only: bool
+    sysfs_root: Path | None,
+    procfs_root: Path | None,
+    as_json: bool,
+    description: Path | None,
+    ascii_only: bool,
 ) -> None:
     """Show the machine: sockets, NUMA nodes, caches, cores, memory and distances."""
     from proxy.topology.description import load_machine
@@ -76,7 +82,10 @@ def topology(
     from proxy.topology.picture import render
     from proxy.topology.reader import read_machine
 
-    machine = load_machine(description) if description else read_machine(sysfs_root, procfs_root)
+    for option, root in (("--sysfs-root", sysfs_root), ("--procfs-root", procfs_root)):
+        if description and root:
+            raise UsageError(f"cannot use --machine and {option} together: which machine is meant?")
+    machine = load_machine(description) if description else read_machine(sysfs_root or SYSFS, procfs_root)
     if as_json:
         click.echo(to_text(machine_to_json(machine)))
         return

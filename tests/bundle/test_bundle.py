@@ -236,3 +236,12 @@ def test_the_same_content_is_the_same_archive() -> None:
     assert data == pack("d", members, 1000.2)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         assert archive.getnames() == ["d/a.json", "d/log.txt"]
+
+
+@pytest.mark.parametrize("name", ["", "-"])
+def test_a_bundle_needs_the_name_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command_line(["bundle", name]) == 2
+    assert list(tmp_path.iterdir()) == []

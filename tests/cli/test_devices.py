@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.kubelet import podresources_pb2 as pb
-from proxy.cli.main import cli
+from proxy.cli.main import cli, command_line
 from proxy.demo.client import DemoPod
 from proxy.engine.node_events import DevicesChanged
 from proxy.model.errors import InputError
@@ -299,3 +299,8 @@ def test_the_page_has_the_output_of_the_command(node: DaemonNode, kubelet: Kubel
             assert re.sub(r"\d{4}-\d\d-\d\d [\d:]{8}", "2026-11-20 10:00:00", reported) == expected
 
     run_pods_then(node.daemon(), node, then)
+
+
+def test_an_empty_name_is_refused(capsys: pytest.CaptureFixture) -> None:
+    assert command_line(["devices", ""]) == 2
+    assert capsys.readouterr().err == "topoproxy: cannot show a device without a name\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from proxy.cli.main import command_line
 from proxy.cli.observe import observe
 from proxy.model.errors import UnavailableError
 from tests.testkit.answers import check
@@ -46,3 +47,11 @@ def test_the_page_shows_what_the_command_prints(serve_admin, monkeypatch: pytest
     config = serve_admin({"/observe/report": lambda: answer})
     expected = (ROOT / "docs/observe.md").read_text().split("$ topoproxy observe report\n")[1].split("```")[0]
     assert run("--config", config) == expected
+
+
+@pytest.mark.parametrize("name", ["Ä Ö", "", "UPPER"])
+def test_a_report_for_a_name_that_no_node_can_have_is_refused(
+    name: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert command_line(["report", "--admin", "unix:///none/a", "--node", name]) == 2
+    assert "--node" in capsys.readouterr().err

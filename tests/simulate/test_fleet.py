@@ -195,7 +195,10 @@ def test_the_picture_is_an_svg_with_both_runs() -> None:
             "nodes[0].topologyManagerPolicy: 'best' is",
         ),
         ("kind: Fleet\nnodes: [{sockets: 3}]", "nodes[0].numaNodes: 2 cannot be divided by 3 sockets"),
-        ("kind: Fleet\nnodes: [{reservedCPUs: 64}]", "nodes[0]: "),
+        (
+            "kind: Fleet\nnodes: [{reservedCPUs: 64}]",
+            "nodes[0].reservedCPUs: reserves all 64 CPUs; none are left",
+        ),
         ("kind: Fleet\nnodes: [{memory: lots}]", "nodes[0].memory: "),
         ("kind: Fleet\nnodes: [{devices: {gpu: 1}}]", "nodes[0].devices.gpu: is not DOMAIN/NAME"),
         ("kind: Fleet\nfleet: 1", "fleet: is not known"),

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from proxy.cli.main import command_line
 from proxy.cli.topology import topology
-from proxy.model.errors import TopologyError
+from proxy.model.errors import TopologyError, UsageError
 from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
 from proxy.topology.picture import render
@@ -89,3 +89,9 @@ def test_a_machine_that_may_not_be_read_has_its_message_and_code(
         message = capsys.readouterr().err
         assert message.startswith("topoproxy: cannot read ")
         assert message.endswith(": Permission denied\n")
+
+
+@pytest.mark.parametrize("option", ["--sysfs-root", "--procfs-root"])
+def test_two_machines_are_refused(root: Path, option: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot use --machine and {option} together"):
+        run("--machine", str(root / "m.json"), option, str(root))

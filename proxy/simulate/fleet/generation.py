@@ -126,6 +126,9 @@ def _nodes(raw: Mapping[str, Any], at: str, number: int) -> Iterator[Host]:
     name = read_name(raw.get("name") or f"node{number + 1}", f"{at}.name", dots=True)
     count = _whole(raw, "count", at, 1, MOST_MACHINES)
     config, machine, devices = _config(raw, at), _machine(raw, at), _devices(raw, at)
+    cpus = len(machine.online)
+    if (config.reserved_cpu_amount or 0) >= cpus:
+        raise FieldError(f"{at}.reservedCPUs", f"reserves all {cpus} CPUs; none are left for containers")
     spread = _spread(devices, len(machine.nodes))
     try:
         check_against(config, machine)
