@@ -97,12 +97,12 @@ def simulate(
     reject them.
 
     \b
-    Try it: what does this machine do with five pods of 2 CPUs each?
+    Try it: what does this machine do with two pods of 1 CPU each?
       topoproxy topology --json > here.json
       echo '{apiVersion: v1, kind: Pod, metadata: {name: job}, spec: {containers:
-        [{name: main, resources: {limits: {cpu: 2, memory: 1Gi}}}]}}' > pod.yaml
+        [{name: main, resources: {limits: {cpu: 1, memory: 100Mi}}}]}}' > pod.yaml
       echo 'cpuManagerPolicy: static' > static.yaml
-      topoproxy simulate pod.yaml --replicas 5 --machine here.json \\
+      topoproxy simulate pod.yaml --replicas 2 --machine here.json \\
         --config static.yaml --explain job-1
 
     \b

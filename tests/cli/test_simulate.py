@@ -322,3 +322,14 @@ def test_the_progress_of_a_cluster_is_a_bar(workspace: Path) -> None:
     result = invoke("--cluster fleet.yaml --progress")
     assert "[" + "#" * 30 + "]" in result.stderr
     assert re.search(r"\r\d+ pods in [\d.]+ s", result.stderr)
+
+
+def test_the_example_of_the_help_places_a_pod_on_a_machine_of_two_cpus(workspace: Path) -> None:
+    manifest = re.search(r"echo '(\{apiVersion.*?)' > pod.yaml", simulate.help or "", re.DOTALL)
+    assert manifest is not None
+    (workspace / "pod.yaml").write_text(manifest[1])
+    (workspace / "here.json").write_text(to_text(machine_to_json(described(1, 1, 2, 1))))
+    command = re.search(r"topoproxy simulate (pod.yaml .*?)\n\n", simulate.help or "", re.DOTALL)
+    assert command is not None
+    out = run(command[1].replace("\\\n", " "))
+    assert "default/job-1: placed on here" in out
