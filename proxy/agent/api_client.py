@@ -103,8 +103,10 @@ def _kubeconfig(file: Path) -> KubeConfig:
     try:
         content = yaml.safe_load(file.read_text())
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        detail = "" if isinstance(error, UnicodeDecodeError) else f": {error}"
-        raise ValueError(f"it is not a kubeconfig{detail}") from error
+        # The text of the error would quote the line, which may be a credential.
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f": line {mark.line + 1}: {getattr(error, 'problem', '')}"
+        raise ValueError(f"it is not a kubeconfig{where}") from error
     if not isinstance(content, dict):
         raise ValueError("it is not a kubeconfig")  # noqa: TRY004 - one kind of error for all bad content
     lists = {key: content.get(key) or [] for key in ("clusters", "contexts", "users")}
@@ -397,9 +399,9 @@ async def _checked(content: bytes, check: Callable[[], None]) -> AsyncIterator[b
 
 
 def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:
-    # Other texts may quote a credential. A ConfigError has what a command said that should have printed one.
-    said = str(error)[:MESSAGE_LIMIT] if isinstance(error, (*_BROKEN, ConfigError)) else ""
-    cause = said.strip().rstrip(":") or type(error).__name__
+    # Other texts may quote a credential. A ConfigError has the reason why a command for one has failed.
+    text = str(error)[:MESSAGE_LIMIT] if isinstance(error, (*_BROKEN, ConfigError)) else ""
+    cause = text.strip().rstrip(":") or type(error).__name__
     return ApiUnreachableError(f"cannot {method} {path} at the API server: {cause}")
 
 

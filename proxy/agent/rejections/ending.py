@@ -122,7 +122,7 @@ class RejectedPodEnding:
                     self._mark = self._marked
                     if self._settings.policy is RejectedPolicy.RETRY:
                         self._mark = None
-                        if not await self._put_mark():
+                        if not await self._put_mark(restores=False):
                             raise UnavailableError("cannot remove the mark from the node")
             except ApiServerError as error:
                 if error.status in (403, 404):

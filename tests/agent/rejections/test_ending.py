@@ -330,7 +330,7 @@ def test_a_pod_that_cannot_be_ended_does_not_keep_the_node_marked() -> None:
             assert world.taints == ["other"]
             world.now += 200
         assert len(world.sent("POST", "/eviction")) > 2
-        assert "no rejected pod was ended: the mark of the node is as before" in world.lines
+        assert "no rejected pod was terminated: the mark of the node is as before" in world.lines
 
     run_scenario(World(replace(EVICT, keep_away=KeepAway.NO_SCHEDULE)), scenario)
 
