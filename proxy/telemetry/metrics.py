@@ -443,7 +443,7 @@ HOOK_BROKEN = Gauge("hook_broken", "Whether the newest version of a hook cannot 
 HOOK_BREAKER_OPEN = Gauge(
     "hook_breaker_open", "Whether a hook is not called now because it failed repeatedly.", ("hook",)
 )
-HOOK_CALLS = Counter("hook_calls", "Calls of hooks.", ("hook",))
+HOOK_CALLS = Counter("hook_calls", "Calls of hooks, since their files were loaded.", ("hook",))
 HOOK_CONFLICTS = Counter(
     "hook_conflicts",
     "Answers of hooks that were dropped because an earlier hook had set the same field.",

@@ -48,7 +48,10 @@ class Metric:
 
 
 class Counter(Metric):
-    """A count of events since the daemon started. It never goes down."""
+    """A count of events since the daemon started. It never goes down.
+
+    The counters of a hook begin at 0 again when another version of its file is loaded.
+    """
 
     __slots__ = ()
 
