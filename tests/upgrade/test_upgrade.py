@@ -226,3 +226,10 @@ def test_invalid_arguments_and_files_are_refused(
         command = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / name)]
         assert command_line(command) == 65
     assert "it is not what topoproxy upgrade --describe prints" in capsys.readouterr().err
+
+
+def test_what_to_do_must_be_specified_once(capsys: pytest.CaptureFixture) -> None:
+    for args, which in (([], ""), (["--now", "--describe"], "only one of ")):
+        assert command_line(["upgrade", *args]) == 2
+        message = f"topoproxy: cannot upgrade: specify {which}--check, --now or --describe\n"
+        assert capsys.readouterr().err == message
