@@ -73,7 +73,7 @@ def rule_of(pod: Pod, node: Node | None = None) -> AdmissionRule | None:
         ('{"cpuset":"0-3"}', "BE", cri_request(2), None),  # BE owns no CPUs by its annotation
         ('{"cpu\\u0073et":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
         ('{"CPUSET":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
-        ('{"CpuSet":"0-30","cpuset":null}', "", cri_request(100), AdmissionRule.REQUEST),  # null changes no text in Go
+        ('{"CpuSet":"0-30","cpuset":null}', "", cri_request(100), AdmissionRule.REQUEST),  # as Go
         ('{"CpuSet":"0-30","cpuset":""}', "", cri_request(100), None),
         ('{"cpuset":"0","CPUSET":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
         ('{"cpuset":"0-30","cpuset":"0-30"}', "", cri_request(100), AdmissionRule.REQUEST),
