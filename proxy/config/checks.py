@@ -262,11 +262,11 @@ def _reserved_cpus(config: Config, machine: Machine) -> Iterator[str]:
     if absent := reserved - machine.online - machine.present:
         yield f"reservedSystemCPUs: {no_cpus(absent)} {online}"
     elif reserved and machine.online <= reserved:
-        yield f"reservedSystemCPUs: all CPUs are reserved, and none is left for containers {online}"
+        yield f"reservedSystemCPUs: all CPUs are reserved; none are left for containers {online}"
     elif amount and amount >= len(machine.online):
         yield (
-            f"kubeReserved and systemReserved: they keep {amount} CPUs of {len(machine.online)}, "
-            f"and none is left for containers {online}"
+            f"kubeReserved and systemReserved: they reserve {amount} of {len(machine.online)} CPUs; "
+            f"none are left for containers {online}"
         )
 
 
@@ -282,7 +282,7 @@ def _check_excluded_cpus(config: Config, machine: Machine) -> Iterator[str]:
     strict = config.cpu_manager_policy_options.strict_cpu_reservation
     unshared = koordinator.excluded_cpus | (config.reserved_system_cpus if strict else CpuSet())
     if koordinator.excluded_cpus and machine.online <= unshared:
-        yield f"koordinator: all CPUs are reserved, and none is left for containers {online}"
+        yield f"koordinator: all CPUs are reserved; none are left for containers {online}"
 
 
 def _machine_options(config: Config, machine: Machine) -> Iterator[str]:

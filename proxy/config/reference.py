@@ -20,7 +20,7 @@ HEAD = """\
 optional. This page is generated from `proxy/config` by `make configuration`.
 
     topoproxy check-config --defaults      # a file with all keys, their defaults and explanations
-    topoproxy check-config                 # is it good, and what is in effect
+    topoproxy check-config                 # whether it is valid, and what is in effect
     topoproxy check-config --schema        # its JSON Schema, for editors and for CI
     topoproxy reload                       # make the running daemon reread it
 

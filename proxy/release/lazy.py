@@ -103,7 +103,7 @@ class LazyRelease:
 
     async def _undo(self) -> dict[str, object]:
         if mode := self._idle_mode:
-            raise InputError(f"cannot undo the release: in {mode} mode no node is released")
+            raise InputError(f"cannot undo the release: the node is not released (mode {mode})")
         await self._load()
         await self.get().undo()
         return self.answer()

@@ -113,9 +113,7 @@ WRITE_CONFLICTS = Counter(
 CPUSET_WATCH_OVERFLOWS = Counter(
     "cpuset_watch_overflows", "Overflows of the queue of writes to cpusets.", former="write_floods"
 )
-MEMS_REPAIRED = Counter(
-    "mems_repaired", "Containers whose memory nodes were set to the planned ones again."
-)
+MEMS_REPAIRED = Counter("mems_repaired", "Containers whose memory nodes were set to the planned ones again.")
 MEMS_DRIFT = Counter("mems_drift", "Containers whose memory nodes another program had written.")
 CGROUPS_LOCATED = Counter(
     "cgroups_located", "Containers whose cgroup was found by asking the runtime, not by its name."

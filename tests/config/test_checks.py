@@ -159,7 +159,7 @@ def test_reserved_cpus_that_fit_the_machine_are_accepted(cpus: str) -> None:
     [
         ("0-3", r"reservedSystemCPUs: CPU 2 is offline \(online: 0-1,3\)"),
         ("2,7-8", "there are no CPUs 7-8"),
-        ("0-1,3", "all CPUs are reserved, and none is left for containers"),
+        ("0-1,3", "all CPUs are reserved; none are left for containers"),
     ],
 )
 def test_reserved_cpus_that_do_not_fit_the_machine_are_refused(cpus: str, message: str) -> None:
@@ -176,8 +176,8 @@ def unfit(text: str, machine: Machine) -> str:
 def test_an_amount_of_cpus_leaves_one() -> None:
     check_against(parse("kubeReserved: {cpu: 1.5}\nsystemReserved: {cpu: 0.5}", "f"), MACHINE)
     assert unfit("kubeReserved: {cpu: 1.5}\nsystemReserved: {cpu: 0.6}", MACHINE) == (
-        "kubeReserved and systemReserved: they keep 3 CPUs of 3, "
-        "and none is left for containers (online: 0-1,3)"
+        "kubeReserved and systemReserved: they reserve 3 of 3 CPUs; "
+        "none are left for containers (online: 0-1,3)"
     )
     check_against(parse("kubeReserved: {cpu: 9}\nreservedSystemCPUs: 0", "f"), MACHINE)
 
@@ -260,7 +260,7 @@ def test_reserved_cpus_exist_and_leave_some_cpus() -> None:
     everything = "koordinator: {reservedCPUs: 0-1, systemCPUs: 3, systemCPUsExclusive: %s}"
     check_against(parse(everything % "false", "f"), MACHINE)
     assert unfit(everything % "true", MACHINE) == (
-        "koordinator: all CPUs are reserved, and none is left for containers (online: 0-1,3)"
+        "koordinator: all CPUs are reserved; none are left for containers (online: 0-1,3)"
     )
     assert unfit("koordinator: {reservedCPUs: 2, systemCPUs: '7'}", MACHINE).splitlines() == [
         "2 problems:",
