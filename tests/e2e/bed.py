@@ -32,7 +32,7 @@ RUNTIME = os.environ.get("TOPOPROXY_CONTAINERD") or ""
 """A directory with another containerd than the host's (see ``runtimes.sh``), and optionally runc."""
 PATH = os.pathsep.join([*([RUNTIME] if RUNTIME else []), os.environ.get("PATH") or os.defpath])
 TOOLS = ("containerd", "runc", "ctr", "unshare", "nsenter", "ip", "iptables", "/bin/busybox")
-START_LIMIT = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 30)
+START_LIMIT = float(os.environ.get("TOPOPROXY_PATIENCE_S") or 120)
 STOP_LIMIT = 10.0
 
 

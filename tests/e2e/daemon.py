@@ -107,11 +107,12 @@ class Daemon:
 
     def status(self) -> Any:
         """Return the output of ``topoproxy status --json``."""
+        admin = f"unix://{self.directory / 'admin.sock'}"
         done = subprocess.run(
-            [PROGRAM, "status", "--json", "--admin", f"unix://{self.directory / 'admin.sock'}"],
+            [PROGRAM, "status", "--json", "--timeout", "60", "--admin", admin],  # only a failure takes so long
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=90,
             check=False,
         )
         if done.returncode != 1:  # 1: the daemon is not ready
@@ -120,7 +121,7 @@ class Daemon:
 
     def passes(self) -> int:
         """Return the number of completed reconciles since the daemon started."""
-        answer: Any = query_admin(self.directory / "admin.sock", "/status", timeout=20)
+        answer: Any = query_admin(self.directory / "admin.sock", "/status", timeout=60)
         return int(answer["counters"].get("passes", 0))
 
     def compared(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:
