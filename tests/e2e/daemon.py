@@ -109,7 +109,7 @@ class Daemon:
         """Return the output of ``topoproxy status --json``."""
         admin = f"unix://{self.directory / 'admin.sock'}"
         done = subprocess.run(
-            [PROGRAM, "status", "--json", "--timeout", "60", "--admin", admin],  # only a failure takes so long
+            [PROGRAM, "status", "--json", "--timeout", "60", "--admin", admin],
             capture_output=True,
             text=True,
             timeout=90,
