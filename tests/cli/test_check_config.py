@@ -111,5 +111,5 @@ def test_kubelets_settings_are_explained_shown_and_checked(tmp_path: Path, machi
     assert "topologyManagerPolicy: restricted\n" in out
     config = parse(out, "again")
     assert (config.reserved_cpu_amount, config.cpu_manager_policy_options.strict_cpu_reservation) == (2, True)
-    with pytest.raises(ConfigError, match="they keep 8 CPUs of 8"):
+    with pytest.raises(ConfigError, match="they reserve 8 of 8 CPUs"):
         run("--config", write(tmp_path, "kubeReserved: {cpu: 8}"), "--sysfs-root", machine)

@@ -81,6 +81,7 @@ class Cri:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 500),
+            ("grpc.min_reconnect_backoff_ms", int(PATIENCE_S * 1000)),  # how long one attempt may take
             ("grpc.enable_http_proxy", 0),
         ]
         self.channel = grpc.insecure_channel(f"unix://{socket}", options=options)

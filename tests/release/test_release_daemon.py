@@ -107,7 +107,7 @@ def test_a_release_without_containers(node: Node, mode: str) -> None:
     async def scenario() -> None:
         done = await asyncio.to_thread(command, node)
         assert done.stdout.startswith(f"there is nothing to release: in {mode} mode no container is moved")
-        with pytest.raises(InputError, match=f"in {mode} mode"):
+        with pytest.raises(InputError, match=f"the node is not released \\(mode {mode}\\)"):
             await asyncio.to_thread(command, node, "--undo")
         assert daemon.pages.status()["mode"] == mode
 
