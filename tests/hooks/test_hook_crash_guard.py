@@ -119,6 +119,7 @@ def test_a_stop_while_a_file_is_brought_into_use_is_no_crash(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await registry.close()
+        engine.close()
 
     asyncio.run(start_and_stop())
     assert list(marks.iterdir()) == []
