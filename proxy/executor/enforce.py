@@ -204,21 +204,23 @@ class Enforcer:
         return Enforced(notes=[] if self._is_paused() else self._be_groups.follow(self._state(), self._paths))
 
     def make_room(self, container: Container) -> Enforced:
-        """Widen a pod's cgroup so that it holds the CPUs of a container that could not start.
+        """Widen a pod's cgroup so that it holds the CPUs of a container that is to start, or could not.
 
         On cgroup v1 the kernel refuses a cgroup any CPU that its parent does not have, and another program
         may have narrowed the parent. The runtime creates the container's cgroup and writes its cpuset in one
-        step, so this shows only when the start has failed.
+        step, so this shows only when the start has failed. On v2 a cgroup without any CPU of its parent has
+        all of them, and they may have an owner: so it is done before the start. What has narrowed the parent
+        is mostly a fence that an earlier run of the daemon has left (``proxy.engine.pod_fence``).
         """
         done = Enforced()
         path = self.cgroups.pod_group(container.pod.cgroup_parent)
         if self._is_paused() or not applies_to(self._state(), container.pod):
             return done
-        if self.cgroups.version != 1 or path is None:
+        if path is None:
             return done
         try:
             had, wanted = self.cgroups.cpus(path), self._state().desired_cpus(container)
-            if not wanted <= had:
+            if not wanted <= had and (had or self.cgroups.version == 1):
                 self.cgroups.write(path, had | wanted, None, inner=False)
         except CgroupError as error:
             done.notes.append(str(error))

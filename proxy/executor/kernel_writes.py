@@ -116,6 +116,18 @@ class KernelWrites(Observer):
                 "cannot write the cgroups above a container in time", **subject(container)
             )
 
+    async def make_room(self, container: Container) -> None:
+        """Widen the cgroup of a pod before a container in it starts, if it lacks CPUs of the container (v2).
+
+        If it cannot be written in time, that is reported, and the container starts in what the group holds.
+        """
+        context = self._context
+        try:
+            async with asyncio.timeout(context.options.call_timeout):
+                await self.run(context.enforcer.make_room, container)
+        except TimeoutError:
+            context.telemetry.problem("cannot widen the cgroup of a pod in time", **subject(container))
+
     def moved(self, done: Enforced, *, locate_again: bool = True) -> None:
         """Process the result of an enforcement.
 

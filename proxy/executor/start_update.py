@@ -103,6 +103,8 @@ class StartUpdate:
             return ""
         if known.phase is Phase.CREATED and is_below_class(context.state, known):
             await self._writes.widen_groups(known)
+        if known.phase is Phase.CREATED and context.enforcer.cgroups.version != 1:
+            await self._writes.make_room(known)
         for _ in range(STEPS):
             step = start_step(context.state, container_id)
             if step is StartStep.READY:

@@ -143,6 +143,21 @@ def test_groups_above_a_refused_start_are_widened(
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_group_of_a_pod_is_widened_before_an_owner_starts_where_the_kernel_refuses_no_write(
+    run_scenario: Callable[..., None], version: int
+) -> None:
+    async def scenario(world: Any) -> None:
+        world.cgroups.version = version
+        container = await world.create(await world.pod("lse", "LSE", "", "0-3"))
+        world.executor.enforcer.make_room = lambda container: world.log.append("widen") or Enforced()
+        await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
+        steps = [line for line in world.log if line in ("widen", "forward StartContainer")]
+        assert steps == ["widen", "forward StartContainer"][2 - version :]
+
+    run_scenario(scenario)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_an_update_that_was_in_flight_at_a_crash_is_waited_for(
     run_scenario: Callable[..., None], known: bool
