@@ -134,8 +134,6 @@ class Release:
             executor = self._executor
             self._updater.progress = Progress()
             await self._record("")
-            # The runtime may still carry out an update of the release that it has not answered.
-            executor.start_update.former_calls.possible = True
             executor.reconciled.clear()
             enter(executor, NodeMode.ENFORCE)
             executor.attention.set()
