@@ -103,9 +103,9 @@ def _kubeconfig(file: Path) -> KubeConfig:
     try:
         content = yaml.safe_load(file.read_text())
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        # The text of the error would quote the line, which may be a credential.
+        # The text of the error may quote a part of the line, which may be a credential.
         mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f": line {mark.line + 1}: {getattr(error, 'problem', '')}"
+        where = "" if mark is None else f": line {mark.line + 1} is not valid YAML"
         raise ValueError(f"it is not a kubeconfig{where}") from error
     if not isinstance(content, dict):
         raise ValueError("it is not a kubeconfig")  # noqa: TRY004 - one kind of error for all bad content

@@ -220,7 +220,7 @@ class Enforcer:
             return done
         try:
             had, wanted = self.cgroups.cpus(path), self._state().desired_cpus(container)
-            if not wanted <= had and (had or self.cgroups.version == 1):
+            if not wanted <= had:
                 self.cgroups.write(path, had | wanted, None, inner=False)
         except CgroupError as error:
             done.notes.append(str(error))

@@ -5,8 +5,8 @@ NodeResourceTopologies. Each object is reduced to what decisions read when it ar
 when one of its objects changes; a malformed object makes the node unknown, with the reason.
 
 The NodeResourceTopologies are followed in a version that the cluster has: v1alpha2, or the one that there is,
-as Koordinator's v1alpha1. Until the API server has said which, nothing is decided. While the collection is
-missing, the question is asked again at intervals.
+as Koordinator's v1alpha1. Until the API server has reported its versions, nothing is decided. While the
+collection is missing, the versions are queried again at intervals.
 """
 
 from __future__ import annotations

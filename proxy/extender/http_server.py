@@ -4,9 +4,9 @@ Go's client keeps connections open and sends one request at a time on each. A co
 error of the extender itself (503 and above) is closed after it, so that the next request may reach another
 replica.
 
-Anybody who reaches the port may connect without a certificate, as probes do. So clients with a certificate
-and clients without one have limits of their own. Where a limit is reached, the connection that has been idle
-for longest gives way to the new one: idle connections keep no probe and no scheduler out.
+Any client that reaches the port may connect without a certificate, as probes do. So clients with a
+certificate and clients without one have separate limits. Where a limit is reached, the connection that has
+been idle for longest gives way to the new one: idle connections keep no probe and no scheduler out.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ class HttpServer:
 
     def _make_room(self, *, trusted: bool) -> bool:
         """Make room for one more connection; return False where all are busy."""
-        there = [each for each in self._connections.values() if not each.writer.is_closing()]
-        alike = [each for each in there if each.trusted == trusted]
-        if len(alike) < (CONNECTIONS if trusted else ANONYMOUS):
+        open_ones = [each for each in self._connections.values() if not each.writer.is_closing()]
+        same_kind = [each for each in open_ones if each.trusted == trusted]
+        if len(same_kind) < (CONNECTIONS if trusted else ANONYMOUS):
             return True
-        for each in alike:
+        for each in same_kind:
             if not each.busy:
                 each.writer.transport.abort()
                 return True

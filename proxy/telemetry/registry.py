@@ -22,7 +22,8 @@ class Metric:
         labels: Names of its labels.
         former: The name that it had before; it is exported under both for one release.
         status_key: Of a counter, the key in ``counters`` of ``topoproxy status --json`` where it is not the
-            name. A counter with labels has one key for each combination: ``{label}`` is replaced by a value.
+            name. ``{label}`` is replaced by a value, and gives one key for each; values whose labels are not
+            in it are added up.
         buckets: Of a histogram, upper bounds in seconds, ascending; above the last one is ``+Inf``.
     """
 
@@ -134,10 +135,7 @@ class Registry:
             return dict(self._counts.get(metric, {}))
 
     def page(self) -> dict[str, int]:
-        """Return all counters by their keys in the status; a renamed counter is under both keys.
-
-        Values whose labels are not in the key are added up.
-        """
+        """Return all counters by their keys in the status; a renamed counter is under both keys."""
         with self._lock:
             known = {metric: dict(values) for metric, values in self._counts.items()}
         page: dict[str, int] = {}

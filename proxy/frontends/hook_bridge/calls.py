@@ -159,6 +159,8 @@ class HookBridge:
     def leaves(self, token: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
         self._following.sent[token] = call.hook_view().remembered()
+        if isinstance(call.state, CallContext):
+            call.state.body = None  # hooks do not start again once it has left
 
     def _creating(self, call: UndecidedCall, container: Container) -> PreCreateContainer:
         pod, following = container.pod, self._following

@@ -354,7 +354,9 @@ def test_an_end_that_fails_does_not_renew_the_mark() -> None:
     run_scenario(World(), scenario)
 
 
-def test_a_mark_whose_write_had_no_answer_is_removed_where_no_pod_was_ended() -> None:
+def test_a_mark_whose_write_had_no_answer_is_removed_where_no_pod_was_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(world: World) -> None:
         original, lost = world.api._one, [1]
 
@@ -365,7 +367,7 @@ def test_a_mark_whose_write_had_no_answer_is_removed_where_no_pod_was_ended() ->
                 return type(answer)(504, json={"message": "timeout"})
             return answer
 
-        world.api._one = one  # type: ignore[method-assign]
+        monkeypatch.setattr(world.api, "_one", one)
         world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [403]
         await world.ending.step(page(rejection()))
         assert world.taints == ["other", KEY]
@@ -389,7 +391,9 @@ def test_a_pod_that_has_gone_before_it_is_ended_causes_no_event_and_no_mark(poli
     run_scenario(World(replace(EVICT, policy=policy)), scenario)
 
 
-def test_a_pod_that_has_gone_before_it_is_deleted_causes_no_event() -> None:
+def test_a_pod_that_has_gone_before_it_is_deleted_causes_no_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(world: World) -> None:
         original = world.api._one
 
@@ -398,7 +402,7 @@ def test_a_pod_that_has_gone_before_it_is_deleted_causes_no_event() -> None:
                 world.api.remove(PODS, "ns/web")
             return original(method, collection, name, body)
 
-        world.api._one = one  # type: ignore[method-assign]
+        monkeypatch.setattr(world.api, "_one", one)
         world.api.answers["/api/v1/namespaces/ns/pods/web/eviction"] = [405]
         await world.ending.step(page(rejection()))
         assert not world.there
