@@ -10,6 +10,7 @@ from proxy import memory_trim, process_upkeep
 from proxy.process_upkeep import GROWN_BYTES, ping_watchdog, stay_small
 from proxy.telemetry.metrics import RECONCILES
 from tests.testkit.captured_log import telemetry
+from tests.testkit.waiting import until
 
 if TYPE_CHECKING:
     import pytest
@@ -92,20 +93,16 @@ def test_memory_is_released_after_a_reconcile_and_after_growth(
         await asyncio.sleep(0.05)
         assert trimmed == [], "the first comparison is not done"
         reconciled.set()
-        await asyncio.sleep(0.2)
+        await until(lambda: len(trimmed) >= 3)
         assert trimmed == ["freeze", "trim", "pages"]
         port.count(RECONCILES)
-        async with asyncio.timeout(20):
-            while len(trimmed) < 5:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(trimmed) >= 5)
         assert trimmed == ["freeze", "trim", "pages", "trim", "pages"]
         resident += GROWN_BYTES
         await asyncio.sleep(0.2)
         assert len(trimmed) == 5, "the growth is small"
         resident += 1
-        async with asyncio.timeout(20):
-            while len(trimmed) < 9:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(trimmed) >= 9)
         await asyncio.sleep(0.2)
         task.cancel()
 

@@ -17,6 +17,7 @@ from proxy.agent.watcher import FORBIDDEN, Watcher
 from proxy.backends.cluster.facts_format import CURRENT_S
 from proxy.model.backoff import Backoff
 from tests.agent.fake_api import FakeApi
+from tests.testkit.simulated_clock import run_simulated
 from tests.testkit.waiting import until
 
 PODS = "/api/v1/pods"
@@ -60,7 +61,7 @@ def follow(test: Callable[[Followed], Awaitable[None]], api: FakeApi | None = No
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(run())
+    run_simulated(run())
     return followed
 
 

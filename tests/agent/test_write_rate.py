@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import selectors
 from collections.abc import Awaitable, Callable
 
 from proxy import logs
 from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
 from proxy.agent.object_writer import LEAST_S, WRITE_BURST, ObjectWriter, WriteBudget
 from proxy.agent.publisher import FINGERPRINT_S, POD_DELAY_FACTOR
-
-
-class PlayedSelector(selectors.DefaultSelector):
-    """Lets the time pass instead of waiting."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "the loop would wait without end"
-        self.now += max(0.0, timeout)
-        return super().select(0)
-
-
-class PlayedLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.played = PlayedSelector()
-        super().__init__(self.played)
-
-    def time(self) -> float:
-        return self.played.now
+from tests.testkit.simulated_clock import run_simulated
 
 
 class Server:
@@ -77,8 +57,7 @@ def play(test: Callable[[Server], Awaitable[None]]) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    with asyncio.Runner(loop_factory=PlayedLoop) as runner:
-        runner.run(run())
+    run_simulated(run())
 
 
 def test_a_budget_has_a_burst_and_a_rate_and_keeps_spare_tokens() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,12 +20,32 @@ from tests.cluster.extender_process import make_certificates
 Client = Callable[[bytes], Awaitable[bytes]]
 
 
+class SlowRoute:
+    """Requests of ``/slow``: each waits until it is released."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def hold(self) -> None:
+        self.reached.set()
+        await self.released.wait()
+
+
+slow_route = SlowRoute()
+
+
+@pytest.fixture(autouse=True)
+def new_slow_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "slow_route", SlowRoute())
+
+
 async def handler(method: str, path: str, body: bytes, trusted: bool) -> HttpAnswer:
     assert trusted, "there is no TLS"
     if path == "/fault":
         raise ZeroDivisionError
     if path == "/slow":
-        await asyncio.sleep(0.2)
+        await slow_route.hold()
     return HttpAnswer({"method": method, "path": path, "body": body.decode()}, 503 if path == "/no" else 200)
 
 
@@ -92,8 +113,10 @@ def test_what_is_not_http_ends_the_connection() -> None:
 def test_requests_in_flight_are_answered_at_shutdown() -> None:
     async def test(server: HttpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"GET /slow HTTP/1.1\r\n\r\n")
+        await slow_route.reached.wait()
+        stopping = asyncio.ensure_future(server.stop(60))
         await asyncio.sleep(0.05)
-        stopping = asyncio.ensure_future(server.stop(2))
+        slow_route.released.set()
         head, _ = await answer(reader)
         assert head.startswith(b"HTTP/1.1 200 OK")
         assert b"Connection: close" in head
@@ -153,7 +176,7 @@ def test_an_address_that_is_used_is_reported_in_the_words_of_the_system() -> Non
 
 async def by_trust(method: str, path: str, body: bytes, trusted: bool) -> HttpAnswer:
     if path == "/slow":
-        await asyncio.sleep(1.0)
+        await slow_route.hold()
     return HttpAnswer(f"{len(body)}", 200 if trusted or path == "/livez" else 403)
 
 
@@ -219,9 +242,10 @@ def test_busy_connections_of_schedulers_stay(certificates: Path, monkeypatch: py
 
     async def test(bed: TlsBed) -> None:
         slow = asyncio.ensure_future(bed.get("/slow", trusted=True))
-        await asyncio.sleep(0.3)
+        await slow_route.reached.wait()
         reader, _ = await bed.connect(trusted=True)
         assert await reader.read() == b"", "there is no room"
+        slow_route.released.set()
         assert await slow == b"HTTP/1.1 200 OK"
 
     with_tls(certificates, test)
@@ -235,7 +259,7 @@ def test_a_client_without_a_certificate_must_send_a_request_soon(
     async def test(bed: TlsBed) -> None:
         reader, _ = await bed.connect(trusted=False)
         kept, writer = await bed.connect(trusted=True)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             assert await reader.read() == b""
         writer.write(b"GET /bind HTTP/1.1\r\n\r\n")
         assert (await answer(kept))[0].startswith(b"HTTP/1.1 200 OK")
