@@ -72,6 +72,7 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
     found = NodeState.of(state.node, event.pods, event.containers, reservation_cpus=event.reservation_cpus)
     lost = dict.fromkeys(event.lost, event.at)
     runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving)
+    runtime = runtime.inheriting(pod.cgroup_parent for pod in event.pods)
     found = structs.replace(
         found,
         runtime=runtime,
@@ -88,6 +89,9 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
 
 def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handled:
     after, effects = device_grants.devices_of_unknown_pods(state)
+    if state.runtime.inherited:
+        parents = {pod.cgroup_parent for pod in state.pods.values()}
+        after = after.with_runtime(after.runtime.trimmed(parents))
     return after, (*effects, NotifyListed(*structs.astuple(event)))
 
 

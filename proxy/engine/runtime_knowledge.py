@@ -19,7 +19,7 @@ the first decision wrote into the request are not the client's, so the client's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from msgspec import Struct, structs
@@ -148,6 +148,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 REMEMBERED_FAILURES = 256
 """This many failed creates are remembered; the oldest are forgotten first."""
+REMEMBERED_GROUPS = 64
+"""This many groups of inherited pods are remembered besides twice as many as there are pods."""
 
 
 class RuntimeKnowledge(Struct, frozen=True):
@@ -168,6 +170,8 @@ class RuntimeKnowledge(Struct, frozen=True):
         arriving: Tokens of sandboxes that are being made, for which something is set aside: no list of the
             runtime has them.
         delegated: Decisions about creates that another program sends, the oldest first.
+        inherited: Cgroup parents of pods whose sandbox was not made through this run of the daemon. A group
+            may still be as narrow as an earlier run has left it (``engine.pod_fence``).
     """
 
     saved: PersistentMap[CpuSet] = PersistentMap()
@@ -177,6 +181,7 @@ class RuntimeKnowledge(Struct, frozen=True):
     failed: Mapping[Attempt, None] = {}
     arriving: frozenset[str] = frozenset()
     delegated: DelegatedCreates = {}
+    inherited: frozenset[str] = frozenset()
 
     def saving(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
         """Return the knowledge with the CPUs that the runtime has saved for a container; None: not known."""
@@ -217,7 +222,9 @@ class RuntimeKnowledge(Struct, frozen=True):
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
         changes = self.changes.touched(container.id)
         unsaved, arriving = self.unsaved, self.arriving
-        return RuntimeKnowledge(saved, unsaved, lost, changes, failed, arriving, self.delegated)
+        return RuntimeKnowledge(
+            saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited
+        )
 
     def admitting(self, token: str) -> RuntimeKnowledge:
         """Return the knowledge after CPUs or memory were set aside for a sandbox that is being made."""
@@ -235,6 +242,26 @@ class RuntimeKnowledge(Struct, frozen=True):
         """Return the knowledge without the decision about a create that has come again."""
         return structs.replace(self, delegated=_without(self.delegated, attempt))
 
+    def inheriting(self, parents: Iterable[str]) -> RuntimeKnowledge:
+        """Return the knowledge with more pods that were not made through this run of the daemon.
+
+        Args:
+            parents: Their cgroup parents; an empty one names no group.
+        """
+        return structs.replace(self, inherited=self.inherited.union(filter(None, parents)))
+
+    def trimmed(self, parents: Collection[str]) -> RuntimeKnowledge:
+        """Return the knowledge without inherited pods that have ended, once they are many.
+
+        A pod whose sandbox is made anew keeps its group, and is in no list meanwhile. So a few stay.
+
+        Args:
+            parents: The cgroup parents of all pods.
+        """
+        if len(self.inherited) <= 2 * len(parents) + REMEMBERED_GROUPS:
+            return self
+        return structs.replace(self, inherited=self.inherited.intersection(parents))
+
     def touched(self, object_id: str) -> RuntimeKnowledge:
         """Return the knowledge after a container or sandbox has changed; it may be gone."""
         return structs.replace(self, changes=self.changes.touched(object_id))
@@ -246,7 +273,9 @@ class RuntimeKnowledge(Struct, frozen=True):
             unsaved = _without(unsaved, container_id)
         saved, changes = self.saved.drop(container_id), self.changes.touched(container_id)
         lost, failed, arriving = self.lost, self.failed, self.arriving
-        return RuntimeKnowledge(saved, unsaved, lost, changes, failed, arriving, self.delegated)
+        return RuntimeKnowledge(
+            saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited
+        )
 
 
 def attempt_of(container: Container) -> Attempt:

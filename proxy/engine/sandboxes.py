@@ -62,6 +62,11 @@ def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeStat
 
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
     """Add a sandbox, or update what is known of its pod."""
+    after, effects = _learned(state, event)
+    return (after if event.pod.sandbox_id in state.pods else _inherited(after, event.pod)), effects
+
+
+def _learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
     pod, after = event.pod, state.with_pod(event.pod)
     records: NodeEffects = (PutRecord(f"p/{pod.sandbox_id}", pod),) if event.recorded else ()
     known = state.pods.get(pod.sandbox_id)
@@ -69,6 +74,11 @@ def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEff
         after, more = labels_learned(state, after, known, pod)
         records = (*records, *more)
     return after, (*records, *followed(state, after, event.reason))
+
+
+def _inherited(state: NodeState, pod: Pod) -> NodeState:
+    """Return the state with a pod whose sandbox was not made through this run of the daemon."""
+    return state.with_runtime(state.runtime.inheriting((pod.cgroup_parent,)))
 
 
 def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState, NodeEffects]:
@@ -80,9 +90,12 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
         if is_pods and container.pod.attempt < pod.attempt and container.phase is not Phase.CREATING:
             state, more = phase_changed(state, PhaseChanged(container.id, Phase.EXITED))
             effects += more
-    state, more = pod_learned(state, PodLearned(pod, "sandbox running"))
-    notices: NodeEffects = (NotifyPodFound(pod),) if event.is_found else ()
-    return state, (*effects, *more, *notices)
+    state, more = _learned(state, PodLearned(pod, "sandbox running"))
+    effects += more
+    if event.is_found:
+        state = _inherited(state, pod)
+        effects.append(NotifyPodFound(pod))
+    return state, tuple(effects)
 
 
 def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:

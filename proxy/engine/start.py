@@ -49,10 +49,15 @@ def start_step(state: NodeState, container_id: str) -> StartStep:
 
 
 def is_ready(state: NodeState, container: Container) -> bool:
-    """Return whether a container may start at once: the runtime has saved the right CPUs for it."""
+    """Return whether a container may start at once.
+
+    The runtime has saved the right CPUs for it, and the groups above it have them.
+    """
     if not applies_to(state, container.pod):
         return True
-    return start_step(state, container.id) is StartStep.READY and not is_below_class(state, container)
+    if container.pod.cgroup_parent in state.runtime.inherited or is_below_class(state, container):
+        return False  # the groups above it may be narrow
+    return start_step(state, container.id) is StartStep.READY
 
 
 def is_below_class(state: NodeState, container: Container) -> bool:

@@ -119,7 +119,8 @@ class KernelWrites(Observer):
     async def make_room(self, container: Container) -> None:
         """Widen the cgroup of a pod before a container in it starts, if it lacks CPUs of the container (v2).
 
-        Starts of containers that share CPUs mostly need no preparation, and do not come here.
+        A start that needs no preparation does not come here: of a container that shares CPUs, in a pod whose
+        sandbox was made through this run of the daemon.
 
         If it cannot be written in time, that is reported, and the container starts in what the group holds.
         """

@@ -7,6 +7,7 @@ sweep.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -111,8 +112,13 @@ class RuntimeUpdater:
             executor.store.handle(SavedCpusLearned(container_id, due.cpus))
             executor.quotas.saved(container_id, quota)
             await executor.unit_properties.give(container_id, due.cpus, due.mems)
-        finally:
+        except (UnavailableError, asyncio.CancelledError):
+            executor.start_update.mark_orphaned(flight)  # the runtime may still execute it after an undo
+            raise
+        except BaseException:
             executor.calls.complete(flight)
+            raise
+        executor.calls.complete(flight)
         self.progress.reported[container_id] = due
         executor.telemetry.count(metrics.RELEASE_UPDATES)
         return True

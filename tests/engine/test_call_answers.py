@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -21,7 +23,8 @@ from proxy.engine.container_events import CreateNotReserved, CreateRequested, Cr
 from proxy.engine.cpuset_mems import MemoryBindings
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import PlanDecided, PodDecided, PutRecord
-from proxy.engine.pod_events import SandboxRequested
+from proxy.engine.node_events import LedgerRead, RuntimeListed
+from proxy.engine.pod_events import PodLearned, SandboxRequested, SandboxRunning, SandboxStopped
 from proxy.engine.quotas import CONTAINER, QuotaRecord, RemovedQuotas
 from proxy.engine.reservation_effects import AbortReason
 from proxy.engine.state import NodeState
@@ -62,6 +65,14 @@ def under(state: NodeState, mode: NodeMode) -> NodeState:
 
 def with_facts(state: NodeState, **facts: object) -> NodeState:
     return state.with_facts(**facts)
+
+
+def played(*events: Any) -> NodeState:
+    """Return the state of an empty node after some events."""
+    state = NodeState.empty(NODE)
+    for event in events:
+        state, _ = handle(state, event)
+    return state
 
 
 def create(state: NodeState, request: CreateRequested) -> CallAnswer:
@@ -187,6 +198,35 @@ def test_a_start_of_an_unknown_or_started_container_is_forwarded_unchanged() -> 
     assert play >> StartRequested("unknown") << PrepareStart("unknown")
     assert play >> StartRequested("unknown", is_prepared=True) << UNCHANGED
     assert play >> StartRequested("ls", is_prepared=True) << UNCHANGED
+
+
+INHERITED = changed_copy(LS, cgroup_parent="/kubepods/podls")
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_start_in_a_pod_of_an_earlier_run_is_prepared_since_its_group_may_be_narrow(is_new: bool) -> None:
+    again = changed_copy(INHERITED, sandbox_id="s-2", attempt=1)  # a new sandbox has the group of the old one
+    earlier = [LedgerRead((INHERITED,), (), {}, (), 0.0), SandboxStopped(INHERITED.sandbox_id)]
+    state = played(*([] if is_new else earlier), SandboxRunning(again))
+    created = changed_copy(SHARER, pod=again, phase=Phase.CREATED)
+    planned = state.desired_cpus(created)
+    state, _ = handle(state.changed([created], []), SavedCpusLearned("ls", planned))
+    answer = ForwardStart(planned) if is_new else PrepareStart("ls")
+    assert scenario(state) >> StartRequested("ls") << answer
+
+
+@pytest.mark.parametrize("event", [PodLearned(INHERITED, "listed"), SandboxRunning(INHERITED, is_found=True)])
+def test_a_pod_that_is_only_found_counts_as_one_of_an_earlier_run(event: object) -> None:
+    more = PodLearned(changed_copy(INHERITED, source="kubelet"), "described by kubelet")
+    assert played(event, more).runtime.inherited == {"/kubepods/podls"}
+
+
+def test_pods_of_an_earlier_run_that_have_ended_are_forgotten_once_they_are_many() -> None:
+    pods = [changed_copy(LS, sandbox_id=f"s-{n}", cgroup_parent=f"/pod{n}") for n in range(100)]
+    ends = [SandboxStopped(pod.sandbox_id) for pod in pods]
+    read, listed = LedgerRead(tuple(pods), (), {}, (), 0.0), RuntimeListed((), (), 0)
+    assert len(played(read, *ends[:30], listed).runtime.inherited) == 100
+    assert played(read, *ends[:98], listed).runtime.inherited == {"/pod98", "/pod99"}
 
 
 @pytest.mark.parametrize("mode", NOT_APPLIED)

@@ -158,6 +158,30 @@ def test_the_group_of_a_pod_is_widened_before_an_owner_starts_where_the_kernel_r
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_the_group_of_a_pod_of_an_earlier_daemon_is_widened_before_any_start(
+    run_scenario: Callable[..., None], again: bool
+) -> None:
+    """That daemon may have left a fence around the pod."""
+
+    async def scenario(world: Any) -> None:
+        world.cgroups.version = 2
+        sandbox = await world.pod("ls", "LS")
+        if again:
+            await world.close()
+            world.boot()
+            await world.sync.once()
+            await over(world)
+        container = await world.create(sandbox)
+        world.log.clear()
+        world.executor.enforcer.make_room = lambda container: world.log.append("widen") or Enforced()
+        await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
+        steps = [line for line in world.log if line in ("widen", "forward StartContainer")]
+        assert steps == ["widen", "forward StartContainer"][0 if again else 1 :]
+
+    run_scenario(scenario)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_an_update_that_was_in_flight_at_a_crash_is_waited_for(
     run_scenario: Callable[..., None], known: bool

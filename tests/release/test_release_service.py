@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.engine.call_ends import ORPHAN_GRACE_S
 from proxy.engine.call_events import ContainersUnsaved
 from proxy.engine.node_events import KubeletCpusRead
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.backoff import Backoff
-from proxy.model.errors import InputError, RuntimeCallError
+from proxy.model.errors import InputError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase
@@ -54,6 +55,16 @@ class Leaving:
 
 async def over(world: Any, release: Release) -> None:
     await world.until(lambda: release.stage == "released")
+
+
+async def over_later(world: Any, release: Release) -> None:
+    """Let the time pass until the release is over: an update that was not answered is waited for."""
+
+    def is_over() -> bool:
+        world.now += 0.2
+        return release.stage == "released"
+
+    await world.until(is_over)
 
 
 def fast(run_scenario: Callable[..., None], scenario: Any, **more: Any) -> None:
@@ -259,8 +270,44 @@ def test_without_a_runtime_the_kernels_sets_are_released(run_scenario: Callable[
             await world.until(lambda: release.page()["left"])
             assert world.on(lse) == ALL
             world.runtime.down = False
-            await over(world, release)
+            await over_later(world, release)
             assert world.runtime.specs[lse] == ALL
+
+    fast(run_scenario, scenario)
+
+
+def test_an_update_without_an_answer_stays_in_flight_after_an_undo(run_scenario: Callable[..., None]) -> None:
+    """The runtime may still give the container all CPUs, when other containers own some of them."""
+
+    async def scenario(world: Any) -> None:
+        lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
+        async with Leaving(world) as release:
+            world.runtime.update_error = UnavailableError("the runtime does not answer in time")
+            await release.begin()
+            await world.until(lambda: world.executor.state.inflight.of(lse))
+            world.runtime.update_error = None
+            await release.undo()
+            (call,) = world.executor.state.inflight.of(lse)
+            assert (str(call.carries), call.orphaned_since is None) == (ALL, False)
+            await world.until(lambda: world.executor.state.inflight.current(call).answered_at is not None)
+            world.now += ORPHAN_GRACE_S
+            await world.until(lambda: not world.executor.state.inflight.of(lse))
+
+    fast(run_scenario, scenario)
+
+
+def test_a_release_waits_for_an_update_without_an_answer_and_repeats_it(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
+        lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
+        async with Leaving(world) as release:
+            world.runtime.update_error = UnavailableError("the runtime does not answer in time")
+            await release.begin()
+            await world.until(lambda: world.executor.state.inflight.of(lse))
+            world.runtime.update_error = None
+            await over_later(world, release)
+            assert world.runtime.specs[lse] == world.on(lse) == ALL
 
     fast(run_scenario, scenario)
 
