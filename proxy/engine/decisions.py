@@ -14,7 +14,7 @@ from msgspec import structs
 from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.engine import partition, quotas, suppression, systemd_masks, write_conflicts
 from proxy.engine.admission import assigned_cpus
-from proxy.engine.adoption import adopt
+from proxy.engine.adoption import adopt, parse_cpus
 from proxy.engine.call_answers import (
     QueryPreference,
     create_answer,
@@ -67,6 +67,7 @@ from proxy.engine.quotas import quotas_after_create, requested_quota
 from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.runtime_knowledge import DelegatedCreate, clients_request
 from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
 from proxy.model.workload import Container, Phase, Pool
 
@@ -409,14 +410,53 @@ def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, No
 
 def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState, NodeEffects]:
     """Assign a container that is not known the CPUs that it runs on."""
-    container_id, phase, saved = event.container_id, event.phase, event.saved
-    plan = adopt(state, container_id, event.pod, event.name, event.attempt, event.request, phase)
+    container_id, saved = event.container_id, event.saved
+    state, plan, dropped = _adopted(state, event)
     assert plan.container is not None
     after = plan.state
     if saved is not None:
         after = after.with_runtime(after.runtime.saving(container_id, saved))
     record = PutRecord(f"c/{container_id}", plan.container)
-    return after, (record, *followed(state, after, "container adopted"), PlanDecided(plan))
+    return after, (*dropped, record, *followed(state, after, "container adopted"), PlanDecided(plan))
+
+
+def _adopted(state: NodeState, found: ContainerFound) -> tuple[NodeState, Plan, NodeEffects]:
+    """Return the plan for a container, and the state without lost creates that are in its way.
+
+    A lost create whose CPUs an owner runs on has failed: the owner is newer. The ledger still has the create
+    where it could not be written any more.
+    """
+    plan = _adoption(state, found)
+    assert plan.container is not None
+    if plan.container.placement.pool is Pool.OWN or found.phase is not Phase.RUNNING:
+        return state, plan, NOTHING
+    current = parse_cpus(found.request.cpuset_cpus)
+    lost = _lost_creates_on(state, current, found) if current else []
+    without, effects = state, list[NodeEffect]()
+    for token in lost:
+        without, more = create_failed(without, CreateFailed(token))
+        effects += more
+    again = _adoption(without, found) if lost else plan
+    assert again.container is not None
+    if again.container.placement.exclusive != current:
+        return state, plan, NOTHING
+    return without, again, tuple(effects)
+
+
+def _adoption(state: NodeState, found: ContainerFound) -> Plan:
+    return adopt(state, found.container_id, found.pod, found.name, found.attempt, found.request, found.phase)
+
+
+def _lost_creates_on(state: NodeState, cpus: CpuSet, found: ContainerFound) -> list[str]:
+    """Return the tokens of the lost creates of other containers that were to own some of these CPUs."""
+    lost = ((token, state.containers.get(token)) for token in state.runtime.lost)
+    return [
+        token
+        for token, container in lost
+        if container is not None
+        and not container.placement.exclusive.isdisjoint(cpus)
+        and (container.pod.key, container.name) != (found.pod.key, found.name)
+    ]
 
 
 UNFREEABLE_CPUS_HOLDER = "cannot be freed"

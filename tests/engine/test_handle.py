@@ -6,6 +6,8 @@ import ast
 import typing
 from pathlib import Path
 
+import pytest
+
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import handle as engine
 from proxy.engine import runtime_knowledge
@@ -98,9 +100,6 @@ from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook
-
-if typing.TYPE_CHECKING:
-    import pytest
 
 MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
@@ -275,6 +274,43 @@ def test_a_container_found_at_the_runtime_keeps_its_cpus() -> None:
         << AnyPlan("o")
     )
     assert (play.state.pools.shared, play.state.runtime.saved["o"]) == (REST, OWN)
+
+
+RIVAL = Pod("s-u", "u", "ns", "u", qos=QosClass.LSE, kube_qos=KubeQos.GUARANTEED, cpuset=CpuSet((3, 4)))
+RIVAL_CREATE = Container(
+    "t", "c", RIVAL, Request(), Placement(Pool.OWN, CpuSet((3, 4)), Mask((0,))), Phase.CREATING, 0, "u"
+)
+
+
+@pytest.mark.parametrize("pod", [LSE, changed_copy(LSE, cpuset=None)])
+def test_an_owner_that_runs_keeps_the_cpus_that_the_record_of_a_lost_create_still_has(pod: Pod) -> None:
+    """The ledger could not be written when the create failed, and another container got its CPUs."""
+    play = scenario(handle(EMPTY, LedgerRead((LS, RIVAL, pod), (SHARER, RIVAL_CREATE), {}, ("t",), 5.0))[0])
+    request = changed_copy(FOUR, cpuset_cpus="0-3")
+    play >> ContainerFound("o", pod, "c", 0, request, Phase.RUNNING, OWN)
+    play << PutRecord("i/t", None) << ExpectedPoolChange("create failed") << NotifyFailed("t")
+    assert (
+        play
+        << PutRecord("c/o", play.state.containers["o"])
+        << ExpectedPoolChange("container adopted")
+        << AnyPlan("o")
+    )
+    assert play.state.containers["o"].placement.exclusive == OWN
+    assert not play.state.runtime.lost
+
+
+@pytest.mark.parametrize(
+    ("phase", "cpus", "lost"),
+    [(Phase.CREATED, "0-3", ("t",)), (Phase.RUNNING, "0-2,4-7", ("t",)), (Phase.RUNNING, "0-3", ())],
+)
+def test_a_create_in_flight_keeps_its_cpus_where_no_owner_can_run_on_them(
+    phase: Phase, cpus: str, lost: tuple[str, ...]
+) -> None:
+    """The container has not started, does not run as an owner would, or the create is not lost."""
+    play = scenario(handle(EMPTY, LedgerRead((LS, RIVAL, LSE), (SHARER, RIVAL_CREATE), {}, lost, 5.0))[0])
+    play >> ContainerFound("o", LSE, "c", 0, changed_copy(FOUR, cpuset_cpus=cpus), phase, None)
+    assert play.state.containers["t"].placement.exclusive == CpuSet((3, 4))
+    assert play.state.containers["o"].placement.pool is not Pool.OWN
 
 
 # -- phases -------------------------------------------------------------------------------------------------
