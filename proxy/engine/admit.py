@@ -65,7 +65,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
 from proxy.model.phrases import listed
-from proxy.model.workload import Part, Pod, Request, SetAside, Verdict
+from proxy.model.workload import ContainerPart, Pod, Request, SetAside, Verdict
 from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
@@ -342,5 +342,5 @@ def _final_grants(context: AdmissionContext, name: str, granted: Grants) -> Gran
     return granted
 
 
-def _part(name: str, granted: Grants) -> Part:
-    return Part(name, granted.cpus, granted.blocks, granted.shares)
+def _part(name: str, granted: Grants) -> ContainerPart:
+    return ContainerPart(name, granted.cpus, granted.blocks, granted.shares)

@@ -22,7 +22,7 @@ from proxy.engine.placement import moves, named_memory_nodes, pool_placement, wi
 from proxy.engine.quotas import quota_is_off, without_quota
 from proxy.engine.state import NodeState, grants_of, with_grants
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.model.workload import Container, ContainerPart, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.pools.claims import Claim, claim
 
 
@@ -180,7 +180,7 @@ def _with_unrecorded(state: NodeState, container: Container) -> Container:
     return container if after is before else structs.replace(container, placement=after)
 
 
-def _is_promised(part: Part) -> bool:
+def _is_promised(part: ContainerPart) -> bool:
     return bool(part.blocks or part.shares)
 
 

@@ -32,7 +32,7 @@ from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
 from proxy.model.persistent_map import PersistentMap
 from proxy.model.requests import ContainerKind
-from proxy.model.workload import Container, Part, Phase, Placement, Pod, Pool
+from proxy.model.workload import Container, ContainerPart, Phase, Placement, Pod, Pool
 from proxy.pools.pools import CpuPools, Owner, pools_of
 
 _NOTHING_HELD: Held = {}
@@ -364,9 +364,9 @@ class NodeState(Struct, frozen=True):
             return after
         return after.with_pod(structs.replace(pod, reserved_for_pod=structs.replace(aside, parts=parts)))
 
-    def _part_after_release(self, part: Part) -> Part:
+    def _part_after_release(self, part: ContainerPart) -> ContainerPart:
         kept = self._after_release(Grants(part.cpus, part.blocks, shares=part.shares))
-        return Part(part.name, kept.cpus, kept.blocks, kept.shares)
+        return ContainerPart(part.name, kept.cpus, kept.blocks, kept.shares)
 
     def _after_release(self, grants: Grants) -> Grants:
         for provider in self.providers:

@@ -34,7 +34,7 @@ from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, Part, Pod, Request, Verdict
+from proxy.model.workload import ContainerPart, KubeQos, Pod, Request, Verdict
 
 ANYWHERE = TopologyHint(None, preferred=False)
 """The hint where nothing was merged."""
@@ -85,7 +85,7 @@ class TopologyDecision(Struct, frozen=True):
     steps: tuple[AllocationStep, ...] = ()
     reasons: tuple[str, ...] = ()
     providers: tuple[Provider, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ContainerPart, ...] = ()
 
     @property
     def cpus(self) -> CpuSet:

@@ -29,8 +29,8 @@ from proxy.model.quoting import MESSAGE, SENTENCE, printable
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
+    ContainerPart,
     KubeQos,
-    Part,
     Phase,
     Placement,
     Pod,
@@ -369,7 +369,7 @@ def _aside(data: Mapping[str, Any], bounds: Bounds) -> SetAside:
         CpuSet.parse(_text(data["cpus"]), bounds.cpus),
         _blocks(data["blocks"]),
         tuple(
-            Part(
+            ContainerPart(
                 _text(part["name"]),
                 CpuSet.parse(_text(part["cpus"]), bounds.cpus),
                 _blocks(part["blocks"]),

@@ -62,7 +62,7 @@ LIVE = (Phase.STARTING, Phase.RUNNING)
 """Phases of a container that may have running processes, and so has a cgroup."""
 
 
-class Part(Struct, frozen=True):
+class ContainerPart(Struct, frozen=True):
     """CPUs, memory and shares that were set aside for one container of a pod."""
 
     name: str
@@ -87,10 +87,10 @@ class SetAside(Struct, frozen=True):
     preferred: bool
     cpus: CpuSet
     blocks: Blocks = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ContainerPart, ...] = ()
     shares: tuple[Share, ...] = ()
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> ContainerPart | None:
         """Return the part of a container; None where the pod has no parts, or none of that name."""
         return next((part for part in self.parts if part.name == name), None)
 

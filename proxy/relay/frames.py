@@ -68,7 +68,7 @@ HEAD: Final = Struct(">IBI")  # length << 8 | type, flags, stream
 WORD: Final = Struct(">I")
 SETTING: Final = Struct(">HI")
 PREFIX: Final = Struct(">BI")  # gRPC: compressed flag, message length
-_WHOLE: Final = Struct(">IBIBI")
+_LAST_MESSAGE: Final = Struct(">IBIBI")
 _LONG: Final = Struct(">IBII")
 _GOAWAY: Final = Struct(">IBIII")
 _PING: Final = Struct(">IBI8s")
@@ -91,10 +91,10 @@ def window_update(stream: int, increment: int) -> bytes:
     return _LONG.pack(4 << 8 | WINDOW_UPDATE, 0, stream, increment)
 
 
-def whole(stream: int, message: bytes, suffix: bytes = b"") -> bytes:
+def last_message(stream: int, message: bytes, suffix: bytes = b"") -> bytes:
     """Write a gRPC message in two parts as one DATA frame that ends its stream."""
     size = len(message) + len(suffix)
-    head = _WHOLE.pack((size + PREFIX.size) << 8 | DATA, END_STREAM, stream, 0, size)
+    head = _LAST_MESSAGE.pack((size + PREFIX.size) << 8 | DATA, END_STREAM, stream, 0, size)
     return b"".join((head, message, suffix))
 
 

@@ -372,7 +372,7 @@ class Streams:
         stream.message = None
         if stream.size:
             self._uncount(stream)
-        self.to_server(frames.whole(stream.id, message, suffix))
+        self.to_server(frames.last_message(stream.id, message, suffix))
         return True
 
     def _send(self, stream: Stream, chunks: tuple[bytes, ...]) -> None:

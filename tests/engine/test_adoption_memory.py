@@ -10,7 +10,17 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.model.workload import (
+    Container,
+    ContainerPart,
+    KubeQos,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    Request,
+    SetAside,
+)
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -51,7 +61,11 @@ def test_memory_of_bound_containers_is_counted_later() -> None:
 def test_memory_that_is_promised_or_unbound_or_of_ended_containers_is_not_counted() -> None:
     blocks = (Block(Mask([0]), "memory", GIB),)
     part = SetAside(
-        Mask([0]), True, OWNER.placement.exclusive, (), (Part("c", OWNER.placement.exclusive, blocks),)
+        Mask([0]),
+        True,
+        OWNER.placement.exclusive,
+        (),
+        (ContainerPart("c", OWNER.placement.exclusive, blocks),),
     )
     whole = changed_copy(part, blocks=blocks, parts=())
     free = changed_copy(OWNER.placement, mems=Mask([0, 1]))
@@ -69,7 +83,7 @@ def test_memory_that_is_promised_or_unbound_or_of_ended_containers_is_not_counte
 
 def test_memory_is_counted_where_only_cpus_are_set_aside_for_the_pod() -> None:
     cpus = OWNER.placement.exclusive
-    aside = SetAside(Mask([0]), True, cpus, (), (Part("c", cpus),))
+    aside = SetAside(Mask([0]), True, cpus, (), (ContainerPart("c", cpus),))
     after = with_unrecorded_grants(state(changed_copy(OWNER, pod=changed_copy(POD, reserved_for_pod=aside))))
     assert given(after) == [2, 0]
 

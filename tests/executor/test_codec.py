@@ -26,9 +26,9 @@ from proxy.model.pod_selection import selectable_labels
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
+    ContainerPart,
     KubeQos,
     LocatedDevice,
-    Part,
     Phase,
     Placement,
     Pod,
@@ -50,7 +50,7 @@ ASIDES = st.builds(
     st.booleans(),
     CPUS,
     BLOCKS,
-    st.lists(st.builds(Part, TEXTS, CPUS, BLOCKS), max_size=3).map(tuple),
+    st.lists(st.builds(ContainerPart, TEXTS, CPUS, BLOCKS), max_size=3).map(tuple),
 )
 DEFECTS = st.builds(
     lambda messages, kinds, decisive: tuple(
@@ -127,7 +127,7 @@ POD = Pod(
     "u",
     "ns",
     "p",
-    reserved_for_pod=SetAside(Mask([0]), True, CpuSet([1]), (BLOCK,), (Part("c", CpuSet([1])),)),
+    reserved_for_pod=SetAside(Mask([0]), True, CpuSet([1]), (BLOCK,), (ContainerPart("c", CpuSet([1])),)),
 )
 CONTAINER = Container(
     "x",
@@ -159,7 +159,9 @@ def test_labels_are_kept_with_the_pod_alone(pod: Pod, labels: dict[str, str]) ->
 def test_grants_of_other_providers_are_stored_only_where_present() -> None:
     assert "'shares'" not in str(dump(CONTAINER))
     granted = Share("l3", "l3-ways", 2, Mask([1])), Share("l3", "class", 7)
-    aside = SetAside(None, False, CpuSet(), parts=(Part("c", CpuSet(), shares=granted),), shares=granted[:1])
+    aside = SetAside(
+        None, False, CpuSet(), parts=(ContainerPart("c", CpuSet(), shares=granted),), shares=granted[:1]
+    )
     pod = changed_copy(POD, reserved_for_pod=aside)
     placement = changed_copy(CONTAINER.placement, shares=granted)
     container = changed_copy(CONTAINER, pod=pod, placement=placement)

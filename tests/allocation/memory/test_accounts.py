@@ -17,7 +17,17 @@ from proxy.engine.state import NodeState
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import Container, KubeQos, Part, Phase, Placement, Pod, Pool, Request, SetAside
+from proxy.model.workload import (
+    Container,
+    ContainerPart,
+    KubeQos,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    Request,
+    SetAside,
+)
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -200,7 +210,7 @@ def aside(*parts: tuple[str, int], whole: int = 0) -> SetAside:
     def block(mib: int) -> tuple[Block, ...]:
         return (Block(Mask([0]), "memory", mib * MIB),) if mib else ()
 
-    found = tuple(Part(name, CpuSet(), block(mib)) for name, mib in parts)
+    found = tuple(ContainerPart(name, CpuSet(), block(mib)) for name, mib in parts)
     return SetAside(Mask([0]), True, CpuSet(), block(whole), found)
 
 

@@ -21,7 +21,7 @@ from proxy.model.options import Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
-    Part,
+    ContainerPart,
     Phase,
     Placement,
     Pod,
@@ -66,7 +66,11 @@ def owning(name: str, cpus: str, phase: Phase = RUNNING, pod: Pod = POD, attempt
 
 def aside(cpus: str, *parts: tuple[str, str]) -> SetAside:
     return SetAside(
-        None, True, CpuSet.parse(cpus), (), tuple(Part(name, CpuSet.parse(own)) for name, own in parts)
+        None,
+        True,
+        CpuSet.parse(cpus),
+        (),
+        tuple(ContainerPart(name, CpuSet.parse(own)) for name, own in parts),
     )
 
 
