@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ from proxy.early_socket import EarlySocket, open_socket
 from proxy.executor.background import TimeSlices, run_with_restarts
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.frontends.cri.acceptor import Acceptor
-from proxy.model.errnos import FULL
-from proxy.model.errors import CannotCreateError
 from proxy.model.mode import NodeMode
 from proxy.notify import SystemdNotifier
 from proxy.process_upkeep import ping_watchdog, stay_small
@@ -37,7 +34,6 @@ from proxy.reload.steps import (
     hooks_step,
     suppression_step,
 )
-from proxy.sockets.instance_lock import Lock
 from proxy.sockets.unix_socket import Listener, mirror_mode
 from proxy.staging.lazy import PASSTHROUGH_ACTIONS, PASSTHROUGH_ROUTES, LazyStaging
 from proxy.succession.replacement import DaemonReplacement, wait_quiet
@@ -49,7 +45,6 @@ if TYPE_CHECKING:
     from proxy.executor.former_calls import RelayedCall
     from proxy.executor.kernel_ports import Cgroups
     from proxy.executor.node_executor import NodeExecutor
-    from proxy.executor.ports import Ledger
     from proxy.executor.reconciler import Reconciler
     from proxy.executor.runtime_sync import RuntimeSync
     from proxy.executor.start_update import StartUpdate
@@ -58,12 +53,10 @@ if TYPE_CHECKING:
     from proxy.frontends.podresources.service import PodResourcesService
     from proxy.hooks_setup import DaemonHooks
     from proxy.model.machine import Machine
+    from proxy.state_directory import StateDirectory
     from proxy.succession.predecessor import Predecessor
     from proxy.succession.successor import Successor
     from proxy.telemetry.port import Telemetry
-
-NO_ROOM = (errno.EROFS, *FULL)
-"""Why a lock cannot be taken in a state directory that is configured correctly."""
 
 SETTLE_LIMIT_S = 3.0
 """How long a stop may take to send the runtime the CPUs that BE containers have got back."""
@@ -113,8 +106,7 @@ class Daemon:
         self._telemetry: Telemetry | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Listener | None = None
-        self._state_lock: Lock | None = None
-        self._ledger: Ledger | None = None
+        self._state: StateDirectory | None = None
         self._front: Acceptor | None = None
         self._admin: AdminServer | None = None
         self.executor: NodeExecutor | None = None
@@ -185,22 +177,24 @@ class Daemon:
     async def _wire(self, machine: Machine, telemetry: Telemetry) -> Acceptor:
         from proxy.assembly import executor_of
         from proxy.frontends.cri.call import METHODS, CriCallFlow
+        from proxy.state_directory import StateDirectory
 
         config = self.config
-        entries, notes = self._open_state(machine)
+        self._state = state = StateDirectory(config.state_dir, machine.fingerprint)
+        entries = state.entries
         self.executor = executor = executor_of(
             config,
             machine,
             self._cgroups,
-            self._ledger,
+            state.ledger,
             entries,
             reread=self._machine is None,
             telemetry=telemetry,
         )
         self._expect_former_calls(executor)
-        for note in notes:
+        for note in state.notes:
             telemetry.problem("notice at start-up", reason=note)
-        self._takeover = LazyTakeover(config, executor, self._ledger)
+        self._takeover = LazyTakeover(config, executor, state.ledger)
         self._start_update, self.reconciler, self._runtime_sync = (
             executor.start_update,
             executor.reconciler,
@@ -320,35 +314,6 @@ class Daemon:
         )
         self.pages.show_endpoint(watch)
         await watch.run()
-
-    def _open_state(self, machine: Machine) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
-        """Open the ledger; return its entries, and what has to be reported about it."""
-        from proxy.backends.ledger import open_ledger, read_entries
-
-        directory = self.config.state_dir
-        # A node without a proxy is worse than one that rebuilds its state at each start.
-        lost = "placements are not kept (a restart queries the runtime)"
-        try:
-            self._state_lock = self._lock_state()
-        except CannotCreateError as error:
-            if getattr(error.__cause__, "errno", None) not in NO_ROOM:
-                raise
-            return {}, [f"{error}: {lost}"]
-        try:
-            self._ledger, notes = open_ledger(directory, machine.fingerprint)
-        except CannotCreateError as error:
-            return read_entries(directory, machine.fingerprint), [f"{error}: {lost}"]
-        return dict(self._ledger.entries), notes
-
-    def _lock_state(self) -> Lock:
-        directory = self.config.state_dir
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise CannotCreateError(
-                f"cannot make the state directory {directory}: {error.strerror}"
-            ) from error
-        return Lock.take(directory / "lock", f"use the state directory {directory}")
 
     async def _start_admin(self) -> None:
         takeover = self._takeover or LazyTakeover(self.config, None, None)
@@ -540,10 +505,8 @@ class Daemon:
             )
             closing = (asyncio.to_thread(part.close) for part in (*parts, self.executor.runtime) if part)
             await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, least=PARTS_S)
-        if self._ledger is not None:
-            self._ledger.close()
-        if self._state_lock is not None:
-            self._state_lock.release()
+        if self._state is not None:
+            self._state.close()
         if self._listener is not None:
             self._listener.close()
         if self._predecessor is not None and not handing_over:
