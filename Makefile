@@ -41,7 +41,7 @@ ARCH ?=
 KINDS ?=
 BENCH_KIT ?= ../shared/bench
 
-.PHONY: help venv demo e2e-tools vm-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster bench-fleet lint mutate fuzz bench bench-beside bench-go bench-floor upgrade-figures help-times count create-path crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
+.PHONY: help venv demo e2e-tools vm-tools etcd-tools test coverage test-vm test-runtimes test-crio test-koordinator test-cluster test-outage test-readers bench-cluster bench-fleet lint mutate fuzz bench bench-beside bench-go bench-floor upgrade-figures help-times count create-path crash churn reload-day simulate-faults hostile-day bench-hooks device-chaos drift conformance proto hook-points golden metrics configuration lock package wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,24 +139,28 @@ test-koordinator: venv e2e-tools ## test with Koordinator's own runtime proxy an
 	@bin=$$(KOORDINATOR="$(KOORDINATOR)" sh tests/e2e/koordinator/build.sh | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_KOORDINATOR=$$bin $(BIN)/python -m pytest tests/e2e/koordinator $(PYTEST_ARGS)
 
+# As root on Debian; elsewhere etcd has to be there.
+etcd-tools:
+	@sh tests/e2e/install.sh etcd-server
+
 CLUSTER_PROGRAMS = kube-apiserver kube-scheduler kube-controller-manager kubelet
-test-cluster: venv e2e-tools ## test in a real cluster: API server, scheduler, controllers, kubelet: needs go, etcd (Debian: etcd-server)
+test-cluster: venv e2e-tools etcd-tools ## test in a real cluster: API server, scheduler, controllers, kubelet: needs go, etcd
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh $(CLUSTER_PROGRAMS) | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m pytest tests/cluster tests/e2e/cluster $(PYTEST_ARGS)
 
 # Go builds each reader once, in some minutes.
-test-readers: venv ## test with schedulers of other projects that read what the cluster agent publishes: needs go, etcd
+test-readers: venv etcd-tools ## test with schedulers of other projects that read what the cluster agent publishes: needs go, etcd
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
 	readers=$$(sh tests/cluster/build_readers.sh | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_READERS=$$readers \
 	  $(BIN)/python -m pytest tests/cluster/test_readers.py -v -s $(PYTEST_ARGS)
 
-test-outage: venv e2e-tools ## kill the API server for ten minutes under churn, and compare calls with those before: OUTAGE=seconds
+test-outage: venv e2e-tools etcd-tools ## kill the API server for ten minutes under churn, and compare calls with those before: OUTAGE=seconds
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh $(CLUSTER_PROGRAMS) | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_OUTAGE_S=$(or $(OUTAGE),600) $(BIN)/python -m pytest -s -k outage_delays \
 	  tests/cluster/test_disturbances.py tests/e2e/cluster $(PYTEST_ARGS)
 
-bench-cluster: venv ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes: CASES="one two fast idle reading large"
+bench-cluster: venv etcd-tools ## measure the cluster agent at a real kube-apiserver: latency, writes, memory, sizes: CASES="one two fast idle reading large"
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver | tail -n 1) || exit 1; \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin $(BIN)/python -m tests.cluster.figures $(CASES) 2>/dev/null
 
@@ -164,7 +168,7 @@ bench-fleet: venv ## simulate a fleet of 5,000 nodes and 100,000 pods with both 
 	@$(BIN)/python bench/fleet.py $(FLEET_ARGS)
 
 # 5,000 nodes take a minute to be read; with the programs some minutes more.
-bench-scheduler: venv ## measure the scheduler extender: answers, memory, pods a second; CASES=peers: beside other schedulers: needs go, etcd
+bench-scheduler: venv etcd-tools ## measure the scheduler extender: answers, memory, pods a second; CASES=peers: beside other schedulers: needs go, etcd
 	@bin=$$(KUBERNETES="$(KUBERNETES)" sh tests/cluster/build.sh kube-apiserver kube-scheduler | tail -n 1) || exit 1; \
 	readers=$(if $(filter peers,$(CASES)),$$(sh tests/cluster/build_readers.sh | tail -n 1)); \
 	[ -n "$$bin" ] && TOPOPROXY_CLUSTER=$$bin TOPOPROXY_READERS=$$readers $(BIN)/python -m tests.cluster.extender_figures $(CASES)
