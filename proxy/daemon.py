@@ -388,10 +388,13 @@ class Daemon:
         assert self._listener is not None
         return self.replacement.start(self._listener)
 
-    async def hand_over(self) -> None:
+    async def hand_over(self) -> bool:
         """Hand the socket and the state of the node over to the successor.
 
         Calls that place containers end before; the others continue here, where they are only relayed.
+
+        Returns:
+            False if the successor has ended meanwhile: this daemon serves as before.
 
         Raises:
             TopoproxyError: The successor does not serve.
@@ -401,6 +404,8 @@ class Daemon:
         assert self._front is not None
         assert self._listener is not None
         await wait_quiet(self._is_busy, QUIET_S)
+        if self.replacement.gave_up():
+            return False
         clock = asyncio.get_running_loop().time
         began = clock()
         await self._front.retire(GOAWAY_S)
@@ -416,6 +421,7 @@ class Daemon:
         successor.follow()
         if self._telemetry is not None:
             self._telemetry.event("replaced", pid=successor.pid, seconds=f"{clock() - began:.3f}")
+        return True
 
     def _relayed(self, successor: Successor) -> list[RelayedCall]:
         """Decide nothing any more; return the calls whose ends the successor has to know."""

@@ -78,12 +78,15 @@ async def _serve(
     await daemon.start()
     started()
     stopped = asyncio.ensure_future(done.wait())
-    prepared = asyncio.ensure_future(daemon.replacement.prepared.wait())
-    await asyncio.wait([stopped, prepared], return_when=asyncio.FIRST_COMPLETED)
-    if done.is_set():
-        await daemon.stop()
-        return
-    await daemon.hand_over()
+    is_replaced = False
+    while not is_replaced:
+        prepared = asyncio.ensure_future(daemon.replacement.prepared.wait())
+        await asyncio.wait([stopped, prepared], return_when=asyncio.FIRST_COMPLETED)
+        if done.is_set():
+            prepared.cancel()
+            await daemon.stop()
+            return
+        is_replaced = await daemon.hand_over()
     remaining = asyncio.ensure_future(daemon.finish_calls())
     await asyncio.wait([remaining, stopped], return_when=asyncio.FIRST_COMPLETED)
 

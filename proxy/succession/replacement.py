@@ -44,6 +44,17 @@ class DaemonReplacement:
             self._task = asyncio.get_running_loop().create_task(self._start(listener))
         return self.page()
 
+    def gave_up(self) -> bool:
+        """Return whether the process has ended before it could take over; then another one may be started."""
+        if self.successor is None or self.successor.is_alive():
+            return False
+        self._failure = f"process {self.successor.pid} ended before it took over, this daemon continues"
+        logs.log.error("not replaced", err=self._failure)
+        self.successor.close()
+        self.successor = None
+        self.prepared.clear()
+        return True
+
     def page(self) -> str:
         """Return how far a replacement of this process is; a page of the admin socket."""
         if self._failure:

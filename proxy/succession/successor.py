@@ -66,6 +66,20 @@ class Successor:
                 f"cannot start the successor, this daemon continues: {error}; the log has its reasons"
             ) from error
 
+    def is_alive(self) -> bool:
+        """Return whether the process still waits for the state of the node."""
+        self._channel.setblocking(False)
+        try:
+            return bool(self._channel.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Give the process up."""
+        self._channel.close()
+
     def take_over(self, *, quiet: bool, calls: Sequence[RelayedCall] = ()) -> None:
         """Send the process the state of the node, and wait until it serves; runs in a thread.
 

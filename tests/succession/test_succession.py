@@ -28,13 +28,16 @@ from proxy.model.errors import (
     TopoproxyError,
     UnavailableError,
 )
+from proxy.process import _serve
 from proxy.sockets.unix_socket import Listener, open_listener
-from proxy.succession.messages import QUIET, SUCCEEDS, receive
+from proxy.succession.messages import FAILED, QUIET, SUCCEEDS, receive
 from proxy.succession.predecessor import Predecessor
+from proxy.succession.replacement import DaemonReplacement
 from proxy.succession.successor import Successor
 from proxy.upgrade.replacement import replace_daemon
 from tests.succession.conftest import LIMIT_S, Node
 from tests.testkit.daemon import run, temporary_node
+from tests.testkit.waiting import until
 
 
 def connects(path: Path) -> bool:
@@ -199,6 +202,9 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
 ) -> None:
     class Prepared:
         pid = 1
+
+        def is_alive(self) -> bool:
+            return True
 
         def take_over(self, *, quiet: bool, calls: Sequence[RelayedCall]) -> None:
             assert not quiet
@@ -405,6 +411,63 @@ def test_a_daemon_detects_the_exit_of_its_successor(channel: tuple[socket.socket
     predecessor.close()
     with pytest.raises(UnavailableError, match="cannot hand over to process 7"):
         Successor(ours, 7).take_over(quiet=True)
+
+
+def test_a_daemon_continues_where_its_successor_has_ended_before_the_hand_over(
+    channel: tuple[socket.socket, Predecessor],
+) -> None:
+    ours, predecessor = channel
+    with temporary_node() as node:
+        daemon = node.daemon("")
+
+        async def scenario() -> None:
+            replacement = daemon.replacement
+            replacement.successor = Successor(ours, 7)
+            replacement.prepared.set()
+            assert not replacement.gave_up(), "it waits"
+            predecessor.close()
+            assert await daemon.hand_over() is False
+            failure = "process 7 ended before it took over, this daemon continues"
+            assert replacement.page() == f"{FAILED}{failure}\n"
+            assert not replacement.prepared.is_set()
+            assert ours.fileno() == -1
+            assert node.cpus(await node.launch(DemoPod("own", "LSE", cpuset="2-3"))) == "2-3"
+            assert not replacement.gave_up(), "another one may be started"
+
+        run(daemon, scenario, reconciled=True)
+
+
+def test_a_process_serves_until_a_successor_has_taken_over() -> None:
+    class Replaced:
+        def __init__(self) -> None:
+            self.replacement = DaemonReplacement()
+            self.attempts = 0
+
+        async def start(self) -> None:
+            self.replacement.prepared.set()
+
+        async def hand_over(self) -> bool:
+            self.attempts += 1
+            self.replacement.prepared.clear()
+            return self.attempts == 2
+
+        async def finish_calls(self) -> None:
+            pass
+
+        def reload_soon(self) -> None:
+            pass
+
+    async def scenario() -> None:
+        daemon: Any = Replaced()
+        serving = asyncio.create_task(_serve(daemon))
+        await until(lambda: daemon.attempts == 1)
+        await asyncio.sleep(0.05)
+        assert not serving.done()
+        daemon.replacement.prepared.set()
+        await asyncio.wait_for(serving, LIMIT_S)
+        assert daemon.attempts == 2
+
+    asyncio.run(scenario())
 
 
 def test_a_plain_start_has_no_predecessor() -> None:
