@@ -213,6 +213,13 @@ def _wait_ready(node: AttachNode, previous: str, end: float) -> None:
                     f"cannot attach kubelet: it uses {previous}, and topoproxy forwards to {endpoint}:"
                     " set runtime in topoproxy's configuration to kubelet's endpoint"
                 )
+            listen = str(status.get("listen") or node.listen)
+            if not _same(listen, str(node.listen)):
+                raise TopoproxyError(
+                    f"cannot attach kubelet: the daemon listens on {listen}, and its configuration says"
+                    f" {node.listen}: set ListenStream of topoproxy.socket to the same path, then restart"
+                    " topoproxy.socket and topoproxy.service"
+                )
             if status.get("ready") is True and facts.get("connected") is not False:
                 return
             why = f"topoproxy is not ready: {facts.get('reason') or 'topoproxy status shows why'}"

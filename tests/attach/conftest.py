@@ -180,6 +180,7 @@ class FakeNode:
         calls: Whether kubelet's calls reach the proxy once its configuration names the proxy's socket.
         caller: The process that makes kubelet's calls.
         runtime: The socket to which the daemon forwards calls.
+        listening: The socket on which the daemon listens.
         released: Whether the daemon only relays calls.
         die_at: The step at which the process is killed.
     """
@@ -193,6 +194,7 @@ class FakeNode:
     answers: bool = True
     ready: bool = True
     runtime: str = RUNTIME.removeprefix("unix://")
+    listening: str = OURS.removeprefix("unix://")
     released: bool = False
     die_at: str = ""
     steps: list[str] = field(default_factory=list)
@@ -230,6 +232,7 @@ class FakeNode:
         uses = self.uses_us() and any(line.startswith("restart ") for line in self.log) and self.calls
         return {
             "ready": self.ready,
+            "listen": self.listening,
             "runtime": {"endpoint": self.runtime, "connected": self.ready, "reason": "no socket"},
             "clients": int(uses),
             "calls": {"clients": [{"pid": self.caller, "last_s": 0.0}] if uses else []},

@@ -165,6 +165,9 @@ def test_a_failed_attach_is_undone_in_time_with_the_reason(fake: Fake) -> None:
     node.answers, node.runtime = True, "/run/crio/crio.sock"
     refused("topoproxy forwards to /run/crio/crio.sock")
     node.runtime = RUNTIME.removeprefix("unix://")
+    listening, node.listening = node.listening, "/run/topoproxy/other.sock"
+    refused("the daemon listens on /run/topoproxy/other.sock, and its configuration says /run/topoproxy/cri.sock")
+    node.listening = listening
     (node.systemd / "no-start").touch()
     refused("Job for topoproxy.socket failed.")
     (node.systemd / "no-start").unlink()
