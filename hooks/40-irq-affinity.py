@@ -67,7 +67,10 @@ class Settings:
     proc: str = field(default="/proc", metadata={"help": "Where the kernel has its interrupts."})
     state: str = field(
         default="/run/topoproxy/hooks/irqs.json",
-        metadata={"help": "Where is remembered what they had; hooks that name the same add up."},
+        metadata={
+            "help": "The file with the original affinities; hooks that name the same one work together. Change it"
+            " only while no container owns CPUs."
+        },
     )
 
 

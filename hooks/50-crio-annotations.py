@@ -82,10 +82,14 @@ class Settings:
     sysfs: str = field(default="/sys", metadata={"help": "Where the kernel has its CPUs."})
     irq_state: str = field(
         default="/run/topoproxy/hooks/irqs.json",
-        metadata={"help": "Where is remembered what interrupts had; the same as that of 40-irq-affinity."},
+        metadata={
+            "help": "The file with the original affinities: the same one as 40-irq-affinity. Change it only while"
+            " no container owns CPUs."
+        },
     )
     power_state: str = field(
-        default="/run/topoproxy/hooks/power.json", metadata={"help": "The same for sleep and governors."}
+        default="/run/topoproxy/hooks/power.json",
+        metadata={"help": "The file with the original latency limits and governors; as irq_state."},
     )
 
 

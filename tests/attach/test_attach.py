@@ -166,7 +166,7 @@ def test_a_failed_attach_is_undone_in_time_with_the_reason(fake: Fake) -> None:
     refused("topoproxy forwards to /run/crio/crio.sock")
     node.runtime = RUNTIME.removeprefix("unix://")
     listening, node.listening = node.listening, "/run/topoproxy/other.sock"
-    refused("the daemon listens on /run/topoproxy/other.sock, and its configuration says /run/topoproxy/cri.sock")
+    refused("the daemon listens on /run/topoproxy/other.sock, and its configuration says /run/topoproxy/cri")
     node.listening = listening
     (node.systemd / "no-start").touch()
     refused("Job for topoproxy.socket failed.")

@@ -158,8 +158,8 @@ def _load(state: Path) -> dict[str, tuple[str, ...]]:
         return {}
     if not isinstance(data, dict):
         return {}
-    return {
-        path: tuple(entry)
-        for path, entry in data.items()
-        if isinstance(entry, list) and entry and all(isinstance(value, str) for value in entry)
-    }
+    known: dict[str, tuple[str, ...]] = {}
+    for path, entry in data.items():
+        if isinstance(entry, list) and entry and all(isinstance(value, str) for value in entry):
+            known.setdefault(os.path.realpath(path), tuple(entry))  # earlier versions stored links
+    return known

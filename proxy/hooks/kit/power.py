@@ -2,7 +2,8 @@
 
 The kernel's files (``/sys/devices/system/cpu/cpuN``): ``power/pm_qos_resume_latency_us`` holds the longest
 time to wake up, 0 for no limit and ``n/a`` for none at all; ``cpufreq/scaling_governor`` one of those that
-``scaling_available_governors`` lists.
+``scaling_available_governors`` lists. The directory ``cpufreq`` of CPUs in one frequency domain is a link to
+the same policy.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Power:
             except (OSError, ValueError):
                 offered = []
             if settings.governor in offered:
-                wanted_values[directory / "cpufreq/scaling_governor"] = settings.governor
+                file = directory / "cpufreq/scaling_governor"
+                wanted_values[file.resolve()] = settings.governor  # CPUs of one domain have one file
             else:
                 has = " ".join(offered) or "none"
                 failures.append(f"cannot set the governor {settings.governor}: {directory.name} has {has}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,45 @@ def test_owners_set_the_latency_and_their_end_restores_it(sysfs: Path, tmp_path:
     assert values(sysfs) == [SLOW, FAST, SLOW, SLOW]
     Power(sysfs, tmp_path / "state").apply(())
     assert values(sysfs) == [SLOW] * 4
+
+
+def test_the_governor_of_a_frequency_domain_stays_until_its_last_owner_ends(
+    sysfs: Path, tmp_path: Path
+) -> None:
+    cpus = sysfs / "devices/system/cpu"
+    (cpus / "cpufreq").mkdir()
+    (cpus / "cpu2/cpufreq").rename(cpus / "cpufreq/policy2")
+    shutil.rmtree(cpus / "cpu3/cpufreq")
+    for cpu in (2, 3):
+        (cpus / f"cpu{cpu}/cpufreq").symlink_to("../cpufreq/policy2")
+    governor = cpus / "cpufreq/policy2/scaling_governor"
+    owners = [(CpuSet((cpu,)), CrioSettings(governor="performance")) for cpu in (2, 3)]
+    for first, other in (owners, owners[::-1]):
+        power = Power(sysfs, tmp_path / "state")
+        power.apply([first])
+        power.apply([first, other])
+        power.apply([other])
+        assert governor.read_text().strip() == "performance"
+        Power(sysfs, tmp_path / "state").apply(())
+        assert governor.read_text().strip() == "powersave"
+
+
+def test_a_governor_that_an_earlier_version_stored_by_its_link_is_restored_once(
+    sysfs: Path, tmp_path: Path
+) -> None:
+    cpus = sysfs / "devices/system/cpu"
+    (cpus / "cpufreq").mkdir()
+    (cpus / "cpu2/cpufreq").rename(cpus / "cpufreq/policy2")
+    (cpus / "cpu2/cpufreq").symlink_to("../cpufreq/policy2")
+    governor = cpus / "cpufreq/policy2/scaling_governor"
+    governor.write_text("performance\n")
+    stored = {str(cpus / "cpu2/cpufreq/scaling_governor"): ["powersave", "performance"]}
+    (tmp_path / "state").write_text(json.dumps(stored))
+    power = Power(sysfs, tmp_path / "state")
+    power.apply([(CpuSet((2,)), CrioSettings(governor="performance"))])
+    assert governor.read_text().strip() == "performance"
+    power.apply(())
+    assert governor.read_text().strip() == "powersave"
 
 
 def test_missing_files_are_reported_and_other_settings_are_applied(sysfs: Path, tmp_path: Path) -> None:
