@@ -68,8 +68,8 @@ class Settings:
     state: str = field(
         default="/run/topoproxy/hooks/irqs.json",
         metadata={
-            "help": "The file with the original affinities; hooks that name the same one work together. Change it"
-            " only while no container owns CPUs."
+            "help": "The file with the original affinities; hooks that name the same one work together."
+            " Change it only while no container owns CPUs."
         },
     )
 

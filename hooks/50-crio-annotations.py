@@ -83,8 +83,8 @@ class Settings:
     irq_state: str = field(
         default="/run/topoproxy/hooks/irqs.json",
         metadata={
-            "help": "The file with the original affinities: the same one as 40-irq-affinity. Change it only while"
-            " no container owns CPUs."
+            "help": "The file with the original affinities: the same one as 40-irq-affinity."
+            " Change it only while no container owns CPUs."
         },
     )
     power_state: str = field(
