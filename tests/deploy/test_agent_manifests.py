@@ -145,3 +145,10 @@ def test_helm_lints_the_chart_of_the_agent_and_its_schema_describes_all_values(h
     assert set(values) == set(schema["properties"]) - {"global"}
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == proxy.__version__
+
+
+@pytest.mark.parametrize("release", ["topoproxy", "topoproxy-agent"])
+def test_a_release_named_as_the_chart_has_the_same_objects(helm: str, tmp_path: Path, release: str) -> None:
+    """The charts of agent and scheduler are installed in one namespace, where release names are unique."""
+    found = rendered(helm, CHART, tmp_path, release=release)
+    assert {each["metadata"]["name"] for each in found if each["kind"] == "DaemonSet"} == {"topoproxy-agent"}

@@ -74,3 +74,11 @@ def test_the_deployment_selects_its_own_pods() -> None:
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_helm_refuses_wrong_values_of_the_scheduler(helm: str, tmp_path: Path, wrong: dict[str, Any]) -> None:
     assert render(helm, CHART, tmp_path, **wrong).returncode != 0
+
+
+@pytest.mark.parametrize("release", ["topoproxy", "topoproxy-scheduler"])
+def test_a_release_named_as_the_chart_has_the_same_objects(helm: str, tmp_path: Path, release: str) -> None:
+    """The charts of agent and scheduler are installed in one namespace, where release names are unique."""
+    found = rendered(helm, CHART, tmp_path, release=release, kubernetes="1.36.2")
+    names = {each["metadata"]["name"] for each in found if each["kind"] == "Service"}
+    assert names == {"topoproxy-scheduler-extender"}

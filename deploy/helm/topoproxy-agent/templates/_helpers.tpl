@@ -1,5 +1,5 @@
 {{- define "topoproxyAgent.name" -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}-agent
+{{- .Release.Name | trunc 50 | trimSuffix "-" | trimSuffix "-agent" }}-agent
 {{- end }}
 
 {{- define "topoproxyAgent.labels" -}}

@@ -1,5 +1,5 @@
 {{- define "topoproxyScheduler.name" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" }}-scheduler
+{{- .Release.Name | trunc 40 | trimSuffix "-" | trimSuffix "-scheduler" }}-scheduler
 {{- end }}
 
 {{- define "topoproxyScheduler.image" -}}
