@@ -4,6 +4,10 @@ The order of an attach: journal -> topoproxy runs and reaches the runtime of kub
 kubelet -> its calls arrive -> the journal records it. What fails or is interrupted (Ctrl-C, SIGTERM) before
 the end is undone, from the journal; what is cut off (a kill, a power loss) is undone by the next attach, by
 detach or by the script rescue-detach.
+
+An attach that sets a reset endpoint again begins while the running kubelet uses topoproxy. The journal of the
+earlier attach stays in effect until topoproxy is ready: up to there nothing is to be undone, and topoproxy must
+not be stopped. Then a new journal takes its place, whose state is "changing" at once.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ from proxy.observe.json_access import as_list, as_map
 OUR_UNITS = ("topoproxy.socket", "topoproxy.service")
 RESCUE = "rescue-detach"
 INTERRUPTED = "attach was interrupted"
+ROLLED_BACK = "all changes were rolled back"
+CPUSETS = "containers keep their cpusets (topoproxy release --offline)"
+UNCHANGED = "no file was changed, and kubelet was not restarted"
 POLL_S = 0.2
 UNDO_SHARE = 0.25
 """Part of the deadline that is kept for undoing."""
@@ -107,34 +114,64 @@ def attach(node: AttachNode, timeout: float) -> str:
         )
     enabled = old.enabled if old is not None else _to_enable()
     journal = AttachJournal(
-        BEGUN, files.unit, node.endpoint, previous, enabled, journals.merged(old, changes, node.root)
+        CHANGING if old is not None else BEGUN,
+        files.unit,
+        node.endpoint,
+        previous,
+        enabled,
+        journals.merged(old, changes, node.root),
     )
     install_rescue(node.state)
-    journals.write(node.state, journal, node.root, directory_of(node.state) if old else None)
-    node.reached("journal")
-    with _undone_on_failure(node, previous, timeout * UNDO_SHARE):
-        _carry_out(node, journal, changes, end)
-        journals.mark(node.state, ATTACHED)
+    limit = timeout * UNDO_SHARE
+    if old is None:
+        journals.write(node.state, journal, node.root)
+        node.reached("journal")
+        with _undone_on_failure(node, limit, f"{ROLLED_BACK}: kubelet uses {previous}"):
+            _start(node, journal, end)
+            journals.mark(node.state, CHANGING)
+            _change(node, journal, changes, end)
+    else:
+        with _unchanged_on_failure(node):
+            _start(node, journal, end)
+            journals.write(node.state, journal, node.root, directory_of(node.state))
+        also = f"{ROLLED_BACK}, also those of the earlier attach: kubelet uses {previous}; {CPUSETS}"
+        with _undone_on_failure(node, limit, also):
+            _change(node, journal, changes, end)
     node.reached("attached")
     _place_again(node)
     return f"attached: kubelet uses {node.endpoint}, and its calls arrive"
 
 
 @contextmanager
-def _undone_on_failure(node: AttachNode, previous: str, limit: float) -> Iterator[None]:
+def _undone_on_failure(node: AttachNode, limit: float, result: str) -> Iterator[None]:
     """Undo the attach if it fails, or if a signal interrupts it (KeyboardInterrupt, SystemExit)."""
     try:
         yield
     except TopoproxyError as error:
         _roll_back(node, limit, str(error))
-        raise TopoproxyError(f"{error}; all changes were rolled back: kubelet uses {previous}") from error
+        raise TopoproxyError(f"{error}; {result}") from error
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        internal = isinstance(error, Exception)
-        cause = "attach failed with an internal error" if internal else INTERRUPTED
+        cause = _cause(error)
         node.report_progress(f"{cause}: its changes are being rolled back")
         _roll_back(node, limit, cause)
-        node.report_progress(f"{cause}: all changes were rolled back: kubelet uses {previous}")
+        node.report_progress(f"{cause}: {result}")
         raise
+
+
+@contextmanager
+def _unchanged_on_failure(node: AttachNode) -> Iterator[None]:
+    """Report of a repeated attach that fails, or is interrupted, that kubelet is as it was before."""
+    try:
+        yield
+    except TopoproxyError as error:
+        raise TopoproxyError(f"{error}; {UNCHANGED}") from error
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        node.report_progress(f"{_cause(error)}: {UNCHANGED}")
+        raise
+
+
+def _cause(error: BaseException) -> str:
+    return "attach failed with an internal error" if isinstance(error, Exception) else INTERRUPTED
 
 
 def _roll_back(node: AttachNode, limit: float, cause: str) -> None:
@@ -168,14 +205,18 @@ def _why_not_enabled(state: str) -> str:
     return state if state.startswith("masked") else f"not installed{f' ({state})' if state else ''}"
 
 
-def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChange], end: float) -> None:
+def _start(node: AttachNode, journal: AttachJournal, end: float) -> None:
+    """Start topoproxy, and wait until it reaches the runtime of kubelet."""
     if journal.enabled:
         systemctl(["enable", *journal.enabled], _remaining_s(end))
         node.reached("enabled")
     systemctl(["start", *OUR_UNITS], _remaining_s(end))
     node.reached("started")
     _wait_ready(node, journal.previous, end)
-    journals.mark(node.state, CHANGING)
+
+
+def _change(node: AttachNode, journal: AttachJournal, changes: list[FileChange], end: float) -> None:
+    """Change the files and restart kubelet; complete the journal once its calls arrive."""
     node.reached("changing")
     for number, change in enumerate(changes, 1):
         journals.apply(change, node.root)
@@ -186,6 +227,7 @@ def _carry_out(node: AttachNode, journal: AttachJournal, changes: list[FileChang
     systemctl(["restart", journal.unit], _remaining_s(end))
     node.reached("restarted")
     _wait_for_calls(node, journal.unit, end, began)
+    journals.mark(node.state, ATTACHED)
 
 
 def _remaining_s(end: float) -> float:
@@ -335,7 +377,7 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
         return "kubelet is not attached: there is nothing to undo"
     refuse_foreign(node, journal, force=force)
     others = foreign_changes_of(node, journal)
-    if release and journal.state == ATTACHED:
+    if release and journal.state != BEGUN:
         _release(node)
     for change in others:
         journals.apply(change, node.root)

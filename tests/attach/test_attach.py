@@ -208,6 +208,94 @@ def test_an_endpoint_that_an_upgrade_reset_is_repaired(fake: Fake) -> None:
     assert instance.read_text() == LAYOUTS["instance-config"]["var/lib/kubelet/instance-config.yaml"]
 
 
+def attached_and_reset(fake: Fake) -> tuple[FakeNode, dict[str, tuple[object, ...]]]:
+    """Return an attached node whose endpoint kubeadm has reset, and its files; kubelet uses topoproxy still."""
+    node = fake("instance-config")
+    attach(node.node(), 20)
+    (node.root / CONFIG).write_text(f"{LAYOUTS['instance-config'][CONFIG]}# by kubeadm\n")
+    files = node.hashes()
+    (node.systemd / "log").unlink()
+    return node, files
+
+
+def kubelet_left_topoproxy_before_its_end(node: FakeNode) -> None:
+    order = [line for line in node.log if line.startswith(("restart", "disable"))]
+    stopped = "disable --now topoproxy.s"
+    assert order[-1].startswith(stopped), order
+    assert order[[line.startswith(stopped) for line in order].index(True) - 1] == "restart kubelet.service"
+    assert sorted(node.systemd.glob("on.*")) == []
+    assert list(node.state.iterdir()) == []
+
+
+def test_a_repeated_attach_that_fails_before_it_changes_a_file_leaves_kubelet_and_topoproxy(
+    fake: Fake,
+) -> None:
+    node, files = attached_and_reset(fake)
+    journal = journals.load(node.state)
+
+    def as_before() -> None:
+        assert node.hashes() == files
+        assert journals.load(node.state) == journal
+        assert (node.state / RESCUE).exists()
+        assert [line for line in node.log if line.startswith(("disable", "stop", "restart"))] == []
+
+    unchanged = "no file was changed, and kubelet was not restarted"
+    node.ready = False
+    with pytest.raises(TopoproxyError, match=f"topoproxy is not ready: no socket; {unchanged}$"):
+        attach(node.node(), 2)
+    as_before()
+    node.ready = True
+    for end in (KeyboardInterrupt(), SystemExit(143), ZeroDivisionError("bug")):
+        assert interrupted_at(node, {"started": end}) is end
+        as_before()
+    assert node.reported[:2] == [f"attach was interrupted: {unchanged}"] * 2
+    assert node.reported[2:] == [f"attach failed with an internal error: {unchanged}"]
+    assert attach(node.node(), 20).startswith("attached")
+
+
+@pytest.mark.parametrize("way", ["detach", "attach", "rescue"])
+@pytest.mark.parametrize(
+    "step", ["enabled", "started", "changing", "file 1", "reloaded", "restarted", "attached", "restored"]
+)
+def test_a_repeated_attach_that_is_killed_is_undone_with_a_restart_of_kubelet(
+    fake: Fake, step: str, way: str
+) -> None:
+    node, _ = attached_and_reset(fake)
+    reset = (node.root / CONFIG).read_bytes()
+    node.die_at = step
+    node.calls = step != "restored"
+    with pytest.raises(Killed):
+        attach(node.node(), 2)
+    node.die_at, node.calls = "", True
+    if way == "attach":
+        attach(node.node(), 20)
+        assert node.uses_us()
+    # Up to here the file is as kubeadm wrote it, and the journal is that of the first attach.
+    force = way != "attach" and step in ("enabled", "started")
+    if way == "rescue":
+        done = rescue(node, *(["--force"] if force else []))
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        detach(node.node(), 20, force=force, release=True)
+        assert node.released
+    assert (node.root / CONFIG).read_bytes() == reset
+    kubelet_left_topoproxy_before_its_end(node)
+
+
+def test_a_repeated_attach_that_fails_later_undoes_the_earlier_one_too(fake: Fake) -> None:
+    node, _ = attached_and_reset(fake)
+    reset = (node.root / CONFIG).read_bytes()
+    node.calls = False
+    with pytest.raises(TopoproxyError) as error:
+        attach(node.node(), 2)
+    assert str(error.value).endswith(
+        f"; all changes were rolled back, also those of the earlier attach: kubelet uses {RUNTIME}; containers"
+        " keep their cpusets (topoproxy release --offline)"
+    )
+    assert (node.root / CONFIG).read_bytes() == reset
+    kubelet_left_topoproxy_before_its_end(node)
+
+
 @pytest.mark.parametrize("way", ["detach", "rescue"])
 def test_a_file_that_another_program_changed_needs_force(fake: Fake, way: str) -> None:
     node = fake("config-file")
