@@ -7,9 +7,11 @@ from pathlib import Path
 
 import payload
 from tree import Entry, Tree, gz, tar, with_directories
-from wheels import PYTHONS
+from wheels import PYTHONS, after
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
+USED = {"postinst": ("replace.sh",), "prerm": ("attached.sh",)}
+"""Files whose functions a script uses, besides those of ``common.sh``."""
 HEAD = "#!/bin/sh\nset -e\nroot=${DPKG_ROOT:-}\n\n"
 CONTROL = """\
 Package: topoproxy
@@ -17,7 +19,7 @@ Version: {version}
 Architecture: {arch}
 Maintainer: The topoproxy authors <topoproxy@invalid>
 Installed-Size: {size}
-Depends: python3 (>= 3.11), python3 (<< 3.15), libc6 (>= 2.28), libstdc++6
+Depends: python3 (>= {lowest}), python3 (<< {above}), libc6 (>= 2.28), libstdc++6
 Recommends: systemd
 Section: admin
 Priority: optional
@@ -33,11 +35,11 @@ Description: CRI proxy that places containers on CPUs and memory nodes
 
 def script(name: str) -> bytes:
     """Return a maintainer script with the functions that it uses."""
-    parts = ["common.sh", *(["attached.sh"] if name == "prerm" else []), name]
+    parts = ["common.sh", *USED.get(name, ()), name]
     return (HEAD + "\n".join((SCRIPTS / part).read_text() for part in parts)).encode()
 
 
-def control(tree: Tree, version: str, arch: str) -> Tree:
+def control(tree: Tree, version: str, arch: str, pythons: tuple[str, ...] = PYTHONS) -> Tree:
     """Return what describes the package."""
     size = sum(len(entry.data or b"") for entry in tree.values()) // 1024
     # dpkg's checksums are MD5; they protect against accidents only.
@@ -46,7 +48,7 @@ def control(tree: Tree, version: str, arch: str) -> Tree:
         for path, entry in sorted(tree.items())
         if entry.data is not None
     )
-    text = CONTROL.format(version=version, arch=arch, size=size)
+    text = CONTROL.format(version=version, arch=arch, size=size, lowest=pythons[0], above=after(pythons[-1]))
     scripts = {name: Entry(script(name), mode=0o755) for name in ("postinst", "prerm", "postrm")}
     return {"control": Entry(text.encode()), "md5sums": Entry(sums.encode()), **scripts}
 
@@ -64,7 +66,7 @@ def build(out: Path, version: str, arch: str, epoch: int, pythons: tuple[str, ..
     tree = with_directories(payload.program(arch, epoch, pythons) | payload.node_files("deb", epoch))
     members = {
         "debian-binary": b"2.0\n",
-        "control.tar.gz": gz(tar(control(tree, version, arch), epoch, "./")),
+        "control.tar.gz": gz(tar(control(tree, version, arch, pythons), epoch, "./")),
         "data.tar.gz": gz(tar(tree, epoch, "./")),
     }
     path = out / f"topoproxy_{version}_{arch}.deb"

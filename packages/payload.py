@@ -19,6 +19,7 @@ HOME = "usr/lib/topoproxy"
 SITE = f"{HOME}/lib/python3/site-packages"
 ELF_MACHINES = {"amd64": 62, "arm64": 183}
 DOC = "usr/share/doc/topoproxy"
+PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ZSH = {"deb": "usr/share/zsh/vendor-completions", "rpm": "usr/share/zsh/site-functions"}
 
 
@@ -99,12 +100,13 @@ def node_files(kind: str, epoch: int) -> Tree:
 
 
 def _documents(kind: str) -> Tree:
-    tree = {f"{DOC}/{name}": _file(ROOT / name) for name in ("README.md", "SECURITY.md")}
+    """Return pages and what they link to, at the same paths as in the repository."""
+    tree = {f"{DOC}/{name}": _file(ROOT / name) for name in (*PAGES, "examples/network_vfs.py")}
     tree |= {f"{DOC}/docs/{path.name}": _file(path) for path in (ROOT / "docs").glob("*.md")}
     for directory in ("systemd/examples", "deploy"):
         for path in sorted((ROOT / directory).rglob("*")):
             if path.is_file():
-                tree[f"{DOC}/examples/{path.relative_to(ROOT)}"] = _file(path)
+                tree[f"{DOC}/{path.relative_to(ROOT)}"] = _file(path)
     changes = (ROOT / "CHANGELOG.md").read_bytes()
     tree[f"{DOC}/changelog.gz"] = Entry(gz(changes))
     licence = (ROOT / "LICENSE").read_bytes()

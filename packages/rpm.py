@@ -10,8 +10,8 @@ from pathlib import Path
 
 import payload
 from deb import SCRIPTS
-from tree import with_directories, write_tree
-from wheels import MACHINES, PYTHONS
+from tree import Tree, with_directories, write_tree
+from wheels import MACHINES, PYTHONS, after
 
 SPEC = """\
 Name: topoproxy
@@ -20,7 +20,7 @@ Release: 1
 Summary: CRI proxy that places containers on CPUs and memory nodes
 License: Apache-2.0
 # One of these; which one the link in /usr/lib/topoproxy/bin leads to is decided at installation.
-Requires: (python3 >= 3.11 or python3.14 or python3.13 or python3.12 or python3.11)
+Requires: ((python3 >= {lowest} with python3 < {above}) or {either})
 Requires: libstdc++ glibc >= 2.28
 AutoReqProv: no
 %global __os_install_post %{{nil}}
@@ -39,9 +39,10 @@ cp -a {tree}/. %{{buildroot}}/
 %posttrans
 root=
 {common}
-for python in python3 python3.14 python3.13 python3.12 python3.11; do
-    if found=$(command -v $python) && "$found" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        ln -sfn "$found" /usr/lib/topoproxy/bin/python
+{replace}
+for python in python3 {pythons}; do
+    if found=$(command -v $python) && "$found" -c '{check}'; then
+        ln -sfn "$found" "$root/usr/lib/topoproxy/bin/python"
         break
     fi
 done
@@ -49,7 +50,7 @@ compile
 if booted; then
     systemd-tmpfiles --create topoproxy.conf >/dev/null 2>&1 || :
     systemctl daemon-reload || :
-    systemctl try-restart topoproxy.service || :
+    replace_daemon
 fi
 
 %preun
@@ -88,15 +89,7 @@ def build(out: Path, version: str, arch: str, epoch: int, pythons: tuple[str, ..
         top = Path(name)
         (top / "tree").mkdir()
         write_tree(tree, top / "tree", epoch)
-        text = SPEC.format(
-            version=version,
-            tree=top / "tree",
-            common=(SCRIPTS / "common.sh").read_text(),
-            attached=(SCRIPTS / "attached.sh").read_text(),
-            files="\n".join(
-                _listed(path, entry.data is None and not entry.link) for path, entry in tree.items()
-            ),
-        ).replace("\n\n\n", "\n\n")
+        text = spec(tree, top / "tree", version, pythons)
         (top / "topoproxy.spec").write_text(_changelog(text, version, epoch))
         macros = {
             "_topdir": str(top / "work"),
@@ -117,6 +110,33 @@ def build(out: Path, version: str, arch: str, epoch: int, pythons: tuple[str, ..
         path = out / built.name
         path.write_bytes(built.read_bytes())
         return path
+
+
+def spec(tree: Tree, written: Path, version: str, pythons: tuple[str, ...] = PYTHONS) -> str:
+    """Return the spec file, without its changelog.
+
+    Args:
+        tree: What the package has.
+        written: The directory with these files.
+        version: The version.
+        pythons: The versions of Python that it can run with.
+    """
+    lowest, above = pythons[0], after(pythons[-1])
+    names = [f"python{python}" for python in reversed(pythons)]
+    bounds = [f"({python.replace('.', ', ')})" for python in (lowest, above)]
+    return SPEC.format(
+        version=version,
+        tree=written,
+        lowest=lowest,
+        above=above,
+        either=" or ".join(names),
+        pythons=" ".join(names),
+        check=f"import sys; sys.exit(not {bounds[0]} <= sys.version_info < {bounds[1]})",
+        common=(SCRIPTS / "common.sh").read_text(),
+        replace=(SCRIPTS / "replace.sh").read_text(),
+        attached=(SCRIPTS / "attached.sh").read_text(),
+        files="\n".join(_listed(path, entry.data is None and not entry.link) for path, entry in tree.items()),
+    ).replace("\n\n\n", "\n\n")
 
 
 def _listed(path: str, directory: bool) -> str:

@@ -18,10 +18,17 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "topopr
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Debian's names of architectures, and those of wheels and RPMs."""
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""Versions of Python that packages have compiled libraries for, in ascending order and without a gap."""
 SOURCE_ONLY = "cgroupspy"
 """The one dependency that is published as source only: pure Python, built here."""
 _PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+
+
+def after(python: str) -> str:
+    """Return the version of Python after another one."""
+    major, minor = python.split(".")
+    return f"{major}.{int(minor) + 1}"
 
 
 def wheels(arch: str, python: str, lock: Path) -> list[Path]:

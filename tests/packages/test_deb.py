@@ -166,31 +166,10 @@ def test_the_fields_and_the_files(built: Built) -> None:
     assert not [path for path in paths if "__pycache__" in path]
 
 
-@pytest.mark.parametrize(
-    ("active", "code", "restarted"),
-    [("yes", 0, False), ("yes", 69, True), ("yes", 1, False), ("no", 0, False)],
-)
-def test_an_upgrade_replaces_a_daemon_that_runs(
-    tmp_path: Path, active: str, code: int, restarted: bool
-) -> None:
-    """Only a daemon that cannot be replaced is restarted; one whose successor does not start continues."""
-    for name, text in {
-        "systemctl": f"case $1 in is-active) [ {active} = yes ] || exit 3 ;; esac",
-        "topoproxy": f"exit {code}",
-        "systemd-tmpfiles": "",
-    }.items():
-        program = tmp_path / name
-        program.write_text(f'#!/bin/sh\necho "{name} $*" >>"{tmp_path}/calls"\n{text}\n')
-        program.chmod(0o755)
-    script = deb.script("postinst").decode().replace("case ${1:-} in", "booted() { :; }\ncase ${1:-} in", 1)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DPKG_ROOT": str(tmp_path)}
-    command = ["sh", "-c", script, "postinst", "configure", "0.1.0"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert ("topoproxy upgrade --now" in calls) == (active == "yes")
-    assert ("systemctl try-restart topoproxy.service" in calls) == restarted
-    assert ("continues" in done.stderr) == (code == 1)
+def test_the_bounds_of_python_are_those_of_the_compiled_libraries() -> None:
+    assert b"python3 (>= 3.11), python3 (<< 3.15)," in (deb.control({}, VERSION, ARCH)["control"].data or b"")
+    one = deb.control({}, VERSION, ARCH, ("3.12",))["control"].data
+    assert b"python3 (>= 3.12), python3 (<< 3.13)," in (one or b"")
 
 
 def test_the_scripts_are_posix_shell_and_start_nothing() -> None:

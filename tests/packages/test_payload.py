@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
+
 import payload
 import pytest
 from tree import Entry, Tree, tar, with_directories
@@ -37,3 +40,29 @@ def test_deb_and_rpm_differ_only_in_two_places() -> None:
     both = {"usr/share/zsh/site-functions/_topoproxy", "usr/share/licenses/topoproxy/LICENSE"}
     assert rpm.keys() - deb.keys() == both
     assert all(deb[name] == rpm[name] for name in deb.keys() & rpm.keys())
+
+
+@pytest.mark.parametrize("kind", ["deb", "rpm"])
+def test_every_relative_link_of_a_packaged_page_leads_to_a_packaged_file(kind: str) -> None:
+    tree = payload.node_files(kind, 0)
+    links = [
+        (path, posixpath.normpath(posixpath.join(posixpath.dirname(path), target)))
+        for path, entry in tree.items()
+        if path.endswith(".md") and entry.data
+        for target in re.findall(r"\]\(([^)\s#]+)", entry.data.decode())
+        if not target.startswith(("http://", "https://"))
+    ]
+    assert len(links) > 100
+    packaged = with_directories(tree)
+    assert [(path, target) for path, target in links if target not in packaged] == []
+
+
+def test_files_that_messages_and_pages_name_are_at_these_paths_of_the_documentation() -> None:
+    tree = payload.node_files("deb", 0)
+    for name in (
+        "systemd/examples/topoproxy.service.d/20-takeover.conf",
+        "systemd/examples/topoproxy.service.d/30-irq-affinity.conf",
+        "deploy/agent/kustomization.yaml",
+        "deploy/helm/topoproxy-agent/Chart.yaml",
+    ):
+        assert f"{payload.DOC}/{name}" in tree

@@ -9,6 +9,7 @@ from pathlib import Path
 import payload
 import pytest
 import rpm
+from wheels import after
 
 from proxy import __version__
 from tests.packages.conftest import ARCH, EPOCH, VERSION, Built
@@ -59,12 +60,14 @@ def test_the_scripts_of_the_rpm_start_nothing_and_refuse_an_attached_node(packag
         )
 
 
-def test_the_fields_of_the_rpm(package: Path) -> None:
+def test_the_fields_of_the_rpm(built: Built, package: Path) -> None:
     assert query(package, "--queryformat", "%{NAME} %{VERSION} %{ARCH} %{LICENSE}") in (
         f"topoproxy {VERSION} x86_64 Apache-2.0",
         f"topoproxy {VERSION} aarch64 Apache-2.0",
     )
-    assert "python3 >= 3.11" in query(package, "--requires")
+    only = built.pythons[0]
+    required = query(package, "--requires")
+    assert f"((python3 >= {only} with python3 < {after(only)}) or python{only})" in required
     assert set(query(package, "--queryformat", "[%{FILEUSERNAME}:%{FILEGROUPNAME}\n]").split()) == {
         "root:root"
     }

@@ -28,7 +28,7 @@ from proxy.model.idset import CpuSet
 
 READ_ONLY = (
     "the unit makes it read-only (ProtectKernelTunables=): install the drop-in "
-    "systemd/examples/topoproxy.service.d/30-irq-affinity.conf"
+    "systemd/examples/topoproxy.service.d/30-irq-affinity.conf of the package's documentation"
 )
 
 

@@ -123,7 +123,9 @@ def test_a_read_only_tree_names_the_drop_in(tree: Tree) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     irqs = Irqs(tree.proc, tree.state, read_only)
-    with pytest.raises(HookError, match=r"ProtectKernelTunables=.*30-irq-affinity\.conf"):
+    with pytest.raises(
+        HookError, match=r"ProtectKernelTunables=.*30-irq-affinity\.conf of the package's documentation"
+    ):
         irqs.claim("a", cpus("2-3"), ONLINE)
 
 
