@@ -6,6 +6,7 @@ It is a directory of plain files, so that a shell script can undo the attach wit
     unit                 the unit that runs kubelet
     endpoint, previous   the endpoint that was set, and the one before
     enabled              units that the attach enabled, one a line
+    running              of these, the units that ran before, one a line; they are not stopped
     1/path               the first file that is changed; the next ones are in 2, 3, ...
     1/before             its bytes with its mode, owner and time; missing where there was no file
     1/after              its bytes after the change
@@ -45,6 +46,7 @@ class AttachJournal(Struct, frozen=True):
         enabled: Units that the attach enabled.
         changes: The files.
         made: Directories that the attach made, the outermost first.
+        running: Units of ``enabled`` that ran before the attach.
     """
 
     state: str
@@ -54,6 +56,7 @@ class AttachJournal(Struct, frozen=True):
     enabled: tuple[str, ...]
     changes: tuple[FileChange, ...]
     made: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
 
 
 def load(state: Path) -> AttachJournal | None:
@@ -78,6 +81,9 @@ def load(state: Path) -> AttachJournal | None:
             name: (directory / name).read_text().splitlines()
             for name in ("state", "unit", "endpoint", "previous", "enabled")
         }
+        # Journals of earlier versions do not have it.
+        running = directory / "running"
+        lines["running"] = running.read_text().splitlines() if running.exists() else []
         entries = sorted((int(each.name), each) for each in directory.iterdir() if each.name.isdigit())
         changes = tuple(_entry(each) for _, each in entries)
         made = [line for _, each in entries for line in (each / "made").read_text().splitlines()]
@@ -90,8 +96,10 @@ def load(state: Path) -> AttachJournal | None:
         raise InputError(
             f"cannot read the journal of the attach in {directory}: its state is {endpoint_text!r}"
         )
+    enabled = tuple(lines["enabled"])
+    running_units = tuple(unit for unit in lines["running"] if unit in enabled)
     return AttachJournal(
-        endpoint_text, unit, endpoint, previous, tuple(lines["enabled"]), changes, tuple(made)
+        endpoint_text, unit, endpoint, previous, enabled, changes, tuple(made), running_units
     )
 
 
@@ -135,6 +143,7 @@ def write(state: Path, journal: AttachJournal, root: Path, kept: Path | None = N
             ("endpoint", [journal.endpoint]),
             ("previous", [journal.previous]),
             ("enabled", journal.enabled),
+            ("running", journal.running),
         ):
             write_file(draft / name, "".join(f"{value}\n" for value in values).encode())
         write_file(draft / "complete", b"")

@@ -4,8 +4,9 @@
 #   /var/lib/topoproxy/rescue-detach [--force] [--root DIR]
 #
 # It stands beside its journal (the directory attach). Every file that the attach changed gets its bytes, mode, owner
-# and time back, then kubelet is restarted and the units that the attach enabled are disabled. --force: in a file that
-# another program changed since, only the endpoint goes back. --root: what stands for /.
+# and time back, then kubelet is restarted and the units that the attach enabled are disabled, and stopped unless they
+# ran before. --force: in a file that another program changed since, only the endpoint goes back. --root: what stands
+# for /.
 # Exit codes: 0 undone, or nothing to undo; 1 it cannot be done; 2 the command line is wrong.
 set -u
 fail() {
@@ -103,8 +104,18 @@ if [ "$(cat "$journal/state")" != begun ]; then
     systemctl daemon-reload && systemctl restart "$unit" ||
         fail "all files are as before the attach, but $unit was not restarted: systemctl restart $unit"
 fi
+running=''
+[ ! -e "$journal/running" ] || running=$(cat "$journal/running")
 while read -r enabled; do
-    [ -z "$enabled" ] || systemctl disable --now "$enabled" || echo "rescue-detach: $enabled is still enabled" >&2
+    now=--now
+    case "
+$running
+" in
+        *"
+$enabled
+"*) now='' ;;
+    esac
+    [ -z "$enabled" ] || systemctl disable $now "$enabled" || echo "rescue-detach: $enabled is still enabled" >&2
 done <"$journal/enabled"
 rm -rf "$here/attach" "$here/attach.old" "$here/attach.new"
 rm -f "$0"

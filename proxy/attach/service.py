@@ -5,9 +5,9 @@ kubelet -> its calls arrive -> the journal records it. What fails or is interrup
 the end is undone, from the journal; what is cut off (a kill, a power loss) is undone by the next attach, by
 detach or by the script rescue-detach.
 
-An attach that sets a reset endpoint again begins while the running kubelet uses topoproxy. The journal of the
-earlier attach stays in effect until topoproxy is ready: up to there nothing is to be undone, and topoproxy must
-not be stopped. Then a new journal takes its place, whose state is "changing" at once.
+An attach that sets a reset endpoint again begins while the running kubelet uses topoproxy. The journal of
+the earlier attach stays in effect until topoproxy is ready: up to there nothing is to be undone, and
+topoproxy must not be stopped. Then a new journal takes its place, whose state is "changing" at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from proxy.attach import journal as journals
 from proxy.attach.changes import FileChange, enabled_state, foreign_changes, plan, systemctl, unit_state
@@ -76,7 +77,11 @@ class AttachNode:
 
 def planned(node: AttachNode) -> list[FileChange]:
     """Return what an attach would change now."""
-    return plan(node.files(), node.root, node.endpoint)
+    files = node.files()
+    changes = plan(files, node.root, node.endpoint)
+    if changes and _uses_us(node, files) and journals.load(node.state) is None:
+        _refuse_set_by_hand(node, files)
+    return changes
 
 
 def attach(node: AttachNode, timeout: float) -> str:
@@ -106,6 +111,8 @@ def attach(node: AttachNode, timeout: float) -> str:
             return f"{already}; topoproxy attach did not set it: nothing is changed"
         _wait_for_calls(node, old.unit, end, float("inf"))
         return f"kubelet is attached already, and uses {node.endpoint}"
+    if old is None and _uses_us(node, files):
+        _refuse_set_by_hand(node, files)
     previous = old.previous if old is not None else _previous(files)
     if not files.unit:
         raise TopoproxyError(
@@ -113,6 +120,7 @@ def attach(node: AttachNode, timeout: float) -> str:
             f" set kubelet's --container-runtime-endpoint to {node.endpoint} by hand"
         )
     enabled = old.enabled if old is not None else _to_enable()
+    running = old.running if old is not None else tuple(unit for unit in enabled if _runs(unit))
     journal = AttachJournal(
         CHANGING if old is not None else BEGUN,
         files.unit,
@@ -120,6 +128,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         previous,
         enabled,
         journals.merged(old, changes, node.root),
+        running=running,
     )
     install_rescue(node.state)
     limit = timeout * UNDO_SHARE
@@ -188,6 +197,28 @@ def _roll_back(node: AttachNode, limit: float, cause: str) -> None:
 
 def _previous(files: KubeletFiles) -> str:
     return files.effective.text if files.effective is not None else files.default
+
+
+def _uses_us(node: AttachNode, files: KubeletFiles) -> bool:
+    """Return whether the file in effect names the socket of topoproxy already, with or without a scheme."""
+    return files.effective is not None and _same(files.effective.text, str(node.listen))
+
+
+def _refuse_set_by_hand(node: AttachNode, files: KubeletFiles) -> NoReturn:
+    """Refuse an attach that would take topoproxy itself for the runtime of kubelet."""
+    value, instance = files.effective, files.instance
+    assert value is not None
+    message = f"cannot attach kubelet: {value.path} names {value.text}, and topoproxy attach did not set it"
+    if instance is not None and not _same(instance.text, str(node.listen)):
+        message += f"; {instance.path} names {instance.text}: set {node.endpoint} there by hand, too"
+    else:
+        message += ": nothing is changed"
+    raise TopoproxyError(message)
+
+
+def _runs(unit: str) -> bool:
+    """Return whether a unit runs; one whose state is unknown counts as running, and is not stopped later."""
+    return unit_state(unit).get("ActiveState") not in ("inactive", "failed")
 
 
 def _to_enable() -> tuple[str, ...]:
@@ -329,9 +360,13 @@ def _undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None
         systemctl(["daemon-reload"], max(limit, 10.0))
         systemctl(["restart", journal.unit], max(limit, 10.0))
         node.reached("restarted again")
-    if journal.enabled:
-        systemctl(["disable", "--now", *journal.enabled], max(limit, 10.0))
-        node.reached("disabled")
+    for now, units in (
+        (["--now"], [unit for unit in journal.enabled if unit not in journal.running]),
+        ([], list(journal.running)),
+    ):
+        if units:
+            systemctl(["disable", *now, *units], max(limit, 10.0))
+    node.reached("disabled")
     journals.remove(node.state)
     (node.state / RESCUE).unlink(missing_ok=True)
 

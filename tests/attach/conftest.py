@@ -145,16 +145,24 @@ CHANGED = {
     "unit": ["/etc/systemd/system/kubelet.service.d/zz-topoproxy.conf"],
 }
 SYSTEMCTL = """#!/bin/sh
-# state: one file for each unit that is enabled; log: the requests.
+# state: one file for each unit that is enabled (on), and that runs (runs); log: the requests.
 echo "$*" >>"$FAKE_SYSTEMD/log"
 [ "${FAKE_KILL:-}" != "$1" ] || kill -9 "$PPID"
 case $1 in
     is-enabled) [ -e "$FAKE_SYSTEMD/on.$2" ] && echo enabled || { echo disabled; exit 1; } ;;
     enable) shift; for unit; do touch "$FAKE_SYSTEMD/on.$unit"; done ;;
-    disable) shift 2; for unit; do rm -f "$FAKE_SYSTEMD/on.$unit"; done ;;
-    start) [ ! -e "$FAKE_SYSTEMD/no-start" ] || { echo "Job for $2 failed." >&2; exit 1; } ;;
+    disable)
+        shift
+        now=
+        [ "$1" != --now ] || { now=1; shift; }
+        for unit; do rm -f "$FAKE_SYSTEMD/on.$unit" ${now:+"$FAKE_SYSTEMD/runs.$unit"}; done ;;
+    start)
+        [ ! -e "$FAKE_SYSTEMD/no-start" ] || { echo "Job for $2 failed." >&2; exit 1; }
+        shift; for unit; do touch "$FAKE_SYSTEMD/runs.$unit"; done ;;
     show)
-        if [ -e "$FAKE_SYSTEMD/refuses" ]; then
+        if [ "${2#topoproxy.}" != "$2" ]; then
+            [ -e "$FAKE_SYSTEMD/runs.$2" ] && echo ActiveState=active || echo ActiveState=inactive
+        elif [ -e "$FAKE_SYSTEMD/refuses" ]; then
             printf 'ActiveState=activating\\nSubState=auto-restart\\nResult=exit-code\\nNRestarts=3\\n'
         else
             printf 'MainPID=4242\\nControlGroup=/system.slice/kubelet.service\\n'

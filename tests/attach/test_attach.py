@@ -45,7 +45,7 @@ SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
 def nothing_is_left(fake: FakeNode, before: object) -> None:
     assert fake.hashes() == before
     assert list(fake.state.iterdir()) == []
-    assert sorted(fake.systemd.glob("on.*")) == []
+    assert sorted([*fake.systemd.glob("on.*"), *fake.systemd.glob("runs.*")]) == []
 
 
 def rescue(fake: FakeNode, *args: str, shell: list[str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -209,7 +209,7 @@ def test_an_endpoint_that_an_upgrade_reset_is_repaired(fake: Fake) -> None:
 
 
 def attached_and_reset(fake: Fake) -> tuple[FakeNode, dict[str, tuple[object, ...]]]:
-    """Return an attached node whose endpoint kubeadm has reset, and its files; kubelet uses topoproxy still."""
+    """Return a node whose endpoint kubeadm has reset, and its files; kubelet still uses topoproxy."""
     node = fake("instance-config")
     attach(node.node(), 20)
     (node.root / CONFIG).write_text(f"{LAYOUTS['instance-config'][CONFIG]}# by kubeadm\n")
@@ -223,7 +223,7 @@ def kubelet_left_topoproxy_before_its_end(node: FakeNode) -> None:
     stopped = "disable --now topoproxy.s"
     assert order[-1].startswith(stopped), order
     assert order[[line.startswith(stopped) for line in order].index(True) - 1] == "restart kubelet.service"
-    assert sorted(node.systemd.glob("on.*")) == []
+    assert sorted([*node.systemd.glob("on.*"), *node.systemd.glob("runs.*")]) == []
     assert list(node.state.iterdir()) == []
 
 
@@ -289,11 +289,82 @@ def test_a_repeated_attach_that_fails_later_undoes_the_earlier_one_too(fake: Fak
     with pytest.raises(TopoproxyError) as error:
         attach(node.node(), 2)
     assert str(error.value).endswith(
-        f"; all changes were rolled back, also those of the earlier attach: kubelet uses {RUNTIME}; containers"
-        " keep their cpusets (topoproxy release --offline)"
+        f"; all changes were rolled back, also those of the earlier attach: kubelet uses {RUNTIME};"
+        " containers keep their cpusets (topoproxy release --offline)"
     )
     assert (node.root / CONFIG).read_bytes() == reset
     kubelet_left_topoproxy_before_its_end(node)
+
+
+@pytest.mark.parametrize("endpoint", [OURS, OURS.removeprefix("unix://")])
+def test_an_endpoint_of_topoproxy_that_no_attach_set_is_not_taken_for_the_runtime(
+    fake: Fake, endpoint: str
+) -> None:
+    node = fake("instance-config")
+    config = node.root / CONFIG
+    config.write_text(config.read_text().replace(RUNTIME, endpoint))
+    before = node.hashes()
+    for action in (lambda: planned(node.node()), lambda: attach(node.node(), 3)):
+        with pytest.raises(TopoproxyError) as error:
+            action()
+        assert str(error.value) == (
+            f"cannot attach kubelet: {config} names {endpoint}, and topoproxy attach did not set it;"
+            f" {node.root}/var/lib/kubelet/instance-config.yaml names {RUNTIME}: set {OURS} there by hand,"
+            " too"
+        )
+    assert node.hashes() == before
+    assert not node.state.exists()
+    assert node.log == []
+    (node.root / "var/lib/kubelet/instance-config.yaml").unlink()
+    if endpoint == OURS:
+        assert attach(node.node(), 3).endswith("topoproxy attach did not set it: nothing is changed")
+    else:
+        with pytest.raises(TopoproxyError, match=r"did not set it: nothing is changed$"):
+            attach(node.node(), 3)
+
+
+@pytest.mark.parametrize("way", ["failure", "detach", "rescue", "kill"])
+@pytest.mark.parametrize(
+    "running", [["topoproxy.service"], ["topoproxy.service", "topoproxy.socket"]], ids=len
+)
+def test_a_unit_that_ran_before_is_disabled_and_not_stopped(fake: Fake, running: list[str], way: str) -> None:
+    node = fake("unit")
+    before = node.hashes()
+    for unit in running:
+        (node.systemd / f"runs.{unit}").touch()
+    if way == "failure":
+        node.ready = False
+        with pytest.raises(TopoproxyError, match="topoproxy is not ready"):
+            attach(node.node(), 2)
+    elif way == "kill":
+        node.die_at = "started"
+        with pytest.raises(Killed):
+            attach(node.node(), 2)
+        node.die_at = ""
+        assert rescue(node).returncode == 0
+    else:
+        attach(node.node(), 20)
+        if way == "detach":
+            detach(node.node(), 20, force=False, release=True)
+        else:
+            assert rescue(node).returncode == 0
+    assert sorted(path.name for path in node.systemd.glob("runs.*")) == [f"runs.{unit}" for unit in running]
+    for path in node.systemd.glob("runs.*"):
+        path.unlink()
+    nothing_is_left(node, before)
+
+
+def test_a_journal_of_an_earlier_version_stops_the_units_that_the_attach_enabled(fake: Fake) -> None:
+    node = fake("unit")
+    before = node.hashes()
+    for way in ("detach", "rescue"):
+        attach(node.node(), 20)
+        (node.state / "attach/running").unlink()
+        if way == "detach":
+            detach(node.node(), 20, force=False, release=True)
+        else:
+            assert rescue(node).returncode == 0
+        nothing_is_left(node, before)
 
 
 @pytest.mark.parametrize("way", ["detach", "rescue"])
