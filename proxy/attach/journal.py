@@ -15,7 +15,7 @@ It is a directory of plain files, so that a shell script can undo the attach wit
     complete             written last
 
 It is written next to its place, synced, and renamed: there is a whole journal or none. Where one takes the
-place of another, the older one is ``attach.old`` for a moment.
+place of another, the older one is ``attach.old`` for a moment. One that is being removed is ``attach.gone``.
 """
 
 from __future__ import annotations
@@ -222,13 +222,25 @@ def mark(state: Path, stage: str) -> None:
 
 
 def remove(state: Path) -> None:
-    """Remove the journal; without its file ``complete`` it is ignored."""
-    for name in (f"{NAME}.new", f"{NAME}.old", NAME):
-        directory = state / name
-        if directory.exists():
-            directory.rename(state / f"{NAME}.gone")
-            sync_directory(state)
-            shutil.rmtree(state / f"{NAME}.gone", ignore_errors=True)
+    """Remove the journal: it is renamed first, so that there is a whole journal or none.
+
+    Raises:
+        CannotCreateError: It cannot be removed.
+    """
+    gone = state / f"{NAME}.gone"
+    try:
+        for name in (f"{NAME}.new", f"{NAME}.old", NAME):
+            directory = state / name
+            if gone.exists():  # a removal was cut off
+                shutil.rmtree(gone)
+            if directory.exists():
+                directory.rename(gone)
+                sync_directory(state)
+        shutil.rmtree(gone, ignore_errors=True)
+    except OSError as error:
+        raise CannotCreateError(
+            f"cannot remove the journal of the attach in {state}: {error.strerror}"
+        ) from error
 
 
 def sync_directory(directory: Path) -> None:

@@ -117,6 +117,6 @@ $enabled
     esac
     [ -z "$enabled" ] || systemctl disable $now "$enabled" || echo "rescue-detach: $enabled is still enabled" >&2
 done <"$journal/enabled"
-rm -rf "$here/attach" "$here/attach.old" "$here/attach.new"
+rm -rf "$here/attach" "$here/attach.old" "$here/attach.new" "$here/attach.gone"
 rm -f "$0"
 echo "detached: kubelet uses $previous. Containers keep their cpusets; topoproxy release --offline gives them back"

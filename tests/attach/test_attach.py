@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import pytest
 from proxy.attach import journal as journals
 from proxy.attach.endpoint_watch import attached_kubelet
 from proxy.attach.service import RESCUE, attach, detach, planned
-from proxy.model.errors import InputError, PermissionDeniedError, TopoproxyError
+from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, TopoproxyError
 from proxy.topology.yaml_events import read_yaml
 from tests.attach.conftest import (
     CHANGED,
@@ -365,6 +366,37 @@ def test_a_journal_of_an_earlier_version_stops_the_units_that_the_attach_enabled
         else:
             assert rescue(node).returncode == 0
         nothing_is_left(node, before)
+
+
+@pytest.mark.parametrize("way", ["detach", "rescue"])
+def test_a_removal_of_the_journal_that_was_cut_off_hinders_no_detach(fake: Fake, way: str) -> None:
+    node = fake("config-file")
+    before = node.hashes()
+    attach(node.node(), 20)
+    shutil.copytree(node.state / "attach", node.state / "attach.gone")
+    if way == "detach":
+        detach(node.node(), 20, force=False, release=False)
+    else:
+        assert rescue(node).returncode == 0
+    nothing_is_left(node, before)
+
+
+def test_a_journal_that_cannot_be_removed_is_reported(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = fake("config-file")
+    attach(node.node(), 20)
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if target.name == "attach.gone":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(
+        CannotCreateError, match=r"cannot remove the journal of the attach in .*: Input/output"
+    ):
+        detach(node.node(), 20, force=False, release=False)
+    assert journals.load(node.state) is not None
 
 
 @pytest.mark.parametrize("way", ["detach", "rescue"])
