@@ -8,6 +8,7 @@ of a package are not: a drop-in repeats the one setting of the unit with the new
 from __future__ import annotations
 
 import difflib
+import re
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,11 @@ from proxy.topology.yaml_events import read_yaml
 
 OWN_DROP_IN = "zz-topoproxy.conf"
 _KEY = "containerRuntimeEndpoint"
+_EMPTY_KEY = re.compile(
+    rf"(?:^|[{{,]\s*)[\"']?{_KEY}[\"']?[ \t]*:(?:[ \t]*(\"\"|'')|(?=[ \t]*(?:[ \t]#|[,}}]|\r?$)))",
+    re.MULTILINE,
+)
+"""The key without a value; the group is its quotes, where it has them."""
 _CHANGEABLE = ("etc", "run", "var")
 
 SHOWN = ("ActiveState", "SubState", "Result", "MainPID", "ControlGroup", "NRestarts")
@@ -189,7 +195,7 @@ def _check(change: FileChange, endpoint: str) -> None:
 
 
 def _with_key(config: Path, root: Path, endpoint: str) -> FileChange:
-    """Add the key to the configuration file, which does not have it: kubelet uses its default."""
+    """Set the key in the configuration file, which lacks it or has it empty: kubelet uses its default."""
     try:
         path = config.resolve(strict=True)
         text = path.read_bytes().decode()
@@ -203,7 +209,11 @@ def _with_key(config: Path, root: Path, endpoint: str) -> FileChange:
             f"cannot attach kubelet: no file names its runtime endpoint, and there is no {config}:"
             f" start kubelet with --container-runtime-endpoint={DEFAULT} or with --config"
         ) from None
-    if text.lstrip().startswith("{"):
+    empty = next(_EMPTY_KEY.finditer(text), None)
+    if empty is not None:
+        at, value = (empty.start(1) + 1, endpoint) if empty[1] else (empty.end(), f" {endpoint}")
+        changed = f"{text[:at]}{value}{text[at:]}"
+    elif text.lstrip().startswith("{"):
         at = text.index("{") + 1
         changed = f'{text[:at]}"{_KEY}": "{endpoint}", {text[at:]}'
     else:

@@ -548,6 +548,37 @@ def test_a_configuration_that_names_no_endpoint_gets_one(fake: Fake) -> None:
         planned(node.node())
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{}: ""\n', '{}: "{}"\n'),
+        ("maxPods: 9\n{}: '' # none\n", "maxPods: 9\n{}: '{}' # none\n"),
+        ("{}:\nmaxPods: 9\n", "{}: {}\nmaxPods: 9\n"),
+        ("{}: # none\nmaxPods: 9", "{}: {} # none\nmaxPods: 9"),
+        ("maxPods: 9\r\n{}:\r\n", "maxPods: 9\r\n{}: {}\r\n"),
+        ('"{}":   ', '"{}": {}   '),
+        ('{{\n "maxPods": 9,\n "{}": ""\n}}', '{{\n "maxPods": 9,\n "{}": "{}"\n}}'),
+        ('{{"{}":"", "maxPods": 9}}', '{{"{}":"{}", "maxPods": 9}}'),
+        ("{{maxPods: 9, {}: }}", "{{maxPods: 9, {}: {} }}"),
+    ],
+)
+def test_an_empty_endpoint_is_replaced_where_it_is(fake: Fake, before: str, after: str) -> None:
+    node = fake("kubeadm-flags")
+    (node.root / "var/lib/kubelet/kubeadm-flags.env").unlink()
+    key = "containerRuntimeEndpoint"
+    (node.root / CONFIG).write_bytes(before.format(key).encode())
+    (change,) = planned(node.node())
+    assert change.after.decode() == after.format(key, OURS)
+
+
+def test_an_endpoint_on_the_line_after_its_key_is_not_written_twice(fake: Fake) -> None:
+    node = fake("kubeadm-flags")
+    (node.root / "var/lib/kubelet/kubeadm-flags.env").unlink()
+    (node.root / CONFIG).write_text(f"containerRuntimeEndpoint:\n  {RUNTIME}\n")
+    with pytest.raises(TopoproxyError, match="its containerRuntimeEndpoint is written in an unusual way"):
+        planned(node.node())
+
+
 def test_the_last_flag_of_the_command_line_takes_effect(fake: Fake) -> None:
     node = fake("kubeadm-flags")
     (node.root / "etc/default").mkdir()
