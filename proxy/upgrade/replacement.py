@@ -41,7 +41,7 @@ def replace_daemon(admin: Path, timeout: float, ready_s: float = READY_S) -> Rep
 
     Raises:
         TopoproxyError: The new process did not start, and the daemon continues, or no process replaced it.
-        UnavailableError: The daemon does not answer, or is of a version that cannot be replaced.
+        UnavailableError: The daemon does not answer (any more), or is of a version that cannot be replaced.
         PermissionDeniedError: Only root may.
     """
     end, former = time.monotonic() + timeout, _owner(admin)
@@ -56,8 +56,18 @@ def replace_daemon(admin: Path, timeout: float, ready_s: float = READY_S) -> Rep
                 return Replacement(pid)
         time.sleep(POLL_S)
     if not pid:
-        raise TopoproxyError(f"cannot replace the daemon in {timeout:g} seconds: it still runs")
+        raise _not_replaced(admin, timeout)
     return Replacement(pid, reason)
+
+
+def _not_replaced(admin: Path, timeout: float) -> TopoproxyError:
+    """Return why no process has replaced the daemon: it continues, or it has ended too."""
+    message = f"cannot replace the daemon in {timeout:g} seconds"
+    try:
+        _owner(admin)
+    except UnavailableError:
+        return UnavailableError(f"{message}: no process answers at {admin}: systemctl status topoproxy")
+    return TopoproxyError(f"{message}: it still runs")
 
 
 def _owner_after(admin: Path, former: int) -> int:

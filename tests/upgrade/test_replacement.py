@@ -1,0 +1,37 @@
+"""What ``topoproxy upgrade --now`` reports where no process has replaced the daemon in time."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.upgrade import replacement
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_daemon_that_ended_too_is_not_reported_as_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    admin = tmp_path / "a"
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(admin))
+        daemon.listen()
+
+        def query(path: Path, route: str, *args: object, act: bool = False) -> object:
+            if act and ends:
+                daemon.close()
+            return "preparing\n"
+
+        monkeypatch.setattr(replacement, "query_admin", query)
+        with pytest.raises(TopoproxyError) as error:
+            replacement.replace_daemon(admin, 0.2)
+    if ends:
+        assert isinstance(error.value, UnavailableError)
+        why = f"no process answers at {admin}: systemctl status topoproxy"
+    else:
+        assert not isinstance(error.value, UnavailableError)
+        why = "it still runs"
+    assert str(error.value) == f"cannot replace the daemon in 0.2 seconds: {why}"
