@@ -39,7 +39,7 @@ _UNUSED = re.compile(
     r"|.*/gconv/|.*\.a$|etc/(?:update-motd\.d|profile\.d|apt|dpkg)/"
 )
 _MERGED = ("bin", "sbin", "lib", "lib64")
-_APPLETS = (
+APPLETS = (
     "sh",
     "cat",
     "chroot",
@@ -53,8 +53,11 @@ _APPLETS = (
     "nsenter",
     "rm",
     "sed",
+    "sha256sum",
     "sleep",
     "sort",
+    "tail",
+    "touch",
     "tr",
 )
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -126,7 +129,7 @@ def base_files(debs: Sequence[Path]) -> Tree:
                     content = archive.extractfile(item)
                     assert content is not None, path
                     tree[path] = Entry(content.read(), mode=item.mode & 0o755)
-    tree |= {f"usr/bin/{name}": Entry(link="busybox") for name in _APPLETS}
+    tree |= {f"usr/bin/{name}": Entry(link="busybox") for name in APPLETS}
     tree |= {
         "usr/bin/python3": Entry(link=f"python{PYTHON}"),
         "etc/passwd": Entry(b"root:x:0:0::/root:/bin/sh\n"),

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class Leases:
-    """One Lease served over HTTP, as by the API server."""
+    """One Lease served over HTTP, as by the API server.
+
+    Attributes:
+        stored: Set once a Lease was stored.
+        answers: Cleared while the answers of writes are held back.
+    """
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] = {}
         self.version = 0
         self.conflicts = 0
         self.free_after = 0
+        self.stored = threading.Event()
+        self.answers = threading.Event()
+        self.answers.set()
+        lock = threading.Lock()
         leases = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,25 +44,35 @@ class Leases:
 
             def store(self, status: int) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if leases.conflicts:
-                    leases.conflicts -= 1
-                    return self.answer(409, {})
-                leases.version += 1
-                leases.lease = body
-                body["metadata"]["resourceVersion"] = str(leases.version)
+                with lock:
+                    version = body["metadata"].get("resourceVersion")
+                    if leases.conflicts or version != leases.resource_version:
+                        leases.conflicts = max(0, leases.conflicts - 1)
+                        return self.answer(409, {})
+                    leases.version += 1
+                    body["metadata"]["resourceVersion"] = str(leases.version)
+                    leases.lease = body
+                leases.stored.set()
+                leases.answers.wait(20)
                 return self.answer(status, body)
 
             def answer(self, status: int, body: object) -> None:
                 data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                with suppress(ConnectionError):  # the client may have ended
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
 
             def log_message(self, *_: object) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def resource_version(self) -> str | None:
+        found: str | None = self.lease.get("metadata", {}).get("resourceVersion")
+        return found
 
     @property
     def holder(self) -> str:
@@ -64,4 +85,5 @@ class Leases:
             "leaseDurationSeconds": 900,
             "renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}",
         }
-        self.lease = {"metadata": {"name": "turn", "resourceVersion": "1"}, "spec": spec}
+        self.version += 1
+        self.lease = {"metadata": {"name": "turn", "resourceVersion": str(self.version)}, "spec": spec}

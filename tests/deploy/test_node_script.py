@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import image
 import pytest
 
 from tests.deploy.leases import Leases
+from tests.testkit.waiting import wait_until
 
 FILES = Path(__file__).parents[2] / "deploy/helm/topoproxy/files"
 PROGRAM = r"""#!/bin/sh
@@ -19,21 +25,27 @@ name=${0##*/}
 echo "$name $*" >>"$NODE/calls"
 for fault in "$NODE"/faults/*; do
     [ -e "$fault" ] || continue
-    case "$name $*" in *"$(cat "$fault")"*) rm "$fault"; exit 1 ;; esac
+    read -r code text <"$fault"
+    case "$name $*" in *"$text"*) rm "$fault"; exit "$code" ;; esac
 done
 case "$name $*" in
 "dpkg-query"*) [ -e "$NODE/installed" ] && echo "install ok installed" || exit 1 ;;
 "dpkg --force-downgrade --install "*) shift 2; cp "$1" "$NODE/installed" ;;
 "dpkg --purge topoproxy") rm -f "$NODE/installed" ;;
 "uname -m") echo x86_64 ;;
+"topoproxy reload --json")
+    cat "$NODE/reload" ;;
 "topoproxy attach"*)
+    while [ -e "$NODE/attach-waits" ]; do sleep 0.05; done
     mkdir -p "$NODE/root$STATE/attach"
     echo attached >"$NODE/root$STATE/attach/state" ;;
+"topoproxy upgrade --now") echo '{"restart": []}' >"$NODE/reload" ;;
 "topoproxy detach --yes") rm -r "$NODE/root$STATE/attach" ;;
 esac
 """
 HOST = r"""#!/bin/sh
 # Run a command as if on the node: its absolute paths are below $NODE/root.
+PATH=$NODE_PATH
 for word; do
     shift
     case $word in
@@ -46,15 +58,20 @@ exec "$@"
 
 
 class Node:
-    """An imitated node."""
+    """An imitated node, and the image's programs for the script."""
 
-    def __init__(self, directory: Path, api: str) -> None:
+    def __init__(self, directory: Path, api: str, busybox: str = "") -> None:
         self.directory = directory
         self.api = api
         self.state = "/var/lib/topoproxy"
-        for name in ("bin", "faults", "packages", "scripts", "root"):
+        for name in ("bin", "faults", "image", "packages", "scripts", "root"):
             (directory / name).mkdir()
-        for name in ("dpkg", "dpkg-query", "uname", "topoproxy"):
+        for name in image.APPLETS:
+            if program := busybox or shutil.which(name):
+                (directory / "image" / name).symlink_to(program)
+        self.scripts = list[subprocess.Popen[str]]()
+        self.running()
+        for name in ("dpkg", "dpkg-query", "uname", "topoproxy", "systemctl"):
             (directory / "bin" / name).write_text(PROGRAM)
             (directory / "bin" / name).chmod(0o755)
         (directory / "host").write_text(HOST)
@@ -69,15 +86,20 @@ class Node:
     def configure(self, text: str) -> None:
         (self.directory / "scripts/config.yaml").write_text(text)
 
-    def fault(self, text: str) -> None:
+    def fault(self, text: str, code: int = 1) -> None:
         faults = self.directory / "faults"
-        (faults / str(len(list(faults.iterdir())))).write_text(text)
+        (faults / str(len(list(faults.iterdir())))).write_text(f"{code} {text}\n")
 
-    def run(self, state: str) -> tuple[int, str]:
-        import sys
+    def running(self, *restart: str) -> None:
+        """Let a reload report these keys as ones that need a restart."""
+        rows = [{"key": key, "before": "1", "after": "2"} for key in restart]
+        page = {"schema": "topoproxy-reload/1", "restart": rows, "reload": {}}
+        (self.directory / "reload").write_text(json.dumps(page, indent=1) + "\n")
 
+    def start(self, state: str, **changed: str) -> subprocess.Popen[str]:
         environment = {
-            "PATH": f"{self.directory}/bin:{os.environ['PATH']}",
+            "PATH": f"{self.directory}/image",
+            "NODE_PATH": f"{self.directory}/bin:{os.environ['PATH']}",
             "NODE": str(self.directory),
             "STATE": self.state,
             "HOST": str(self.directory / "host"),
@@ -92,17 +114,21 @@ class Node:
             "TURN_POLL": "0.05",
             "ATTACH_TIMEOUT": "30",
             "ONCE": "yes",
+            **changed,
         }
         (self.directory / "calls").write_text("")
-        done = subprocess.run(
-            ["sh", FILES / "node.sh", state],
+        script = subprocess.Popen(
+            [self.directory / "image/sh", FILES / "node.sh", state],
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
-            check=False,
         )
-        return done.returncode, done.stdout + done.stderr
+        self.scripts.append(script)
+        return script
+
+    def run(self, state: str) -> tuple[int, str]:
+        return end(self.start(state))
 
     @property
     def calls(self) -> list[str]:
@@ -125,20 +151,35 @@ class Node:
         return path.read_text() if path.exists() else ""
 
 
+def end(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str]:
+    """Return exit code and output; the output ends when no process of the script is left."""
+    reported, _ = process.communicate(timeout=timeout)
+    return process.returncode, reported
+
+
 @pytest.fixture
 def leases() -> Iterator[Leases]:
     made = Leases()
     thread = threading.Thread(target=made.server.serve_forever, args=(0.02,))
     thread.start()
     yield made
+    made.answers.set()
     made.server.shutdown()
     made.server.server_close()
     thread.join()
 
 
-@pytest.fixture
-def node(tmp_path: Path, leases: Leases) -> Node:
-    return Node(tmp_path, f"http://127.0.0.1:{leases.server.server_port}")
+@pytest.fixture(params=["sh", "busybox"])
+def node(request: pytest.FixtureRequest, tmp_path: Path, leases: Leases) -> Iterator[Node]:
+    busybox = shutil.which("busybox")
+    if request.param == "busybox" and busybox is None:
+        pytest.skip("there is no busybox")
+    api = f"http://127.0.0.1:{leases.server.server_port}"
+    made = Node(tmp_path, api, busybox or "" if request.param == "busybox" else "")
+    yield made
+    for script in made.scripts:
+        with script:
+            script.kill()
 
 
 INSTALL = "dpkg --force-downgrade --install /root/var/lib/topoproxy-installer/next.deb"
@@ -157,6 +198,7 @@ def test_a_node_is_installed_and_attached_and_the_lease_released(node: Node, lea
     assert (node.installed, node.attached, node.drop_in) == ("one", True, "mode: observe\n")
     assert leases.holder == ""
     assert (node.directory / "ready").exists()
+    assert reported.splitlines() == ["node node-a: is attached"], "the image has each program"
 
 
 def test_a_second_run_changes_nothing(node: Node) -> None:
@@ -164,7 +206,7 @@ def test_a_second_run_changes_nothing(node: Node) -> None:
     assert node.run("attached")[0] == 0
     assert node.calls == [
         "topoproxy check-config",
-        "topoproxy reload",
+        "topoproxy reload --json",
         "topoproxy attach --yes --timeout 30",
         "topoproxy status --wait-ready=30s",
     ]
@@ -175,8 +217,71 @@ def test_an_update_installs_the_next_package(node: Node) -> None:
     node.package("two")
     assert node.run("attached")[0] == 0
     assert node.calls[0] == INSTALL
-    assert node.calls.index("topoproxy reload") < node.calls.index("topoproxy attach --yes --timeout 30")
+    assert node.calls.index("topoproxy reload --json") < node.calls.index(
+        "topoproxy attach --yes --timeout 30"
+    )
     assert node.installed == "two"
+
+
+@pytest.mark.parametrize("stored", ["", "2733410413 3"])
+def test_a_package_without_a_known_sum_is_installed_again(node: Node, stored: str) -> None:
+    """Earlier installers stored nothing, or the answer of cksum."""
+    node.run("attached")
+    file = node.directory / "root/var/lib/topoproxy-installer/sum"
+    file.write_text(f"{stored}\n")
+    assert node.run("attached")[0] == 0
+    assert node.calls[0] == INSTALL
+    assert len(file.read_text().split()[0]) == 64
+
+
+def test_settings_that_need_a_restart_replace_the_daemon(node: Node) -> None:
+    node.run("attached")
+    node.running("callTimeout", "stateDir")
+    code, reported = node.run("attached")
+    assert code == 0
+    assert node.calls[1:] == [
+        "topoproxy reload --json",
+        "topoproxy upgrade --now",
+        "topoproxy attach --yes --timeout 30",
+        "topoproxy status --wait-ready=30s",
+    ]
+    assert "settings need a restart" in reported
+
+
+def test_a_reload_that_is_refused_replaces_the_daemon(node: Node) -> None:
+    """The new values may fit only together with those that need a restart."""
+    node.run("attached")
+    node.fault("reload --json", 78)
+    assert node.run("attached")[0] == 0
+    assert node.calls[1:3] == ["topoproxy reload --json", "topoproxy upgrade --now"]
+
+
+def test_a_daemon_that_cannot_be_replaced_is_restarted(node: Node) -> None:
+    node.run("attached")
+    node.running("callTimeout")
+    node.fault("upgrade --now", 69)
+    assert node.run("attached")[0] == 0
+    assert node.calls[2:4] == ["topoproxy upgrade --now", "systemctl restart topoproxy.service"]
+
+
+@pytest.mark.parametrize(
+    "step", ["upgrade --now", "systemctl restart", "attach --yes", "status --wait-ready"]
+)
+def test_a_failure_after_a_reload_restores_settings_that_need_a_restart(node: Node, step: str) -> None:
+    node.run("attached")
+    node.configure("callTimeout: 3s\n")
+    node.running("callTimeout")
+    if step == "systemctl restart":
+        node.fault("upgrade --now", 69)
+    node.fault(step)
+    assert node.run("attached")[0] == 1
+    assert (node.attached, node.drop_in) == (True, "mode: observe\n")
+    reloads = [index for index, call in enumerate(node.calls) if call == "topoproxy reload --json"]
+    assert len(reloads) == 2
+    assert reloads[1] > node.calls.index("topoproxy upgrade --now")
+    # The stand-in reports that a restart is needed until the daemon was replaced.
+    replaced = step not in ("upgrade --now", "systemctl restart")
+    assert node.calls[reloads[1] + 1 :] == ([] if replaced else ["topoproxy upgrade --now"])
 
 
 @pytest.mark.parametrize("step", ["--install", "check-config", "attach --yes", "status --wait-ready"])
@@ -233,7 +338,7 @@ def test_a_state_directory_elsewhere_is_found(node: Node, by_chart: bool) -> Non
         file.write_text("mode: observe\nstateDir: /data/topo\n")
     assert node.run("attached")[0] == 0
     assert node.run("attached")[0] == 0
-    assert "topoproxy reload" in node.calls, "the script knows that the node is attached"
+    assert "topoproxy reload --json" in node.calls, "the script knows that the node is attached"
     assert node.run("absent")[0] == 0
     assert node.calls == ["topoproxy detach --yes", "dpkg --purge topoproxy"]
 
@@ -267,3 +372,67 @@ def test_a_holder_that_does_not_renew_loses_the_lease_and_a_conflict_is_retried(
 def test_a_state_that_does_not_exist_is_refused(node: Node) -> None:
     assert node.run("here")[0] == 2
     assert node.installed == ""
+
+
+def test_the_lease_is_renewed_while_the_node_is_changed(node: Node, leases: Leases) -> None:
+    (node.directory / "attach-waits").touch()
+    script = node.start("attached", TURN_SECONDS="1")
+    try:
+        wait_until(lambda: any("attach" in call for call in node.calls), 30)
+        before = leases.lease["spec"]["renewTime"]
+        wait_until(lambda: leases.lease["spec"]["renewTime"] > before, 30)
+    finally:
+        (node.directory / "attach-waits").unlink()
+        code, reported = end(script)
+    assert code == 0, reported
+    assert leases.holder == ""
+
+
+def test_a_failure_ends_the_renewals(node: Node, leases: Leases) -> None:
+    node.fault("check-config")
+    assert end(node.start("attached"), timeout=30)[0] == 1, "its output has ended: no process is left"
+    assert leases.holder == "node-a"
+
+
+def test_a_node_that_waits_for_its_turn_ends_at_a_signal(node: Node, leases: Leases) -> None:
+    leases.hold("node-b", 10)
+    script = node.start("attached", TURN_POLL="600")
+    assert script.stdout is not None
+    assert "waits: node node-b" in script.stdout.readline()
+    script.send_signal(signal.SIGTERM)
+    code, reported = end(script, timeout=30)
+    assert code == 143
+    assert "received a signal to stop" in reported
+    assert (leases.holder, node.calls) == ("node-b", [])
+
+
+def test_a_turn_that_is_taken_during_a_signal_is_released(node: Node, leases: Leases) -> None:
+    leases.answers.clear()
+    script = node.start("attached")
+    assert leases.stored.wait(30)
+    assert leases.holder == "node-a"
+    script.send_signal(signal.SIGTERM)
+    wait_until(lambda: leases.holder == "", 30)
+    leases.answers.set()
+    code, reported = end(script, timeout=30)
+    assert code == 143, reported
+    assert node.calls == []
+
+
+def test_an_installer_that_is_done_ends_at_a_signal(node: Node) -> None:
+    script = node.start("installed", ONCE="no")
+    wait_until((node.directory / "ready").exists, 30)
+    script.send_signal(signal.SIGTERM)
+    assert end(script, timeout=30)[0] == 143, "no process is left"
+
+
+def test_renewals_end_with_the_script(node: Node, leases: Leases) -> None:
+    (node.directory / "attach-waits").touch()
+    script = node.start("attached", TURN_SECONDS="1")
+    try:
+        wait_until(lambda: any("attach" in call for call in node.calls), 30)
+    finally:
+        script.kill()
+        (node.directory / "attach-waits").unlink()
+        end(script, timeout=30)
+    assert leases.holder == "node-a"

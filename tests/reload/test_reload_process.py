@@ -132,6 +132,7 @@ def test_many_hangups_are_one_reload_or_two(node: Node) -> None:
 
 
 def test_the_command_prints_what_has_changed_and_what_waits(node: Node) -> None:
+    assert '"restart": []' in command(node, "--json").stdout, "deploy/helm/topoproxy/files/node.sh expects it"
     write(node, explainHistory=7, cgroupRoot="/elsewhere")
     done = command(node)
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,7 +16,30 @@ drop_in=/etc/topoproxy/config.d/90-helm.yaml
 
 host() { ${HOST-nsenter --target 1 --mount --uts --ipc --net --pid --} "$@"; }
 say() { echo "node $NODE_NAME: $*"; }
-turn() { "$python" "$scripts/turn.py" "$1" "$TURN" "$NODE_NAME" "$TURN_SECONDS"; }
+
+# A shell handles a signal only after the program in its foreground has ended: these run in the background.
+child='' holder=''
+turn() {
+    "$python" "$scripts/turn.py" "$1" "$TURN" "$NODE_NAME" "$TURN_SECONDS" $$ &
+    child=$!
+    wait "$child" || return
+    child=''
+}
+hold() {
+    "$python" "$scripts/turn.py" hold "$TURN" "$NODE_NAME" "$TURN_SECONDS" $$ &
+    holder=$!
+}
+end() {
+    kill "$1" 2>/dev/null || :
+    wait "$1" 2>/dev/null || : # busybox prints how it ended
+}
+# The node is not being changed while a child takes or releases the turn.
+finish() {
+    [ -z "$holder" ] || end "$holder"
+    [ -n "$child" ] || return 0
+    end "$child"
+    "$python" "$scripts/turn.py" drop "$TURN" "$NODE_NAME" "$TURN_SECONDS" $$ || :
+}
 
 # The commands of the node's package manager.
 if host sh -c 'command -v dpkg >/dev/null'; then
@@ -55,7 +78,7 @@ install_package() {
     # shellcheck disable=SC2086  # the pattern is to be expanded
     set -- $file
     [ -f "$1" ] || { say "the image has no package $file" >&2; return 1; }
-    sum=$(cksum <"$1")
+    sum=$(sha256sum <"$1") || return 1
     if is_installed && [ "$(host cat $keep/sum 2>/dev/null)" = "$sum" ]; then
         say "the package is installed"
         return 0
@@ -102,10 +125,24 @@ revert_configuration() {
     if host test -f $keep/drop-in; then host cp -p $keep/drop-in $drop_in; else host rm -f $drop_in; fi
 }
 
+# A daemon that is replaced reads all settings, and no call fails; 69: it cannot be replaced. A reload is refused (78)
+# also where settings that need no restart are only valid together with some that do.
+reload() {
+    page=$(host topoproxy reload --json) && code=0 || code=$?
+    case $code,$page in
+    0,*'"restart": []'*) return 0 ;;
+    0,* | 78,*) say "settings need a restart, the daemon is replaced" ;;
+    *) return 1 ;;
+    esac
+    host topoproxy upgrade --now && code=0 || code=$?
+    [ "$code" = 69 ] || return "$code"
+    host systemctl restart topoproxy.service
+}
+
 attach() {
     # An attach that was cut off may have left no daemon: the next one starts it, which reads the configuration.
     if [ "$(host cat "$(state_dir)/attach/state" 2>/dev/null)" = attached ]; then
-        host topoproxy reload || return 1
+        reload || return 1
     fi
     # It undoes itself where kubelet's calls do not arrive. On an attached node it sets an endpoint that was reset.
     host topoproxy attach --yes --timeout "$ATTACH_TIMEOUT" || return 1
@@ -117,13 +154,15 @@ failed() {
     if [ "${before:-}" = detached ] && attached; then host topoproxy detach --yes || :; fi
     [ "${configured:-no}" = no ] || revert_configuration
     revert_package
-    if [ "${before:-}" = attached ]; then host topoproxy reload >/dev/null 2>&1 || :; fi
+    if [ "${before:-}" = attached ]; then reload || say "the configuration before cannot be loaded" >&2; fi
     exit 1
 }
 
 rm -f "$ready"
 trap 'say "received a signal to stop"; exit 143' TERM INT
+trap finish EXIT
 turn take
+hold
 before=detached
 if is_installed && attached; then before=attached; fi
 case $state in
@@ -146,11 +185,14 @@ installed | attached)
     exit 2
     ;;
 esac
+end "$holder"
+holder=''
 turn release
 touch "$ready"
 say "is $state"
 [ "${ONCE:-no}" = no ] || exit 0
 while :; do
     sleep 3600 &
-    wait $!
+    holder=$!
+    wait "$holder"
 done

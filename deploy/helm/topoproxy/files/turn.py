@@ -1,7 +1,8 @@
-"""The turn of a node: python turn.py take|release NAMESPACE/NAME NODE SECONDS.
+"""The turn of a node: python turn.py take|hold|release|drop NAMESPACE/NAME NODE SECONDS PARENT.
 
 One Lease says which node is being changed. take waits until no other node holds it, or its holder has not
-renewed it for SECONDS. Only the standard library is needed.
+renewed it for SECONDS. hold renews it until it is killed. release repeats until the Lease is released, drop
+makes one attempt. All end when their parent process, PARENT, ends. Only the standard library is needed.
 """
 
 import datetime
@@ -15,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TAKES, RELEASES = ("take", "hold"), ("release", "drop")
 POLL_S = float(os.environ.get("TURN_POLL", "5"))
 
 
@@ -59,7 +61,7 @@ def attempt(action, namespace, name, node, seconds):
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     status, lease = call("GET", f"{path}/{name}")
     if status == 404:
-        if action == "release":
+        if action in RELEASES:
             return True, ""
         meta = {"name": name, "namespace": namespace}
         body = {
@@ -73,32 +75,34 @@ def attempt(action, namespace, name, node, seconds):
     if status != 200:
         return False, f"the API server answers {status}"
     holder = lease.get("spec", {}).get("holderIdentity") or ""
-    if action == "release" and holder != node:
+    if action in RELEASES and holder != node:
         return True, ""
-    if action == "take" and holder not in ("", node) and not expired(lease):
+    if action in TAKES and holder not in ("", node) and not expired(lease):
         return False, f"node {holder} is being changed"
-    lease["spec"] = spec(node if action == "take" else "", seconds)
+    lease["spec"] = spec(node if action in TAKES else "", seconds)
     status, _ = call("PUT", f"{path}/{name}", lease)  # 409 where another node was faster
     return status == 200, f"the API server answers {status}"
 
 
 def main():
-    """Take or release a turn; waits as long as is needed."""
-    action, where, node, seconds = sys.argv[1:5]
+    """Do what the command line says; return the exit code."""
+    action, where, node, seconds, parent = sys.argv[1:6]
     namespace, name = where.split("/")
     said = ""
-    while True:
+    while os.getppid() == int(parent):
         try:
             done, why = attempt(action, namespace, name, node, int(seconds))
         except OSError as error:
             done, why = False, f"the API server does not answer: {error}"
-        if done:
-            return
-        if why != said:
-            print(f"node {node}: waits: {why}", flush=True)
-            said = why
-        time.sleep(POLL_S)
+        if action == "drop" or (done and action != "hold"):
+            return 0 if done else 1
+        if not done and why != said:
+            what = "cannot renew its turn" if action == "hold" else "waits"
+            print(f"node {node}: {what}: {why}", flush=True)
+        said = "" if done else why
+        time.sleep(int(seconds) / 3 if done else POLL_S)
+    return 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
