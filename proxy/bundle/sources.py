@@ -96,6 +96,18 @@ class BundleSettings(Struct, frozen=True):
     now: float
 
 
+class TextEnd(Struct, frozen=True):
+    """The end of a text that is too long, from the beginning of a line.
+
+    Attributes:
+        text: The end.
+        size: Bytes of the whole text.
+    """
+
+    text: str
+    size: int
+
+
 class AbsentError(Exception):
     """A source is not there; the message says why."""
 
@@ -120,9 +132,10 @@ def collect(settings: BundleSettings) -> dict[str, bytes]:
         redactor.know_names(_names(source))
     members, cut = {}, {}
     for name, content in raw.items():
-        members[name], before = _bounded(_redacted(redactor, name, content), tail=name == "log.txt")
-        if before:
-            cut[name] = before
+        text, whole = (content.text, content.size) if isinstance(content, TextEnd) else (content, 0)
+        members[name], before = _bounded(_redacted(redactor, name, text), tail=name == "log.txt")
+        if whole or before:
+            cut[name] = whole or before
     manifest = {
         "format": 1,
         "topoproxy": __version__,
@@ -217,14 +230,18 @@ def _machine_of(ledger: bytes) -> str:
         return ""
 
 
-def _log(file: Path | None) -> str:
+def _log(file: Path | None) -> str | TextEnd:
     if file is not None:
         try:
             with file.open("rb") as opened:
-                opened.seek(max(0, opened.seek(0, 2) - MEMBER_LIMIT))
-                return opened.read(MEMBER_LIMIT).decode("utf-8", "replace")
+                size = opened.seek(0, 2)
+                opened.seek(max(0, size - MEMBER_LIMIT))
+                content = opened.read(MEMBER_LIMIT)
         except OSError as error:
             raise AbsentError(f"cannot read {file}: {error.strerror}") from error
+        if size <= MEMBER_LIMIT:
+            return content.decode("utf-8", "replace")
+        return TextEnd(_whole_lines(content).decode("utf-8", "replace"), size)
     command = ["journalctl", "--unit", UNIT, "--lines", str(LOG_LINES), "--output", "json", "--no-pager"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LOG_S, check=False)  # noqa: S603
@@ -266,6 +283,11 @@ def _line(redactor: Redactor, line: str) -> str:
     return redactor.text(line)
 
 
+def _whole_lines(content: bytes) -> bytes:
+    """Return what follows the first line, of which the beginning is missing."""
+    return content.partition(b"\n")[2]
+
+
 def _bounded(content: bytes, *, tail: bool) -> tuple[bytes, int]:
     """Cut a member that is too long: the end of the log is kept, of others the beginning.
 
@@ -274,7 +296,7 @@ def _bounded(content: bytes, *, tail: bool) -> tuple[bytes, int]:
     """
     if len(content) <= MEMBER_LIMIT:
         return content, 0
-    return content[-MEMBER_LIMIT:] if tail else content[:MEMBER_LIMIT], len(content)
+    return _whole_lines(content[-MEMBER_LIMIT:]) if tail else content[:MEMBER_LIMIT], len(content)
 
 
 def _json(value: object) -> bytes:

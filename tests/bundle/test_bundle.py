@@ -199,6 +199,24 @@ def test_a_member_is_bounded_and_the_end_of_the_log_is_kept(
     assert json.loads(members["manifest.json"])["cut"]["status.json"] > 10_000
 
 
+@pytest.mark.parametrize("word", ["placed", "zzqqxxyyzzqqxxyyzzqqxxyyzz", "q"], ids=len)
+def test_a_log_that_is_cut_begins_with_a_whole_line_and_its_size_is_in_the_manifest(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """Redacted, the log is as long as before, shorter or longer than what a member may have."""
+    monkeypatch.setattr(sources, "MEMBER_LIMIT", 20_000)
+    log = tmp_path / "log"
+    log.write_text("".join(f"cpus={number} {word}\n" for number in range(3000)))
+    with _serving(tmp_path / "admin.sock", {}):
+        assert run(tmp_path / "b.tar.gz", "--config", config, "--log", log).exit_code == 0
+    members = read(tmp_path / "b.tar.gz")
+    first, *_, last = members["log.txt"].splitlines()
+    assert first.startswith("cpus=")
+    assert last.startswith("cpus=2999 ")
+    assert len(members["log.txt"]) <= 20_000
+    assert json.loads(members["manifest.json"])["cut"]["log.txt"] == log.stat().st_size
+
+
 def test_the_journal_is_read_without_the_name_of_the_host(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
