@@ -73,6 +73,8 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
     lost = dict.fromkeys(event.lost, event.at)
     runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving)
     runtime = runtime.inheriting(pod.cgroup_parent for pod in event.pods)
+    for at, pod in enumerate(event.pods):
+        runtime = runtime.naming(pod, event.pods[:at])
     found = structs.replace(
         found,
         runtime=runtime,

@@ -263,7 +263,7 @@ class LedgerRead(Struct, frozen=True):
     """The ledger of an earlier run has been read.
 
     Attributes:
-        pods: Its sandboxes.
+        pods: Its sandboxes, in the order in which they came.
         containers: Its containers.
         reservation_cpus: CPUs of that run's reservations, by reservation.
         lost: Tokens of the containers whose creates were in flight.

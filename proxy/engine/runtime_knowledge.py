@@ -26,7 +26,7 @@ from msgspec import Struct, structs
 
 from proxy.model.idset import CpuSet
 from proxy.model.persistent_map import PersistentMap
-from proxy.model.workload import Container, Request
+from proxy.model.workload import Container, Pod, Request
 
 REMEMBERED_CHANGES = 2048
 """At least this many changes are remembered; no list is so old."""
@@ -172,6 +172,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         delegated: Decisions about creates that another program sends, the oldest first.
         inherited: Cgroup parents of pods whose sandbox was not made through this run of the daemon. A group
             may still be as narrow as an earlier run has left it (``engine.pod_fence``).
+        superseded: Keys of pods whose namespace and name a later pod has.
     """
 
     saved: PersistentMap[CpuSet] = PersistentMap()
@@ -182,6 +183,7 @@ class RuntimeKnowledge(Struct, frozen=True):
     arriving: frozenset[str] = frozenset()
     delegated: DelegatedCreates = {}
     inherited: frozenset[str] = frozenset()
+    superseded: frozenset[str] = frozenset()
 
     def saving(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
         """Return the knowledge with the CPUs that the runtime has saved for a container; None: not known."""
@@ -223,7 +225,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         changes = self.changes.touched(container.id)
         unsaved, arriving = self.unsaved, self.arriving
         return RuntimeKnowledge(
-            saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited
+            saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited, self.superseded
         )
 
     def admitting(self, token: str) -> RuntimeKnowledge:
@@ -262,6 +264,35 @@ class RuntimeKnowledge(Struct, frozen=True):
             return self
         return structs.replace(self, inherited=self.inherited.intersection(parents))
 
+    def naming(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
+        """Return the knowledge after a sandbox has come: its pod is later than others of the same name.
+
+        A pod that has been superseded stays so, also if it gets another sandbox.
+
+        Args:
+            pod: The pod of the sandbox.
+            pods: The pods that had a sandbox before.
+        """
+        if pod.key in self.superseded:
+            return self
+        earlier = {each.key for each in pods if each.name == pod.name and each.namespace == pod.namespace} - {
+            pod.key
+        }
+        if earlier <= self.superseded:
+            return self
+        return structs.replace(self, superseded=self.superseded | earlier)
+
+    def unnaming(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
+        """Return the knowledge after a sandbox has gone.
+
+        Args:
+            pod: The pod of the sandbox.
+            pods: The pods that still have a sandbox.
+        """
+        if pod.key not in self.superseded or any(each.key == pod.key for each in pods):
+            return self
+        return structs.replace(self, superseded=self.superseded - {pod.key})
+
     def touched(self, object_id: str) -> RuntimeKnowledge:
         """Return the knowledge after a container or sandbox has changed; it may be gone."""
         return structs.replace(self, changes=self.changes.touched(object_id))
@@ -274,7 +305,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         saved, changes = self.saved.drop(container_id), self.changes.touched(container_id)
         lost, failed, arriving = self.lost, self.failed, self.arriving
         return RuntimeKnowledge(
-            saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited
+            saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited, self.superseded
         )
 
 

@@ -306,7 +306,8 @@ class NodeState(Struct, frozen=True):
         # Whether a container that has ended still holds memory depends on its sandbox.
         inside = self.in_sandbox(pod.sandbox_id) if before is None and self.node.accounts else ()
         providers = self._accounted(pods, self.containers, [p for p in (before, pod) if p], inside)
-        after = structs.replace(self, pods=pods, providers=providers)
+        runtime = self.runtime if before is not None else self.runtime.naming(pod, self.pods.values())
+        after = structs.replace(self, pods=pods, providers=providers, runtime=runtime)
         return after._recomputed_for(pod, before)
 
     def without_pod(self, sandbox_id: str) -> NodeState:
@@ -317,7 +318,8 @@ class NodeState(Struct, frozen=True):
         pods = self.pods.drop(sandbox_id)
         ended = self.in_sandbox(sandbox_id) if self.node.accounts else ()
         providers = self._accounted(pods, self.containers, (gone,), ended)
-        after = structs.replace(self, pods=pods, providers=providers)
+        runtime = self.runtime.unnaming(gone, pods.values())
+        after = structs.replace(self, pods=pods, providers=providers, runtime=runtime)
         return after._recomputed_for(gone)
 
     def _recomputed_for(self, *pods: Pod | None) -> NodeState:

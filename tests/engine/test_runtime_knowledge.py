@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.engine.container_events import ContainerCreated, CreateDelegated, CreateRequested
+from proxy.engine.container_events import (
+    ContainerCreated,
+    ContainersRemoved,
+    CreateDelegated,
+    CreateRequested,
+)
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import NotifyFailed, PlanDecided, PutRecord
+from proxy.engine.node_events import LedgerRead, SandboxRunning, SandboxStopped
 from proxy.engine.runtime_knowledge import LIMIT, DelegatedCreate, clients_request, with_delegated
 from proxy.engine.state import NodeState
-from proxy.model.workload import Request
-from tests.engine.test_handle import EMPTY, FOUR, LSE, OWN
+from proxy.model.workload import Pod, Request
+from tests.engine.test_handle import EMPTY, FOUR, LSE, OWN, changed_copy
 
 RETURNED = DelegatedCreate("t-1", "0-3", "0", -1)
 SENT = Request(4096, -1, 100_000, cpuset_cpus="0-3", cpuset_mems="0")
@@ -65,3 +71,35 @@ def test_the_oldest_decisions_are_forgotten_first() -> None:
         known = dict(with_delegated(known, ("s", "c", attempt), RETURNED))
     assert (len(known), ("s", "c", 0) in known) == (LIMIT, False)
     assert list(with_delegated(known, ("s", "c", 1), RETURNED))[-1] == ("s", "c", 1)
+
+
+def test_a_later_pod_of_the_same_name_supersedes_the_earlier_one() -> None:
+    old = Pod("s-1", "u-1", "ns", "web")
+    again, new = (
+        changed_copy(old, sandbox_id="s-3", attempt=1),
+        changed_copy(old, sandbox_id="s-2", uid="u-2"),
+    )
+    other, elsewhere = Pod("s-4", "u-4", "ns", "db"), Pod("s-5", "u-5", "other", "web")
+    state = EMPTY
+    for pod in (old, other, elsewhere):
+        state, _ = handle(state, SandboxRunning(pod))
+    assert not state.runtime.superseded
+    state, _ = handle(state, SandboxRunning(new))
+    assert state.runtime.superseded == {"u-1"}
+    state, _ = handle(state, SandboxRunning(again))
+    assert state.runtime.superseded == {"u-1"}, "another sandbox does not make it newer"
+    read, _ = handle(EMPTY, LedgerRead((old, other, elsewhere, new, again), (), {}, (), 0.0))
+    assert read.runtime.superseded == {"u-1"}
+    state, _ = handle(state, SandboxStopped("s-1"))
+    assert state.runtime.superseded == {"u-1"}
+    state, _ = handle(state, SandboxStopped("s-3"))
+    assert not state.runtime.superseded
+
+
+def test_what_happens_to_containers_leaves_superseded_pods_as_they_are() -> None:
+    state, _ = handle(EMPTY, SandboxRunning(LSE))
+    state, _ = handle(state, SandboxRunning(changed_copy(LSE, sandbox_id="s-2", uid="u-2")))
+    state, _ = handle(state, CreateRequested(LSE, "c", 0, FOUR, "t-1"))
+    state, _ = handle(state, ContainerCreated("t-1", "id"))
+    state, _ = handle(state, ContainersRemoved(("id",)))
+    assert state.runtime.superseded == {LSE.uid}

@@ -9,6 +9,7 @@ pkg/kubelet/cm/container_manager_linux.go):
 
 - All pods are listed whose sandbox exists, with app containers and sidecars. Init containers are left out
   where kubelet reports which they are.
+- Of several pods with one namespace and name, the newest is listed: the others were deleted, and only end.
 - ``cpu_ids`` are exclusive CPUs; a container of a pool has none. ``memory`` are blocks of the static memory
   manager.
 - Allocatable is what can be assigned at all, not what is free: all CPUs without the reserved ones.
@@ -56,7 +57,8 @@ THREADS, AT_ONCE = 4, 64
 """Requests that are answered at a time, and those that may wait with them; others are refused."""
 STOP_S: Final = 0.5
 
-_Named = dict[tuple[str, str], dict[str, Container]]
+_Name = tuple[str, str]
+"""Namespace and name of a pod."""
 
 
 def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -> pb.ListPodResourcesResponse:
@@ -69,18 +71,19 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
     answer = pb.ListPodResourcesResponse()
     if kubelet is not None:
         answer.CopyFrom(kubelet)
-    placed = _containers(state)
+    pods, placed = _pods(state), _containers(state)
     listed = {(pod.namespace, pod.name) for pod in answer.pod_resources}
-    for pod in sorted(state.pods.values(), key=lambda pod: (pod.namespace, pod.name)):
-        if (key := (pod.namespace, pod.name)) not in listed:
-            listed.add(key)
-            names = _listed_names(pod, placed.get(key, {}))
+    for key, pod in sorted(pods.items()):
+        if key not in listed:
+            names = _listed_names(pod, placed.get(pod.key, {}))
             containers = [pb.ContainerResources(name=name) for name in names]
             answer.pod_resources.add(name=pod.name, namespace=pod.namespace, containers=containers)
     for entry in answer.pod_resources:
-        known = placed.get((entry.namespace, entry.name), {})
+        known = pods.get((entry.namespace, entry.name))
+        if known is None:
+            continue
         for container in entry.containers:
-            existing = known.get(container.name)
+            existing = placed.get(known.key, {}).get(container.name)
             if existing is None:
                 continue
             if _is_applied(state, existing):
@@ -115,16 +118,24 @@ def allocatable_answer(
     return answer
 
 
-def _containers(state: NodeState) -> _Named:
-    """Return the containers that have not ended, by their pod (namespace and name) and their name.
+def _pods(state: NodeState) -> dict[_Name, Pod]:
+    """Return the pod of each name: the newest one that has a sandbox, as its newest sandbox has it."""
+    superseded = state.runtime.superseded
+    oldest_first = sorted(
+        state.pods.values(), key=lambda pod: (pod.key not in superseded, pod.attempt, pod.sandbox_id)
+    )
+    return {(pod.namespace, pod.name): pod for pod in oldest_first}
 
-    Of several with the same names, the one with the newest attempt counts.
+
+def _containers(state: NodeState) -> dict[str, dict[str, Container]]:
+    """Return the containers that have not ended, by the key of their pod and their name.
+
+    Of several with the same name, the one with the newest attempt counts.
     """
-    found: _Named = {}
+    found: dict[str, dict[str, Container]] = {}
     for container in sorted(state.containers.values(), key=lambda each: (each.attempt, each.id)):
         if container.phase is not Phase.EXITED:
-            pod = container.pod
-            found.setdefault((pod.namespace, pod.name), {})[container.name] = container
+            found.setdefault(container.pod.key, {})[container.name] = container
     return found
 
 

@@ -122,6 +122,26 @@ def test_of_two_attempts_the_newer_is_reported() -> None:
     assert cpus(pods_answer(state(older, newer, pods=(WEB,)), None)) == {"web": {"main": [2, 10]}}
 
 
+def recreated(*containers: Container, **more: Any) -> NodeState:
+    """Return a node on which the pod ``RECREATED`` has come while ``WEB`` still ends."""
+    node_state = state(*containers, pods=(WEB,), **more).with_pod(RECREATED)
+    assert node_state.runtime.superseded == {WEB.key}
+    return node_state
+
+
+RECREATED = structs.replace(WEB, sandbox_id="s0", uid="u0")
+
+
+@pytest.mark.parametrize("listed", [None, kubelet(kubelet_pod("web", pb.ContainerResources(name="main")))])
+def test_a_pod_that_was_created_again_is_listed_in_place_of_the_old_one(
+    listed: pb.ListPodResourcesResponse | None,
+) -> None:
+    old, old_side = structs.replace(owner("2,10"), attempt=3), owner("4,12", name="side")
+    new = structs.replace(owner("3,11", RECREATED), id="new")
+    assert cpus(pods_answer(recreated(old, old_side, new), listed)) == {"web": {"main": [3, 11]}}
+    assert cpus(pods_answer(recreated(old), listed)) == {"web": {"main": []} if listed else {}}
+
+
 def test_a_container_that_has_ended_owns_nothing() -> None:
     ended = owner(phase=Phase.EXITED)
     assert cpus(pods_answer(state(ended, pods=(WEB,)), None)) == {"web": {}}
