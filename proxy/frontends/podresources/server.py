@@ -21,7 +21,8 @@ answer.
 
 Devices are kubelet's and those of plug-ins that registered with topoproxy: each manager has its own
 resources. As at kubelet there is one entry for each device and NUMA node. Those that a container holds are
-listed in any mode, as the container has them.
+listed in any mode, as the container has them. They are listed from admission until the pod is gone, as at
+kubelet: also before the container is created, and between two attempts of it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
     listed = {(pod.namespace, pod.name) for pod in answer.pod_resources}
     for key, pod in sorted(pods.items()):
         if key not in listed:
-            names = _listed_names(pod, placed.get(pod.key, {}))
+            holders = (
+                name for name, held in state.devices.held.get(pod.key, {}).items() if any(held.values())
+            )
+            names = _listed_names(pod, {*placed.get(pod.key, ()), *holders})
             containers = [pb.ContainerResources(name=name) for name in names]
             answer.pod_resources.add(name=pod.name, namespace=pod.namespace, containers=containers)
     for entry in answer.pod_resources:
@@ -84,13 +88,11 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
             continue
         for container in entry.containers:
             existing = placed.get(known.key, {}).get(container.name)
-            if existing is None:
-                continue
-            if _is_applied(state, existing):
+            if existing is not None and _is_applied(state, existing):
                 _fill(container, state, existing.placement)
-            if held := state.devices.held.get(existing.pod.key, {}).get(container.name):
-                for resource, ids in sorted(held.items()):
-                    container.devices.extend(_devices(state, resource, ids))
+            held = state.devices.held.get(known.key, {}).get(container.name, {})
+            for resource, ids in sorted(held.items()):
+                container.devices.extend(_devices(state, resource, ids))
     return answer
 
 

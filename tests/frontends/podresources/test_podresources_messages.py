@@ -248,6 +248,32 @@ def test_devices_assigned_by_topoproxy_are_listed_with_those_of_kubelet() -> Non
     )
 
 
+@pytest.mark.parametrize("containers", [(), (owner(phase=Phase.EXITED),)], ids=["not created", "ended"])
+@pytest.mark.parametrize("is_specified", [False, True])
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_devices_are_listed_from_admission_until_the_pod_is_gone(
+    containers: tuple[Container, ...], is_specified: bool, is_listed: bool
+) -> None:
+    requests = PodRequests("u1", (ContainerResources("main", ContainerKind.APP),))
+    pod = structs.replace(WEB, requests=requests if is_specified else None)
+    held = DeviceState().give("u1", "main", VF, frozenset("a")).give("u1", "nothing", VF, frozenset())
+    node_state = structs.replace(state(*containers, pods=(pod,)), devices=held)
+    listed = kubelet(kubelet_pod("web", pb.ContainerResources(name="main"))) if is_listed else None
+    answer = pods_answer(node_state, listed)
+    assert cpus(answer) == {"web": {"main": []}}
+    assert list(answer.pod_resources[0].containers[0].devices) == [devices(VF, "a")]
+
+
+def test_devices_are_those_of_the_pod_that_is_listed() -> None:
+    held = (
+        DeviceState()
+        .give(WEB.key, "main", VF, frozenset("a"))
+        .give(RECREATED.key, "main", VF, frozenset("b"))
+    )
+    answer = pods_answer(structs.replace(recreated(owner()), devices=held), None)
+    assert list(answer.pod_resources[0].containers[0].devices) == [devices(VF, "b")]
+
+
 def test_healthy_devices_of_topoproxy_can_be_allocated_where_the_plan_is_applied() -> None:
     node_state = structs.replace(state(), devices=OUR_DEVICES)
     listed = pb.AllocatableResourcesResponse(devices=[devices("nvidia.com/gpu", "GPU-0")])
