@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from google.protobuf.message import DecodeError, Message
@@ -90,9 +90,7 @@ def pods_answer(state: NodeState, kubelet: pb.ListPodResourcesResponse | None) -
             existing = placed.get(known.key, {}).get(container.name)
             if existing is not None and _is_applied(state, existing):
                 _fill(container, state, existing.placement)
-            held = state.devices.held.get(known.key, {}).get(container.name, {})
-            for resource, ids in sorted(held.items()):
-                container.devices.extend(_devices(state, resource, ids))
+            _add_devices(container, state, state.devices.held.get(known.key, {}).get(container.name, {}))
     return answer
 
 
@@ -159,6 +157,25 @@ def _fill(entry: pb.ContainerResources, state: NodeState, placement: Placement) 
     if state.memory is not None:
         del entry.memory[:]
         entry.memory.extend(_blocks(placement))
+
+
+def _add_devices(entry: pb.ContainerResources, state: NodeState, held: Mapping[str, frozenset[str]]) -> None:
+    """Add the devices that a container holds here, in place of those of kubelet that have the same resource.
+
+    kubelet still lists those that were read from its checkpoint.
+
+    Args:
+        entry: The container.
+        state: The node.
+        held: The devices, by resource.
+    """
+    held = {resource: ids for resource, ids in held.items() if ids}
+    if any(group.resource_name in held for group in entry.devices):
+        others = [group for group in entry.devices if group.resource_name not in held]
+        del entry.devices[:]
+        entry.devices.extend(others)
+    for resource, ids in sorted(held.items()):
+        entry.devices.extend(_devices(state, resource, ids))
 
 
 def _exclusive(state: NodeState, placement: Placement) -> CpuSet:

@@ -264,6 +264,28 @@ def test_devices_are_listed_from_admission_until_the_pod_is_gone(
     assert list(answer.pod_resources[0].containers[0].devices) == [devices(VF, "a")]
 
 
+def test_devices_that_were_imported_from_kubelets_checkpoint_are_listed_once() -> None:
+    other, imported = devices("nvidia.com/gpu", "GPU-0", nodes=(1,)), devices(VF, "a", "b", nodes=(0,))
+    emptied = devices("example.com/empty", "e")
+    main = pb.ContainerResources(name="main", devices=[imported, other, emptied])
+    listed = kubelet(kubelet_pod("web", main))
+    held = (
+        DeviceState()
+        .give("u1", "main", VF, frozenset("ab"))
+        .give("u1", "main", "example.com/empty", frozenset())
+    )
+    for containers in ((owner(),), ()):
+        node_state = structs.replace(state(*containers, pods=(WEB,)), devices=held)
+        answer = pods_answer(node_state, listed)
+        assert list(answer.pod_resources[0].containers[0].devices) == [
+            other,
+            emptied,
+            devices(VF, "a"),
+            devices(VF, "b"),
+        ]
+    assert list(main.devices) == [imported, other, emptied]
+
+
 def test_devices_are_those_of_the_pod_that_is_listed() -> None:
     held = (
         DeviceState()
