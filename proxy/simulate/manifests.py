@@ -170,7 +170,7 @@ class _ManifestReader:
         if isinstance(metadata, dict) and name is None and isinstance(metadata.get("generateName"), str):
             name = f"{metadata['generateName']}{len(self.pods.simulated_pods) + 1}"
             raw = {**raw, "metadata": {**metadata, "name": name}}
-        pod_template = self._pod_template(raw, where)
+        pod_template = self._pod_template(raw, where, is_single=self._replicas == 1)
         names = [pod_template.spec.name]
         if self._replicas > 1:
             names = [f"{pod_template.spec.name}-{number}" for number in range(1, self._replicas + 1)]
@@ -209,12 +209,13 @@ class _ManifestReader:
             pod_template, [f"{pod_template.spec.name}-{number}" for number in range(first, first + total)]
         )
 
-    def _pod_template(self, raw: Mapping[str, object], where: str) -> PodTemplate:
+    def _pod_template(self, raw: Mapping[str, object], where: str, *, is_single: bool = False) -> PodTemplate:
         spec = raw.get("spec")
-        host = ""
+        host, is_bound = "", False
         if isinstance(spec, dict):
             host = self._host(spec)
-        return pod_template_of(pod_spec(raw, where), host if self._bound else "", where)
+            is_bound = is_single and self._bound and host != "" and host == spec.get("nodeName")
+        return pod_template_of(pod_spec(raw, where), host if self._bound else "", where, is_bound=is_bound)
 
     def _host(self, spec: Mapping[str, object]) -> str:
         """Return the machine that a pod requests, and count requests that are not simulated."""

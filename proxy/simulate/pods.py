@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from proxy.engine.pod_dry_run import ArrivingPod
 from proxy.model.workload import Request
+from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
 from proxy.pools.pod_spec import PodSpec, needed
 
@@ -79,8 +80,19 @@ class SimulatedPod:
         return self.pod_template.where
 
 
-def pod_template_of(spec: PodSpec, host: str = "", where: str = "") -> PodTemplate:
-    """Return the template of a pod: its request to the scheduler, and to the engine of its machine."""
+def pod_template_of(spec: PodSpec, host: str = "", where: str = "", *, is_bound: bool = False) -> PodTemplate:
+    """Return the template of a pod: its request to the scheduler, and to the engine of its machine.
+
+    Args:
+        spec: The pod.
+        host: The machine that it must run on; empty for any.
+        where: File and line that it came from, for messages.
+        is_bound: Whether this very pod runs on ``host``. Only then it has the CPUs that its annotation
+            ``resource-status`` names: a scheduler chose them on that machine, and for one pod.
+    """
+    if not is_bound and RESOURCE_STATUS in spec.annotations:
+        annotations = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
+        spec = replace(spec, annotations=annotations)
     requests = tuple(
         (container.name, cri_request(container, spec.own_limits)) for container in spec.requests.containers
     )

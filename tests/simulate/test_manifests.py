@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.model.errors import InputError
+from proxy.model.idset import CpuSet
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import KubeQos
+from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.simulate.manifests import Pods, load_pods
 from proxy.simulate.pods import SimulatedPod
 
@@ -189,6 +191,47 @@ items:
         "not followed: nodeSelector disk of 1 pod",
     ]
     assert {simulated_pod.host for simulated_pod in read(tmp_path, text, bound=False).simulated_pods} == {""}
+
+
+PINNED = POD.replace(
+    "{name: web}",
+    """
+  name: web
+  labels: {koordinator.sh/qosClass: LSR}
+  annotations: {other: kept, scheduling.koordinator.sh/resource-status: '{"cpuset": "2-3"}'}""",
+)
+BOUND = PINNED.replace("spec:\n", "spec:\n  nodeName: m2\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "named"),
+    [
+        (BOUND, {}, "2-3"),
+        (BOUND, {"bound": False}, None),
+        (BOUND, {"replicas": 2}, None),
+        (PINNED, {}, None),
+        (PINNED.replace("spec:\n", "spec:\n  nodeSelector: {kubernetes.io/hostname: m2}\n"), {}, None),
+    ],
+    ids=["bound", "anywhere", "replicas", "not bound", "selected by host"],
+)
+def test_only_a_pod_that_stays_where_it_runs_keeps_the_cpus_of_its_annotation(
+    tmp_path: Path, text: str, more: dict[str, object], named: str | None
+) -> None:
+    for simulated_pod in read(tmp_path, text, **more).simulated_pods:
+        assert simulated_pod.arrival.pod.qos == "LSR"
+        assert simulated_pod.arrival.pod.cpuset == (CpuSet.parse(named) if named else None)
+        annotations = simulated_pod.pod_template.spec.annotations
+        assert annotations["other"] == "kept"
+        assert (RESOURCE_STATUS in annotations) == (named is not None)
+
+
+def test_pods_of_a_template_do_not_share_the_cpus_of_an_annotation(tmp_path: Path) -> None:
+    annotated = "{annotations: {" + RESOURCE_STATUS + ': \'{"cpuset": "2-3"}\'}, labels:'
+    for kind in ("Deployment", "DaemonSet"):
+        text = template(kind).replace("{labels:", annotated).replace("qosClass: LS}", "qosClass: LSR}")
+        for simulated_pod in read(tmp_path, text).simulated_pods:
+            assert simulated_pod.arrival.pod.qos == "LSR"
+            assert simulated_pod.arrival.pod.cpuset is None
 
 
 def test_a_name_that_was_given_stays(tmp_path: Path) -> None:
