@@ -18,9 +18,15 @@ from proxy.engine.pod_dry_run import dry_run, without_pod
 from proxy.model.idset import CpuSet
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.pod_spec import pod_spec
+from proxy.scheduler.node_facts import join_facts
+from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.numatopology import read_numatopology
+from proxy.scheduler.pod_demand import read_demand
 from proxy.scheduler.scores import Strategy
 from proxy.simulate.documents import documents
 from proxy.simulate.fleet.fleet_pods import FleetPod, fleet_pods
+from proxy.simulate.fleet.fleet_run import FleetRun
+from proxy.simulate.fleet.fleet_simulation import FleetSettings, fleet_of
 from proxy.simulate.fleet.recorded import recorded_nodes
 from proxy.simulate.fleet.schedulers import ExtendedFleetScheduler
 from proxy.simulate.hosts import Host
@@ -204,3 +210,37 @@ def test_every_node_gets_the_verdict_and_the_score_of_the_live_extender(
         assert met["TopologyAffinityError"] > 10
         assert met["NotJudged"] > 3
         assert met["nowhere"] > 0
+
+
+@pytest.mark.parametrize("labels", [{}, {"koordinator.sh/qosClass": "LSR"}], ids=["Guaranteed", "LSR"])
+def test_pods_that_run_already_count_for_the_scores_and_are_not_pending(labels: dict[str, str]) -> None:
+    annotations = {RESOURCE_STATUS: '{"cpuset": "0-3"}'} if labels else {}
+    raw = pod("r1", 4, uid="r1", node="n1", labels=labels, annotations=annotations)
+    nodes = [
+        numatopology("n1", pods={"r1": "0-3"}, free="4-15"),
+        numatopology("n2", pods={}, free="0-3,8-15"),
+    ]
+    items = [{**each, "kind": "Numatopology"} for each in nodes]
+    offers = {"cpu": "16", "memory": "64Gi", "pods": "110"}
+    for name in ("n1", "n2"):
+        status = {"allocatable": offers, "capacity": offers}
+        items.append({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*items, raw, pod("new", 2, uid="new")]})
+    fleet = fleet_of(documents(text.encode(), "cluster"), (), FleetSettings())
+    strategy = Strategy.MOST_ALLOCATED
+    scheduler = ExtendedFleetScheduler(fleet.hosts, random.Random(1), 100, 10, strategy)
+    run = FleetRun(scheduler.name, fleet.hosts, scheduler, [2])
+    assert run.place_running(fleet.running, fleet.shown) == []
+    table, demand = scheduler._table, fleet.coming[0].demand
+    assert [table.pending(name) for name in ("n1", "n2")] == [(), ()]
+
+    live = NodeTable()
+    for each in nodes:
+        name = each["metadata"]["name"]
+        live.put(join_facts(name, None, read_numatopology(each), None))
+        live.put_allocatable(name, fleet.hosts[0].offers)
+    live.observe(read_demand(raw), 0.0, running=True)
+    expected = live.scores(demand, ["n1", "n2"], strategy)
+    assert table.scores(demand, ["n1", "n2"], strategy) == expected
+    assert expected[0] > expected[1]
+    assert scheduler.choose(fleet.coming[0]) == 0

@@ -79,7 +79,7 @@ class FleetScheduler(Protocol):
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
         """Record the decision of a node on a pod that was bound to it."""
 
-    def running(self, at: int, pod: FleetPod) -> None:
+    def running(self, at: int, pod: FleetPod, host: Host) -> None:
         """Record a pod that runs already and whose CPUs its node shows as taken."""
 
     def removed(self, at: int, pod: FleetPod, host: Host) -> None:
@@ -188,7 +188,7 @@ class FleetRun:
             number, record = at[pod.simulated_pod.host], FleetPodResult(pod, 0.0)
             if pod.simulated_pod.pod_template.spec.uid in shown.get(pod.simulated_pod.host, ()):
                 self.hosts[number].take(pod.simulated_pod.needs)
-                self.scheduler.running(number, pod)
+                self.scheduler.running(number, pod, self.hosts[number])
             elif not self._arrive(number, record, pod.simulated_pod.arrival, 0.0):
                 rejected.append(pod.simulated_pod.ref)
         self._placed = self._rejected = 0

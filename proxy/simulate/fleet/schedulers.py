@@ -179,7 +179,7 @@ class StockFleetScheduler:
         if outcome.verdict.admitted:
             self._stock.take(at, pod.kind.stock)
 
-    def running(self, at: int, pod: FleetPod) -> None:
+    def running(self, at: int, pod: FleetPod, host: Host) -> None:
         """Record a pod that runs already and whose CPUs its node shows as taken."""
         self._stock.take(at, pod.kind.stock)
 
@@ -274,6 +274,12 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             self._publish(at, host)
         else:
             self._table.release(uid, self._now)
+
+    def running(self, at: int, pod: FleetPod, host: Host) -> None:
+        """Record a pod that runs already and whose CPUs its node shows as taken."""
+        super().running(at, pod, host)
+        self._table.observe(replace(pod.demand, node=host.name), self._now, running=True)
+        self._publish(at, host)  # later: the table does not count the pod in addition to the node
 
     def removed(self, at: int, pod: FleetPod, host: Host) -> None:
         """Record that a pod was removed from its node."""
