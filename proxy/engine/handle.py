@@ -33,6 +33,7 @@ from proxy.engine.device_book import restored
 from proxy.engine.kubelet_cpus import changed_cpus
 from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SyncRuntimeSoon, followed
 from proxy.engine.node_events import NodeEvent
+from proxy.engine.runtime_knowledge import superseded_pods
 from proxy.engine.state import NodeState
 from proxy.model.workload import Phase
 
@@ -71,10 +72,9 @@ def _runtime_sync_started(state: NodeState, event: call_events.RuntimeSyncStarte
 def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
     found = NodeState.of(state.node, event.pods, event.containers, reservation_cpus=event.reservation_cpus)
     lost = dict.fromkeys(event.lost, event.at)
-    runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving)
+    superseded = superseded_pods(event.pods)
+    runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving, superseded=superseded)
     runtime = runtime.inheriting(pod.cgroup_parent for pod in event.pods)
-    for at, pod in enumerate(event.pods):
-        runtime = runtime.naming(pod, event.pods[:at])
     found = structs.replace(
         found,
         runtime=runtime,

@@ -314,5 +314,17 @@ def attempt_of(container: Container) -> Attempt:
     return container.pod.sandbox_id, container.name, container.attempt
 
 
+def superseded_pods(pods: Iterable[Pod]) -> frozenset[str]:
+    """Return the keys of pods whose namespace and name a later pod has.
+
+    Args:
+        pods: The pods of all sandboxes, in the order in which these came.
+    """
+    keys: dict[tuple[str, str], dict[str, None]] = {}
+    for pod in pods:
+        keys.setdefault((pod.namespace, pod.name), {})[pod.key] = None
+    return frozenset(key for of_name in keys.values() for key in list(of_name)[:-1])
+
+
 def _without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
     return {each: value for each, value in mapping.items() if each != key}
