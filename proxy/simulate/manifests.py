@@ -12,18 +12,20 @@ from dataclasses import dataclass, field
 from typing import Never
 
 from proxy.model.errors import InputError
+from proxy.model.phrases import counted
 from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.documents import Document, documents, found_files, read_bytes, shape_of
 from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
 
 MOST_PODS = 1_000_000
 _LISTS = ("List", "PodList")
+_JOB = "Job"
 _COUNTS = {
     "Deployment": "replicas",
     "ReplicaSet": "replicas",
     "StatefulSet": "replicas",
     "ReplicationController": "replicas",
-    "Job": "parallelism",
+    _JOB: "parallelism",
 }
 _DAEMONS = "DaemonSet"
 _KNOWN = ", ".join(("Pod", "List", *_COUNTS, _DAEMONS))
@@ -116,15 +118,17 @@ class _ManifestReader:
         self._replicas = replicas
         self._bound = bound
         self._seen: dict[str, str] = {}
-        self._ended = 0
+        self._ended = self._suspended = 0
         self._unplayed: dict[str, int] = {}
 
     def report_skipped(self) -> None:
-        """Add notes about features that were left out."""
+        """Add notes about pods and features that were left out."""
         if self._ended:
-            self.pods.notes.append(f"left out: {_count(self._ended)} that ended already")
+            self.pods.notes.append(f"left out: {counted(self._ended, 'pod')} that ended already")
+        if self._suspended:
+            self.pods.notes.append(f"left out: the pods of {counted(self._suspended, 'suspended Job')}")
         for feature, count in sorted(self._unplayed.items()):
-            self.pods.notes.append(f"not followed: {feature} of {_count(count)}")
+            self.pods.notes.append(f"not followed: {feature} of {counted(count, 'pod')}")
 
     def take(self, document: Document, raw: object, at: str = "") -> None:
         """Add a document, or an item of a list."""
@@ -199,15 +203,34 @@ class _ManifestReader:
                 pod_template, [f"{pod_template.spec.name}-{host}" for host in self._machines], self._machines
             )
             return
-        count = spec.get(_COUNTS[kind], 1)
-        if type(count) is not int or count < 0:
-            self._fail(kind, where, f"spec.{_COUNTS[kind]} must be a whole number that is not negative")
+        count = self._number(spec, _COUNTS[kind], 1, kind, where)
+        if kind == _JOB:
+            count = self._pods_of_job(spec, count, where)
         first = 0 if kind == "StatefulSet" else 1
         total = count * self._replicas
         self._check_count(total, where)
         self._add(
             pod_template, [f"{pod_template.spec.name}-{number}" for number in range(first, first + total)]
         )
+
+    def _pods_of_job(self, spec: Mapping[str, object], parallelism: int, where: str) -> int:
+        """Return how many pods a Job has at a time, and count Jobs that are suspended."""
+        count = min(parallelism, self._number(spec, "completions", parallelism, _JOB, where))
+        suspend = spec.get("suspend")
+        if suspend is not None and not isinstance(suspend, bool):
+            self._fail(_JOB, where, "spec.suspend must be true or false")
+        if suspend:
+            self._suspended += 1
+        return 0 if suspend else count
+
+    def _number(self, spec: Mapping[str, object], key: str, default: int, kind: str, where: str) -> int:
+        """Return a number of pods; as for the API server, null is as if it were missing."""
+        value = spec.get(key)
+        if value is None:
+            return default
+        if type(value) is not int or value < 0:
+            self._fail(kind, where, f"spec.{key} must be a whole number that is not negative")
+        return value
 
     def _pod_template(self, raw: Mapping[str, object], where: str, *, is_single: bool = False) -> PodTemplate:
         spec = raw.get("spec")
@@ -255,7 +278,3 @@ class _ManifestReader:
 def _each(names: Sequence[str], hosts: Sequence[str]) -> Iterator[tuple[str, str]]:
     for at, name in enumerate(names):
         yield name, hosts[at] if hosts else ""
-
-
-def _count(pods: int) -> str:
-    return "1 pod" if pods == 1 else f"{pods} pods"

@@ -48,12 +48,13 @@ def refused(tmp_path: Path, text: str | bytes, name: str = "p.yaml") -> str:
 
 
 def template(kind: str, spec: str = "", version: str = "apps/v1") -> str:
+    separator = "\n  "
     return f"""\
 apiVersion: {version}
 kind: {kind}
 metadata: {{name: set, namespace: ns}}
 spec:
-  {spec or "{}: {}".format("paused", "false")}
+  {(spec or "paused: false").replace(", ", separator)}
   template:
     metadata: {{labels: {{koordinator.sh/qosClass: LS}}}}
     spec:
@@ -149,7 +150,14 @@ def test_lists_directories_and_standard_input(tmp_path: Path, monkeypatch: pytes
         ("Deployment", "", ["ns/set-1"]),
         ("ReplicaSet", "replicas: 1", ["ns/set-1"]),
         ("StatefulSet", "replicas: 2", ["ns/set-0", "ns/set-1"]),
+        ("Deployment", "replicas: null", ["ns/set-1"]),
+        ("StatefulSet", "replicas: null", ["ns/set-0"]),
         ("Job", "parallelism: 2", ["ns/set-1", "ns/set-2"]),
+        ("Job", "parallelism: 6, completions: 2", ["ns/set-1", "ns/set-2"]),
+        ("Job", "parallelism: 1, completions: 5", ["ns/set-1"]),
+        ("Job", "parallelism: 2, completions: null", ["ns/set-1", "ns/set-2"]),
+        ("Job", "completions: 5", ["ns/set-1"]),
+        ("Job", "parallelism: null, suspend: false", ["ns/set-1"]),
         ("DaemonSet", "", ["ns/set-m1", "ns/set-m2", "ns/set-m3"]),
     ],
 )
@@ -159,6 +167,14 @@ def test_workloads_stand_for_their_pods(tmp_path: Path, kind: str, spec: str, wa
     assert {simulated_pod.arrival.pod.qos for simulated_pod in simulated_pods} == {"LS"}
     hosts = [simulated_pod.host for simulated_pod in simulated_pods]
     assert hosts == (MACHINES if kind == "DaemonSet" else [""] * len(wanted))
+
+
+def test_a_job_without_pods(tmp_path: Path) -> None:
+    suspended = template("Job", "parallelism: 2, suspend: true").replace("name: set", "name: later")
+    text = "---\n".join([POD, suspended, template("Job", "completions: 0")])
+    pods = read(tmp_path, text)
+    assert names(pods) == ["default/web"]
+    assert pods.notes == ["left out: the pods of 1 suspended Job"]
 
 
 def test_replicas_multiply_workloads_but_not_daemons(tmp_path: Path) -> None:
@@ -281,6 +297,8 @@ def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
         ("kind: List\nitems: []", "no pods found in "),
         (template("Deployment", "replicas: -1"), "the Deployment p.yaml line 1: spec.replicas must be"),
         (template("Deployment", "replicas: two"), "spec.replicas must be a whole number"),
+        (template("Job", "completions: -1"), "the Job p.yaml line 1: spec.completions must be a whole"),
+        (template("Job", "suspend: 1"), "the Job p.yaml line 1: spec.suspend must be true or false"),
         (template("Deployment", "replicas: 99999999"), "cannot simulate more than 1000000 pods"),
         ("kind: Job\nmetadata: {name: x}\nspec: {}", "the Job p.yaml line 1: spec.template must be"),
         ("kind: Job\nmetadata: x\nspec: {}", "the Job p.yaml line 1: metadata and spec must be"),
