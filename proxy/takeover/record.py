@@ -67,6 +67,7 @@ class TakeoverRecord:
         policy: kubelet's policy before.
         reserved: CPUs that kubelet kept back: they are never exclusive CPUs.
         strict: kubelet's option ``strict-cpu-reservation`` was on.
+        options: The options of kubelet's policy, by name; empty in records of former versions.
         backup: kubelet's file as it was at the start.
         old: The CPUs that kubelet had assigned at the start.
         target: The policy that ``finish`` wrote; empty before.
@@ -87,6 +88,7 @@ class TakeoverRecord:
     written: str = ""
     forced: bool = False
     pending: Pending | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def chooses_cpus(self) -> bool:
@@ -160,11 +162,16 @@ def dump(record: TakeoverRecord) -> dict[str, object] | None:
     return data if record.pending else {key: value for key, value in data.items() if key != "pending"}
 
 
+_OPTIONAL = ("pending", "options")
+
+
 def load(data: Mapping[str, Any] | None) -> TakeoverRecord | None:
     """Read a record; the empty one where there is none, None where the data is not one."""
     if data is None:
         return TakeoverRecord()
-    if any(each.name not in data for each in dataclasses.fields(TakeoverRecord) if each.name != "pending"):
+    if any(
+        each.name not in data for each in dataclasses.fields(TakeoverRecord) if each.name not in _OPTIONAL
+    ):
         return None
     try:
         return msgspec.convert(data, TakeoverRecord, dec_hook=lambda _, text: CpuSet.parse(text))

@@ -18,11 +18,13 @@ its updates are answered with those that the container really has.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from proxy.backends.kubelet.checkpoint_writer import CURRENT, none_state, pods_of, static_state
 from proxy.backends.kubelet.checkpoints import CheckpointError
+from proxy.engine.node_policy import TRUE
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
@@ -69,9 +71,18 @@ def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: s
     held, left_out = _actual_cpus(inputs, reserved)
     _add_unknown(inputs, held, reserved)
     pods = _cpus_of_pods(inputs, held, reserved) if version > CURRENT else {}
-    strict = inputs.manager.options.get(STRICT) == "true" if inputs.manager.options else record.strict
+    strict = _options_of_static(record, inputs).get(STRICT) in TRUE
     text = static_state(inputs.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
     return KubeletStateText(text, tuple(left_out))
+
+
+def _options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, str]:
+    """Return the options with which kubelet starts under ``static``: the known ones before the recorded ones.
+
+    Under ``none`` kubelet has no options, so what it had before is in the record alone.
+    """
+    strict = {STRICT: "true"} if record.strict else {}
+    return {**strict, **record.options, **inputs.manager.options}
 
 
 def _actual_cpus(inputs: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:
@@ -227,9 +238,10 @@ def start(record: TakeoverRecord, inputs: TakeoverInputs, now: float) -> StepOut
         now,
         inputs.file.policy,
         inputs.manager.reserved & inputs.online,
-        inputs.manager.options.get(STRICT) == "true",
+        inputs.manager.options.get(STRICT) in TRUE,
         inputs.file.text,
         held.held,
+        options=dict(inputs.manager.options),
     )
     count = sum(len(names) for names in held.held.values())
     return StepOutcome(
@@ -270,7 +282,12 @@ def finish(
     made = kubelet_state_text(record, inputs, target)
     pending = Pending("finish", inputs.file.text, made.text, target)
     return StepOutcome(
-        dataclasses.replace(record, pending=pending, forced=bool(inputs.running)),
+        dataclasses.replace(
+            record,
+            pending=pending,
+            forced=bool(inputs.running),
+            options={**record.options, **inputs.manager.options},
+        ),
         (f"kubelet's file is now that of policy {target}", *_reported(made.omitted)),
     )
 
@@ -329,8 +346,14 @@ def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{message}: {container}" for container in left_out)
 
 
-def settings(inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
-    """Return the settings that kubelet must start with, except those that it has already."""
+def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
+    """Return the settings that kubelet must start with, except those that it has already.
+
+    Args:
+        record: How far the takeover has come; has the options of kubelet's policy before.
+        inputs: The inputs of the takeover.
+        target: The policy that kubelet starts with.
+    """
     source = inputs.manager.sources.get("policy", "")
     steps: list[str] = []
     if inputs.manager.policy != target or source.endswith("cpu_manager_state"):
@@ -347,9 +370,18 @@ def settings(inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
                 f"reservedSystemCPUs: {inputs.manager.reserved} may stay; set the same in the configuration"
                 " of topoproxy"
             )
+    elif lost := _options_of_static(record, inputs).keys() - inputs.manager.options.keys():
+        steps.append(_to_be_set_again(record, inputs, lost))
     if inputs.manager.topology_policy not in ("", "none"):
         steps.append(
             f"topologyManagerPolicy: {inputs.manager.topology_policy} may stay"
             + (", but without CPU hints it decides by devices and memory alone" if target == "none" else "")
         )
     return tuple(steps)
+
+
+def _to_be_set_again(record: TakeoverRecord, inputs: TakeoverInputs, lost: Set[str]) -> str:
+    known = _options_of_static(record, inputs)
+    options = ", ".join(f"{name}: {json.dumps(known[name])}" for name in sorted(lost))
+    why = f": without {STRICT} it refuses its state file" if STRICT in lost and known[STRICT] in TRUE else ""
+    return f"cpuManagerPolicyOptions: {{{options}}} must be set again before kubelet starts{why}"

@@ -200,7 +200,7 @@ class Takeover:
             inputs = await self._inputs()
         page = status_page(self.record, inputs)
         if step == "revert":
-            page["next"] = [] if before.stage is TakeoverStage.NONE else after_revert(inputs)
+            page["next"] = [] if before.stage is TakeoverStage.NONE else after_revert(before, inputs)
         messages = [*([message] if message else []), *outcome.reported]
         # "told" is the former name of "messages", for one release.
         return {

@@ -49,7 +49,7 @@ def plan_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, objec
         "notes": notes(record, inputs),
         "can_start": record.stage is TakeoverStage.NONE and not against,
         "steps": [{"step": step, "does": list(STEPS[step])} for step in ahead],
-        "kubelet_settings": {target: list(settings(inputs, target)) for target in ("none", "static")},
+        "kubelet_settings": {target: list(settings(record, inputs, target)) for target in ("none", "static")},
         "next": next_steps(record, inputs),
     }
 
@@ -154,9 +154,14 @@ def notes(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
     return problems
 
 
-def after_revert(inputs: TakeoverInputs) -> list[str]:
-    """Return the remaining steps after the takeover has been reverted."""
-    return [] if inputs.running else [*settings(inputs, "static"), "systemctl start kubelet"]
+def after_revert(before: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
+    """Return the remaining steps after the takeover has been reverted.
+
+    Args:
+        before: The record before that: it has kubelet's options, and the record after it is empty.
+        inputs: The inputs of the takeover, after it.
+    """
+    return [] if inputs.running else [*settings(before, inputs, "static"), "systemctl start kubelet"]
 
 
 def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
@@ -170,13 +175,13 @@ def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
             *wait,
             *stop,
             "topoproxy takeover finish",
-            *settings(inputs, "none"),
+            *settings(record, inputs, "none"),
             "systemctl start kubelet",
         ]
     if inputs.file.policy != record.target:
         return ["systemctl stop kubelet", f"topoproxy takeover finish --kubelet-policy {record.target}"]
     if not inputs.running:
-        return [*settings(inputs, record.target), "systemctl start kubelet"]
+        return [*settings(record, inputs, record.target), "systemctl start kubelet"]
     if inputs.configured == "static":
         return []
     return ["write cpuManagerPolicy: static into topoproxy's configuration"]

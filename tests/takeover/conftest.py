@@ -16,7 +16,7 @@ from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.kubelet.checkpoint_writer import none_state, static_state
-from proxy.backends.kubelet.checkpoints import held_cpus, read_cpu
+from proxy.backends.kubelet.checkpoints import HeldCpus, held_cpus, read_cpu
 from proxy.demo.client import CriClient, DemoPod, Started
 from proxy.demo.environment import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
@@ -47,10 +47,15 @@ class PlayedKubelet:
     held: dict[str, dict[str, CpuSet]] = field(default_factory=dict)
     runs: bool = False
     options: dict[str, str] = field(default_factory=dict)
+    crash_loop: type[Exception] = CrashLoopError
 
     @property
     def path(self) -> Path:
         return self.directory / "cpu_manager_state"
+
+    @property
+    def strict(self) -> bool:
+        return self.options.get("strict-cpu-reservation") == "true"
 
     def configure(self, policy: str, options: dict[str, str] | None = None) -> None:
         """Write its configuration, which takes effect at the next start."""
@@ -64,6 +69,7 @@ class PlayedKubelet:
         """Start; raise where the real kubelet would exit and its supervisor would restart it without end."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.configure(policy, options)
+        self.options = options or {}
         if policy == "none" and options:
             raise CrashLoopError("received unsupported options")
         if not self.path.exists():
@@ -77,20 +83,25 @@ class PlayedKubelet:
             raise CrashLoopError(f'policy "{policy}" differs from state checkpoint policy "{found.policy}"')
         reported = held_cpus(found)
         if policy == "static":
-            everything = reported.default
-            for pod in reported.held.values():
-                for cpus in pod.values():
-                    if cpus & reported.default:
-                        raise CrashLoopError("an entry overlaps the default set")
-                    everything |= cpus
-            if not self.reserved <= reported.default:
-                raise CrashLoopError("not all reserved cpus are present in defaultCpuSet")
-            if everything != self.online:
-                raise CrashLoopError("current set of available CPUs doesn't match with CPUs in state")
+            self._validate(reported)
         elif reported.held or reported.default:
             raise CrashLoopError("none holds CPUs")  # kubelet itself would not check this
         self.policy, self.runs = policy, True
         self.held = {uid: dict(names) for uid, names in reported.held.items()}
+
+    def _validate(self, reported: HeldCpus) -> None:
+        everything = reported.default
+        for pod in reported.held.values():
+            for cpus in pod.values():
+                if cpus & reported.default:
+                    raise CrashLoopError("an entry overlaps the default set")
+                everything |= cpus
+        if self.strict and self.reserved & reported.default:
+            raise CrashLoopError("some of strictly reserved cpus are present in defaultCpuSet")
+        if not self.strict and not self.reserved <= reported.default:
+            raise CrashLoopError("not all reserved cpus are present in defaultCpuSet")
+        if everything != (self.online - self.reserved if self.strict else self.online):
+            raise CrashLoopError("current set of available CPUs doesn't match with CPUs in state")
 
     def stop(self) -> None:
         self.runs = False
@@ -100,7 +111,7 @@ class PlayedKubelet:
         if self.policy == "none":
             text = none_state()
         else:
-            text = static_state(self.online, self.held, reserved=self.reserved)
+            text = static_state(self.online, self.held, reserved=self.reserved, strict=self.strict)
         self.path.write_text(text)
 
     def free(self) -> CpuSet:

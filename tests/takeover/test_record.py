@@ -22,6 +22,7 @@ STARTED = TakeoverRecord(
     old=OLD,
     target="none",
     written="w",
+    options={"full-pcpus-only": "true"},
 )
 FINISH = changed_copy(STARTED, pending=Pending("finish", "before", "after", "none"))
 REVERT = changed_copy(STARTED, pending=Pending("revert", None, "after", "static"))
@@ -32,6 +33,12 @@ def test_a_record_is_stored_and_read_back(record: TakeoverRecord) -> None:
     kept = dump(record)
     assert (kept is None) is (record == TakeoverRecord())
     assert load(None if kept is None else json.loads(json.dumps(kept))) == record
+
+
+def test_a_record_of_a_former_version_has_no_options() -> None:
+    kept = dump(STARTED) or {}
+    del kept["options"]
+    assert load(kept) == changed_copy(STARTED, options={})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, held_cpus
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
 from proxy.takeover.inputs import CpuManagerFile, OwningContainer, TakeoverInputs
-from proxy.takeover.record import TakeoverRecord, TakeoverStage
+from proxy.takeover.record import TakeoverRecord, TakeoverStage, completed
 from proxy.takeover.rules import (
     StepRefusedError,
     conflicts,
@@ -24,7 +24,14 @@ from proxy.takeover.rules import (
     settings,
     start,
 )
-from proxy.takeover.status_data import allocations, next_steps, notes, plan_page, status_page
+from proxy.takeover.status_data import (
+    after_revert,
+    allocations,
+    next_steps,
+    notes,
+    plan_page,
+    status_page,
+)
 from tests.testkit.changed_copy import changed_copy
 
 EIGHT = CpuSet(range(8))
@@ -239,6 +246,62 @@ def test_a_strict_reserve_is_remembered_where_kubelet_does_not_report_it() -> No
     assert held_cpus(read_cpu(text)).default == CpuSet([1, 5, 6, 7])
 
 
+def test_a_kubelet_starts_again_after_a_revert_as_its_steps_say(played: Any) -> None:
+    """The options that had to be removed for policy none are needed again for the file of policy static."""
+    options = {"strict-cpu-reservation": "true", "full-pcpus-only": "true"}
+    played.directory.mkdir()
+    played.path.write_text(static_state(EIGHT, HELD, reserved=played.reserved, strict=True))
+    played.start("static", options)
+    static = inputs(
+        file=CpuManagerFile.of(played.path.read_text()),
+        manager=CpuManager("static", options, played.reserved),
+    )
+    finished = finish(begun(static), static, "none", with_running=True, force=False)
+    assert finished.record.pending is not None
+    played.path.write_text(finished.record.pending.after)
+    played.start("none")
+    record = completed(finished.record, 6.0)
+    none = inputs(
+        file=CpuManagerFile.of(played.path.read_text()),
+        manager=CpuManager("none", reserved=played.reserved),
+    )
+    reverted = revert(record, none, force=False)
+    assert reverted.record.pending is not None
+    played.path.write_text(reverted.record.pending.after)
+    assert after_revert(record, none) == [
+        "kubelet's configuration must say cpuManagerPolicy: static before kubelet starts",
+        (
+            'cpuManagerPolicyOptions: {full-pcpus-only: "true", strict-cpu-reservation: "true"}'
+            " must be set again before kubelet starts:"
+            " without strict-cpu-reservation it refuses its state file"
+        ),
+        "systemctl start kubelet",
+    ]
+    with pytest.raises(played.crash_loop):
+        played.start("static", {"full-pcpus-only": "true"})
+    played.start("static", options)
+
+
+def test_options_that_kubelet_has_need_not_be_set_again() -> None:
+    manager = CpuManager("static", {"full-pcpus-only": "true", "strict-cpu-reservation": "1"}, CpuSet([0]))
+    record = begun(inputs(manager=manager))
+    assert settings(record, inputs(manager=manager), "static") == ()
+    partly = CpuManager("static", {"strict-cpu-reservation": "false"}, CpuSet([0]))
+    assert settings(record, inputs(manager=partly), "static") == (
+        'cpuManagerPolicyOptions: {full-pcpus-only: "true"} must be set again before kubelet starts',
+    )
+    text = kubelet_state_text(record, inputs(manager=partly), "static").text
+    assert held_cpus(read_cpu(text)).default >= CpuSet([0]), "the value that kubelet has now counts"
+    text = kubelet_state_text(record, inputs(manager=CpuManager("static")), "static").text
+    assert held_cpus(read_cpu(text)).default.isdisjoint(CpuSet([0])), "1 is true for kubelet too"
+
+
+def test_options_that_were_set_after_the_start_are_recorded_too() -> None:
+    changed = inputs(manager=CpuManager("static", {"full-pcpus-only": "true"}))
+    record = finish(begun(), changed, "none", with_running=True, force=False).record
+    assert record.options == {"full-pcpus-only": "true"}
+
+
 def test_version_3_keeps_assignments_to_whole_pods_that_still_hold() -> None:
     pods = {"a": CpuSet([2, 3, 5]), "b": CpuSet([4, 6]), "gone": CpuSet([7])}
     file = CpuManagerFile.of(static_state(EIGHT, HELD, pods=pods, version=3))
@@ -266,7 +329,7 @@ def test_a_revert_without_a_readable_file_writes_the_owners() -> None:
 
 def test_settings_to_change() -> None:
     manager = CpuManager("static", {"full-pcpus-only": "true"}, CpuSet([0]), "restricted")
-    text = " ".join(settings(inputs(manager=manager), "none"))
+    text = " ".join(settings(begun(), inputs(manager=manager), "none"))
     for expected in (
         "cpuManagerPolicy: none",
         "(full-pcpus-only) must be removed",
@@ -274,9 +337,9 @@ def test_settings_to_change() -> None:
     ):
         assert expected in text
     assert "topologyManagerPolicy: restricted may stay, but without CPU hints" in text
-    assert settings(inputs(manager=CpuManager("static")), "static") == ()
+    assert settings(begun(), inputs(manager=CpuManager("static")), "static") == ()
     from_file = CpuManager("static", sources={"policy": "/k/cpu_manager_state"})
-    assert "must say cpuManagerPolicy: static" in settings(inputs(manager=from_file), "static")[0]
+    assert "must say cpuManagerPolicy: static" in settings(begun(), inputs(manager=from_file), "static")[0]
 
 
 def test_the_pages() -> None:
