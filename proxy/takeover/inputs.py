@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.backends.kubelet.checkpoints import Checkpoint, CheckpointError, HeldCpus, held_cpus, read_cpu
+from proxy.engine.enforcement import is_applied_to_all
 from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
@@ -14,6 +16,19 @@ from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase, Pod
 
 STRICT = "strict-cpu-reservation"
+
+
+class NotAppliedToAll(enum.StrEnum):
+    """Why the plan is not applied to all pods, so that CPUs of kubelet's pods could not be kept for them."""
+
+    OBSERVE = "observe"
+    """The mode is observe."""
+    SELECTION = "selection"
+    """Mode enforce selects only a part of the pods."""
+    LAGGING = "lagging"
+    """A change of mode or selection has not reached all running pods yet."""
+    LEAVING = "leaving"
+    """The node is released, or about to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +104,7 @@ class TakeoverInputs:
         online, shareable: CPUs of the machine, and those of them that pools may use.
         configured: Our own ``cpuManagerPolicy`` as configured.
         ready: The state has been compared with the runtime.
-        enforce: We place containers, and do not only watch.
+        not_applied: Why the plan is not applied to all pods; None where it is.
         memory_policy: The policy of kubelet's memory manager by its state file; empty where there is none.
     """
 
@@ -106,7 +121,7 @@ class TakeoverInputs:
     shareable: CpuSet = field(default_factory=CpuSet)
     configured: str = "none"
     ready: bool = True
-    enforce: bool = True
+    not_applied: NotAppliedToAll | None = None
     memory_policy: str = ""
 
     @property
@@ -132,6 +147,17 @@ def pods_of(state: NodeState) -> dict[str, str]:
     """List the pods that have a sandbox or a container that has not ended."""
     live = [c.pod for c in state.containers.values() if c.phase is not Phase.EXITED]
     return {pod.uid: pod.ref for pod in (*state.pods.values(), *live)}
+
+
+def not_applied_of(state: NodeState) -> NotAppliedToAll | None:
+    """Return why the plan is not applied to all pods; None where it is."""
+    if is_applied_to_all(state):
+        return None
+    if state.mode.is_leaving:
+        return NotAppliedToAll.LEAVING
+    if not state.mode.enforces:
+        return NotAppliedToAll.OBSERVE
+    return NotAppliedToAll.LAGGING if state.enforcement.selection.all else NotAppliedToAll.SELECTION
 
 
 def elsewhere_of(state: NodeState) -> frozenset[str]:

@@ -29,10 +29,20 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
 from proxy.model.phrases import cpus as named_cpus
-from proxy.takeover.inputs import STRICT, OwningContainer, TakeoverInputs
+from proxy.takeover.inputs import STRICT, NotAppliedToAll, OwningContainer, TakeoverInputs
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 
 TARGETS = ("none", "static")
+
+NOT_APPLIED = {
+    NotAppliedToAll.OBSERVE: "the mode is observe: nothing would be placed (mode: enforce)",
+    NotAppliedToAll.SELECTION: (
+        "mode enforce selects only a part of the pods: the others would not be placed (the section enforce of"
+        " the configuration)"
+    ),
+    NotAppliedToAll.LAGGING: "running pods are still to be changed (topoproxy enforce status)",
+    NotAppliedToAll.LEAVING: "the node is released: nothing would be placed (topoproxy release --undo)",
+}
 
 Entries = dict[str, dict[str, CpuSet]]
 """Pod uid to container name to CPUs."""
@@ -164,8 +174,8 @@ def conflicts(inputs: TakeoverInputs) -> tuple[str, ...]:
 
 
 def _conflicts(inputs: TakeoverInputs) -> Iterator[str]:
-    if not inputs.enforce:
-        yield "the mode is observe: nothing would be placed (mode: enforce)"
+    if inputs.not_applied is not None:
+        yield NOT_APPLIED[inputs.not_applied]
     if not inputs.ready:
         yield "the daemon has not compared its state with the runtime yet (topoproxy status has the reason)"
     file = inputs.file

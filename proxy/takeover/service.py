@@ -24,13 +24,19 @@ from typing import TYPE_CHECKING
 
 from proxy.backends.kubelet.checkpoints import CheckpointError, read_memory
 from proxy.backends.kubelet.small_file import read_small
-from proxy.engine.enforcement import is_applied_to_all
 from proxy.engine.node_events import TakeoverChanged
 from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import SOURCE
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, TopoproxyError
-from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, elsewhere_of, owning_of, pods_of
+from proxy.takeover.inputs import (
+    CpuManagerFile,
+    TakeoverInputs,
+    elsewhere_of,
+    not_applied_of,
+    owning_of,
+    pods_of,
+)
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import TARGETS, StepOutcome, StepRefusedError, finish, revert, start
 from proxy.takeover.status_data import after_revert, plan_page, status_page
@@ -235,7 +241,7 @@ class Takeover:
             shareable=state.node.shareable,
             configured="static" if self._static else "none",
             ready=ready,
-            enforce=is_applied_to_all(self._executor.state),
+            not_applied=not_applied_of(state),
         )
         return await self._worker.run(self._read_files, inputs)
 

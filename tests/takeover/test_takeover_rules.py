@@ -7,14 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.kubelet.checkpoint_writer import none_state, pods_of, static_state
 from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, held_cpus, read_cpu, text_of
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, Enforcement
+from proxy.engine.node import Node
+from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, Held
-from proxy.takeover.inputs import CpuManagerFile, OwningContainer, TakeoverInputs
+from proxy.model.mode import NodeMode
+from proxy.model.pod_selection import PodSelection
+from proxy.takeover.inputs import (
+    CpuManagerFile,
+    NotAppliedToAll,
+    OwningContainer,
+    TakeoverInputs,
+    not_applied_of,
+)
 from proxy.takeover.record import TakeoverRecord, TakeoverStage, completed
 from proxy.takeover.rules import (
+    NOT_APPLIED,
     StepRefusedError,
     conflicts,
     finish,
@@ -32,6 +46,7 @@ from proxy.takeover.status_data import (
     plan_page,
     status_page,
 )
+from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
 EIGHT = CpuSet(range(8))
@@ -77,7 +92,10 @@ def sets(text: str) -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"enforce": False}, "the mode is observe"),
+        ({"not_applied": NotAppliedToAll.OBSERVE}, "the mode is observe"),
+        ({"not_applied": NotAppliedToAll.SELECTION}, "mode enforce selects only a part of the pods"),
+        ({"not_applied": NotAppliedToAll.LAGGING}, "still to be changed (topoproxy enforce status)"),
+        ({"not_applied": NotAppliedToAll.LEAVING}, "the node is released"),
         ({"ready": False}, "has not compared its state with the runtime"),
         ({"file": CpuManagerFile.of(None)}, "cannot be used: it does not exist"),
         ({"file": CpuManagerFile.of("{}")}, "its checksum is wrong"),
@@ -106,6 +124,28 @@ def test_conflicts_of_a_start(more: dict[str, Any], message: str) -> None:
     with pytest.raises(StepRefusedError, match="cannot start the takeover"):
         start(TakeoverRecord(), found, 5.0)
     assert plan_page(TakeoverRecord(), found)["can_start"] is False
+
+
+@pytest.mark.parametrize(
+    ("mode", "enforcement", "why"),
+    [
+        (NodeMode.ENFORCE, APPLIED_TO_ALL, None),
+        (NodeMode.ENFORCE, Enforcement(paused=True), None),
+        (NodeMode.OBSERVE, APPLIED_TO_ALL, NotAppliedToAll.OBSERVE),
+        (NodeMode.OBSERVE, Enforcement(lagging=frozenset({"a"})), NotAppliedToAll.OBSERVE),
+        (NodeMode.ENFORCE, Enforcement(PodSelection(percent=50)), NotAppliedToAll.SELECTION),
+        (NodeMode.ENFORCE, Enforcement(lagging=frozenset({"a"})), NotAppliedToAll.LAGGING),
+        (NodeMode.RELEASING, APPLIED_TO_ALL, NotAppliedToAll.LEAVING),
+        (NodeMode.RELEASED, Enforcement(PodSelection(percent=50)), NotAppliedToAll.LEAVING),
+    ],
+)
+def test_why_the_plan_is_not_applied_to_all_pods(
+    mode: NodeMode, enforcement: Enforcement, why: NotAppliedToAll | None
+) -> None:
+    machine = described(1, 1, 4, 2)
+    empty = NodeState.empty(Node(machine, CpuTopology.of(machine)))
+    assert not_applied_of(structs.replace(empty, mode=mode, enforcement=enforcement)) is why
+    assert why is None or why in NOT_APPLIED
 
 
 def test_states_that_do_not_conflict_with_a_start() -> None:
