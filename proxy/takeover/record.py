@@ -73,6 +73,7 @@ class TakeoverRecord:
         target: The policy that ``finish`` wrote; empty before.
         written: What ``finish`` wrote; empty before.
         forced: kubelet ran while that was written, so it may have something else in memory.
+        forced_signs: The signs of that kubelet; empty in records of former versions.
         pending: The write that is under way.
     """
 
@@ -89,6 +90,7 @@ class TakeoverRecord:
     forced: bool = False
     pending: Pending | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    forced_signs: tuple[str, ...] = ()
 
     @property
     def chooses_cpus(self) -> bool:
@@ -162,7 +164,7 @@ def dump(record: TakeoverRecord) -> dict[str, object] | None:
     return data if record.pending else {key: value for key, value in data.items() if key != "pending"}
 
 
-_OPTIONAL = ("pending", "options")
+_OPTIONAL = ("pending", "options", "forced_signs")
 
 
 def load(data: Mapping[str, Any] | None) -> TakeoverRecord | None:

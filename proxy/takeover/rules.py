@@ -18,8 +18,7 @@ its updates are answered with those that the container really has.
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from proxy.backends.kubelet.checkpoint_writer import CURRENT, none_state, pods_of, static_state
@@ -30,6 +29,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
 from proxy.model.phrases import cpus as named_cpus
 from proxy.takeover.inputs import STRICT, NotAppliedToAll, OwningContainer, TakeoverInputs
+from proxy.takeover.kubelet_start import is_unread, options_of_static
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 
 TARGETS = ("none", "static")
@@ -81,18 +81,9 @@ def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: s
     held, left_out = _actual_cpus(inputs, reserved)
     _add_unknown(inputs, held, reserved)
     pods = _cpus_of_pods(inputs, held, reserved) if version > CURRENT else {}
-    strict = _options_of_static(record, inputs).get(STRICT) in TRUE
+    strict = options_of_static(record, inputs).get(STRICT) in TRUE
     text = static_state(inputs.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
     return KubeletStateText(text, tuple(left_out))
-
-
-def _options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, str]:
-    """Return the options with which kubelet starts under ``static``: the known ones before the recorded ones.
-
-    Under ``none`` kubelet has no options, so what it had before is in the record alone.
-    """
-    strict = {STRICT: "true"} if record.strict else {}
-    return {**strict, **record.options, **inputs.manager.options}
 
 
 def _actual_cpus(inputs: TakeoverInputs, reserved: CpuSet) -> tuple[Entries, list[str]]:
@@ -296,6 +287,7 @@ def finish(
             record,
             pending=pending,
             forced=bool(inputs.running),
+            forced_signs=inputs.running,
             options={**record.options, **inputs.manager.options},
         ),
         (f"kubelet's file is now that of policy {target}", *_reported(made.omitted)),
@@ -313,8 +305,7 @@ def revert(record: TakeoverRecord, inputs: TakeoverInputs, *, force: bool) -> St
         return StepOutcome(record, ("nothing to do: there is no takeover",))
     made = kubelet_state_text(record, inputs, "static")
     # What a kubelet has in memory is what counts: the same as in its file, unless we wrote that as it ran.
-    unread = record.forced and inputs.running and inputs.file.text == record.written
-    if made.text == inputs.file.text and not unread:
+    if made.text == inputs.file.text and not is_unread(record, inputs):
         return StepOutcome(
             TakeoverRecord(), ("kubelet's file is right as it is; kubelet's CPU manager decides again",)
         )
@@ -354,44 +345,3 @@ def _may_write(inputs: TakeoverInputs, what: str, *, force: bool) -> None:
 def _reported(left_out: tuple[str, ...]) -> tuple[str, ...]:
     message = "not in kubelet's file, which cannot express it (the container keeps its CPUs)"
     return tuple(f"{message}: {container}" for container in left_out)
-
-
-def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
-    """Return the settings that kubelet must start with, except those that it has already.
-
-    Args:
-        record: How far the takeover has come; has the options of kubelet's policy before.
-        inputs: The inputs of the takeover.
-        target: The policy that kubelet starts with.
-    """
-    source = inputs.manager.sources.get("policy", "")
-    steps: list[str] = []
-    if inputs.manager.policy != target or source.endswith("cpu_manager_state"):
-        steps.append(f"kubelet's configuration must say cpuManagerPolicy: {target} before kubelet starts")
-    if target == "none":
-        if inputs.manager.options:
-            names = ", ".join(sorted(inputs.manager.options))
-            steps.append(
-                f"cpuManagerPolicyOptions ({names}) must be removed: under none kubelet refuses to start with"
-                " any; the configuration of topoproxy has the same key"
-            )
-        if inputs.manager.reserved:
-            steps.append(
-                f"reservedSystemCPUs: {inputs.manager.reserved} may stay; set the same in the configuration"
-                " of topoproxy"
-            )
-    elif lost := _options_of_static(record, inputs).keys() - inputs.manager.options.keys():
-        steps.append(_to_be_set_again(record, inputs, lost))
-    if inputs.manager.topology_policy not in ("", "none"):
-        steps.append(
-            f"topologyManagerPolicy: {inputs.manager.topology_policy} may stay"
-            + (", but without CPU hints it decides by devices and memory alone" if target == "none" else "")
-        )
-    return tuple(steps)
-
-
-def _to_be_set_again(record: TakeoverRecord, inputs: TakeoverInputs, lost: Set[str]) -> str:
-    known = _options_of_static(record, inputs)
-    options = ", ".join(f"{name}: {json.dumps(known[name])}" for name in sorted(lost))
-    why = f": without {STRICT} it refuses its state file" if STRICT in lost and known[STRICT] in TRUE else ""
-    return f"cpuManagerPolicyOptions: {{{options}}} must be set again before kubelet starts{why}"

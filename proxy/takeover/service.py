@@ -184,6 +184,7 @@ class Takeover:
                 inputs = await self._inputs()
                 before = self.record
                 outcome = decide(before, inputs, executor.wall_clock())
+                forced = bool(inputs.running) and outcome.record.pending is not None
                 outcome = await self._worker.run(self._writer.take, outcome)
             except StepRefusedError as error:
                 return _not_done(step, error, error.hints)
@@ -206,7 +207,8 @@ class Takeover:
             inputs = await self._inputs()
         page = status_page(self.record, inputs)
         if step == "revert":
-            page["next"] = [] if before.stage is TakeoverStage.NONE else after_revert(before, inputs)
+            none = before.stage is TakeoverStage.NONE
+            page["next"] = [] if none else after_revert(before, inputs, forced=forced)
         messages = [*([message] if message else []), *outcome.reported]
         # "told" is the former name of "messages", for one release.
         return {

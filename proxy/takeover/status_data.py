@@ -5,8 +5,9 @@ from __future__ import annotations
 from proxy.model import schema_ids
 from proxy.model.idset import CpuSet
 from proxy.takeover.inputs import TakeoverInputs
+from proxy.takeover.kubelet_start import is_unread, runs_under_another, settings
 from proxy.takeover.record import TakeoverRecord, TakeoverStage
-from proxy.takeover.rules import conflicts, remaining_allocations, settings
+from proxy.takeover.rules import conflicts, remaining_allocations
 
 WAIT = (
     "wait for the pods of the old allocations to end (topoproxy takeover status names them),"
@@ -154,14 +155,23 @@ def notes(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
     return problems
 
 
-def after_revert(before: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
+def after_revert(before: TakeoverRecord, inputs: TakeoverInputs, *, forced: bool) -> list[str]:
     """Return the remaining steps after the takeover has been reverted.
 
     Args:
         before: The record before that: it has kubelet's options, and the record after it is empty.
         inputs: The inputs of the takeover, after it.
+        forced: kubelet ran while its file was written.
     """
-    return [] if inputs.running else [*settings(before, inputs, "static"), "systemctl start kubelet"]
+    if inputs.running and not forced and not runs_under_another(inputs, "static"):
+        return []
+    return _kubelets_start(before, inputs, "static")
+
+
+def _kubelets_start(record: TakeoverRecord, inputs: TakeoverInputs, policy: str) -> list[str]:
+    """Return the steps until kubelet runs with the file that was written."""
+    start = "systemctl restart kubelet" if inputs.running else "systemctl start kubelet"
+    return [*settings(record, inputs, policy), start]
 
 
 def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
@@ -180,8 +190,8 @@ def next_steps(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
         ]
     if inputs.file.policy != record.target:
         return ["systemctl stop kubelet", f"topoproxy takeover finish --kubelet-policy {record.target}"]
-    if not inputs.running:
-        return [*settings(record, inputs, record.target), "systemctl start kubelet"]
+    if not inputs.running or is_unread(record, inputs) or runs_under_another(inputs, record.target):
+        return _kubelets_start(record, inputs, record.target)
     if inputs.configured == "static":
         return []
     return ["write cpuManagerPolicy: static into topoproxy's configuration"]

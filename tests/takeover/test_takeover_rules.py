@@ -12,6 +12,7 @@ from msgspec import structs
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.kubelet.checkpoint_writer import none_state, pods_of, static_state
 from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, held_cpus, read_cpu, text_of
+from proxy.backends.kubelet.cpu_manager import CONFIGZ
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, Enforcement
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
@@ -26,6 +27,7 @@ from proxy.takeover.inputs import (
     TakeoverInputs,
     not_applied_of,
 )
+from proxy.takeover.kubelet_start import settings
 from proxy.takeover.record import TakeoverRecord, TakeoverStage, completed
 from proxy.takeover.rules import (
     NOT_APPLIED,
@@ -35,7 +37,6 @@ from proxy.takeover.rules import (
     kubelet_state_text,
     remaining_allocations,
     revert,
-    settings,
     start,
 )
 from proxy.takeover.status_data import (
@@ -238,6 +239,60 @@ def test_a_revert_does_not_trust_a_file_that_kubelet_never_read() -> None:
         revert(record, running, force=False)
     assert revert(record, inputs(), force=False).record == TakeoverRecord()
     assert revert(changed_copy(record, forced=False), running, force=False).record == TakeoverRecord()
+    record = changed_copy(record, forced_signs=("process 1 is kubelet",))
+    restarted = changed_copy(running, running=("process 2 is kubelet",))
+    assert revert(record, restarted, force=False).record == TakeoverRecord()
+
+
+MUST_SAY = "kubelet's configuration must say cpuManagerPolicy: {} before kubelet starts"
+RESTART = "systemctl restart kubelet"
+
+
+def forced_finish(target: str, signs: tuple[str, ...] = ("process 7 is kubelet",)) -> TakeoverRecord:
+    found = inputs(running=signs)
+    return completed(finish(begun(), found, target, with_running=True, force=True).record, 6.0)
+
+
+@pytest.mark.parametrize("source", [CONFIGZ, "/k/config.yaml", "kubelet's default, /k/config.yaml does not"])
+def test_a_kubelet_that_runs_under_another_policy_than_its_file_must_be_restarted(source: str) -> None:
+    record = changed_copy(forced_finish("none"), forced=False)
+    manager = CpuManager("static", sources={"policy": source})
+    found = inputs(file=CpuManagerFile.of(record.written), manager=manager, running=("a sign",))
+    assert next_steps(record, found) == [MUST_SAY.format("none"), RESTART]
+    assert after_revert(record, found, forced=False) == []
+    none = changed_copy(found, manager=CpuManager("none", sources={"policy": source}))
+    assert after_revert(record, none, forced=False) == [MUST_SAY.format("static"), RESTART]
+    assert next_steps(record, none) == ["write cpuManagerPolicy: static into topoproxy's configuration"]
+
+
+def test_a_policy_that_only_the_state_file_names_says_nothing_about_the_running_kubelet() -> None:
+    record = changed_copy(forced_finish("none"), forced=False)
+    manager = CpuManager("static", sources={"policy": "/k/cpu_manager_state"})
+    found = inputs(
+        file=CpuManagerFile.of(record.written), manager=manager, running=("a sign",), configured="static"
+    )
+    assert next_steps(record, found) == []
+    assert next_steps(record, changed_copy(found, manager=CpuManager())) == []
+    assert after_revert(record, changed_copy(found, manager=CpuManager()), forced=False) == []
+
+
+@pytest.mark.parametrize("target", ["none", "static"])
+def test_a_kubelet_that_ran_while_its_file_was_written_must_be_restarted(target: str) -> None:
+    record = forced_finish(target)
+    manager = CpuManager(target, sources={"policy": CONFIGZ})
+    found = inputs(
+        file=CpuManagerFile.of(record.written),
+        manager=manager,
+        running=record.forced_signs,
+        configured="static",
+    )
+    assert next_steps(record, found) == [RESTART]
+    assert next_steps(record, changed_copy(found, running=("process 8 is kubelet", "a sign"))) == []
+    assert next_steps(record, changed_copy(found, running=("a sign",))) == [RESTART], "it may be the same one"
+    former = changed_copy(record, forced_signs=())
+    assert next_steps(former, found) == [RESTART]
+    static = changed_copy(found, manager=CpuManager("static", sources={"policy": CONFIGZ}))
+    assert after_revert(record, static, forced=True) == [RESTART]
 
 
 def test_the_file_keeps_other_entries_of_kubelet_that_do_not_overlap() -> None:
@@ -308,7 +363,7 @@ def test_a_kubelet_starts_again_after_a_revert_as_its_steps_say(played: Any) -> 
     reverted = revert(record, none, force=False)
     assert reverted.record.pending is not None
     played.path.write_text(reverted.record.pending.after)
-    assert after_revert(record, none) == [
+    assert after_revert(record, none, forced=False) == [
         "kubelet's configuration must say cpuManagerPolicy: static before kubelet starts",
         (
             'cpuManagerPolicyOptions: {full-pcpus-only: "true", strict-cpu-reservation: "true"}'
@@ -410,7 +465,7 @@ def test_the_pages() -> None:
     assert (status["stage"], status["old"], len(status["left"])) == ("started", 2, 1)  # type: ignore[arg-type]
     assert "systemctl stop kubelet" in next_steps(record, found)
     finished = changed_copy(record, stage=TakeoverStage.FINISHED, target="none", written=none_state())
-    there = inputs(file=CpuManagerFile.of(none_state()), configured="static")
+    there = inputs(file=CpuManagerFile.of(none_state()), configured="static", manager=CpuManager("none"))
     assert next_steps(finished, there)[-1] == "systemctl start kubelet"
     assert next_steps(finished, changed_copy(there, running=("sign",))) == []
     assert next_steps(finished, inputs())[-1] == "topoproxy takeover finish --kubelet-policy none"

@@ -174,6 +174,22 @@ def test_finish_for_a_kubelet_that_stays_static(kubelet_node: Any) -> None:
     assert CpuSet.parse(node.cpus(third)).isdisjoint(CpuSet.parse(f"{node.cpus(old)},{node.cpus(new)}"))
 
 
+def test_a_forced_step_ends_with_a_restart_of_kubelet(kubelet_node: Any) -> None:
+    node = kubelet_node
+    node.launch("old")
+    succeeded(node, "start")
+    node.launch("new")
+    restart = ["systemctl restart kubelet"]
+    finished = data(node, "finish", "--with-running", "--force")
+    assert finished["next"] == [
+        "kubelet's configuration must say cpuManagerPolicy: none before kubelet starts",
+        "reservedSystemCPUs: 0-1 may stay; set the same in the configuration of topoproxy",
+        *restart,
+    ]
+    assert data(node, "status")["next"] == finished["next"]
+    assert data(node, "revert", "--force")["next"] == restart, "the configuration still says static"
+
+
 def test_a_start_can_be_reverted_while_kubelet_runs(kubelet_node: Any) -> None:
     node = kubelet_node
     old = node.launch("old")

@@ -1,0 +1,87 @@
+"""kubelet's next start: the settings that it needs for its state file, and whether it must be restarted.
+
+kubelet reads its configuration and its state file when it starts, and refuses a file that does not fit the
+policy and its options. So what the steps write and what they ask to set follow from the same values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Set
+
+from proxy.engine.node_policy import TRUE
+from proxy.takeover.inputs import STRICT, TakeoverInputs
+from proxy.takeover.record import TakeoverRecord
+
+
+def options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, str]:
+    """Return the options with which kubelet starts under ``static``: the known ones before the recorded ones.
+
+    Under ``none`` kubelet has no options, so what it had before is in the record alone.
+    """
+    strict = {STRICT: "true"} if record.strict else {}
+    return {**strict, **record.options, **inputs.manager.options}
+
+
+def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
+    """Return the settings that kubelet must start with, except those that it has already.
+
+    Args:
+        record: How far the takeover has come; has the options of kubelet's policy before.
+        inputs: The inputs of the takeover.
+        target: The policy that kubelet starts with.
+    """
+    steps: list[str] = []
+    if inputs.manager.policy != target or _is_by_state_file(inputs):
+        steps.append(f"kubelet's configuration must say cpuManagerPolicy: {target} before kubelet starts")
+    if target == "none":
+        if inputs.manager.options:
+            names = ", ".join(sorted(inputs.manager.options))
+            steps.append(
+                f"cpuManagerPolicyOptions ({names}) must be removed: under none kubelet refuses to start with"
+                " any; the configuration of topoproxy has the same key"
+            )
+        if inputs.manager.reserved:
+            steps.append(
+                f"reservedSystemCPUs: {inputs.manager.reserved} may stay; set the same in the configuration"
+                " of topoproxy"
+            )
+    elif lost := options_of_static(record, inputs).keys() - inputs.manager.options.keys():
+        steps.append(_to_be_set_again(record, inputs, lost))
+    if inputs.manager.topology_policy not in ("", "none"):
+        steps.append(
+            f"topologyManagerPolicy: {inputs.manager.topology_policy} may stay"
+            + (", but without CPU hints it decides by devices and memory alone" if target == "none" else "")
+        )
+    return tuple(steps)
+
+
+def _to_be_set_again(record: TakeoverRecord, inputs: TakeoverInputs, lost: Set[str]) -> str:
+    known = options_of_static(record, inputs)
+    options = ", ".join(f"{name}: {json.dumps(known[name])}" for name in sorted(lost))
+    why = f": without {STRICT} it refuses its state file" if STRICT in lost and known[STRICT] in TRUE else ""
+    return f"cpuManagerPolicyOptions: {{{options}}} must be set again before kubelet starts{why}"
+
+
+def is_unread(record: TakeoverRecord, inputs: TakeoverInputs) -> bool:
+    """Return whether kubelet has not read what ``finish`` wrote: it ran then, and still runs."""
+    if not record.forced or not inputs.running or inputs.file.text != record.written:
+        return False
+    then, now = _processes(record.forced_signs), _processes(inputs.running)
+    return not then or not now or bool(then & now)
+
+
+def _processes(signs: tuple[str, ...]) -> frozenset[str]:
+    """Return the signs that name a process by its id, which is another after a restart."""
+    return frozenset(sign for sign in signs if sign.startswith("process "))
+
+
+def runs_under_another(inputs: TakeoverInputs, policy: str) -> bool:
+    """Return whether kubelet is known to run under another policy than that one."""
+    known = inputs.manager.policy if not _is_by_state_file(inputs) else ""
+    return bool(inputs.running) and known not in ("", policy)
+
+
+def _is_by_state_file(inputs: TakeoverInputs) -> bool:
+    """Return whether kubelet's policy is known from its state file alone, which the steps write."""
+    return inputs.manager.sources.get("policy", "").endswith("cpu_manager_state")
