@@ -6,12 +6,11 @@ policy and its options. So what the steps write and what they ask to set follow 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Set
+from collections.abc import Mapping
 
 from proxy.engine.node_policy import TRUE
 from proxy.takeover.inputs import STRICT, TakeoverInputs
-from proxy.takeover.record import TakeoverRecord
+from proxy.takeover.record import TakeoverRecord, options_text
 
 
 def options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, str]:
@@ -19,8 +18,7 @@ def options_of_static(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[st
 
     Under ``none`` kubelet has no options, so what it had before is in the record alone.
     """
-    strict = {STRICT: "true"} if record.strict else {}
-    return {**strict, **record.options, **inputs.manager.options}
+    return {**record.known_options, **inputs.manager.options}
 
 
 def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tuple[str, ...]:
@@ -46,8 +44,10 @@ def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tup
                 f"reservedSystemCPUs: {inputs.manager.reserved} may stay; set the same in the configuration"
                 " of topoproxy"
             )
-    elif lost := options_of_static(record, inputs).keys() - inputs.manager.options.keys():
-        steps.append(_to_be_set_again(record, inputs, lost))
+    elif lost := {
+        name: value for name, value in record.known_options.items() if name not in inputs.manager.options
+    }:
+        steps.append(_to_be_set_again(lost))
     if inputs.manager.topology_policy not in ("", "none"):
         steps.append(
             f"topologyManagerPolicy: {inputs.manager.topology_policy} may stay"
@@ -56,11 +56,9 @@ def settings(record: TakeoverRecord, inputs: TakeoverInputs, target: str) -> tup
     return tuple(steps)
 
 
-def _to_be_set_again(record: TakeoverRecord, inputs: TakeoverInputs, lost: Set[str]) -> str:
-    known = options_of_static(record, inputs)
-    options = ", ".join(f"{name}: {json.dumps(known[name])}" for name in sorted(lost))
-    why = f": without {STRICT} it refuses its state file" if STRICT in lost and known[STRICT] in TRUE else ""
-    return f"cpuManagerPolicyOptions: {{{options}}} must be set again before kubelet starts{why}"
+def _to_be_set_again(lost: Mapping[str, str]) -> str:
+    why = f": without {STRICT} it refuses its state file" if lost.get(STRICT) in TRUE else ""
+    return f"cpuManagerPolicyOptions: {options_text(lost)} must be set again before kubelet starts{why}"
 
 
 def is_unread(record: TakeoverRecord, inputs: TakeoverInputs) -> bool:

@@ -22,14 +22,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
+from proxy.takeover.inputs import STRICT
 
 
 class TakeoverStage(enum.StrEnum):
@@ -93,6 +95,11 @@ class TakeoverRecord:
     forced_signs: tuple[str, ...] = ()
 
     @property
+    def known_options(self) -> Mapping[str, str]:
+        """The options of kubelet's policy before; records of former versions have ``strict`` alone."""
+        return {**({STRICT: "true"} if self.strict else {}), **self.options}
+
+    @property
     def chooses_cpus(self) -> bool:
         """True where topoproxy chooses the CPUs of new pods."""
         return self.stage is not TakeoverStage.NONE
@@ -114,30 +121,49 @@ class TakeoverRecord:
         return {uid: names for uid, names in both.items() if names}
 
 
-def resolved(record: TakeoverRecord, text: str | None, now: float) -> tuple[TakeoverRecord, str]:
+class Resolution(NamedTuple):
+    """What became of a write that was under way when the daemon ended.
+
+    Attributes:
+        record: The record without it.
+        message: What became of it; empty if there was none.
+        is_completed: The write is in place.
+    """
+
+    record: TakeoverRecord
+    message: str = ""
+    is_completed: bool = False
+
+
+def resolved(record: TakeoverRecord, text: str | None, now: float) -> Resolution:
     """Find out the result of a write that was under way when the daemon ended.
 
     Args:
         record: The record as the ledger has it.
         text: kubelet's file as it is now; None where there is none.
         now: Seconds since the epoch.
-
-    Returns:
-        The record without a write under way, and a message; empty if there is none.
     """
     pending = record.pending
     if pending is None:
-        return record, ""
+        return Resolution(record)
+    step = f"the takeover's step {pending.step}"
     if text == pending.after:
-        return completed(record, now), f"the takeover's step {pending.step} was completed: its file was there"
+        # The record of a revert is empty, so this is the last message that can name the options.
+        options = options_text(record.known_options) if pending.step == "revert" else ""
+        had = f" (kubelet had cpuManagerPolicyOptions: {options} before the takeover)" if options else ""
+        message = f"{step} was completed: its file was there{had}"
+        return Resolution(completed(record, now), message, is_completed=True)
     undone = dataclasses.replace(record, pending=None)
     if text == pending.before:
-        return (
-            undone,
-            f"the takeover's step {pending.step} was interrupted before its write: it is undone, repeat it",
-        )
-    message = "another program wrote kubelet's file while it was under way"
-    return undone, f"the takeover's step {pending.step} is undone: {message}; see topoproxy takeover status"
+        return Resolution(undone, f"{step} was interrupted before its write: it is undone, repeat it")
+    why = "another program wrote kubelet's file while it was under way"
+    return Resolution(undone, f"{step} is undone: {why}; see topoproxy takeover status")
+
+
+def options_text(options: Mapping[str, str]) -> str:
+    """Write options as kubelet's configuration has them; empty without any."""
+    text = ", ".join(f"{name}: {json.dumps(value)}" for name, value in sorted(options.items()))
+    return f"{{{text}}}" if text else ""
 
 
 def completed(record: TakeoverRecord, now: float) -> TakeoverRecord:

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 MEMORY_STATE = "memory_manager_state"
 
+CANNOT_CONTINUE = "cannot continue the takeover from kubelet"
+CANNOT_STEP = "cannot take a step of the takeover from kubelet"
+COMPLETED = "an interrupted step of the takeover from kubelet was completed"
+
 NAMES = ("kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 """Process names (``comm``) of kubelet and of programs that have it inside."""
 SOCKETS = ("pod-resources/kubelet.sock", "device-plugins/kubelet.sock")
@@ -152,11 +156,14 @@ class Takeover:
 
     def recover(self) -> None:
         """Continue where the last daemon ended; called before the executor adopts any container."""
-        if message := self._writer.recover():
-            self._executor.telemetry.problem("cannot continue the takeover from kubelet", reason=message)
+        resolution, telemetry = self._writer.recover(), self._executor.telemetry
+        if resolution.is_completed:
+            telemetry.problem(COMPLETED, reason=resolution.message)
+        elif resolution.message:
+            telemetry.problem(CANNOT_CONTINUE, reason=resolution.message)
         self._follow()
         if self.record.chooses_cpus and not self._static:
-            self._executor.telemetry.warning(
+            telemetry.warning(
                 "cpuManagerPolicy is static, although the configuration says none: a takeover from kubelet",
                 stage=self.record.stage.value,
             )
@@ -180,7 +187,7 @@ class Takeover:
         executor = self._executor
         async with self._one:
             try:
-                message = await self._worker.run(self._writer.resolve_pending)
+                message = (await self._worker.run(self._writer.resolve_pending)).message
                 inputs = await self._inputs()
                 before = self.record
                 outcome = decide(before, inputs, executor.wall_clock())
@@ -189,13 +196,12 @@ class Takeover:
             except StepRefusedError as error:
                 return _not_done(step, error, error.hints)
             except TopoproxyError as error:
-                executor.telemetry.problem(
-                    "cannot take a step of the takeover from kubelet", step=step, err=error
-                )
+                executor.telemetry.problem(CANNOT_STEP, step=step, err=error)
                 return _not_done(step, error)
             finally:
                 self._follow()
                 await executor.kubelet_cpus.reread()
+            self._end_problems()
             if self.record.stage is not before.stage:
                 executor.telemetry.event(
                     "takeover from kubelet",
@@ -219,6 +225,13 @@ class Takeover:
             "messages": messages,
             "told": messages,
         }
+
+    def _end_problems(self) -> None:
+        """End the problems of earlier steps: a step that succeeds has dealt with what they left."""
+        telemetry = self._executor.telemetry
+        telemetry.resolved(COMPLETED)
+        telemetry.resolved(CANNOT_CONTINUE)
+        telemetry.resolved(CANNOT_STEP)
 
     def _follow(self) -> None:
         """Apply the record to the node's rules."""

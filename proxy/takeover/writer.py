@@ -23,7 +23,7 @@ from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.executor.ports import Ledger
 from proxy.model.errors import CannotCreateError, TopoproxyError
 from proxy.takeover.lazy import KEY
-from proxy.takeover.record import TakeoverRecord, completed, dump, load, resolved
+from proxy.takeover.record import Resolution, TakeoverRecord, completed, dump, load, resolved
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 
 RECHECK_S = 1.0
@@ -61,36 +61,34 @@ class Writer:
         self._pause = pause
         self._now = now
 
-    def recover(self) -> str:
+    def recover(self) -> Resolution:
         """Load the record, and find out the result of a write that was under way.
 
         Returns:
-            A message; empty if there is none.
+            The result; its message also says why it could not be found out.
         """
         known = load(self._ledger.entries.get(KEY) if self._ledger is not None else None)
         if known is None:
-            return "cannot read the takeover's record in the ledger: it is dropped (repeat takeover start)"
+            message = "cannot read the takeover's record in the ledger: it is dropped (repeat takeover start)"
+            return Resolution(self.record, message)
         self.record = known
         try:
             return self.resolve_pending()
         except TopoproxyError as error:
-            return str(error)
+            return Resolution(self.record, str(error))
 
-    def resolve_pending(self) -> str:
+    def resolve_pending(self) -> Resolution:
         """Find out the result of a write that was under way.
-
-        Returns:
-            A message; empty if there is none.
 
         Raises:
             CheckpointError, CannotCreateError: It cannot be found out, or not be recorded.
         """
         if self.record.pending is None:
-            return ""
+            return Resolution(self.record)
         sweep(self._directory)
-        record, message = resolved(self.record, read_text(self._directory), self._now())
-        self._keep(record)
-        return message
+        resolution = resolved(self.record, read_text(self._directory), self._now())
+        self._keep(resolution.record)
+        return resolution
 
     def take(self, outcome: StepOutcome) -> StepOutcome:
         """Carry out the result of a step: write the record and kubelet's file.

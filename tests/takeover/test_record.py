@@ -61,7 +61,8 @@ def test_the_allocations_of_kubelet_that_are_in_effect() -> None:
 
 
 def test_a_completed_write_is_recorded() -> None:
-    record, reported = resolved(FINISH, "after", 9.0)
+    record, reported, is_completed = resolved(FINISH, "after", 9.0)
+    assert is_completed
     assert (record.stage, record.since, record.target, record.written, record.pending) == (
         TakeoverStage.FINISHED,
         9.0,
@@ -70,7 +71,13 @@ def test_a_completed_write_is_recorded() -> None:
         None,
     )
     assert "finish was completed" in reported
-    assert resolved(REVERT, "after", 9.0)[0] == TakeoverRecord()
+    assert "Options" not in reported
+    record_after, reported, _ = resolved(REVERT, "after", 9.0)
+    assert record_after == TakeoverRecord()
+    assert reported.endswith(
+        "(kubelet had cpuManagerPolicyOptions:"
+        ' {full-pcpus-only: "true", strict-cpu-reservation: "true"} before the takeover)'
+    ), "no record is left that has them"
     assert completed(FINISH, 9.0) == record
 
 
@@ -84,10 +91,11 @@ def test_a_completed_write_is_recorded() -> None:
     ],
 )
 def test_an_incomplete_write_is_undone(record: TakeoverRecord, text: str | None, message: str) -> None:
-    after, reported = resolved(record, text, 9.0)
+    after, reported, is_completed = resolved(record, text, 9.0)
+    assert not is_completed
     assert after == STARTED
     assert message in reported
 
 
 def test_without_a_pending_write_nothing_is_resolved() -> None:
-    assert resolved(STARTED, "whatever", 9.0) == (STARTED, "")
+    assert resolved(STARTED, "whatever", 9.0) == (STARTED, "", False)

@@ -22,6 +22,7 @@ from proxy.backends.kubelet.checkpoint_writer import none_state
 from proxy.cli.main import command_line
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet
+from proxy.takeover.service import CANNOT_CONTINUE, CANNOT_STEP, COMPLETED
 from tests.testkit.waiting import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs/takeover.md"
@@ -332,6 +333,25 @@ def is_ready(node: Any) -> bool:
     return bool(page["ready"])
 
 
+def problems(node: Any) -> list[str]:
+    """Return the messages of the problems of a takeover that the daemon's status has."""
+    page: Any = query_admin(node.proxy.admin, "/status", 60)
+    return [each["message"] for each in page["problems"] if "takeover" in each["message"]]
+
+
+def test_the_problem_of_a_step_ends_with_one_that_succeeds(kubelet_node: Any) -> None:
+    node = kubelet_node
+    succeeded(node, "start")
+    stop_kubelet(node)
+    backups = node.directory / "state/takeover"
+    backups.write_text("not a directory")
+    assert f"cannot make {backups}" in refused(node, "finish")
+    assert problems(node) == [CANNOT_STEP]
+    backups.unlink()
+    succeeded(node, "finish")
+    assert problems(node) == []
+
+
 @pytest.mark.parametrize("dies_at", [1, 2, 4, 6])
 def test_a_daemon_that_is_killed_in_a_step(kubelet_node: Any, dies_at: int) -> None:
     """Before and after each of: the record, kubelet's file, the record."""
@@ -346,14 +366,19 @@ def test_a_daemon_that_is_killed_in_a_step(kubelet_node: Any, dies_at: int) -> N
     written = dies_at >= 4
     assert data(node, "status")["stage"] == ("finished" if written else "started")
     assert (node.kubelet.path.read_text() == none_state()) is written
+    reported = {2: [CANNOT_CONTINUE], 4: [COMPLETED]}.get(dies_at, [])
+    assert problems(node) == reported
     succeeded(node, "finish", "--with-running")
+    assert problems(node) == [], "a step that succeeds ends them"
     assert node.kubelet.path.read_text() == none_state()
     start_kubelet(node, "none")
     assert pods_at(node, old, new) == places
     stop_kubelet(node)
     with dying_daemon(node, dies_at):
         assert run(node, "revert").returncode == 69
+    assert problems(node) == reported
     succeeded(node, "revert")
+    assert problems(node) == []
     start_kubelet(node, "static")
     assert pods_at(node, old, new) == places
     assert sorted(str(pod["main"]) for pod in node.kubelet.held.values()) == places

@@ -100,7 +100,7 @@ def test_no_file_is_written_where_the_record_cannot_be_stored(ledger: Any, direc
 def test_a_record_that_cannot_be_read_is_reported(ledger: Any, directory: Path) -> None:
     ledger.entries[KEY] = {"stage": "odd"}
     writer = Writer(ledger, directory, directory.parent / "ours")
-    assert "cannot read the takeover's record" in writer.recover()
+    assert "cannot read the takeover's record" in writer.recover().message
     assert writer.record == TakeoverRecord()
 
 
@@ -109,16 +109,18 @@ def test_a_pending_write_is_resolved_at_the_start(ledger: Any, directory: Path) 
     writer._keep(finishing().record)
     (directory / ".cpu_manager_state.topoproxy").write_text("half")
     later = Writer(ledger, directory, directory.parent / "ours", now=lambda: 8.0)
-    assert "was interrupted before its write" in later.recover()
+    assert "was interrupted before its write" in later.recover().message
     assert os.listdir(directory) == ["cpu_manager_state"]
     writer._keep(finishing().record)
     (directory / "cpu_manager_state").write_text("after")
-    assert "was completed" in Writer(ledger, directory, directory.parent / "ours").recover()
+    assert "was completed" in Writer(ledger, directory, directory.parent / "ours").recover().message
     assert ledger.entries[KEY]["stage"] == "finished"
     writer._keep(finishing().record)
     (directory / "cpu_manager_state").unlink()
     (directory / "cpu_manager_state").mkdir()
-    assert "it is not a regular file" in Writer(ledger, directory, directory.parent / "ours").recover()
+    assert (
+        "it is not a regular file" in Writer(ledger, directory, directory.parent / "ours").recover().message
+    )
 
 
 def test_a_directory_that_cannot_be_written(
