@@ -11,7 +11,7 @@ it. Only the proposal is made here; people or a descheduler move the pod.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,11 +42,40 @@ class Move(Struct, frozen=True):
     target: str
 
 
-def without_pods(node: SchedulableNode, removed: Collection[str]) -> SchedulableNode:
-    """Return a node without some pods, as far as its object shows the CPUs that they hold."""
-    back = union(node.shown[pod].bits for pod in removed if pod in node.shown)
-    shown = {pod: cpus for pod, cpus in node.shown.items() if pod not in removed}
-    return replace(node, free=node.free | CpuSet.from_bits(back) - node.reserved, shown=shown)
+def without_pods(node: SchedulableNode, removed: Sequence[PodDemand]) -> SchedulableNode:
+    """Return a node without some pods that its object counts.
+
+    Objects show which CPUs a pod holds, and not which devices or memory, or which CPUs where they have only
+    amounts. Of these, each NUMA node gets back what the pods may have held on it. So the node may be given
+    more than becomes free; the decision for the pod is made again when the victims have ended.
+    """
+    keys = {pod.key for pod in removed}
+    free = node.free | CpuSet.from_bits(union(node.shown[key].bits for key in keys if key in node.shown))
+    if node.has_amounts:
+        count = sum(pod.exclusive for pod in removed if not node.shown.get(pod.key))
+        for numa in node.rules.machine.nodes:
+            held = numa.cpus - free - node.reserved
+            free |= CpuSet(sorted(held)[:count])
+    devices = {
+        resource: _with_more(zones, sum(pod.devices.get(resource, 0) for pod in removed))
+        for resource, zones in node.devices.items()
+    }
+    memory = tuple(
+        (numa, resource, total, min(total, available + _memory(removed, resource)))
+        for numa, resource, total, available in node.memory
+    )
+    shown = {pod: cpus for pod, cpus in node.shown.items() if pod not in keys}
+    return replace(node, free=free - node.reserved, devices=devices, memory=memory, shown=shown)
+
+
+def _with_more(zones: Mapping[int, tuple[int, int]], count: int) -> dict[int, tuple[int, int]]:
+    """Return devices by NUMA node where so many more may be free on each."""
+    return {numa: (total, min(total, free + count)) for numa, (total, free) in zones.items()}
+
+
+def _memory(pods: Iterable[PodDemand], resource: str) -> int:
+    """Return the bytes of memory or huge pages that a static memory manager gives pods."""
+    return sum(pod.needs.get(resource, 0) for pod in pods if pod.holds_memory)
 
 
 def choose_victims(
@@ -61,7 +90,7 @@ def choose_victims(
     Args:
         node: The node as its objects show it.
         demand: The pod.
-        pods: Pods that hold CPUs of the node, in the order of their binds.
+        pods: Pods that hold CPUs, devices or memory of the node, in the order of their binds.
         proposed: Uids of the pods that kube-scheduler would end.
         pending: Uids of the pods that the object does not show yet.
 
@@ -71,7 +100,8 @@ def choose_victims(
 
     def fits(removed: Collection[str]) -> bool:
         waiting = [pod for pod in pods if pod.key in pending and pod.key not in removed]
-        return evaluate(demand, expect(without_pods(node, removed), waiting)).fits
+        counted = [pod for pod in pods if pod.key in removed and pod.key not in pending]
+        return evaluate(demand, expect(without_pods(node, counted), waiting)).fits
 
     first = tuple(proposed)
     if fits(first):
@@ -102,7 +132,7 @@ def find_moves(table: NodeTable, demand: PodDemand, names: Iterable[str]) -> lis
         for candidate in table.pods(name):
             if candidate.key not in node.shown or len(node.shown[candidate.key]) == 0:
                 continue
-            if not evaluate(demand, expect(without_pods(node, (candidate.key,)), pending)).fits:
+            if not evaluate(demand, expect(without_pods(node, (candidate,)), pending)).fits:
                 continue
             elsewhere = [assumed for assumed in all_names if assumed != name]
             targets = table.filter(unbound(candidate), elsewhere).fits

@@ -31,6 +31,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NumaStrategy
 from proxy.model.requests import MEMORY
 from proxy.model.workload import TOPOLOGY_AFFINITY
+from proxy.pools.claims import STRICT
 from proxy.pools.pod_fingerprint import fingerprint
 from proxy.scheduler.assumed_pods import GRACE_S, AssumedPod, AssumedPods
 from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, evaluate, expect
@@ -303,7 +304,8 @@ class NodeTable:
         verdict = verdicts.get(kind)
         if verdict is not None:
             return verdict
-        if row.free < demand.exclusive:
+        gives_cpus = row.node is None or row.node.rules.static or demand.pod.qos in STRICT
+        if gives_cpus and row.free < demand.exclusive:
             message = f"{row.free} CPUs are free, {demand.exclusive} are needed"
             return NodeVerdict(fits=False, reason=TOO_FEW_CPUS, message=message)
         if row.largest < demand.largest:
@@ -353,8 +355,8 @@ class NodeTable:
 
     def _count(self, name: str, demand: PodDemand) -> None:
         before = self._pods.get(demand.key)
-        if before is not None and before.node == name:
-            return
+        if before is not None and before.node == name and before.needs == demand.needs:
+            return  # else it was bound to another node, or resized in place
         if before is not None:
             self._subtract_pod(before)
         self._pods[demand.key] = demand if demand.node == name else replace(demand, node=name)

@@ -44,7 +44,8 @@ class PodDemand(Struct, frozen=True):
         exclusive: The most exclusive CPUs that its containers hold at any time.
         lasting: Exclusive CPUs of the containers that stay, without those of init containers.
         devices: Extended resources and how many of each.
-        needs: The amounts that the scheduler subtracts from a node: thousandths of CPUs, bytes, pieces.
+        needs: The amounts that the scheduler subtracts from a node, with the overhead of the runtime class:
+            thousandths of CPUs, bytes, pieces.
         priority: ``spec.priority``.
         node: ``spec.nodeName``; empty while it is not bound.
     """
@@ -143,6 +144,8 @@ def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:
         **(spec.requests.own or {}),
     }
     devices = {name: amount for name, amount in needs.items() if amount and _is_device(name)}
+    for name, amount in spec.overhead.items():
+        needs[name] = needs.get(name, 0) + amount
     strict = _strict_cpus(spec.requests) if pod.qos in STRICT else 0
     return PodDemand(
         key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import NodeMeta
@@ -214,6 +215,28 @@ def test_allocation_scores_count_bound_pods(table: NodeTable) -> None:
     assert most[0] > most[1]
     table.release("a", 1.0)
     assert table.scores(demand("b", 4), ["n1"], Strategy.LEAST_ALLOCATED) == [least[1]]
+
+
+def test_allocation_scores_follow_a_resize_in_place(table: NodeTable) -> None:
+    table.put_allocatable("n1", {"cpu": 16_000, "memory": 16 << 30})
+    scores = []
+    for cpu in ("500m", "8500m", "500m"):
+        table.observe(demand("a", cpu, node="n1"), 0.0, running=True)
+        scores += table.scores(demand("b", "500m"), ["n1"], Strategy.LEAST_ALLOCATED)
+    assert scores[0] - scores[1] >= 20
+    assert scores[2] == scores[0]
+
+
+def test_allocation_scores_count_the_overhead_of_the_runtime_class(table: NodeTable) -> None:
+    for name in ("n1", "n2"):
+        table.put_allocatable(name, {"cpu": 16_000, "memory": 16 << 30})
+    sandboxed = demand("a", "500m", overhead={"cpu": "4", "example.com/gpu": "1"})
+    assert sandboxed.needs["cpu"] == 4_500
+    assert (sandboxed.exclusive, sandboxed.devices) == (0, {}), "no container gets the overhead"
+    table.observe(replace(sandboxed, node="n1"), 0.0, running=True)
+    table.observe(demand("b", "500m", node="n2"), 0.0, running=True)
+    scores = table.scores(demand("c", "500m"), ["n1", "n2"], Strategy.LEAST_ALLOCATED)
+    assert scores[1] - scores[0] >= 12
 
 
 @pytest.mark.parametrize(
