@@ -9,7 +9,8 @@ one look-up in a table, and the engine runs only for classes that a demand has n
 that changed since.
 
 Where the counts alone decide, the engine is not called: fewer free CPUs than the pod owns at once, and
-under ``single-numa-node`` fewer on every NUMA node than its largest container owns.
+under ``single-numa-node`` fewer on every NUMA node than its largest container owns. A pod owns none where the
+CPU manager is not static, or where its QoS class owns none, unless an annotation names its CPUs.
 
 A demand that is new meets many classes at once. Then at most ``NEW_CLASSES`` of them are judged once enough
 candidates fit, and the candidates of other classes are left out of this answer, as a scheduler leaves out
@@ -31,7 +32,6 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NumaStrategy
 from proxy.model.requests import MEMORY
 from proxy.model.workload import TOPOLOGY_AFFINITY
-from proxy.pools.claims import STRICT
 from proxy.pools.pod_fingerprint import fingerprint
 from proxy.scheduler.assumed_pods import GRACE_S, AssumedPod, AssumedPods
 from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, evaluate, expect
@@ -81,6 +81,10 @@ class _Row(Struct):
         """Return the CPUs that the object still shows for pods that have ended."""
         shown = self.node.shown if self.node else {}
         return tuple(shown[pod] for pod in self.ended if pod in shown)
+
+    def owned_by(self, demand: PodDemand, count: int) -> int:
+        """Return how many of the exclusive CPUs that a pod requests the node gives it: all or none."""
+        return count if self.node and demand.owns_cpus(static=self.node.rules.static) else 0
 
     def count(self, demand: PodDemand, sign: int) -> None:
         """Add the resources of a pod to those that are requested on the node; ``sign`` -1 subtracts them."""
@@ -304,11 +308,10 @@ class NodeTable:
         verdict = verdicts.get(kind)
         if verdict is not None:
             return verdict
-        gives_cpus = row.node is None or row.node.rules.static or demand.pod.qos in STRICT
-        if gives_cpus and row.free < demand.exclusive:
+        if row.owned_by(demand, demand.exclusive) > row.free:
             message = f"{row.free} CPUs are free, {demand.exclusive} are needed"
             return NodeVerdict(fits=False, reason=TOO_FEW_CPUS, message=message)
-        if row.largest < demand.largest:
+        if row.owned_by(demand, demand.largest) > row.largest:
             message = f"no NUMA node has {demand.largest} free CPUs"
             return NodeVerdict(fits=False, reason=TOPOLOGY_AFFINITY, message=message)
         return None
@@ -401,7 +404,9 @@ class NodeTable:
         row.pending = tuple(
             assumed for assumed in self._assumed_pods.of(name) if assumed.is_pending(node, now)
         )
-        row.free = len(node.free) - sum(assumed.demand.lasting for assumed in row.pending)
+        row.free = len(node.free) - sum(
+            row.owned_by(assumed.demand, assumed.demand.lasting) for assumed in row.pending
+        )
         key = *row.counts, *(assumed.demand.signature for assumed in row.pending), *row.shown_ended()
         self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
 

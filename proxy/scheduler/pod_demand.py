@@ -21,7 +21,7 @@ from proxy.engine.pod_dry_run import ArrivingPod
 from proxy.model.koordinator import NumaPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind, PodRequests, in_bytes
-from proxy.model.workload import KubeQos, Pod
+from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
 from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
@@ -89,6 +89,16 @@ class PodDemand(Struct, frozen=True):
     def holds(self) -> bool:
         """Whether the pod holds resources that the object of its node shows: exclusive CPUs, or devices."""
         return bool(self.exclusive or self.devices)
+
+    def owns_cpus(self, *, static: bool) -> bool:
+        """Return whether a node gives the pod the exclusive CPUs that it requests.
+
+        Args:
+            static: Whether the CPU manager of the node is static.
+        """
+        if self.pod.cpuset and self.pod.qos is not QosClass.BE:
+            return True
+        return static and self.pod.qos in (QosClass.NONE, *STRICT)
 
     @property
     def holds_memory(self) -> bool:

@@ -6,7 +6,6 @@ import pytest
 
 from proxy.scheduler.advice import choose_victims
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
-from proxy.scheduler.node_table import NodeTable
 from tests.scheduler.objects import demand, node, read_resource_topology, resource_topology
 from tests.scheduler.test_memory import published, wanting
 
@@ -50,11 +49,3 @@ def test_a_victim_gives_back_its_memory(memory: str, victims: tuple[str, ...] | 
     wanted = wanting(memory, name="high")
     assert choose_victims(published(), wanted, [low], []) is None
     assert choose_victims(published(), wanted, [low], [low.key]) == (victims and (low.key,))
-
-
-def test_a_node_that_gives_no_exclusive_cpus_is_not_refused_for_a_lack_of_them() -> None:
-    for static in (False, True):
-        table = NodeTable()
-        table.put(node("n1", static=static, policy="none", free="0-2"))
-        pod = demand("p", 4)
-        assert bool(table.filter(pod, ["n1"]).fits) is table.place("n1", pod).fits is not static

@@ -165,6 +165,32 @@ def test_a_resource_status_from_the_pods_author_is_ignored() -> None:
     )
 
 
+@pytest.mark.parametrize("qos", ["", "LSR", "LSE", "LS", "BE", "SYSTEM"])
+@pytest.mark.parametrize("static", [True, False])
+def test_a_node_is_refused_for_a_lack_of_exclusive_cpus_only_where_it_gives_some(
+    qos: str, static: bool
+) -> None:
+    labels = {"koordinator.sh/qosClass": qos} if qos else {}
+    owns = static and qos in ("", "LSR", "LSE")
+    table = NodeTable()
+    table.put(node("n1", static=static, free="0-3"))
+    large = demand("large", 5, labels=labels)
+    assert bool(table.filter(large, ["n1"]).fits) is table.place("n1", large).fits is not owns
+    table.assume("n1", demand("pending", 2, labels=labels), 0.0)
+    other = demand("other", 3)
+    assert bool(table.filter(other, ["n1"]).fits) is table.place("n1", other).fits is not owns
+
+
+def test_named_cpus_are_taken_whatever_the_cpu_manager_is() -> None:
+    table = NodeTable()
+    table.put(node("n1", static=False, policy="none", free="0-3"))
+    lsr = demand("a", 2, labels={"koordinator.sh/qosClass": "LSR"})
+    table.assume("n1", with_cpus(lsr, '{"cpuset":"0-1"}'), 0.0)
+    named = with_cpus(demand("b", 3, labels=lsr.spec.labels), '{"cpuset":"1-3"}')
+    assert table.filter(named, ["n1"]).failed == {"n1": "InsufficientCPUs: 2 CPUs are free, 3 are needed"}
+    assert not table.place("n1", named).fits
+
+
 def test_aligned_pods_do_not_fit_nodes_without_objects(table: NodeTable) -> None:
     table.put_unknown("n2", "its objects name no CPU")
     result = table.filter(demand("a", 2), ["n1", "n2", "n3"])
