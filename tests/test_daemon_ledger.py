@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.backends import ledger
+from proxy import state_directory
 from proxy.backends.ledger import open_ledger
 from proxy.demo.client import DemoPod
 from proxy.model.errors import CannotCreateError
@@ -24,7 +24,7 @@ def test_a_daemon_without_a_ledger_starts_and_places_containers(monkeypatch: pyt
     def no_room(*_: Any, **__: Any) -> Any:
         raise CannotCreateError("cannot open the ledger: no space left on device")
 
-    monkeypatch.setattr(ledger, "open_ledger", no_room)
+    monkeypatch.setattr(state_directory, "open_ledger", no_room)
     with temporary_node(lambda directory: DaemonNode(directory, MACHINE)) as node:
         daemon = node.daemon()
 

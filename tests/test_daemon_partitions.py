@@ -141,7 +141,7 @@ def test_a_partition_is_ended_although_the_ledger_is_read_only(
         raise CannotCreateError("cannot open the ledger: Read-only file system")
 
     node.run_scenario(ISOLATED, first)
-    monkeypatch.setattr("proxy.backends.ledger.open_ledger", refuse)
+    monkeypatch.setattr("proxy.state_directory.open_ledger", refuse)
     node.run_scenario(NONE, second)
 
 
