@@ -25,8 +25,9 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.scheduler.node_facts import SchedulableNode
-from proxy.scheduler.pod_demand import PodDemand
+from proxy.scheduler.pod_demand import PodDemand, with_cpus
 
 GRACE_S = 20.0
 LOST_S = 60.0
@@ -112,7 +113,7 @@ class AssumedPods:
         if assumed is None or assumed.node != demand.node:
             assumed = self.assume(demand.node, demand, now)
         since = (now if assumed.running_since is None else assumed.running_since) if running else None
-        after = replace(assumed, bound=True, running_since=since)
+        after = replace(assumed, demand=_resized(assumed.demand, demand), bound=True, running_since=since)
         self._put(after)
         return demand.node
 
@@ -141,6 +142,19 @@ class AssumedPods:
     def _put(self, assumed: AssumedPod) -> None:
         self._by_node.setdefault(assumed.node, {})[assumed.pod] = assumed
         self._node_of[assumed.pod] = assumed.node
+
+
+def _resized(assumed: PodDemand, observed: PodDemand) -> PodDemand:
+    """Return the demand of an assumed pod, after a resize in place with what it requests now.
+
+    The CPUs that the bind has named stay named where the Pod object does not name any.
+    """
+    if assumed.spec.requests == observed.spec.requests:
+        return assumed
+    named = assumed.spec.annotations.get(RESOURCE_STATUS)
+    if named is None or RESOURCE_STATUS in observed.spec.annotations:
+        return observed
+    return with_cpus(observed, named)
 
 
 def is_shown(node: SchedulableNode, demand: PodDemand) -> bool:

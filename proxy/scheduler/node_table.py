@@ -157,8 +157,8 @@ class NodeTable:
     def observe(self, demand: PodDemand, now: float, *, running: bool) -> None:
         """Record a pod that is bound (``demand.node``)."""
         self._count(demand.node, demand)
-        if self._holds(demand.node, demand):
-            before = self._assumed_pods.of_pod(demand.key)
+        before = self._assumed_pods.of_pod(demand.key)
+        if before is not None or self._holds(demand.node, demand):
             self._assumed_pods.observe(demand, now, running=running)
             if before is not None and before.node != demand.node:
                 self._refresh(before.node, now)

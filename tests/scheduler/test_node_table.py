@@ -135,6 +135,23 @@ def test_a_node_that_is_removed_and_added_keeps_its_pods(table: NodeTable) -> No
     assert not list(table.names())
 
 
+def test_an_assumed_pod_counts_with_what_it_requests_after_a_resize(table: NodeTable) -> None:
+    table.observe(demand("a", 7, node="n1"), 0.0, running=False)
+    for cpu, free in ((2, 13), ("1500m", 15), (7, 8)):
+        table.observe(demand("a", cpu, node="n1"), 1.0, running=False)
+        assert [each.demand.lasting for each in table.pending("n1")] == [15 - free]
+        assert f"{free} CPUs are free" in table.filter(demand("b", 16), ["n1"]).failed["n1"]
+    assert [each.lasting for each in table.pods("n1")] == [7]
+
+
+def test_a_resize_keeps_the_cpus_that_the_bind_has_named(table: NodeTable) -> None:
+    lsr = {"koordinator.sh/qosClass": "LSR"}
+    table.assume("n1", with_cpus(demand("a", 2, labels=lsr), '{"cpuset":"14-15"}'), 0.0)
+    table.observe(demand("a", 3, labels=lsr, node="n1"), 1.0, running=False)
+    assumed = table.pending("n1")[0].demand
+    assert (assumed.lasting, assumed.pod.cpuset) == (3, cpus("14-15"))
+
+
 def test_cpus_of_a_pod_that_has_ended_may_be_free_before_the_object_shows_it(table: NodeTable) -> None:
     """A pod that arrives then takes these CPUs, and not the expected ones."""
     table.observe(demand("old", 4, node="n1"), 0.0, running=True)
