@@ -11,12 +11,16 @@ it. Only the proposal is made here; people or a descheduler move the pod.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from proxy.allocation.memory.request import pod_amounts
 from proxy.model.idset import CpuSet, union
+from proxy.model.machine import Machine
+from proxy.model.options import Scope, TopologyPolicy
+from proxy.model.requests import in_bytes
 from proxy.scheduler.decision import evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.node_table import NodeTable
@@ -42,40 +46,70 @@ class Move(Struct, frozen=True):
     target: str
 
 
-def without_pods(node: SchedulableNode, removed: Sequence[PodDemand]) -> SchedulableNode:
-    """Return a node without some pods that its object counts.
+def without_pods(
+    node: SchedulableNode, removed: Collection[str], counted: Sequence[PodDemand]
+) -> SchedulableNode:
+    """Return a node without some pods.
 
-    Objects show which CPUs a pod holds, and not which devices or memory, or which CPUs where they have only
-    amounts. Of these, each NUMA node gets back what the pods may have held on it. So the node may be given
-    more than becomes free; the decision for the pod is made again when the victims have ended.
+    Objects show which CPUs a pod holds, if they list pods, and not which devices or memory. What they do not
+    show is given back to each NUMA node where a pod may hold it. So the node may be given more than becomes
+    free; the decision for the pod is made again when the victims have ended.
+
+    Args:
+        node: The node as its objects show it.
+        removed: Uids of the pods.
+        counted: Those of them that the objects count.
     """
-    keys = {pod.key for pod in removed}
-    free = node.free | CpuSet.from_bits(union(node.shown[key].bits for key in keys if key in node.shown))
-    if node.has_amounts:
-        count = sum(pod.exclusive for pod in removed if not node.shown.get(pod.key))
-        for numa in node.rules.machine.nodes:
-            held = numa.cpus - free - node.reserved
-            free |= CpuSet(sorted(held)[:count])
+    rules = node.rules
+    shown = {pod: cpus for pod, cpus in node.shown.items() if pod not in removed}
+    unknown = rules.machine.online - node.free - node.reserved
+    unknown -= CpuSet.from_bits(union(cpus.bits for cpus in node.shown.values()))
+    back = union(cpus.bits for pod, cpus in node.shown.items() if pod in removed)
+    count = sum(
+        pod.lasting for pod in counted if pod.key not in node.shown and pod.owns_cpus(static=rules.static)
+    )
+    for numa in rules.machine.nodes if count else ():
+        back |= CpuSet(_by_core(rules.machine, unknown & numa.cpus)[:count]).bits
+
+    def more(resource: str, numa: int) -> int:
+        return sum(_amount(pod, resource) for pod in counted if _may_hold(node, pod, numa))
+
     devices = {
-        resource: _with_more(zones, sum(pod.devices.get(resource, 0) for pod in removed))
+        resource: {
+            numa: (total, min(total, free + more(resource, numa))) for numa, (total, free) in zones.items()
+        }
         for resource, zones in node.devices.items()
     }
     memory = tuple(
-        (numa, resource, total, min(total, available + _memory(removed, resource)))
-        for numa, resource, total, available in node.memory
+        (numa, resource, most, min(most, free + more(resource, numa)))
+        for numa, resource, most, free in node.memory
     )
-    shown = {pod: cpus for pod, cpus in node.shown.items() if pod not in keys}
-    return replace(node, free=free - node.reserved, devices=devices, memory=memory, shown=shown)
+    free = node.free | CpuSet.from_bits(back) - node.reserved
+    return replace(node, free=free, devices=devices, memory=memory, shown=shown)
 
 
-def _with_more(zones: Mapping[int, tuple[int, int]], count: int) -> dict[int, tuple[int, int]]:
-    """Return devices by NUMA node where so many more may be free on each."""
-    return {numa: (total, min(total, free + count)) for numa, (total, free) in zones.items()}
+def _by_core(machine: Machine, cpus: CpuSet) -> list[int]:
+    """Return CPUs core by core: whole cores are given back where they can be."""
+    return sorted(cpus, key=lambda cpu: (machine.by_id[cpu].core, cpu))
 
 
-def _memory(pods: Iterable[PodDemand], resource: str) -> int:
-    """Return the bytes of memory or huge pages that a static memory manager gives pods."""
-    return sum(pod.needs.get(resource, 0) for pod in pods if pod.holds_memory)
+def _may_hold(node: SchedulableNode, pod: PodDemand, numa: int) -> bool:
+    """Return whether a pod may hold devices and memory of a NUMA node.
+
+    Where the node admits it to one NUMA node only, as a whole, they are where its CPUs are.
+    """
+    rules, cpus = node.rules, _held(node, pod)
+    is_whole = rules.scope is Scope.POD or len(pod.spec.requests.containers) == 1
+    if not cpus or not is_whole or rules.policy is not TopologyPolicy.SINGLE_NUMA_NODE:
+        return True
+    return numa in rules.machine.nodes_of(cpus)
+
+
+def _amount(pod: PodDemand, resource: str) -> int:
+    """Return how many devices, or bytes of memory that the memory manager gives, a pod holds."""
+    if not in_bytes(resource):
+        return pod.devices.get(resource, 0)
+    return pod_amounts(pod.spec.requests).get(resource, 0) if pod.holds_memory else 0
 
 
 def choose_victims(
@@ -101,7 +135,7 @@ def choose_victims(
     def fits(removed: Collection[str]) -> bool:
         waiting = [pod for pod in pods if pod.key in pending and pod.key not in removed]
         counted = [pod for pod in pods if pod.key in removed and pod.key not in pending]
-        return evaluate(demand, expect(without_pods(node, counted), waiting)).fits
+        return evaluate(demand, expect(without_pods(node, removed, counted), waiting)).fits
 
     first = tuple(proposed)
     if fits(first):
@@ -130,9 +164,12 @@ def find_moves(table: NodeTable, demand: PodDemand, names: Iterable[str]) -> lis
             continue
         pending = [assumed.demand for assumed in table.pending(name)]
         for candidate in table.pods(name):
-            if candidate.key not in node.shown or len(node.shown[candidate.key]) == 0:
+            if not _held(node, candidate):
                 continue
-            if not evaluate(demand, expect(without_pods(node, (candidate,)), pending)).fits:
+            counted = () if candidate in pending else (candidate,)
+            without = without_pods(node, (candidate.key,), counted)
+            others = [pod for pod in pending if pod != candidate]
+            if not evaluate(demand, expect(without, others)).fits:
                 continue
             elsewhere = [assumed for assumed in all_names if assumed != name]
             targets = table.filter(unbound(candidate), elsewhere).fits
