@@ -114,7 +114,7 @@ AnyNode = TypeVar("AnyNode", bound=DaemonNode)
 @contextlib.contextmanager
 def temporary_node(make: Callable[[Path], AnyNode] = DaemonNode) -> Iterator[AnyNode]:  # type: ignore[assignment]
     """Create a node in a short temporary directory (socket paths are limited) and start its runtime."""
-    with tempfile.TemporaryDirectory(prefix="tp-") as directory:
+    with tempfile.TemporaryDirectory(prefix="tp-", ignore_cleanup_errors=True) as directory:
         node = make(Path(directory))
         node.runtime.start()
         try:
