@@ -404,7 +404,7 @@ class Daemon:
         assert self._front is not None
         assert self._listener is not None
         await wait_quiet(self._is_busy, QUIET_S)
-        if self.replacement.gave_up():
+        if self.replacement.discard_ended():
             return False
         clock = asyncio.get_running_loop().time
         began = clock()

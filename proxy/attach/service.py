@@ -143,8 +143,8 @@ def attach(node: AttachNode, timeout: float) -> str:
         with _unchanged_on_failure(node):
             _start(node, journal, end)
             journals.write(node.state, journal, node.root, directory_of(node.state))
-        also = f"{ROLLED_BACK}, also those of the earlier attach: kubelet uses {previous}; {CPUSETS}"
-        with _undone_on_failure(node, limit, also):
+        result = f"{ROLLED_BACK}, also those of the earlier attach: kubelet uses {previous}; {CPUSETS}"
+        with _undone_on_failure(node, limit, result):
             _change(node, journal, changes, end)
     node.reached("attached")
     _place_again(node)

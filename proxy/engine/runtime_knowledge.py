@@ -255,7 +255,8 @@ class RuntimeKnowledge(Struct, frozen=True):
     def trimmed(self, parents: Collection[str]) -> RuntimeKnowledge:
         """Return the knowledge without inherited pods that have ended, once they are many.
 
-        A pod whose sandbox is made anew keeps its group, and is in no list meanwhile. So a few stay.
+        A pod whose sandbox is recreated keeps its group, but no list shows the pod in between. So groups stay
+        for a while after their pods have ended.
 
         Args:
             parents: The cgroup parents of all pods.
@@ -264,8 +265,8 @@ class RuntimeKnowledge(Struct, frozen=True):
             return self
         return structs.replace(self, inherited=self.inherited.intersection(parents))
 
-    def naming(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
-        """Return the knowledge after a sandbox has come: its pod is later than others of the same name.
+    def with_sandbox(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
+        """Return the knowledge after a sandbox has come: its pod supersedes others of the same name.
 
         A pod that has been superseded stays so, also if it gets another sandbox.
 
@@ -282,7 +283,7 @@ class RuntimeKnowledge(Struct, frozen=True):
             return self
         return structs.replace(self, superseded=self.superseded | earlier)
 
-    def unnaming(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
+    def without_sandbox(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
         """Return the knowledge after a sandbox has gone.
 
         Args:

@@ -306,7 +306,7 @@ class NodeState(Struct, frozen=True):
         # Whether a container that has ended still holds memory depends on its sandbox.
         inside = self.in_sandbox(pod.sandbox_id) if before is None and self.node.accounts else ()
         providers = self._accounted(pods, self.containers, [p for p in (before, pod) if p], inside)
-        runtime = self.runtime if before is not None else self.runtime.naming(pod, self.pods.values())
+        runtime = self.runtime if before is not None else self.runtime.with_sandbox(pod, self.pods.values())
         after = structs.replace(self, pods=pods, providers=providers, runtime=runtime)
         return after._recomputed_for(pod, before)
 
@@ -318,7 +318,7 @@ class NodeState(Struct, frozen=True):
         pods = self.pods.drop(sandbox_id)
         ended = self.in_sandbox(sandbox_id) if self.node.accounts else ()
         providers = self._accounted(pods, self.containers, (gone,), ended)
-        runtime = self.runtime.unnaming(gone, pods.values())
+        runtime = self.runtime.without_sandbox(gone, pods.values())
         after = structs.replace(self, pods=pods, providers=providers, runtime=runtime)
         return after._recomputed_for(gone)
 

@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.model.errors import InputError
 from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos
 from proxy.pools import pod_fields
+from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.pod_fields import (
     CPU,
     FieldError,
@@ -196,6 +198,30 @@ def _own(value: object, containers: Sequence[ContainerResources]) -> tuple[Amoun
     for name, amount in requests.items():
         _compare(below(f"{at}.requests", name), amount, limits.get(name), divisible=_divisible(name))
     return requests, limits
+
+
+def counted_by_scheduler(spec: PodSpec) -> dict[str, int]:
+    """Return the amounts that a scheduler subtracts from a node, by resource.
+
+    It is Kubernetes' sum over the containers; what the pod itself requests (``spec.resources``) replaces it,
+    and the overhead of its runtime class comes on top.
+    """
+    needs = requested_by(spec)
+    for resource, amount in spec.overhead.items():
+        needs[resource] = needs.get(resource, 0) + amount
+    return needs
+
+
+def requested_by(spec: PodSpec) -> dict[str, int]:
+    """Return what a pod requests, by resource: the same without the overhead."""
+    requests = spec.requests
+    return {**needed(requests.containers, lambda container: container.requests), **(requests.own or {})}
+
+
+def without_named_cpus(spec: PodSpec) -> PodSpec:
+    """Return a pod without the CPUs that a scheduler has named for it: they are of one node, and one pod."""
+    annotations = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
+    return spec if len(annotations) == len(spec.annotations) else replace(spec, annotations=annotations)
 
 
 def needed(

@@ -26,7 +26,7 @@ from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
 from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
 from proxy.pools.facts import POD_KEYS
-from proxy.pools.pod_spec import PodSpec, needed, pod_spec
+from proxy.pools.pod_spec import PodSpec, counted_by_scheduler, pod_spec, requested_by, without_named_cpus
 
 SOURCE = "the Pod object"
 ENDED = ("Succeeded", "Failed")
@@ -132,9 +132,8 @@ def read_demand(raw: Mapping[str, Any]) -> PodDemand:
     spec = pod_spec(raw, listed=True)
     inner = raw.get("spec") or {}
     node = str(inner.get("nodeName") or "")
-    if not node and RESOURCE_STATUS in spec.annotations:
-        annotations = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
-        spec = replace(spec, annotations=annotations)
+    if not node:
+        spec = without_named_cpus(spec)
     priority = inner.get("priority")
     return demand_of(spec, node, priority if isinstance(priority, int) else 0)
 
@@ -149,13 +148,8 @@ def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:
     """
     key = spec.uid or f"{spec.namespace}/{spec.name}"
     pod = pod_of(replace(spec, uid=key, requests=replace(spec.requests, uid=key)), f"sandbox {key}", SOURCE)
-    needs = {
-        **needed(spec.requests.containers, lambda container: container.requests),
-        **(spec.requests.own or {}),
-    }
-    devices = {name: amount for name, amount in needs.items() if amount and _is_device(name)}
-    for name, amount in spec.overhead.items():
-        needs[name] = needs.get(name, 0) + amount
+    requested = requested_by(spec).items()
+    devices = {name: amount for name, amount in requested if amount and _is_device(name)}
     strict = _strict_cpus(spec.requests) if pod.qos in STRICT else 0
     return PodDemand(
         key,
@@ -165,7 +159,7 @@ def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:
         max(strict, pod_cpus(spec.requests)),
         max(strict, _lasting(spec.requests)),
         devices,
-        {name: amount for name, amount in needs.items() if amount},
+        {name: amount for name, amount in counted_by_scheduler(spec).items() if amount},
         priority,
         node,
     )

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from proxy.engine.pod_dry_run import ArrivingPod
 from proxy.model.workload import Request
-from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
-from proxy.pools.pod_spec import PodSpec, needed
+from proxy.pools.pod_spec import PodSpec, counted_by_scheduler, without_named_cpus
 
 SOURCE = "the pod's manifest"
 
@@ -90,9 +89,8 @@ def pod_template_of(spec: PodSpec, host: str = "", where: str = "", *, is_bound:
         is_bound: Whether this very pod runs on ``host``. Only then it has the CPUs that its annotation
             ``resource-status`` names: a scheduler chose them on that machine, and for one pod.
     """
-    if not is_bound and RESOURCE_STATUS in spec.annotations:
-        annotations = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
-        spec = replace(spec, annotations=annotations)
+    if not is_bound:
+        spec = without_named_cpus(spec)
     requests = tuple(
         (container.name, cri_request(container, spec.own_limits)) for container in spec.requests.containers
     )
@@ -101,17 +99,8 @@ def pod_template_of(spec: PodSpec, host: str = "", where: str = "", *, is_bound:
 
 
 def needs_of(spec: PodSpec) -> dict[str, int]:
-    """Return the amounts that a scheduler subtracts from a machine, by resource, without zeros.
-
-    It is Kubernetes' sum over the containers; what the pod itself requests (``spec.resources``) replaces it,
-    and the overhead of its runtime class comes on top.
-    """
-    needs = {
-        **needed(spec.requests.containers, lambda container: container.requests),
-        **(spec.requests.own or {}),
-    }
-    for resource, amount in spec.overhead.items():
-        needs[resource] = needs.get(resource, 0) + amount
+    """Return the amounts that a scheduler subtracts from a simulated machine, by resource, without zeros."""
+    needs = counted_by_scheduler(spec)
     return {resource: amount for resource, amount in needs.items() if amount and resource not in _UNCOUNTED}
 
 

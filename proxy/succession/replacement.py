@@ -44,8 +44,12 @@ class DaemonReplacement:
             self._task = asyncio.get_running_loop().create_task(self._start(listener))
         return self.page()
 
-    def gave_up(self) -> bool:
-        """Return whether the process has ended before it could take over; then another one may be started."""
+    def discard_ended(self) -> bool:
+        """Discard the process if it has ended before it could take over; another one may be started then.
+
+        Returns:
+            Whether it has ended.
+        """
         if self.successor is None or self.successor.is_alive():
             return False
         self._failure = f"process {self.successor.pid} ended before it took over, this daemon continues"

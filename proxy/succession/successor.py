@@ -77,7 +77,7 @@ class Successor:
             return False
 
     def close(self) -> None:
-        """Give the process up."""
+        """Close the channel to the process, which has ended."""
         self._channel.close()
 
     def take_over(self, *, quiet: bool, calls: Sequence[RelayedCall] = ()) -> None:

@@ -424,7 +424,7 @@ def test_a_daemon_continues_where_its_successor_has_ended_before_the_hand_over(
             replacement = daemon.replacement
             replacement.successor = Successor(ours, 7)
             replacement.prepared.set()
-            assert not replacement.gave_up(), "it waits"
+            assert not replacement.discard_ended(), "it waits"
             predecessor.close()
             assert await daemon.hand_over() is False
             failure = "process 7 ended before it took over, this daemon continues"
@@ -432,7 +432,7 @@ def test_a_daemon_continues_where_its_successor_has_ended_before_the_hand_over(
             assert not replacement.prepared.is_set()
             assert ours.fileno() == -1
             assert node.cpus(await node.launch(DemoPod("own", "LSE", cpuset="2-3"))) == "2-3"
-            assert not replacement.gave_up(), "another one may be started"
+            assert not replacement.discard_ended(), "another one may be started"
 
         run(daemon, scenario, reconciled=True)
 

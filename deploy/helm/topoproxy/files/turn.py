@@ -100,6 +100,7 @@ def main():
             what = "cannot renew its turn" if action == "hold" else "waits"
             print(f"node {node}: {what}: {why}", flush=True)
         said = "" if done else why
+        # A Lease that is held is renewed three times before it would expire.
         time.sleep(int(seconds) / 3 if done else POLL_S)
     return 1
 
