@@ -7,6 +7,7 @@ same messages.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -331,17 +332,23 @@ def cpuset_of(container: str) -> Cpuset:
     if directory is None:
         raise FileNotFoundError(f"container {container[:12]} has no cgroup")
     effective = "cpuset.cpus.effective" if is_v2() else "cpuset.effective_cpus"
-    tasks = set()
-    for pid in (directory / "cgroup.procs").read_text().split():
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("Cpus_allowed_list:"):
-                tasks.add(CpuSet.parse(line.partition(":")[2]))
     return Cpuset(
         CpuSet.parse((directory / "cpuset.cpus").read_text()),
         Mask.parse((directory / "cpuset.mems").read_text()),
         CpuSet.parse((directory / effective).read_text()),
-        frozenset(tasks),
+        affinities(directory),
     )
+
+
+def affinities(directory: Path) -> frozenset[CpuSet]:
+    """Return the affinities that the processes of a cgroup have, without those that end meanwhile."""
+    found = set()
+    for pid in (directory / "cgroup.procs").read_text().split():
+        # ESRCH: the process ends between open and read. A shell's `sleep` in a loop lives for 0.1 s.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            found.add(CpuSet.parse(status.partition("Cpus_allowed_list:")[2].split(None, 1)[0]))
+    return frozenset(found)
 
 
 def online() -> CpuSet:

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 import pytest
 from bed import Bed, wait_for
-from cri import cgroup_of, code, cpuset_of, online
+from cri import affinities, cgroup_of, code, cpuset_of, online
 from daemon import KINDS, ONE_CPU, Daemon, Kind, Node
 
 from proxy.model.idset import CpuSet
@@ -96,13 +96,9 @@ class Watch(threading.Thread):
 
     def _read(self, seen: Seen, directory: Path) -> None:
         before = time.monotonic()
-        tasks = set()
-        for pid in (directory / "cgroup.procs").read_text().split():
-            status = Path(f"/proc/{pid}/status").read_text()
-            allowed = status.partition("Cpus_allowed_list:")[2].split(None, 1)[0]
-            tasks.add(CpuSet.parse(allowed))
+        tasks = affinities(directory)
         cpus = CpuSet.parse((directory / "cpuset.cpus").read_text())
-        seen.samples.append((before, time.monotonic(), cpus, frozenset(tasks)))
+        seen.samples.append((before, time.monotonic(), cpus, tasks))
 
 
 class Reconciler(threading.Thread):

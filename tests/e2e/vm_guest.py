@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from cri import Cri, code, cpuset_root, is_v2, online
+from cri import Cri, affinities, code, cpuset_root, is_v2, online
 
 from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
@@ -133,15 +133,10 @@ def place_in(directory: Path) -> Place:
         if is_v2()
         else ("cpuset.effective_cpus", "cpuset.effective_mems")
     )
-    tasks = set()
-    for pid in (directory / "cgroup.procs").read_text().split():
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("Cpus_allowed_list:"):
-                tasks.add(CpuSet.parse(line.partition(":")[2]))
     return Place(
         CpuSet.parse((directory / "cpuset.cpus").read_text()),
         CpuSet.parse((directory / effective[0]).read_text()),
-        frozenset(tasks),
+        affinities(directory),
         Mask.parse((directory / effective[1]).read_text()),
     )
 
