@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
+from math import inf
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -198,6 +199,7 @@ class ClusterView:
         self._table.put_allocatable(
             key[1],
             {name: amount if name == "cpu" else amount // 1000 for name, amount in meta.allocatable.items()},
+            asyncio.get_running_loop().time() if self.nodes.listed.is_set() else -inf,
         )
         self._join(key[1])
 

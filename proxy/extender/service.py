@@ -240,6 +240,8 @@ class ExtenderService:
         possible = [name for name in names if name in failed]
         if self._table.shows_ended(possible, asyncio.get_running_loop().time()):
             return "a node still shows CPUs of a pod that has ended"
+        if self._table.awaits_object(names, asyncio.get_running_loop().time()):
+            return "no object describes a node that has just joined"
         return ""
 
     def _demand(self, args: ExtenderArgs) -> PodDemand:

@@ -23,6 +23,7 @@ themselves, and that is what a bind relies on.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -47,6 +48,8 @@ UNKNOWN = "UnknownNode"
 NOT_KNOWN = "no object describes the node"
 NOT_JUDGED = "NotJudged"
 TOO_FEW_CPUS = "InsufficientCPUs"
+JOIN_S = 60.0
+"""For how long an object is expected of a node that has joined: the agent has to be started there first."""
 _COUNTED = ("cpu", MEMORY)
 
 
@@ -71,7 +74,13 @@ class _Row(Struct):
     requested: dict[str, int] = field(default_factory=dict)
     pods: dict[str, tuple[str, str]] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
-    """Pods that the object showed when they ended, and when that was."""
+    """Pods that the object shows although they have ended, and when that was noticed."""
+    stale: set[str] = field(default_factory=set)
+    """Those that it still showed after ``GRACE_S``: nothing suggests that this will change soon."""
+    compared: SchedulableNode | None = None
+    """The facts whose pods were last compared with those that are bound."""
+    joined: float = -inf
+    """When the Node object was created; an older one than the table has no time."""
 
     def shows(self, pod: str) -> bool:
         """Return whether the object of the node shows a pod."""
@@ -130,9 +139,17 @@ class NodeTable:
         row.node, row.problem, row.pending = None, problem, ()
         self._kind_of.pop(name, None)
 
-    def put_allocatable(self, name: str, allocatable: Mapping[str, int]) -> None:
-        """Record the allocatable amounts of a Node object: thousandths of CPUs, bytes."""
+    def put_allocatable(self, name: str, allocatable: Mapping[str, int], now: float = -inf) -> None:
+        """Record the allocatable amounts of a Node object.
+
+        Args:
+            name: Of the node.
+            allocatable: Thousandths of CPUs, bytes.
+            now: The clock, where a Node object that was not there before has been created.
+        """
         row = self._rows.setdefault(name, _Row())
+        if not row.allocatable:
+            row.joined = now
         row.allocatable = {resource: allocatable.get(resource, 0) for resource in _COUNTED}
 
     def remove(self, name: str) -> None:
@@ -157,6 +174,9 @@ class NodeTable:
     def observe(self, demand: PodDemand, now: float, *, running: bool) -> None:
         """Record a pod that is bound (``demand.node``)."""
         self._count(demand.node, demand)
+        if (row := self._rows.get(demand.node)) and demand.key in row.ended:
+            del row.ended[demand.key]  # the object showed the pod before the API server did
+            self._refresh(demand.node, now)
         before = self._assumed_pods.of_pod(demand.key)
         if before is not None or self._holds(demand.node, demand):
             self._assumed_pods.observe(demand, now, running=running)
@@ -178,17 +198,29 @@ class NodeTable:
             self._confirm(demand.node, now)
 
     def shows_ended(self, names: Collection[str], now: float) -> bool:
-        """Return whether the object of a candidate still shows a pod that has ended a short while ago."""
+        """Return whether the object of a candidate still shows a pod that has ended a short while ago.
+
+        That includes pods that had ended before the table was made. The bound pods must have been listed.
+        """
+        for name in names:
+            if row := self._rows.get(name):
+                self._compare(name, row, now)
+                if any(now - since <= GRACE_S and row.shows(pod) for pod, since in row.ended.items()):
+                    return True
+        return False
+
+    def awaits_object(self, names: Collection[str], now: float) -> bool:
+        """Return whether a candidate that joined a short while ago has no object yet."""
         rows = (self._rows[name] for name in names if name in self._rows)
-        return any(
-            now - since <= GRACE_S and row.shows(pod) for row in rows for pod, since in row.ended.items()
-        )
+        return any(row.node is None and now - row.joined <= JOIN_S for row in rows)
 
     def tick(self, now: float) -> None:
         """Forget the assumed pods that nothing will confirm."""
         for name, row in list(self._rows.items()):
-            if row.ended and any(now - since > GRACE_S for since in row.ended.values()):
-                row.ended = {pod: since for pod, since in row.ended.items() if now - since <= GRACE_S}
+            if over := [pod for pod, since in row.ended.items() if now - since > GRACE_S]:
+                for pod in over:
+                    del row.ended[pod]
+                row.stale.update(filter(row.shows, over))
                 self._refresh(name, now)
             if row.pending:
                 for lost in [assumed for assumed in row.pending if assumed.is_lost(now)]:
@@ -355,6 +387,16 @@ class NodeTable:
                 fits.append(name)
             else:
                 failed[name] = f"{verdict.reason}: {verdict.message}"
+
+    def _compare(self, name: str, row: _Row, now: float) -> None:
+        """Note the pods that the object of a node shows and that are not bound: they have ended."""
+        if row.node is None or row.compared is row.node:
+            return  # later ends of pods are noted when they are released
+        row.compared = row.node
+        row.stale.intersection_update(row.node.shown)
+        if found := row.node.shown.keys() - self._pods.keys() - row.ended.keys() - row.stale:
+            row.ended.update(dict.fromkeys(found, now))
+            self._refresh(name, now)
 
     def _count(self, name: str, demand: PodDemand) -> None:
         before = self._pods.get(demand.key)

@@ -85,6 +85,48 @@ def test_a_pod_that_only_an_ended_pod_excludes_is_tried_again() -> None:
     on_bed(test)
 
 
+def test_a_pod_that_only_an_end_before_the_start_of_the_extender_excludes_is_tried_again() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.add_node("full", free="1-7", pods={"first": "8-14"})
+        await until(lambda: bed.table.node("full") is not None)
+        answer = await bed.call("filter", Pod=scheduler_pod("large", 8), NodeNames=["full"])
+        assert "cannot decide on default/large: a node still shows CPUs" in answer["Error"]
+
+    on_bed(test)
+
+
+def test_a_pod_that_fits_nowhere_is_tried_again_while_a_new_node_has_no_object() -> None:
+    async def test(bed: Bed) -> None:
+        large = scheduler_pod("large", 16)
+        assert await bed.filter(large, "n1", "n2") == []
+        bed.api.put(NODES, "new", status={"allocatable": {"cpu": "31", "memory": "64Gi"}})
+        await until(lambda: "new" in bed.table.names())
+        answer = await bed.call("filter", Pod=large, NodeNames=["n1", "new"])
+        assert "cannot decide on default/large: no object describes a node that has just joined" in answer["Error"]
+        assert await bed.filter(scheduler_pod("small", 2), "n1", "new") == ["n1"]
+        assert await bed.filter(large, "n1", "n2") == [], "kube-scheduler does not offer the new node"
+
+    on_bed(test)
+
+
+def test_nodes_without_an_object_that_were_there_before_are_not_awaited() -> None:
+    async def test(bed: Bed) -> None:
+        assert "old" in bed.table.names()
+        answer = await bed.call("filter", Pod=scheduler_pod("large", 16), NodeNames=["n1", "old"])
+        assert (answer["NodeNames"], answer["Error"]) == ([], "")
+
+    api = ClusterApi()
+    api.add_node("n1")
+    api.put(NODES, "old", status={"allocatable": {"cpu": "31", "memory": "64Gi"}})
+
+    async def run() -> None:
+        bed = Bed(api)
+        async with bed.following():
+            await test(bed)
+
+    asyncio.run(run())
+
+
 def test_two_simultaneous_binds_never_get_the_same_cpus() -> None:
     async def test(bed: Bed) -> None:
         pods = [scheduler_pod(f"p{number}", 7) for number in range(6)]
@@ -249,8 +291,10 @@ def test_advice_names_a_pod_whose_move_makes_room() -> None:
     async def test(bed: Bed) -> None:
         bed.api.add_node("n1", free="3-7,10-15", pods={"x": "1-2", "y": "8-9"})
         bed.api.add_node("n2", free="1-3", pods={"z": "4-15"})
+        bed.api.add_pod(pod("z", 12, node="n2"))
         for name in ("x", "y"):
             bed.api.add_pod(pod(name, 2, node="n1"))
+        await until(lambda: bool(bed.table.pods("n2")))
         await until(lambda: len(bed.table.pods("n1")) == 2 and not bed.table.pending("n1"))
         await until(lambda: (found := bed.table.node("n2")) is not None and len(found.free) == 3)
         assert await bed.filter(scheduler_pod("a", 8), "n1", "n2") == []

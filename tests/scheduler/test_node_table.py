@@ -11,7 +11,7 @@ from proxy.model.options import TopologyPolicy
 from proxy.pools.pod_fingerprint import fingerprint
 from proxy.scheduler.assumed_pods import GRACE_S, LOST_S
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
-from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.node_table import JOIN_S, NodeTable
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand, with_cpus
 from proxy.scheduler.resource_topology import read_resource_topology
@@ -163,6 +163,51 @@ def test_cpus_of_a_pod_that_has_ended_may_be_free_before_the_object_shows_it(tab
     assert table.place("n1", named).reason == "PendingPodsConflict"
     table.put(node("n1", free="1-15", pods={}), 3.0)
     assert table.place("n1", named).fits
+
+
+def test_pods_that_an_object_shows_and_that_are_not_bound_have_ended(table: NodeTable) -> None:
+    """They may have ended before the table was made; the object shows them until its agent writes again."""
+    shown = {"before": "1-4", "running": "14-15"}
+    table.put(node("n1", free="5-13", pods=shown), 0.0)
+    table.observe(demand("running", 2, node="n1"), 1.0, running=True)
+    assert table.shows_ended(["n2", "n1"], 5.0)
+    named = demand("named", 3, labels={"koordinator.sh/qosClass": "LSR"})
+    table.assume("n1", demand("plain", 6), 5.0)
+    assert table.place("n1", named).reason == "PendingPodsConflict", "its CPUs may be free any moment"
+    table.tick(5.0 + GRACE_S)
+    assert table.shows_ended(["n1"], 5.0 + GRACE_S)
+    table.tick(6.0 + GRACE_S)
+    assert not table.shows_ended(["n1"], 6.0 + GRACE_S)
+    table.put(node("n1", free="6-13", pods=shown), 40.0)
+    assert not table.shows_ended(["n1"], 40.0), "an object that keeps it does not become right by waiting"
+
+
+def test_a_pod_that_is_seen_after_its_node_shows_it_has_not_ended(table: NodeTable) -> None:
+    table.put(node("n1", free="5-15", pods={"other": "1-4"}), 0.0)
+    assert table.shows_ended(["n1"], 0.0)
+    table.observe(demand("other", 4, node="n1"), 1.0, running=False)
+    assert not table.shows_ended(["n1"], 1.0)
+    table.put(node("n1", free="5-15", pods={"other": "1-4"}), 2.0)
+    assert not table.shows_ended(["n1"], 2.0)
+    table.release("other", 3.0)
+    assert table.shows_ended(["n1"], 3.0)
+
+
+def test_an_object_is_awaited_of_a_node_that_has_just_joined(table: NodeTable) -> None:
+    table.put_allocatable("old", {"cpu": 16_000})
+    table.put_allocatable("new", {"cpu": 16_000}, 10.0)
+    for name in ("old", "new"):
+        table.put_unknown(name, "it has neither a Numatopology nor a NodeResourceTopology")
+    assert not table.awaits_object(["n1", "old", "no such node"], 10.0)
+    table.put_allocatable("new", {"cpu": 15_000}, 60.0)
+    assert table.awaits_object(["n1", "new"], 10.0 + JOIN_S)
+    assert not table.awaits_object(["n1", "new"], 11.0 + JOIN_S)
+    table.remove("new")
+    table.put_allocatable("new", {"cpu": 15_000}, 100.0)
+    table.put_unknown("new", "its objects name no CPU")
+    assert table.awaits_object(["new"], 100.0)
+    table.put(node("new"), 101.0)
+    assert not table.awaits_object(["new"], 101.0)
 
 
 def test_the_cpus_named_by_an_annotation_are_taken(table: NodeTable) -> None:

@@ -179,14 +179,14 @@ class Joined:
             found = [c for c in runtime.list() if c.labels.get("io.kubernetes.pod.name") == name]
         return next((c.id for c in found if c.state == RUNNING), "")
 
-    def running(self, app: str, count: int = 1) -> list[Json]:
+    def running(self, app: str, count: int = 1, limit: float = PATIENCE_S) -> list[Json]:
         """Wait until so many pods of a Deployment run on this node."""
 
         def found() -> list[Json]:
             here = [p for p in self.pods(app) if p["spec"].get("nodeName") == NODE and is_running(p)]
             return here if len(here) == count else []
 
-        pods: list[Json] = until(f"{count} pods of {app} to run", found)
+        pods: list[Json] = until(f"{count} pods of {app} to run", found, limit)
         return pods
 
     def rejections(self, pod: Json) -> int:
