@@ -50,15 +50,13 @@ def config_for(file: Path | None, admin: str | None) -> Config:
 
     Args:
         file: The value of ``--config``.
-        admin: The value of ``--admin``. With it the configuration is not read, so that a faulty one does not
-            prevent the query.
+        admin: The value of ``--admin``; it replaces the socket that the file names. With it, a configuration
+            that is refused does not prevent the query: the defaults take its place.
 
     Raises:
         ConfigError, UsageError: The configuration or the option is refused.
     """
-    from proxy.config import Config, override
-
-    return read_config(file, {}) if admin is None else override(Config(), {"adminSocket": ("--admin", admin)})
+    return read_config(file, {}) if admin is None else config_or_defaults(file, admin)[0]
 
 
 def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, str]:
@@ -77,9 +75,13 @@ def config_or_defaults(file: Path | None, admin: str | None) -> tuple[Config, st
     try:
         return read_config(file, {"admin": admin}), ""
     except (ConfigError, PermissionDeniedError) as error:
-        from proxy.config import Config
+        from proxy.config import Config, override
 
-        return Config() if admin is None else config_for(file, admin), str(error)
+        defaults = Config()
+        return (
+            defaults if admin is None else override(defaults, {"adminSocket": ("--admin", admin)}),
+            str(error),
+        )
 
 
 def query_daemon(

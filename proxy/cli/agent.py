@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.admin_query import config_for
-from proxy.cli.settings import PATH, config_option
+from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model.errors import TopoproxyError
 
 
@@ -16,7 +15,7 @@ from proxy.model.errors import TopoproxyError
 @click.option(
     "--admin",
     metavar="unix://SOCKET",
-    help="The daemon's admin socket, if the configuration does not name it.",
+    help="The daemon's admin socket. Replaces adminSocket.",
 )
 @click.option("--node", metavar="NAME", help="The name of the Node object. Replaces cluster.node.")
 @click.option(
@@ -47,4 +46,4 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
 
     options = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}
     overrides = {key: (option, str(value)) for key, (option, value) in options.items() if value is not None}
-    return run(override(config_for(file, admin), overrides))
+    return run(override(read_config(file, {"admin": admin}), overrides))

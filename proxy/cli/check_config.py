@@ -50,10 +50,25 @@ def check_config(file: Path | None, defaults: bool, schema: bool, **options: str
         return
     # Only the daemon's own user must be able to use the file as it is; a copy elsewhere is installed later.
     config = read_config(file, options, trusted=os.geteuid() == 0)
+    config = _startable(config)
     remarks = [f"from {config.source}", *_machine(config), _runtime(config), *_files(file, config)]
     remarks += _hooks(config)
-    click.echo("".join(f"# {remark}\n" for remark in remarks if remark), nl=False)
+    lines = [line for remark in remarks for line in remark.splitlines()]
+    click.echo("".join(f"# {line}\n" for line in lines), nl=False)
     click.echo(as_yaml(config, comments=False), nl=False)
+
+
+def _startable(config: Config) -> Config:
+    """Return what the daemon would start with: no settings from the cluster that the machine cannot meet."""
+    from proxy.config.checks import start_config
+    from proxy.topology.reader import read_machine
+
+    if config.own is None:
+        return config
+    try:
+        return start_config(config, read_machine(config.sysfs_root, config.procfs_root))[0]
+    except TopologyError:
+        return config
 
 
 def _machine(config: Config) -> Iterator[str]:

@@ -35,4 +35,6 @@ def main() -> None:
             "cluster_fault": config.cluster_fault,
             "former_keys": config.former_keys,
         }
+        if config.own is not None:
+            answer |= {"own": to_plain(config.own), "own_source": config.own.source}
     json.dump(answer, sys.stdout)

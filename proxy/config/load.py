@@ -162,8 +162,10 @@ def _merged(own_config: Config, root: yaml.Node | None, text: str) -> Config:
     for node, name in forbidden(over, own_config.cluster_config.allowed, own_config):
         problems.append(f"{_line(node)}: {name}: this node does not permit it (clusterConfig.allowed)")
     _read_mapping(over, Config(), "", problems)
+    if problems:
+        raise refuse(source, problems)
     return replace(
-        _checked(merged(root, over), source, problems), own=own_config, former_keys=own_config.former_keys
+        _checked(merged(root, over), source, []), own=own_config, former_keys=own_config.former_keys
     )
 
 

@@ -104,12 +104,19 @@ async def reread(origin: Origin) -> Config:
         )
     if "error" in answer:
         raise ConfigError(answer["error"])
+    former_keys = tuple(answer["former_keys"])
+    own = None
+    if "own" in answer:
+        own = replace(
+            from_plain(answer["own"]), source=answer["own_source"], origin=origin, former_keys=former_keys
+        )
     return replace(
         from_plain(answer["values"]),
         source=answer["source"],
         origin=origin,
         cluster_fault=answer["cluster_fault"],
-        former_keys=tuple(answer["former_keys"]),
+        former_keys=former_keys,
+        own=own,
     )
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from proxy.config.checks import check, check_start, refuse
+from proxy.config.cluster_config import IGNORED
 from proxy.config.files import exposed
 from proxy.config.schema import Config
 from proxy.model import schema_ids
@@ -153,17 +154,23 @@ class Reload:
             return ReloadOutcome("refused", self._wall_clock(), by, reason=NO_ORIGIN)
         try:
             requested = await self._read(origin)
-            notes = await asyncio.to_thread(exposed, requested)
-            return self._take(requested, notes, by)
+            try:
+                return await self._take(requested, by)
+            except ConfigError as error:
+                # The settings from the cluster must not prevent a change of the node's own.
+                if requested.own is None or not self.config.cluster_fault:
+                    raise
+                own = replace(requested.own, cluster_fault=f"{IGNORED}: {error}")
+                return await self._take(own, by)
         except TopoproxyError as error:
             return ReloadOutcome("refused", self._wall_clock(), by, reason=str(error))
         except Exception as error:  # noqa: BLE001  an internal error must not end the daemon
             self._telemetry.fault(error)
             return ReloadOutcome("refused", self._wall_clock(), by, reason=f"internal error: {error!r}")
 
-    def _take(self, requested: Config, notes: list[str], by: str) -> ReloadOutcome:
+    async def _take(self, requested: Config, by: str) -> ReloadOutcome:
         """Apply a configuration as far as that needs no restart."""
-        running = self.config
+        notes, running = await asyncio.to_thread(exposed, requested), self.config
         # The file's name is not a setting; it changes with the others.
         effect = replace(
             with_live(running, requested),
@@ -171,6 +178,7 @@ class Reload:
             origin=requested.origin,
             cluster_fault=requested.cluster_fault,
             former_keys=requested.former_keys,
+            own=requested.own,
         )
         if problems := check(effect):
             raise ConfigError(

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from proxy.cli.check_config import check_config
 from proxy.config import Config, parse
+from proxy.config.cluster_config import FILE_NAME
 from proxy.model.errors import ConfigError, UsageError
 from proxy.topology.build import described
 from proxy.topology.sysfs_tree import write_sysfs
@@ -64,6 +65,23 @@ def test_a_machine_that_does_not_fit_is_refused(tmp_path: Path, machine: Path) -
         ConfigError, match=r"c\.yaml: reservedSystemCPUs: there are no CPUs 8-9 \(online: 0-7\)"
     ):
         run("--config", file, "--sysfs-root", machine)
+
+
+def test_settings_from_the_cluster_that_cannot_be_used_are_remarks(tmp_path: Path, machine: Path) -> None:
+    tmp_path.chmod(0o700)
+    cluster = tmp_path / "cluster"
+    cluster.mkdir(mode=0o700)
+    allowed = "[log.level, explainHistory, reservedSystemCPUs]"
+    file = write(tmp_path, f"clusterConfig: {{allowed: {allowed}}}\nclusterFacts: {{directory: {cluster}}}\n")
+    for text, why in (
+        ("reservedSystemCPUs: 0-9\n", "there are no CPUs 8-9"),
+        ("log: {level: loud}\nexplainHistory: few\n", "2 problems"),
+    ):
+        (cluster / FILE_NAME).write_text(text)
+        output = run("--config", file, "--sysfs-root", machine)
+        assert f"{why}" in output
+        assert "# note: the settings from the cluster are ignored" in output
+        assert str(parse(output, "output").reserved_system_cpus) == ""
 
 
 def test_without_a_machine_the_rest_is_checked(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def test_the_command_line_overrides_the_file(file: Path) -> None:
         "json",
     )
     assert (str(config.state_dir), str(config.admin_path)) == ("/s", "/z/a.sock")
+
+
+def test_the_agent_reads_the_configuration_also_with_an_admin_socket(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("httpx2", reason="needs requirements-cluster.lock")
+    process = importlib.import_module("proxy.agent.process")
+    found: list[Config] = []
+    monkeypatch.setattr(process, "run", lambda config: found.append(config) or 0)
+    file.write_text(file.read_text() + "cluster: {node: n1, events: false}\n")
+    words = ["agent", "--config", str(file), "--admin", "unix:///z/a.sock", "--kubeconfig", "/k"]
+    assert command_line(words) == 0
+    (config,) = found
+    assert (str(config.admin_path), config.cluster.node, config.cluster.events) == ("/z/a.sock", "n1", False)
+    assert str(config.cluster.kubeconfig) == "/k"
+    assert command_line([*words[:2], str(file.with_name("none.yaml")), *words[3:]]) == 78
 
 
 def test_a_relative_directory_is_relative_to_the_caller(

@@ -115,6 +115,14 @@ def test_what_is_refused_is_ignored_as_a_whole_and_reported(
         node.load(cluster=wanted)
 
 
+def test_each_fault_in_the_settings_of_the_cluster_is_listed_once(node: NodeFiles) -> None:
+    node.own("clusterConfig: {allowed: [log.level, explainHistory]}")
+    node.wanted("log: {level: loud}\nexplainHistory: few")
+    fault = node.load().cluster_fault
+    assert "2 problems" in fault
+    assert fault.count("log.level:") == fault.count("explainHistory:") == 1
+
+
 def test_nothing_is_permitted_by_default(node: NodeFiles) -> None:
     node.own("")
     node.wanted("log: {level: debug}")

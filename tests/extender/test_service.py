@@ -102,7 +102,10 @@ def test_a_pod_that_fits_nowhere_is_tried_again_while_a_new_node_has_no_object()
         bed.api.put(NODES, "new", status={"allocatable": {"cpu": "31", "memory": "64Gi"}})
         await until(lambda: "new" in bed.table.names())
         answer = await bed.call("filter", Pod=large, NodeNames=["n1", "new"])
-        assert "cannot decide on default/large: no object describes a node that has just joined" in answer["Error"]
+        assert (
+            "cannot decide on default/large: no object describes a node that has just joined"
+            in answer["Error"]
+        )
         assert await bed.filter(scheduler_pod("small", 2), "n1", "new") == ["n1"]
         assert await bed.filter(large, "n1", "n2") == [], "kube-scheduler does not offer the new node"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from proxy.config.checks import start_config
 from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.load import load, override
 from proxy.config.origin import Origin
@@ -28,7 +29,7 @@ class FileNode(DaemonNode):
     def from_file(self, text: str = "", options: dict[str, tuple[str, str]] | None = None) -> Daemon:
         """Write the configuration and create a daemon from it."""
         self.write(text)
-        config = override(load(self.file), options or {})
+        config, _ = start_config(override(load(self.file), options or {}), self.machine)
         origin = Origin(self.file, FrozenMapping(options or {}), trusted=False)
         return Daemon(replace(config, origin=origin), machine=self.machine, cgroups=self.cgroups)
 

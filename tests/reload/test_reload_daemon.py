@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy import logs
+from proxy.config.cluster_config import FILE_NAME
 from proxy.config.schema import Config, keys
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
@@ -189,6 +190,34 @@ def test_a_change_that_contradicts_a_setting_waiting_for_a_restart_is_refused(no
         )
         assert page["reload"]["result"] == "refused"
         assert "restart to apply the whole file" in page["reload"]["reason"]
+
+    run(daemon, scenario)
+
+
+def test_settings_from_the_cluster_that_the_machine_cannot_meet_do_not_block_the_nodes_own(
+    node: FileNode,
+) -> None:
+    cluster = node.directory / "cluster"
+    cluster.mkdir()
+    allowed = "clusterConfig: {allowed: [enforce.percent, reservedSystemCPUs]}\n"
+    rest = f"{allowed}clusterFacts: {{directory: {cluster}}}\n"
+    (cluster / FILE_NAME).write_text("reservedSystemCPUs: 0-999\nenforce: {percent: 7}\n")
+    daemon = node.from_file(rest + "explainHistory: 5\n")
+
+    async def scenario() -> None:
+        assert daemon.executor is not None
+        assert "there are no CPUs" in daemon.config.cluster_fault
+        page = await node.reload(daemon, rest + "explainHistory: 6\n")
+        assert [row["key"] for row in page["reload"]["applied"]] == ["explainHistory"]
+        assert any("there are no CPUs" in note for note in page["reload"]["notes"])
+        assert daemon.executor.options.history == 6
+        (cluster / FILE_NAME).write_text("reservedSystemCPUs: '0'\nenforce: {percent: 7}\n")
+        page = await node.reload(daemon)
+        assert "enforce.percent" in [row["key"] for row in page["reload"]["applied"]]
+        assert not page["reload"]["notes"]
+        (cluster / FILE_NAME).write_text("reservedSystemCPUs: 0-999\nenforce: {percent: 8}\n")
+        page = await node.reload(daemon)
+        assert page["reload"]["result"] == "refused", "new settings leave those in effect that were in effect"
 
     run(daemon, scenario)
 

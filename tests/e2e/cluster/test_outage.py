@@ -73,7 +73,7 @@ def test_an_outage_delays_no_call_and_the_objects_are_right_soon_after(joined: J
         assert condition(joined.plane)["reason"] == "Enforcing"
         joined.kubelet.drop("held")
         until("the CPU to be free again", lambda: free_cpus(joined.plane) == idle)
-    # Controllers, scheduler and kubelet connect again after pauses of up to half a minute each: the tests after
-    # this one expect them to be back.
+    # Controllers, scheduler and kubelet connect again after pauses of up to half a minute each. The tests
+    # after this one expect that they have.
     joined.deploy("after", pod_spec(container("1")))
     joined.running("after", limit=180)
