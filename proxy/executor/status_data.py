@@ -193,7 +193,8 @@ def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:
     if container.phase is Phase.EXITED or executor.store.mode.is_leaving:
         return "", ""
     state = executor.state
-    return str(state.desired_cpus(container)), str(container.placement.mems)
+    mems = str(state.desired_mems(container)) if container.placement.mems else ""
+    return str(state.desired_cpus(container)), mems
 
 
 def quotas_page(executor: NodeExecutor) -> list[dict[str, object]]:

@@ -13,6 +13,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.engine.invariants import violations
 from proxy.executor.node_executor import Ports
 from proxy.executor.runtime_ports import RuntimeDetail
+from proxy.executor.status_data import node_page
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, TopologyPolicy
@@ -479,6 +480,24 @@ def test_containers_follow_a_numa_node_that_loses_its_memory(run_scenario) -> No
             "its memory is on both nodes"
         )
         assert world.executor.hotplug.shortage.page() == []
+        world.check()
+
+    run_scenario(scenario)
+
+
+def test_the_status_shows_the_memory_nodes_that_are_enforced(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        def desired() -> dict[str, str]:
+            return {row["ref"]: row["desired_mems"] for row in node_page(world.executor)["containers"]}
+
+        world.machine = blocks(world.machine, "0-1")
+        await look(world)
+        await world.run(await world.pod("lse", "LSE", "", "6-7"))
+        await world.run(await world.pod("ls", "LS"))
+        assert desired() == {"ns/lse/c": "1", "ns/ls/c": "0-1"}
+        world.machine = blocks(world.machine, "0")
+        await look(world)
+        assert desired() == {"ns/lse/c": "0", "ns/ls/c": "0"}, "NUMA node 1 has no memory any more"
         world.check()
 
     run_scenario(scenario)
