@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxy.backends.device_plugins.registry import DevicePluginRegistry
     from proxy.config.schema import Config
     from proxy.executor.context import NodeContext
-    from proxy.executor.device_claims import OtherManagers
+    from proxy.executor.device_manager_conflicts import OtherManagers
     from proxy.executor.device_ports import DevicePlugins, KubeletAllocations
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.ports import Kubelet, KubeletCpuManager
@@ -105,7 +105,7 @@ def _other_managers(
         return None
     from proxy.backends.kubelet.managed_elsewhere import OtherManagersReader
     from proxy.backends.kubelet.shared_pod_resources import SharedPodResources
-    from proxy.executor.device_claims import OtherManagers
+    from proxy.executor.device_manager_conflicts import OtherManagers
 
     sysfs = SysfsDevices(config.sysfs_root, procfs_root=config.procfs_root)
     reader = OtherManagersReader(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from proxy.backends.kubelet.settings import KubeletError
-from proxy.executor.device_claims import ManagedElsewhere
+from proxy.executor.device_manager_conflicts import ManagedElsewhere
 from proxy.telemetry.port import Telemetry
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
     from proxy.config.schema import DevicePluginsConfig
-    from proxy.executor.device_claims import OtherManagers
+    from proxy.executor.device_manager_conflicts import OtherManagers
     from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.device_registration.server import ForwardTarget
 

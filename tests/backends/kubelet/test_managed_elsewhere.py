@@ -5,7 +5,7 @@ from typing import Any
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.backends.kubelet.managed_elsewhere import PROBLEM, OtherManagersReader
 from proxy.backends.kubelet.settings import KubeletError
-from proxy.executor.device_claims import ManagedElsewhere
+from proxy.executor.device_manager_conflicts import ManagedElsewhere
 from proxy.logs import telemetry
 from proxy.telemetry.port import Telemetry
 

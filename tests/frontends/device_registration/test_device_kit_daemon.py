@@ -15,7 +15,7 @@ from proxy.admin.client import query_admin
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.device_kit.api import AllocateAnswer, DeviceMount, DeviceNode, DevicePlugin, PluginDevice
 from proxy.device_kit.testing import running
-from proxy.executor import device_claims
+from proxy.executor import device_manager_conflicts
 from proxy.executor.device_ports import DevicePluginError
 from tests.testkit.answers import check
 from tests.testkit.daemon import DaemonNode, run, temporary_node
@@ -154,7 +154,7 @@ def test_a_resource_of_kubelet_is_refused_until_kubelet_has_released_it(
     node: KitNode, kubelet: KubeletLists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubelet.devices = [pb.ContainerDevices(resource_name=VF, device_ids=["a", "b"])]
-    monkeypatch.setattr(device_claims, "PERIOD_S", 0.1)
+    monkeypatch.setattr(device_manager_conflicts, "PERIOD_S", 0.1)
     daemon = node.serving()
     message = f"cannot manage {VF}: kubelet's device manager manages it too (2 devices)"
 

@@ -108,7 +108,11 @@ class OtherManagers:
         elsewhere = await asyncio.to_thread(self._read)
         self._sockets[resource] = socket
         self._seen.pop(resource, None)
-        return self._refused.get(resource, "") if elsewhere is None else self._said(resource, elsewhere)
+        return (
+            self._refused.get(resource, "")
+            if elsewhere is None
+            else self._reported_conflict(resource, elsewhere)
+        )
 
     async def run(self) -> None:
         """Look at the other managers again and again, and soon after the first list of a resource."""
@@ -116,7 +120,7 @@ class OtherManagers:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
                     await self._listed()
-            await self.withdraw_claims()
+            await self.withdraw_conflicting_resources()
 
     async def _listed(self) -> None:
         """Wait for devices of a resource that have not been compared."""
@@ -126,15 +130,15 @@ class OtherManagers:
     def _lists(self) -> set[str]:
         return {resource for resource, ids in self._node.store.state.devices.registered.items() if ids}
 
-    async def withdraw_claims(self) -> None:
-        """Withdraw what has another manager by now."""
+    async def withdraw_conflicting_resources(self) -> None:
+        """Withdraw the resources that another device manager manages now."""
         self._compared = self._lists()
         elsewhere = await asyncio.to_thread(self._read)
         if elsewhere is None:
             return
         registered = set(self._node.store.state.devices.registered)
         for resource in sorted(registered | self._refused.keys()):
-            reason = self._said(resource, elsewhere)
+            reason = self._reported_conflict(resource, elsewhere)
             if reason and resource in registered:
                 await self._withdraw(resource, reason)
             elif reason:
@@ -154,7 +158,7 @@ class OtherManagers:
         del self._refused[resource], self._ids[resource]
         self._node.telemetry.resolved(PROBLEM, resource=resource)
 
-    def _said(self, resource: str, elsewhere: ManagedElsewhere) -> str:
+    def _reported_conflict(self, resource: str, elsewhere: ManagedElsewhere) -> str:
         ids = self._node.store.state.devices.registered.get(resource) or self._ids.get(resource, ())
         if reason := conflict_of(resource, ids, elsewhere):
             self._node.telemetry.problem(PROBLEM, resource=resource, err=reason)

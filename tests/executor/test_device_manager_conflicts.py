@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.node_events import DevicesChanged
-from proxy.executor import device_claims
-from proxy.executor.device_claims import GONE_S, PROBLEM, ManagedElsewhere, OtherManagers, conflict_of
+from proxy.executor import device_manager_conflicts
+from proxy.executor.device_manager_conflicts import (
+    GONE_S,
+    PROBLEM,
+    ManagedElsewhere,
+    OtherManagers,
+    conflict_of,
+)
 
 if TYPE_CHECKING:
     import pytest
@@ -95,11 +101,11 @@ def test_a_resource_that_kubelet_has_later_is_withdrawn_once(run_scenario: Any) 
         others = Others(world)
         others.register(VF, "a")
         others.register(GPU, "g")
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         assert others.withdrawn == []
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
         for _ in range(3):
-            await others.managers.withdraw_claims()
+            await others.managers.withdraw_conflicting_resources()
         assert [resource for resource, _ in others.withdrawn] == [VF]
         assert world.executor.state.devices.registered.keys() == {GPU}
         (problem,) = others.problems()
@@ -113,8 +119,8 @@ def test_a_device_of_a_claim_keeps_its_resource_refused_after_the_withdrawal(run
         others = Others(world)
         others.register(VF, FUNCTION)
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
-        await others.managers.withdraw_claims()
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
+        await others.managers.withdraw_conflicting_resources()
         assert CLAIM in await others.managers.conflict(VF, SOCKET)
         assert [each["resource"] for each in others.problems()] == [VF]
         assert len(others.withdrawn) == 1
@@ -133,9 +139,9 @@ def test_other_managers_that_do_not_answer_end_no_refusal(run_scenario: Any) -> 
         others.elsewhere = None
         assert await others.managers.conflict(VF, SOCKET) == ""
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         others.elsewhere = None
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
         assert [each["resource"] for each in others.problems()] == [VF]
 
@@ -145,7 +151,7 @@ def test_other_managers_that_do_not_answer_end_no_refusal(run_scenario: Any) -> 
 def test_the_first_list_of_a_resource_is_compared_at_once(
     run_scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_claims, "LISTED_S", 0.01)
+    monkeypatch.setattr(device_manager_conflicts, "LISTED_S", 0.01)
 
     async def scenario(world: Any) -> None:
         others = Others(world)
@@ -166,10 +172,10 @@ def test_a_problem_ends_without_another_registration(run_scenario: Any) -> None:
         others = Others(world)
         others.register(VF, FUNCTION)
         others.elsewhere = ManagedElsewhere(claimed={FUNCTION: CLAIM})
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         assert CLAIM in others.problems()[0]["err"]
         others.elsewhere = ManagedElsewhere()
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         assert others.problems() == []
 
     run_scenario(scenario)
@@ -181,20 +187,20 @@ def test_a_refusal_ends_when_its_plugin_has_been_absent_for_long(run_scenario: A
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
         assert await others.managers.conflict(VF, SOCKET)
         others.listens = False
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         world.now += GONE_S - 1
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         assert await others.managers.conflict(VF, SOCKET), "the plug-in has registered again"
         for listens in (True, False):
             others.listens = listens
-            await others.managers.withdraw_claims()
+            await others.managers.withdraw_conflicting_resources()
             world.now += GONE_S - 1
-            await others.managers.withdraw_claims()
+            await others.managers.withdraw_conflicting_resources()
             assert [each["resource"] for each in others.managers.page()] == [VF]
         world.now += 1
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         assert (others.managers.page(), others.problems()) == ([], [])
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         assert "kubelet's device manager" in await others.managers.conflict(VF, SOCKET)
 
     run_scenario(scenario)
@@ -205,11 +211,11 @@ def test_a_plugin_of_an_earlier_run_that_does_not_register_again_is_forgotten(ru
         others = Others(world)
         others.register(VF, "a")
         others.elsewhere = ManagedElsewhere({VF: {"a"}})
-        await others.managers.withdraw_claims()
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
+        await others.managers.withdraw_conflicting_resources()
         assert len(others.problems()) == 1
         world.now += GONE_S
-        await others.managers.withdraw_claims()
+        await others.managers.withdraw_conflicting_resources()
         assert (others.managers.page(), others.problems()) == ([], [])
 
     run_scenario(scenario)
