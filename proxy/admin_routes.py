@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from proxy.attach.endpoint_watch import EndpointWatch
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.change_feed import ChangeFeed
-    from proxy.executor.decision_log import RememberedDecision
+    from proxy.executor.decision_records import RememberedDecision
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.reconciler import Reconciler
     from proxy.frontends.cri.acceptor import Acceptor
@@ -243,7 +243,7 @@ class Pages:
         suppression, state, container_id = self._suppression(), self._executor.state, record.container_id
         if text := applied_since(state, container_id, applied=record.explanation.applied):
             return text
-        if lacks := self._executor.hotplug.shortage.explained(container_id):
+        if lacks := self._executor.hotplug.hardware_losses.explained(container_id):
             return lacks
         container = state.containers.get(container_id)
         if suppression is None or container is None:

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from msgspec import structs
 
 from proxy.engine.explain_record import explain_pooled
-from proxy.executor.decision_log import (
-    PodLine,
+from proxy.executor.decision_records import (
+    PodDecisions,
     RememberedDecision,
     container_name,
-    meanings,
     pod_key,
     pod_ref,
     pod_uid,
+    query_matchers,
 )
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet
@@ -216,8 +216,8 @@ class History:
         """
         wanted = query.strip().rpartition("://")[2].strip("/")
         known = self._all()
-        for means in meanings(wanted):
-            found = [(i, entry, exists) for i, entry, exists in known if means(i, entry[2])]
+        for matches in query_matchers(wanted):
+            found = [(i, entry, exists) for i, entry, exists in known if matches(i, entry[2])]
             if found:
                 return [RememberedDecision(e[1], _explanation(e), i, exists) for i, e, exists in found]
         return []
@@ -233,7 +233,7 @@ class History:
             and (what.verdict.admitted or not what.applied)
         ]
 
-    def pods(self) -> list[PodLine]:
+    def pods(self) -> list[PodDecisions]:
         """Return all pods that have records, the one with the newest record last."""
         grouped: dict[tuple[str, str], list[tuple[_Entry, bool]]] = {}
         for _, entry, exists in self._all():
@@ -278,11 +278,11 @@ def _changed(entry: _Entry, explanation: Explanation) -> _Entry:
     return entry[0], entry[1], explanation, explanation.cpus, explanation.applied
 
 
-def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodLine:
+def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodDecisions:
     newest = entries[-1][0]
     names = dict.fromkeys(name for entry, _ in entries if (name := container_name(entry[2])))
     what = newest[2]
     verdict = what.verdict if isinstance(what, Explanation) else None
     refused = verdict.reason or "refused" if verdict is not None and not verdict.admitted else ""
     exists = any(exists for _, exists in entries)
-    return PodLine(pod, uid, newest[1], len(entries), tuple(names), refused, exists, newest[4])
+    return PodDecisions(pod, uid, newest[1], len(entries), tuple(names), refused, exists, newest[4])

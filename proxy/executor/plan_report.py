@@ -11,7 +11,7 @@ from proxy.engine.plan_differences import (
     plan_differences,
     removable_quotas,
 )
-from proxy.executor.decision_log import RememberedDecision
+from proxy.executor.decision_records import RememberedDecision
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.quotas import read_quotas
 from proxy.model import schema_ids

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from proxy.engine import reservation_effects as to_do
-from proxy.engine import reservation_events as seen
+from proxy.engine import reservation_effects as effects
+from proxy.engine import reservation_events as events
 from proxy.engine.container_events import CpusNotFreed
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import Record
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 HELD = (ReservationKind.REPLACEMENT, ReservationKind.MOVE)
 """Kinds for containers that exist already, and that may exit meanwhile."""
-_TIMED = (to_do.WriteSharers, to_do.WriteOwners, to_do.ReadCpusets, to_do.Pause)
+_TIMED = (effects.WriteSharers, effects.WriteOwners, effects.ReadCpusets, effects.Pause)
 
 
 def _never() -> bool:
@@ -74,14 +74,15 @@ class ReservationRun:
 
     Attributes:
         token: Its name, for what it holds and for its record.
-        owner, hard: The owner that it holds CPUs for.
+        owner: The owner that it holds CPUs for.
+        excludes_be: Whether BE containers may not use these CPUs.
         client: The call that it is made for.
         deadline: By the loop's clock; None where there is none.
     """
 
     token: str
     owner: str = ""
-    hard: bool = True
+    excludes_be: bool = True
     client: CreateClient = field(default_factory=CreateClient)
     deadline: float | None = None
 
@@ -156,32 +157,32 @@ class Reservations:
 
     async def carry_out(self, reservation: Reservation, run: ReservationRun) -> Reservation:
         """Perform the effects of a reservation until it is over; returns it as it ended."""
-        event: Event = seen.ReservationRequested()
+        event: Event = events.ReservationRequested()
         while True:
             try:
-                reservation, effects = step(reservation, event)
-                for effect in effects:
+                reservation, requested = step(reservation, event)
+                for effect in requested:
                     self._perform(effect, reservation, run)
                 if reservation.is_over:
                     return reservation
-                event = await self._result(effects[-1], reservation, run)
+                event = await self._result(requested[-1], reservation, run)
             except asyncio.CancelledError:
-                self._end_at_once(reservation, seen.Cancelled(), run)
+                self._end_at_once(reservation, events.Cancelled(), run)
                 raise
             except Exception as error:
                 if reservation.kind is not ReservationKind.MOVE:
-                    self._end_at_once(reservation, seen.Interrupted(), run)
+                    self._end_at_once(reservation, events.Interrupted(), run)
                     raise
                 self._context.report_internal_error(error)
-                event = seen.Interrupted()
+                event = events.Interrupted()
                 continue
             if reservation.kind is ReservationKind.MOVE and not self._is_applied(reservation):
-                event = seen.PlanWithdrawn()
+                event = events.PlanWithdrawn()
                 continue
             if run.client.is_disconnected():
-                reservation, _ = step(reservation, seen.ClientDisconnected())
+                reservation, _ = step(reservation, events.ClientDisconnected())
             if reservation.kind in HELD and not self._living(reservation):
-                event = seen.ContainersExited()
+                event = events.ContainersExited()
 
     def _is_applied(self, reservation: Reservation) -> bool:
         """Return whether the plan is still applied to the pod of a reservation's containers."""
@@ -190,8 +191,8 @@ class Reservations:
         return applies_to(state, first.pod if first is not None else None)
 
     def _end_at_once(self, reservation: Reservation, event: Event, run: ReservationRun) -> None:
-        reservation, effects = step(reservation, event)
-        for effect in effects:
+        reservation, requested = step(reservation, event)
+        for effect in requested:
             self._perform(effect, reservation, run)
 
     def _living(self, reservation: Reservation) -> list[Container]:
@@ -205,47 +206,52 @@ class Reservations:
     def _perform(self, effect: Effect, reservation: Reservation, run: ReservationRun) -> None:
         context = self._context
         match effect:
-            case to_do.StartDeadline():
+            case effects.StartDeadline():
                 run.deadline = asyncio.get_running_loop().time() + context.options.call_timeout
-            case to_do.EndDeadline():
+            case effects.EndDeadline():
                 run.deadline = None
-            case to_do.RequestReconcile():
+            case effects.RequestReconcile():
                 context.attention.set()
-            case to_do.ReportProblem(message, cause):
+            case effects.ReportProblem(message, cause):
                 report = context.telemetry.problem
                 report(message, owner=reservation.ref, err=cause)  # a constant of proxy.engine.reservation
-            case to_do.WithdrawPlacement():
+            case effects.WithdrawPlacement():
                 self._lifecycle.failed(reservation.containers[0])
-            case to_do.RecordSoon():
+            case effects.RecordSoon():
                 for key, record in self._records(reservation, run, CpuSet(), context.state).items():
                     context.journal.put(key, record)
-            case to_do.ReserveCpus() | to_do.UnreserveCpus() | to_do.AssignReplacement() | to_do.AssignOwn():
+            case (
+                effects.ReserveCpus()
+                | effects.UnreserveCpus()
+                | effects.AssignReplacement()
+                | effects.AssignOwn()
+            ):
                 self._change(effect, reservation, run)
             case _:  # awaited elsewhere, or the end
                 pass
 
     def _change(
         self,
-        effect: to_do.ReserveCpus | to_do.UnreserveCpus | to_do.AssignReplacement | to_do.AssignOwn,
+        effect: effects.ReserveCpus | effects.UnreserveCpus | effects.AssignReplacement | effects.AssignOwn,
         reservation: Reservation,
         run: ReservationRun,
     ) -> None:
         """Change the state."""
         handle, token = self._context.store.handle, run.token
         match effect:
-            case to_do.ReserveCpus(cpus):
-                reserved = ReservationCpus(run.owner, cpus, run.hard)
+            case effects.ReserveCpus(cpus):
+                reserved = ReservationCpus(run.owner, cpus, run.excludes_be)
                 handle(ReservationCpusChanged(token, reserved, f"CPUs reserved for a {reservation.kind}"))
-            case to_do.UnreserveCpus():
+            case effects.UnreserveCpus():
                 handle(ReservationCpusChanged(token, None, f"CPUs of a {reservation.kind} released"))
-            case to_do.AssignReplacement():
+            case effects.AssignReplacement():
                 handle(
                     ReservationCpusChanged(
                         token, None, "replacement CPUs assigned", self._replaced(reservation)
                     )
                 )
-            case to_do.AssignOwn(cpus, held):
-                reserved = ReservationCpus(run.owner, held, run.hard)
+            case effects.AssignOwn(cpus, held):
+                reserved = ReservationCpus(run.owner, held, run.excludes_be)
                 handle(
                     ReservationCpusChanged(
                         token, reserved, "owner placed on other CPUs", self._placed_on(reservation, cpus)
@@ -286,29 +292,29 @@ class Reservations:
             async with asyncio.timeout_at(run.deadline):
                 return await self._performed(effect, reservation, run)
         except TimeoutError:
-            return seen.TimedOut()
+            return events.TimedOut()
 
     async def _performed(self, effect: Effect, reservation: Reservation, run: ReservationRun) -> Event:
         context = self._context
         match effect:
-            case to_do.AppendLedger(may_run_on):
+            case effects.AppendLedger(may_run_on):
                 return await self._append(reservation, run, may_run_on)
-            case to_do.AwaitInflight(cpus):
+            case effects.AwaitInflight(cpus):
                 return await self._await_inflight(reservation, cpus)
-            case to_do.AwaitOwnInflight(cpus):
+            case effects.AwaitOwnInflight(cpus):
                 return await self._await_own_inflight(reservation, cpus)
-            case to_do.WriteSharers():
+            case effects.WriteSharers():
                 return self._written(reservation, await self._writes.run(context.enforcer.enforce_pools))
-            case to_do.WriteOwners():
+            case effects.WriteOwners():
                 return await self._write_owners(reservation)
-            case to_do.ReadCpusets(container_ids):
+            case effects.ReadCpusets(container_ids):
                 return await self._read(reservation, container_ids)
-            case to_do.Pause(seconds):
+            case effects.Pause(seconds):
                 if reservation.phase is ReservationPhase.PAUSING:
                     context.telemetry.count(metrics.CPUSET_WRITES_RETRIED)
                 await asyncio.sleep(seconds)
-                return seen.PauseOver()
-            case to_do.PlaceElsewhere(reason):
+                return events.PauseOver()
+            case effects.PlaceElsewhere(reason):
                 return await self._place_elsewhere(reservation, run, reason)
         raise AssertionError(f"{effect} is not waited for")
 
@@ -319,7 +325,7 @@ class Reservations:
             state = state.changed(put=self._replaced(reservation))
         records = self._records(reservation, run, may_run_on, state)
         if not records:
-            return seen.LedgerWritten()
+            return events.LedgerWritten()
         durable = reservation.kind is ReservationKind.MOVE
         return await self._context.journal.append(records, durable=durable)
 
@@ -335,8 +341,8 @@ class Reservations:
         if reservation.kind is ReservationKind.CREATE:
             self._count(wait)
         if not wait.late:
-            return seen.InflightCompleted()
-        return seen.InflightLate(confinement.text(wait), confinement.public_message(wait), wait.cpus)
+            return events.InflightCompleted()
+        return events.InflightLate(confinement.text(wait), confinement.public_message(wait), wait.cpus)
 
     def _count(self, wait: Wait) -> None:
         """Count a create of an owner, and how it waited for calls in flight."""
@@ -357,8 +363,8 @@ class Reservations:
         await context.calls.wait(calls, context.options.call_timeout)
         late = Wait(tuple(call for call in calls if not context.calls.has_completed(call)))
         if not late.late:
-            return seen.InflightCompleted()
-        return seen.InflightLate(confinement.text(late), confinement.public_message(late), late.cpus)
+            return events.InflightCompleted()
+        return events.InflightLate(confinement.text(late), confinement.public_message(late), late.cpus)
 
     async def _write_owners(self, reservation: Reservation) -> Event:
         context = self._context
@@ -372,9 +378,9 @@ class Reservations:
         return self._written(reservation, await self._writes.run(self._drift.enforce, ids))
 
     def _written(self, reservation: Reservation, done: Enforced) -> Event:
-        refused = [seen.RefusedWrite(i, error.errno, str(error)) for i, error in done.refused.items()]
+        refused = [events.RefusedWrite(i, error.errno, str(error)) for i, error in done.refused.items()]
         contested = self._drift.contested(reservation.cpus)
-        return seen.CpusetsWritten(tuple(refused), tuple(done.errors), contested, tuple(done.group_errors))
+        return events.CpusetsWritten(tuple(refused), tuple(done.errors), contested, tuple(done.group_errors))
 
     async def _read(self, reservation: Reservation, container_ids: tuple[str, ...]) -> Event:
         context = self._context
@@ -384,13 +390,13 @@ class Reservations:
             living = {container.id for container in self._living(reservation)}
             held |= {i: CpuSet() for i in reservation.containers if i not in living}
         found = [
-            seen.CpusInEffect(
+            events.CpusInEffect(
                 i, cpus, context.state.desired_cpus(containers[i]) if i in containers else CpuSet()
             )
             for i, cpus in held.items()
             if i in containers or not container_ids
         ]
-        return seen.CpusetsRead(tuple(found), self._drift.contested(reservation.cpus))
+        return events.CpusetsRead(tuple(found), self._drift.contested(reservation.cpus))
 
     def _held(self, ids: tuple[str, ...]) -> dict[str, CpuSet]:
         """Read which CPUs containers are on; runs in the kernel worker."""
@@ -414,10 +420,10 @@ class Reservations:
         context, token = self._context, reservation.containers[0]
         container = context.state.containers.get(token)
         if container is None:
-            return seen.NoOtherPlacement()
+            return events.NoOtherPlacement()
         decided = context.store.decide(CpusNotFreed(token, reason, context.token("call")))
         if decided is None:
-            return seen.NoOtherPlacement()
+            return events.NoOtherPlacement()
         plan = decided.plan
         context.history.removed(token)
         context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
@@ -428,5 +434,5 @@ class Reservations:
         assert new is not None
         new = await run.client.placed_elsewhere(new)
         if new is None:
-            return seen.PlacementWithdrawn()
-        return seen.PlacedElsewhere(new.id, new.placement.exclusive)
+            return events.PlacementWithdrawn()
+        return events.PlacedElsewhere(new.id, new.placement.exclusive)

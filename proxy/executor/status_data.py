@@ -51,7 +51,7 @@ def node_page(executor: NodeExecutor) -> dict[str, object]:
         "problems": executor.telemetry.problems(),
         "rejections": executor.rejections.page(lambda pod: applies_to(state, pod)),
         "violations": violations(state),
-        "shortfalls": executor.hotplug.shortage.page(),
+        "shortfalls": executor.hotplug.hardware_losses.page(),
         "counters": executor.telemetry.registry.page(),
         "settings": _settings(state.node),
         "cgroups": executor.cgroup_locator.page(executor.enforcer.cgroups.version)
@@ -128,7 +128,7 @@ def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
         has = CpuSet()
         if applied:
             has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
-        others = users.others(key, has or owner.cpus, hard=owner.excludes_be) if applied else []
+        others = users.others(key, has or owner.cpus, excludes_be=owner.excludes_be) if applied else []
         no_cgroup = not any(c.phase in LIVE for c in holders)
         if applied and no_cgroup and not (has or others) and executor.kernel_view.is_complete:
             has = owner.cpus  # all others have left the CPUs
@@ -331,22 +331,22 @@ class CpuUsers:
             self._contested |= once & bits
             once |= bits
 
-    def others(self, owner: str, cpus: CpuSet, *, hard: bool) -> list[Container]:
+    def others(self, owner: str, cpus: CpuSet, *, excludes_be: bool) -> list[Container]:
         """Return the containers of others that may run on some of an owner's CPUs, sorted by name.
 
         Args:
             owner: The owner's key.
             cpus: Its CPUs.
-            hard: Whether BE containers may not borrow them.
+            excludes_be: Whether BE containers may not borrow them.
         """
         bits_of_owner = cpus.bits
-        if not bits_of_owner & (self._sharers | self._contested | (self._be if hard else 0)):
+        if not bits_of_owner & (self._sharers | self._contested | (self._be if excludes_be else 0)):
             return []
         found = (
             container
             for container, bits in self._each
             if bits & bits_of_owner
             and container.owner != owner
-            and (hard or container.placement.pool is not Pool.BE)
+            and (excludes_be or container.placement.pool is not Pool.BE)
         )
         return sorted(found, key=lambda container: container.ref)

@@ -18,7 +18,7 @@ from proxy.model.workload import Phase
 if TYPE_CHECKING:
     from proxy.api.kubelet import podresources_pb2 as pb
     from proxy.engine.state import NodeState
-    from proxy.executor.decision_log import RememberedDecision
+    from proxy.executor.decision_records import RememberedDecision
 
 
 class KubeletDevices:

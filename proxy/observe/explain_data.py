@@ -18,7 +18,7 @@ from typing import Any, TypeGuard, TypeVar, get_args, get_origin
 from msgspec import Struct
 from msgspec.structs import fields
 
-from proxy.executor.decision_log import PodLine, RememberedDecision
+from proxy.executor.decision_records import PodDecisions, RememberedDecision
 from proxy.executor.history import History
 from proxy.model import schema_ids
 from proxy.model.errors import InputError
@@ -84,7 +84,7 @@ def _with(record: RememberedDecision, now: Callable[[RememberedDecision], str]) 
     return {**data, "now": text} if text else data
 
 
-def _pod_data(line: PodLine) -> dict[str, object]:
+def _pod_data(line: PodDecisions) -> dict[str, object]:
     return {
         "pod": line.pod,
         "uid": line.uid,

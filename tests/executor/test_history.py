@@ -8,7 +8,7 @@ import time
 import pytest
 from msgspec import structs
 
-from proxy.executor.decision_log import RememberedDecision
+from proxy.executor.decision_records import RememberedDecision
 from proxy.executor.history import KEEP, History
 from proxy.model.explanation import Explanation, MovedContainer
 from proxy.model.idset import CpuSet, Mask

@@ -47,9 +47,9 @@ async def sharer_and_owner(world: Any) -> tuple[str, str, CpuSet]:
 
 def explained(world: Any, query: str) -> tuple[list[str], str]:
     """Return the reasons and the current facts that ``topoproxy explain`` prints for a container."""
-    shortage = world.executor.hotplug.shortage
+    hardware_losses = world.executor.hotplug.hardware_losses
     page = history_page(
-        world.executor.history, {"query": query}, lambda one: shortage.explained(one.container_id)
+        world.executor.history, {"query": query}, lambda one: hardware_losses.explained(one.container_id)
     )
     (record,) = page["records"]
     return record["decision"]["reasons"], record.get("now", "")
@@ -181,7 +181,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
         moves = [line for line in world.log if line.startswith("kernel")]
         last_ls = max(i for i, line in enumerate(moves) if ls in line)
         assert moves.index(f"kernel {own} {now}") > last_ls, "other containers had left it before"
-        (entry,) = world.executor.hotplug.shortage.page()
+        (entry,) = world.executor.hotplug.hardware_losses.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == (str(gone), str(other), 0)
         expected = f"its CPU {gone} is offline: it runs on {now}, with CPU {other} in its place"
         reasons, reported = explained(world, "g")
@@ -210,7 +210,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
             assert CpuSet.parse(world.on(ls)) == whole.online - previous
             moves = [line for line in world.log if line.startswith("kernel")]
             assert moves.index(f"kernel {own} {previous}") < moves.index(f"kernel {ls} {world.on(ls)}")
-            assert world.executor.hotplug.shortage.page() == []
+            assert world.executor.hotplug.hardware_losses.page() == []
             assert any(
                 "a container has all that was promised again pod=ns/g" in line for line in world.logged
             )
@@ -254,14 +254,14 @@ def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(run_scenario) -
         for _ in range(2):
             await look(world)
         assert world.on(lse) == "2"
-        (entry,) = world.executor.hotplug.shortage.page()
+        (entry,) = world.executor.hotplug.hardware_losses.page()
         assert (entry["away"], entry["instead"], entry["missing"]) == ("3", "", 1)
         assert entry["what"] == "its CPU 3 is offline: it runs on 2, 1 fewer than it was promised"
         assert sum(f'reason="{entry["what"]}"' in line for line in world.logged) == 1, "once"
         assert world.executor.telemetry.value(metrics.EXCLUSIVE_CPU_SHORTFALLS) == 1
         await world.remove(lse)
         await look(world)
-        assert world.executor.hotplug.shortage.page() == []
+        assert world.executor.hotplug.hardware_losses.page() == []
         assert not any("again" in line for line in world.logged), "a removed container has no entry"
         world.check()
 
@@ -311,7 +311,7 @@ def test_half_a_core_does_not_replace_a_whole_core(run_scenario) -> None:
         world.machine = without(world.machine, str(max(previous)))
         await look(world)
         assert CpuSet.parse(world.on(own)) == previous - CpuSet([max(previous)])
-        assert world.executor.hotplug.shortage.page()[0]["missing"] == 1
+        assert world.executor.hotplug.hardware_losses.page()[0]["missing"] == 1
         world.check()
 
     run_scenario(scenario, rules={"options": CpuOptions(full_pcpus_only=True)})
@@ -461,7 +461,7 @@ def test_containers_follow_a_numa_node_that_loses_its_memory(run_scenario) -> No
         await world.quiet()
         assert {str(world.cgroups.mems[container]) for container in (ls, own)} == {"0"}
         assert world.executor.telemetry.value(metrics.MEMS_DRIFT) == 0, "no other program wrote it"
-        (entry,) = world.executor.hotplug.shortage.page()
+        (entry,) = world.executor.hotplug.hardware_losses.page()
         assert (entry["container"], entry["nodes"]) == ("ns/lse/c", "1")
         assert entry["what"] == "its memory of NUMA node 1 is gone: it has that of NUMA node 0"
         assert (await world.update(own, cpuset_mems="1")).cpuset_mems == "0", (
@@ -479,7 +479,7 @@ def test_containers_follow_a_numa_node_that_loses_its_memory(run_scenario) -> No
         assert (str(world.cgroups.mems[ls]), str(world.cgroups.mems[own])) == ("0-1", "0-1"), (
             "its memory is on both nodes"
         )
-        assert world.executor.hotplug.shortage.page() == []
+        assert world.executor.hotplug.hardware_losses.page() == []
         world.check()
 
     run_scenario(scenario)

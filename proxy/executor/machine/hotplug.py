@@ -69,7 +69,7 @@ class Hotplug:
     Attributes:
         events: What the kernel reports; None where nothing listens.
         displaced: Brings tasks back; None where the kernel moves none away.
-        shortage: Containers that have less than promised.
+        hardware_losses: Reports containers that have less than promised.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Hotplug:
         self._hardware = hardware
         self.events = events
         self.displaced = displaced
-        self.shortage = Shortage(context)
+        self.hardware_losses = HardwareLossReporter(context)
         self._looking = asyncio.Lock()
         self._replacing = asyncio.Lock()
         # CPUs may have gone while no daemon ran.
@@ -186,7 +186,7 @@ class Hotplug:
                     await self._take_back(short)
                 for short in owners_missing_cpus(context.state):
                     await self._assign_replacements(short)
-            self.shortage.report()
+            self.hardware_losses.report()
 
     def _bring_back(self, displaced: Displaced) -> None:
         """Bring back processes that the kernel has moved away; runs in the kernel worker."""
@@ -223,7 +223,10 @@ class Hotplug:
         self._notify_assigned(ids)
 
     def _update_replacements_after(self, flight: InflightCall) -> None:
-        """Mend again once a call is over: it may bring an owner back to its replacements."""
+        """Update the replacements again once a call has ended.
+
+        It may have put the owner back on its replacements.
+        """
         if flight.number not in self._awaited:
             self._awaited.add(flight.number)
             self._context.calls.then(flight, functools.partial(self._over, flight.number))
@@ -278,10 +281,10 @@ class Hotplug:
 SHOWN = 5
 
 
-class Shortage:
+class HardwareLossReporter:
     """Reports containers that have less than they were promised, because hardware went offline.
 
-    A shortage is logged when it begins, changes and ends. Meanwhile it is shown in ``topoproxy status``, in
+    A loss is logged when it begins, changes and ends. Meanwhile it is shown in ``topoproxy status``, in
     the metrics, and with the decision about the container in ``topoproxy explain``.
     """
 

@@ -12,7 +12,7 @@ from proxy.model.workload import Container
 PREFIX = 8
 """How many characters of an id suffice to identify its container or pod."""
 
-What = Explanation | Container
+RecordSubject = Explanation | Container
 """What a record holds: a decision, or a container whose placement needed none."""
 
 
@@ -32,7 +32,7 @@ class RememberedDecision(Struct, frozen=True):
     exists: bool
 
 
-class PodLine(Struct, frozen=True):
+class PodDecisions(Struct, frozen=True):
     """The records of one pod, summarized.
 
     Attributes:
@@ -56,42 +56,42 @@ class PodLine(Struct, frozen=True):
     applied: bool = True
 
 
-def meanings(wanted: str) -> list[Callable[[str, What], bool]]:
+def query_matchers(wanted: str) -> list[Callable[[str, RecordSubject], bool]]:
     """Return the ways to read a query as predicates, in the order in which they are tried."""
     if not wanted:
         return []
     parts = tuple(wanted.split("/"))
     if len(parts) == 3:
-        return [lambda _, what: f"{pod_ref(what)}/{container_name(what)}" == wanted]
+        return [lambda _, subject: f"{pod_ref(subject)}/{container_name(subject)}" == wanted]
     if len(parts) == 2:
         return [
-            lambda _, what: pod_ref(what) == wanted,
-            lambda _, what: (pod_ref(what).partition("/")[2], container_name(what)) == parts,
+            lambda _, subject: pod_ref(subject) == wanted,
+            lambda _, subject: (pod_ref(subject).partition("/")[2], container_name(subject)) == parts,
         ]
-    meanings: list[Callable[[str, What], bool]] = [
-        lambda _, what: pod_ref(what).partition("/")[2] == wanted,
-        lambda _, what: pod_uid(what) == wanted,
+    matchers: list[Callable[[str, RecordSubject], bool]] = [
+        lambda _, subject: pod_ref(subject).partition("/")[2] == wanted,
+        lambda _, subject: pod_uid(subject) == wanted,
     ]
     if len(wanted) >= PREFIX:
-        meanings.append(lambda i, what: i.startswith(wanted) or pod_uid(what).startswith(wanted))
-    return meanings
+        matchers.append(lambda i, subject: i.startswith(wanted) or pod_uid(subject).startswith(wanted))
+    return matchers
 
 
-def pod_ref(what: What) -> str:
+def pod_ref(subject: RecordSubject) -> str:
     """Return ``namespace/name`` of the pod."""
-    return what.pod if isinstance(what, Explanation) else what.pod.ref
+    return subject.pod if isinstance(subject, Explanation) else subject.pod.ref
 
 
-def pod_uid(what: What) -> str:
+def pod_uid(subject: RecordSubject) -> str:
     """Return the pod's uid."""
-    return what.uid if isinstance(what, Explanation) else what.pod.uid
+    return subject.uid if isinstance(subject, Explanation) else subject.pod.uid
 
 
-def container_name(what: What) -> str:
+def container_name(subject: RecordSubject) -> str:
     """Return the container's name; empty for a pod as a whole."""
-    return what.container if isinstance(what, Explanation) else what.name
+    return subject.container if isinstance(subject, Explanation) else subject.name
 
 
-def pod_key(what: What) -> str:
+def pod_key(subject: RecordSubject) -> str:
     """Return what distinguishes the pod from others."""
-    return pod_uid(what) or pod_ref(what)
+    return pod_uid(subject) or pod_ref(subject)
