@@ -6,7 +6,7 @@ program has written is repaired at once: most of what writes cpusets (a reload, 
 socket) does so once. A program that comes back is another matter. A repair costs a write under a lock that
 the whole kernel shares, and moves every thread of the container, and so does the write of the other program:
 
-    no conflict   repaired at once; the MANY-th time within WINDOW_S begins a conflict
+    no conflict   repaired at once; the REPAIRS_TO_CONFLICT-th time within WINDOW_S begins a conflict
     conflict      repaired when it is due: after FIRST_S, then twice as long each time, up to LONGEST_S;
                   where exclusive CPUs are at stake never later than URGENT_S. It never stops
     over          the cpuset was right for QUIET_S
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
 
-MANY = 3
+REPAIRS_TO_CONFLICT = 3
 WINDOW_S = QUIET_S = 30.0
 FIRST_S, LONGEST_S, URGENT_S = 0.5, 60.0, 1.0
-GAPS = Backoff(FIRST_S, LONGEST_S, tolerated=MANY - 1)
+GAPS = Backoff(FIRST_S, LONGEST_S, tolerated=REPAIRS_TO_CONFLICT - 1)
 SOONEST_S, LATEST_S = 0.25, 1.0
 """Seconds between two checks of contested cpusets."""
 
@@ -241,10 +241,10 @@ def _repaired(known: WriteConflicts, event: CpusetsRepaired) -> DriftStep:
             )
             continue
         times = (*(time for time in recent.pop(container_id, ()) if at - time <= WINDOW_S), at)
-        if len(times) < MANY:
+        if len(times) < REPAIRS_TO_CONFLICT:
             recent[container_id] = times
         else:
-            conflicts[container_id] = WriteConflict(times[0], MANY, at, at, found or CpuSet())
+            conflicts[container_id] = WriteConflict(times[0], REPAIRS_TO_CONFLICT, at, at, found or CpuSet())
     known = structs.replace(known, conflicts=conflicts, recent=recent, repairs=repairs)
     known, find = _find(known)
     known, check = (known, ()) if known.is_checking else _check(known, at)

@@ -277,7 +277,9 @@ class Adoption:
         applied = applies_to(context.state, pod)
         self._creates.remember(plan, applied=applied)
         context.bad_input.report_decision(pod, plan)
-        context.bad_input.limited(pod, plan.limit, plan.problem, admitted=True, applied=applied)
+        context.bad_input.report_admission_limit(
+            pod, plan.limit, plan.problem, admitted=True, applied=applied
+        )
         if plan.problem and not isinstance(plan.problem, InputDefect):
             context.telemetry.problem(NOT_AS_REQUESTED, **subject(container), reason=plan.problem)
         placement, telemetry = container.placement, context.telemetry

@@ -50,11 +50,7 @@ class BadInput:
         elif plan.verdict.reason == IN_USE:
             self._note(pod, InputDefect(plan.verdict.operator_message, DefectKind.OVERLAP), report=False)
 
-    def beyond(self, pod: Pod, message: str, *, report: bool = True) -> None:
-        """Note a claim that went beyond a rule of admission."""
-        self._note(pod, InputDefect(message, DefectKind.ADMISSION), report=report)
-
-    def limited(
+    def report_admission_limit(
         self, pod: Pod, limit: AdmissionRule | None, message: str, *, admitted: bool, applied: bool
     ) -> None:
         """Count and report a claim that went beyond a rule of admission.
@@ -71,7 +67,7 @@ class BadInput:
             verdict = done if applied else would
             self._telemetry.count(metrics.ADMISSION_LIMITS, rule=limit, verdict=verdict)
             if admitted or limit in CLAIMED:
-                self.beyond(pod, message, report=admitted)
+                self._note(pod, InputDefect(message, DefectKind.ADMISSION), report=admitted)
 
     def _note(self, pod: Pod, fault: InputDefect, *, report: bool = True) -> None:
         reported = self._reported.get(pod.key)

@@ -62,7 +62,7 @@ POLL_S = 0.1
 WATCHED_S, UNWATCHED_S = 1.0, 0.02
 """Seconds between two checks of confined containers; the second if the kernel does not report writes."""
 BEFORE_IT_RUNS = (Phase.CREATED, Phase.STARTING)
-MANY = 3
+MAX_NAMED = 3
 """More calls than this are not named one by one."""
 
 
@@ -241,7 +241,7 @@ class Confinement:
             if not ids:
                 break
             done = await context.kernel.run(self._drift.enforce, list(ids))
-            self._writes.moved(done)
+            self._writes.process_result(done)
             absent.update(done.absent)
             ids = list(done.refused)
             if ids and tried < TRIES:
@@ -349,8 +349,8 @@ class Confinement:
     def text(self, wait: Wait) -> str:
         """Return a message for the operator that names the late calls."""
         now = asyncio.get_running_loop().time()
-        named = [self._named(flight, now) for flight in wait.late[:MANY]]
-        more = f", and {len(wait.late) - MANY} more" if len(wait.late) > MANY else ""
+        named = [self._named(flight, now) for flight in wait.late[:MAX_NAMED]]
+        more = f", and {len(wait.late) - MAX_NAMED} more" if len(wait.late) > MAX_NAMED else ""
         return f"the runtime is still busy with {', '.join(named)}{more}"
 
     def _named(self, flight: InflightCall, now: float) -> str:

@@ -142,7 +142,7 @@ class Creates:
         context = self._context
         context.bad_input.report_decision(pod, plan)
         problem = plan.problem or plan.verdict.operator_message
-        context.bad_input.limited(
+        context.bad_input.report_admission_limit(
             pod,
             plan.limit,
             problem,
@@ -258,7 +258,9 @@ class Sandboxes:
             why = structs.replace(admission.explanation, applied=applied)
             context.history.note(context.wall_clock(), why, token if admitted or not applied else "")
         problem = admission.problem or admission.verdict.operator_message
-        context.bad_input.limited(pod, admission.limit, problem, admitted=admitted, applied=applied)
+        context.bad_input.report_admission_limit(
+            pod, admission.limit, problem, admitted=admitted, applied=applied
+        )
         if admission.problem and admission.limit is None and admitted:
             context.telemetry.problem(NOT_AS_REQUESTED, pod=pod.ref, reason=admission.problem)
         if not admitted:

@@ -57,7 +57,7 @@ class HookOverrides(Observer):
         fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
         context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
         if exists:
-            self._writes.later([container_id])
+            self._writes.write_soon([container_id])
         context.store.handle(CpusAssigned((container_id,)))
         return problem
 

@@ -1,9 +1,9 @@
 """Makes the kernel follow the state: which cpusets are written, when, and what follows from a write.
 
 Writes run in the kernel worker's thread and use the newest state. Until all running containers are known
-(``in_step``), writes are put off: CPUs that seem free may belong to a container that is not yet adopted. The
-cpuset of a container with a call in flight is not written, as the call would undo it; it is written when the
-call has completed.
+(``mark_reconciled``), writes are postponed: CPUs that seem free may belong to a container that is not yet
+adopted. The cpuset of a container with a call in flight is not written, as the call would undo it; it is
+written when the call has completed.
 
 Where the cgroup of a running container was not found by name, the runtime is queried for it
 (``CgroupLocator``). This is a cold path, off the path of calls: a few containers in each comparison, each
@@ -50,8 +50,8 @@ class KernelWrites(Observer):
         self._context = context
         self._write: Write = context.enforcer.enforce
         self._noted: list[Callable[[Enforced], None]] = []
-        self._put_off = set[str]()
-        context.store.perform_by(WriteCpusets, lambda effect: self.later(list(effect.ids)))
+        self._postponed = set[str]()
+        context.store.perform_by(WriteCpusets, lambda effect: self.write_soon(list(effect.ids)))
 
     def write_with(self, write: Write) -> None:
         """Write containers by a function that does more than the enforcer (``drift``)."""
@@ -64,27 +64,27 @@ class KernelWrites(Observer):
     def changed(self, change: Change) -> None:
         """See ``Observer``."""
         if change.follow is Follow.ALL:
-            self.later(list(change.after.containers))
+            self.write_soon(list(change.after.containers))
         elif change.follow is Follow.MOVED and change.moved:
-            self.later(change.moved)
+            self.write_soon(change.moved)
 
-    def later(self, ids: list[str]) -> None:
+    def write_soon(self, ids: list[str]) -> None:
         """Write the cpusets of some containers soon; at a start, once all containers are known."""
         context = self._context
         if not applies_to(context.state, None):
             return
         if context.reconciled.is_set():
-            context.spawn(self.follow(ids))
+            context.spawn(self.write_now(ids))
         else:
-            self._put_off.update(ids)
+            self._postponed.update(ids)
 
-    def in_step(self) -> None:
-        """Note that all running containers are known: what was put off is written."""
+    def mark_reconciled(self) -> None:
+        """All running containers are known: write the postponed cpusets."""
         self._context.reconciled.set()
-        ids, self._put_off = self._put_off, set()
-        self.later([i for i in ids if i in self._context.state.containers])
+        ids, self._postponed = self._postponed, set()
+        self.write_soon([i for i in ids if i in self._context.state.containers])
 
-    async def follow(self, ids: list[str]) -> None:
+    async def write_now(self, ids: list[str]) -> None:
         """Write the cpusets of some containers now."""
         context, state = self._context, self._context.state
         containers, inflight = state.containers, state.inflight
@@ -96,7 +96,7 @@ class KernelWrites(Observer):
 
     async def run(self, job: Callable[P, Enforced], *args: P.args, **kwargs: P.kwargs) -> Enforced:
         """Run an enforcement, and process its result also where the caller has stopped waiting for it."""
-        return await self._context.kernel.run_noted(self.moved, job, *args, **kwargs)
+        return await self._context.kernel.run_noted(self.process_result, job, *args, **kwargs)
 
     async def clear_sandboxes(self) -> None:
         """Keep all sandboxes, also new ones, off owned CPUs."""
@@ -131,7 +131,7 @@ class KernelWrites(Observer):
         except TimeoutError:
             context.telemetry.problem("cannot widen the cgroup of a pod in time", **subject(container))
 
-    def moved(self, done: Enforced, *, locate_again: bool = True) -> None:
+    def process_result(self, done: Enforced, *, locate_again: bool = True) -> None:
         """Process the result of an enforcement.
 
         Args:

@@ -61,7 +61,7 @@ AGAIN = Backoff(0.05, 1.0)
 """Seconds before the next pass after one that failed."""
 AT_ONCE = 64
 """Containers that are removed in one turn of the event loop."""
-MANY = 5
+MAX_NAMED = 5
 """More problems of one kind than this are not reported one by one."""
 
 
@@ -151,9 +151,9 @@ class Reconciler:
                 pass
             context.attention.clear()
 
-    def _in_step(self) -> None:
+    def _mark_reconciled(self) -> None:
         """Perform what was postponed until all running containers are known."""
-        self._parts.writes.in_step()
+        self._parts.writes.mark_reconciled()
         self._parts.owner_moves.resume()
 
     def _failed(self, error: Exception) -> None:
@@ -167,7 +167,8 @@ class Reconciler:
             self.failure = str(error)
             context.telemetry.problem("cannot reconcile with the runtime", err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
-                self._in_step()  # the runtime does not have a method that a pass needs: waiting is of no use
+                # The runtime does not have a method that a pass needs: waiting is of no use.
+                self._mark_reconciled()
         else:
             context.report_internal_error(error)
 
@@ -224,7 +225,7 @@ class Reconciler:
             await self._also(self._parts.quotas.once())  # those of pods that were enforced
         context.telemetry.count(metrics.RECONCILES)
         if not context.reconciled.is_set():
-            self._in_step()
+            self._mark_reconciled()
             self._sync_all()
             applied = applies_to(context.state, None)
             context.telemetry.event(
@@ -260,10 +261,10 @@ class Reconciler:
         if done is None:
             return
         context.report_errors(done)
-        self._parts.writes.moved(done, locate_again=False)
+        self._parts.writes.process_result(done, locate_again=False)
         running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
         found = await self._parts.cgroup_locator.find(running, self._worker)
-        await self._parts.writes.follow(found)
+        await self._parts.writes.write_now(found)
         self._report_without_cgroup([i for i in done.lost if i not in found], listing, began)
         await self._also(self._parts.quotas.once())
         await self._also(self._parts.mems.once())
@@ -308,7 +309,7 @@ class Reconciler:
             )
             if container is not None and runs:
                 lost.append(container)
-        if len(lost) > MANY:
+        if len(lost) > MAX_NAMED:
             context.telemetry.problem(
                 "cannot find the cgroups of many containers: their CPUs are not controlled"
             )

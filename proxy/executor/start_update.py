@@ -222,7 +222,9 @@ class StartUpdate:
 
     async def _make_room(self, container: Container) -> None:
         """Widen the cgroup above a container after a failed start, so that the next start can succeed."""
-        self._writes.moved(await self._context.kernel.run(self._context.enforcer.make_room, container))
+        self._writes.process_result(
+            await self._context.kernel.run(self._context.enforcer.make_room, container)
+        )
 
     def completed(self, flight: InflightCall, carried: CpuSet | None) -> None:
         """Record that an update was answered; ``carried`` is the set that the runtime has saved, if any."""

@@ -202,7 +202,7 @@ class StagedEnforcement:
         if not pods:
             return {}
         done: Enforced = await executor.kernel.run(executor.drift.enforce, list(pods))
-        executor.writes.moved(done)
+        executor.writes.process_result(done)
         executor.report_errors(done)
         return {pods[i]: str(error) for i, error in done.refused.items() if i in pods}
 

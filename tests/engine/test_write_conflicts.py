@@ -23,9 +23,9 @@ from proxy.engine.write_conflicts import (
     FIRST_S,
     LATEST_S,
     LONGEST_S,
-    MANY,
     PAUSE_S,
     QUIET_S,
+    REPAIRS_TO_CONFLICT,
     SOONEST_S,
     TRIES,
     URGENT_S,
@@ -137,19 +137,19 @@ class TestWriteConflict:
         )  # fmt: skip
 
     def test_a_conflict_is_reported_once_checked_and_ended(self) -> None:
-        many = UnattributedRepairs(MANY - 1, WRONG)
+        many = UnattributedRepairs(REPAIRS_TO_CONFLICT - 1, WRONG)
         playbook = Playbook(after(0), step) >> CpusetsRepaired(1, {"c": WRONG})
         playbook >> CpusetsRepaired(2, {"c": WRONG}) << CheckCpusets(("c",), FIRST_S)
         playbook >> WritersFound({"c": Author.RUNC})
         one = UnattributedRepairs(1, WRONG)
-        began = {"c": WriteConflict(0, MANY, 2, 2, WRONG, Author.RUNC)}
+        began = {"c": WriteConflict(0, REPAIRS_TO_CONFLICT, 2, 2, WRONG, Author.RUNC)}
         playbook << ReportDrift({"c": (one, Author.RUNC)}, began, ("c",)) << FindWriters({"c": WRONG})
         playbook >> WritersFound({"c": Author.SYSTEMD})
         playbook << ReportDrift({"c": (many, Author.SYSTEMD)}, {}, ("c",))
         playbook >> CpusetsRepaired(3, {}, {"c": CpuSet([7])})
         playbook >> ConflictsDue(3) << CheckCpusets(("c",), SOONEST_S)
         playbook >> ConflictsDue(3 + QUIET_S - 0.01) << CheckCpusets(("c",), SOONEST_S)
-        ended = WriteConflict(0, MANY, 2, 3, CpuSet([7]), Author.SYSTEMD)
+        ended = WriteConflict(0, REPAIRS_TO_CONFLICT, 2, 3, CpuSet([7]), Author.SYSTEMD)
         playbook >> ConflictsDue(3 + QUIET_S) << EndConflict("c", ended) << CheckCpusets(("c",), SOONEST_S)
         assert playbook >> ConflictsDue(4 + QUIET_S)
         assert not playbook.state.is_checking
@@ -167,7 +167,7 @@ class TestWriteConflict:
 def test_two_writes_are_not_a_conflict_and_the_third_is() -> None:
     assert not after(0, 1).conflicts
     conflict = after(0, 1, 2).conflicts["c"]
-    assert (conflict.began, conflict.times, conflict.found) == (0, MANY, WRONG)
+    assert (conflict.began, conflict.times, conflict.found) == (0, REPAIRS_TO_CONFLICT, WRONG)
 
 
 def test_writes_that_are_far_apart_never_make_a_conflict() -> None:
@@ -226,7 +226,9 @@ def test_a_conflict_begins_with_three_writes_within_the_window(steps: list[tuple
             continue
         times.append(now)
         known = repaired(known, now)
-        assert ("c" in known.conflicts) is (len(times) >= MANY and now - times[-MANY] <= WINDOW_S)
+        assert ("c" in known.conflicts) is (
+            len(times) >= REPAIRS_TO_CONFLICT and now - times[-REPAIRS_TO_CONFLICT] <= WINDOW_S
+        )
 
 
 @pytest.mark.parametrize(

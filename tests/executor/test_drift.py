@@ -402,10 +402,10 @@ def test_a_write_conflict_is_reported_and_repaired_ever_more_rarely(
         for gap in (0.5, 1, 2, 4, 8, 16, 32, LONGEST_S, LONGEST_S):
             write_as_another_program(world, writes, ls, "0-3")
             world.now += gap - 0.25
-            await world.executor.writes.follow([ls])
+            await world.executor.writes.write_now([ls])
             assert world.on(ls) == "0-3", "a repair is not due yet"
             world.now += 0.25
-            await world.executor.writes.follow([ls])
+            await world.executor.writes.write_now([ls])
             repaired += 1
             await done(world, repaired)
             assert world.on(ls) == "0-15"
@@ -433,7 +433,7 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(run_scenario: Callabl
             for _ in range(10):
                 write_as_another_program(world, writes, container, cpus)
                 world.now += 1
-                await world.executor.writes.follow([container])
+                await world.executor.writes.write_now([container])
                 assert world.on(container) == right
             which, pace = (
                 f"cpus={right} found={cpus} ",
@@ -442,7 +442,7 @@ def test_a_container_on_owned_cpus_is_repaired_each_second(run_scenario: Callabl
             assert [line for line in world.logged if which in line and pace in line]
         write_as_another_program(world, writes, ls, "4-5")  # those have no owner
         world.now += 1
-        await world.executor.writes.follow([ls])
+        await world.executor.writes.write_now([ls])
         assert world.on(ls) == "4-5"
 
     run_scenario(scenario)

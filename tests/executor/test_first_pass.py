@@ -67,10 +67,10 @@ def test_postponed_writes_are_done_after_the_first_reconcile(run_scenario: Calla
         ls = await world.run(await world.pod("ls", "LS"))
         world.executor.reconciled.clear()
         world.cgroups.sets[ls] = CpuSet.parse("0-3")
-        world.executor.writes.later([ls, "gone"])
+        world.executor.writes.write_soon([ls, "gone"])
         await world.quiet()
         assert world.on(ls) == "0-3"
-        world.executor.writes.in_step()
+        world.executor.writes.mark_reconciled()
         await world.until(lambda: world.on(ls) == "0-15")
 
     run_scenario(scenario)

@@ -201,7 +201,7 @@ def test_no_task_begins_after_the_close(run_scenario: Live) -> None:
         closing = asyncio.create_task(world.executor.close())
         world.executor.close = lambda **how: closing
         await closing
-        world.executor.writes.later(["any"])
+        world.executor.writes.write_soon(["any"])
         assert not world.executor._tasks
         await asyncio.sleep(0.02)
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0

@@ -161,12 +161,12 @@ def test_queued_jobs_move_no_container_after_a_release(run_scenario: Callable[..
         runtime_sync = world.make_runtime_sync()
         async with Leaving(world) as release:
             assert world.executor.state.runtime.unsaved
-            world.executor.writes.later([ls])
+            world.executor.writes.write_soon([ls])
             await release.begin()
             await over(world, release)
             world.executor.store.handle(ContainersUnsaved((ls,)))
             await runtime_sync.finish(10)
-            world.executor.writes.later([ls])
+            world.executor.writes.write_soon([ls])
             await cleared(world, world.executor.state.node.machine.online)
             await world.quiet()
             assert world.on(ls) == world.runtime.specs[ls] == ALL

@@ -191,7 +191,7 @@ class Suppression:
     async def _follow(self, moved: list[str]) -> None:
         """Write the BE pool to the kernel."""
         if moved:
-            await self._writes.follow(moved)
+            await self._writes.write_now(moved)
         else:  # groups above BE containers may hold the pool too
             await self._context.kernel.run(self._context.enforcer.enforce, ())
 

@@ -121,7 +121,7 @@ class Drift:
             while self._suspected:
                 ids, self._suspected = list(self._suspected), set()
                 for at in range(0, len(ids), AT_ONCE):
-                    await self._writes.follow(ids[at : at + AT_ONCE])
+                    await self._writes.write_now(ids[at : at + AT_ONCE])
                 await asyncio.sleep(GATHER_S)
         finally:
             self._looks = False
@@ -244,7 +244,7 @@ class Drift:
 
     async def _check(self, ids: Iterable[str], seconds: float) -> None:
         try:
-            await self._writes.follow(list(ids))
+            await self._writes.write_now(list(ids))
         except Exception as error:  # noqa: BLE001  the next check must come
             self._context.report_internal_error(error)
         await asyncio.sleep(seconds)

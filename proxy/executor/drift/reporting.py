@@ -17,7 +17,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 WRITE_CONFLICT = "another program keeps writing the cpuset of a container"
-MANY = 5
+MAX_NAMED = 5
 """How many of a kind are named one by one; the others are only counted."""
 
 
@@ -27,7 +27,7 @@ def report_repairs(context: NodeContext, report: ReportDrift) -> None:
     for repairs, author in report.repairs.values():
         telemetry.count(metrics.DRIFT_REPAIRED, repairs.times, author=author)
     repaired = [i for i in report.repairs if i in state.containers and i not in report.contested]
-    for container_id in repaired[:MANY]:
+    for container_id in repaired[:MAX_NAMED]:
         container, (repairs, author) = state.containers[container_id], report.repairs[container_id]
         telemetry.warning(
             "drift: another program wrote a cpuset: put back",
@@ -36,8 +36,10 @@ def report_repairs(context: NodeContext, report: ReportDrift) -> None:
             found=None if repairs.found is None else str(repairs.found) or "none",
             probably=None if author is Author.UNKNOWN else author,
         )
-    if len(repaired) > MANY:
-        telemetry.warning("drift: another program wrote more cpusets: put back", count=len(repaired) - MANY)
+    if len(repaired) > MAX_NAMED:
+        telemetry.warning(
+            "drift: another program wrote more cpusets: put back", count=len(repaired) - MAX_NAMED
+        )
 
 
 def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -> None:
@@ -45,7 +47,7 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
     state, telemetry = context.state, context.telemetry
     telemetry.count(metrics.WRITE_CONFLICTS, len(began))
     conflicting = [(state.containers[i], conflict) for i, conflict in began.items() if i in state.containers]
-    for container, conflict in conflicting[:MANY]:
+    for container, conflict in conflicting[:MAX_NAMED]:
         author = conflict.author or Author.UNKNOWN
         urgent = is_urgent(state, container.id, conflict.found)
         telemetry.problem(
@@ -59,7 +61,7 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
             putBack="each second, as exclusive CPUs are at stake" if urgent else "less and less often",
             advice=ADVICE[author],
         )
-    if len(conflicting) > MANY:
+    if len(conflicting) > MAX_NAMED:
         telemetry.problem("another program keeps writing the cpusets of many containers")
 
 

@@ -302,7 +302,7 @@ class UnitProperties:
         finally:
             if own is not None:
                 context.calls.complete(own)
-                self._writes.later([container_id])
+                self._writes.write_soon([container_id])
         return True
 
     def _caught_up(self) -> None:
@@ -310,7 +310,7 @@ class UnitProperties:
         late, self._late = self._late, []
         for flight in late:
             self._context.calls.complete(flight)
-            self._writes.later([flight.container_id])
+            self._writes.write_soon([flight.container_id])
 
     # -- in the worker ------------------------------------------------------------------------------------
 

@@ -183,6 +183,6 @@ class PendingCalls:
             self._executor.store.handle(SavedCpusLearned(container.id, None))
             if container.state in BEGUN:  # started without a request to us
                 self._executor.lifecycle.phase(container.id, BEGUN[container.state])
-                self._executor.writes.later([container.id])
+                self._executor.writes.write_soon([container.id])
         if container.state != "CREATED" and (start := self.starts.take(container.id)) is not None:
             start.over(0)  # it runs, or has run
