@@ -23,7 +23,7 @@ from proxy.allocation.cpu_request import container_cpus, pod_cpus, pod_level_cpu
 from proxy.allocation.trace import nodes_of
 from proxy.model.hint import Hints
 from proxy.model.idset import CpuSet, Mask, union
-from proxy.model.phrases import counted, nodes
+from proxy.model.phrases import counted, numa_nodes_text
 from proxy.model.requests import ContainerKind, PodRequests
 
 
@@ -150,9 +150,13 @@ def take_under(
     other_cpus = take(policy.topo, policy.options, pool - aligned_cpus, count - len(aligned_cpus), later)
     if steps is not None:
         if affinity is not None and other_cpus:
-            home = f"the sockets of {nodes(affinity)}" if policy.options.align_by_socket else nodes(affinity)
+            home = (
+                f"the sockets of {numa_nodes_text(affinity)}"
+                if policy.options.align_by_socket
+                else numa_nodes_text(affinity)
+            )
             free = f"only {counted(len(aligned_cpus), 'free CPU')}" if aligned_cpus else "no free CPUs"
-            where = nodes(nodes_of(policy.topo, other_cpus))
+            where = numa_nodes_text(nodes_of(policy.topo, other_cpus))
             steps.append(f"{home} had {free}, {len(other_cpus)} more from {where}")
         steps += later or ()
     return aligned_cpus | other_cpus

@@ -17,8 +17,7 @@ from proxy.allocation.packed import open_nodes, take_packed
 from proxy.allocation.split import Split, split
 from proxy.allocation.trace import nodes_of
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.phrases import counted, cpus
-from proxy.model.phrases import nodes as named
+from proxy.model.phrases import counted, cpus, numa_nodes_text
 
 
 def take_distributed(
@@ -54,10 +53,12 @@ def take_distributed(
     even_cpus, extra_cpus = _gather(topo, parts, chosen, group)
     if steps is not None:
         many = "from each of " if len(chosen.members) > 1 else "of "
-        members = named(Mask(nodes[i] for i in chosen.members))
+        members = numa_nodes_text(Mask(nodes[i] for i in chosen.members))
         steps.append(f"{counted(chosen.per_node, 'CPU')} {many}{members}: {cpus(even_cpus)}")
         if extra_cpus:
-            steps.append(f"{len(extra_cpus)} more of {named(nodes_of(topo, extra_cpus))}: {cpus(extra_cpus)}")
+            steps.append(
+                f"{len(extra_cpus)} more of {numa_nodes_text(nodes_of(topo, extra_cpus))}: {cpus(extra_cpus)}"
+            )
     return even_cpus | extra_cpus
 
 

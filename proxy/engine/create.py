@@ -58,8 +58,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import cpus as named_cpus
-from proxy.model.phrases import listed
-from proxy.model.phrases import nodes as named
+from proxy.model.phrases import listed, numa_nodes_text
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 
@@ -448,7 +447,7 @@ def _placed(
     mems, memory_reasons = owner_memory_nodes(
         state, request, cpus, f"{pod.key}/{name} {name}", counted_nodes(pod, granted.blocks)
     )
-    where = named(state.node.machine.nodes_of(cpus))
+    where = numa_nodes_text(state.node.machine.nodes_of(cpus))
     if cpus == state.last_cpus(f"{pod.key}/{name}"):
         why = f"{claimed.why}; keeps the CPUs of its earlier attempt"
     elif pod.reserved_for_pod is not None and cpus <= pod.reserved_for_pod.cpus:

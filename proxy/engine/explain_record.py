@@ -8,7 +8,7 @@ from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
 from proxy.model.explanation import Explanation, Fact, MovedContainer, Shortfall
 from proxy.model.idset import CpuSet
-from proxy.model.phrases import listed, nodes
+from proxy.model.phrases import listed, numa_nodes_text
 from proxy.model.quantity import show_quantity
 from proxy.model.quoting import printable
 from proxy.model.requests import ContainerResources, in_bytes
@@ -129,7 +129,7 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
     for device in request.devices:
         label = f"{device.resource} {device.name}" if device.resource else device.name
         label = printable(label)
-        where = f"near {nodes(device.nodes)}" if device.nodes else "near no NUMA node"
+        where = f"near {numa_nodes_text(device.nodes)}" if device.nodes else "near no NUMA node"
         facts.append(Fact(f"device {label}", where, device.source))
     facts += _preferences(pod)
     for defect in pod.defects:

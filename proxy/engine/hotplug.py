@@ -16,8 +16,7 @@ from proxy.engine.replacement_cpus import MissingCpus
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.machine import Machine
-from proxy.model.phrases import cpus
-from proxy.model.phrases import nodes as named
+from proxy.model.phrases import cpus, numa_nodes_text
 from proxy.model.workload import Container, Phase, Pool
 
 
@@ -84,7 +83,8 @@ class HardwareLoss(Struct, frozen=True):
                 text += f", {self.missing} fewer than it was promised"
             parts.append(text)
         if self.nodes:
-            parts.append(f"its memory of {named(self.nodes)} is gone: it has that of {named(self.mems)}")
+            gone, has = numa_nodes_text(self.nodes), numa_nodes_text(self.mems)
+            parts.append(f"its memory of {gone} is gone: it has that of {has}")
         return "; ".join(parts)
 
 

@@ -22,7 +22,7 @@ from proxy.engine.replacement_cpus import cpus_are_named, required_binding
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, union
 from proxy.model.koordinator import BindPolicy
-from proxy.model.phrases import counted, listed, nodes
+from proxy.model.phrases import counted, listed, numa_nodes_text
 from proxy.model.workload import Container, Phase, Pool
 
 
@@ -82,10 +82,11 @@ def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) 
     if len(cpus) != len(own):
         return f"it has {counted(len(own), 'CPU')}, not {len(cpus)}"
     on_nodes, mems = node.machine.nodes_of(cpus), state.desired_mems(container)
+    location = f"CPUs {listed(cpus)} are on {numa_nodes_text(on_nodes)}"
     if not on_nodes <= mems:
-        return f"CPUs {listed(cpus)} are on {nodes(on_nodes)}, and its memory may be on {nodes(mems)} only"
+        return f"{location}, and its memory may be on {numa_nodes_text(mems)} only"
     if node.policy.is_strict and len(on_nodes) > len(has := node.machine.nodes_of(own)):
-        return f"CPUs {listed(cpus)} are on {nodes(on_nodes)}, and it is on {nodes(has)} only"
+        return f"{location}, and it is on {numa_nodes_text(has)} only"
     binding = required_binding(node, state.pods.get(container.pod.sandbox_id) or container.pod)
     if binding is not BindPolicy.NONE and not holds(node.topology, cpus, binding):
         wanted = "whole cores" if binding is BindPolicy.FULL_PCPUS else "one CPU of each core"

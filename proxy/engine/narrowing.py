@@ -22,8 +22,7 @@ from msgspec import Struct, structs
 from proxy.engine.placement import without_hook_limits
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask, union
-from proxy.model.phrases import listed
-from proxy.model.phrases import nodes as named
+from proxy.model.phrases import listed, numa_nodes_text
 from proxy.model.workload import Container, Placement
 
 _NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
@@ -76,16 +75,15 @@ def narrowed(
     if limits.mems is not None:
         memory_nodes = state.node.machine.memory_nodes
         promised = Mask.from_bits(union(block.affinity.bits for block in placement.blocks))
-        message = (
-            f"cannot bind {container.ref} to memory of {named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
-        )
+        named, by = numa_nodes_text(limits.mems), limits.mems_by or limits.by
+        message = f"cannot bind {container.ref} to memory of {named}{_BY}{by}"
         if not limits.mems or not limits.mems <= memory_nodes:
-            problems.append(f"{message}: there is memory on {named(memory_nodes)} only")
+            problems.append(f"{message}: there is memory on {numa_nodes_text(memory_nodes)} only")
         elif not promised <= limits.mems:
-            problems.append(f"{message}: it was promised memory of {named(promised)}")
+            problems.append(f"{message}: it was promised memory of {numa_nodes_text(promised)}")
         else:
             reasons = _without(placement.reasons, _MEMORY)
-            why = f"{_MEMORY}{named(limits.mems)}{_BY}{limits.mems_by or limits.by}"
+            why = f"{_MEMORY}{named}{_BY}{by}"
             placement = structs.replace(placement, mems=limits.mems, reasons=(*reasons, why))
     if placement == container.placement:
         return container, "; ".join(problems)

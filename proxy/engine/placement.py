@@ -34,9 +34,7 @@ from proxy.model.grants import Blocks
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.model.machine import Machine
-from proxy.model.phrases import listed
-from proxy.model.phrases import nodes as named
-from proxy.model.phrases import nodes as nodes_text
+from proxy.model.phrases import listed, numa_nodes_text
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
@@ -96,7 +94,9 @@ def unmet_limit(state: NodeState, claimed: Claim) -> str:
     if limit is None or not state.pools.of(claimed.pool).isdisjoint(limit):
         return ""
     where = (
-        named(claimed.nodes) if claimed.nodes is not None else f"CPUs {listed(claimed.within or CpuSet())}"
+        numa_nodes_text(claimed.nodes)
+        if claimed.nodes is not None
+        else f"CPUs {listed(claimed.within or CpuSet())}"
     )
     pool = claimed.pool if claimed.pool is Pool.SHARED else claimed.pool.upper()
     return f"nothing is left of the {pool} pool on {where}: it runs on the whole pool"
@@ -117,7 +117,9 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
     nodes = burst_nodes(pools, _limit(pod, request), state.node.strategy or NumaStrategy.MOST_ALLOCATED)
     if not nodes or nodes == Mask(node for node, cpus in pools.items() if cpus):
         return claimed
-    return structs.replace(claimed, nodes=nodes, why=f"{claimed.why}, of {named(nodes)} (ConstrainedBurst)")
+    return structs.replace(
+        claimed, nodes=nodes, why=f"{claimed.why}, of {numa_nodes_text(nodes)} (ConstrainedBurst)"
+    )
 
 
 def _limit(pod: Pod, request: Request) -> int | None:
@@ -259,7 +261,7 @@ def owner_memory_nodes(
     machine = state.node.machine
     named = _named(machine, request)
     if named is not None:
-        return named, (f"memory of {nodes_text(named)}, which the request names",)
+        return named, (f"memory of {numa_nodes_text(named)}, which the request names",)
     if bound is not None:
         return bound, (counted_memory_reason(bound),)
     if not state.node.follow_mems:
@@ -273,8 +275,8 @@ def owner_memory_nodes(
     mems = memory_nodes_for(machine, cpus, request.memory_limit, promised)
     if mems == near:
         return mems, ()
-    cause = f"{nodes_text(near)} cannot hold its limit in addition to what is promised there"
-    return mems, (f"memory of {nodes_text(mems)}: {cause}",)
+    cause = f"{numa_nodes_text(near)} cannot hold its limit in addition to what is promised there"
+    return mems, (f"memory of {numa_nodes_text(mems)}: {cause}",)
 
 
 def named_memory_nodes(state: NodeState, request: Request) -> Mask:
@@ -303,4 +305,4 @@ def pool_memory_nodes(state: NodeState, request: Request, nodes: Mask | None) ->
 
 def counted_memory_reason(nodes: Mask) -> str:
     """Return the sentence for memory that is counted by NUMA node."""
-    return f"memory of {nodes_text(nodes)}, where its limit is counted"
+    return f"memory of {numa_nodes_text(nodes)}, where its limit is counted"

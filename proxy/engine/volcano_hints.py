@@ -19,7 +19,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
 from proxy.model.koordinator import NumaPolicy
 from proxy.model.options import TopologyPolicy
-from proxy.model.phrases import nodes as named
+from proxy.model.phrases import numa_nodes_text
 
 VOLCANO = "volcano"
 _BY_STRICTNESS = tuple(TopologyPolicy)
@@ -52,7 +52,7 @@ def decide_with_preferences(
         )
     if policy is not None:
         tries.append((policy, None))
-    why = "" if on_machine or nodes is None else f"{named(nodes)} cannot be found here"
+    why = "" if on_machine or nodes is None else f"{numa_nodes_text(nodes)} cannot be found here"
     for under, on in tries:
         hint = TopologyHint(on, preferred=True) if on else None
         decision = decide(structs.replace(context, policy=under, volcano_hint=hint))
@@ -68,7 +68,7 @@ def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDeci
 
 def _unmet(policy: TopologyPolicy | None, nodes: Mask | None, why: str) -> InputDefect:
     preferences = [f"policy {policy}"] if policy else []
-    preferences += [named(nodes)] if nodes else []
+    preferences += [numa_nodes_text(nodes)] if nodes else []
     return InputDefect(
         f"cannot meet what Volcano's scheduler prefers ({', '.join(preferences)}): {why}", DefectKind.WISH
     )

@@ -36,6 +36,6 @@ def no_cpus(absent: CpuSet) -> str:
     return f"there {'is' if len(absent) == 1 else 'are'} no {cpus(absent)}"
 
 
-def nodes(mask: Mask) -> str:
+def numa_nodes_text(mask: Mask) -> str:
     """Name nodes: ``NUMA node 2``, ``NUMA nodes 0-1``."""
     return f"NUMA node{'' if len(mask) == 1 else 's'} {listed(mask)}"

@@ -59,8 +59,7 @@ from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KeepQuota
 from proxy.model.phrases import cpus as named_cpus
-from proxy.model.phrases import cpus_are, listed
-from proxy.model.phrases import nodes as named_nodes
+from proxy.model.phrases import cpus_are, listed, numa_nodes_text
 from proxy.model.requests import ContainerKind, PodRequests
 from proxy.model.workload import MOST_CPU_SHARES, KubeQos, Pod, Pool, QosClass, Request
 
@@ -190,14 +189,16 @@ def claim(
         return Claim(Pool.BE, why, within=pod.cpuset)
     if row in (DecisionRow.BE_ON_NODES, DecisionRow.SHARED_ON_NODES) and pod.nodes:
         why = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
-        return Claim(pool, f"{_class(pod)} pod: {why} binds it to {named_nodes(pod.nodes)}", nodes=pod.nodes)
+        return Claim(
+            pool, f"{_class(pod)} pod: {why} binds it to {numa_nodes_text(pod.nodes)}", nodes=pod.nodes
+        )
     if may_own(pod) and not problem:
         count = whole_cpus(request) if kubelet_reported_count is None else kubelet_reported_count
         own = _own(request, online, count, static=static, excludes_be=pod.qos is not QosClass.LSR)
         if own is not None:
             return own
     if pod.volcano_nodes and pool is Pool.SHARED and not problem:
-        why = f"{why}, of {named_nodes(pod.volcano_nodes)}, which Volcano's scheduler chose"
+        why = f"{why}, of {numa_nodes_text(pod.volcano_nodes)}, which Volcano's scheduler chose"
         return Claim(pool, why, nodes=pod.volcano_nodes)
     return Claim(pool, why, problem=problem)
 

@@ -21,7 +21,7 @@ from proxy.model.errors import InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.phrases import cpus as named
-from proxy.model.phrases import nodes as nodes_named
+from proxy.model.phrases import numa_nodes_text
 from proxy.simulate.documents import Document, documents, read_bytes
 from proxy.topology.description import load_machine
 from proxy.topology.facts import section
@@ -71,7 +71,7 @@ def check_plugins(
                 if device.nodes is not None and not device.nodes <= nodes:
                     raise InputError(
                         f"cannot use the devices of {path}: {resource} {device.id} is near "
-                        f"{nodes_named(device.nodes)}, and {machine.name} has nodes {nodes}"
+                        f"{numa_nodes_text(device.nodes)}, and {machine.name} has nodes {nodes}"
                     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.phrases import ROOM, cpus, listed, nodes
+from proxy.model.phrases import ROOM, cpus, listed, numa_nodes_text
 from proxy.model.quoting import MESSAGE, escaped, message, printable, quoted, shown, storable_name
 
 ANY = st.text(st.characters() | st.sampled_from("\ud800\udfff\u202e\x00\n\x1b'\"\\"))
@@ -86,7 +86,7 @@ def test_names_of_kubernetes_are_kept_as_they_are() -> None:
 
 def test_sets_in_sentences() -> None:
     assert (cpus(CpuSet([6])), cpus(CpuSet([0, 1, 2]))) == ("CPU 6", "CPUs 0-2")
-    assert nodes(Mask([0, 2])) == "NUMA nodes 0,2"
+    assert numa_nodes_text(Mask([0, 2])) == "NUMA nodes 0,2"
     sparse = CpuSet(range(0, 8192, 2))
     assert listed(sparse).startswith("0,2,4,6,")
     assert listed(sparse).endswith(",... (4096 CPUs)")

@@ -28,7 +28,7 @@ from proxy.allocation.devices.state import DeviceState
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.phrases import nodes as named
+from proxy.model.phrases import numa_nodes_text
 from proxy.model.requests import PodRequests
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
@@ -193,7 +193,7 @@ def _choose(
             f" Requested: {taking.needed}, Available: {len(available)}"
         )
     aligned, unaligned, nowhere = _parted(state, resource, available, mask)
-    where = named(mask) if mask else "no nodes"
+    where = numa_nodes_text(mask) if mask else "no nodes"
     if taking.needed < len(aligned):
         choice = _preferred(prefer, aligned, taking, count)
         enough = taking.take(choice, "the plugin prefers them among those near the nodes decided on")

@@ -32,7 +32,7 @@ from proxy.allocation.packed import NotEnoughCpus
 from proxy.allocation.split import split
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
-from proxy.model.phrases import nodes
+from proxy.model.phrases import numa_nodes_text
 
 
 def bind(
@@ -218,7 +218,7 @@ def _evenly(
             shares = {node: part for node, part in sorted(shares.items()) if part}
             if steps is not None:
                 parts = " + ".join(map(str, shares.values()))
-                steps.append(f"in even parts over {nodes(Mask(shares))}: {parts}")
+                steps.append(f"in even parts over {numa_nodes_text(Mask(shares))}: {parts}")
             chosen = CpuSet()
             for node, part in shares.items():
                 inside = CpuSet.from_bits(candidates & topo.nodes[node])

@@ -27,7 +27,7 @@ from proxy.allocation.koordinator.bind_request import (
 from proxy.allocation.koordinator.node_shares import CPU, InsufficientError, cpu_unit, divide, whole_cpus
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
-from proxy.model.phrases import nodes as named
+from proxy.model.phrases import numa_nodes_text
 from proxy.model.workload import Container, Phase, Pod, Pool
 
 
@@ -130,7 +130,7 @@ def choose(
             if not even or len(nodes) < 2:
                 return bind(topology, inside, count, request, binding.taken, steps)
             return _evenly(topology, inside, count, request, binding.taken, nodes, steps)
-        steps.append(f"{named(nodes)} had only {len(inside)} free")
+        steps.append(f"{numa_nodes_text(nodes)} had only {len(inside)} free")
     return bind(topology, free, count, request, binding.taken, steps)
 
 

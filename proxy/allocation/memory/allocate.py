@@ -28,7 +28,7 @@ from proxy.allocation.memory.state import MemoryRefused, MemoryState
 from proxy.model.grants import Block, Blocks
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
-from proxy.model.phrases import nodes
+from proxy.model.phrases import numa_nodes_text
 from proxy.model.quantity import show_quantity
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 
@@ -90,8 +90,10 @@ def _choose(
             )
         if merged.preferred and not best.preferred:
             raise MemoryRefused("failed to find the default preferred hint")
-        return best.affinity, [f"no nodes were decided on; the best for its memory: {nodes(best.affinity)}"]
-    reasons = [f"decided on: {nodes(mask)}"]
+        return best.affinity, [
+            f"no nodes were decided on; the best for its memory: {numa_nodes_text(best.affinity)}"
+        ]
+    reasons = [f"decided on: {numa_nodes_text(mask)}"]
     in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask)
     if in_group or not _has_free(state, mask, amounts):
         wider = suitable.best(mask)
@@ -101,7 +103,7 @@ def _choose(
             raise MemoryRefused("failed to find the extended preferred hint")
         if wider.affinity != mask:
             reason = "serves a group" if in_group else "too little free memory there"
-            reasons.append(f"{reason}; enough on {nodes(wider.affinity)}")
+            reasons.append(f"{reason}; enough on {numa_nodes_text(wider.affinity)}")
         mask = wider.affinity
     if violates_groups(state, mask):
         raise MemoryRefused("preferred hint violates NUMA node allocation")
