@@ -249,7 +249,10 @@ class Enforcer:
         return None if self._busy(container_id) else self._held.get(container_id)
 
     def forget(self, ids: Collection[str] | None = None) -> None:
-        """Forget which cpusets containers hold, all if None: other values are right from now on."""
+        """Drop the record of the last written cpusets (of all containers if None).
+
+        A different value in the kernel is then no drift.
+        """
         self._held = {} if ids is None else {i: cpus for i, cpus in self._held.items() if i not in ids}
 
     def path_of(self, container: Container) -> str | None:

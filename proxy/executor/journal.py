@@ -58,7 +58,8 @@ class Journal:
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
     quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
     ``x/`` partitions, ``m/`` a move of an owner under way (``codec``), ``d/`` and ``dr/`` the
-    devices of a pod and the resources of device plug-ins (``proxy.engine.device_book``).
+    devices of a pod and the resources of device plug-ins (``proxy.engine.device_book``), ``e/`` to which
+    pods the plan is applied (``proxy.engine.enforcement_state``).
 
     Attributes:
         limit: Seconds to wait for a write.

@@ -54,7 +54,8 @@ QUEUE_LIMIT = 1024
 AT_ONCE = 16
 """Events that are handled in one turn of the event loop."""
 MOMENT_S, LATER_S = 0.5, 3.0
-"""Seconds to wait for a call's answer after its event; the second if doubts caused a pass just before."""
+"""Seconds to wait for a call's answer after its event; the second value applies where unresolved events
+requested a reconcile pass within the last ``LATER_S`` seconds."""
 UNCLEAR_LIMIT = 256
 BEHIND_S = 60.0
 """Seconds for which the runtime's list may be behind its events."""

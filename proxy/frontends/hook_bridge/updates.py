@@ -1,10 +1,10 @@
-"""What hooks want of other containers, done apart from all calls.
+"""Apply the updates that hooks request for other containers, independently of held calls.
 
-Updates wait in a bounded place, the newest of each field of each container: a hook that sends too many
-overwrites its own. They are carried out some a second. CPUs narrow the container's placement, and the
-kernel follows as it does when pools change; the rest is one UpdateContainerResources of our own, which
-carries the container's CPUs as all of them do. While a call for the container is at the runtime, its
-updates wait: the last one would be in effect, and it would be unknown which one that was.
+At most ``MOST`` containers wait; for each field only the newest value is kept. At most ``PER_SECOND`` updates
+are applied a second. CPUs narrow the container's placement, and the kernel follows as it does when pools
+change; the other fields are sent in one UpdateContainerResources of our own, which carries the container's
+CPUs as all of them do. While a call for the container is at the runtime, its updates wait: the last one would
+be in effect, and it would be unknown which one that was.
 
 There are no answers: what cannot be done is reported in ``problems``.
 """

@@ -111,7 +111,7 @@ class ForeignCall:
 
     @contextlib.contextmanager
     def or_lost(self) -> Iterator[None]:
-        """Lose the call if what is done with its decision fails."""
+        """Mark the call as lost if the block raises."""
         try:
             yield
         except BaseException:
