@@ -61,20 +61,22 @@ def hook_parts_of(
     updates = Updates(executor, start_update, owned_cpus=owned)
     engine = HookEngine(executor.telemetry.problem, updates.take)
     learning = Backfill(executor, engine)
-    following = LifecycleEvents(
+    lifecycle_events = LifecycleEvents(
         executor, engine, learning.resumed, learning.later, learning.in_call, owned_cpus=owned
     )
-    learning.following = following
+    learning.lifecycle_events = lifecycle_events
     library = HookRegistry(
         config,
         engine,
-        lambda: following.everything() if executor.reconciled.is_set() else None,
+        lambda: lifecycle_events.everything() if executor.reconciled.is_set() else None,
         executor.telemetry.problem,
         executor.telemetry.event,
         marks=marks,
     )
     learn, spawn = learning.in_call, flow.spawn
-    dispatcher = HookDispatcher(executor, engine, updates, following, spawn, adopt, learn, owned_cpus=owned)
-    executor.store.subscribe(following)
+    dispatcher = HookDispatcher(
+        executor, engine, updates, lifecycle_events, spawn, adopt, learn, owned_cpus=owned
+    )
+    executor.store.subscribe(lifecycle_events)
     flow.hook(HookBridge(dispatcher))
     return HookParts(engine, library, updates, learning)

@@ -45,7 +45,7 @@ NOTABLE = frozenset(
 """The messages of the log that become notices."""
 
 
-class Notice(Struct, frozen=True):
+class FeedNotice(Struct, frozen=True):
     """Something that happened.
 
     Attributes:
@@ -78,7 +78,7 @@ class ChangeFeed(Observer):
         self._wall_clock = wall_clock
         self._run = secrets.token_hex(4)
         self._number = 0
-        self._notices: deque[Notice] = deque(maxlen=KEPT)
+        self._notices: deque[FeedNotice] = deque(maxlen=KEPT)
         self._changed = asyncio.Event()
         self._followed = False
         state = store.state
@@ -148,7 +148,7 @@ class ChangeFeed(Observer):
 
     def _note(self, message: str, keys: dict[str, str]) -> None:
         self._count()
-        self._notices.append(Notice(self._number, self._wall_clock(), message, keys))
+        self._notices.append(FeedNotice(self._number, self._wall_clock(), message, keys))
 
     def _count(self) -> None:
         self._number += 1

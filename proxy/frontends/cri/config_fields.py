@@ -12,7 +12,7 @@ from typing import Generic, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.hook_bridge.facts import pod_facts
+from proxy.frontends.hook_bridge.facts import hook_pod_facts
 from proxy.frontends.hook_bridge.lazy import LazyList, LazyMap
 from proxy.frontends.hook_bridge.object_cache import ContainerIdentity
 from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Resources
@@ -119,7 +119,7 @@ def cdi_devices_of(unread: _Container) -> tuple[str, ...]:
 def unread_pod_facts(pod: Pod, config: PackedMessage[pb.PodSandboxConfig], handler: str = "") -> PodFacts:
     """Return the facts of a pod, whose labels and annotations are read at the first access."""
     labels, annotations = LazyMap(labels_of, config), LazyMap(annotations_of, config)
-    return pod_facts(pod, labels, annotations, handler)
+    return hook_pod_facts(pod, labels, annotations, handler)
 
 
 def unread_container_facts(

@@ -29,13 +29,13 @@ class Backfill:
     """Looks up missing facts, and notifies hooks."""
 
     def __init__(self, executor: NodeContext, hooks: HookCaller) -> None:
-        """Prepare; ``following`` is set before anything is looked up.
+        """Prepare; ``lifecycle_events`` is set before anything is looked up.
 
         Args:
             executor: The node.
             hooks: Notifies hooks.
         """
-        self.following: LifecycleEvents | None = None
+        self.lifecycle_events: LifecycleEvents | None = None
         self._executor = executor
         self._hooks = hooks
         self._worker = Worker("hooks-learn", executor.report_internal_error)
@@ -60,12 +60,12 @@ class Backfill:
         It came without a call that was seen here, and lists have not been learned from since. Where the
         runtime does not answer soon the call continues without.
         """
-        following = self.following
-        if following is None:
+        lifecycle_events = self.lifecycle_events
+        if lifecycle_events is None:
             return
         try:
             async with asyncio.timeout(IN_CALL_S), self._asked:
-                if following.lacks(target):
+                if lifecycle_events.lacks(target):
                     await self._learned()
         except TimeoutError:
             pass
@@ -95,8 +95,8 @@ class Backfill:
                 "cannot show hooks the labels and annotations of earlier containers", err=error
             )
             return False
-        if self.following is not None:
-            self.following.learn(pods, containers)
+        if self.lifecycle_events is not None:
+            self.lifecycle_events.learn(pods, containers)
         return True
 
     async def _go_on(self) -> None:
@@ -116,8 +116,8 @@ class Backfill:
             self._notify_now()
 
     def _notify_now(self) -> None:
-        if self.following is not None:
-            self._hooks.notify(self.following.everything())
+        if self.lifecycle_events is not None:
+            self._hooks.notify(self.lifecycle_events.everything())
 
     def close(self) -> None:
         """End the worker."""

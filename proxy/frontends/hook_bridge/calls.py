@@ -58,7 +58,7 @@ class HookBridge:
         """Prepare; no hook is called yet."""
         self._dispatcher = dispatcher
         self._executor = dispatcher.executor
-        self._following = dispatcher.following
+        self._lifecycle_events = dispatcher.lifecycle_events
         self._before: Mapping[str, Callable[[UndecidedCall, str, Handle], None]] = {
             PreStartContainer.NAME: self._start,
             PreUpdateContainerResources.NAME: UpdateQueue(dispatcher).update,
@@ -100,7 +100,7 @@ class HookBridge:
 
     def ran(self, pod: Pod, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
-        self._following.ran(pod, call.hook_view())
+        self._lifecycle_events.ran(pod, call.hook_view())
 
     # -- creates ------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class HookBridge:
         self, call: UndecidedCall, container: Container, go: Callable[[UndecidedCall, Container], None]
     ) -> None:
         """See ``HookGateway``."""
-        if self._following.lacks(container.pod.sandbox_id):
+        if self._lifecycle_events.lacks(container.pod.sandbox_id):
             self._dispatcher.spawn(call, self._create_later(call, container.id, go))
         else:
             self._create(call, container, go)
@@ -158,16 +158,16 @@ class HookBridge:
 
     def leaves(self, token: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
-        self._following.sent[token] = call.hook_view().remembered()
+        self._lifecycle_events.sent[token] = call.hook_view().remembered()
         if isinstance(call.state, CallContext):
             call.state.body = None  # hooks do not start again once it has left
 
     def _creating(self, call: UndecidedCall, container: Container) -> PreCreateContainer:
-        pod, following = container.pod, self._following
+        pod, lifecycle_events = container.pod, self._lifecycle_events
         view: HookView = call.hook_view()
-        known = following.memory.pod(pod.sandbox_id)
+        known = lifecycle_events.memory.pod(pod.sandbox_id)
         facts = remembered_pod_facts(pod, known) if known else view.pod(pod)
-        return PreCreateContainer(facts, view.container(), following.decision(container))
+        return PreCreateContainer(facts, view.container(), lifecycle_events.decision(container))
 
     def _placed(
         self, call: UndecidedCall, placed: Container, state: NodeState, offered: CpuSet, outcome: Outcome
@@ -226,7 +226,10 @@ class HookBridge:
             step()
 
     def _start_known(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
-        container, following = self._executor.state.containers.get(container_id), self._following
+        container, lifecycle_events = (
+            self._executor.state.containers.get(container_id),
+            self._lifecycle_events,
+        )
         if container is None or container.phase not in STARTABLE:
             go(call)  # the runtime reports what is wrong with any other
             return
@@ -235,16 +238,16 @@ class HookBridge:
             if not self._dispatcher.refuses(call, outcome) and not self._dispatcher.relays(call):
                 go(call)
 
-        event = PreStartContainer(*following.facts(container), following.decision(container))
+        event = PreStartContainer(*lifecycle_events.facts(container), lifecycle_events.decision(container))
         self._dispatcher.call_hooks(call, event, decided)
 
     def updated(self, container_id: str, call: UndecidedCall) -> None:
         """See ``HookGateway``."""
-        self._following.updated(container_id, call.hook_view())
+        self._lifecycle_events.updated(container_id, call.hook_view())
 
     def _end(self, call: UndecidedCall, target: str, go: Handle) -> None:
         """Call hooks before a stop or a removal, which continues whatever they answer."""
-        if self._following.lacks(target):
+        if self._lifecycle_events.lacks(target):
             end = partial(self._end_known, call, target, go)
             self._dispatcher.spawn(call, self._later(call, target, end))
         else:
@@ -264,22 +267,24 @@ class HookBridge:
 
     def _ending(self, call: UndecidedCall, target: str) -> Point | None:
         """Return the event before a stop or a removal; None where it stops or removes nothing."""
-        following, state, point = self._following, self._executor.state, ENDING[call.method]
+        lifecycle_events, state, point = self._lifecycle_events, self._executor.state, ENDING[call.method]
         if point == PreStopPodSandbox.NAME:
             pod = state.pods.get(target)
-            return None if pod is None else PreStopPodSandbox(following.pod(pod))
+            return None if pod is None else PreStopPodSandbox(lifecycle_events.pod(pod))
         if point == PreRemovePodSandbox.NAME:
-            pod = following.find_pod(target)
-            return None if pod is None else PreRemovePodSandbox(following.pod(pod))
+            pod = lifecycle_events.find_pod(target)
+            return None if pod is None else PreRemovePodSandbox(lifecycle_events.pod(pod))
         container = state.containers.get(target)
         if container is None:
             return None
         if point == PreRemoveContainer.NAME:
-            return PreRemoveContainer(*following.facts(container))
+            return PreRemoveContainer(*lifecycle_events.facts(container))
         if container.phase is Phase.EXITED:
             return None
         grace = call.hook_view().grace()
-        return PreStopContainer(*following.facts(container), following.decision(container), grace)
+        return PreStopContainer(
+            *lifecycle_events.facts(container), lifecycle_events.decision(container), grace
+        )
 
 
 def _refused_by_hook(message: str) -> Verdict:

@@ -39,7 +39,7 @@ class HookDispatcher:
         executor: NodeExecutor,
         hooks: HookCaller,
         updates: Updates,
-        following: LifecycleEvents,
+        lifecycle_events: LifecycleEvents,
         spawn: SpawnForCall,
         adopt: LookUp,
         learn: LookUp,
@@ -52,7 +52,7 @@ class HookDispatcher:
             executor: The node.
             hooks: Calls the hooks.
             updates: Does what hooks want of other containers.
-            following: Has the facts that hooks are called with.
+            lifecycle_events: Has the facts that hooks are called with.
             spawn: Runs a coroutine that decides a call.
             adopt: Adopts a container that a call names and that is not known.
             learn: Looks up the facts of a container or sandbox that are missing.
@@ -60,7 +60,7 @@ class HookDispatcher:
         """
         self.hooks = hooks
         self.executor = executor
-        self.following = following
+        self.lifecycle_events = lifecycle_events
         self.spawn = spawn
         self._updates = updates
         self._adopt = adopt
@@ -69,13 +69,15 @@ class HookDispatcher:
 
     def knows(self, container_id: str) -> bool:
         """Return whether a container and its facts are known."""
-        return container_id in self.executor.state.containers and not self.following.lacks(container_id)
+        return container_id in self.executor.state.containers and not self.lifecycle_events.lacks(
+            container_id
+        )
 
     async def look_up(self, target: str, *, adopt: bool = True) -> None:
         """Find out the facts of a container, or of a sandbox, which is never adopted, where possible."""
         if adopt and target not in self.executor.state.containers:
             await self._adopt(target)
-        if self.following.lacks(target):
+        if self.lifecycle_events.lacks(target):
             await self._learn(target)
 
     def answers(self, event: Point) -> Answers:

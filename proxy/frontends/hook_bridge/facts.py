@@ -22,7 +22,7 @@ _NO_CPUS = CpuSet()
 _OBSERVED = "the plan is not applied to its pod"
 
 
-def pod_facts(
+def hook_pod_facts(
     pod: Pod, labels: Mapping[str, str], annotations: Mapping[str, str], handler: str = ""
 ) -> PodFacts:
     """Return the facts of a pod.
@@ -57,8 +57,8 @@ def remembered_pod_facts(pod: Pod, known: RememberedPod | None) -> PodFacts:
             is.
     """
     if known is None:
-        return pod_facts(pod, {}, {})
-    return pod_facts(pod, *known.texts.of_pod(), known.handler)
+        return hook_pod_facts(pod, {}, {})
+    return hook_pod_facts(pod, *known.texts.of_pod(), known.handler)
 
 
 def existing_facts(container: Container, known: RememberedContainer | None) -> ContainerFacts:
@@ -106,7 +106,7 @@ def decision_of(state: NodeState, container: Container, owned_cpus: bool = False
     )
 
 
-def pools_of(state: NodeState) -> Pools:
+def hook_pools(state: NodeState) -> Pools:
     """Return the pools. A container that is being created has no id yet: its CPUs are owned."""
     holders = [c for c in state.containers.values() if c.placement.pool is Pool.OWN]
     observed = {c.owner for c in holders if not applies_to(state, c.pod)}

@@ -24,7 +24,7 @@ from proxy.executor.observer import Observer
 from proxy.frontends.hook_bridge.facts import (
     decision_of,
     existing_facts,
-    pools_of,
+    hook_pools,
     remembered_pod_facts,
 )
 from proxy.frontends.hook_bridge.object_cache import ObjectCache
@@ -92,8 +92,8 @@ class LifecycleEvents(Observer):
         self._resumed = resumed
         self._lacks = lacks
         self._learn = learn
-        self._rested = False
-        self._stirred = False
+        self._was_leaving = False
+        self._comparison_scheduled = False
         self.memory = ObjectCache()
         self.stopped: dict[str, Pod] = {}
         self.sent: dict[str, RememberedContainer | Callable[[], RememberedContainer]] = {}
@@ -133,7 +133,7 @@ class LifecycleEvents(Observer):
         pods = [*state.pods.values(), *self.stopped.values()]
         return Synchronize(
             state.node.machine,
-            pools_of(state),
+            hook_pools(state),
             [self.pod(pod) for pod in pods if pod.sandbox_id not in self._executor.state.runtime.arriving],
             [Running(*self.facts(c), self.decision(c)) for c in containers],
         )
@@ -249,8 +249,8 @@ class LifecycleEvents(Observer):
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
         """See ``Observer``."""
         state = self._executor.state
-        rested, self._rested = self._rested, self._executor.store.mode.is_leaving
-        if rested and not self._rested:
+        was_leaving, self._was_leaving = self._was_leaving, self._executor.store.mode.is_leaving
+        if was_leaving and not self._was_leaving:
             self._resumed()
         for sandbox_id in [
             i for i in self.stopped if i not in pods and state.runtime.changes.is_unchanged(i, since)
@@ -272,19 +272,19 @@ class LifecycleEvents(Observer):
 
     def _compare_soon(self) -> None:
         """Compare soon. What changes several times before the loop turns is one event."""
-        if not self._stirred:
-            self._stirred = True
+        if not self._comparison_scheduled:
+            self._comparison_scheduled = True
             asyncio.get_running_loop().call_soon(self._compare)
 
     def _compare(self) -> None:
-        self._stirred = False
+        self._comparison_scheduled = False
         before, now = self._state, self._executor.state
         self._state = now
         was, machine = before.node.machine, now.node.machine
         if was is not machine and was != machine:
             self.notify(MachineChanged, lambda: MachineChanged(was, machine))
         if PoolsChanged.NAME in self._hooks.points:
-            old, new = pools_of(before), pools_of(now)
+            old, new = hook_pools(before), hook_pools(now)
             if old != new:
                 self.notify(PoolsChanged, lambda: PoolsChanged(old, new))
 

@@ -1,4 +1,4 @@
-"""UpdateContainerResources past the hooks: of one container in the order in which they came.
+"""Keep the UpdateContainerResources calls of one container in order while hooks are called for them.
 
 Without hooks, updates go to the runtime as they come. A hook that takes longer for the first than for the
 second must not reverse them: the last request is to be in effect. So where hooks do not answer at once, the
@@ -78,7 +78,10 @@ class UpdateQueue:
         if container is None or container.phase is Phase.EXITED:
             go(call)
             return None
-        following, offered = self._dispatcher.following, self._executor.state.cpus_without_hooks(container)
+        lifecycle_events, offered = (
+            self._dispatcher.lifecycle_events,
+            self._executor.state.cpus_without_hooks(container),
+        )
 
         def decided(outcome: Outcome) -> None:
             applied = self._dispatcher.apply(call, outcome)
@@ -88,8 +91,8 @@ class UpdateQueue:
 
         answers = self._dispatcher.answers(
             PreUpdateContainerResources(
-                *following.facts(container),
-                following.decision(container),
+                *lifecycle_events.facts(container),
+                lifecycle_events.decision(container),
                 *call.hook_view().update(),
             )
         )

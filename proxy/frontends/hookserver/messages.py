@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from proxy.allocation.memory.request import SIZES_LIMIT, huge_pages
 from proxy.api.koordinator import hook_pb2 as pb
-from proxy.frontends.hook_bridge.facts import pod_facts as facts_of_pod
+from proxy.frontends.hook_bridge.facts import hook_pod_facts
 from proxy.frontends.hook_bridge.object_cache import CONTAINER_BYTES, PackedTexts, RememberedContainer
 from proxy.frontends.hook_bridge.resources import NO_RESOURCES, merged, resources_of
 from proxy.hooks.answers import CLEAR, LEAVE, Adjustment
@@ -56,7 +56,7 @@ class SandboxReply(Struct, frozen=True):
     def sandbox(self, pod: Pod) -> tuple[PodFacts, Resources]:
         """Read the pod, and what its containers request together."""
         labels, annotations = dict(self.answer.labels), dict(self.answer.annotations)
-        facts = facts_of_pod(pod, labels, annotations, self.request.runtime_handler)
+        facts = hook_pod_facts(pod, labels, annotations, self.request.runtime_handler)
         return facts, resources_of(self.request.resources)
 
     def adjusted(self, adjustment: Adjustment) -> SandboxReply:
@@ -92,7 +92,7 @@ class ContainerReply(Struct, frozen=True):
 
     def pod(self, pod: Pod) -> PodFacts:
         """Read the pod."""
-        return facts_of_pod(pod, dict(self.request.pod_labels), dict(self.request.pod_annotations))
+        return hook_pod_facts(pod, dict(self.request.pod_labels), dict(self.request.pod_annotations))
 
     def container(self) -> ContainerFacts:
         """Read the container."""

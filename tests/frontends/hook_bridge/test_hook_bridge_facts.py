@@ -15,7 +15,7 @@ from proxy.frontends.cri.messages import create_suffix
 from proxy.frontends.hook_bridge.facts import (
     decision_of,
     existing_facts,
-    pools_of,
+    hook_pools,
     remembered_pod_facts,
 )
 from proxy.frontends.hook_bridge.lazy import LazyMap
@@ -280,7 +280,7 @@ def test_replacement_cpus_are_owned() -> None:
     state = NodeState.of(NODE, [POD], [container])
     decision = decision_of(state, container)
     assert decision.own == decision.cpus == cpus("1,5")
-    assert pools_of(state).owners == {"c1": cpus("1,5")}, "21 is offline"
+    assert hook_pools(state).owners == {"c1": cpus("1,5")}, "21 is offline"
 
 
 def test_hooks_may_choose_owned_cpus_if_the_configuration_allows_it() -> None:
@@ -302,7 +302,7 @@ def test_an_observed_container_has_the_cpus_of_its_request() -> None:
     assert (decision.pool, decision.cpus, decision.own) == ("shared", MACHINE.online, CpuSet())
     assert (decision.unlimited, decision.reasons) == (False, ("the plan is not applied to its pod",))
     assert decision_of(state, pinned).cpus == cpus("4-5")
-    assert (pools_of(state).owned, pools_of(state).owners) == (CpuSet(), {})
+    assert (hook_pools(state).owned, hook_pools(state).owners) == (CpuSet(), {})
 
 
 def test_a_container_that_was_narrowed_by_hooks_may_be_widened_again() -> None:
@@ -310,7 +310,7 @@ def test_a_container_that_was_narrowed_by_hooks_may_be_widened_again() -> None:
     decision = decision_of(NodeState.of(NODE, [POD], [container]), container)
     assert decision.cpus == decision.own == cpus("2-3")
     assert decision.allowed == cpus("0-3")
-    pools = pools_of(NodeState.of(NODE, [POD], [container]))
+    pools = hook_pools(NodeState.of(NODE, [POD], [container]))
     assert (pools.owners, pools.owned) == ({"c1": cpus("2-3")}, cpus("0-3")), "the rest has no other owner"
 
 
@@ -336,8 +336,8 @@ def test_the_pools_of_a_state_are_described() -> None:
     ]
     state = NodeState.of(NODE, [POD], containers)
     owners = {"c1": cpus("0-1"), "c2": cpus("4")}
-    assert pools_of(state) == Pools(cpus("2-3,6-15"), cpus("2-15"), cpus("0-1,4-5"), owners)
-    assert pools_of(state.with_be_limit(cpus("8-9"))).be == cpus("8-9")
+    assert hook_pools(state) == Pools(cpus("2-3,6-15"), cpus("2-15"), cpus("0-1,4-5"), owners)
+    assert hook_pools(state.with_be_limit(cpus("8-9"))).be == cpus("8-9")
 
 
 def test_unknown_fields_are_ignored() -> None:
