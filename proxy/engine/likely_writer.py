@@ -29,11 +29,11 @@ from proxy.model.workload import Container
 
 HINT_S = 3.0
 """How long a write may follow its cause."""
-ALL = ""
+ANY_CONTAINER = ""
 """The key of a hint that concerns all containers."""
 
 
-class Author(StrEnum):
+class CpusetWriter(StrEnum):
     """The programs besides topoproxy that write cpusets on a node."""
 
     KUBELET = "kubelet"
@@ -46,15 +46,15 @@ class WriterHint(Struct, frozen=True):
     """A program that may write a cpuset was seen running.
 
     Attributes:
-        author: The program.
+        writer: The program.
         at: When, in seconds of a clock that never jumps.
     """
 
-    author: Author
+    writer: CpusetWriter
     at: float
 
 
-_NO_HINT = WriterHint(Author.UNKNOWN, float("-inf"))
+_NO_HINT = WriterHint(CpusetWriter.UNKNOWN, float("-inf"))
 
 
 class Evidence(Struct, frozen=True):
@@ -70,25 +70,25 @@ class Evidence(Struct, frozen=True):
     cpus: CpuSet
     saved: CpuSet | None = None
     kubelet: Collection[CpuSet] = ()
-    hint: Author = Author.UNKNOWN
+    hint: CpusetWriter = CpusetWriter.UNKNOWN
 
 
-def likely_author(evidence: Evidence) -> Author:
+def likely_writer(evidence: Evidence) -> CpusetWriter:
     """Return the likely writer."""
     if evidence.cpus in evidence.kubelet:
-        return Author.KUBELET
-    if evidence.hint is Author.SYSTEMD:
-        return Author.SYSTEMD
+        return CpusetWriter.KUBELET
+    if evidence.hint is CpusetWriter.SYSTEMD:
+        return CpusetWriter.SYSTEMD
     if evidence.cpus == evidence.saved:
-        return Author.RUNC
+        return CpusetWriter.RUNC
     return evidence.hint
 
 
-def hinted_author(hints: Mapping[str, WriterHint], container_id: str, now: float) -> Author:
+def hinted_writer(hints: Mapping[str, WriterHint], container_id: str, now: float) -> CpusetWriter:
     """Return the program that was seen last, and recently, that may have written a container's cpuset."""
-    recent = (hints.get(container_id, _NO_HINT), hints.get(ALL, _NO_HINT))
+    recent = (hints.get(container_id, _NO_HINT), hints.get(ANY_CONTAINER, _NO_HINT))
     last = max(recent, key=lambda hint: hint.at)
-    return last.author if now - last.at <= HINT_S else Author.UNKNOWN
+    return last.writer if now - last.at <= HINT_S else CpusetWriter.UNKNOWN
 
 
 def kubelet_sets(manager: CpuManager, container: Container) -> list[CpuSet]:
@@ -100,9 +100,9 @@ def kubelet_sets(manager: CpuManager, container: Container) -> list[CpuSet]:
 
 
 ADVICE = {
-    Author.KUBELET: "have kubelet use the socket of topoproxy, or set its cpuManagerPolicy to none",
-    Author.SYSTEMD: "look for AllowedCPUs= on the container's scope and the slices above it",
-    Author.RUNC: "look for a program that updates containers at the runtime's own socket",
-    Author.UNKNOWN: "look for an agent on this node that writes cpuset.cpus",
+    CpusetWriter.KUBELET: "have kubelet use the socket of topoproxy, or set its cpuManagerPolicy to none",
+    CpusetWriter.SYSTEMD: "look for AllowedCPUs= on the container's scope and the slices above it",
+    CpusetWriter.RUNC: "look for a program that updates containers at the runtime's own socket",
+    CpusetWriter.UNKNOWN: "look for an agent on this node that writes cpuset.cpus",
 }
 """What an operator can do about each writer."""

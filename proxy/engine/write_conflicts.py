@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
-from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.likely_writer import ANY_CONTAINER, CpusetWriter, WriterHint
 from proxy.engine.reservation_events import ContestedCpus
 from proxy.model.backoff import Backoff
 from proxy.model.idset import CpuSet, union
@@ -73,7 +73,7 @@ class WriteConflict(Struct, frozen=True):
         repaired: When that was last done.
         wrong: When the cpuset was last seen to be wrong.
         found: What the kernel held that time; empty where that was not read.
-        author: The likely writer; None until it has been looked for.
+        writer: The likely writer; None until it has been looked for.
     """
 
     began: float
@@ -81,7 +81,7 @@ class WriteConflict(Struct, frozen=True):
     repaired: float
     wrong: float
     found: CpuSet
-    author: Author | None = None
+    writer: CpusetWriter | None = None
 
     def due(self, *, urgent: bool) -> float:
         """Return the time from which the cpuset may be repaired."""
@@ -141,7 +141,7 @@ class CpusetsRepaired(Struct, frozen=True):
 class WritersFound(Struct, frozen=True):
     """The result of ``FindWriters``; a container without an entry could not be examined."""
 
-    writers: Mapping[str, Author]
+    writers: Mapping[str, CpusetWriter]
 
 
 class ConflictsDue(Struct, frozen=True):
@@ -151,7 +151,7 @@ class ConflictsDue(Struct, frozen=True):
 
 
 class WriterDetected(Struct, frozen=True):
-    """A program runs that may write the cpusets of some containers; see ``likely_writer.ALL``."""
+    """A program runs that may write the cpusets of some containers; see ``likely_writer.ANY_CONTAINER``."""
 
     hint: WriterHint
     ids: tuple[str, ...]
@@ -191,7 +191,7 @@ class ReportDrift(Struct, frozen=True):
         contested: The containers that a conflict is about.
     """
 
-    repairs: Mapping[str, tuple[UnattributedRepairs, Author]]
+    repairs: Mapping[str, tuple[UnattributedRepairs, CpusetWriter]]
     began: Mapping[str, WriteConflict]
     contested: Collection[str]
 
@@ -258,12 +258,12 @@ def _find(known: WriteConflicts) -> DriftStep:
     return structs.replace(known, repairs={}, finding=known.repairs), (find,)
 
 
-def _found(known: WriteConflicts, writers: Mapping[str, Author]) -> DriftStep:
-    authors = {i: author for i, author in writers.items() if i in known.finding}
-    before = {i: known.conflicts[i] for i in authors if i in known.conflicts}
-    named = {i: structs.replace(conflict, author=authors[i]) for i, conflict in before.items()}
-    began = {i: conflict for i, conflict in named.items() if before[i].author is None}
-    report = ReportDrift({i: (known.finding[i], authors[i]) for i in authors}, began, tuple(named))
+def _found(known: WriteConflicts, writers: Mapping[str, CpusetWriter]) -> DriftStep:
+    writers = {i: writer for i, writer in writers.items() if i in known.finding}
+    before = {i: known.conflicts[i] for i in writers if i in known.conflicts}
+    named = {i: structs.replace(conflict, writer=writers[i]) for i, conflict in before.items()}
+    began = {i: conflict for i, conflict in named.items() if before[i].writer is None}
+    report = ReportDrift({i: (known.finding[i], writers[i]) for i in writers}, began, tuple(named))
     known, more = _find(structs.replace(known, conflicts={**known.conflicts, **named}, finding={}))
     return known, (report, *more)
 
@@ -294,7 +294,7 @@ def _without_ended(known: WriteConflicts, live: Collection[str], at: float) -> W
         known,
         conflicts={i: conflict for i, conflict in known.conflicts.items() if i in live},
         recent={i: times for i, times in known.recent.items() if i in live and at - times[-1] <= WINDOW_S},
-        hints=PersistentMap({i: hint for i, hint in known.hints.items() if i in live or i == ALL}),
+        hints=PersistentMap({i: hint for i, hint in known.hints.items() if i in live or i == ANY_CONTAINER}),
     )
 
 

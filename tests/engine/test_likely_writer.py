@@ -4,50 +4,55 @@ import pytest
 
 from proxy.engine.likely_writer import (
     ADVICE,
-    ALL,
+    ANY_CONTAINER,
     HINT_S,
-    Author,
+    CpusetWriter,
     Evidence,
     WriterHint,
-    hinted_author,
+    hinted_writer,
     kubelet_sets,
-    likely_author,
+    likely_writer,
 )
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 
-HINTS = {"": Author.UNKNOWN, "k": Author.KUBELET, "s": Author.SYSTEMD, "r": Author.RUNC}
+HINTS = {
+    "": CpusetWriter.UNKNOWN,
+    "k": CpusetWriter.KUBELET,
+    "s": CpusetWriter.SYSTEMD,
+    "r": CpusetWriter.RUNC,
+}
 
 CASES = {
     # found, saved at the runtime (- for not known), kubelet's sets, the program seen: the likely writer
-    "a shell": ("0-1", "4-7", "", "", Author.UNKNOWN),
-    "a shell, the runtime was not asked": ("0-1", "-", "", "", Author.UNKNOWN),
-    "what the runtime has saved": ("0-1", "0-1", "", "", Author.RUNC),
-    "the runtime has reported an update": ("0-1", "-", "", "r", Author.RUNC),
-    "kubelet's default": ("0-15", "4-7", "0-15 2", "", Author.KUBELET),
-    "kubelet's set of the container": ("2", "4-7", "0-15 2", "", Author.KUBELET),
-    "kubelet at the runtime's own socket": ("2", "2", "0-15 2", "", Author.KUBELET),
-    "kubelet, by a value that it does not hold": ("3", "2", "0-15 2", "", Author.UNKNOWN),
-    "a reload that writes what runc wrote": ("0-1", "0-1", "", "s", Author.SYSTEMD),
-    "a reload that writes something else": ("0-1", "4-7", "", "s", Author.SYSTEMD),
-    "a reload beside kubelet": ("2", "4-7", "2", "s", Author.KUBELET),
-    "an update has passed, and came out otherwise": ("0-1", "4-7", "", "k", Author.KUBELET),
-    "an update has passed, and what was saved came back": ("0-1", "0-1", "", "k", Author.RUNC),
-    "no CPUs at all": ("", "-", "", "", Author.UNKNOWN),
+    "a shell": ("0-1", "4-7", "", "", CpusetWriter.UNKNOWN),
+    "a shell, the runtime was not asked": ("0-1", "-", "", "", CpusetWriter.UNKNOWN),
+    "what the runtime has saved": ("0-1", "0-1", "", "", CpusetWriter.RUNC),
+    "the runtime has reported an update": ("0-1", "-", "", "r", CpusetWriter.RUNC),
+    "kubelet's default": ("0-15", "4-7", "0-15 2", "", CpusetWriter.KUBELET),
+    "kubelet's set of the container": ("2", "4-7", "0-15 2", "", CpusetWriter.KUBELET),
+    "kubelet at the runtime's own socket": ("2", "2", "0-15 2", "", CpusetWriter.KUBELET),
+    "kubelet, by a value that it does not hold": ("3", "2", "0-15 2", "", CpusetWriter.UNKNOWN),
+    "a reload that writes what runc wrote": ("0-1", "0-1", "", "s", CpusetWriter.SYSTEMD),
+    "a reload that writes something else": ("0-1", "4-7", "", "s", CpusetWriter.SYSTEMD),
+    "a reload beside kubelet": ("2", "4-7", "2", "s", CpusetWriter.KUBELET),
+    "an update has passed, and came out otherwise": ("0-1", "4-7", "", "k", CpusetWriter.KUBELET),
+    "an update has passed, and what was saved came back": ("0-1", "0-1", "", "k", CpusetWriter.RUNC),
+    "no CPUs at all": ("", "-", "", "", CpusetWriter.UNKNOWN),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_container_itself(case: str) -> None:
-    found, saved, kubelet, hint, author = CASES[case]
+    found, saved, kubelet, hint, writer = CASES[case]
     evidence = Evidence(
         CpuSet.parse(found),
         None if saved == "-" else CpuSet.parse(saved),
         [CpuSet.parse(text) for text in kubelet.split()],
         HINTS[hint],
     )
-    assert likely_author(evidence) is author
+    assert likely_writer(evidence) is writer
 
 
 @pytest.mark.parametrize(
@@ -72,13 +77,15 @@ def test_kubelet_writes_the_cpusets_of_its_static_policy(
 
 
 def test_each_container_has_a_next_step() -> None:
-    assert set(ADVICE) == set(Author)
+    assert set(ADVICE) == set(CpusetWriter)
 
 
 def test_the_program_seen_most_recently_is_the_hint() -> None:
-    hints = {"c": WriterHint(Author.KUBELET, 1.0), ALL: WriterHint(Author.SYSTEMD, 2.0)}
-    assert hinted_author(hints, "c", 2.0 + HINT_S) is Author.SYSTEMD
-    assert hinted_author(hints, "other", 2.0) is Author.SYSTEMD
-    assert hinted_author(hints, "c", 2.1 + HINT_S) is Author.UNKNOWN, "it was long ago"
-    assert hinted_author({**hints, "c": WriterHint(Author.KUBELET, 3.0)}, "c", 4.0) is Author.KUBELET
-    assert hinted_author({}, "c", 0.0) is Author.UNKNOWN
+    hints = {"c": WriterHint(CpusetWriter.KUBELET, 1.0), ANY_CONTAINER: WriterHint(CpusetWriter.SYSTEMD, 2.0)}
+    assert hinted_writer(hints, "c", 2.0 + HINT_S) is CpusetWriter.SYSTEMD
+    assert hinted_writer(hints, "other", 2.0) is CpusetWriter.SYSTEMD
+    assert hinted_writer(hints, "c", 2.1 + HINT_S) is CpusetWriter.UNKNOWN, "it was long ago"
+    assert (
+        hinted_writer({**hints, "c": WriterHint(CpusetWriter.KUBELET, 3.0)}, "c", 4.0) is CpusetWriter.KUBELET
+    )
+    assert hinted_writer({}, "c", 0.0) is CpusetWriter.UNKNOWN

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.likely_writer import (
-    Author,
+    CpusetWriter,
     Evidence,
     WriterHint,
-    hinted_author,
+    hinted_writer,
     kubelet_sets,
-    likely_author,
+    likely_writer,
 )
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
@@ -58,22 +58,22 @@ class Attribution:
         self._due: set[str] = set()
         self._queries_later = False
 
-    async def authors(
+    async def writers(
         self, found: Mapping[str, CpuSet | None], hints: Mapping[str, WriterHint]
-    ) -> dict[str, Author]:
+    ) -> dict[str, CpusetWriter]:
         """Find the likely writers.
 
         Args:
             found: By container id, the cpuset in the kernel; None where it was not read.
             hints: The programs that were seen lately.
         """
-        seen = {i: hinted_author(hints, i, self._context.clock()) for i in found}
+        seen = {i: hinted_writer(hints, i, self._context.clock()) for i in found}
         saved = {i: self._context.state.runtime.saved.get(i) for i in found}
         answered = await self._query(found)
-        authors = self._weigh(found, saved | answered, seen)
-        unexplained = [i for i, author in authors.items() if author is Author.UNKNOWN and i in answered]
+        writers = self._weigh(found, saved | answered, seen)
+        unexplained = [i for i, writer in writers.items() if writer is CpusetWriter.UNKNOWN and i in answered]
         if not unexplained:
-            return authors
+            return writers
         await asyncio.sleep(STORED_S)
         for container_id in unexplained:
             self._queried.pop(container_id, None)
@@ -83,12 +83,12 @@ class Attribution:
         self,
         found: Mapping[str, CpuSet | None],
         saved: Mapping[str, CpuSet | None],
-        seen: Mapping[str, Author],
-    ) -> dict[str, Author]:
+        seen: Mapping[str, CpusetWriter],
+    ) -> dict[str, CpusetWriter]:
         """Return the likely writer of each container's cpuset."""
         containers, manager = self._context.state.containers, self._kubelet_cpus.manager
         return {
-            i: likely_author(Evidence(cpus, saved.get(i), kubelet_sets(manager, containers[i]), seen[i]))
+            i: likely_writer(Evidence(cpus, saved.get(i), kubelet_sets(manager, containers[i]), seen[i]))
             if cpus is not None and i in containers
             else seen[i]
             for i, cpus in found.items()

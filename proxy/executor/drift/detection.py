@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from proxy.engine import write_conflicts as conflicts
 from proxy.engine.enforcement import applies_to
-from proxy.engine.likely_writer import ALL, Author, WriterHint
+from proxy.engine.likely_writer import ANY_CONTAINER, CpusetWriter, WriterHint
 from proxy.engine.node_effects import CompareCpusets
 from proxy.engine.reservation_events import ContestedCpus
 from proxy.engine.write_conflicts import DriftEvent, WriteConflicts
@@ -42,7 +42,7 @@ from proxy.telemetry import metrics
 if TYPE_CHECKING:
     from proxy.executor.kernel_ports import WriteEvents
 
-UNKNOWN = Author.UNKNOWN
+UNKNOWN = CpusetWriter.UNKNOWN
 GATHER_S = 0.02
 AT_ONCE = 64
 """How many containers are compared before another job may use the kernel worker."""
@@ -80,8 +80,8 @@ class Drift:
         self._suspected: set[str] = set()
         context.store.perform_by(CompareCpusets, lambda effect: self.suspect(UNKNOWN, effect.ids))
         self._looks = False
-        for author in Author:
-            context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=author)
+        for writer in CpusetWriter:
+            context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=writer)
 
     @property
     def known(self) -> WriteConflicts:
@@ -93,27 +93,30 @@ class Drift:
         self.watch.start()
         self._context.run_always(self._tick)
 
-    def suspect(self, author: str, ids: Iterable[str] | None = None) -> None:
+    def suspect(self, writer: str, ids: Iterable[str] | None = None) -> None:
         """Compare some containers with what they should have, at once; callable from the event loop only.
 
         Args:
-            author: The program that may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
+            writer: The program that may have written: ``kubelet``, ``systemd``, ``runc`` or ``unknown``.
             ids: The containers; all if None.
         """
         if not applies_to(self._context.state, None):
             return  # nothing would compare them, and they would pile up
         containers = self._context.state.containers
         suspects = list(containers) if ids is None else [i for i in ids if i in containers]
-        self.hint(author, (ALL,) if ids is None else suspects)
+        self.hint(writer, (ANY_CONTAINER,) if ids is None else suspects)
         self._suspected.update(suspects)
         if self._suspected and not self._looks:
             self._looks = True
             self._context.spawn(self._follow_suspected())
 
-    def hint(self, author: str, ids: Iterable[str]) -> None:
-        """Note a program that may write the cpusets of some containers now; see ``likely_writer.ALL``."""
-        if author != UNKNOWN:
-            hint = WriterHint(Author(author), self._context.clock())
+    def hint(self, writer: str, ids: Iterable[str]) -> None:
+        """Note a program that may write the cpusets of some containers now.
+
+        Of all containers: ``likely_writer.ANY_CONTAINER``.
+        """
+        if writer != UNKNOWN:
+            hint = WriterHint(CpusetWriter(writer), self._context.clock())
             self._context.store.handle(conflicts.WriterDetected(hint, tuple(ids)))
 
     async def _follow_suspected(self) -> None:
@@ -235,9 +238,9 @@ class Drift:
     async def _find_writers(self, found: Mapping[str, CpuSet | None]) -> None:
         if self._attribution is None:
             self._attribution = Attribution(self._context, self._kubelet_cpus)
-        writers: Mapping[str, Author] = {}
+        writers: Mapping[str, CpusetWriter] = {}
         try:
-            writers = await self._attribution.authors(found, self.known.hints)
+            writers = await self._attribution.writers(found, self.known.hints)
         except Exception as error:  # noqa: BLE001  the next repairs must be attributed
             self._context.report_internal_error(error)
         self._step(conflicts.WritersFound(writers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.engine.likely_writer import ADVICE, Author
+from proxy.engine.likely_writer import ADVICE, CpusetWriter
 from proxy.engine.write_conflicts import (
     QUIET_S,
     ReportDrift,
@@ -24,17 +24,17 @@ MAX_NAMED = 5
 def report_repairs(context: NodeContext, report: ReportDrift) -> None:
     """Count repairs by their writer, and log those that do not belong to a conflict."""
     state, telemetry = context.state, context.telemetry
-    for repairs, author in report.repairs.values():
-        telemetry.count(metrics.DRIFT_REPAIRED, repairs.times, author=author)
+    for repairs, writer in report.repairs.values():
+        telemetry.count(metrics.DRIFT_REPAIRED, repairs.times, author=writer)
     repaired = [i for i in report.repairs if i in state.containers and i not in report.contested]
     for container_id in repaired[:MAX_NAMED]:
-        container, (repairs, author) = state.containers[container_id], report.repairs[container_id]
+        container, (repairs, writer) = state.containers[container_id], report.repairs[container_id]
         telemetry.warning(
             "drift: another program wrote a cpuset: put back",
             **subject(container),
             cpus=state.desired_cpus(container),
             found=None if repairs.found is None else str(repairs.found) or "none",
-            probably=None if author is Author.UNKNOWN else author,
+            probably=None if writer is CpusetWriter.UNKNOWN else writer,
         )
     if len(repaired) > MAX_NAMED:
         telemetry.warning(
@@ -48,18 +48,18 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
     telemetry.count(metrics.WRITE_CONFLICTS, len(began))
     conflicting = [(state.containers[i], conflict) for i, conflict in began.items() if i in state.containers]
     for container, conflict in conflicting[:MAX_NAMED]:
-        author = conflict.author or Author.UNKNOWN
+        writer = conflict.writer or CpusetWriter.UNKNOWN
         urgent = is_urgent(state, container.id, conflict.found)
         telemetry.problem(
             WRITE_CONFLICT,
             **subject(container),
             cpus=state.desired_cpus(container),
             found=str(conflict.found) or None,
-            probably=None if author is Author.UNKNOWN else author,
+            probably=None if writer is CpusetWriter.UNKNOWN else writer,
             times=conflict.times,
             seconds=round(max(conflict.repaired - conflict.began, 0.1), 1),
             putBack="each second, as exclusive CPUs are at stake" if urgent else "less and less often",
-            advice=ADVICE[author],
+            advice=ADVICE[writer],
         )
     if len(conflicting) > MAX_NAMED:
         telemetry.problem("another program keeps writing the cpusets of many containers")
@@ -87,7 +87,7 @@ def conflicts_page(context: NodeContext, known: WriteConflicts) -> list[dict[str
         {
             "container": containers[i].ref,
             "id": i,
-            "by": str(conflict.author or Author.UNKNOWN),
+            "by": str(conflict.writer or CpusetWriter.UNKNOWN),
             "cpus": str(state.desired_cpus(containers[i])),
             "found": str(conflict.found),
             "times": conflict.times,

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
-from proxy.engine.likely_writer import Author
+from proxy.engine.likely_writer import CpusetWriter
 from proxy.engine.node_effects import CompareUnits
 from proxy.engine.runtime_sync_step import is_passing
 from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRead
@@ -133,7 +133,7 @@ class UnitProperties:
                 return
         else:
             context.telemetry.count(metrics.SYSTEMD_RELOADS)
-        self._suspect(Author.SYSTEMD)
+        self._suspect(CpusetWriter.SYSTEMD)
 
     # -- what the runtime sends to systemd ----------------------------------------------------------------
 
