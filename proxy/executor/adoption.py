@@ -38,7 +38,6 @@ SILENT_LIMIT = 3
 """After this many status calls in a row without an answer, the runtime counts as unreachable."""
 ADOPT_AT_ONCE = 64
 """Containers that are looked up, adopted and recorded together, before the event loop gets a turn."""
-PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 saved_cpus = functools.lru_cache(maxsize=64)(parse_cpus)
 """Parse the CPUs that the runtime has saved; None if invalid. Most containers have the same."""
 
@@ -185,7 +184,7 @@ class Adoption:
         ended: dict[str, list[Request]] = {}
         for seen in listing.containers.values():
             if seen.sandbox_id in live and (request := known.get(seen.id)) is not None:
-                over = seen.state == "EXITED"
+                over = seen.phase is Phase.EXITED
                 (ended.setdefault(seen.sandbox_id, []) if over else live[seen.sandbox_id]).append(request)
         return {
             sandbox_id: sum_requests([*requests, *sorted(ended.get(sandbox_id, ()), key=_shares)[-1:]])
@@ -197,7 +196,7 @@ class Adoption:
         here = {c.sandbox_id for c in adopted}
         named = {i for i in here if (pod := listing.pods.get(i)) and RESOURCE_STATUS in pod.annotations}
         containers = listing.containers.values() if named else ()
-        return [c.id for c in containers if c.sandbox_id in named and c.state == "EXITED"]
+        return [c.id for c in containers if c.sandbox_id in named and c.phase is Phase.EXITED]
 
     def _details(self, ids: list[str], needed: str = "") -> dict[str, RuntimeDetail]:
         """Return the verbose status of containers by id; runs in the worker.
@@ -260,7 +259,7 @@ class Adoption:
         if pod.sandbox_id not in context.state.pods:
             context.store.handle(PodLearned(pod, "sandbox listed"))
         request = request_in(detail)
-        phase = PHASES.get(seen.state, Phase.RUNNING)
+        phase = seen.phase or Phase.RUNNING
         saved = saved_cpus(detail.cpuset_cpus)
         found = ContainerFound(seen.id, pod, seen.name, seen.attempt, request, phase, saved)
         decided = context.store.decide(found)

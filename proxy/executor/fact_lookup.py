@@ -313,9 +313,6 @@ class KubeletCpus:
         self._worker.close()
 
 
-EXITED = "EXITED"
-
-
 def holders(state: NodeState, pod: Pod) -> list[str]:
     """Return the pod's containers that run, as far as is known, and own CPUs or are promised memory.
 
@@ -350,6 +347,6 @@ async def _check(context: NodeContext, lifecycle: Lifecycle, worker: Worker, con
         listed = await worker.run(context.runtime.list_containers, container_id)
     except (UnavailableError, RuntimeCallError):
         return
-    ended = any(c.id == container_id and c.state == EXITED for c in listed)
+    ended = any(c.id == container_id and c.phase is Phase.EXITED for c in listed)
     if ended and context.state.runtime.changes.is_unchanged(container_id, since):
         lifecycle.phase(container_id, Phase.EXITED)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from proxy.executor.runtime_ports import Runtime, RuntimeContainer, RuntimePod, unread_in
+from proxy.model.workload import Phase
 
 
 class Listing(Struct, frozen=True):
@@ -33,7 +34,7 @@ class Listing(Struct, frozen=True):
     def is_dead(self, container: RuntimeContainer) -> bool:
         """Return whether a container was created in a sandbox that has ended, and so will never start."""
         pod = self.pods.get(container.sandbox_id)
-        return container.state == "CREATED" and pod is not None and not pod.ready
+        return container.phase is Phase.CREATED and pod is not None and not pod.ready
 
 
 def listed(runtime: Runtime, container_id: str = "") -> Listing:

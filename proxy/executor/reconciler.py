@@ -22,7 +22,7 @@ from proxy.engine.container_events import ContainerIsBack
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import RuntimeListed
 from proxy.engine.pod_events import PodLearned
-from proxy.executor.adoption import PHASES, Adoption
+from proxy.executor.adoption import Adoption
 from proxy.executor.background import TimeSlices, Worker
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
@@ -207,7 +207,9 @@ class Reconciler:
         foreign = [
             c
             for c in new
-            if c.state != "EXITED" and (c.sandbox_id, c.name) not in creating and not listing.is_dead(c)
+            if c.phase is not Phase.EXITED
+            and (c.sandbox_id, c.name) not in creating
+            and not listing.is_dead(c)
         ]
         await self.adoption.adopt(foreign, listing, began)
         await turns.now()
@@ -262,7 +264,7 @@ class Reconciler:
             return
         context.report_errors(done)
         self._parts.writes.process_result(done, locate_again=False)
-        running = [i for i, c in listing.containers.items() if c.state == "RUNNING"]
+        running = [i for i, c in listing.containers.items() if c.phase is Phase.RUNNING]
         found = await self._parts.cgroup_locator.find(running, self._worker)
         await self._parts.writes.write_now(found)
         self._report_without_cgroup([i for i in done.lost if i not in found], listing, began)
@@ -304,7 +306,7 @@ class Reconciler:
             container, seen = context.state.containers.get(container_id), listing.containers.get(container_id)
             runs = (
                 seen is not None
-                and seen.state == "RUNNING"
+                and seen.phase is Phase.RUNNING
                 and context.state.runtime.changes.is_unchanged(container_id, began)
             )
             if container is not None and runs:
@@ -370,7 +372,7 @@ class Reconciler:
         requested, and only a container that was known at that time can have vanished.
         """
         context = self._context
-        phases = {i: PHASES[c.state] for i, c in listing.containers.items() if c.state in PHASES}
+        phases = {i: phase for i, c in listing.containers.items() if (phase := c.phase) is not None}
 
         def phase_of(container_id: str) -> Phase | None:
             return (
@@ -403,7 +405,7 @@ class Reconciler:
             elif not (recorded.phase is Phase.RUNNING and phase is Phase.CREATED):
                 self._parts.lifecycle.phase(container_id, phase)
         # A sandbox's own process may die before its containers, which keep their CPUs until they end.
-        alive = {c.sandbox_id for c in listing.containers.values() if c.state == "RUNNING"}
+        alive = {c.sandbox_id for c in listing.containers.values() if c.phase is Phase.RUNNING}
         for sandbox_id in known_pods:
             await turns.turn()
             pod = listing.pods.get(sandbox_id)

@@ -268,7 +268,9 @@ class RuntimeEvents(Observer):
         while self._exits and next(iter(self._exits.values())) < oldest:
             del self._exits[next(iter(self._exits))]
         late = [
-            c for i in self._exits if (c := listing.containers.get(i)) is not None and c.state != "EXITED"
+            c
+            for i in self._exits
+            if (c := listing.containers.get(i)) is not None and c.phase is not Phase.EXITED
         ]
         if not late:
             return listing

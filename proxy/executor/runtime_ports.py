@@ -8,9 +8,12 @@ from typing import Literal, Protocol, TypeVar
 from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.workload import Phase
 
 SOURCE = "kubernetes.io/config.source"
 """Annotation in which kubelet records where a pod comes from; ``file`` for static pods."""
+_PHASES = {"CREATED": Phase.CREATED, "RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
+"""States of a container in the CRI, without the prefix."""
 
 
 _Entry = TypeVar("_Entry")
@@ -92,6 +95,11 @@ class RuntimeContainer(Struct, frozen=True):
     name: str
     attempt: int
     state: str
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of its life; None where the runtime does not know it."""
+        return _PHASES.get(self.state)
 
 
 class RuntimeDetail(Struct, frozen=True):

@@ -24,6 +24,7 @@ from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
+from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
@@ -159,7 +160,7 @@ class RuntimeSync:
             listed = await self._worker.run(self._context.runtime.list_containers, container_id)
         except Exception:  # noqa: BLE001  what is not known to have exited runs
             return True
-        return any(container.state == "RUNNING" for container in listed)
+        return any(container.phase is Phase.RUNNING for container in listed)
 
     async def finish(self, limit: float) -> None:
         """Send what is still to be sent, without pauses, for at most ``limit`` seconds."""

@@ -34,7 +34,6 @@ POD_TIMEOUT_S, CREATE_TIMEOUT_S, START_TIMEOUT_S = 120.0, 30.0, 10.0
 """How long a call may be pending: a network plugin may take a minute, a busy disk some seconds."""
 POLLS = Backoff(0.3, 2.0)
 """Seconds between two looks at the runtime's list."""
-BEGUN = {"RUNNING": Phase.RUNNING, "EXITED": Phase.EXITED}
 LIMIT = 512
 """The number of calls of a kind that are remembered; the oldest are lost first."""
 
@@ -181,8 +180,8 @@ class PendingCalls:
             call.answered(container.id)
             # Others may have changed the request after us.
             self._executor.store.handle(SavedCpusLearned(container.id, None))
-            if container.state in BEGUN:  # started without a request to us
-                self._executor.lifecycle.phase(container.id, BEGUN[container.state])
+            if container.phase in (Phase.RUNNING, Phase.EXITED):  # started without a request to us
+                self._executor.lifecycle.phase(container.id, container.phase)
                 self._executor.writes.write_soon([container.id])
-        if container.state != "CREATED" and (start := self.starts.take(container.id)) is not None:
+        if container.phase is not Phase.CREATED and (start := self.starts.take(container.id)) is not None:
             start.over(0)  # it runs, or has run

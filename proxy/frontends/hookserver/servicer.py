@@ -242,7 +242,9 @@ class Servicer:
                 call.lost()
             else:
                 call.over(
-                    0 if any(container.state != "CREATED" for container in seen) else GrpcStatus.UNKNOWN
+                    0
+                    if any(container.phase is not Phase.CREATED for container in seen)
+                    else GrpcStatus.UNKNOWN
                 )
         return container_echo(request)
 
@@ -269,7 +271,7 @@ class Servicer:
         container_id = request.container_meta.id
         if container_id in self._executor.state.containers:
             seen = await self._find.list_container(container_id)
-            if seen is not None and all(container.state == "EXITED" for container in seen):
+            if seen is not None and all(container.phase is Phase.EXITED for container in seen):
                 self._executor.lifecycle.phase(container_id, Phase.EXITED)
             else:
                 self._executor.attention.set()
