@@ -48,7 +48,7 @@ class MemoryBindings(Struct, frozen=True):
 
     def changed(self, returned: Mask) -> MemoryBindings:
         """Return the bindings after nodes came or went: differences from now on are no writes of others."""
-        return MemoryBindings(returned=self.returned | returned, is_changed=True)
+        return structs.replace(self, held=frozenset(), returned=self.returned | returned, is_changed=True)
 
     def forgotten(self) -> MemoryBindings:
         """Return the bindings without the nodes of containers, which other programs may change now."""

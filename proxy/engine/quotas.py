@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
-from proxy.engine.enforcement import applies_to
+from proxy.engine.enforcement import applies_to, was_applied_to
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import LIVE, Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import UNLIMITED, quota_of_owner
@@ -220,10 +220,11 @@ def step(state: NodeState, event: QuotaEvent) -> QuotaStep:
 def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas:
     """Return the removed quotas after a create, with the quota that was left out of its request, if any.
 
-    Another container of the pod may have come since the request was forwarded: then it is restored at once.
+    Another container of the pod may have come since the request was forwarded, or a release may have begun:
+    then it is restored at once.
     """
     requested, quotas = container.request.cpu_quota, state.facts.quotas
-    if requested <= 0 or not writes_quotas(state) or not applies_to(state, container.pod):
+    if requested <= 0 or not writes_quotas(state) or not was_applied_to(state, container.pod):
         return quotas
     if container.placement.cfs_quota_off or is_off(state, container):
         return quotas.keep({CONTAINER + container.id: QuotaRecord(requested)})

@@ -244,7 +244,9 @@ def step(state: NodeState, event: SuppressionEvent) -> SuppressionStep:
         case BeUsageUnreadable(when, cause):
             return _unreadable(state, known, when, cause)
         case SuppressionEnded(when, why):
-            return _given_back(state, known, when, why)
+            # Rates that are computed from an old reading would be averages over the pause.
+            ended = structs.replace(known, reading=None, figures=None, failures=0)
+            return _given_back(state, ended, when, why)
         case BeQuotaRead(limit, quota):
             return _quota_read(state, known, limit, quota)
         case BeQuotaWritten(when, WriteBeQuota(limit, quota)):

@@ -83,7 +83,7 @@ class CpusetMems:
             context.telemetry.problem(
                 "cannot repair the memory nodes of a container", **subject(container), err=why
             )
-        drifted = [i for i in (*result.repaired, *result.wide) if i in held]
+        drifted = [i for i in {*result.repaired, *result.wide} if i in held]
         context.telemetry.count(metrics.MEMS_REPAIRED, len(result.repaired))
         if drifted:
             context.telemetry.count(metrics.MEMS_DRIFT, len(drifted))
@@ -123,18 +123,21 @@ class CpusetMems:
             result.repaired.append(container.id)
         if done.is_right:
             result.right.add(container.id)
+        elif done.write is not None:
+            result.wide[container.id] = done.write
         if done.narrow is not None:
             self._narrow(container, path, done.write or has, done.narrow, result)
 
     def _narrow(self, container: Container, path: str, has: Mask, want: Mask, result: MemsCheck) -> None:
+        result.wide[container.id] = has  # also where its memory cannot be read
         use = self._use(container)
         firm, cache = use.outside(want) if use is not None else (0, 0)
         if use is not None and not firm and not cache:
             self._context.enforcer.cgroups.write(path, None, want)
             result.repaired.append(container.id)
             result.right.add(container.id)
+            del result.wide[container.id]
             return
-        result.wide[container.id] = has
         where = "it is not known where its memory is"
         if use is not None:
             where = f"it has {_size(firm)} there, and {_size(cache)} of page cache"

@@ -155,7 +155,8 @@ def quota_for(milli: int, machine: int, now: int) -> int | None:
         Microseconds; None where the change is too small for a write.
     """
     target = max(LEAST_QUOTA, milli * CFS_PERIOD_US // 1000)
+    if now == UNLIMITED:
+        return target  # it has no distance from a quota: the first one is written however small it is
     if abs(target - now) * 100 < machine * CFS_PERIOD_US * IGNORE_PERCENT and target != LEAST_QUOTA:
         return None
-    step = machine * CFS_PERIOD_US * RAISE_PERCENT // 100
-    return target if now == UNLIMITED else min(target, now + step)
+    return min(target, now + machine * CFS_PERIOD_US * RAISE_PERCENT // 100)

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from proxy.engine.pod_fence import has_group
 from proxy.engine.state import NodeState
 from proxy.executor.be.groups import CLASS
 from proxy.executor.enforce import Enforcer
@@ -44,6 +45,9 @@ from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.machine import Machine
 from proxy.model.workload import LIVE, Container, KubeQos, Pod, Request
+
+KUBEPODS = ("kubepods", "kubepods.slice")
+"""The groups above all pods, unless kubelet has a ``cgroupRoot``."""
 
 
 class ReleaseTarget(Struct, frozen=True):
@@ -142,6 +146,9 @@ def give_back(
     done, cgroups = SweepResult(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, pods, done)
+    if cgroups.version == 2:
+        for path in sorted(_own_groups(cgroups, pods)):
+            _as_above(cgroups, path, done)  # a daemon that was killed may have left a fence there
     for idle in enforcer.sandboxes.groups(state, pods):
         _as_above(cgroups, idle, done)
     for container, target in targets:
@@ -217,6 +224,8 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
     groups = {path for parent in parents if (path := cgroups.pod_group(parent))}
     roots = {path.rpartition("/")[0] for path in groups}
     is_partial = len(pods) < len(state.pods)
+    if not is_partial:
+        roots |= _class_groups(cgroups, state.pods.values())
     ids = {container.id for container in state.containers.values()}
     for root in sorted(root for root in roots if root.rpartition("/")[2].endswith(CLASS)):
         todo = [(root, 0)]
@@ -229,6 +238,28 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
             todo += [
                 (group, depth + 1) for group in groups_below if depth or not is_partial or group in groups
             ]
+
+
+def _own_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
+    """Return the groups of pods that have one of their own."""
+    parents = {pod.cgroup_parent for pod in pods if has_group(pod)}
+    return {path for parent in parents if (path := cgroups.pod_group(parent))}
+
+
+def _class_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:
+    """Return the groups of class BestEffort, also where no pod of the class is left to name them."""
+    tops = set(KUBEPODS)
+    for path in _own_groups(cgroups, pods):
+        above = path.rpartition("/")[0]
+        tops |= {above, above.rpartition("/")[0]}
+    found = set()
+    for top in filter(None, tops):
+        try:
+            found |= {f"{top}/{name}" for name in cgroups.children(top) if name.endswith(CLASS)}
+        except CgroupError as error:
+            if error.errno not in GONE:
+                raise
+    return found
 
 
 def _is_ours(name: str, ids: set[str]) -> bool:

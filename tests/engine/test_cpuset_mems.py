@@ -74,15 +74,16 @@ def test_memory_nodes_that_calls_name() -> None:
     assert (wide.carried(STATE, one), wide.renewed(STATE, one)) == (BOTH, BOTH)
     assert wide.forgotten() == known
     changed = wide.changed(ONE).changed(ZERO)
-    assert changed == MemoryBindings(returned=BOTH, is_changed=True)
-    assert changed.renewed(STATE, one) == ZERO, (
+    assert changed == MemoryBindings(wide={"x": BOTH}, returned=BOTH, is_changed=True)
+    assert changed.renewed(STATE, one) == BOTH, "its memory is still there"
+    assert MemoryBindings(is_changed=True).renewed(STATE, one) == ZERO, (
         "the cpuset that the runtime has saved may name a removed node"
     )
     gone = bound(Mask.parse("0,7"))
     assert known.renewed(STATE, gone) == ZERO
 
 
-def test_known_memory_nodes_are_kept_until_the_mode_or_the_machine_changes() -> None:
+def test_known_memory_nodes_end_with_the_mode_and_surplus_ones_outlast_a_hot_plug() -> None:
     wide, right = {"x": BOTH}, frozenset({"y"})
     compared, _ = handle(STATE, MemoryNodesCompared(right, wide))
     assert compared.facts.mems == MemoryBindings(right, wide)
@@ -94,8 +95,8 @@ def test_known_memory_nodes_are_kept_until_the_mode_or_the_machine_changes() -> 
     assert handle(compared, ModeChanged(NodeMode.OBSERVE))[0].facts == compared.facts
     nodes = tuple(changed_copy(n, mem_bytes=0 if n.id == 1 else n.mem_bytes) for n in MACHINE.nodes)
     halved, _ = handle(compared, HardwareChanged(changed_copy(MACHINE, nodes=nodes)))
-    assert halved.facts.mems == MemoryBindings(is_changed=True)
+    assert halved.facts.mems == MemoryBindings(wide=wide, is_changed=True)
     whole, _ = handle(halved, HardwareChanged(MACHINE))
-    assert whole.facts.mems == MemoryBindings(returned=ONE, is_changed=True)
+    assert whole.facts.mems == MemoryBindings(wide=wide, returned=ONE, is_changed=True)
     same, _ = handle(compared, HardwareChanged(changed_copy(MACHINE)))
     assert same.facts == compared.facts

@@ -205,6 +205,8 @@ def test_the_quota_of_a_create_is_not_recorded_on_a_node_that_only_observes() ->
     assert quotas_after_create(state, made).records == {**before, "qc/t": QuotaRecord(5)}
     observed = changed_copy(state, mode=NodeMode.OBSERVE)
     assert quotas_after_create(observed, made).records == before
+    leaving = changed_copy(state, mode=NodeMode.RELEASING)
+    assert "qc/t" in quotas_after_create(leaving, made).records, "a release that has begun restores it"
 
 
 @pytest.mark.parametrize(

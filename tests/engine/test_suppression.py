@@ -170,6 +170,14 @@ def test_suppression_is_undone_after_a_while_without_readings() -> None:
     )
 
 
+def test_figures_end_with_the_suppression() -> None:
+    """The next reading is the first one again: rates over a long pause would be those of the past."""
+    state, _ = read(running(), 6)
+    state, _ = handle(state, SuppressionEnded(9.0, "it is off"))
+    known = state.facts.suppression
+    assert (known.reading, known.figures, known.failures, be_cpus(state)) == (None, None, 0, 16)
+
+
 def test_a_reading_resets_the_failure_count_and_a_decreasing_counter_is_a_failure() -> None:
     state, _ = handle(running(), BeUsageUnreadable(8.0, "no"))
     state, effects = handle(state, BeUsageRead(8.0, CPUSET, PODS, UsageReading(2 * S, -1, {})))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.executor.be.groups import BeGroups
 from proxy.executor.enforce import Enforced, Enforcer
+from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
+from proxy.release.kernel import give_back
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
@@ -122,6 +125,44 @@ def test_a_group_made_with_the_create_keeps_the_cpus_named_by_hooks(tmp_path: Pa
     cgroups.write(path, CpuSet((1,)), None)
     assert Enforcer(cgroups, lambda: state).enforce_groups().notes == []
     assert on(cgroups, path) == "1"
+
+
+def test_a_group_that_ends_while_groups_are_read_does_not_keep_others_wide(
+    tmp_path: Path, version: int
+) -> None:
+    pause, ends = f"{ROOT}/poda/pause", f"{ROOT}/poda/ends"
+    cgroups = tree(tmp_path, version, f"{ROOT}/poda", pause, ends)
+    read = cgroups.read
+
+    def vanishing(path: str) -> CpusetValue:
+        if path == ends:
+            cgroups.rmdir(ends)
+            raise CgroupError("the group is gone", errno.ENOENT)
+        return read(path)
+
+    cgroups.read = vanishing  # type: ignore[method-assign]
+    state = NodeState.of(NODE, [pod("a")], [owner("0-1")])
+    assert Enforcer(cgroups, lambda: state).enforce_groups().notes == []
+    assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", pause)] == ["2-7"] * 3
+
+
+def test_a_class_without_pods_is_widened_by_a_release(tmp_path: Path, version: int) -> None:
+    """The last pod of the class ended while it was narrow."""
+    cgroups = tree(tmp_path, version)
+    cgroups.write(ROOT, CpuSet.parse("2-7"), None)
+    state = NodeState.of(NODE, [], [])
+    done = give_back(Enforcer(cgroups, lambda: state), state, (), ())
+    assert (done.errors, on(cgroups, ROOT)) == ({}, "0-7")
+
+
+def test_a_release_removes_the_fence_that_a_killed_daemon_has_left(tmp_path: Path) -> None:
+    group = "kubepods/burstable/poda"
+    cgroups = tree(tmp_path, 2, "kubepods/burstable", group)
+    cgroups.write(group, CpuSet.parse("4-7"), None)
+    fenced = Pod("s-a", "a", "ns", "a", 0, QosClass.LS, KubeQos.BURSTABLE, f"/{group}")
+    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), [fenced], [])
+    done = give_back(Enforcer(cgroups, lambda: state), state, (), [fenced])
+    assert (done.errors, done.written, on(cgroups, group)) == ({}, [group], "0-7")
 
 
 def test_groups_are_written_before_each_start_below_them(run_scenario) -> None:

@@ -131,6 +131,23 @@ def test_updates_at_the_runtime_name_the_nodes_in_use(run_scenario: Callable[...
     run_scenario(scenario)
 
 
+def test_updates_name_the_nodes_that_another_program_has_exchanged(run_scenario: Callable[..., None]) -> None:
+    """On cgroup v2 the pages have moved with that write, and would move again with a narrower one."""
+
+    async def scenario(world: Any) -> None:
+        lse = await owner(world)
+        world.executor.mems.memory = memory = PlayedMemory({lse: MemoryUse({1: 3000 * MIB}, {}, {})})
+        world.cgroups.mems[lse] = Mask((1,))
+        await world.sync.once()
+        assert world.cgroups.mems[lse] == BOTH
+        assert (await world.update(lse, cpu_shares=512)).cpuset_mems == "0-1"
+        memory.broken = True
+        await world.sync.once()
+        assert (await world.update(lse, cpu_shares=512)).cpuset_mems == "0-1", "it may have memory there"
+
+    run_scenario(scenario)
+
+
 def test_a_parent_with_fewer_nodes_is_not_widened(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", kube="burstable"))

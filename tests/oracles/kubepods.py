@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.backends.cgroup.group_names import _CLASSES, Driver, is_plain
+from proxy.backends.cgroup.group_names import Driver, is_plain
 from proxy.model.errors import CgroupError
 from proxy.model.workload import KubeQos
 
@@ -11,6 +11,7 @@ RUNTIMES = {"containerd": "cri-containerd", "cri-o": "crio", "docker": "docker",
 
 
 _MONITOR = "crio-conmon-"
+_CLASSES = {KubeQos.BURSTABLE: "burstable", KubeQos.BEST_EFFORT: "besteffort"}
 
 
 def driver_of(text: str) -> Driver | None:

@@ -20,11 +20,11 @@ Pure: names in, names out; nothing is looked up here.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 
 from proxy.backends.runtime.quirks import NOT_CONTAINERS, SCOPE_PREFIXES, containerd, crio
 from proxy.model.errors import CgroupError
-from proxy.model.workload import KubeQos
 
 
 def expand_slice(name: str) -> str | None:
@@ -138,7 +138,8 @@ class Driver(enum.StrEnum):
     SYSTEMD = "systemd"
 
 
-_CLASSES = {KubeQos.BURSTABLE: "burstable", KubeQos.BEST_EFFORT: "besteffort"}
+_POD_SLICE = re.compile(r"(?:.+-)?kubepods-(?:burstable-|besteffort-)?pod([^-]+)\.slice")
+"""A pod's slice. Below kubelet's ``cgroupRoot`` its name begins with the names of the slices above."""
 
 
 def pod_uid(driver: Driver, name: str) -> str:
@@ -147,11 +148,9 @@ def pod_uid(driver: Driver, name: str) -> str:
     Raises:
         CgroupError: It is not a pod's.
     """
-    stems, end = ["pod"], ""
     if driver is Driver.SYSTEMD:
-        stems, end = [*(f"kubepods-{each}-pod" for each in _CLASSES.values()), "kubepods-pod"], ".slice"
-    for stem in stems:
-        if name.startswith(stem) and name.endswith(end) and len(name) > len(stem) + len(end):
-            uid = name[len(stem) : len(name) - len(end)]
-            return uid if driver is Driver.CGROUPFS else uid.replace("_", "-")
+        if found := _POD_SLICE.fullmatch(name):
+            return found[1].replace("_", "-")
+    elif name.startswith("pod") and name != "pod":
+        return name.removeprefix("pod")
     raise CgroupError(f"cannot find the pod of cgroup {name!r}: this is not a pod's")

@@ -11,6 +11,7 @@ than they do. The order of writes is that of ``proxy.pools.write_order``. Runs i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
@@ -53,14 +54,16 @@ class BeGroups:
             try:
                 others = set(observed.values())
                 groups = [group for group in self._groups(root) if not _is_in(group.path, others)]
+                if not groups:
+                    continue
                 wanted = self._wanted(state, own, paths, groups)
                 if any(path.startswith(f"{root}/") for path in others):
                     wanted[root] = state.node.machine.online  # it bounds the pods that are observed too
                 for step in ordered_writes(groups, wanted):
-                    self._cgroups.write(step.path, step.cpus, None, inner=False)
+                    with _unless_gone():
+                        self._cgroups.write(step.path, step.cpus, None, inner=False)
             except CgroupError as error:
-                if error.errno not in GONE:  # else it is compared again with the next write
-                    errors.append(str(error))
+                errors.append(str(error))
         return errors
 
     def _paths(self, pods: Iterable[Pod]) -> dict[str, str]:
@@ -74,10 +77,11 @@ class BeGroups:
         for depth in (ROOT, POD, CONTAINER):
             below: list[str] = []
             for path in level:
-                value = self._cgroups.read(path)
-                yield BeGroup(path, depth, value.cpus or value.effective_cpus)
-                if depth < CONTAINER:
-                    below += [f"{path}/{name}" for name in sorted(self._cgroups.children(path))]
+                with _unless_gone():
+                    value = self._cgroups.read(path)
+                    children = self._cgroups.children(path) if depth < CONTAINER else ()
+                    yield BeGroup(path, depth, value.cpus or value.effective_cpus)
+                    below += [f"{path}/{name}" for name in sorted(children)]
             level = below
 
     def _wanted(
@@ -103,6 +107,16 @@ class BeGroups:
                 if above in wanted:
                     wanted[above] |= want
         return wanted
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Leave out a group that ends meanwhile: the others must be written nevertheless."""
+    try:
+        yield
+    except CgroupError as error:
+        if error.errno not in GONE:
+            raise
 
 
 def _is_in(path: str, groups: set[str]) -> bool:

@@ -42,6 +42,18 @@ def test_a_pods_name_gives_its_uid_and_class(driver: Driver, qos: KubeQos, uid: 
         assert expand_slice(path.rpartition("/")[2]) == path, "systemd makes the same of the name"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kubelet-kubepods-pod1_2.slice",
+        "a-b-kubepods-burstable-pod1_2.slice",
+        "kubepods-besteffort-pod1_2.slice",
+    ],
+)
+def test_slices_below_a_cgroup_root_of_kubelet_are_those_of_pods(name: str) -> None:
+    assert pod_uid(SYSTEMD, name) == "1-2"
+
+
 @given(st.sampled_from(Driver), st.sampled_from(sorted(RUNTIMES)), st.text("0123456789abcdef", min_size=1))
 def test_a_containers_name_gives_its_id(driver: Driver, runtime: str, own: str) -> None:
     reported, name = container_name(driver, f"{runtime}://{own}")
@@ -66,6 +78,9 @@ def test_names_that_are_not_containers(name: str) -> None:
         (SYSTEMD, "kubepods-pod.slice"),
         (SYSTEMD, "pod1"),
         (SYSTEMD, "kubepods-pod1"),
+        (SYSTEMD, "kubepods-pod1-x.slice"),
+        (SYSTEMD, "mykubepods-pod1.slice"),
+        (CGROUPFS, "pod"),
         (CGROUPFS, "besteffort"),
     ],
 )
