@@ -99,11 +99,11 @@ def test_reconciles_continue_with_a_sandbox_that_has_odd_strings(node: Node) -> 
         plain = await asyncio.to_thread(client.run, "plain")
         await asyncio.to_thread(client.run, "odd", note=MARK, **{MARK: "a key"})
         passes = executor.telemetry.value(metrics.RECONCILES)
-        executor.attention.set()
+        executor.reconcile_requested.set()
         await until(lambda: executor.telemetry.value(metrics.RECONCILES) > passes)
         behind = await asyncio.to_thread(node.direct.run, "behind", "", more=MARK)
         node.cgroups.write(node.runtime.containers[plain].cgroup, CpuSet.parse("5"), None)
-        executor.attention.set()
+        executor.reconcile_requested.set()
         await until(lambda: behind in executor.state.containers and node.cpus(plain) == "0-7")
         assert not any("deserializing" in str(each["what"]) for each in executor.telemetry.problems())
 

@@ -156,7 +156,7 @@ class CallFlow:
 
     def _missed(self, error: Exception) -> None:
         """An answer could not be taken note of: compare the node with the runtime soon."""
-        self.executor.attention.set()
+        self.executor.reconcile_requested.set()
         self.executor.report_internal_error(error)
 
     def spawn(self, call: UndecidedCall, work: Coroutine[object, object, None]) -> None:
@@ -199,7 +199,7 @@ class CallFlow:
         executor = self.executor
         executor.telemetry.count(metrics.REQUESTS_UNDECODABLE)
         executor.telemetry.problem("cannot decode a request", method=call.method, err=str(error))
-        executor.attention.set()
+        executor.reconcile_requested.set()
         if call.method in self._answered and self._must_be_placed(call):
             call.refuse(
                 GrpcStatus.INTERNAL,
@@ -211,7 +211,7 @@ class CallFlow:
     def _fault(self, call: UndecidedCall, error: BaseException) -> None:
         executor = self.executor
         executor.report_internal_error(error)
-        executor.attention.set()
+        executor.reconcile_requested.set()
         if isinstance(call.state, CallContext):
             # It passes without our set: not what we meant.
             executor.store.handle(SavedCpusLearned(call.state.target, None))
@@ -232,7 +232,7 @@ class CallFlow:
                 await executor.reconciled.wait()
         except TimeoutError:
             executor.telemetry.problem(UNSYNCED, method=call.method)
-            executor.attention.set()
+            executor.reconcile_requested.set()
             if call.method == "CreateContainer" and self._must_be_placed(call):
                 call.refuse(
                     GrpcStatus.UNAVAILABLE,

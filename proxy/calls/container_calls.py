@@ -187,10 +187,10 @@ class ContainerCalls:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.lifecycle.phase(context.target, Phase.EXITED)
         else:
-            self.executor.attention.set()
+            self.executor.reconcile_requested.set()
 
     def _removed(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
             self.executor.lifecycle.removed([context.target])
         else:
-            self.executor.attention.set()
+            self.executor.reconcile_requested.set()

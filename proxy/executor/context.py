@@ -39,9 +39,9 @@ class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:
-        store: The state of the node. ``state``, ``calls``, ``reconciled``, ``attention``, ``to_sync`` and
-            ``journal`` are those of the store.
-        to_step: Set when running pods may have to be changed in steps.
+        store: The state of the node. ``state``, ``calls``, ``reconciled``, ``reconcile_requested``,
+            ``runtime_sync_due`` and ``journal`` are those of the store.
+        enforcement_step_due: Set when running pods may have to be changed in steps.
         options: The options of the executor.
         clock: A monotonic clock, in seconds.
         wall_clock: Seconds since the epoch.
@@ -94,8 +94,12 @@ class NodeContext(BackgroundTasks):
         empty = structs.replace(NodeState.empty(node), enforcement=canonical(Enforcement(options.selection)))
         self.store = store = NodeStore(empty, self.journal, self.report_internal_error, options.mode)
         self.calls = store.calls
-        self.reconciled, self.attention, self.to_sync = store.reconciled, store.attention, store.to_sync
-        self.to_step = asyncio.Event()
+        self.reconciled, self.reconcile_requested, self.runtime_sync_due = (
+            store.reconciled,
+            store.reconcile_requested,
+            store.runtime_sync_due,
+        )
+        self.enforcement_step_due = asyncio.Event()
         self.history = History(options.history)
         self.bad_input = BadInput(telemetry)
         self.rejections = Rejections(telemetry, clock, self.wall_clock)
@@ -127,8 +131,8 @@ class NodeContext(BackgroundTasks):
         self.history.resize(options.history)
         self._options_changed.set()
         self._options_changed = asyncio.Event()
-        self.attention.set()
-        self.to_sync.set()
+        self.reconcile_requested.set()
+        self.runtime_sync_due.set()
 
     async def pause(self, seconds: Callable[[ExecutorOptions], float]) -> None:
         """Wait for as long as the options say, also where they change meanwhile."""
@@ -149,12 +153,12 @@ class NodeContext(BackgroundTasks):
         if mode is not self.store.mode and not self.store.mode.is_leaving:
             self.store.handle(ModeChanged(mode))
         self.store.handle(EnforcementChanged(selection))
-        self.to_step.set()
+        self.enforcement_step_due.set()
 
     def pause_enforcement(self, *, paused: bool) -> None:
         """Begin no further step on running pods, or continue."""
         self.store.handle(EnforcementPaused(paused))
-        self.to_step.set()
+        self.enforcement_step_due.set()
 
     def token(self, kind: str) -> str:
         """Return a name for a container or sandbox that has no id at the runtime yet."""
@@ -178,7 +182,7 @@ class NodeContext(BackgroundTasks):
 
     def _goes_on(self) -> None:
         """Compare everything soon: a worker that was stuck continues, and its late writes may be outdated."""
-        self.attention.set()
+        self.reconcile_requested.set()
 
 
 class ExecutorOptions(Struct, frozen=True):

@@ -139,7 +139,7 @@ class FormerCalls:
             self._created[call.target] = now
         elif call.method == RUN_SANDBOX:
             self.answered |= {call.target}
-        context.attention.set()
+        context.reconcile_requested.set()
         self._report(name)
         if not self._relayed:
             self._ended.set()

@@ -152,7 +152,7 @@ class KernelWrites(Observer):
             context.sync_later(*done.written)
         absent = (context.state.containers.get(container_id) for container_id in done.absent)
         if locate_again and any(c is not None and c.phase is Phase.RUNNING for c in absent):
-            context.attention.set()  # a container that is only starting has no cgroup yet
+            context.reconcile_requested.set()  # a container that is only starting has no cgroup yet
 
 
 AT_ONCE = 16

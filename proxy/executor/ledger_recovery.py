@@ -133,7 +133,7 @@ class LedgerRecovery:
                 context.telemetry.problem("cannot use a record of the ledger", record=KEY, err=str(error))
                 known = context.state.mode, context.state.enforcement
         context.store.handle(EnforcementRead(*known))
-        context.to_step.set()
+        context.enforcement_step_due.set()
 
     def _recorded(
         self,

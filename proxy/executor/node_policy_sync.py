@@ -113,7 +113,7 @@ class NodePolicySync:
         def change() -> None:
             self.configured, self._options = configured, options
             self.apply()
-            self._context.attention.set()
+            self._context.reconcile_requested.set()
 
         return change
 

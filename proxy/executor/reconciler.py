@@ -145,11 +145,11 @@ class Reconciler:
             try:
                 # Not wait_for: in Python 3.11 it may swallow a cancellation.
                 async with asyncio.timeout(wait):
-                    await context.attention.wait()
+                    await context.reconcile_requested.wait()
                 await asyncio.sleep(GAP_S)
             except TimeoutError:
                 pass
-            context.attention.clear()
+            context.reconcile_requested.clear()
 
     def _mark_reconciled(self) -> None:
         """Perform what was postponed until all running containers are known."""
@@ -247,7 +247,7 @@ class Reconciler:
                 context.store.handle(
                     PodLearned(structs.replace(pod, labels=labels), "labels of a pod listed")
                 )
-        context.to_step.set()
+        context.enforcement_step_due.set()
 
     def _sync_all(self) -> None:
         """Compare each running container once: the runtime or systemd may have an older cpuset."""

@@ -211,7 +211,7 @@ class Reservations:
             case effects.EndDeadline():
                 run.deadline = None
             case effects.RequestReconcile():
-                context.attention.set()
+                context.reconcile_requested.set()
             case effects.ReportProblem(message, cause):
                 report = context.telemetry.problem
                 report(message, owner=reservation.ref, err=cause)  # a constant of proxy.engine.reservation

@@ -155,7 +155,7 @@ class RuntimeEvents(Observer):
         """Report an event that cannot be read, and request a reconcile pass; called from the thread."""
         self._context.unreadable(what)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._context.attention.set)
+            self._loop.call_soon_threadsafe(self._context.reconcile_requested.set)
 
     def _put(self, what: RuntimeEvent | EventsState) -> None:
         with self._lock:
@@ -187,7 +187,7 @@ class RuntimeEvents(Observer):
             self._loop.call_soon(self._take)
         if overflown:
             self._context.telemetry.count(metrics.RUNTIME_EVENT_OVERFLOWS)
-            self._context.attention.set()
+            self._context.reconcile_requested.set()
         for what in batch:
             try:
                 if isinstance(what, EventsState):
@@ -196,13 +196,13 @@ class RuntimeEvents(Observer):
                     self._handle(what)
             except Exception as error:  # noqa: BLE001  a fault in one event must not affect the others
                 self._context.report_internal_error(error)
-                self._context.attention.set()
+                self._context.reconcile_requested.set()
 
     def _enter(self, now: EventsState) -> None:
         context = self._context
         if now is EventsState.CONNECTED:
             context.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
-            context.attention.set()  # events from before the subscription were not delivered
+            context.reconcile_requested.set()  # events from before the subscription were not delivered
         if now is not self.events_state:
             self.events_state = now
             context.telemetry.debug("the runtime's event stream changed", state=now.value)
@@ -258,7 +258,7 @@ class RuntimeEvents(Observer):
         crowd, self._crowd = self._crowd, False
         if crowd or any(self._contradicts_state(event) for event in doubts.values()):
             self._queried_at = self._loop.time()
-            self._context.attention.set()
+            self._context.reconcile_requested.set()
 
     # -- for the reconcile pass ---------------------------------------------------------------------------
 

@@ -67,8 +67,8 @@ class RuntimeSync:
                 context.store.handle(RuntimeSyncStarted(container_id))
                 if await self._sync(container_id):
                     await asyncio.sleep(1 / rate)
-            await context.to_sync.wait()
-            context.to_sync.clear()
+            await context.runtime_sync_due.wait()
+            context.runtime_sync_due.clear()
 
     async def _sync(self, container_id: str) -> bool:
         context, queried = self._context, False

@@ -215,7 +215,7 @@ class StartUpdate:
             completed(flight, flight.carries, functools.partial(handle, StartEnded(flight, Phase.RUNNING)))
         elif container is None or container.phase is not Phase.STARTING:
             completed(flight, None, functools.partial(handle, StartEnded(flight, None)))
-            context.attention.set()
+            context.reconcile_requested.set()
         else:
             context.store.handle(StartRefused(flight, context.clock()))
             context.spawn(self._make_room(container))

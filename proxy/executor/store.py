@@ -182,8 +182,8 @@ class NodeStore:
         journal: Writes changes to the ledger.
         calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
         reconciled: Set once all running containers are known. Before, CPUs that seem free may be owned.
-        attention: Set to request a comparison with the runtime's lists.
-        to_sync: Set when there are more unsaved containers.
+        reconcile_requested: Set to request a comparison with the runtime's lists.
+        runtime_sync_due: Set when there are more unsaved containers.
     """
 
     # A property without a function in Python: each call reads it several times.
@@ -213,14 +213,14 @@ class NodeStore:
         self._notifies = False
         self.calls = CallWaits(lambda: self._state, self.handle)
         self.reconciled = asyncio.Event()
-        self.attention = asyncio.Event()
-        self.to_sync = asyncio.Event()
+        self.reconcile_requested = asyncio.Event()
+        self.runtime_sync_due = asyncio.Event()
         # None: the sender of the event takes the effect from the result.
         self._perform: dict[type[NodeEffect], Callable[[Any], None] | None] = {
             **dict.fromkeys(_NOTICES, self._notify),
             PutRecord: self._put_record,
-            RequestReconcile: lambda effect: self.attention.set(),
-            to_do.SyncRuntimeSoon: lambda effect: self.to_sync.set(),
+            RequestReconcile: lambda effect: self.reconcile_requested.set(),
+            to_do.SyncRuntimeSoon: lambda effect: self.runtime_sync_due.set(),
             to_do.CallOver: self.calls.over,
             to_do.OrphanOver: None,
             PlanDecided: None,

@@ -42,7 +42,7 @@ def enter(executor: NodeExecutor, mode: NodeMode) -> None:
     """Set the mode of an executor: released, it holds no call and moves no container."""
     executor.store.handle(ModeChanged(mode))
     executor.enforcer.forget()
-    executor.to_step.set()  # the steps of staged enforcement wait for the end of a release
+    executor.enforcement_step_due.set()  # the steps of staged enforcement wait for the end of a release
 
 
 class Release:
@@ -136,7 +136,7 @@ class Release:
             await self._record("")
             executor.reconciled.clear()
             enter(executor, NodeMode.ENFORCE)
-            executor.attention.set()
+            executor.reconcile_requested.set()
             executor.telemetry.event("release undone: containers are placed again")
 
     def page(self) -> dict[str, object]:
@@ -240,7 +240,7 @@ class Release:
         passes = executor.telemetry.value(metrics.RECONCILES)
         # One may be under way, with a list from before.
         for _ in range(2):
-            executor.attention.set()
+            executor.reconcile_requested.set()
             try:
                 async with asyncio.timeout(PASS_LIMIT_S):
                     while executor.telemetry.value(metrics.RECONCILES) == passes:

@@ -33,10 +33,10 @@ class LazyStaging:
         """Make the steps that are due, until cancelled."""
         executor = self._executor
         while self._made is None:
-            await executor.to_step.wait()
+            await executor.enforcement_step_due.wait()
             now = executor.state.enforcement
             if not (now.lagging or now.moving):
-                executor.to_step.clear()
+                executor.enforcement_step_due.clear()
                 continue
             # Calls of kubelet must not wait for an import.
             await asyncio.to_thread(importlib.import_module, "proxy.staging.service")

@@ -72,8 +72,8 @@ class StagedEnforcement:
             now = executor.state.enforcement
             self._forget()
             if executor.state.mode.is_leaving or not (now.moving or (now.lagging and not now.paused)):
-                executor.to_step.clear()
-                await executor.to_step.wait()
+                executor.enforcement_step_due.clear()
+                await executor.enforcement_step_due.wait()
                 continue
             began = loop.time()
             try:

@@ -163,7 +163,7 @@ def test_observing(node: GoldenNode, golden: Callable[..., None]) -> None:
         await node.launch(DemoPod("rival", "LSE", KubeQos.GUARANTEED, "3,5", cpus=2))
         assert daemon.executor is not None
         passes = daemon.executor.telemetry.registry.page()["reconciles"]
-        daemon.executor.attention.set()
+        daemon.executor.reconcile_requested.set()
         await until(lambda: daemon.executor.telemetry.registry.page()["reconciles"] > passes + 1)  # type: ignore[union-attr]
 
     golden("observing", scenario, "mode: observe\n")

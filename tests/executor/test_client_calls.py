@@ -408,10 +408,10 @@ def test_an_undecodable_call_is_forwarded_unless_it_may_create_a_container(run_s
                 return b"\xff\xff\xff"
 
         for method in ("UpdateContainerResources", "StopContainer", "StartContainer", "StopPodSandbox"):
-            world.executor.attention.clear()
+            world.executor.reconcile_requested.clear()
             call = await world.call(method, Garbage())
             assert call.sent == b"\xff\xff\xff"
-            assert world.executor.attention.is_set()
+            assert world.executor.reconcile_requested.is_set()
         for method in ("CreateContainer", "RunPodSandbox"):
             call = await world.call(method, Garbage())
             assert call.refused == (

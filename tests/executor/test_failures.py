@@ -137,7 +137,7 @@ def test_an_update_without_its_client_does_not_undo_a_shrink(run_scenario) -> No
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        world.executor.attention.clear()
+        world.executor.reconcile_requested.clear()
         update = await world.call(
             "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=ls)
         )
@@ -148,7 +148,7 @@ def test_an_update_without_its_client_does_not_undo_a_shrink(run_scenario) -> No
         if call.refused is None:
             await world.start(world.finish(call, "own"))
             world.cgroups.sets[ls] = CpuSet.parse(carried)  # the runtime executes the update now
-            assert world.executor.attention.is_set(), "nothing reads it before the next period"
+            assert world.executor.reconcile_requested.is_set(), "nothing reads it before the next period"
 
     run_scenario(scenario, call_timeout=0.5)
 
@@ -271,7 +271,7 @@ def test_a_running_container_without_a_findable_cgroup_is_reported(run_scenario)
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         assert world.on(ls) == "0-15"
         assert call.refused is None
-        assert world.executor.attention.is_set()
+        assert world.executor.reconcile_requested.is_set()
         assert world.executor.telemetry.problems() == [], "the container may just have ended"
         await world.sync.once()
         assert (
@@ -423,7 +423,7 @@ def test_the_comparison_survives_an_unexpected_error(run_scenario, error: Except
             async with asyncio.timeout(60):
                 while not (world.executor.reconciled.is_set() or task.done()):
                     await asyncio.sleep(0.05)
-                    world.executor.attention.set()
+                    world.executor.reconcile_requested.set()
             assert not task.done(), "the loop is dead"
             assert world.executor.reconciled.is_set()
             assert world.executor.telemetry.problems()

@@ -244,7 +244,7 @@ def test_the_runtime_sync_survives_errors(run_scenario) -> None:
             world.runtime.update_error = error
             world.executor.store.handle(ContainersUnsaved((ls,)))
             world.executor.store.handle(SavedCpusLearned(ls, None))
-            world.executor.to_sync.set()
+            world.executor.runtime_sync_due.set()
             await world.quiet()
         await world.until(world.executor.telemetry.problems)
         assert [p["what"] for p in world.executor.telemetry.problems()] == [
@@ -254,7 +254,7 @@ def test_the_runtime_sync_survives_errors(run_scenario) -> None:
         world.runtime.update_error = UnavailableError("cannot: down")
         world.executor.store.handle(ContainersUnsaved((ls,)))
         world.executor.store.handle(SavedCpusLearned(ls, None))
-        world.executor.to_sync.set()
+        world.executor.runtime_sync_due.set()
         await world.until(lambda: world.executor.state.inflight.orphans())
         world.runtime.update_error = None
         settled = world.executor.telemetry.value(metrics.RUNTIME_UPDATES)

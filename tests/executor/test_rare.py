@@ -29,7 +29,8 @@ def test_a_lost_create_is_resolved_before_the_next_period(run_scenario, monkeypa
         ls = await world.run(await world.pod("ls", "LS"))
         lost = await world.begin(await world.pod("lost", "LSE", "", "0-3"))
         world.wire.finished(lost, None)
-        world.executor.attention.clear()  # the requested pass would run too early to resolve the create
+        # The requested pass would run too early to resolve the create.
+        world.executor.reconcile_requested.clear()
         task = asyncio.create_task(world.sync.run())
         await asyncio.sleep(0.02)
         assert world.executor.state.runtime.lost
@@ -136,7 +137,7 @@ def test_a_container_of_an_unknown_state_is_left_as_it_was(run_scenario) -> None
 def test_a_start_that_fails_while_another_is_in_flight(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.create(await world.pod("ls", "LS"))
-        world.executor.attention.clear()
+        world.executor.reconcile_requested.clear()
         message = pb.StartContainerRequest(container_id=ls)
         first, second = (
             await world.call("StartContainer", message),
@@ -144,7 +145,7 @@ def test_a_start_that_fails_while_another_is_in_flight(run_scenario) -> None:
         )
         world.wire.finished(first, 2)
         assert world.executor.state.containers[ls].phase is Phase.STARTING
-        assert world.executor.attention.is_set(), "the runtime knows its state"
+        assert world.executor.reconcile_requested.is_set(), "the runtime knows its state"
         world.wire.finished(second, 2)
         assert world.executor.state.containers[ls].phase is Phase.STARTING, "it may run nevertheless"
         await world.sync.once()

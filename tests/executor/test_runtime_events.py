@@ -65,7 +65,7 @@ class EventBed:
 
     async def connected(self) -> None:
         await self.world.until(lambda: self.runtime_events.events_state is EventsState.CONNECTED)
-        self.executor.attention.clear()
+        self.executor.reconcile_requested.clear()
 
     async def send(self, kind: str, about: str) -> None:
         """Send an event, and wait for its immediate effects."""
@@ -79,7 +79,7 @@ class EventBed:
     async def moment(self) -> bool:
         """Wait until unclear events are resolved; return whether a comparison is requested."""
         await self.world.until(lambda: self.runtime_events._resolve_timer is None)
-        return bool(self.executor.attention.is_set())
+        return bool(self.executor.reconcile_requested.is_set())
 
     def phase(self, container_id: str) -> Phase | None:
         found = self.executor.state.containers.get(container_id)
@@ -115,7 +115,7 @@ def test_an_exit_releases_the_cpus(run_scenario: Callable[..., None]) -> None:
         assert world.on(sharer) == ALL
         assert world.executor.telemetry.value(metrics.EXITS_BY_EVENT) == 1
         assert world.executor.telemetry.value(metrics.RECONCILES) == passes
-        assert not world.executor.attention.is_set()
+        assert not world.executor.reconcile_requested.is_set()
         world.check()
 
     run_scenario(scenario)
@@ -362,7 +362,7 @@ def test_a_start_of_an_unknown_container(
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
         await event_bed.send(START, "s-late")
         if answered:
-            assert not world.executor.attention.is_set()
+            assert not world.executor.reconcile_requested.is_set()
             await world.pod("late", "LS")
         assert await event_bed.moment() is not answered
 
@@ -384,7 +384,7 @@ def test_a_deletion_of_a_known_container(
             monkeypatch.setattr(runtime_events, "MOMENT_S", 1.0)
         await event_bed.send(DELETE, owner)
         if answered:
-            assert not world.executor.attention.is_set()
+            assert not world.executor.reconcile_requested.is_set()
             await world.remove(owner)
         assert await event_bed.moment() is not answered
 
@@ -406,9 +406,9 @@ def test_more_unclear_events_than_the_limit_compare_everything(
         assert len(event_bed.runtime_events._unclear) == 2
         event_bed.runtime_events._unclear.clear()  # the remembered ones are resolved
         assert await event_bed.moment()
-        world.executor.attention.clear()
+        world.executor.reconcile_requested.clear()
         await event_bed.send(DELETE, owner)
-        assert not world.executor.attention.is_set(), "everything has just been compared"
+        assert not world.executor.reconcile_requested.is_set(), "everything has just been compared"
         assert event_bed.runtime_events._resolve_timer is not None
 
     run_scenario(scenario)
@@ -424,7 +424,7 @@ def test_a_new_subscription_leads_to_a_reconcile(run_scenario: Callable[..., Non
         runs = asyncio.ensure_future(world.sync.run())
         await world.until(lambda: event_bed.runtime_events.events_state is EventsState.CONNECTED)
         passes = world.executor.telemetry.value(metrics.RECONCILES)
-        world.executor.attention.clear()
+        world.executor.reconcile_requested.clear()
         event_bed.events.queued.put(UnavailableError("gone"))
         await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_EVENT_STREAMS) == 2)
         await world.until(lambda: world.executor.telemetry.value(metrics.RECONCILES) > passes)
@@ -540,7 +540,7 @@ def test_a_fault_of_one_event_does_not_affect_other_events(
         await event_bed.send(EXIT, owner)
         assert event_bed.phase(owner) is Phase.EXITED
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 1
-        assert world.executor.attention.is_set()
+        assert world.executor.reconcile_requested.is_set()
 
     run_scenario(scenario)
 
@@ -581,7 +581,7 @@ def test_an_overflow_of_the_event_queue_triggers_a_comparison(
         while event_bed.events.listens < 2 and time.monotonic() < end:
             time.sleep(0.01)  # the loop has no turn until all of them have come
         await world.until(lambda: world.executor.telemetry.value(metrics.RUNTIME_EVENT_OVERFLOWS) == 1)
-        assert world.executor.attention.is_set()
+        assert world.executor.reconcile_requested.is_set()
         assert len(event_bed.runtime_events._exits) == 4
         await event_bed.connected()
 

@@ -127,11 +127,11 @@ def test_a_create_that_cannot_be_decoded(
     run_scenario: Callable[..., None], request_: Raw, refuses: bool, policy: TopologyPolicy | None
 ) -> None:
     async def scenario(world: Any) -> None:
-        world.executor.attention.clear()
+        world.executor.reconcile_requested.clear()
         call = await world.call("CreateContainer", request_)
         assert (call.refused is not None) is refuses
         assert refuses or call.sent == request_.raw
-        assert world.executor.attention.is_set()
+        assert world.executor.reconcile_requested.is_set()
         assert world.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 1
         assert any(
             "cannot decode a request method=CreateContainer" in each["what"]

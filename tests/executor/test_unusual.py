@@ -14,11 +14,11 @@ SERVICE = "/runtime.v1.RuntimeService/"
 @pytest.mark.parametrize("kind", RequestAnomaly)
 def test_it_is_counted_reported_and_followed_by_a_comparison(run_scenario, kind):
     async def scenario(world):
-        world.executor.attention.clear()
+        world.executor.reconcile_requested.clear()
         world.wire.anomaly(f"{SERVICE}StopContainer", kind)
         assert world.executor.telemetry.value(metrics.CALLS_MALFORMED) == 1
         assert f'a request is not one plain message method=StopContainer reason="{kind}"' in world.logged
-        assert world.executor.attention.is_set()
+        assert world.executor.reconcile_requested.is_set()
 
     run_scenario(scenario)
 
@@ -53,9 +53,9 @@ def test_an_answer_that_cannot_be_read_leads_to_a_comparison(run_scenario):
     async def scenario(world):
         sandbox = await world.pod("a")
         call = await world.begin(sandbox)
-        world.executor.attention.clear()
+        world.executor.reconcile_requested.clear()
         world.wire.response(call, b"\x0a\xff")
-        assert world.executor.attention.is_set()
+        assert world.executor.reconcile_requested.is_set()
         assert any("cannot decode an answer" in line for line in world.logged)
         world.wire.finished(call, 0)
 

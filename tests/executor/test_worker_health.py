@@ -128,9 +128,9 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty:
         world.cgroups.write = write
         gate.set()
         await world.until(lambda: not world.executor.health.stuck())
-        world.executor.attention.clear()
+        world.executor.reconcile_requested.clear()
         world.executor.health.check()
-        assert world.executor.attention.is_set(), "what was written late may be outdated"
+        assert world.executor.reconcile_requested.is_set(), "what was written late may be outdated"
         await world.sync.once()
         assert node_page(world.executor)["ready"] is True
         call = await world.begin(two)

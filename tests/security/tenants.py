@@ -273,21 +273,21 @@ class Tenants:
         config.linux.resources.CopyFrom(pb.LinuxContainerResources(**pod.resources))
         annotations = {k: _read(v) for k, v in pod.annotations.items()}
         listed = RuntimePod("", uid, NAMESPACE, name or unique, 0, True, pod.labels, annotations)
-        self.node.executor.attention.clear()
+        self.node.executor.reconcile_requested.clear()
         before = self.node.executor.telemetry.problems()
         sandbox, _ = await self._sandbox(unique, config, listed)
         if sandbox:
             container_id, call, raw = await self._container(sandbox, config, pod.resources)
             if container_id:
                 if call.sent == raw and not self.node.runtime.specs[container_id]:
-                    undecided = self.node.executor.attention.is_set()
+                    undecided = self.node.executor.reconcile_requested.is_set()
                     assert undecided, f"{pod.kind}: forwarded undecided, and no reconcile follows"
                     assert self.node.executor.telemetry.problems() != before, (
                         "forwarded undecided without a message"
                     )
                 self.hostile.add(container_id)
                 await self._start(container_id)
-        if self.node.executor.attention.is_set():
+        if self.node.executor.reconcile_requested.is_set():
             await self.node.quiet()
             await self.node.sync.once()
         self._floor()

@@ -161,7 +161,7 @@ class Hotplug:
         for container in after.containers.values():
             if before.desired_cpus(container) != after.desired_cpus(container):
                 context.sync_later(container.id)  # v1 itself removes CPUs: nothing is written
-        context.attention.set()  # compares sandboxes, memory nodes and promised memory
+        context.reconcile_requested.set()  # compares sandboxes, memory nodes and promised memory
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
         """Send changed memory nodes of containers to the runtime."""

@@ -219,7 +219,7 @@ class CriCallFlow(CallFlow):
         executor, method = self.executor, path.rpartition("/")[2]
         executor.telemetry.count(metrics.CALLS_MALFORMED)
         executor.telemetry.problem("a request is not one plain message", method=method, reason=str(kind))
-        executor.attention.set()
+        executor.reconcile_requested.set()
         if method != "CreateContainer" or kind not in _UNREADABLE:
             return None
         if not is_applied_to_all(executor.state):
@@ -232,7 +232,7 @@ class CriCallFlow(CallFlow):
             try:
                 created = identity(pb.Identity.FromString(message).id)
             except DecodeError as error:  # the runtime's list will show what was created
-                self.executor.attention.set()
+                self.executor.reconcile_requested.set()
                 self.executor.telemetry.problem("cannot decode an answer", method=call.method, err=str(error))
             else:
                 self.answered(call, created)

@@ -204,7 +204,7 @@ class Server:
             executor.telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
             raise
         except TimeoutError:
-            executor.attention.set()
+            executor.reconcile_requested.set()
             message = f"cannot answer {name}: it took longer than {limit:.3g} s"
             executor.telemetry.problem(
                 "cannot answer a hook request in time", method=name, seconds=round(limit, 3)
@@ -212,7 +212,7 @@ class Server:
             raise HookCallRefusedError(GrpcStatus.DEADLINE_EXCEEDED, message) from None
         except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
             executor.report_internal_error(error)
-            executor.attention.set()
+            executor.reconcile_requested.set()
             return self._answer_after_error(name, request, error)
 
     def _answer_after_error(self, name: str, request: Any, error: Exception) -> Any:

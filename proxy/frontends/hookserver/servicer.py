@@ -118,7 +118,7 @@ class RuntimeLookup:
     def reconcile_later(self, error: Exception) -> None:
         """The runtime does not answer: report it, and reconcile with it soon."""
         self._executor.telemetry.problem("cannot list what the runtime has", err=error)
-        self._executor.attention.set()
+        self._executor.reconcile_requested.set()
 
 
 class Servicer:
@@ -237,7 +237,7 @@ class Servicer:
             seen = await self._find.list_container(container_id)
             call = self.pending.starts.take(container_id)
             if call is None:
-                self._executor.attention.set()
+                self._executor.reconcile_requested.set()
             elif seen is None:
                 call.lost()
             else:
@@ -274,7 +274,7 @@ class Servicer:
             if seen is not None and all(container.phase is Phase.EXITED for container in seen):
                 self._executor.lifecycle.phase(container_id, Phase.EXITED)
             else:
-                self._executor.attention.set()
+                self._executor.reconcile_requested.set()
         return container_echo(request)
 
     # -- where nothing can be decided ---------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Servicer:
             container=request.container_meta.name,
             err=why,
         )
-        executor.attention.set()
+        executor.reconcile_requested.set()
         if self.must_be_placed(request):
             raise HookCallRefusedError(GrpcStatus.UNAVAILABLE, message)
         return container_echo(request)

@@ -355,14 +355,14 @@ def test_a_failed_list_requests_an_early_reconcile() -> None:
     reported: list[str] = []
     executor: Any = SimpleNamespace(
         telemetry=telemetry(reported),
-        attention=asyncio.Event(),
+        reconcile_requested=asyncio.Event(),
         runtime=SimpleNamespace(list_containers=None),
     )
     start_update: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
     nothing: Any = None
     assert asyncio.run(RuntimeLookup(executor, start_update, nothing).list_container("c")) is None
     assert reported == ['cannot list what the runtime has err="cannot reach it"']
-    assert executor.attention.is_set()
+    assert executor.reconcile_requested.is_set()
 
 
 def test_a_create_past_its_deadline_reserves_no_cpus(
