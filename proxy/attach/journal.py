@@ -87,20 +87,16 @@ def load(state: Path) -> AttachJournal | None:
         entries = sorted((int(each.name), each) for each in directory.iterdir() if each.name.isdigit())
         changes = tuple(_entry(each) for _, each in entries)
         made = [line for _, each in entries for line in (each / "made").read_text().splitlines()]
-        (endpoint_text,), (unit,), (endpoint,), (previous,) = (
+        (stage,), (unit,), (endpoint,), (previous,) = (
             lines[k] for k in ("state", "unit", "endpoint", "previous")
         )
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the journal of the attach in {directory}: {error}") from None
-    if endpoint_text not in (BEGUN, CHANGING, ATTACHED) or not changes:
-        raise InputError(
-            f"cannot read the journal of the attach in {directory}: its state is {endpoint_text!r}"
-        )
+    if stage not in (BEGUN, CHANGING, ATTACHED) or not changes:
+        raise InputError(f"cannot read the journal of the attach in {directory}: its state is {stage!r}")
     enabled = tuple(lines["enabled"])
     running_units = tuple(unit for unit in lines["running"] if unit in enabled)
-    return AttachJournal(
-        endpoint_text, unit, endpoint, previous, enabled, changes, tuple(made), running_units
-    )
+    return AttachJournal(stage, unit, endpoint, previous, enabled, changes, tuple(made), running_units)
 
 
 def _entry(entry: Path) -> FileChange:
