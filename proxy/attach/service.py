@@ -1,4 +1,4 @@
-"""Attaches kubelet to topoproxy and detaches it.
+"""Attaches kubelet to topoproxy.
 
 The order of an attach: journal -> topoproxy runs and reaches the runtime of kubelet -> files -> restart of
 kubelet -> its calls arrive -> the journal records it. What fails or is interrupted (Ctrl-C, SIGTERM) before
@@ -13,66 +13,29 @@ topoproxy must not be stopped. Then a new journal takes its place, whose state i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from proxy.attach import journal as journals
-from proxy.attach.changes import FileChange, enabled_state, foreign_changes, plan, systemctl, unit_state
+from proxy.attach.changes import FileChange, enabled_state, plan, systemctl, unit_state
+from proxy.attach.detach import undo
 from proxy.attach.journal import AttachJournal
+from proxy.attach.node import POLL_S, RESCUE, AttachNode
 from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, directory_of
-from proxy.backends.kubelet.cri_endpoint import KubeletFiles, kubelet_files, running_flags
+from proxy.backends.kubelet.cri_endpoint import KubeletFiles
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map
 
 OUR_UNITS = ("topoproxy.socket", "topoproxy.service")
-RESCUE = "rescue-detach"
 INTERRUPTED = "attach was interrupted"
 ROLLED_BACK = "all changes were rolled back"
 CPUSETS = "containers keep their cpusets (topoproxy release --offline)"
 UNCHANGED = "no file was changed, and kubelet was not restarted"
-POLL_S = 0.2
 UNDO_SHARE = 0.25
 """Part of the deadline that is kept for undoing."""
-RELEASE_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class AttachNode:
-    """The node.
-
-    Attributes:
-        root: What stands for ``/`` where kubelet and systemd have files.
-        state: topoproxy's state directory.
-        directory: kubelet's directory, without ``root``.
-        procfs: What stands for /proc.
-        listen: The socket that kubelet is to use.
-        query: Queries the daemon: the route, and whether it is an action.
-        report_progress: Takes messages.
-        reached: Called after each step, with its name.
-    """
-
-    root: Path
-    state: Path
-    directory: Path
-    procfs: Path
-    listen: Path
-    query: Callable[[str, bool], Mapping[str, object]]
-    report_progress: Callable[[str], None]
-    reached: Callable[[str], None] = lambda step: None
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint that kubelet is to use."""
-        return f"unix://{self.listen}"
-
-    def files(self) -> KubeletFiles:
-        """Find the files that decide on kubelet's endpoint."""
-        directory = self.root / self.directory.relative_to("/")
-        return kubelet_files(directory, running_flags(self.procfs), self.root)
 
 
 def planned(node: AttachNode) -> list[FileChange]:
@@ -134,7 +97,6 @@ def attach(node: AttachNode, timeout: float) -> str:
     limit = timeout * UNDO_SHARE
     if old is None:
         journals.write(node.state, journal, node.root)
-        node.reached("journal")
         with _undone_on_failure(node, limit, f"{ROLLED_BACK}: kubelet uses {previous}"):
             _start(node, journal, end)
             journals.mark(node.state, CHANGING)
@@ -146,7 +108,6 @@ def attach(node: AttachNode, timeout: float) -> str:
         result = f"{ROLLED_BACK}, also those of the earlier attach: kubelet uses {previous}; {CPUSETS}"
         with _undone_on_failure(node, limit, result):
             _change(node, journal, changes, end)
-    node.reached("attached")
     _place_again(node)
     return f"attached: kubelet uses {node.endpoint}, and its calls arrive"
 
@@ -186,7 +147,7 @@ def _cause(error: BaseException) -> str:
 def _roll_back(node: AttachNode, limit: float, cause: str) -> None:
     """Undo an attach from its journal, and say so if that does not succeed either."""
     try:
-        _undo(node, journals.load(node.state), limit)
+        undo(node, journals.load(node.state), limit)
     except TopoproxyError as error:
         raise TopoproxyError(f"{cause}; undoing it failed: {error}; repeat topoproxy detach") from error
     except (Exception, KeyboardInterrupt, SystemExit):
@@ -240,23 +201,17 @@ def _start(node: AttachNode, journal: AttachJournal, end: float) -> None:
     """Start topoproxy, and wait until it reaches the runtime of kubelet."""
     if journal.enabled:
         systemctl(["enable", *journal.enabled], _remaining_s(end))
-        node.reached("enabled")
     systemctl(["start", *OUR_UNITS], _remaining_s(end))
-    node.reached("started")
     _wait_ready(node, journal.previous, end)
 
 
 def _change(node: AttachNode, journal: AttachJournal, changes: list[FileChange], end: float) -> None:
     """Change the files and restart kubelet; complete the journal once its calls arrive."""
-    node.reached("changing")
-    for number, change in enumerate(changes, 1):
+    for change in changes:
         journals.apply(change, node.root)
-        node.reached(f"file {number}")
     systemctl(["daemon-reload"], _remaining_s(end))
-    node.reached("reloaded")
     began = time.monotonic()
     systemctl(["restart", journal.unit], _remaining_s(end))
-    node.reached("restarted")
     _wait_for_calls(node, journal.unit, end, began)
     journals.mark(node.state, ATTACHED)
 
@@ -310,7 +265,7 @@ def _same(first: str, other: str) -> bool:
 
 
 def _wait_for_calls(node: AttachNode, unit: str, end: float, began: float) -> None:
-    """Wait until kubelet has called since its restart; with ``began`` in the future any recent call counts.
+    """Wait until kubelet has called since ``began``; infinity: a call of the last 60 seconds counts.
 
     Calls of other clients, such as crictl and monitoring agents, do not count.
     """
@@ -350,27 +305,6 @@ def _is_kubelet(node: AttachNode, pid: object, state: Mapping[str, str]) -> bool
     return group in [line.split(":", 2)[-1] for line in lines] if group else False
 
 
-def _undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:
-    """Undo an attach: files, kubelet, our units; then the journal goes."""
-    if journal is None:
-        return
-    journals.restore(node.state, journal, node.root)
-    node.reached("restored")
-    if journal.state != BEGUN:
-        systemctl(["daemon-reload"], max(limit, 10.0))
-        systemctl(["restart", journal.unit], max(limit, 10.0))
-        node.reached("restarted again")
-    for now, units in (
-        (["--now"], [unit for unit in journal.enabled if unit not in journal.running]),
-        ([], list(journal.running)),
-    ):
-        if units:
-            systemctl(["disable", *now, *units], max(limit, 10.0))
-    node.reached("disabled")
-    journals.remove(node.state)
-    (node.state / RESCUE).unlink(missing_ok=True)
-
-
 def _place_again(node: AttachNode) -> None:
     """Undo the release of the last detach, after which the daemon only relays."""
     try:
@@ -387,84 +321,6 @@ def _place_again(node: AttachNode) -> None:
         raise
     if released:
         node.report_progress("containers are placed again: the release of the last detach is undone")
-
-
-def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> str:
-    """Point kubelet at the endpoint that it used before the attach.
-
-    Args:
-        node: The node.
-        timeout: Seconds for systemd and kubelet.
-        force: Also where another program changed a file: there only the endpoint goes back.
-        release: Give containers back first.
-
-    Raises:
-        TopoproxyError: It cannot be done.
-    """
-    journal = journals.load(node.state)
-    if journal is None:
-        value = node.files().effective
-        if value is not None and value.text == node.endpoint:
-            raise TopoproxyError(
-                f"cannot detach kubelet: {value.path} names {node.endpoint}, and topoproxy attach did not set"
-                " it: change the endpoint there by hand, and restart kubelet"
-            )
-        return "kubelet is not attached: there is nothing to undo"
-    refuse_foreign(node, journal, force=force)
-    others = foreign_changes_of(node, journal)
-    if release and journal.state != BEGUN:
-        _release(node)
-    for change in others:
-        journals.apply(change, node.root)
-    _undo(node, journal, timeout)
-    end = time.monotonic() + timeout
-    while (state := unit_state(journal.unit)).get("ActiveState") != "active":
-        if time.monotonic() >= end or state.get("ActiveState") == "failed":
-            raise TopoproxyError(
-                f"all files are restored, but {journal.unit} is {state.get('ActiveState', 'unknown')}:"
-                f" journalctl -u {journal.unit}"
-            )
-        time.sleep(POLL_S)
-    return f"detached: kubelet uses {journal.previous}"
-
-
-def refuse_foreign(node: AttachNode, journal: AttachJournal, *, force: bool) -> None:
-    """Refuse to undo changes of another program.
-
-    Raises:
-        TopoproxyError: A file was changed since the attach, and this is not forced.
-    """
-    changed = [*journals.foreign(journal, node.root), *(c.path for c in foreign_changes_of(node, journal))]
-    if changed and not force:
-        names = ", ".join(map(str, changed))
-        raise TopoproxyError(
-            f"cannot detach kubelet: another program changed {names} since the attach;"
-            " --force changes only the endpoint there, --dry-run shows it"
-        )
-
-
-def foreign_changes_of(node: AttachNode, journal: AttachJournal) -> list[FileChange]:
-    """Return the changes of files to which another program has copied our endpoint since the attach."""
-    known = {change.path for change in journal.changes}
-    return foreign_changes(node.files(), node.root, journal.endpoint, journal.previous, known)
-
-
-def _release(node: AttachNode) -> None:
-    """Make the daemon release the containers; without a daemon they keep their cpusets."""
-    try:
-        answer = node.query("/release/start", True)
-        end = time.monotonic() + RELEASE_S
-        while answer.get("stage") == "releasing" and time.monotonic() < end:
-            time.sleep(POLL_S)
-            answer = node.query("/release", False)
-    except UnavailableError as error:
-        node.report_progress(f"containers keep their cpusets: {error}; later: topoproxy release --offline")
-        return
-    if answer.get("stage") == "releasing":
-        raise TopoproxyError(
-            f"cannot release the containers in {RELEASE_S:g} s: topoproxy status shows what is left;"
-            " --no-release detaches without"
-        )
 
 
 def install_rescue(state: Path) -> None:

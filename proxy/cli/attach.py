@@ -17,7 +17,7 @@ from proxy.cli.settings import PATH, FiniteRange, config_option, read_config
 from proxy.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from proxy.attach.service import AttachNode
+    from proxy.attach.node import AttachNode
 
 F = TypeVar("F", bound=Callable[..., Any])
 TIMEOUT_S = 10.0
@@ -44,7 +44,7 @@ def attach_options(command: F) -> F:
 
 def node_for(file: Path | None, root: Path) -> AttachNode:
     """Return the node that the configuration describes."""
-    from proxy.attach.service import AttachNode
+    from proxy.attach.node import AttachNode
 
     config = read_config(file, {}, trusted=True)
 

@@ -27,8 +27,8 @@ def detach(
     Ends with 0 when kubelet is detached, or was not attached; 1 when it cannot be detached, 65 when the
     journal cannot be read, 73 when a file cannot be written.
     """
+    from proxy.attach import detach as detaching
     from proxy.attach import journal as journals
-    from proxy.attach import service
     from proxy.attach.changes import FileChange
 
     node = node_for(file, root)
@@ -39,17 +39,17 @@ def detach(
             now = path.read_bytes() if path.is_file() else None
             removed = "" if target is not None else f"{change.path} is removed\n"
             click.echo(removed or FileChange(change.path, now, target or b"").diff(), nl=False)
-        for change in service.foreign_changes_of(node, journal):
+        for change in detaching.foreign_changes_of(node, journal):
             click.echo(change.diff(), nl=False)
         if not dry_run:
-            service.refuse_foreign(node, journal, force=force)
+            detaching.refuse_foreign(node, journal, force=force)
             confirm("Restore this and restart kubelet?", yes=yes)
     if dry_run:
         click.echo("nothing is changed" if journal is not None else "kubelet is not attached")
         return
     with signals_as_exceptions():
         try:
-            message = service.detach(node, timeout, force=force, release=not no_release)
+            message = detaching.detach(node, timeout, force=force, release=not no_release)
         except (KeyboardInterrupt, SystemExit):
             node.report_progress("detach was interrupted: repeat topoproxy detach, which does the rest")
             raise

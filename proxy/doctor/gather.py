@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from proxy.admin.client import query_admin
 from proxy.attach import journal as journals
-from proxy.attach.service import RESCUE
+from proxy.attach.node import RESCUE
 from proxy.attach.state_file import ATTACHED, directory_of
 from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.kubelet.cri_endpoint import named_endpoints, running_flags

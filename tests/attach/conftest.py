@@ -6,11 +6,13 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from proxy.attach.service import AttachNode
+from proxy.attach.node import AttachNode
+from proxy.attach.state_file import BEGUN, CHANGING
 from proxy.model.errors import UnavailableError
 
 OURS = "unix:///run/topoproxy/cri.sock"
@@ -172,6 +174,16 @@ esac
 """
 
 
+STEP_OF_ATTACH = {
+    "enable": "enabled",
+    "start": "started",
+    "daemon-reload": "reloaded",
+    "restart": "restarted",
+}
+STEP_OF_UNDO = {"restart": "restarted again", "disable": "disabled"}
+"""The step that a command of systemctl completes."""
+
+
 class Killed(BaseException):
     """Raised where the process is killed."""
 
@@ -190,7 +202,7 @@ class FakeNode:
         runtime: The socket to which the daemon forwards calls.
         listening: The socket on which the daemon listens.
         released: Whether the daemon only relays calls.
-        die_at: The step at which the process is killed.
+        raise_after: What is raised after a step, once.
     """
 
     layout: str
@@ -204,8 +216,7 @@ class FakeNode:
     runtime: str = RUNTIME.removeprefix("unix://")
     listening: str = OURS.removeprefix("unix://")
     released: bool = False
-    die_at: str = ""
-    steps: list[str] = field(default_factory=list)
+    raise_after: dict[str, BaseException] = field(default_factory=dict)
     reported: list[str] = field(default_factory=list)
 
     @property
@@ -223,13 +234,11 @@ class FakeNode:
             Path("/run/topoproxy/cri.sock"),
             self.query,
             self.reported.append,
-            self.reach,
         )
 
     def reach(self, step: str) -> None:
-        self.steps.append(step)
-        if step == self.die_at:
-            raise Killed
+        if step in self.raise_after:
+            raise self.raise_after.pop(step)
 
     def query(self, route: str, act: bool) -> Mapping[str, object]:
         if not self.answers:
@@ -265,6 +274,44 @@ class FakeNode:
         return found
 
 
+def report_steps(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report each step of an attach and of its undoing to a node."""
+    applied = 0
+
+    def file_step(*_: object) -> str:
+        nonlocal applied
+        applied += 1
+        return f"file {applied}"
+
+    steps: dict[str, Callable[..., str | None]] = {
+        "journal.write": lambda _, journal, *rest: "journal" if journal.state == BEGUN else CHANGING,
+        "journal.mark": lambda _, stage: stage,
+        "journal.apply": file_step,
+        "journal.restore": lambda *_: "restored",
+        "service.systemctl": lambda words, _: STEP_OF_ATTACH.get(words[0]),
+        "detach.systemctl": lambda words, _: STEP_OF_UNDO.get(words[0]),
+    }
+    for name, step_of in steps.items():
+        module, _, attribute = name.partition(".")
+        function = getattr(import_module(f"proxy.attach.{module}"), attribute)
+
+        def call(
+            *args: object,
+            function: Callable[..., object] = function,
+            step_of: Callable[..., str | None] = step_of,
+        ) -> object:
+            result = function(*args)
+            step = step_of(*args)
+            if step == CHANGING:
+                nonlocal applied
+                applied = 0
+            if step:
+                node.reach(step)
+            return result
+
+        monkeypatch.setattr(f"proxy.attach.{name}", call)
+
+
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], FakeNode]:
     """Return a function that makes a node of a layout."""
@@ -291,6 +338,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Fak
             link, target = LINKS[layout]
             (root / link).parent.mkdir(parents=True, exist_ok=True)
             (root / link).symlink_to(target)
-        return FakeNode(layout, root, tmp_path / "state", tmp_path / "systemd")
+        node = FakeNode(layout, root, tmp_path / "state", tmp_path / "systemd")
+        report_steps(node, monkeypatch)
+        return node
 
     return make

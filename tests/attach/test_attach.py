@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from proxy.attach import journal as journals
+from proxy.attach.detach import detach
 from proxy.attach.endpoint_watch import attached_kubelet
-from proxy.attach.service import RESCUE, attach, detach, planned
+from proxy.attach.node import RESCUE
+from proxy.attach.service import attach, planned
 from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, TopoproxyError
 from proxy.topology.yaml_events import read_yaml
 from tests.attach.conftest import (
@@ -93,7 +94,7 @@ def test_the_script_undoes_each_layout(fake: Fake, layout: str, shell: list[str]
 def test_an_attach_interrupted_at_any_step_is_repaired(fake: Fake, layout: str, step: str, way: str) -> None:
     node = fake(layout)
     before = node.hashes()
-    node.die_at = step
+    node.raise_after = {step: Killed()}
     try:
         attach(node.node(), 20)
         detach(node.node(), 20, force=False, release=True)
@@ -102,7 +103,7 @@ def test_an_attach_interrupted_at_any_step_is_repaired(fake: Fake, layout: str, 
     else:
         assert step == "file 2"
         assert layout == "unit"
-    node.die_at = ""
+    node.raise_after = {}
     if way == "attach":
         assert attach(node.node(), 20).startswith(("attached", "kubelet is attached already"))
         assert node.uses_us()
@@ -263,11 +264,11 @@ def test_a_repeated_attach_that_is_killed_is_undone_with_a_restart_of_kubelet(
 ) -> None:
     node, _ = attached_and_reset(fake)
     reset = (node.root / CONFIG).read_bytes()
-    node.die_at = step
+    node.raise_after = {step: Killed()}
     node.calls = step != "restored"
     with pytest.raises(Killed):
         attach(node.node(), 2)
-    node.die_at, node.calls = "", True
+    node.raise_after, node.calls = {}, True
     if way == "attach":
         attach(node.node(), 20)
         assert node.uses_us()
@@ -338,10 +339,10 @@ def test_a_unit_that_ran_before_is_disabled_and_not_stopped(fake: Fake, running:
         with pytest.raises(TopoproxyError, match="topoproxy is not ready"):
             attach(node.node(), 2)
     elif way == "kill":
-        node.die_at = "started"
+        node.raise_after = {"started": Killed()}
         with pytest.raises(Killed):
             attach(node.node(), 2)
-        node.die_at = ""
+        node.raise_after = {}
         assert rescue(node).returncode == 0
     else:
         attach(node.node(), 20)
@@ -604,14 +605,10 @@ def test_a_unit_that_cannot_be_enabled_is_named(
 
 
 def interrupted_at(node: FakeNode, steps: dict[str, BaseException]) -> BaseException:
-    """Attach, and raise exceptions at steps; return the one with which it ends."""
-
-    def reach(step: str) -> None:
-        if step in steps:
-            raise steps.pop(step)
-
+    """Attach, and raise exceptions after steps; return the one with which it ends."""
+    node.raise_after = steps
     with pytest.raises(BaseException) as caught:
-        attach(replace(node.node(), reached=reach), 20)
+        attach(node.node(), 20)
     return caught.value
 
 

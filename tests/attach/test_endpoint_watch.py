@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from proxy.admin.status_text import render
+from proxy.attach.detach import detach
 from proxy.attach.endpoint_watch import RESET, EndpointWatch, attached_kubelet
-from proxy.attach.service import attach, detach
+from proxy.attach.service import attach
 from proxy.observe.metrics import metrics
 from proxy.telemetry import metrics as named
 from tests.attach.conftest import CHANGED, LAYOUTS, OURS, RUNTIME, FakeNode
