@@ -15,7 +15,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase, Pod
 
-STRICT = "strict-cpu-reservation"
+STRICT_CPU_RESERVATION = "strict-cpu-reservation"
 
 
 class NotAppliedToAll(enum.StrEnum):

@@ -1,6 +1,6 @@
-"""The record of a takeover: its phase, and a write that is under way.
+"""The record of a takeover: its stage, and a write that is under way.
 
-Theory. A takeover is a value with three phases:
+Theory. A takeover is a value with three stages:
 
     none ──start──► started ──finish──► finished
       ▲                │                   │
@@ -13,7 +13,7 @@ Theory. A takeover is a value with three phases:
 
 The record is one value of the daemon's ledger, and each change of it one atomic write. A step that writes
 kubelet's file writes the record three times: with what is going to be written (``pending``), and with the new
-phase afterwards; the file itself is replaced at once or not at all. So after a crash the file is compared
+stage afterwards; the file itself is replaced at once or not at all. So after a crash the file is compared
 with ``pending``: it is the new one (the step is completed), the old one (it never happened), or another
 program wrote it meanwhile (it is undone, and reported). Nothing but the record has to be written for that.
 """
@@ -31,7 +31,7 @@ import msgspec
 
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import Held
-from proxy.takeover.inputs import STRICT
+from proxy.takeover.inputs import STRICT_CPU_RESERVATION
 
 
 class TakeoverStage(enum.StrEnum):
@@ -70,7 +70,6 @@ class TakeoverRecord:
         reserved: CPUs that kubelet kept back: they are never exclusive CPUs.
         strict: kubelet's option ``strict-cpu-reservation`` was on.
         options: The options of kubelet's policy, by name; empty in records of former versions.
-        backup: kubelet's file as it was at the start.
         old: The CPUs that kubelet had assigned at the start.
         target: The policy that ``finish`` wrote; empty before.
         written: What ``finish`` wrote; empty before.
@@ -85,7 +84,6 @@ class TakeoverRecord:
     policy: str = ""
     reserved: CpuSet = field(default_factory=CpuSet)
     strict: bool = False
-    backup: str = ""
     old: Held = field(default_factory=dict)
     target: str = ""
     written: str = ""
@@ -97,7 +95,7 @@ class TakeoverRecord:
     @property
     def known_options(self) -> Mapping[str, str]:
         """The options of kubelet's policy before; records of former versions have ``strict`` alone."""
-        return {**({STRICT: "true"} if self.strict else {}), **self.options}
+        return {**({STRICT_CPU_RESERVATION: "true"} if self.strict else {}), **self.options}
 
     @property
     def chooses_cpus(self) -> bool:
@@ -187,6 +185,7 @@ def dump(record: TakeoverRecord) -> dict[str, object] | None:
     if record == TakeoverRecord():
         return None
     data: dict[str, object] = msgspec.to_builtins(record, enc_hook=str)
+    data["backup"] = ""  # not read any more; former versions, to which a node may go back, need the key
     return data if record.pending else {key: value for key, value in data.items() if key != "pending"}
 
 

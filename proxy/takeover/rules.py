@@ -28,7 +28,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted
 from proxy.model.phrases import cpus as named_cpus
-from proxy.takeover.inputs import STRICT, NotAppliedToAll, OwningContainer, TakeoverInputs
+from proxy.takeover.inputs import STRICT_CPU_RESERVATION, NotAppliedToAll, OwningContainer, TakeoverInputs
 from proxy.takeover.kubelet_start import is_unread, options_of_static
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 
@@ -81,7 +81,7 @@ def kubelet_state_text(record: TakeoverRecord, inputs: TakeoverInputs, target: s
     held, left_out = _actual_cpus(inputs, reserved)
     _add_unknown(inputs, held, reserved)
     pods = _cpus_of_pods(inputs, held, reserved) if version > CURRENT else {}
-    strict = options_of_static(record, inputs).get(STRICT) in TRUE
+    strict = options_of_static(record, inputs).get(STRICT_CPU_RESERVATION) in TRUE
     text = static_state(inputs.online, held, pods=pods, reserved=reserved, strict=strict, version=version)
     return KubeletStateText(text, tuple(left_out))
 
@@ -232,15 +232,13 @@ def start(record: TakeoverRecord, inputs: TakeoverInputs, now: float) -> StepOut
         raise StepRefusedError(f"cannot start the takeover: {'; '.join(why)}", hints)
     held = inputs.file.held
     assert held is not None
-    assert inputs.file.text is not None
     begun = TakeoverRecord(
         TakeoverStage.STARTED,
         now,
         now,
         inputs.file.policy,
         inputs.manager.reserved & inputs.online,
-        inputs.manager.options.get(STRICT) in TRUE,
-        inputs.file.text,
+        inputs.manager.options.get(STRICT_CPU_RESERVATION) in TRUE,
         held.held,
         options=dict(inputs.manager.options),
     )

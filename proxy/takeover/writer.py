@@ -3,7 +3,7 @@
 Everything here may block and runs in one worker thread. The order of a step that writes the file:
 
     copy of the old file next to our state -> ledger: the write under way -> the file -> read it back, now and
-    a moment later (a kubelet that still runs would have written again) -> ledger: the new phase
+    a moment later (a kubelet that still runs would have written again) -> ledger: the new stage
 
 A step that was interrupted between two of them is found and resolved before the next step, and when the
 daemon starts.

@@ -18,7 +18,6 @@ STARTED = TakeoverRecord(
     "static",
     CpuSet([0]),
     strict=True,
-    backup="was",
     old=OLD,
     target="none",
     written="w",
@@ -36,8 +35,10 @@ def test_a_record_is_stored_and_read_back(record: TakeoverRecord) -> None:
     assert load(None if kept is None else json.loads(json.dumps(kept))) == record
 
 
-def test_records_of_former_versions_have_fewer_fields() -> None:
+def test_records_of_former_versions_have_fewer_fields_and_a_copy_of_the_file() -> None:
     kept = dump(STARTED) or {}
+    assert kept["backup"] == ""
+    kept["backup"] = "a former version reads this key, and wrote kubelet's file into it"
     del kept["options"], kept["forced_signs"]
     assert load(kept) == changed_copy(STARTED, options={}, forced_signs=())
 

@@ -172,7 +172,6 @@ def test_a_start() -> None:
         "static",
     )
     assert (record.reserved, record.strict, record.old) == (CpuSet([0]), True, HELD)
-    assert record.backup == inputs().file.text
     assert outcome.reported[0].startswith("2 allocations")
     assert start(record, inputs(), 6.0).record == record
 
