@@ -89,6 +89,17 @@ class Answers(Protocol):
         """Wait for the outcome; never longer than the hooks' deadlines together."""
 
 
+class _NoAnswers:
+    outcome: Outcome | None = AS_IT_IS
+
+    async def wait(self) -> Outcome:
+        return AS_IT_IS
+
+
+NO_ANSWERS: Answers = _NoAnswers()
+"""The answers at a point without hooks, and where hooks could not be called."""
+
+
 class HookCaller(Protocol):
     """The interface that calls hooks; all methods are called on the event loop's thread."""
 

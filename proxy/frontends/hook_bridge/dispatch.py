@@ -10,7 +10,7 @@ from proxy.calls.undecided_call import SpawnForCall, UndecidedCall
 from proxy.engine.narrowing import Narrowing
 from proxy.hooks.answers import CLEAR, LEAVE
 from proxy.hooks.events import Point
-from proxy.hooks.hook import AS_IT_IS, LONGEST_S, Answers, Outcome
+from proxy.hooks.hook import AS_IT_IS, LONGEST_S, NO_ANSWERS, Answers, Outcome
 from proxy.model.errors import HookError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -86,7 +86,7 @@ class HookDispatcher:
             return self.hooks.call_hooks(event)
         except Exception as error:  # noqa: BLE001  an internal error costs the hooks, never the call
             self.executor.report_internal_error(error)
-            return _NONE
+            return NO_ANSWERS
 
     async def outcome(self, answers: Answers) -> Outcome:
         """Wait for what hooks want. ``hooks`` has the deadlines; the one here is for its faults."""
@@ -204,16 +204,3 @@ class HookDispatcher:
         )
         if problem := self.executor.overrides.narrow(container_id, narrowing, offered):
             self.executor.telemetry.problem("cannot narrow a container as hooks request", reason=problem)
-
-
-class _NoDecision:
-    """In place of answers where hooks could not be called."""
-
-    outcome: Outcome | None = AS_IT_IS
-
-    async def wait(self) -> Outcome:
-        """Return that no hook wants anything."""
-        return AS_IT_IS
-
-
-_NONE = _NoDecision()

@@ -35,7 +35,7 @@ from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.events import POINTS, VALIDATES, Point
 from proxy.hooks.hook import LONGEST_S, HookFailurePolicy, Outcome
 
-INLINE_S = 0.0003
+INLINE_WAIT_S = 0.0003
 """How long the loop blocks for hooks that have been quick lately."""
 SLOW_S = 0.005
 """After this time the interpreter's switch interval is shortened while a hook still runs."""
@@ -135,7 +135,7 @@ class Dispatch:
                 self._start_on_loop(alarm)
             else:
                 self._start(inline)
-        except Exception as error:  # noqa: BLE001 - as in ``look``
+        except Exception as error:  # noqa: BLE001 - as in ``check_deadline``
             self.on_internal_error(error, None)
             self._arrived()
 
@@ -166,7 +166,7 @@ class Dispatch:
             done.acquire()
         self.start_next()
         if done is not None and self.outcome is None:
-            done.acquire(timeout=INLINE_S)
+            done.acquire(timeout=INLINE_WAIT_S)
         if self.outcome is None:
             self._late = True
         if self.outcome is not None:
@@ -500,7 +500,7 @@ class Dispatch:
         if (slots := self._abandoned.get(runner)) is not None:
             slots.on_returned(runner)
 
-    # Called by hook_slots (``hook_slots.Waiter``); from any thread.
+    # Called by the slots of a hook (``slots.Waiter``); from any thread.
 
     def on_queued(self) -> None:
         """Record that the dispatch waits for a slot."""

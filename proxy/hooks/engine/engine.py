@@ -30,12 +30,12 @@ from proxy.hooks.engine.notifier import HookNotifier
 from proxy.hooks.engine.slots import MOST_INTERRUPTED, HookSlots
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
-from proxy.hooks.hook import AS_IT_IS, Answers, Hook, Outcome
+from proxy.hooks.hook import NO_ANSWERS, Answers, Hook
 from proxy.telemetry.port import Report
 
 ALONE_S = 5.0
 """The least time for ``Configure`` and ``Synchronize``: no call waits for these."""
-INLINE_S = 0.0002
+INLINE_BUDGET_S = 0.0002
 """The loop blocks for hooks that usually take less than this together."""
 _LINGER_S = 60.0
 _EARLY = frozenset(
@@ -77,20 +77,7 @@ class _PointHooks:
             if not slots.stats.quick:
                 return False
             total += slots.stats.usual
-        return total < INLINE_S
-
-
-class _NoAnswers:
-    """The answers at a point without hooks."""
-
-    outcome: Outcome | None = AS_IT_IS
-
-    async def wait(self) -> Outcome:
-        """Return the outcome."""
-        return AS_IT_IS
-
-
-_NO_ANSWERS = _NoAnswers()
+        return total < INLINE_BUDGET_S
 
 
 class HookEngine:
@@ -186,7 +173,7 @@ class HookEngine:
         """Call all hooks of an event's point. Its ``outcome`` is set at once where all were quick."""
         at_point = self._by_point.get(event.NAME)
         if at_point is None or self._closed:
-            return _NO_ANSWERS
+            return NO_ANSWERS
         if self._context.loop is None:
             self._context.loop = asyncio.get_running_loop()
         call = Dispatch(self._context, event, at_point.hook_slots, at_point.validators)
