@@ -23,10 +23,11 @@ from proxy.topology.yaml_events import read_yaml
 OWN_DROP_IN = "zz-topoproxy.conf"
 _KEY = "containerRuntimeEndpoint"
 _EMPTY_KEY = re.compile(
-    rf"(?:^|[{{,]\s*)[\"']?{_KEY}[\"']?[ \t]*:(?:[ \t]*(\"\"|'')|(?=[ \t]*(?:[ \t]#|[,}}]|\r?$)))",
+    rf"(?:^|[{{,]\s*)[\"']?{_KEY}[\"']?[ \t]*:(?:[ \t]*(?:(\"\"|'')|(null|Null|NULL|~)(?=[\s,}}]|$))"
+    r"|(?=[ \t]*(?:[ \t]#|[,}}]|\r?$)))",
     re.MULTILINE,
 )
-"""The key without a value; the group is its quotes, where it has them."""
+"""The key without a value; the groups are its quotes and its null, where it has them."""
 _CHANGEABLE = ("etc", "run", "var")
 
 SHOWN = ("ActiveState", "SubState", "Result", "MainPID", "ControlGroup", "NRestarts")
@@ -210,7 +211,9 @@ def _with_key(config: Path, root: Path, endpoint: str) -> FileChange:
             f" start kubelet with --container-runtime-endpoint={DEFAULT} or with --config"
         ) from None
     empty = next(_EMPTY_KEY.finditer(text), None)
-    if empty is not None:
+    if empty is not None and empty[2]:
+        changed = f'{text[: empty.start(2)]}"{endpoint}"{text[empty.end(2) :]}'
+    elif empty is not None:
         at, value = (empty.start(1) + 1, endpoint) if empty[1] else (empty.end(), f" {endpoint}")
         changed = f"{text[:at]}{value}{text[at:]}"
     elif text.lstrip().startswith("{"):

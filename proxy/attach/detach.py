@@ -100,11 +100,12 @@ def undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:
     if journal.state != BEGUN:
         systemctl(["daemon-reload"], max(limit, 10.0))
         systemctl(["restart", journal.unit], max(limit, 10.0))
-    for now, units in (
-        (["--now"], [unit for unit in journal.enabled if unit not in journal.running]),
-        ([], list(journal.running)),
+    for command, units in (
+        (["disable", "--now"], [unit for unit in journal.enabled if unit not in journal.running]),
+        (["disable"], journal.running),
+        (["stop"], journal.started),
     ):
         if units:
-            systemctl(["disable", *now, *units], max(limit, 10.0))
+            systemctl([*command, *units], max(limit, 10.0))
     journals.remove(node.state)
     (node.state / RESCUE).unlink(missing_ok=True)

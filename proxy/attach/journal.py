@@ -7,6 +7,7 @@ It is a directory of plain files, so that a shell script can undo the attach wit
     endpoint, previous   the endpoint that was set, and the one before
     enabled              units that the attach enabled, one a line
     running              of these, the units that ran before, one a line; they are not stopped
+    started              units that were enabled before, and that only the attach started, one a line
     1/path               the first file that is changed; the next ones are in 2, 3, ...
     1/before             its bytes with its mode, owner and time; missing where there was no file
     1/after              its bytes after the change
@@ -47,6 +48,7 @@ class AttachJournal(Struct, frozen=True):
         changes: The files.
         made: Directories that the attach made, the outermost first.
         running: Units of ``enabled`` that ran before the attach.
+        started: Units that were enabled before the attach and did not run; an undo stops them.
     """
 
     state: str
@@ -57,6 +59,7 @@ class AttachJournal(Struct, frozen=True):
     changes: tuple[FileChange, ...]
     made: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
 
 
 def load(state: Path) -> AttachJournal | None:
@@ -81,9 +84,9 @@ def load(state: Path) -> AttachJournal | None:
             name: (directory / name).read_text().splitlines()
             for name in ("state", "unit", "endpoint", "previous", "enabled")
         }
-        # Journals of earlier versions do not have it.
-        running = directory / "running"
-        lines["running"] = running.read_text().splitlines() if running.exists() else []
+        for name in ("running", "started"):  # journals of earlier versions do not have them
+            file = directory / name
+            lines[name] = file.read_text().splitlines() if file.exists() else []
         entries = sorted((int(each.name), each) for each in directory.iterdir() if each.name.isdigit())
         changes = tuple(_entry(each) for _, each in entries)
         made = [line for _, each in entries for line in (each / "made").read_text().splitlines()]
@@ -96,7 +99,17 @@ def load(state: Path) -> AttachJournal | None:
         raise InputError(f"cannot read the journal of the attach in {directory}: its state is {stage!r}")
     enabled = tuple(lines["enabled"])
     running_units = tuple(unit for unit in lines["running"] if unit in enabled)
-    return AttachJournal(stage, unit, endpoint, previous, enabled, changes, tuple(made), running_units)
+    return AttachJournal(
+        stage,
+        unit,
+        endpoint,
+        previous,
+        enabled,
+        changes,
+        tuple(made),
+        running_units,
+        tuple(lines["started"]),
+    )
 
 
 def _entry(entry: Path) -> FileChange:
@@ -140,6 +153,7 @@ def write(state: Path, journal: AttachJournal, root: Path, kept: Path | None = N
             ("previous", [journal.previous]),
             ("enabled", journal.enabled),
             ("running", journal.running),
+            ("started", journal.started),
         ):
             write_file(draft / name, "".join(f"{value}\n" for value in values).encode())
         write_file(draft / "complete", b"")

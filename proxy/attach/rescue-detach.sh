@@ -4,8 +4,8 @@
 #   /var/lib/topoproxy/rescue-detach [--force] [--root DIR]
 #
 # It stands beside its journal (the directory attach). Every file that the attach changed gets its bytes, mode, owner
-# and time back, then kubelet is restarted and the units that the attach enabled are disabled, and stopped unless they
-# ran before. --force: in a file that another program changed since, only the endpoint goes back. --root: what stands
+# and time back, then kubelet is restarted, the units that the attach enabled are disabled, and those that it started
+# are stopped. --force: in a file that another program changed since, only the endpoint goes back. --root: what stands
 # for /.
 # Exit codes: 0 undone, or nothing to undo; 1 it cannot be done; 2 the command line is wrong.
 set -u
@@ -117,6 +117,11 @@ $enabled
     esac
     [ -z "$enabled" ] || systemctl disable $now "$enabled" || echo "rescue-detach: $enabled is still enabled" >&2
 done <"$journal/enabled"
+if [ -e "$journal/started" ]; then # journals of earlier versions do not have it
+    while read -r started; do
+        [ -z "$started" ] || systemctl stop "$started" || echo "rescue-detach: $started still runs" >&2
+    done <"$journal/started"
+fi
 rm -rf "$here/attach" "$here/attach.old" "$here/attach.new" "$here/attach.gone"
 rm -f "$0"
 echo "detached: kubelet uses $previous. Containers keep their cpusets; topoproxy release --offline gives them back"

@@ -13,7 +13,7 @@ topoproxy must not be stopped. Then a new journal takes its place, whose state i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -84,6 +84,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         )
     enabled = old.enabled if old is not None else _to_enable()
     running = old.running if old is not None else tuple(unit for unit in enabled if _runs(unit))
+    started = old.started if old is not None else _to_start(enabled)
     journal = AttachJournal(
         CHANGING if old is not None else BEGUN,
         files.unit,
@@ -92,6 +93,7 @@ def attach(node: AttachNode, timeout: float) -> str:
         enabled,
         journals.merged(old, changes, node.root),
         running=running,
+        started=started,
     )
     install_rescue(node.state)
     limit = timeout * UNDO_SHARE
@@ -191,6 +193,10 @@ def _to_enable() -> tuple[str, ...]:
                 " have no runtime"
             )
     return tuple(unit for unit, state in states.items() if state == "disabled")
+
+
+def _to_start(to_enable: Sequence[str]) -> tuple[str, ...]:
+    return tuple(unit for unit in OUR_UNITS if unit not in to_enable and not _runs(unit))
 
 
 def _why_not_enabled(state: str) -> str:

@@ -158,6 +158,7 @@ case $1 in
         now=
         [ "$1" != --now ] || { now=1; shift; }
         for unit; do rm -f "$FAKE_SYSTEMD/on.$unit" ${now:+"$FAKE_SYSTEMD/runs.$unit"}; done ;;
+    stop) shift; for unit; do rm -f "$FAKE_SYSTEMD/runs.$unit"; done ;;
     start)
         [ ! -e "$FAKE_SYSTEMD/no-start" ] || { echo "Job for $2 failed." >&2; exit 1; }
         shift; for unit; do touch "$FAKE_SYSTEMD/runs.$unit"; done ;;

@@ -356,12 +356,40 @@ def test_a_unit_that_ran_before_is_disabled_and_not_stopped(fake: Fake, running:
     nothing_is_left(node, before)
 
 
+@pytest.mark.parametrize("way", ["failure", "detach", "rescue"])
+def test_a_unit_that_was_enabled_and_did_not_run_is_stopped_and_stays_enabled(fake: Fake, way: str) -> None:
+    node = fake("unit")
+    before = node.hashes()
+    for name in ("on.topoproxy.socket", "on.topoproxy.service", "runs.topoproxy.socket"):
+        (node.systemd / name).touch()
+    units = sorted(node.systemd.iterdir())
+    if way == "failure":
+        node.calls = False
+        with pytest.raises(TopoproxyError, match="no calls from kubelet arrived"):
+            attach(node.node(), 2)
+    else:
+        attach(node.node(), 20)
+        assert (node.systemd / "runs.topoproxy.service").exists()
+        (node.root / CHANGED["unit"][0].lstrip("/")).unlink()
+        attach(node.node(), 20)  # a repeated attach keeps the state of the units before the first one
+        if way == "detach":
+            detach(node.node(), 20, force=False, release=True)
+        else:
+            assert rescue(node).returncode == 0
+    (node.systemd / "log").unlink()
+    assert sorted(node.systemd.iterdir()) == units
+    for unit in units:
+        unit.unlink()
+    nothing_is_left(node, before)
+
+
 def test_a_journal_of_an_earlier_version_stops_the_units_that_the_attach_enabled(fake: Fake) -> None:
     node = fake("unit")
     before = node.hashes()
     for way in ("detach", "rescue"):
         attach(node.node(), 20)
         (node.state / "attach/running").unlink()
+        (node.state / "attach/started").unlink()
         if way == "detach":
             detach(node.node(), 20, force=False, release=True)
         else:
@@ -561,6 +589,11 @@ def test_a_configuration_that_names_no_endpoint_gets_one(fake: Fake) -> None:
         ('{{\n "maxPods": 9,\n "{}": ""\n}}', '{{\n "maxPods": 9,\n "{}": "{}"\n}}'),
         ('{{"{}":"", "maxPods": 9}}', '{{"{}":"{}", "maxPods": 9}}'),
         ("{{maxPods: 9, {}: }}", "{{maxPods: 9, {}: {} }}"),
+        ("{}: null\nmaxPods: 9\n", '{}: "{}"\nmaxPods: 9\n'),
+        ("maxPods: 9\n{}: ~ # none", 'maxPods: 9\n{}: "{}" # none'),
+        ("{}: NULL\r\n", '{}: "{}"\r\n'),
+        ('{{"{}":null}}', '{{"{}":"{}"}}'),
+        ('{{"{}": null, "maxPods": 9}}', '{{"{}": "{}", "maxPods": 9}}'),
     ],
 )
 def test_an_empty_endpoint_is_replaced_where_it_is(fake: Fake, before: str, after: str) -> None:

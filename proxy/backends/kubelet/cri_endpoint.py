@@ -37,6 +37,8 @@ _KEY = re.compile(
     r"(?:\"([^\"\n]+)\"|'([^'\n]+)'|([^\s\"'#,{}][^\s,}]*))",
     re.MULTILINE,
 )
+_NULLS = ("null", "Null", "NULL", "~")
+"""What YAML reads as no value: kubelet uses its default."""
 
 EMBEDDED = "unix:///run/k3s/containerd/containerd.sock"
 """The containerd of k3s and of RKE2."""
@@ -195,13 +197,14 @@ def _drop_ins(directory: Path) -> Iterator[Path]:
 
 
 def _key(path: Path) -> Span | None:
-    """Return the position of a file's ``containerRuntimeEndpoint``; None where it has none."""
+    """Return the position of a file's ``containerRuntimeEndpoint``; None where it has none, or null."""
     whole = read_span(path)
     value = None
     for match in _KEY.finditer(whole.text if whole else ""):
         assert whole is not None
         group = next(number for number in (1, 2, 3) if match[number] is not None)
-        value = whole.part(*match.span(group))
+        if match[3] not in _NULLS:
+            value = whole.part(*match.span(group))
     return value
 
 

@@ -44,6 +44,13 @@ def test_files_that_cannot_be_read_give_no_endpoint(tmp_path: Path) -> None:
     assert other_endpoints(tmp_path, OURS) == []
 
 
+@pytest.mark.parametrize("null", ["null", "Null", "NULL", "~"])
+def test_a_null_is_no_endpoint(tmp_path: Path, null: str) -> None:
+    for text in (f"containerRuntimeEndpoint: {null}\n", f'{{"containerRuntimeEndpoint":{null}}}'):
+        (tmp_path / "config.yaml").write_text(text)
+        assert named_endpoints(tmp_path) == []
+
+
 def test_drop_ins_win_over_the_configuration_of_the_running_kubelet(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("containerRuntimeEndpoint: unix:///own\n")
