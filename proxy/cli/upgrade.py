@@ -44,7 +44,8 @@ def upgrade(
 
     upgrade --check: run the new version's program before it is installed over the old one, or before the
     service is restarted. It changes nothing. It compares the keys of the configuration and their values, the
-    format of the ledger both ways, files of hooks, units, JSON answers and metrics.
+    format of the ledger both ways, units, JSON answers and metrics. It loads each hook file in a child
+    process, and calls no hook.
 
     upgrade --now: the running daemon starts the program that is installed now, hands the socket and the
     state of the node over to it, and finishes its own calls in flight. No call fails. If the new process

@@ -43,7 +43,8 @@ from proxy.doctor.facts import (
     SocketFacts,
     StateFacts,
 )
-from proxy.hooks.loader.directories import survey
+from proxy.hooks.loader.directories import Candidate, survey
+from proxy.hooks.loader.examination import static_error
 from proxy.model.errors import CgroupError, RuntimeCallError, TopologyError, TopoproxyError, UnavailableError
 from proxy.model.machine import Machine
 from proxy.model.workload import Phase
@@ -139,8 +140,23 @@ def _read(unread: dict[str, str], name: str, source: Callable[[], T], otherwise:
 
 def _hooks(config: Config) -> tuple[str, ...]:
     hook_files = survey(config.hooks)
-    problems = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := c.distrust or c.cause)]
+    problems = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := _hook_problem(c))]
     return (*problems, *hook_files.ignored_files)
+
+
+def _hook_problem(candidate: Candidate) -> str:
+    """Return why a hook file cannot be used; empty where its owner, mode and text show no reason."""
+    if known := candidate.distrust or candidate.cause:
+        return known
+    if candidate.null or candidate.server:
+        return ""
+    try:
+        data = read_small(str(candidate.path))[0]
+    except FileNotFoundError:
+        return ""  # it was removed meanwhile
+    except ValueError as error:
+        return f"cannot read it: {error}"
+    return static_error(candidate.path, data) if data else ""
 
 
 def _machine(config: Config) -> tuple[Machine | None, str]:

@@ -1,8 +1,8 @@
-"""Reads the facts of a node for ``topoproxy upgrade --check``. Nothing is written."""
+"""Reads the facts of a node for ``topoproxy upgrade --check``. Nothing is written; hook files are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from proxy.admin.client import query_admin
@@ -10,7 +10,9 @@ from proxy.backends.kubelet.small_file import read_small
 from proxy.backends.ledger.format import recover
 from proxy.backends.ledger.journal import NAME, SIZE_LIMIT
 from proxy.config import Config, override
+from proxy.config.hooks import HooksConfig
 from proxy.hooks.loader.directories import survey
+from proxy.hooks.loader.examination import checked_apart
 from proxy.interface import interface, settings, shipped_unit
 from proxy.model.errors import TopologyError, TopoproxyError, UsageError
 from proxy.observe.json_access import as_map
@@ -47,11 +49,21 @@ def gather(
             running, silent = {}, str(error)
     if not refused:
         config, refused = _with_options(config, running)
-    hook_files = survey(config.hooks)
-    hooks = [f"{c.path}: {why}" for c in hook_files.candidates.values() if (why := c.distrust or c.cause)]
+    hooks = list(_hooks(config.hooks))
     return UpgradeFacts(
         running, silent, interface(config), refused, _ledger(config), hooks, _units(directories)
     )
+
+
+def _hooks(config: HooksConfig) -> Iterator[str]:
+    """Return which hook files cannot be used, with the reason; each is loaded in a child process."""
+    for candidate in survey(config).candidates.values():
+        if known := candidate.distrust or candidate.cause:
+            yield f"{candidate.path}: {known}"
+        elif not candidate.server:
+            page = checked_apart(candidate.path, config, trusted=True, to_stderr=True)
+            if error := str(page["error"]):  # it names the file
+                yield error
 
 
 def _with_options(config: Config, running: Mapping[str, object]) -> tuple[Config, str]:

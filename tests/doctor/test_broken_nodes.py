@@ -180,6 +180,12 @@ BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
         "fail",
         lambda node: node.write("hooks.d/10-open.py", "API_VERSION = 1\n").chmod(0o666),
     ),
+    "hook-of-another-version": (
+        "hook-files",
+        "fail",
+        lambda node: node.write("hooks.d/10-next.py", "API_VERSION = 2\nraise SystemExit\n"),
+    ),
+    "hook-with-a-fault": ("hook-files", "fail", lambda node: node.write("hooks.d/10-fault.py", "def\n")),
     "few-files": (
         "open-files",
         "fail",

@@ -208,12 +208,43 @@ def test_a_refused_configuration_a_bad_hook_and_a_strange_ledger_hinder(config: 
     check(answer)
     assert (done.exit_code, answer["ok"]) == (1, False)
     texts = {each["id"]: each["text"] for each in answer["checks"] if each["result"] == "fail"}
-    assert set(texts) >= {"ledger"}
+    assert set(texts) == {"ledger", "hooks"}
+    expected = f"cannot load hook {tmp_path}/hooks/50-a.py: its API_VERSION is 99, and supported is 1"
+    assert texts["hooks"] == expected
     assert "it has format 2, and this version reads 1" in texts["ledger"]
     config.write_text(f"{config.read_text()}nextKey: 1\n")
     done = upgrade("--check", "--config", config, "--from", saved)
     assert done.exit_code == 1
     assert "nextKey: unknown key" in done.stdout
+
+
+def test_hook_files_that_this_version_cannot_use_hinder(
+    config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def hinders(text: str) -> tuple[str, str]:
+        hook.write_text(text)
+        hook.chmod(0o644)
+        code = command_line(["upgrade", "--check", "--config", str(config), "--from", str(saved), "--json"])
+        output = capfd.readouterr()
+        (row,) = (each for each in json.loads(output.out)["checks"] if each["id"] == "hooks")
+        assert code == (row["result"] == "fail")
+        assert output.err == ("loaded\n" if "print" in text else "")
+        return row["result"], row["text"]
+
+    saved, hook = tmp_path / "before.json", tmp_path / "hooks/50-a.py"
+    saved.write_text(upgrade("--describe", "--config", config).stdout)
+    valid = "API_VERSION = 1\ndef post_start_container(event): ...\nprint('loaded')\n"
+    assert hinders(valid) == ("ok", "this version can use all files of hooks")
+    for text, why in (
+        (valid.replace("1", "0", 1), "its API_VERSION is 0, and supported is 1"),
+        ("def\n", "SyntaxError: invalid syntax (line 1)"),
+        ("import os\nos._exit(3)\n", "it ended the process with exit code 3"),
+    ):
+        assert hinders(text) == ("fail", f"cannot load hook {hook}: {why}")
+    assert hinders("")[0] == "ok", "an empty file disables a hook of its name"
+    hook.unlink()
+    hook.symlink_to("/dev/null")
+    assert upgrade("--check", "--config", config, "--from", saved).exit_code == 0
 
 
 def test_invalid_arguments_and_files_are_refused(

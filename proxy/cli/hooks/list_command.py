@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,12 +16,11 @@ from proxy.cli.admin_query import config_for, query_daemon, query_options
 from proxy.cli.hooks.file_commands import shipped
 from proxy.cli.settings import PATH, config_option, read_config
 from proxy.model import schema_ids
-from proxy.model.errors import HookError, InputError, UnavailableError
+from proxy.model.errors import InputError, UnavailableError
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
 if TYPE_CHECKING:
     from proxy.config import Config
-    from proxy.config.schema import HooksConfig
 
 
 def in_json(data: Any) -> str:
@@ -203,6 +200,8 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
 
     Ends with 0 when all files are valid, with 65 and the reasons when one is not.
     """
+    from proxy.hooks.loader.examination import checked_apart
+
     config = read_config(file, {}).hooks
     pages = [checked_apart(path, config, trusted=not untrusted) for path in files]
     if as_json:
@@ -213,67 +212,6 @@ def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_jso
     if bad := [str(page["path"]) for page in pages if page["error"]]:
         subject = f"{len(bad)} of {len(files)} hook files" if len(files) > 1 else "the hook file"
         raise InputError(f"cannot use {subject}: see above")
-
-
-def checked_apart(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
-    """Do what ``checked`` does in a child process: a file may end the process that loads it."""
-    sys.stdout.flush()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        _check_and_end(writing, path, config, trusted=trusted)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        answer = stream.readline()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if answer.endswith(b"\n"):
-        page = json.loads(answer)
-        assert isinstance(page, dict)
-        return page
-    how = f"with {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    error = f"cannot load hook {path}: it ended the process {how}"
-    return {"path": str(path), "name": "", "state": "broken", "error": error, "settings": []}
-
-
-def _check_and_end(writing: int, path: Path, config: HooksConfig, *, trusted: bool) -> NoReturn:
-    """Write what was found to a pipe as a line of JSON, and end the child process."""
-    try:
-        page = json.dumps(checked(path, config, trusted=trusted))
-        with os.fdopen(writing, "w") as stream:
-            stream.write(f"{page}\n")
-    except Exception as error:  # noqa: BLE001  the parent reports that the child has failed
-        click.echo(f"topoproxy: internal error: {type(error).__name__}: {error}", err=True)
-    finally:
-        sys.stdout.flush()  # what the file has printed
-        os._exit(1)
-
-
-def checked(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
-    """Describe what the daemon would do with a file.
-
-    Args:
-        path: The file.
-        config: What is configured for hooks.
-        trusted: Only root may have written it.
-
-    Returns:
-        ``path``, ``name``, ``state``, ``error`` (empty if it is valid), and of a valid one ``points``,
-        ``policy``, ``timeout`` and ``settings``.
-    """
-    from proxy.cli.hooks.offline import LOADS, examined
-    from proxy.hooks.loader.directories import State, alone
-
-    page: dict[str, Any] = {"path": str(path), "name": "", "state": "broken", "error": "", "settings": []}
-    try:
-        examined_file = examined(alone(path), config, trusted=trusted)
-    except HookError as error:
-        return page | {"error": str(error)}
-    entry = examined_file.entry
-    state = LOADS if entry.state is State.RUNNING else str(entry.state)
-    page |= {"name": entry.name, "state": state, "error": entry.error, "settings": examined_file.settings}
-    if entry.points:
-        page |= {"points": list(entry.points), "policy": entry.policy, "timeout": entry.timeout}
-    return page
 
 
 def _checked_lines(page: dict[str, Any]) -> Iterator[str]:

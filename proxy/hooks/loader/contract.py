@@ -58,14 +58,19 @@ def contract_of(module: ModuleType, given: Mapping[str, Any] | None, where: str)
     Raises:
         HookError: What is missing; the cause alone.
     """
-    _check_version(vars(module))
+    check_version(vars(module))
     handlers = _handlers(module)
     timeout, policy = _timeout(vars(module)), _policy(vars(module))
     settings = settings_of(vars(module).get("Settings"), given, where)
     return Contract(handlers, settings, timeout, policy, _pure(vars(module)))
 
 
-def _check_version(names: Mapping[str, Any]) -> None:
+def check_version(names: Mapping[str, Any]) -> None:
+    """Check ``API_VERSION`` among the names that a hook file defines.
+
+    Raises:
+        HookError: It is missing, or is not supported; the cause alone.
+    """
     supported = " or ".join(map(str, SUPPORTED))
     if "API_VERSION" not in names:
         raise HookError(f"it has no API_VERSION: write API_VERSION = {SUPPORTED[-1]}")
