@@ -27,25 +27,23 @@ SECTIONS = frozenset(
 )
 """Keys whose values come from users."""
 LOG_KEYS = frozenset(
-    {
-        *("pod", "container", "containerID", "cpus", "mems", "path", "method", "hook", "worker", "resource"),
-        *(
-            "reason",
-            "err",
-            "error",
-            "repeated",
-            "left_out",
-            "kind",
-            "rule",
-            "verdict",
-            "author",
-            "mode",
-            "node",
-        ),
-        *("pool", "version", "le", "code", "count", "listen", "runtime", "pid", "result", "point", "check"),
-    }
-)
-"""Keys of the log and labels of metrics whose values are checked word by word."""
+    (
+        "advice", "author", "availableMiB", "be_may_use", "before", "by", "came", "changed",
+        "check", "code", "container", "containerID", "containers", "count", "cpus", "device",
+        "done", "err", "error", "found", "hook", "keys", "kind", "le", "left_out", "limit",
+        "listen", "logger", "lost", "mems", "method", "mode", "node", "now", "observedPods", "of",
+        "offline", "other", "owner", "owners", "path", "peer", "pid", "pod", "pods", "point",
+        "pool", "probably", "processes", "promisedMiB", "putBack", "quiet", "reason", "record",
+        "repeated", "resource", "result", "rule", "runtime", "seconds", "sharedPool", "signal",
+        "source", "stage", "state", "step", "times", "unit", "verdict", "version", "went", "what",
+        "worker", "workers",
+    )
+)  # fmt: skip
+"""Keys of the log and labels of metrics whose values are checked word by word.
+
+The values of all others are replaced: those of ``field``, ``fields``, ``points``, ``trace``, ``value`` and
+``values`` come from hooks, their servers and objects of the cluster.
+"""
 _WORD = re.compile(r"[A-Za-z]+")
 _NUMBER = re.compile(r"[-+]?\d{1,16}(?:\.\d{1,9})?(?:[eE][-+]?\d+)?(?:%|[a-zA-Zµ]{1,3})?")
 _CPUS = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
@@ -59,6 +57,9 @@ _PIECES = re.compile(
     r"""|(?P<quoted>"(?:\\.|[^"\\])*"|(?<!\w)'(?:\\.|[^'\\])*'|`[^`]*`)"""
     r"""|(?P<chunk>[^\s"',;()\[\]{}<>=`|]+)"""
 )
+_KLOG = re.compile(r"""(?P<head>[IWEF]\d{4} \S+ +\d+ \S+\] )"(?P<message>(?:\\.|[^"\\])*)\"""")
+"""The beginning of a record in the format klog; its message is quoted (``proxy.logs``)."""
+_ESCAPED = re.compile(r"""\\(["\\])""")
 _PUNCTUATION = ".:!?"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?")
 """DNS subdomains, uids and ids."""
@@ -120,6 +121,18 @@ class Redactor:
     def text(self, text: str) -> str:
         """Return a text with what is unknown replaced; line breaks stay."""
         return _PIECES.sub(self._piece, text)
+
+    def record(self, line: str) -> str:
+        """Return a record of the log in the format klog or text with what is unknown replaced.
+
+        The quotes around the message of klog do not make it a quoted text.
+        """
+        match = _KLOG.match(line)
+        if match is None:
+            return self.text(line)
+        message = self.text(_ESCAPED.sub(r"\1", match["message"]))
+        quoted = message.replace("\\", "\\\\").replace('"', '\\"')
+        return f'{self.text(match["head"])}"{quoted}"{self.text(line[match.end() :])}'
 
     def _of_key(self, key: str, value: object) -> object:
         if self._known(key):

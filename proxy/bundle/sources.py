@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import json
 import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -43,6 +44,8 @@ DECIDED_PODS = 100
 DECISIONS_S = 20.0
 """At most this long, decisions of at most this many pods are requested, the newest first."""
 UNIT = "topoproxy.service"
+_STAMP = re.compile(r"\d{1,11}\.\d{3} ")
+"""Seconds since the epoch, before each record of the journal."""
 PAGES = {
     "status.json": "/status",
     "hooks.json": "/hooks",
@@ -274,13 +277,18 @@ def _redacted(redactor: Redactor, name: str, content: object) -> bytes:
 
 
 def _line(redactor: Redactor, line: str) -> str:
-    """Redact a line of the log: in the JSON format by its keys, else by its words."""
-    if line.startswith("{"):
+    """Redact a line of the log: in the JSON format by its keys, else by its words.
+
+    A line from the journal begins with the time (``_journal``).
+    """
+    stamp = _STAMP.match(line)
+    start, record = (line[: stamp.end()], line[stamp.end() :]) if stamp else ("", line)
+    if record.startswith("{"):
         try:
-            return json.dumps(redactor.value(json.loads(line)), ensure_ascii=False)
+            return start + json.dumps(redactor.value(json.loads(record)), ensure_ascii=False)
         except (ValueError, RecursionError):
             pass
-    return redactor.text(line)
+    return start + redactor.record(record)
 
 
 def _whole_lines(content: bytes) -> bytes:

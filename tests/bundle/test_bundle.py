@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import stat
 import tarfile
 from pathlib import Path
@@ -225,13 +226,23 @@ def test_the_journal_is_read_without_the_name_of_the_host(
         "_HOSTNAME": "node-in-berlin",
         "MESSAGE": "placed cpus=1",
     }
+    messages = [
+        json.dumps({"ts": 1.5, "caller": "creates.py:107", "msg": "placed", "cpus": "0-3", "token": "the"}),
+        'I1123 10:11:12.345678      12 creates.py:107] "cannot write the cpuset" cpus="0-3" err="hunter2"',
+    ]
     program = tmp_path / "bin/journalctl"
-    program.write_text(f"#!/bin/sh\n/bin/cat <<'E'\n{json.dumps(record)}\nno json\nE\n")
+    records = "\n".join(json.dumps({**record, "MESSAGE": each}) for each in (record["MESSAGE"], *messages))
+    program.write_text(f"#!/bin/sh\n/bin/cat <<'E'\n{records}\nno json\nE\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert run(tmp_path / "b.tar.gz", "--config", config).exit_code == 0
-    text = read(tmp_path / "b.tar.gz")["log.txt"]
-    assert text == "1795428743.000 placed cpus=1\n"
+    first, in_json, klog = read(tmp_path / "b.tar.gz")["log.txt"].splitlines()
+    assert first == "1795428743.000 placed cpus=1"
+    assert in_json.startswith(
+        '1795428743.000 {"ts": 1.5, "caller": "creates.py:107", "msg": "placed", "cpus": "0-3"'
+    )
+    head = '1795428743.000 I1123 10:11:12.345678      12 creates.py:107] "cannot write the cpuset" cpus="0-3"'
+    assert re.fullmatch(rf'{re.escape(head)} err="<redacted:\d+>"', klog)
 
 
 def test_the_file_is_private_and_replaces_no_other(config: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import string
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.bundle.redaction import Redactor, vocabulary
+from proxy.bundle.redaction import LOG_KEYS, ROOT, SECTIONS, Redactor, vocabulary
+from proxy.telemetry import metrics
 
 KEPT = [
     "cannot query the daemon at /run/topoproxy/admin.sock: no process listens there",
@@ -89,6 +91,43 @@ def test_a_phrase_in_quotes_and_a_variable_are_replaced() -> None:
 )
 def test_credentials_of_known_words_are_replaced(text: str, redacted: str) -> None:
     assert redactor().text(text) == redacted
+
+
+def test_the_message_of_a_klog_record_is_no_quoted_text() -> None:
+    head = "I1123 10:11:12.345678   12345 reconciler.py:42] "
+    line = f'{head}"cannot write the cpuset" pod="shop/web-0" err="no space"'
+    assert redactor().record(line) == line
+    line = f'{head}"cannot use \\"the pod\\" of C:\\\\hunter2"'
+    assert redactor().record(line) == f'{head}"cannot use \\"<redacted:1>\\" of <redacted:2>"'
+    assert redactor().record('placed "the pod"') == 'placed "<redacted:1>"'
+
+
+FROM_USERS = {"field", "fields", "points", "trace", "value", "values"}
+"""Keys of the log whose values come from hooks, servers of hooks and objects of the cluster."""
+WRITES = {
+    *("debug", "error", "event", "exception", "frequent", "info", "problem", "resolved", "warning"),
+    *("_report_problem", "report", "report_problem", "say_once"),
+}
+
+
+def keys_of_log_calls() -> set[str]:
+    found = set()
+    for file in ROOT.rglob("*.py"):
+        if file.relative_to(ROOT).parts[0] in ("api", "attach", "cli", "demo"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                found |= {item.arg for item in node.keywords if item.arg and called in WRITES}
+    return found - {"applied"}  # of CreateCalls.report, which writes no record
+
+
+def test_all_keys_of_the_log_and_labels_of_metrics_are_known_or_of_users() -> None:
+    keys = keys_of_log_calls()
+    assert keys >= FROM_USERS
+    assert keys - LOG_KEYS == FROM_USERS
+    assert {label for metric in metrics.ALL for label in metric.labels} <= LOG_KEYS
+    assert not LOG_KEYS & SECTIONS
 
 
 def test_the_same_text_has_the_same_number() -> None:
