@@ -133,16 +133,20 @@ def _cgroup_cpuset(facts: DoctorFacts) -> Outcome:
 
 
 def _cgroup_driver(facts: DoctorFacts) -> Outcome:
+    """Compare the drivers that kubelet's configuration and the runtime name.
+
+    kubelet 1.31 and later uses the driver that the runtime reports, and ignores its own cgroupDriver then
+    (feature gate KubeletCgroupDriverFromCRI, on by default since 1.31 and always since 1.34; kubernetes v1.34
+    pkg/features/kube_features.go).
+    """
     kubelet, runtime = facts.kubelet.driver, facts.runtime.driver
     if not kubelet or not runtime:
         missing = "kubelet's configuration" if not kubelet else "the runtime"
         return SKIP, f"{missing} does not name the cgroup driver", ""
     if kubelet != runtime:
-        return (
-            FAIL,
-            f"kubelet has the cgroup driver {kubelet}, the runtime {runtime}",
-            "set cgroupDriver of kubelet and SystemdCgroup of the runtime to the same driver",
-        )
+        message = f"kubelet's configuration names the cgroup driver {kubelet}, the runtime uses {runtime}"
+        message += ": kubelet 1.31 and later use the runtime's, an older one fails"
+        return WARN, message, f"set cgroupDriver of kubelet to {runtime}"
     return OK, f"kubelet and the runtime have the cgroup driver {kubelet}", ""
 
 
@@ -160,11 +164,11 @@ def _runtime_version(facts: DoctorFacts) -> Outcome:
     name, _, version = runtime.version.partition(" ")
     if name == "containerd" and _number(version) < OLDEST_CONTAINERD:
         return FAIL, f"{runtime.version} is too old", "install containerd 1.6 or later"
-    drivers = (runtime.driver, facts.kubelet.driver)
+    driver = runtime.driver or facts.kubelet.driver
     # On cgroup v1 systemd does not write cpusets.
-    systemd = facts.cgroups.version == 2 and "cgroupfs" not in drivers
+    systemd = facts.cgroups.version == 2 and driver != "cgroupfs"
     if runtime.runc and systemd and _number(runtime.runc) < FIXED_RUNC:
-        known = "" if "systemd" in drivers else ", if the cgroup driver is systemd"
+        known = "" if driver == "systemd" else ", if the cgroup driver is systemd"
         return (
             WARN,
             f"runc {runtime.runc} sends wrong CPUs to systemd{known}, which are corrected after each start",

@@ -64,6 +64,21 @@ def unusual(facts: DoctorFacts) -> dict[str, str]:
     return {each.id: each.result.value for each in examine(facts) if each.result is not CheckResult.OK}
 
 
+def test_the_cgroup_driver_of_the_runtime_counts() -> None:
+    facts = structs.replace(
+        kubelet(driver="cgroupfs"), runtime=structs.replace(HEALTHY.runtime, runc="1.1.5")
+    )
+    found = {each.id: each for each in examine(facts) if each.result is not CheckResult.OK}
+    assert set(found) == {"cgroup-driver", "runtime-version"}
+    assert found["cgroup-driver"].result is CheckResult.WARN
+    assert found["cgroup-driver"].text == (
+        "kubelet's configuration names the cgroup driver cgroupfs, the runtime uses systemd: kubelet 1.31 and"
+        " later use the runtime's, an older one fails"
+    )
+    assert found["cgroup-driver"].advice == "set cgroupDriver of kubelet to systemd"
+    assert "if the cgroup driver is systemd" not in found["runtime-version"].text
+
+
 def test_a_healthy_node_has_no_finding() -> None:
     assert unusual(HEALTHY) == {}
     assert [each.id for each in examine(HEALTHY)] == list(CHECKS)
@@ -87,7 +102,7 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (node_with(cgroups=CgroupFacts(without_cpuset=("/kubepods.slice",))), {"cgroup-cpuset": "fail"}),
         (node_with(runtime=RuntimeFacts("cannot ask")), NO_RUNTIME),
         (node_with(runtime=RuntimeFacts("", "containerd 1.7", "")), {"cgroup-driver": "skip"}),
-        (node_with(runtime=RuntimeFacts("", "containerd 2.1", "cgroupfs")), {"cgroup-driver": "fail"}),
+        (node_with(runtime=RuntimeFacts("", "containerd 2.1", "cgroupfs")), {"cgroup-driver": "warn"}),
         (kubelet(driver=""), {"cgroup-driver": "skip"}),
         (runtime(version="containerd v1.5.18"), {"runtime-version": "fail"}),
         (runtime(version="containerd 1.6.0~rc1"), {}),
@@ -97,7 +112,7 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (runtime(runc="1.1.5+ds1", driver=""), {"runtime-version": "warn", "cgroup-driver": "skip"}),
         (runtime(runc="1.1.6"), {}),
         (structs.replace(runtime(runc="1.1.5"), cgroups=CgroupFacts(version=1)), {}),
-        (runtime(runc="1.1.5", driver="cgroupfs"), {"cgroup-driver": "fail"}),
+        (runtime(runc="1.1.5", driver="cgroupfs"), {"cgroup-driver": "warn"}),
         (node_with(state=StateFacts(free_bytes=1 << 30, unexamined="there is none")), {"ledger": "skip"}),
         (daemon(clients=0, pods=None), {"kubelet-calls": "skip"}),
         (node_with(denials=None), {"denials": "skip"}),
