@@ -39,6 +39,8 @@ MESSAGE_LIMIT = 500
 """Characters of an answer that an error quotes."""
 JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+OBJECT_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""As ``METADATA``, for a single object and for the events of a watch."""
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -246,7 +248,7 @@ class ApiClient:
             ApiServerError, ApiUnreachableError, NoCredentialsError: As for ``get``.
         """
         params = {"fieldManager": owner, "force": "true" if force else "false"}
-        headers = {"Accept": METADATA.replace("List;", ";")}
+        headers = {"Accept": OBJECT_METADATA}
         return await self._request("PATCH", path, params, value, APPLY, headers)
 
     async def patch(self, path: str, operations: list[dict[str, object]]) -> JsonObject:

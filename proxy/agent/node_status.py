@@ -84,11 +84,11 @@ def condition_status(node: str, condition: NodeCondition, since: str) -> dict[st
     }
 
 
-NodeFields = tuple[str, Amounts, NodeCondition | None]
+StatusFields = tuple[str, Amounts, NodeCondition | None]
 """The stored fields of the Node object: its uid, the amounts of extended resources, and our condition."""
 
 
-def node_fields(item: JsonObject) -> NodeFields:
+def status_fields(item: JsonObject) -> StatusFields:
     """Return the stored fields of a Node object; the API server may add empty maps for capacity."""
     status = item.get("status") or {}
     amounts = [
@@ -126,7 +126,7 @@ class PublishedStatus:
         self._advertised: set[str] = set()
         self.uid = ""
 
-    def changed(self, fields: NodeFields | None) -> bool:
+    def changed(self, fields: StatusFields | None) -> bool:
         """Handle a change of the Node object (None: deleted); return whether it is a new object."""
         uid, self._amounts, condition = fields or ("", ({}, {}), None)
         if uid != self.uid:

@@ -9,8 +9,8 @@ import sys
 from proxy import logs
 from proxy.agent.api_client import ApiClient, node_name, read_credentials
 from proxy.agent.cluster_config import follow_config
+from proxy.agent.cluster_facts import read_facts
 from proxy.agent.daemon_client import DaemonClient
-from proxy.agent.pod_facts import read_facts
 from proxy.agent.publisher import publish
 from proxy.agent.rejections.ending import EndingHistory, end_rejected_pods
 from proxy.agent.session import AgentSession, Part, run_parts

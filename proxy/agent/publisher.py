@@ -23,10 +23,10 @@ from proxy.agent.node_follower import DaemonNotice, NodeFollower
 from proxy.agent.node_status import (
     NODES,
     UNREACHABLE,
-    NodeFields,
     PublishedStatus,
+    StatusFields,
     condition_of,
-    node_fields,
+    status_fields,
     timestamp,
 )
 from proxy.agent.object_writer import ObjectWriter, Write, WriteBudget
@@ -104,7 +104,7 @@ class Publisher:
     async def run(self) -> None:
         """Publish until cancelled."""
         node = self._session.watcher(
-            NODES, node_fields, selectors=self._named, changed=self._node_changed, metadata_only=False
+            NODES, status_fields, selectors=self._named, changed=self._node_changed, metadata_only=False
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -187,7 +187,7 @@ class Publisher:
             nrt.GROUP, ()
         )
 
-    def _node_changed(self, key: Key, fields: NodeFields | None) -> None:
+    def _node_changed(self, key: Key, fields: StatusFields | None) -> None:
         """Handle a change of the Node object; a new one of this name lacks the condition and the objects."""
         if self._status.changed(fields):
             if not self._status.uid:
@@ -346,9 +346,10 @@ class Publisher:
         self._events.take()
         at = timestamp(self._wall_clock())
         value = event_object(event, self._session.node, at, at, count)
-        path = f"/api/v1/namespaces/{event.namespace}/events/{event.name}"
-        write = self._apply(path, value)
-        self.writer.want(path, (event, count, at), write, delay_factor=math.inf, once=True, gives_up=True)
+        write = self._apply(event.path, value)
+        self.writer.want(
+            event.path, (event, count, at), write, delay_factor=math.inf, once=True, gives_up=True
+        )
 
 
 async def publish(session: AgentSession) -> None:

@@ -25,6 +25,7 @@ import msgspec
 from proxy.agent.api_client import (
     JSON,
     METADATA,
+    OBJECT_METADATA,
     ApiClient,
     ApiServerError,
     ApiUnreachableError,
@@ -93,7 +94,7 @@ class Watcher(Generic[T]):
         self._telemetry = telemetry
         self._selectors = dict(selectors or {})
         self._changed = changed
-        self._accept = METADATA if metadata_only else JSON
+        self._accept, self._watch_accept = (METADATA, OBJECT_METADATA) if metadata_only else (JSON, JSON)
         self._version = ""
         self._contact: float | None = None
         self._forbidden = 0
@@ -177,8 +178,7 @@ class Watcher(Generic[T]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(LASTS_S),
         }
-        accept = self._accept.replace("List;", ";")
-        async with self._api.watch(self._path, params, SILENCE_S, accept) as lines:
+        async with self._api.watch(self._path, params, SILENCE_S, self._watch_accept) as lines:
             self._answers()
             async for line in lines:
                 self._contact = asyncio.get_running_loop().time()

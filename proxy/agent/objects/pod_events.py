@@ -38,12 +38,14 @@ PODS = "/api/v1/pods"
 
 def annotated_pods(page: NodePage) -> dict[str, dict[str, Any]]:
     """Return the JSON merge patches of pods that have CPUs which were chosen here, by the pods' paths."""
-    return {pod_path(pod): _patch(pod) for pod in page.pods if pod.resource_status and pod.uid}
+    return {
+        pod_path(pod.namespace, pod.name): _patch(pod) for pod in page.pods if pod.resource_status and pod.uid
+    }
 
 
-def pod_path(pod: PublishedPod) -> str:
+def pod_path(namespace: str, name: str) -> str:
     """Return the path of a pod at the API server."""
-    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
 def _patch(pod: PublishedPod) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def written_here(pods: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
         metadata = pod.get("metadata") or {}
         text = (metadata.get("annotations") or {}).get(RESOURCE_STATUS)
         if _is_ours(text):
-            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+            path = pod_path(metadata["namespace"], metadata["name"])
             patch = {"uid": metadata["uid"], "annotations": {RESOURCE_STATUS: text}}
             patches[path] = {"metadata": patch}
     return patches
@@ -101,6 +103,11 @@ class PodEvent(Struct, frozen=True):
         """The name of the Event."""
         identity = "\0".join((self.uid, self.container, self.reason))
         return f"{self.pod[:200]}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+    @property
+    def path(self) -> str:
+        """The path of the Event at the API server."""
+        return f"/api/v1/namespaces/{self.namespace}/events/{self.name}"
 
 
 def placed_events(before: NodePage | None, after: NodePage) -> Iterator[PodEvent]:

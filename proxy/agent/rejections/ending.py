@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import time
 from collections.abc import Callable, Sequence
 
 from proxy.agent.api_client import ApiServerError, JsonObject
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
+from proxy.agent.node_status import timestamp
 from proxy.agent.objects.node_page import NodePage, Rejection, read_node_page
-from proxy.agent.objects.pod_events import PodEvent, event_object
+from proxy.agent.objects.pod_events import PodEvent, event_object, pod_path
 from proxy.agent.rejections.node_mark import (
     KEY,
     NodeMark,
@@ -264,7 +264,7 @@ class RejectedPodEnding:
             return False
         try:
             if end.policy is RejectedPolicy.FAIL:
-                value = _failed(end.rejection, self._time())
+                value = _failed(end.rejection, timestamp(self._wall_clock()))
                 await self._session.api.merge(f"{_path(end.rejection)}/status", value)
             else:
                 await self._evict(end.rejection)
@@ -304,15 +304,10 @@ class RejectedPodEnding:
         namespace, _, name = end.rejection.pod.partition("/")
         message = f"Rejected {end.rejection.count} times by topoproxy: {end.rejection.message}"
         event = PodEvent(namespace, name, end.rejection.uid, "", _REASON[end.policy], message, warning=True)
-        at = self._time()
+        at = timestamp(self._wall_clock())
         value = event_object(event, self._session.node, at, at, 1)
         with contextlib.suppress(TopoproxyError):
-            await self._session.api.apply(f"/api/v1/namespaces/{namespace}/events/{event.name}", value)
-
-    def _time(self) -> str:
-        return datetime.datetime.fromtimestamp(self._wall_clock(), datetime.UTC).strftime(
-            "%Y-%m-%dT%H:%M:%SZ"
-        )
+            await self._session.api.apply(event.path, value)
 
     # -- the mark -----------------------------------------------------------------------------------------
 
@@ -368,7 +363,7 @@ def _is_gone(error: TopoproxyError) -> bool:
 
 def _path(rejection: Rejection) -> str:
     namespace, _, name = rejection.pod.partition("/")
-    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+    return pod_path(namespace, name)
 
 
 def _failed(rejection: Rejection, at: str) -> JsonObject:

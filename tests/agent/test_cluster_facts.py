@@ -12,8 +12,14 @@ from typing import Any
 
 import pytest
 
-from proxy.agent import pod_facts
-from proxy.agent.pod_facts import LONGEST_TEXT, namespace_fields, node_fields, pod_fields, read_facts
+from proxy.agent import cluster_facts
+from proxy.agent.cluster_facts import (
+    LONGEST_TEXT,
+    read_facts,
+    stored_namespace_json,
+    stored_node_json,
+    stored_pod_json,
+)
 from proxy.agent.session import AgentSession
 from proxy.backends.cluster.files import AgentFiles
 from proxy.config.cluster_config import ClusterFactsConfig
@@ -112,8 +118,8 @@ def confirmed(world: World, name: str) -> Any:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(pod_facts, "CONFIRM_S", 0.2)
-    monkeypatch.setattr(pod_facts, "NAMESPACES_S", 0.4)
+    monkeypatch.setattr(cluster_facts, "CONFIRM_S", 0.2)
+    monkeypatch.setattr(cluster_facts, "NAMESPACES_S", 0.4)
     world = World(tmp_path)
     world.api.put(NODES, "n1", metadata={"labels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}})
     world.api.put(NAMESPACES, "team", metadata={"labels": {"a": "b"}})
@@ -292,14 +298,14 @@ def test_namespaces_that_change_often_are_written_rarely(world: World) -> None:
 
 
 def test_the_daemon_reads_of_a_pod_what_it_would_read_of_the_whole_object() -> None:
-    kept = json.loads(pod_fields(POD))
+    kept = json.loads(stored_pod_json(POD))
     assert pod_spec(kept, listed=True).requests == pod_spec(POD, listed=True).requests
     requests = pod_spec(kept, listed=True).requests
     assert [c.kind for c in requests.containers] == [ContainerKind.SIDECAR, ContainerKind.APP]
     assert requests.own == {"cpu": 2000, "memory": 1 << 30}
     assert kept["metadata"]["annotations"] == {RESOURCE_STATUS: "{}", "kubernetes.io/config.hash": "h"}
     assert kept["spec"].keys() == {"initContainers", "containers", "overhead", "resources"}
-    assert len(pod_fields(POD)) < 800
+    assert len(stored_pod_json(POD)) < 800
 
 
 def test_the_prescribing_parts_of_a_node_object_are_kept() -> None:
@@ -312,7 +318,7 @@ def test_the_prescribing_parts_of_a_node_object_are_kept() -> None:
         },
         "status": {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "7"}, "images": [{}] * 100},
     }
-    meta = node_meta_of(json.loads(node_fields(item)))
+    meta = node_meta_of(json.loads(stored_node_json(item)))
     assert (meta.name, meta.uid) == ("n1", "u")
     assert meta.labels == {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}
     assert meta.annotations == {RESERVATION: "{}"}
@@ -322,10 +328,10 @@ def test_the_prescribing_parts_of_a_node_object_are_kept() -> None:
 
 def test_all_labels_of_a_namespace_are_kept() -> None:
     item = {"metadata": {"name": "a", "labels": {"x": "1", "y": 2, "z": "l" * (LONGEST_TEXT + 1)}}}
-    assert json.loads(namespace_fields(item)) == {"metadata": {"name": "a", "labels": {"x": "1"}}}
+    assert json.loads(stored_namespace_json(item)) == {"metadata": {"name": "a", "labels": {"x": "1"}}}
 
 
-@pytest.mark.parametrize("fields", [node_fields, namespace_fields, pod_fields])
+@pytest.mark.parametrize("fields", [stored_node_json, stored_namespace_json, stored_pod_json])
 @pytest.mark.parametrize("item", [{}, {"metadata": None}, {"metadata": {}}, {"metadata": {"name": 3}}])
 def test_objects_without_a_name_are_refused(fields: Any, item: Any) -> None:
     with pytest.raises(ValueError, match="no metadata"):
@@ -335,10 +341,10 @@ def test_objects_without_a_name_are_refused(fields: Any, item: Any) -> None:
 @pytest.mark.parametrize("odd", [None, 5, "x", [1]])
 def test_invalid_parts_are_omitted(odd: Any) -> None:
     name = {"name": "a", "labels": odd, "annotations": odd}
-    for fields in (node_fields, namespace_fields, pod_fields):
+    for fields in (stored_node_json, stored_namespace_json, stored_pod_json):
         item = {"metadata": name, "spec": odd, "status": odd}
         assert json.loads(fields(item))["metadata"]["name"] == "a"
-    assert json.loads(pod_fields({"metadata": name, "spec": {"containers": odd}}))["spec"].get(
+    assert json.loads(stored_pod_json({"metadata": name, "spec": {"containers": odd}}))["spec"].get(
         "containers"
     ) in (
         None,

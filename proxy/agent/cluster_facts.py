@@ -52,7 +52,7 @@ LONGEST_TEXT = 64 << 10
 """Characters of an annotation; no reader takes a longer one."""
 
 
-def node_fields(item: Item) -> bytes:
+def stored_node_json(item: Item) -> bytes:
     """Return the JSON of a Node object's fields that are used.
 
     Raises:
@@ -66,7 +66,7 @@ def node_fields(item: Item) -> bytes:
     return msgspec.json.encode({"kind": "Node", "metadata": metadata, "status": status})
 
 
-def namespace_fields(item: Item) -> bytes:
+def stored_namespace_json(item: Item) -> bytes:
     """Return the JSON of a Namespace object's fields that are used.
 
     Raises:
@@ -76,7 +76,7 @@ def namespace_fields(item: Item) -> bytes:
     return msgspec.json.encode({"metadata": {**metadata, "labels": _texts(item["metadata"].get("labels"))}})
 
 
-def pod_fields(item: Item) -> bytes:
+def stored_pod_json(item: Item) -> bytes:
     """Return the JSON of a Pod object's fields that are used.
 
     Raises:
@@ -122,12 +122,12 @@ async def read_facts(session: AgentSession) -> None:
         return
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = [
-        WatchedFile(session, directory, FactsKind.NODE, "/api/v1/nodes", node_fields, "metadata.name"),
-        WatchedFile(session, directory, FactsKind.PODS, "/api/v1/pods", pod_fields, "spec.nodeName"),
+        WatchedFile(session, directory, FactsKind.NODE, "/api/v1/nodes", stored_node_json, "metadata.name"),
+        WatchedFile(session, directory, FactsKind.PODS, "/api/v1/pods", stored_pod_json, "spec.nodeName"),
     ]
     if not session.config.admission.namespace_selector.all:
         path = "/api/v1/namespaces"
-        files.append(WatchedFile(session, directory, FactsKind.NAMESPACES, path, namespace_fields))
+        files.append(WatchedFile(session, directory, FactsKind.NAMESPACES, path, stored_namespace_json))
     async with asyncio.TaskGroup() as tasks:
         for file in files:
             tasks.create_task(file.watcher.run())
