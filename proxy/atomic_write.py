@@ -62,7 +62,8 @@ def write_file(
     finally:
         os.close(fd)
     if sync:
-        _sync_directory(path.parent)
+        with contextlib.suppress(OSError):
+            sync_directory(path.parent)
 
 
 def write_whole(fd: int, data: bytes) -> None:
@@ -82,10 +83,14 @@ def _copy_owner(fd: int, path: Path) -> None:
             os.fchown(fd, old.st_uid, old.st_gid)
 
 
-def _sync_directory(directory: Path) -> None:
-    with contextlib.suppress(OSError):
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+def sync_directory(directory: Path) -> None:
+    """Make the entries of a directory durable.
+
+    Raises:
+        OSError: The directory cannot be opened, or the file system cannot sync it.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

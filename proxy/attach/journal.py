@@ -30,7 +30,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from proxy.atomic_write import write_file
+from proxy.atomic_write import sync_directory, write_file
 from proxy.attach.changes import FileChange
 from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, NAME, directory_of
 from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, TopoproxyError
@@ -251,15 +251,6 @@ def remove(state: Path) -> None:
         raise CannotCreateError(
             f"cannot remove the journal of the attach in {state}: {error.strerror}"
         ) from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the entries of a directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def apply(change: FileChange, root: Path) -> None:

@@ -293,7 +293,7 @@ def test_a_process_killed_during_a_compaction_loses_nothing(
         elif step == "replace":
             patch.setattr(journal.Path, "replace", die)
         else:
-            patch.setattr(atomic_write, "_sync_directory", die)
+            patch.setattr(atomic_write, "sync_directory", die)
         with pytest.raises(Killed):
             ledger._compact()
     assert stored(home) == {"a": {"n": 2}, "b": {}}
