@@ -61,6 +61,8 @@ WRITERS = frozenset(
 )
 """Processes that write cpusets, by ``comm``, which has at most 15 characters."""
 NRI_PLUGINS = Path("/opt/nri/plugins")
+STATE_FILES = ("cpu_manager_state", "memory_manager_state")
+"""Files in kubelet's directory with the policies of its managers."""
 AUDIT_LOG = Path("/var/log/audit/audit.log")
 RUNC = tuple(Path(directory, "runc") for directory in ("/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin"))
 _RUNC_VERSION = re.compile(r"^runc version (\S+)", re.MULTILINE)
@@ -229,15 +231,46 @@ def _kubelet(config: Config) -> KubeletSetup:
     directory, flags = config.kubelet.state_dir, running_flags(config.procfs_root) or {}
     running = flags.get("container-runtime-endpoint")
     file = config.kubelet.config_file or Path(flags.get("config") or directory / "config.yaml")
+    for path in _kubelet_sources(file, directory, flags):
+        _require_readable(path)
     driver = _DRIVER.search(_text(file) or "")
     return KubeletSetup(
         str(directory) if directory.is_dir() else "",
         None if running is None else EndpointSetting("the running kubelet", running),
         tuple(EndpointSetting(str(path), endpoint) for path, endpoint in named_endpoints(directory, flags)),
         driver[1] if driver else "",
-        _policy(directory / "cpu_manager_state"),
-        _policy(directory / "memory_manager_state"),
+        *(_policy(directory / name) for name in STATE_FILES),
     )
+
+
+def _kubelet_sources(file: Path, directory: Path, flags: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the files that decide what is reported of kubelet, whether they exist or not.
+
+    Raises:
+        PermissionError: The directory of kubelet's drop-ins may not be listed.
+    """
+    yield file
+    for name in ("config.yaml", "kubeadm-flags.env", "instance-config.yaml", *STATE_FILES):
+        yield directory / name
+    if drop_ins := flags.get("config-dir"):
+        try:
+            yield from Path(drop_ins).iterdir()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+
+def _require_readable(path: Path) -> None:
+    """Refuse to take a file that may not be read for one that is not there.
+
+    Raises:
+        PermissionError: It may not be read.
+    """
+    try:
+        read_small(str(path), _SMALL)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return
 
 
 def _policy(path: Path) -> str:

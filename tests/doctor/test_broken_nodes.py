@@ -287,6 +287,34 @@ def test_a_directory_that_may_not_be_searched_is_the_result_of_its_checks_alone(
         assert re.fullmatch(f"cannot read .*/{directory}: Permission denied", text)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("kubelet/config.yaml", "kubelet/kubeadm-flags.env", "kubelet/instance-config.yaml"),
+        *("kubelet/cpu_manager_state", "kubelet/memory_manager_state", "kubelet.conf.d/20-theirs.conf"),
+    ],
+)
+def test_a_file_of_kubelet_that_may_not_be_read_is_not_taken_for_missing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def deny(node: DoctoredNode) -> None:
+        open_file, denied = os.open, str(node.directory / name)
+        node.use_drop_ins(f"unix://{node.directory}/cri.sock")
+
+        def opened(path: str, *args: int, **keys: object) -> int:
+            if path == denied:
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return open_file(path, *args, **keys)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("proxy.backends.kubelet.small_file.os.open", opened)
+
+    found = examined(deny)
+    assert set(found) == {"cgroup-driver", "kubelet-endpoint", "kubelet-managers"}
+    for result, text in found.values():
+        assert result == "warn"
+        assert re.fullmatch(f"cannot read .*/{name}: Permission denied", text)
+
+
 def test_a_fault_of_a_check_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHECKS, "clock", lambda facts: facts.nothing)
     monkeypatch.setattr("proxy.doctor.gather.survey", lambda config: config.nothing)
