@@ -82,7 +82,7 @@ def upgrade(
     if now and not failed:
         from proxy.upgrade.replacement import replace_daemon
 
-        new = replace_daemon(socket, REPLACE_S)
+        new = replace_daemon(socket, REPLACE_S, after=config.admin_path)
         message = f"process {new.pid} has replaced the daemon"
         click.echo(f"{message}; calls that were in flight end in the former process", err=as_json)
         if new.reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,61 +32,69 @@ class Replacement:
     reason: str = ""
 
 
-def replace_daemon(admin: Path, timeout: float, ready_s: float = READY_S) -> Replacement:
+def replace_daemon(
+    admin: Path, timeout: float, ready_s: float = READY_S, after: Path | None = None
+) -> Replacement:
     """Replace the daemon, and wait a while until the new process is ready.
 
     Args:
         admin: The admin socket.
         timeout: Seconds until another process must have the admin socket.
         ready_s: Seconds to wait from then until it is ready.
+        after: The admin socket of the new process, if the configuration names another one now.
 
     Raises:
         TopoproxyError: The new process did not start, and the daemon continues, or no process replaced it.
         UnavailableError: The daemon does not answer (any more), or is of a version that cannot be replaced.
         PermissionDeniedError: Only root may.
     """
-    end, former = time.monotonic() + timeout, _owner(admin)
+    end, former = time.monotonic() + timeout, {_owner(admin)}
+    if after is not None and (other := _owner_or_none(after)):
+        former.add(other)
     query_admin(admin, "/successor", timeout, act=True)
     pid, reason = 0, ""
     while time.monotonic() < end:
-        if found := _owner_after(admin, former):
+        if found := _successor(admin, after, former):
             if not pid:
                 end = time.monotonic() + ready_s
-            pid, reason = found, _why_not_ready(admin)
+            pid, reason = found[0], _why_not_ready(found[1])
             if not reason:
                 return Replacement(pid)
         time.sleep(POLL_S)
     if not pid:
-        raise _not_replaced(admin, timeout)
+        raise _not_replaced(admin, after, timeout)
     return Replacement(pid, reason)
 
 
-def _not_replaced(admin: Path, timeout: float) -> TopoproxyError:
+def _not_replaced(admin: Path, after: Path | None, timeout: float) -> TopoproxyError:
     """Return why no process has replaced the daemon: it continues, or it has ended too."""
     message = f"cannot replace the daemon in {timeout:g} seconds"
     try:
         _owner(admin)
     except UnavailableError:
-        return UnavailableError(f"{message}: no process answers at {admin}: systemctl status topoproxy")
+        sockets = " or ".join(dict.fromkeys(str(path) for path in (admin, after) if path is not None))
+        return UnavailableError(f"{message}: no process answers at {sockets}: systemctl status topoproxy")
     return TopoproxyError(f"{message}: it still runs")
 
 
-def _owner_after(admin: Path, former: int) -> int:
-    """Return the process that has replaced another one; 0 as long as there is none.
+def _successor(admin: Path, after: Path | None, former: Collection[int]) -> tuple[int, Path] | None:
+    """Return the process that has replaced another one, and its socket; None as long as there is none.
 
     Raises:
         TopoproxyError: The former process continues.
     """
     try:
         pid = _owner(admin)
-        if pid != former:
-            return pid
+        if pid not in former:
+            return pid, admin
         page = str(query_admin(admin, "/successor"))
     except (UnavailableError, OSError):  # between the two of them no process listens
-        return 0
+        if after is not None and (pid := _owner_or_none(after)) and pid not in former:
+            return pid, after
+        return None
     if page.startswith(FAILED):
         raise TopoproxyError(page.removeprefix(FAILED).strip())
-    return 0
+    return None
 
 
 def _why_not_ready(admin: Path) -> str:
@@ -100,6 +109,14 @@ def _why_not_ready(admin: Path) -> str:
     required = [check for check in map(as_map, as_list(status.get("checks"))) if check.get("required")]
     failed = [one_line(check.get("reason")) for check in required if not check.get("ok")]
     return "; ".join(failed) or "it starts"
+
+
+def _owner_or_none(path: Path) -> int:
+    """Return the process that listens on a socket; 0 where none does."""
+    try:
+        return _owner(path)
+    except (UnavailableError, OSError):
+        return 0
 
 
 def _owner(path: Path) -> int:

@@ -35,3 +35,33 @@ def test_a_daemon_that_ended_too_is_not_reported_as_running(
         assert not isinstance(error.value, UnavailableError)
         why = "it still runs"
     assert str(error.value) == f"cannot replace the daemon in 0.2 seconds: {why}"
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_the_new_process_may_listen_at_another_admin_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    """``adminSocket`` of the configuration has changed since the daemon was started."""
+    admin, after = tmp_path / "a", tmp_path / "b"
+    owners, asked = {admin: 1}, []
+
+    def owner(path: Path) -> int:
+        if path not in owners:
+            raise UnavailableError("no process listens there")
+        return owners[path]
+
+    def query(path: Path, route: str, *args: object, act: bool = False) -> object:
+        if act:
+            owners.clear()
+            owners.update({after: 2} if listens else {})
+        asked.append((path, route))
+        return {"ready": True}
+
+    monkeypatch.setattr(replacement, "_owner", owner)
+    monkeypatch.setattr(replacement, "query_admin", query)
+    if listens:
+        assert replacement.replace_daemon(admin, 5, after=after) == replacement.Replacement(2)
+        assert asked == [(admin, "/successor"), (after, "/status")]
+        return
+    with pytest.raises(UnavailableError, match=f"no process answers at {admin} or {after}: systemctl"):
+        replacement.replace_daemon(admin, 0.2, after=after)
