@@ -96,7 +96,7 @@ EXIT_CODES = (
         78,
         "The configuration is invalid: the message names file and key, and the line where one value is wrong"
         " (EX_CONFIG)",
-        _CONFIGURED,
+        (*_CONFIGURED, "upgrade"),
     ),
     ExitCode(129, "It was ended by a closed terminal (SIGHUP), and reported how far it was", _ATTACHING),
     ExitCode(130, "It was interrupted (SIGINT)"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.admin_query import config_for, config_or_defaults, query_options
-from proxy.cli.settings import PATH
+from proxy.cli.settings import PATH, read_config
 from proxy.model import schema_ids
 from proxy.model.errors import InputError, UsageError
 
@@ -53,7 +53,8 @@ def upgrade(
     is down for example, the reason is printed. Nothing is done where a check of --check fails.
 
     Ends with 0 when no check fails (warnings do not count) and, with --now, the daemon is replaced; with 1
-    when a check fails, or the new process did not start; with 69 when the daemon does not answer.
+    when a check fails, or the new process did not start; with 69 when the daemon does not answer. --describe
+    ends with 78 or 77 when the configuration is refused or may not be read, and prints nothing then.
     """
     from proxy.cli.doctor import finding_lines, finding_rows
     from proxy.doctor.checks import CheckResult
@@ -64,11 +65,11 @@ def upgrade(
     if compare + describe + now != 1:
         which = "only one of " if compare + describe + now else ""
         raise UsageError(f"cannot upgrade: specify {which}--check, --now or --describe")
+    if describe:
+        click.echo(json.dumps(interface(read_config(file, {})), indent=1, ensure_ascii=False))
+        return
     config, refused = config_or_defaults(file, None)
     socket = config.admin_path if admin is None else config_for(file, admin).admin_path
-    if describe:
-        click.echo(json.dumps(interface(config), indent=1, ensure_ascii=False))
-        return
     findings = examine(
         gather(config, refused, socket, timeout, None if described is None else _read(described))
     )
@@ -104,4 +105,6 @@ def _read(path: Path) -> dict[str, object]:
         raise InputError(f"cannot read {path}: not JSON: {error}") from error
     if not isinstance(description, dict) or description.get("schema") != schema_ids.INTERFACE:
         raise InputError(f"cannot use {path}: it is not what topoproxy upgrade --describe prints")
+    if not isinstance(description.get("version"), str):
+        raise InputError(f"cannot use {path}: it has no version, which topoproxy upgrade --describe prints")
     return description

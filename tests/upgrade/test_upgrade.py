@@ -16,6 +16,8 @@ from proxy.cli.settings import read_config
 from proxy.config import Config
 from proxy.doctor.checks import CheckResult
 from proxy.interface import interface, shipped_unit
+from proxy.model import schema_ids
+from proxy.model.errors import PermissionDeniedError
 from proxy.topology.build import described
 from proxy.topology.reader import read_machine
 from proxy.topology.sysfs_tree import write_sysfs
@@ -253,10 +255,31 @@ def test_invalid_arguments_and_files_are_refused(
     assert command_line(["upgrade", "--config", str(config)]) == 2
     assert command_line(["upgrade", "--check", "--describe", "--config", str(config)]) == 2
     (tmp_path / "x.json").write_text("{}")
+    (tmp_path / "bare.json").write_text(json.dumps({"schema": schema_ids.INTERFACE}))
+    command = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / "bare.json")]
+    assert command_line(command) == 65
+    assert "bare.json: it has no version, which" in capsys.readouterr().err
     for name in ("x.json", "none.json"):
         command = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / name)]
         assert command_line(command) == 65
     assert "it is not what topoproxy upgrade --describe prints" in capsys.readouterr().err
+
+
+def test_a_configuration_that_is_refused_is_not_described(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("nextKey: 1\n")
+    assert command_line(["upgrade", "--describe", "--config", str(config)]) == 78
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "nextKey: unknown key" in output.err
+
+    def denied(*_args: object) -> None:
+        raise PermissionDeniedError("cannot read the configuration: Permission denied")
+
+    monkeypatch.setattr("proxy.cli.upgrade.read_config", denied)
+    assert command_line(["upgrade", "--describe", "--config", str(config)]) == 77
+    assert capsys.readouterr().out == ""
 
 
 def test_what_to_do_must_be_specified_once(capsys: pytest.CaptureFixture) -> None:
