@@ -76,7 +76,7 @@ class Pages:
         self._staging = staging
         self._device_plugins = device_plugins
         self._endpoint: EndpointWatch | None = None
-        self._started = time.time()
+        self._started = time.monotonic()
         self._feed: ChangeFeed | None = None
         self._cluster_reading: asyncio.Future[None] | None = None
 
@@ -168,7 +168,7 @@ class Pages:
             "listen": str(self._listener.path if self._listener else config.listen),
             "clients": self._front.connections if self._front else 0,
             "calls": self._calls(),
-            "uptime_s": round(time.time() - self._started, 1),
+            "uptime_s": round(time.monotonic() - self._started, 1),
             "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
         }
         if self._endpoint is not None and (attached := self._endpoint.page()):

@@ -220,7 +220,7 @@ class CallFlow:
         if call.method == "CreateContainer" and self._must_be_placed(call, always=always):
             message = f"cannot place the container: internal error: {type(error).__name__}: {error}"
             if isinstance(call.state, CallContext) and not call.decided:
-                executor.lifecycle.failed(call.state.target)  # the runtime never gets it
+                executor.lifecycle.withdrawn(call.state.target)
             call.refuse(GrpcStatus.INTERNAL, message)
         else:
             call.release()

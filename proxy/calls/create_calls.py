@@ -161,7 +161,7 @@ class CreateCalls:
         if not call.done:
             self._decided(call, decided)
         elif container is not None:
-            self.executor.lifecycle.failed(container.id)  # it never left for the runtime
+            self.executor.lifecycle.withdrawn(container.id)
 
     def _decided(self, call: UndecidedCall, decided: PlanDecided) -> None:
         container, answer = decided.plan.container, decided.answer
@@ -277,6 +277,8 @@ class CreateCalls:
         if type(answer) is Refuse:
             verdict = unreserved_verdict(self.executor.state, container, reason)
             verdict = structs.replace(verdict, detail=f"cannot free CPUs: {reason.message}")
+            self.executor.history.refused(container.id, verdict)
+            self.executor.telemetry.count(metrics.CREATES_REFUSED)
             self.executor.rejections.rejected(container.pod, container.name, verdict)
         send(call, answer)
 

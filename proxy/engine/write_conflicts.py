@@ -223,7 +223,9 @@ def step(known: WriteConflicts, event: DriftEvent) -> DriftStep:
         case WriterDetected(hint, ids):
             return _with_hint(known, hint, ids), ()
         case CpusetsCompared(at, live):
-            return _without_ended(known, live, at), ()
+            ended = {i: each for i, each in known.conflicts.items() if i not in live}
+            effects = (EndConflict(i, conflict) for i, conflict in ended.items())
+            return _without_ended(known, live, at), tuple(effects)
 
 
 def _repaired(known: WriteConflicts, event: CpusetsRepaired) -> DriftStep:

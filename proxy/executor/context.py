@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from operator import attrgetter
 from typing import cast
 
@@ -33,6 +33,9 @@ from proxy.executor.worker_health import STUCK_S, Health
 from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import ALL_PODS, PodSelection
 from proxy.telemetry.port import Telemetry, subject_of
+
+CANNOT_WRITE = "cannot write the cpuset of a container"
+CANNOT_WRITE_GROUP = "cannot write a cgroup"
 
 
 class NodeContext(BackgroundTasks):
@@ -114,6 +117,7 @@ class NodeContext(BackgroundTasks):
         )
         self.health.watch(self.kernel, STUCK_S, critical=True)
         self.health.watch(self.recorder, STUCK_S, critical=True)
+        self._refused_writes: Set[str] = frozenset()
         self._options_changed = asyncio.Event()
         self._tokens = 0
         self._boot = f"{int(clock() * 1000):x}"
@@ -169,16 +173,27 @@ class NodeContext(BackgroundTasks):
         """Send the CPUs of some containers to the runtime later."""
         self.store.handle(ContainersUnsaved(ids))
 
-    def report_errors(self, done: Enforced) -> None:
-        """Report the cpusets that could not be written."""
-        containers = self.state.containers
+    def report_errors(self, done: Enforced, *, is_complete: bool = False) -> None:
+        """Report the cpusets that could not be written, and those that were written since.
+
+        Args:
+            done: What an enforcement did.
+            is_complete: Whether it wrote all containers.
+        """
+        containers, refused = self.state.containers, done.refused.keys()
+        ended = (self._refused_writes if is_complete else self._refused_writes & {*done.written}) - refused
+        for container_id in ended:
+            self.telemetry.resolved(CANNOT_WRITE, containerID=container_id)
+        self._refused_writes = (self._refused_writes - ended) | refused
+        if is_complete and not (done.errors or done.notes):
+            self.telemetry.resolved(CANNOT_WRITE_GROUP)
         for container_id, error in done.refused.items():
             which = subject_of(containers, container_id)
-            self.telemetry.problem("cannot write the cpuset of a container", **which, err=error)
+            self.telemetry.problem(CANNOT_WRITE, **which, err=error)
         known = {str(error) for error in done.refused.values()}
         for failure in done.errors:
             if failure not in known:
-                self.telemetry.problem("cannot write a cgroup", reason=failure)
+                self.telemetry.problem(CANNOT_WRITE_GROUP, reason=failure)
 
     def _goes_on(self) -> None:
         """Compare everything soon: a worker that was stuck continues, and its late writes may be outdated."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from proxy.executor.kernel_ports import MemoryTree, MemoryUse
 
 MIB = 1 << 20
+NOT_REPAIRED = "cannot repair the memory nodes of a container"
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class CpusetMems:
         self.worker = Worker("mems", context.report_internal_error)
         context.health.watch(self.worker)
         self.memory = memory
+        self._failed = set[str]()
 
     @property
     def known(self) -> MemoryBindings:
@@ -79,10 +81,11 @@ class CpusetMems:
             c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)
         ]
         result = await self.worker.run(self._check, running)
+        for container_id in self._failed & result.right:
+            context.telemetry.resolved(NOT_REPAIRED, containerID=container_id)
+        self._failed = {container.id for container, _ in result.failed}
         for container, why in result.failed:
-            context.telemetry.problem(
-                "cannot repair the memory nodes of a container", **subject(container), err=why
-            )
+            context.telemetry.problem(NOT_REPAIRED, **subject(container), err=why)
         drifted = [i for i in {*result.repaired, *result.wide} if i in held]
         context.telemetry.count(metrics.MEMS_REPAIRED, len(result.repaired))
         if drifted:

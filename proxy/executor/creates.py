@@ -199,11 +199,14 @@ class Lifecycle:
         self._store.handle(ContainerCreated(token, container_id, sent))
 
     def failed(self, token: str) -> None:
-        """Note that the create failed: the containers that moved for it go back."""
-        context = self._context
-        context.history.removed(token)
-        if token in context.state.containers:
-            context.telemetry.count(metrics.CREATES_FAILED)
+        """Note that the create failed at the runtime: the containers that moved for it go back."""
+        if token in self._context.state.containers:
+            self._context.telemetry.count(metrics.CREATES_FAILED)
+        self.withdrawn(token)
+
+    def withdrawn(self, token: str) -> None:
+        """Note that a create that was placed is not sent to the runtime: containers that moved go back."""
+        self._context.history.removed(token)
         self._store.handle(CreateFailed(token))
 
     def uncertain(self, token: str) -> None:

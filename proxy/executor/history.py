@@ -138,11 +138,19 @@ class History:
         entries[-1] = _changed(entries[-1], structs.replace(explanation, applied=applied))
 
     def refused(self, token: str, verdict: Verdict) -> None:
-        """Note that a container was refused elsewhere after it was placed here: the placement is void."""
-        entries = self._living.get(token)
-        if entries:
-            explanation = structs.replace(_explanation(entries[-1]), verdict=_shortened(verdict))
-            entries[-1] = _changed(entries[-1], explanation)
+        """Note that a container was refused elsewhere after it was placed here: the placement is void.
+
+        Args:
+            token: The token of the call. Its placement may have been withdrawn already.
+            verdict: Why it was refused.
+        """
+        if entries := self._living.get(token):
+            entries[-1] = _refused(entries[-1], verdict)
+            return
+        for number, (container_id, entry) in reversed(self._removed.items()):
+            if container_id == token:
+                self._removed[number] = "", _refused(entry, verdict)
+                return
 
     def renamed(self, token: str, container_id: str) -> None:
         """Move the records under a token to the container's id."""
@@ -271,6 +279,21 @@ def _explanation(entry: _Entry) -> Explanation:
         return what
     simple = explain_pooled(what, cpus)
     return simple if applied else structs.replace(simple, applied=False)
+
+
+def _refused(entry: _Entry, verdict: Verdict) -> _Entry:
+    """Return the record of a placement that is void: nothing was given, and no container had to move."""
+    explanation = structs.replace(
+        _explanation(entry),
+        verdict=_shortened(verdict),
+        pool="",
+        cpus=CpuSet(),
+        mems=None,
+        devices=(),
+        moved=(),
+        more_moved=0,
+    )
+    return _changed(entry, explanation)
 
 
 def _changed(entry: _Entry, explanation: Explanation) -> _Entry:

@@ -27,7 +27,7 @@ from proxy.engine.container_events import ContainersUpdated
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import Change, Follow, WriteCpusets
 from proxy.executor.background import Worker
-from proxy.executor.context import NodeContext
+from proxy.executor.context import CANNOT_WRITE_GROUP, NodeContext
 from proxy.executor.enforce import Enforced
 from proxy.executor.kernel_ports import GroupLocator, Located
 from proxy.executor.observer import Observer
@@ -147,7 +147,7 @@ class KernelWrites(Observer):
         for noted in self._noted:
             noted(done)
         for note in done.notes:
-            context.telemetry.problem("cannot write a cgroup", reason=note)
+            context.telemetry.problem(CANNOT_WRITE_GROUP, reason=note)
         if done.written:
             context.sync_later(*done.written)
         absent = (context.state.containers.get(container_id) for container_id in done.absent)

@@ -42,6 +42,7 @@ from proxy.executor.ports import (
     NamespaceLabels,
     NodeObject,
 )
+from proxy.executor.problem_expiry import ProblemExpiry
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.reconciler import PassParts, Reconciler
 from proxy.executor.reservations import Reservations
@@ -150,6 +151,7 @@ class NodeExecutor(NodeContext):
         self.overrides = HookOverrides(self, writes)
         subscribe(self.overrides)
         subscribe(self.rejections)
+        subscribe(ProblemExpiry(self))
         self.lifecycle = lifecycle = Lifecycle(self)
         self.fact_lookup = FactLookup(self, others.kubelet, others.devices)
         self.health.watch(self.fact_lookup.worker)

@@ -73,13 +73,14 @@ def remove_quotas(groups: CpuGroups, records: Iterable[tuple[str, QuotaRecord]])
 
 def restore_quotas(
     groups: CpuGroups, records: Iterable[tuple[str, tuple[QuotaRecord, QuotaPlace]]]
-) -> tuple[dict[str, int | None], Errors]:
+) -> tuple[dict[str, int | None], int, Errors]:
     """Restore quotas, in this order, where there is none now: a quota that another program wrote is newer.
 
     Returns:
-        By key the quota in effect now (None: the group is gone), without those that failed; and errors.
+        By key the quota in effect now (None: the group is gone), without those that failed; how many were
+        written; and errors.
     """
-    done: dict[str, int | None] = {}
+    written, done = 0, dict[str, int | None]()
     errors: Errors = []
     for key, (at, (parent, container_id)) in records:
         path = at.group or groups.find(parent, container_id)
@@ -87,14 +88,14 @@ def restore_quotas(
             now = None if path is None else groups.quota(path)
             if path is not None and now == UNLIMITED:
                 groups.set_quota(path, at.quota)
-                now = at.quota
+                now, written = at.quota, written + 1
             done[key] = now
         except CgroupError as error:
             if error.errno == errno.ENOENT:
                 done[key] = None
             else:
                 errors.append((key, str(error)))
-    return done, errors
+    return done, written, errors
 
 
 class OwnerQuotas(Observer):
@@ -261,10 +262,11 @@ class OwnerQuotas(Observer):
         if groups is None or not write:
             return
         # Containers ("qc/") before pods ("q/").
-        done, errors = await context.kernel.run(restore_quotas, groups, sorted(write.items(), reverse=True))
+        ordered = sorted(write.items(), reverse=True)
+        done, written, errors = await context.kernel.run(restore_quotas, groups, ordered)
         self._report(errors, self._restoring)
         over = tuple(key for key, now in done.items() if key.startswith(POD) or now != write[key][0].quota)
-        context.telemetry.count(metrics.CFS_QUOTAS_RESTORED, sum(key.startswith(POD) for key in over))
+        context.telemetry.count(metrics.CFS_QUOTAS_RESTORED, written)
         context.store.handle(engine.QuotasRestored(over))
 
     def _report(self, errors: Iterable[tuple[str, str]], retries: PassRetries) -> None:

@@ -65,6 +65,9 @@ MAX_NAMED = 5
 """More problems of one kind than this are not reported one by one."""
 
 
+NOT_RECONCILED = "cannot reconcile with the runtime"
+KERNEL_LATE = "cannot compare with the kernel in time"
+NO_CGROUPS = "cannot find the cgroups of many containers: their CPUs are not controlled"
 NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
 
 
@@ -120,6 +123,7 @@ class Reconciler:
             start_update.lookups,
         )
         self._comparing: asyncio.Future[Enforced] | None = None
+        self._without_cgroup = set[str]()
         self.connected = False
         self._waits = False  # it was reported that the runtime cannot be reached
         self.failure = ""
@@ -165,7 +169,7 @@ class Reconciler:
             self.failure = str(error)
         elif isinstance(error, RuntimeCallError):
             self.failure = str(error)
-            context.telemetry.problem("cannot reconcile with the runtime", err=error)
+            context.telemetry.problem(NOT_RECONCILED, err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
                 # The runtime does not have a method that a pass needs: waiting is of no use.
                 self._mark_reconciled()
@@ -226,6 +230,7 @@ class Reconciler:
         else:
             await self._also(self._parts.quotas.once())  # those of pods that were enforced
         context.telemetry.count(metrics.RECONCILES)
+        context.telemetry.resolved(NOT_RECONCILED)
         if not context.reconciled.is_set():
             self._mark_reconciled()
             self._sync_all()
@@ -262,7 +267,8 @@ class Reconciler:
         done = await self._compared()
         if done is None:
             return
-        context.report_errors(done)
+        context.telemetry.resolved(KERNEL_LATE)
+        context.report_errors(done, is_complete=True)
         self._parts.writes.process_result(done, locate_again=False)
         running = [i for i, c in listing.containers.items() if c.phase is Phase.RUNNING]
         found = await self._parts.cgroup_locator.find(running, self._worker)
@@ -284,7 +290,7 @@ class Reconciler:
         await asyncio.wait((comparing,), timeout=STUCK_S)
         if not comparing.done():
             self._comparing = comparing
-            self._context.telemetry.problem("cannot compare with the kernel in time", seconds=STUCK_S)
+            self._context.telemetry.problem(KERNEL_LATE, seconds=STUCK_S)
             return None
         return comparing.result()
 
@@ -311,11 +317,14 @@ class Reconciler:
             )
             if container is not None and runs:
                 lost.append(container)
+        for container_id in self._without_cgroup - {container.id for container in lost}:
+            context.telemetry.resolved(NO_CGROUP, containerID=container_id)
+        self._without_cgroup = {container.id for container in lost}
         if len(lost) > MAX_NAMED:
-            context.telemetry.problem(
-                "cannot find the cgroups of many containers: their CPUs are not controlled"
-            )
+            context.telemetry.problem(NO_CGROUPS)
             lost = [min(lost, key=lambda c: c.ref)]
+        else:
+            context.telemetry.resolved(NO_CGROUPS)
         for container in lost:
             why = self._parts.cgroup_locator.why.get(container.id)
             context.telemetry.problem(NO_CGROUP, **subject(container), err=why)

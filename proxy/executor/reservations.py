@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from proxy.engine import reservation_effects as effects
 from proxy.engine import reservation_events as events
+from proxy.engine.call_answers import unreserved_verdict
 from proxy.engine.container_events import CpusNotFreed
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import Record
@@ -121,6 +122,7 @@ class Reservations:
     async def create(self, container: Container, client: CreateClient) -> Reservation:
         """Make the placement of a new owner durable, and have other containers leave its CPUs."""
         cpus, began = container.placement.exclusive, self._context.clock()
+        self._context.telemetry.count(metrics.EXCLUSIVE_CREATES)
         reservation = Reservation(ReservationKind.CREATE, (container.id,), cpus, ref=container.ref)
         ended = await self.carry_out(reservation, ReservationRun(container.id, client=client))
         self._context.telemetry.observe(metrics.BARRIER_WAIT_SECONDS, self._context.clock() - began)
@@ -216,7 +218,7 @@ class Reservations:
                 report = context.telemetry.problem
                 report(message, owner=reservation.ref, err=cause)  # a constant of proxy.engine.reservation
             case effects.WithdrawPlacement():
-                self._lifecycle.failed(reservation.containers[0])
+                self._lifecycle.withdrawn(reservation.containers[0])
             case effects.RecordSoon():
                 for key, record in self._records(reservation, run, CpuSet(), context.state).items():
                     context.journal.put(key, record)
@@ -345,9 +347,8 @@ class Reservations:
         return events.InflightLate(confinement.text(wait), confinement.public_message(wait), wait.cpus)
 
     def _count(self, wait: Wait) -> None:
-        """Count a create of an owner, and how it waited for calls in flight."""
+        """Count how a create of an owner waited for calls in flight."""
         telemetry = self._context.telemetry
-        telemetry.count(metrics.EXCLUSIVE_CREATES)
         if wait.seconds is not None:
             telemetry.count(metrics.CREATES_WAITED)
             telemetry.count(metrics.CREATES_WAITED_MS, round(wait.seconds * 1000))
@@ -425,6 +426,7 @@ class Reservations:
         if decided is None:
             return events.NoOtherPlacement()
         plan = decided.plan
+        context.history.refused(token, unreserved_verdict(context.state, container, reason))
         context.history.removed(token)
         context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
         lost, why = container.placement.exclusive, reason.message

@@ -49,6 +49,7 @@ from proxy.telemetry.port import subject
 if TYPE_CHECKING:
     from proxy.executor.listing import Listing
 
+NO_EVENTS = "cannot receive the runtime's events"
 QUEUE_LIMIT = 1024
 """Events that may wait for the event loop. Further ones are dropped, and a reconcile pass is requested."""
 AT_ONCE = 16
@@ -142,7 +143,7 @@ class RuntimeEvents(Observer):
                 self._put(EventsState.NOT_OFFERED)
                 return NOT_OFFERED_S
             self._put(EventsState.WAITING)
-            self._context.telemetry.problem("cannot receive the runtime's events", err=error)
+            self._context.telemetry.problem(NO_EVENTS, err=error)
             return REFUSED_S
         except Exception as error:  # noqa: BLE001  whatever the error, the reconcile passes continue
             self._put(EventsState.WAITING)
@@ -202,6 +203,7 @@ class RuntimeEvents(Observer):
         context = self._context
         if now is EventsState.CONNECTED:
             context.telemetry.count(metrics.RUNTIME_EVENT_STREAMS)
+            context.telemetry.resolved(NO_EVENTS)
             context.reconcile_requested.set()  # events from before the subscription were not delivered
         if now is not self.events_state:
             self.events_state = now

@@ -240,6 +240,8 @@ def hook_metrics(status: Mapping[str, object]) -> Iterator[str]:
         return
     states = Counter(str(entry.get("state")) for entry in entries)
     yield family(named.HOOKS, [({"state": state}, n) for state, n in sorted(states.items())])
+    # A masked file has the name of the one that is used, and only that one has values of its own.
+    entries = [entry for entry in entries if entry.get("state") != "masked"]
     for metric, key in ((named.HOOK_BROKEN, "broken"), (named.HOOK_BREAKER_OPEN, "breaker_open")):
         samples = [(_hook(e), int(value)) for e in entries if isinstance(value := e.get(key), bool)]
         if samples:

@@ -51,7 +51,7 @@ MOVES_ABORTED = Counter(
 )
 EXCLUSIVE_CREATES = Counter(
     "exclusive_creates",
-    "Creates of containers with exclusive CPUs, for which other containers had to leave these CPUs.",
+    "Creates of containers with exclusive CPUs, each after other containers had left these CPUs.",
     former="owners_cleared",
 )
 CREATES_WAITED = Counter(

@@ -38,6 +38,8 @@ Listener = Callable[[str, Mapping[str, object]], None]
 """Is called with a message and its keys."""
 
 LIMIT = 100
+POD = "pod"
+"""The key of problems that belong to a pod."""
 
 PERIOD_S = 60.0
 BURST = 5
@@ -87,7 +89,8 @@ class Problems:
             return new
         self._known[what] = Problem(message, keys, now, now)
         if len(self._known) > LIMIT:
-            self._known.popitem(last=False)
+            # Pods come and go, and their authors can cause problems at will: others stay longest.
+            del self._known[next((what for what, each in self._known.items() if POD in each.keys), what)]
         return True
 
     def resolve(self, message: str, keys: Keys) -> list[Problem]:
@@ -100,6 +103,11 @@ class Problems:
         for what in over:
             del self._known[what]
         return list(over.values())
+
+    def keep(self, is_current: Callable[[Problem], bool]) -> None:
+        """Remove the problems for which the function returns False."""
+        for what in [what for what, problem in self._known.items() if not is_current(problem)]:
+            del self._known[what]
 
     def page(self) -> list[dict[str, object]]:
         """Return all problems as plain data, the one that occurred last at the end."""
@@ -329,6 +337,11 @@ class Telemetry:
         """Remove the problems with this message and these keys without a log record: they may not be over."""
         with self._lock:
             self._problems.resolve(message, plain(keys))
+
+    def forget_unless(self, is_current: Callable[[Problem], bool]) -> None:
+        """Remove the problems for which the function returns False, without a log record."""
+        with self._lock:
+            self._problems.keep(is_current)
 
     def fault(self, error: BaseException) -> None:
         """Count and report a fault of topoproxy itself."""

@@ -43,6 +43,7 @@ from proxy.model.koordinator import SuppressMode
 from proxy.pools.claims import UNLIMITED
 from proxy.telemetry import metrics
 
+UNREADABLE = "cannot suppress BE pods: they have all CPUs of their pool meanwhile"
 NO_GROUP = "cannot suppress BE pods by a CFS quota: there is no cgroup above them called besteffort"
 READ_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
@@ -146,6 +147,8 @@ class Suppression:
             await self._handle(event)
         else:
             await self._handle(engine.BeUsageRead(context.wall_clock(), self.settings, query, reading, above))
+            if not self.known.failures:
+                context.telemetry.resolved(UNREADABLE)
 
     async def _handle(self, event: NodeEvent) -> None:
         """Apply an event to the state, and carry out its effects."""
@@ -167,9 +170,7 @@ class Suppression:
                 case engine.ReportUnreadable(cause, lasts):
                     context.telemetry.count(metrics.BE_SUPPRESS_UNREADABLE)
                     if lasts:
-                        context.telemetry.problem(
-                            "cannot suppress BE pods: they have all CPUs of their pool meanwhile", err=cause
-                        )
+                        context.telemetry.problem(UNREADABLE, err=cause)
 
     async def _read(self, query: UsageQuery) -> tuple[str, UsageReading]:
         """Read the counters; while one reading hangs, no other is started: it is waited for again."""

@@ -210,7 +210,7 @@ class Drift:
         """Compare all containers with the kernel."""
         live = {c.id for c in self._live()}
         self.watch.keep(live)
-        self._context.store.handle(conflicts.CpusetsCompared(self._context.clock(), live))
+        self._step(conflicts.CpusetsCompared(self._context.clock(), live))
         return await self._context.kernel.run(self.enforce_all)
 
     def note(self, done: Enforced) -> None:

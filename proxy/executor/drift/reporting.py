@@ -13,10 +13,12 @@ from proxy.engine.write_conflicts import (
     is_urgent,
 )
 from proxy.executor.context import NodeContext
+from proxy.model.workload import LIVE
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 WRITE_CONFLICT = "another program keeps writing the cpuset of a container"
+MANY_CONFLICTS = "another program keeps writing the cpusets of many containers"
 MAX_NAMED = 5
 """How many of a kind are named one by one; the others are only counted."""
 
@@ -62,14 +64,16 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
             advice=ADVICE[writer],
         )
     if len(conflicting) > MAX_NAMED:
-        telemetry.problem("another program keeps writing the cpusets of many containers")
+        telemetry.problem(MANY_CONFLICTS)
 
 
 def report_end(context: NodeContext, container_id: str, conflict: WriteConflict) -> None:
-    """Report that a conflict is over."""
+    """Report that a conflict is over; that of a container that has ended only ends as a problem."""
     container = context.state.containers.get(container_id)
-    if container is not None:
-        context.telemetry.resolved(WRITE_CONFLICT, pod=container.pod.ref, container=container.name)
+    context.telemetry.resolved(WRITE_CONFLICT, containerID=container_id)
+    if not context.state.facts.drift.conflicts:
+        context.telemetry.resolved(MANY_CONFLICTS)
+    if container is not None and container.phase in LIVE:
         context.telemetry.event(
             "drift: no other program writes the cpuset any more",
             **subject(container),

@@ -39,6 +39,7 @@ from proxy.hooks.hook import Outcome
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
+from proxy.telemetry import metrics
 from proxy.wire.container_path import container_path
 from proxy.wire.protobuf import TooManyFieldsError
 
@@ -122,7 +123,7 @@ class HookBridge:
         await self._dispatcher.look_up(placed.pod.sandbox_id, adopt=False)
         container = executor.state.containers.get(token)
         if call.done:
-            executor.lifecycle.failed(token)
+            executor.lifecycle.withdrawn(token)
         elif container is None or executor.store.mode.is_leaving:
             call.release()
         else:
@@ -141,7 +142,7 @@ class HookBridge:
                 go(call, hooked)
 
         def over() -> None:
-            self._executor.lifecycle.failed(container.id)  # it was never forwarded to the runtime
+            self._executor.lifecycle.withdrawn(container.id)
 
         self._dispatcher.call_hooks(call, event, decided, over)
 
@@ -187,7 +188,8 @@ class HookBridge:
             verdict = _refused_by_hook(message)
             executor.history.refused(token, verdict)
             executor.rejections.rejected(placed.pod, placed.name, verdict)
-            executor.lifecycle.failed(token)
+            executor.telemetry.count(metrics.CREATES_REFUSED)
+            executor.lifecycle.withdrawn(token)
 
         fields = call.state.device_fields if isinstance(call.state, CallContext) else None
         clash = _conflict(fields, outcome) if fields else ""

@@ -1,0 +1,35 @@
+"""The end of problems whose pod or container is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from proxy.executor.context import NodeContext
+from proxy.executor.observer import Observer
+from proxy.executor.rejections import FORGET_S
+from proxy.telemetry.port import POD, Problem
+
+CONTAINER_ID = "containerID"
+
+
+class ProblemExpiry(Observer):
+    """Removes problems of containers that are gone, and those of pods some minutes after the last report.
+
+    A pod that is rejected has no sandbox, and kubelet tries again for minutes: it is not gone yet.
+    """
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+
+    def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
+        """See ``Observer``."""
+        state, now = self._context.state, self._context.wall_clock()
+        refs = {pod.ref for pod in state.pods.values()}
+
+        def is_current(problem: Problem) -> bool:
+            container_id, ref = problem.keys.get(CONTAINER_ID), problem.keys.get(POD)
+            if container_id is not None:
+                return container_id in state.containers
+            return ref is None or ref in refs or now - problem.last <= FORGET_S
+
+        self._context.telemetry.forget_unless(is_current)
