@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 
 from proxy.engine.call_events import ResendWanted, RuntimeSyncStarted, SavedCpusLearned
+from proxy.engine.pod_fence import Fence
 from proxy.engine.runtime_sync_step import SyncStep, sync_step
 from proxy.executor.adoption import saved_cpus
 from proxy.executor.background import Worker
@@ -24,7 +25,7 @@ from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.workload import Phase
+from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
@@ -36,6 +37,8 @@ AWAY_S = 1.0
 """Seconds before the next cpuset is sent to a runtime that does not answer."""
 SILENT = Backoff(4.0, 256.0)
 """Seconds before the cpuset of a container is sent again after an update without a good answer."""
+_CALLING = (SyncStep.LEARN, SyncStep.SEND)
+"""The steps that call the runtime."""
 
 
 class RuntimeSync:
@@ -63,37 +66,51 @@ class RuntimeSync:
         context = self._context
         while True:
             while context.state.runtime.unsaved and (rate := context.options.settle_per_second) > 0:
-                container_id = next(iter(context.state.runtime.unsaved))
-                context.store.handle(RuntimeSyncStarted(container_id))
-                if await self._sync(container_id):
+                if await self._sync_next():
                     await asyncio.sleep(1 / rate)
             await context.runtime_sync_due.wait()
             context.runtime_sync_due.clear()
 
+    async def _sync_next(self) -> bool:
+        """Handle the first of the unsaved containers; see ``_sync``."""
+        container_id = next(iter(self._context.state.runtime.unsaved))
+        self._context.store.handle(RuntimeSyncStarted(container_id))
+        return await self._sync(container_id)
+
     async def _sync(self, container_id: str) -> bool:
-        context, queried = self._context, False
+        """Send a container's cpuset where that is due; returns whether the runtime was called."""
+        context, fencing = self._context, self._unit_properties.fencing
+        is_queried = False
         step = sync_step(context.state, container_id)
-        if step in (SyncStep.LEARN, SyncStep.SEND) and self._backs_off(container_id):
+        if step in _CALLING and self._backs_off(container_id):
             return False
         if step is SyncStep.LEARN:
-            queried = await self._learn(container_id)
+            is_queried = await self._learn(container_id)
             step = sync_step(context.state, container_id)  # what is still unknown is sent
-        if step is SyncStep.AWAIT:
-            context.store.handle(ResendWanted(container_id))
-        if step in (SyncStep.AWAIT, SyncStep.NOTHING):
-            return queried
+        if step not in _CALLING:
+            self._resend_after_call(container_id, step)
+            return is_queried
         is_unsent = container_id in context.state.facts.quotas.unsent
         if not is_unsent and self._unit_properties.is_instead(context.state.containers[container_id]):
-            return queried
-        fence = await self._unit_properties.fencing.fitting(container_id)
-        container = context.state.containers.get(container_id)
+            return is_queried
+        fence = await fencing.fitting(container_id)
         # While the fence was written, the container may have ended, or its pod may have been released.
         step = sync_step(context.state, container_id)
-        if container is None or step not in (SyncStep.LEARN, SyncStep.SEND):
-            await self._unit_properties.fencing.drop(fence)
-            if step is SyncStep.AWAIT:
-                context.store.handle(ResendWanted(container_id))
-            return queried
+        if step not in _CALLING:
+            await fencing.drop(fence)
+            self._resend_after_call(container_id, step)
+            return is_queried
+        await self._send(context.state.containers[container_id], fence)
+        return True
+
+    def _resend_after_call(self, container_id: str, step: SyncStep) -> None:
+        """Have a cpuset sent when the call in flight is over that the step waits for."""
+        if step is SyncStep.AWAIT:
+            self._context.store.handle(ResendWanted(container_id))
+
+    async def _send(self, container: Container, fence: Fence | None) -> None:
+        """Send a container's cpuset, and process the answer."""
+        context, container_id = self._context, container.id
         want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
         flight = context.calls.track(container_id, want)
         self._unit_properties.fencing.bind(flight, fence)
@@ -107,7 +124,7 @@ class RuntimeSync:
         except UnavailableError:
             self._put_off(container_id)
             await asyncio.sleep(AWAY_S)
-            return True
+            return
         except RuntimeCallError as error:
             self._quotas.refused(container_id)
             refused = "" if error.code == GrpcStatus.NOT_FOUND else str(error)
@@ -120,7 +137,6 @@ class RuntimeSync:
             context.sync_later(container_id)
         else:
             self._silent.succeeded(container_id)
-        return True
 
     def _put_off(self, container_id: str) -> None:
         """Delay the next attempt to send a container's cpuset, longer each time."""
@@ -168,9 +184,7 @@ class RuntimeSync:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 while context.state.runtime.unsaved and context.options.settle_per_second > 0:
-                    container_id = next(iter(context.state.runtime.unsaved))
-                    context.store.handle(RuntimeSyncStarted(container_id))
-                    await self._sync(container_id)
+                    await self._sync_next()
 
     def close(self) -> None:
         """End the worker."""
