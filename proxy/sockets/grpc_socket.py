@@ -8,18 +8,20 @@ checked first, as for the socket for kubelet: a dead socket is replaced, anythin
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import quote
 
 from proxy.config.endpoint import PATH_LIMIT
-from proxy.model.errors import CannotCreateError, PermissionDeniedError
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
 from proxy.sockets.unix_socket import refuse_living
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     import grpc
 
 MODE = 0o600
+OPEN_RETRY: Final = Backoff(1.0, 15.0)
+"""Seconds before the opening of a socket is retried: its current user may be stopping."""
 
 
 class SocketPath:
@@ -183,3 +187,31 @@ def refuse_call(context: grpc.ServicerContext, code: int, text: str) -> NoReturn
 
     codes = {status.value[0]: status for status in grpc.StatusCode}
     context.abort(codes.get(code, codes[GrpcStatus.UNKNOWN]), message(text))
+
+
+async def open_with_retries(
+    open_socket: Callable[[], Awaitable[None]], report: Callable[[TopoproxyError], None]
+) -> None:
+    """Open a socket, and retry until that succeeds.
+
+    Args:
+        open_socket: Opens it.
+        report: Called with the reason of each failure.
+    """
+    pauses = RetryDelays(OPEN_RETRY)
+    while True:
+        try:
+            return await open_socket()
+        except TopoproxyError as error:
+            report(error)
+        await asyncio.sleep(pauses.next())
+
+
+def cancel_with_call(context: grpc.ServicerContext, job: concurrent.futures.Future[Any]) -> None:
+    """Cancel a job when its call ends, also because the client goes away, or now if it has ended already."""
+
+    def cancel() -> None:
+        job.cancel()
+
+    if not context.add_callback(cancel):
+        job.cancel()

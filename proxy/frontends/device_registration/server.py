@@ -35,7 +35,7 @@ from proxy.model.devices import is_extended_resource
 from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import quoted
-from proxy.sockets.grpc_socket import GrpcSocket, refuse_call
+from proxy.sockets.grpc_socket import GrpcSocket, cancel_with_call, refuse_call
 from proxy.sockets.unix_socket import refuse_living
 from proxy.telemetry import metrics
 
@@ -277,18 +277,13 @@ class RegistrationServer:
         except RuntimeError:  # the loop is closed
             work.close()
             raise DevicePluginError(resource, f"cannot register {resource}: the daemon stops") from None
-        if not context.add_callback(lambda: _give_up(job)):
-            job.cancel()  # the plug-in has left already
+        cancel_with_call(context, job)
         try:
             job.result(WAIT_S + STOP_S)
         except (TimeoutError, concurrent.futures.CancelledError):
             job.cancel()
             message = f"cannot register {resource}: not done within {WAIT_S:g} s, or the plug-in has left"
             raise DevicePluginError(resource, message) from None
-
-
-def _give_up(job: concurrent.futures.Future[None]) -> None:
-    job.cancel()
 
 
 def _decoded(content: bytes) -> pb.RegisterRequest | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from proxy.executor.device_ports import DevicePluginError
 from proxy.frontends.device_registration.server import RegistrationServer, TakeOver
-from proxy.model.backoff import Backoff, RetryDelays
-from proxy.model.errors import TopoproxyError
+from proxy.sockets.grpc_socket import open_with_retries
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 1.0
 """Seconds between two looks at whether kubelet has started."""
-RETRY: Final = Backoff(1.0, 15.0)
-"""Seconds before the socket is tried again: its current user may be stopping."""
 
 
 CANNOT_SERVE: Final = "cannot serve registrations of device plug-ins"
@@ -104,16 +102,14 @@ class DevicePluginService:
                 await self._opened(self._shim.reopen, self._shim_directory)
 
     async def _opened(self, open_it: Callable[[], None], directory: Path) -> None:
-        """Open a socket, and try until that is done."""
-        pauses, telemetry = RetryDelays(RETRY), self._executor.telemetry
-        while True:
-            try:
-                await asyncio.to_thread(open_it)
-                telemetry.event("serving registrations of device plug-ins", path=directory)
-                return telemetry.resolved(CANNOT_SERVE, path=directory)
-            except TopoproxyError as error:
-                telemetry.problem(CANNOT_SERVE, path=directory, err=error)
-            await asyncio.sleep(pauses.next())
+        """Open a socket, and retry until that succeeds."""
+        telemetry = self._executor.telemetry
+        await open_with_retries(
+            functools.partial(asyncio.to_thread, open_it),
+            lambda error: telemetry.problem(CANNOT_SERVE, path=directory, err=error),
+        )
+        telemetry.event("serving registrations of device plug-ins", path=directory)
+        telemetry.resolved(CANNOT_SERVE, path=directory)
 
     async def stop(self) -> None:
         """Stop listening, and drop all plug-ins."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import functools
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +19,8 @@ from proxy.frontends.hookserver.foreign_call import HookCallRefusedError
 from proxy.frontends.hookserver.messages import container_echo, pod_echo
 from proxy.frontends.hookserver.servicer import Servicer
 from proxy.hooks.hook import LONGEST_S
-from proxy.model.backoff import Backoff, RetryDelays
-from proxy.model.errors import TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.sockets.grpc_socket import GrpcSocket, refuse_call
+from proxy.sockets.grpc_socket import GrpcSocket, cancel_with_call, open_with_retries, refuse_call
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -46,8 +43,6 @@ _MARGIN_S = 5.0
 Answer = Callable[[Any], Coroutine[Any, Any, Any]]
 
 CANNOT_LISTEN: Final = "cannot listen as a hook server"
-RETRY: Final = Backoff(1.0, 15.0)
-"""Seconds before the socket is tried again: its current user may be stopping."""
 
 
 class HookServerRunner:
@@ -72,13 +67,10 @@ class HookServerRunner:
 
     async def run(self) -> None:
         """Start as soon as the socket can be bound; returns when it is bound."""
-        pauses = RetryDelays(RETRY)
-        while True:
-            try:
-                return await self.start()
-            except TopoproxyError as error:
-                self._executor.telemetry.problem(CANNOT_LISTEN, path=self.path, err=error)
-            await asyncio.sleep(pauses.next())
+        telemetry = self._executor.telemetry
+        await open_with_retries(
+            self.start, lambda error: telemetry.problem(CANNOT_LISTEN, path=self.path, err=error)
+        )
 
     async def start(self) -> None:
         """Listen.
@@ -178,9 +170,7 @@ class Server:
                 )
             except RuntimeError:  # the loop is closed
                 refuse_call(context, GrpcStatus.UNAVAILABLE, "cannot answer: the daemon stops")
-            # Also called when the client goes away; not registered where the client has left already.
-            if not context.add_callback(functools.partial(_give_up, job)):
-                job.cancel()
+            cancel_with_call(context, job)
             try:
                 return job.result(limit + _MARGIN_S)
             except HookCallRefusedError as error:
@@ -225,7 +215,3 @@ class Server:
                 GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}"
             )
         return container_echo(request)
-
-
-def _give_up(job: concurrent.futures.Future[Any]) -> None:
-    job.cancel()

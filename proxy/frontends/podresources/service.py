@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Final
 
 from proxy.frontends.podresources.server import PodResourcesServer
-from proxy.model.backoff import Backoff, RetryDelays
-from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError
+from proxy.model.errors import CannotCreateError, PermissionDeniedError
+from proxy.sockets.grpc_socket import open_with_retries
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from proxy.frontends.podresources.server import KubeletAnswers
 
 CANNOT_SERVE: Final = "cannot serve the pod-resources API"
-RETRY: Final = Backoff(1.0, 15.0)
-"""Seconds before the socket is tried again: its current user may be stopping."""
 DIRECTORY_MODE: Final = 0o750
 """Mode of the directory, as kubelet's: agents mount it."""
 
@@ -43,15 +42,13 @@ class PodResourcesService:
 
     async def run(self) -> None:
         """Listen as soon as the socket can be bound; returns when it is bound."""
-        pauses, telemetry = RetryDelays(RETRY), self._executor.telemetry
-        while True:
-            try:
-                await asyncio.to_thread(self._open)
-                telemetry.resolved(CANNOT_SERVE, path=self._path)
-                return telemetry.event("serving the pod-resources API", path=self._path)
-            except TopoproxyError as error:
-                telemetry.problem(CANNOT_SERVE, path=self._path, err=error)
-            await asyncio.sleep(pauses.next())
+        path, telemetry = self._path, self._executor.telemetry
+        await open_with_retries(
+            functools.partial(asyncio.to_thread, self._open),
+            lambda error: telemetry.problem(CANNOT_SERVE, path=path, err=error),
+        )
+        telemetry.resolved(CANNOT_SERVE, path=path)
+        telemetry.event("serving the pod-resources API", path=path)
 
     def _open(self) -> None:
         directory = self._path.parent

@@ -170,7 +170,7 @@ def test_a_socket_that_is_in_use_is_retried_with_backoff(monkeypatch: pytest.Mon
     late = Late.__new__(Late)
     late._executor = SimpleNamespace(telemetry=telemetry(reported))  # type: ignore[assignment]
     late.path = Path("/s")
-    monkeypatch.setattr("proxy.frontends.hookserver.server.RETRY", Backoff(0.02, 0.06))
+    monkeypatch.setattr("proxy.sockets.grpc_socket.OPEN_RETRY", Backoff(0.02, 0.06))
     asyncio.run(late.run())
     assert reported == ['cannot listen as a hook server path=/s err="it is taken"']
     assert [problem["count"] for problem in late._executor.telemetry.problems()] == [3]
