@@ -140,11 +140,11 @@ class Log:
         self._write("info", message, context)
 
     def warning(self, message: str, **context: object) -> None:
-        """Write what an operator should look at some day."""
+        """Write what an operator should examine some day."""
         self._write("warning", message, context)
 
     def error(self, message: str, **context: object) -> None:
-        """Write what an operator should look at now; ``err=`` takes the cause."""
+        """Write what an operator should examine now; ``err=`` takes the cause."""
         self._write("error", message, context)
 
     def exception(self, message: str, **context: object) -> None:

@@ -127,7 +127,7 @@ def keep_large_blocks() -> bool:
 def freeze_modules() -> None:
     """Exclude what has been imported so far from garbage collection; call it before calls are served.
 
-    A full collection stops all threads for as long as it takes to look at every object, and with all modules
+    A full collection stops all threads for as long as it takes to visit every object, and with all modules
     that is tens of milliseconds, in the middle of the first comparison.
     """
     gc.freeze()

@@ -42,7 +42,7 @@ def drift(data: Mapping[str, object], width: int) -> Iterable[str]:
     yield ""
     yield cut(f"Cpusets changed by others, repaired (by probable writer): {count or '-'}", width)
     if reason := one_line(data.get("not_watched")):
-        yield cut(f"  Some writes are noticed late: {reason}", width)
+        yield cut(f"  Some writes are detected late: {reason}", width)
     if conflicts:
         rows = [("CHANGED AGAIN AND AGAIN", "BY", "FOUND", "DESIRED", "TIMES", "FOR", "NEXT REPAIR IN")]
         rows += [

@@ -2,7 +2,7 @@
 
 The follower (``node_follower``) brings each new description, pure functions (``objects``) make objects of it,
 and the writer (``object_writer``) writes those that differ. Which objects are published follows from the
-configuration and from the APIs that the cluster has; CRDs that are installed later are noticed.
+configuration and from the APIs that the cluster has; CRDs that are installed later are detected.
 
 Objects are owned by the Node object, so that they vanish with it. They are removed when the node is released.
 When the agent ends they stay: it is mostly started again soon.

@@ -41,7 +41,7 @@ Key = tuple[str, str]
 """Namespace (empty for objects of the cluster) and name."""
 
 PAUSES = Backoff(0.25, 4.0, steady=30.0)
-"""Seconds before the next attempt: an API server that is back is noticed within five."""
+"""Seconds before the next attempt: an API server that is back is detected within five."""
 FORBIDDEN = 6
 """Refusals in a row before they count: an API server that has just started does not know permissions yet."""
 ABSENT_S = 60.0

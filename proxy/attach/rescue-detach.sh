@@ -51,7 +51,7 @@ sum() {
     fi
 }
 
-# First look at everything, then change anything.
+# First check everything, then change anything.
 for entry in "$journal"/[0-9]*; do
     [ -f "$entry/path" ] || fail "cannot read the journal in $journal: $entry has no path; $hand"
     path=$(cat "$entry/path")

@@ -35,7 +35,7 @@ def bundle(
 
     Only what is known to be harmless is kept: words of topoproxy's source, numbers, and names of pods and
     containers. Everything else is replaced by <redacted:N>: values of annotations, labels, environments and
-    settings of hooks, and messages of other programs. Look at the file before you send it.
+    settings of hooks, and messages of other programs. Read the file before you send it.
     """
     from proxy.bundle.sources import BundleSettings, collect, pack, write_bundle
 

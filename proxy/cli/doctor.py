@@ -35,7 +35,7 @@ def doctor(
 ) -> None:
     """Check this node: one line per check, and what to do where one fails.
 
-    Looks at the configuration, the machine, cgroups, the runtime, kubelet's endpoint, the daemon, the ledger,
+    Checks the configuration, the machine, cgroups, the runtime, kubelet's endpoint, the daemon, the ledger,
     hook files and sockets. It changes nothing, and works without the daemon too. Run it as root: another user
     cannot read everything.
 

@@ -208,7 +208,7 @@ class DevicePluginsConfig:
 
 @dataclass(frozen=True, slots=True)
 class KoordinatorConfig:
-    """What Koordinator's users write at a Node object, for nodes that have none to ask."""
+    """What Koordinator's users write at a Node object, for nodes that have none."""
 
     reserved_cpus: CpuSet = field(
         default=CpuSet(),

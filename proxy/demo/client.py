@@ -251,7 +251,7 @@ class CriClient:
         )
 
     def status(self, container_id: str) -> pb.ContainerStatusResponse:
-        """Ask a container's status, verbose."""
+        """Query a container's status, verbose."""
         answer: pb.ContainerStatusResponse = self.call(
             "ContainerStatus", pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         )

@@ -40,7 +40,7 @@ SETTINGS = {"cpuManagerPolicy": "static", "reconcilePeriod": "2s"}
 
 
 class ProxyProcess:
-    """Starts, kills and asks one proxy.
+    """Starts, kills and queries one proxy.
 
     Args:
         directory: Its files: configuration, state, log.
@@ -149,7 +149,7 @@ class DemoEnvironment:
     pods: list[Started] = field(default_factory=list)
 
     def status(self) -> dict[str, Any]:
-        """Ask the proxy what ``topoproxy status --json`` shows."""
+        """Query the proxy for what ``topoproxy status --json`` shows."""
         page = query_admin(self.proxy.admin, "/status")
         assert isinstance(page, dict)
         return page

@@ -1,6 +1,6 @@
 """The state of the node according to the kernel's files, and its invariants.
 
-Nothing here asks the proxy: a claim of the demonstration is compared with the cgroup files alone.
+Nothing here queries the proxy: a claim of the demonstration is compared with the cgroup files alone.
 """
 
 from __future__ import annotations

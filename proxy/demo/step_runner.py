@@ -153,7 +153,7 @@ class Performance:
         return next(pod for pod in self.stage.pods if pod.spec.name == name)
 
     def reason(self, name: str) -> str:
-        """Ask the proxy why a container is where it is."""
+        """Query the proxy for why a container is where it is."""
         rows = self.stage.status()["containers"]
         return next((str(row["reason"]) for row in rows if row["ref"] == f"demo/{name}/main"), "")
 

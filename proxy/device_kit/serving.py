@@ -178,7 +178,7 @@ class PluginServer:
             thread.start()
 
     def end_soon(self) -> None:
-        """Register no more; ``stop`` then has less to wait for."""
+        """Stop registering; ``stop`` then has less to wait for."""
         self._stopping.set()
 
     def stop(self) -> None:

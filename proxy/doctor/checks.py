@@ -2,7 +2,7 @@
 
 Each check has an id that stays. One that cannot be made on this node (kubelet has no files here, the daemon
 does not answer) is skipped and says why. A warning does not make the node broken: it works, and should be
-looked at.
+examined.
 """
 
 from __future__ import annotations
@@ -443,4 +443,4 @@ _SOURCES = {
     "socket-modes": "sockets",
     "certificates": "certificates",
 }
-"""The field of the facts that a check looks at first."""
+"""The field of the facts that a check reads first."""

@@ -177,7 +177,7 @@ class CertificateFacts(Struct, frozen=True):
 
 
 class DoctorFacts(Struct, frozen=True):
-    """Everything that the checks look at.
+    """Everything that the checks read.
 
     Attributes:
         now: Seconds since the epoch.

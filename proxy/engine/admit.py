@@ -193,7 +193,7 @@ def decides_pod(node: Node, pod: Pod) -> bool:
 
 
 def _decide(state: NodeState, request: ProviderRequest, *, whole: bool) -> PodAdmission:
-    """Ask the providers about a pod, and set aside what they grant within the limits of the node."""
+    """Query the providers about a pod, and set aside what they grant within the limits of the node."""
     pod = request.pod
     admission = _decide_once(state, request, together=whole)
     if admission.limit is AdmissionRule.SHARED_FLOOR:
@@ -208,7 +208,7 @@ def _decide(state: NodeState, request: ProviderRequest, *, whole: bool) -> PodAd
 
 
 def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) -> PodAdmission:
-    """Ask the providers about a pod, and set aside what they grant.
+    """Query the providers about a pod, and set aside what they grant.
 
     Args:
         state: The node as it is.

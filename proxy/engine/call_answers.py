@@ -67,7 +67,7 @@ class Refuse(Struct, frozen=True):
 
 
 class ReserveFirst(Struct, frozen=True):
-    """First carry out the reservation of a create, then ask again.
+    """First carry out the reservation of a create, then query the engine again.
 
     Attributes:
         container: The container as it is placed.
@@ -77,7 +77,7 @@ class ReserveFirst(Struct, frozen=True):
 
 
 class QueryPreference(Struct, frozen=True):
-    """First ask a device plug-in which devices it prefers, then ask again with its answer.
+    """First ask a device plug-in which devices it prefers, then query the engine again with its answer.
 
     Attributes:
         container: The name of the container that they are for.
@@ -100,7 +100,7 @@ class QueryPreference(Struct, frozen=True):
 
 
 class AllocateFirst(Struct, frozen=True):
-    """First ask device plug-ins what a container needs to use its devices, and add that, then ask again.
+    """First ask device plug-ins what a container needs to use its devices, then query the engine with that.
 
     Attributes:
         container: The container as it is placed.
@@ -114,7 +114,7 @@ class RecordFirst(Struct, frozen=True):
 
 
 class PrepareStart(Struct, frozen=True):
-    """First prepare a start, then ask again.
+    """First prepare a start, then query the engine again.
 
     Attributes:
         container_id: The container.

@@ -81,7 +81,7 @@ class SyncRuntimeSoon(Struct, frozen=True):
 
 
 class CallOver(Struct, frozen=True):
-    """A call is in flight no more: what waits for that continues.
+    """A call is no longer in flight: what waits for that continues.
 
     Attributes:
         number: Which call.

@@ -165,7 +165,7 @@ class PartitionRefused(Struct, frozen=True):
 
 
 class PartitionsEnded(Struct, frozen=True):
-    """Partitions of some containers are no more, or were not made."""
+    """Partitions of some containers no longer exist, or were not made."""
 
     ids: tuple[str, ...]
 

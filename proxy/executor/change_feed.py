@@ -115,7 +115,7 @@ class ChangeFeed(Observer):
         }
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for a change; one of mode or rules comes without a notice, and is noticed within a second."""
+        """Wait for a change; one of mode or rules comes without a notice, and is detected within a second."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not self._changed.is_set() and (left := end - loop.time()) > 0:

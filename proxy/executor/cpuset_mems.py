@@ -49,7 +49,7 @@ class CpusetMems:
     """Compares and repairs memory nodes.
 
     Attributes:
-        worker: Does what blocks here, and looks at the machine.
+        worker: Does what blocks here, and reads the machine.
         memory: Reads where memory is; None where nothing does: then no container is narrowed.
     """
 

@@ -27,9 +27,9 @@ from msgspec import Struct, field
 from proxy.executor.context import NodeContext
 
 PERIOD_S: Final = 30.0
-"""Seconds between two looks at what the other managers have."""
+"""Seconds between two checks of what the other managers have."""
 LISTED_S: Final = 1.0
-"""Seconds within which the first list of a resource is noticed."""
+"""Seconds within which the first list of a resource is detected."""
 GONE_S: Final = 600.0
 """Seconds after which a refused plug-in is gone. kubelet starts one that ends again after at most 300 s."""
 PROBLEM: Final = "cannot manage a resource that has another manager"
@@ -115,7 +115,7 @@ class OtherManagers:
         )
 
     async def run(self) -> None:
-        """Look at the other managers again and again, and soon after the first list of a resource."""
+        """Check the other managers periodically, and soon after the first list of a resource."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):

@@ -86,7 +86,7 @@ class Enforcer:
                 different value in its cgroup may then come from our own call, and does not count as drift.
             confined: Returns whether a container may have a cgroup before its start has been answered
                 (``confinement``).
-            paused: Returns whether nothing is to be written; jobs that are already queued ask, too.
+            paused: Returns whether nothing is to be written; jobs that are already queued check it, too.
             quirks: How the runtime names its cgroups.
         """
         self.cgroups = cgroups

@@ -127,7 +127,7 @@ class FormerCalls:
         return max(since, self._created.get(token, since))
 
     def over(self, name: str) -> None:
-        """Note that a call is relayed no more: it was answered, or its connection has ended."""
+        """Note that a call is no longer relayed: it was answered, or its connection has ended."""
         call = self._relayed.pop(name, None)
         if call is None:
             return

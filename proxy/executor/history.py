@@ -74,7 +74,7 @@ class History:
             when: The time, for display.
             explanation: The decision.
             container_id: The container's id, or the token of the call until the container has an id; for a
-                decision about a pod, its sandbox's. Without an id the removal cannot be noticed, so the
+                decision about a pod, its sandbox's. Without an id the removal cannot be detected, so the
                 record counts among those of removed containers.
         """
         self._count += 1

@@ -196,7 +196,7 @@ class CgroupLocator:
             self._context.telemetry.debug("cannot read the cgroup driver from the runtime", err=error)
 
     async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
-        """Ask about containers without a cgroup; rarely about those for which the last query did not help.
+        """Query containers without a cgroup; rarely about those for which the last query did not help.
 
         Args:
             running: The containers that run according to the runtime; others have no cgroup yet or no longer.

@@ -267,6 +267,6 @@ class NodeExecutor(NodeContext):
         )
         closing = (asyncio.to_thread(part.close) for part in workers)
         await ending.step("end the workers", asyncio.gather(*closing), limit)
-        await ending.step("stop looking at writes", self.drift.close())
+        await ending.step("stop watching writes", self.drift.close())
         if self.partitions is not None:
             self.partitions.close()

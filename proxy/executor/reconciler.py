@@ -5,7 +5,7 @@ A reconcile pass lists what the runtime has and compares it with the state. Unkn
 vanished give their CPUs back. Creates with a lost answer are resolved. The cpuset of every live container
 in the kernel is compared with the wanted one. The first pass after a start of the daemon ends its recovery,
 which began with the ledger (``ledger_recovery``): until it is done, calls that need a decision wait. Passes
-run on a timer, soon after an inconsistency was noticed, and as soon as the runtime can be reached again.
+run on a timer, soon after an inconsistency was detected, and as soon as the runtime can be reached again.
 
 If the runtime sends events (``runtime_events``), a pass usually finds exits already handled.
 """

@@ -3,7 +3,7 @@
 kubelet tries a rejected container again and again, after up to five minutes. All tries are one problem. It
 is logged when it, or its reason, is new. It is over when the container has been created, when the sandbox
 has ended, or, for a pod whose sandbox was rejected, when no other try has come for ``FORGET_S``: such a pod
-is not known at the runtime, so its deletion is not noticed.
+is not known at the runtime, so its deletion is not detected.
 """
 
 from __future__ import annotations

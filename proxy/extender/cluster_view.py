@@ -43,7 +43,7 @@ TICK_S = 1.0
 PREFERRED = "v1alpha2"
 """The version of the NodeResourceTopologies that is followed where the cluster has it."""
 PAUSES = Backoff(0.25, 4.0)
-"""Seconds before the API server is asked again which versions it has."""
+"""Seconds before the API server is queried again which versions it has."""
 DISCOVERY_S = 60.0
 """Seconds after which a collection that is missing is looked for in other versions."""
 

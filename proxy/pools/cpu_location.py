@@ -1,6 +1,6 @@
 """The location of each CPU as Koordinator writes it: CPU, core, socket, NUMA node.
 
-Cores and sockets are numbered from 0 by their lowest CPU, as ``lscpu`` does, which Koordinator asks; so
+Cores and sockets are numbered from 0 by their lowest CPU, as ``lscpu`` does, which Koordinator reads; so
 numbers are unique on the machine, and the same whatever the firmware calls its packages. NUMA nodes keep the
 kernel's ids, which may have gaps. A CPU without a NUMA node counts as one of the lowest node of its package,
 else of the lowest node of all.

@@ -10,7 +10,7 @@ there, so both are done here; an object from the API server does not change by i
 - The joint need of containers (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go,
   podGuaranteedCPUs): init containers run one after the other, each alongside the
   sidecars that were started before it; app containers run alongside all sidecars.
-- The QoS class looks at CPU and memory above zero, of the pod itself where it has resources of its own, else
+- The QoS class counts CPU and memory above zero, of the pod itself where it has resources of its own, else
   of all containers: no request is BestEffort; every container with both limits, and all sums of requests
   equal to those of limits, is Guaranteed; all else is Burstable. Ephemeral containers have no resources.
 """

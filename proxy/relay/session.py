@@ -105,7 +105,7 @@ class Session:
         self._responses.feed(data)
 
     def refuse(self, stream: int, code: int, message: str) -> None:
-        """End a waiting call with a gRPC status; nothing happens where it waits no more."""
+        """End a waiting call with a gRPC status; nothing happens where it no longer waits."""
         self._streams.refuse(stream, code, message)
 
     def goaway(self) -> None:

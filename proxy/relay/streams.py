@@ -239,7 +239,7 @@ class Streams:
         return None
 
     def release(self, stream_id: int, message: bytes | None = None, suffix: bytes = b"") -> None:
-        """Let a waiting request go to the runtime; nothing happens where it waits no more.
+        """Let a waiting request go to the runtime; nothing happens where it no longer waits.
 
         Args:
             stream_id: HTTP/2 stream id.

@@ -101,7 +101,7 @@ class Release:
         journal.put(KEY, {"stage": stage, "since": self.since} if kept else None)
         await journal.flush()
 
-    # -- what commands ask --------------------------------------------------------------------------------
+    # -- what commands query ------------------------------------------------------------------------------
 
     async def begin(self, *, lasting: bool = True) -> None:
         """Begin to give back, after an ``undo`` that is under way; what has begun continues.

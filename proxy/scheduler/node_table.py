@@ -4,7 +4,7 @@ Theory. Deciding for one node takes the engine about a millisecond, and a pod ha
 nodes are alike: two nodes with the same hardware and policies, as many free CPUs, whole and broken cores and
 devices on each NUMA node, and the same pending pods give the same verdict, and so do replicas of a workload.
 So each node has a *class*, a number for all that a verdict depends on, which is computed again only when its
-objects or its pending pods change; and verdicts are kept by demand and class. Looking at a candidate is then
+objects or its pending pods change; and verdicts are kept by demand and class. Examining a candidate is then
 one look-up in a table, and the engine runs only for classes that a demand has not met: those of the nodes
 that changed since.
 
@@ -74,7 +74,7 @@ class _Row(Struct):
     requested: dict[str, int] = field(default_factory=dict)
     pods: dict[str, tuple[str, str]] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
-    """Pods that the object shows although they have ended, and when that was noticed."""
+    """Pods that the object shows although they have ended, and when that was detected."""
     stale: set[str] = field(default_factory=set)
     """Those that it still showed after ``GRACE_S``: nothing suggests that this will change soon."""
     compared: SchedulableNode | None = None

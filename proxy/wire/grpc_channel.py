@@ -1,6 +1,6 @@
 """Our own gRPC channels to unix sockets: kubelet, the runtime, device plug-ins and hook servers.
 
-grpc is imported with the first call. A server that comes back is noticed within a second; grpc's default
+grpc is imported with the first call. A server that comes back is detected within a second; grpc's default
 waits up to two minutes.
 """
 

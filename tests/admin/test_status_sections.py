@@ -55,7 +55,7 @@ def test_writers_and_those_that_write_repeatedly() -> None:
         "  ns/ls/c                  kubelet  0-15   4-15     12     33 s  0.5 s",
     ]
     lack = DATA | {"not_watched": "too many inotify watches", "writeConflicts": []}
-    assert drift_lines(lack)[2:] == ["  Some writes are noticed late: too many inotify watches"]
+    assert drift_lines(lack)[2:] == ["  Some writes are detected late: too many inotify watches"]
 
 
 def test_nothing_is_reported_of_nothing() -> None:

@@ -371,7 +371,7 @@ def _failed(rejection: Rejection, at: str) -> JsonObject:
 
     kubelet takes a change of nothing but the status for one of its own and may write its old status over it
     (kubernetes v1.36.2 pkg/kubelet/kubelet.go, HandlePodReconcile, and status/status_manager.go, syncPod). A
-    change of an annotation has it look at the pod, and end one that has failed.
+    change of an annotation makes it examine the pod, and end one that has failed.
     """
     message = f"Pod was rejected: {rejection.message}"
     status = {"phase": "Failed", "reason": rejection.reason, "message": message}

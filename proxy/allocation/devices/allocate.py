@@ -13,7 +13,7 @@ Without a mask, or where no device of the resource is near to a node, all count 
 set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come first.
 
 A plugin's preference (the call GetPreferredAllocation) is a port: the caller provides it. Where the answer is
-not known yet, ``PreferenceMissing`` ends the allocation with the question; the caller asks and allocates
+not known yet, ``PreferenceMissing`` ends the allocation with the question; the caller queries and allocates
 again.
 """
 

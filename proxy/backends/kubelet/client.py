@@ -161,7 +161,7 @@ class KubeletClient:
         return None if spec is None else (replace(spec.requests, uid=uid), source)
 
     def devices(self, namespace: str, pod: str, container: str) -> tuple[LocatedDevice, ...] | None:
-        """Ask which devices a container was given; see ``proxy.executor.ports.Kubelet``."""
+        """Query which devices a container was given; see ``proxy.executor.ports.Kubelet``."""
         resources = self._resources
         if resources is None:
             return None
@@ -185,7 +185,7 @@ class KubeletClient:
         return channel
 
     def _from_api(self, uid: str) -> PodSpec | None:
-        """Ask the pods API, but not again for a minute where it is not served and the list is available."""
+        """Query the pods API, but not again for a minute where it is not served and the list is available."""
         try:
             return self._api.find(uid) if self._api else None
         except KubeletError as error:

@@ -278,7 +278,7 @@ class KubeletCpuManagerReader:
             self._reported = report
 
     def read(self) -> CpuManager:
-        """Look at the state file and give what is known; see ``proxy.executor.ports.KubeletCpuManager``."""
+        """Read the state file and give what is known; see ``proxy.executor.ports.KubeletCpuManager``."""
         report, seen = self._reported, self._state.read()
         if self._made_of is None or self._made_of[0] is not report or self._made_of[1] is not seen:
             self._manager = manager_state(report, seen, self._state.path, self._topology)
@@ -288,7 +288,7 @@ class KubeletCpuManagerReader:
         return self._manager
 
     def _query(self) -> None:
-        """Ask the running kubelet; where it does not answer now, its last answer stays in effect."""
+        """Query the running kubelet; where it does not answer now, its last answer stays in effect."""
         try:
             self._live = read_configz(self._settings)
         except KubeletError as error:

@@ -207,7 +207,7 @@ class GrpcRuntime:
         self.unread: Callable[[str], None] = lambda what: None
 
     def version(self) -> str:
-        """Ask ``name version``; see ``proxy.executor.runtime_ports.Runtime``."""
+        """Query ``name version``; see ``proxy.executor.runtime_ports.Runtime``."""
         answer = self._query(
             "read the version of the runtime", "Version", pb.VersionRequest(), pb.VersionFacts
         )

@@ -11,7 +11,7 @@ from proxy.hooks.status_data import hooks_page
 
 
 def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[str]]:
-    """Look at all files as the daemon would, and run those that it would run; no hook is called.
+    """Examine all files as the daemon would, and run those that it would run; no hook is called.
 
     Returns:
         What there is, as the daemon gives it, and what else is strange in the directories.

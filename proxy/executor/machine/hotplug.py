@@ -60,7 +60,7 @@ DISPLACED_TASK_CHECKS = 3
 """How many times to look for tasks that the kernel has moved away: it moves them after its report.
 
 Also after a start, where the cgroups of containers are not known yet the first time."""
-NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is noticed at the next reconcile"
+NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is detected at the next reconcile"
 
 
 class Hotplug:

@@ -51,7 +51,7 @@ class PackedMessage(Generic[_M]):
         """The message, which must not be changed.
 
         Raises:
-            HookError: It cannot be read. The hook that looks at it fails, and its policy decides.
+            HookError: It cannot be read. The hook that reads it fails, and its policy decides.
         """
         found = self._found
         if found is None:

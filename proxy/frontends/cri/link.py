@@ -305,7 +305,7 @@ class Link:
     # -- called by the session ----------------------------------------------------------------------------
 
     def request(self, stream: int, path: str, message: bytes) -> None:
-        """Ask the interceptor."""
+        """Query the interceptor."""
         call = self._calls[stream] = InterceptedCall(self, stream, path, message)
         self._context.times.by_path[path] = time.monotonic()
         try:
@@ -315,7 +315,7 @@ class Link:
             call.release()
 
     def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
-        """Ask the interceptor."""
+        """Query the interceptor."""
         return self._interceptor.anomaly(path, kind)
 
     def refused_for_memory(self, path: str, message: str) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from proxy.frontends.device_registration.server import ForwardTarget
 
 POLL_S: Final = 1.0
-"""Seconds between two looks at whether kubelet has started."""
+"""Seconds between two checks whether kubelet has started."""
 
 
 CANNOT_SERVE: Final = "cannot serve registrations of device plug-ins"

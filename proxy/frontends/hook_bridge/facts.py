@@ -1,6 +1,6 @@
 """Build the facts for hooks from remembered objects and from the state.
 
-Nothing here is decoded that no hook looks at, but for what must be a plain value at once: image and resources
+Nothing here is decoded that no hook reads, but for what must be a plain value at once: image and resources
 of a container that exists. Everything is made on the event loop and may be read from any thread. What a held
 call carries its front end reads (``proxy.frontends.hook_bridge.view``).
 """

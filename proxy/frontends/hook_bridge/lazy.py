@@ -1,10 +1,10 @@
-"""Maps and lists of a message that become plain values when a hook looks at them.
+"""Maps and lists of a message that become plain values when a hook reads them.
 
-Most hooks look at two or three things of a request that has a hundred. So a fact holds the message and knows
+Most hooks read two or three things of a request that has a hundred. So a fact holds the message and knows
 how to read its part of it; the first look makes a dict or a tuple of the part and lets go of the message.
 
 Hooks look from several threads, and a thread of a hook that hangs may be ended by an exception at any point,
-so there is no lock that it could keep for ever: two first looks at the same time read the part twice and find
+so there is no lock that it could keep for ever: two first reads at the same time read the part twice and find
 the same. A message that facts are read from is never changed.
 """
 

@@ -6,7 +6,7 @@ there); what the ledger has of its resources is added when facts are made.
 
 Sizes are bounded: of a container the configuration is kept unchanged, if it is small; else its labels and
 annotations alone; and of these what is too large is left out, largest first. A small request is kept unread
-until a hook looks at it: nothing is decoded in the path of a call. In which form a configuration is kept is
+until a hook reads it: nothing is decoded in the path of a call. In which form a configuration is kept is
 for the front end that has it (``ContainerDetails``).
 """
 

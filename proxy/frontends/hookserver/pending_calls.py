@@ -33,7 +33,7 @@ from proxy.model.workload import Phase
 POD_TIMEOUT_S, CREATE_TIMEOUT_S, START_TIMEOUT_S = 120.0, 30.0, 10.0
 """How long a call may be pending: a network plugin may take a minute, a busy disk some seconds."""
 POLLS = Backoff(0.3, 2.0)
-"""Seconds between two looks at the runtime's list."""
+"""Seconds between two readings of the runtime's list."""
 LIMIT = 512
 """The number of calls of a kind that are remembered; the oldest are lost first."""
 

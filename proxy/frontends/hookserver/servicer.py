@@ -1,7 +1,7 @@
 """The seven requests of Koordinator's protocol, answered on the event loop.
 
 Those before a call are decided by the same code as calls that pass through us (``CallFlow``), and may be
-refused. Those after a call only have us look at the runtime, as the peer sends them after failed calls, too
+refused. Those after a call only make us query the runtime, as the peer sends them after failed calls, too
 (Koordinator v1.8.0 pkg/runtimeproxy/server/cri/criserver.go, InterceptRuntimeRequest).
 """
 

@@ -400,7 +400,7 @@ class Dispatch:
         failure: HookFailure | None,
         start: float,
     ) -> None:
-        """Take an answer whose ticket is ours; that it is late may not have been noticed yet."""
+        """Take an answer whose ticket is ours; that it is late may not have been detected yet."""
         now = self._context.clock()
         if now > held.deadline:
             answer, failure = None, self._timeout_failure(slots)

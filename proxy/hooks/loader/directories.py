@@ -196,7 +196,7 @@ def _names(directory: Path, unreadable: set[Path], ignored_files: list[str]) -> 
 
 
 def _examine(path: Path, name: str, trust: Trust, *, server: bool) -> Candidate | None:
-    """Look at an entry; None where it is nothing that could be read."""
+    """Examine an entry; None where it is nothing that could be read."""
     try:
         own = os.lstat(path)
         link = os.readlink(path) if stat.S_ISLNK(own.st_mode) else ""  # noqa: PTH115 - texts

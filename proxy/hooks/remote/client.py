@@ -4,7 +4,7 @@ The channel is opened by the first call. The caller encodes and decodes messages
 messages that it cannot decode.
 
 A call does not wait for a server to appear: a socket without a server is an error at once. A server that
-returns is noticed within a second. The deadline is the hook's own; the engine waits a little longer than
+returns is detected within a second. The deadline is the hook's own; the engine waits a little longer than
 that, so that the call ends first, with a reason.
 
 A hook server sees every pod, and its answers change containers, so only a server of a trusted user is called.
@@ -173,7 +173,7 @@ class Client:
             self._channel.close()  # may be done twice
 
     def _check(self, method: str) -> None:
-        """Refuse to ask a process that is not trusted."""
+        """Refuse to call a process that is not trusted."""
         try:
             problem = self._peer.distrust_reason(self._timeout)
         except OSError as error:

@@ -26,7 +26,7 @@ from proxy.model.errors import ConfigError, HookError
 from proxy.telemetry.port import Report
 
 NEVER_CALLED: Final = frozenset({"PreRemoveRunPodSandbox"})
-"""Known to Koordinator, and asked by none of its proxies."""
+"""Known to Koordinator, and called by none of its proxies."""
 
 
 class OwnServerError(HookError):

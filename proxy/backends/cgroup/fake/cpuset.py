@@ -1,7 +1,7 @@
 """A cpuset hierarchy in an ordinary directory, with the kernel's rules.
 
 For the demo, for tests, and for trying the daemon without changing the node: the files are real files, so a
-person can look at them, and what the kernel refuses is refused with the kernel's error number (the contract
+person can inspect them, and what the kernel refuses is refused with the kernel's error number (the contract
 test runs the same cases on both). The description of the imagined machine lies in the directory
 (``directory-tree.json``), so several processes can open one tree; a file lock orders their writes. The rules
 are in ``proxy.backends.cgroup.fake.cpuset_rules``. Groups are made and removed with ``mkdir`` and ``rmdir``
