@@ -41,7 +41,7 @@ RECHECK_S = 60.0
 """Seconds after which the rules of the node's own file are tried again: the operator may have changed it."""
 TOO_MANY = "Too many"
 """A part of the API server's message about a full list."""
-_LONGEST = 500
+_LONGEST_REASON = 500
 """Characters of a reason."""
 
 GROUP, VERSION, PLURAL = "topoproxy.io", "v1alpha1", "topoproxyconfigs"
@@ -284,7 +284,7 @@ class ConfigFollowing:
             self._session.telemetry.event(
                 "applied the settings of the cluster", source=selected.name, reason=""
             )
-        return ConfigAnswer(selected.name, selected.generation, not reason, reason[:_LONGEST])
+        return ConfigAnswer(selected.name, selected.generation, not reason, reason[:_LONGEST_REASON])
 
     def _fault(self, text: str) -> str:
         """Return why the rules of the node's own file reject settings; empty if they do not."""

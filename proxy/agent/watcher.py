@@ -42,7 +42,7 @@ Key = tuple[str, str]
 
 PAUSES = Backoff(0.25, 4.0, steady=30.0)
 """Seconds before the next attempt: an API server that is back is detected within five."""
-FORBIDDEN = 6
+REFUSALS_UNTIL_ABSENT = 6
 """Refusals in a row before they count: an API server that has just started does not know permissions yet."""
 ABSENT_S = 60.0
 """Seconds before a collection is requested again that does not exist (its CRD is not installed), or that the
@@ -145,7 +145,7 @@ class Watcher(Generic[T]):
             return 0.0
         if error.status == 403:
             self._forbidden += 1
-        is_refused = self._forbidden >= FORBIDDEN
+        is_refused = self._forbidden >= REFUSALS_UNTIL_ABSENT
         if error.status == 404 or is_refused:
             self._version, self.present = "", False
             self.listed.set()

@@ -38,7 +38,7 @@ from proxy.telemetry.port import Report, silent
 POLL_S: Final = 0.4
 """Seconds between two scans; a changed file is to be in use within a second."""
 SOON_S: Final = 0.1
-AGAIN = Backoff(5.0, 300.0)
+RETRY_DELAYS = Backoff(5.0, 300.0)
 """Seconds before a file that has failed is tried again."""
 REPORT_AFTER_S: Final = 2.0
 """After this time a file that is still being written is reported."""
@@ -344,7 +344,7 @@ class HookRegistry:
         """Retry later: the file may be valid by then."""
         same = before is not None and before.candidate.signature == known.candidate.signature
         known.failures = 1 + (before.failures if before is not None and same else 0)
-        known.again = self._clock() + AGAIN.delay(known.failures)
+        known.again = self._clock() + RETRY_DELAYS.delay(known.failures)
 
     def _refuse(self, known: _Known, error: HookError, old: Version | None) -> None:
         """Record that a file cannot be used."""

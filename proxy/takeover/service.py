@@ -51,7 +51,7 @@ CANNOT_CONTINUE = "cannot continue the takeover from kubelet"
 CANNOT_STEP = "cannot take a step of the takeover from kubelet"
 COMPLETED = "an interrupted step of the takeover from kubelet was completed"
 
-NAMES = ("kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
+KUBELET_PROCESSES = ("kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 """Process names (``comm``) of kubelet and of programs that have it inside."""
 SOCKETS = ("pod-resources/kubelet.sock", "device-plugins/kubelet.sock")
 HEALTH = ("127.0.0.1", 10248)
@@ -77,7 +77,7 @@ def _processes(procfs: Path) -> Iterator[str]:
     for entry in sorted(entries, key=lambda entry: int(entry.name)):
         try:
             name = (entry / "comm").read_text(errors="replace").strip()
-            if name in NAMES and _alive(entry):
+            if name in KUBELET_PROCESSES and _alive(entry):
                 yield f"process {entry.name} is {name}"
         except OSError:
             continue  # it has ended meanwhile

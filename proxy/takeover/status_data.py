@@ -13,7 +13,7 @@ WAIT = (
     "wait for the pods of the old allocations to end (topoproxy takeover status names them),"
     " or finish --with-running"
 )
-STEPS = {
+STEP_EFFECTS = {
     "start": (
         "containers keep the CPUs that kubelet's CPU manager assigned to them until they end",
         (
@@ -49,7 +49,7 @@ def plan_page(record: TakeoverRecord, inputs: TakeoverInputs) -> dict[str, objec
         "conflicts": list(against),
         "notes": notes(record, inputs),
         "can_start": record.stage is TakeoverStage.NONE and not against,
-        "steps": [{"step": step, "does": list(STEPS[step])} for step in ahead],
+        "steps": [{"step": step, "does": list(STEP_EFFECTS[step])} for step in ahead],
         "kubelet_settings": {target: list(settings(record, inputs, target)) for target in ("none", "static")},
         "next": next_steps(record, inputs),
     }

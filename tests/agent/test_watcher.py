@@ -13,7 +13,7 @@ from lightkube.core.exceptions import ConfigError
 
 from proxy import logs
 from proxy.agent import watcher as module
-from proxy.agent.watcher import FORBIDDEN, Watcher
+from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT, Watcher
 from proxy.backends.cluster.facts_format import CURRENT_S
 from proxy.model.backoff import Backoff
 from tests.agent.fake_api import FakeApi
@@ -202,7 +202,7 @@ def test_a_collection_that_does_not_exist_is_empty_until_it_does() -> None:
 
 def test_a_missing_permission_is_reported() -> None:
     api = FakeApi(PODS)
-    api.answers[PODS] = [403] * FORBIDDEN
+    api.answers[PODS] = [403] * REFUSALS_UNTIL_ABSENT
 
     async def test(it: Followed) -> None:
         await it.until(lambda: bool(it.telemetry.problems()))

@@ -444,7 +444,7 @@ def test_a_hook_that_hangs_in_configure_does_not_block_other_hooks(setup: Setup)
 def test_temporary_failures_are_retried_with_backoff(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "AGAIN", Backoff(5.0, 11.0))
+    monkeypatch.setattr(registry, "RETRY_DELAYS", Backoff(5.0, 11.0))
     setup.library = HookRegistry(
         setup.config, setup.engine, lambda: None, reasons(setup.reported), clock=lambda: setup.now
     )

@@ -22,7 +22,7 @@ from proxy.agent.objects.node_page import NodePage, PublishedPod, Rejection
 from proxy.pools.annotations import CHOSEN_BY, RESOURCE_STATUS, THIS_NODE
 
 SOURCE = "topoproxy"
-_LONGEST = 1024
+_LONGEST_MESSAGE = 1024
 """Characters of a message (kubernetes pkg/apis/core/validation/events.go)."""
 _ADVICE = {
     "TopologyAffinityError": "Fewer CPUs, another topology policy, or a node with more free CPUs on one NUMA "
@@ -199,7 +199,7 @@ def event_object(event: PodEvent, node: str, first: str, last: str, count: int) 
         "metadata": {"name": event.name, "namespace": event.namespace},
         "involvedObject": about,
         "reason": event.reason,
-        "message": event.message[:_LONGEST],
+        "message": event.message[:_LONGEST_MESSAGE],
         "type": "Warning" if event.warning else "Normal",
         "source": {"component": SOURCE, "host": node},
         "reportingComponent": SOURCE,

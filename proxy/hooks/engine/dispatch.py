@@ -37,7 +37,7 @@ from proxy.hooks.hook import LONGEST_S, HookFailurePolicy, Outcome
 
 INLINE_WAIT_S = 0.0003
 """How long the loop blocks for hooks that have been quick lately."""
-SLOW_S = 0.005
+SHORTEN_SWITCH_S = 0.005
 """After this time the interpreter's switch interval is shortened while a hook still runs."""
 SPARE_S = 0.1
 """A server's own deadline equals ours and its error says more, so the call waits this much longer for it."""
@@ -157,7 +157,7 @@ class Dispatch:
             if step is DispatchStep.DONE:
                 self._conclude()
             self._late = self.outcome is None
-        self._arrived() if self.outcome is not None else self._arm(SLOW_S)
+        self._arrived() if self.outcome is not None else self._arm(SHORTEN_SWITCH_S)
 
     def _start(self, inline: bool) -> None:
         done: threading.Lock | None = None
@@ -172,7 +172,7 @@ class Dispatch:
         if self.outcome is not None:
             self._arrived()
         else:
-            self._arm(SLOW_S)
+            self._arm(SHORTEN_SWITCH_S)
 
     async def wait(self) -> Outcome:
         """Wait for the outcome."""

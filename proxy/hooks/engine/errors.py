@@ -19,9 +19,9 @@ from proxy.logs import log
 from proxy.model.errors import HookError
 from proxy.telemetry.port import Report
 
-LONGEST = 300
+LONGEST_ERROR = 300
 """Characters of an exception's text."""
-MOST = 10
+MOST_MESSAGES = 10
 """Messages about one hook in ``EACH_S`` seconds; further ones are only counted."""
 EACH_S = 60.0
 _MOST_FRAMES = 20
@@ -80,7 +80,7 @@ def text_of(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except BaseException:  # noqa: BLE001 - this is the hook's code, too
         return "an exception that cannot be written"
-    return text if len(text) <= LONGEST and text.isprintable() else shown(text, LONGEST)
+    return text if len(text) <= LONGEST_ERROR and text.isprintable() else shown(text, LONGEST_ERROR)
 
 
 def _frames(tb: TracebackType | None, source: str) -> list[tuple[bool, str, int, str]]:
@@ -156,11 +156,11 @@ class FailureLog:
         now = self._clock()
         since, count = self._recent.get(hook, (now, 0))
         if now - since >= EACH_S:
-            if count > MOST:
-                self._report("failures of a hook were not reported", hook=hook, count=count - MOST)
+            if count > MOST_MESSAGES:
+                self._report("failures of a hook were not reported", hook=hook, count=count - MOST_MESSAGES)
             since, count = now, 0
         self._recent[hook] = (since, count + 1)
-        if count < MOST:
+        if count < MOST_MESSAGES:
             self._report("a hook failed", hook=hook, reason=text)
 
     def forget(self, names: set[str]) -> None:

@@ -27,7 +27,7 @@ from proxy.hooks.hook import AS_IT_IS, Hook, HookFailurePolicy, Outcome
 from proxy.model.backoff import Backoff
 
 _PAUSES = Backoff(0.005, 5.0)
-_MOST = 24
+_MOST_INTERRUPTS = 24
 _REACH_S = 0.25
 
 Answered = tuple[AnswerFields | Veto | None, HookFailure | None]
@@ -211,7 +211,7 @@ def _check_cancelled(context: DispatchContext, hook_task: HookTask) -> None:
 
 def _interrupt(context: DispatchContext, target: InterruptTarget, count: int) -> None:
     """Raise an exception in a thread until the hook returns: at once, then less often, for two minutes."""
-    if target.has_returned or count >= _MOST or context.loop is None or context.loop.is_closed():
+    if target.has_returned or count >= _MOST_INTERRUPTS or context.loop is None or context.loop.is_closed():
         return
     context.runners.switch_interval.interrupt(target)
     context.loop.call_later(_PAUSES.delay(count + 1), _interrupt, context, target, count + 1)

@@ -17,9 +17,9 @@ from proxy.logs import log
 
 PREFIX = "_topoproxy_hooks"
 """The prefix of the module names of hook files."""
-MOST = 20
+MOST_RECORDS = 20
 """Records of one hook in a second; further ones are only counted."""
-LONGEST = 1000
+LONGEST_RECORD = 1000
 """Characters of one record."""
 
 
@@ -80,7 +80,7 @@ class HookLogHandler(logging.Handler):
         if now - window[0] >= 1.0:
             window[0], window[1] = now, 0
         window[1] += 1
-        return window[1] <= MOST
+        return window[1] <= MOST_RECORDS
 
     def close(self) -> None:
         """Remove the handler."""
@@ -95,7 +95,7 @@ def _text(record: logging.LogRecord) -> str:
         text = record.getMessage()
     except Exception:  # noqa: BLE001 - arguments of hooks may be anything
         text = str(record.msg)
-    return text[:LONGEST]
+    return text[:LONGEST_RECORD]
 
 
 def _write(level: int, text: str, context: dict[str, object]) -> None:

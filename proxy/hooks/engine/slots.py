@@ -1,6 +1,6 @@
 """The concurrency slots of one hook: how many calls of it run, whether it is called, and its statistics.
 
-``PLACES`` calls of a hook run at once; further calls wait for a slot, without a thread. So a slow hook
+``MOST_CALLS`` calls of a hook run at once; further calls wait for a slot, without a thread. So a slow hook
 occupies as many threads as it has slots, and calls without this hook never wait for it. A call that is past
 its deadline releases its slot but counts as *overdue* until it returns; with ``MOST_OVERDUE`` overdue calls
 the hook is not called, even if its breaker permits it.
@@ -21,7 +21,7 @@ from proxy.hooks.engine.event_loops import LoopThread
 from proxy.hooks.engine.stats import HookReport, HookStats
 from proxy.hooks.hook import Hook
 
-PLACES = 8
+MOST_CALLS = 8
 """Calls of one hook that run at once."""
 MOST_OVERDUE = 4
 """Calls of one hook that may hang before the hook is not called any more."""
@@ -94,7 +94,7 @@ class HookSlots:
             resumed.
         """
         with self._lock:
-            if self._inside >= PLACES:
+            if self._inside >= MOST_CALLS:
                 waiter.on_queued()
                 self._queue.append(waiter)
                 return None

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 QUICK_S = 0.0001
 """The loop blocks for a hook whose answers usually take less than this."""
-SLOW_S = 0.0003
+SLOW_ANSWER_S = 0.0003
 """After one answer that takes longer than this, the loop does not block for the next ones."""
-AGAIN = 20
+QUICK_ANSWERS = 20
 """After this many quick answers, the loop blocks for the hook again."""
 _WEIGHT = 0.125
 _KEPT = 128
@@ -89,7 +89,7 @@ class HookStats:
         self.times: deque[float] = deque(maxlen=_KEPT)
         self.longest = 0.0
         self.usual = 1.0
-        self.well = AGAIN
+        self.well = QUICK_ANSWERS
 
     def took(self, seconds: float) -> None:
         """Record the duration of a call."""
@@ -101,7 +101,7 @@ class HookStats:
         self.times.append(seconds)
         if seconds > self.longest:
             self.longest = seconds
-        self.well = self.well + 1 if seconds < SLOW_S else 0
+        self.well = self.well + 1 if seconds < SLOW_ANSWER_S else 0
 
     def failed(self, kind: str, text: str, trace: str, now: float) -> None:
         """Record a call that failed or could not be made (``now`` in seconds since the epoch)."""
@@ -111,7 +111,7 @@ class HookStats:
     @property
     def quick(self) -> bool:
         """Whether its recent answers were quick."""
-        return self.usual < QUICK_S and self.well >= AGAIN
+        return self.usual < QUICK_S and self.well >= QUICK_ANSWERS
 
     def median(self) -> float:
         """Return the median time of the last answers."""

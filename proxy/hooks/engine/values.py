@@ -19,14 +19,14 @@ LONGEST_KEY: Final = 4096
 """Characters of a key, a name or a path."""
 LONGEST_VALUE: Final = 64 * 1024
 """Characters of one value."""
-_MOST: Final = 2**63 - 1
+_INT64_MAX: Final = 2**63 - 1
 
 NUMBERS: Final[dict[str, tuple[int, int]]] = {
     "cpu_period": (1_000, 1_000_000),
-    "cpu_quota": (1_000, _MOST),
+    "cpu_quota": (1_000, _INT64_MAX),
     "cpu_shares": (2, 262_144),
-    "memory_limit": (1, _MOST),
-    "memory_swap_limit": (1, _MOST),
+    "memory_limit": (1, _INT64_MAX),
+    "memory_swap_limit": (1, _INT64_MAX),
     "oom_score_adj": (-1_000, 1_000),
 }
 """Field to its least and greatest value."""
@@ -61,7 +61,7 @@ def number(field: str, value: object) -> int:
     low, high = NUMBERS[field]
     if low <= plain <= high or (plain == -1 and field in UNLIMITED):
         return plain
-    bounds = f"{low} to {high}" if high < _MOST else f"at least {low}"
+    bounds = f"{low} to {high}" if high < _INT64_MAX else f"at least {low}"
     raise InvalidFieldError(f"it must be {bounds}" + (" or -1 for no limit" if field in UNLIMITED else ""))
 
 

@@ -25,7 +25,7 @@ from proxy.model.errnos import GONE
 from proxy.model.errors import HookError
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_PLACES = {"cpu": ("cpu", "cpu,cpuacct", "cpuacct,cpu"), "cpuset": ("cpuset",)}
+_HIERARCHIES = {"cpu": ("cpu", "cpu,cpuacct", "cpuacct,cpu"), "cpuset": ("cpuset",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def hierarchy(cgroup_root: Path, controller: str) -> Hierarchy:
     """
     if (cgroup_root / "cgroup.controllers").exists():
         return Hierarchy(cgroup_root, 2)
-    for name in _PLACES[controller]:
+    for name in _HIERARCHIES[controller]:
         if (cgroup_root / name).is_dir():
             return Hierarchy(cgroup_root / name, 1)
     raise HookError(f"cannot find the controller {controller}: it is not below {cgroup_root}")

@@ -155,7 +155,7 @@ MODULES: Final = frozenset(
     )
 )  # fmt: skip
 """What a pure file may import."""
-_FORBIDDEN: Final[dict[type[ast.AST], str]] = {
+_FORBIDDEN_NODES: Final[dict[type[ast.AST], str]] = {
     ast.While: "while",
     ast.Try: "try",
     ast.TryStar: "try",
@@ -167,7 +167,7 @@ _FORBIDDEN: Final[dict[type[ast.AST], str]] = {
     ast.Yield: "yield",
     ast.YieldFrom: "yield",
 }
-_NAMES: Final = frozenset(
+_FORBIDDEN_NAMES: Final = frozenset(
     ("__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "open", "print", "vars")
 )
 
@@ -182,7 +182,7 @@ def check_purity(source: bytes) -> None:
         HookError: It contains what a pure file must not contain; the cause alone.
     """
     for node in ast.walk(ast.parse(source)):
-        what = _FORBIDDEN.get(type(node)) or _other(node)
+        what = _FORBIDDEN_NODES.get(type(node)) or _other(node)
         if what:
             line = getattr(node, "lineno", 0)
             raise HookError(f"it has PURE = True, and has {what} (line {line}): a pure hook only computes")
@@ -193,6 +193,6 @@ def _other(node: ast.AST) -> str:
         return next((f"import {alias.name}" for alias in node.names if alias.name not in MODULES), "")
     if isinstance(node, ast.ImportFrom):
         return "" if node.module in MODULES and not node.level else f"import {node.module or '.'}"
-    if isinstance(node, ast.Name) and node.id in _NAMES:
+    if isinstance(node, ast.Name) and node.id in _FORBIDDEN_NAMES:
         return node.id
     return ""

@@ -184,7 +184,7 @@ def _hook(
     return Hook(name, str(path), handlers, HookFailurePolicy(policy), timeout, pure=contract.pure)
 
 
-_LONGEST = 300
+_LONGEST_REASON = 300
 
 
 def describe(error: BaseException, path: str) -> str:
@@ -201,7 +201,7 @@ def _message_of(error: BaseException) -> str:
         message = str(error).strip()
     except BaseException:  # noqa: BLE001 - __str__ of an exception may be code of the hook
         return f"{name}, whose message cannot be read"
-    first = message.splitlines()[0][:_LONGEST].rstrip() if message else ""
+    first = message.splitlines()[0][:_LONGEST_REASON].rstrip() if message else ""
     return f"{name}: {first}" if first else name
 
 

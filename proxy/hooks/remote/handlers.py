@@ -48,7 +48,7 @@ from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, IdSet, Mask
 from proxy.telemetry.port import Report
 
-POINTS: Final[dict[str, type[Point]]] = {
+REMOTE_POINTS: Final[dict[str, type[Point]]] = {
     point.__name__: point
     for point in (
         PreRunPodSandbox,

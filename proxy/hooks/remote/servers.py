@@ -58,7 +58,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     """
     # Imported by nodes that have such a file only: grpc takes a while, and some megabytes.
     from proxy.hooks.remote.client import Client
-    from proxy.hooks.remote.handlers import POINTS, Remote
+    from proxy.hooks.remote.handlers import REMOTE_POINTS, Remote
 
     try:
         entries = _read(data)
@@ -67,7 +67,7 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
         wanted = _hooks(entries)
     except _FlawError as error:
         raise HookError(f"cannot use the hook server of {path}: {error}") from None
-    unknown_points = [hook for hook in wanted if hook not in POINTS and hook not in NEVER_CALLED]
+    unknown_points = [hook for hook in wanted if hook not in REMOTE_POINTS and hook not in NEVER_CALLED]
     if unknown_points:
         unknown = ", ".join(map(repr, unknown_points))[:300]
         report("a hook server registers for unknown hook points", hook=name, path=path, points=unknown)
@@ -82,7 +82,11 @@ def server_of(name: str, path: Path, data: bytes, config: HooksConfig, report: R
     own = HookFailurePolicy.FAIL if policy == HookFailurePolicy.FAIL else HookFailurePolicy.IGNORE
     timeout = config.timeout if settings is None or settings.timeout is None else settings.timeout
     remote = Remote(name, Client(endpoint, timeout, config.server_users), report, set())
-    handlers = {POINTS[hook].NAME: remote.handler(POINTS[hook]) for hook in wanted if hook in POINTS}
+    handlers = {
+        REMOTE_POINTS[hook].NAME: remote.handler(REMOTE_POINTS[hook])
+        for hook in wanted
+        if hook in REMOTE_POINTS
+    }
     return Hook(
         name=name,
         source=f"{path} ({endpoint})",

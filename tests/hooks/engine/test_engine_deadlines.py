@@ -18,7 +18,7 @@ from proxy.hooks.engine.errors import HookFailure
 from proxy.hooks.engine.event_loops import LoopThread
 from proxy.hooks.engine.invoke import DispatchContext, HookTask
 from proxy.hooks.engine.runners import JobResult, Runner
-from proxy.hooks.engine.slots import MOST_OVERDUE, PLACES, HookSlots
+from proxy.hooks.engine.slots import MOST_CALLS, MOST_OVERDUE, HookSlots
 from proxy.hooks.engine.thread_interrupt import OverdueError
 from proxy.hooks.events import PreStartContainer
 from proxy.hooks.hook import Hook, HookFailurePolicy
@@ -131,20 +131,20 @@ def test_a_hanging_hook_delays_only_calls_that_use_it(setup: Any) -> None:
         setup.use(
             hook("10-a", setup.hang, timeout=60.0), hook("20-b", good, "pre_start_container", timeout=30.0)
         )
-        pending = [setup.engine.call_hooks(setup.create()) for _ in range(3 * PLACES)]
+        pending = [setup.engine.call_hooks(setup.create()) for _ in range(3 * MOST_CALLS)]
         event = setup.create()
         answers = setup.engine.call_hooks(PreStartContainer(event.pod, event.container, event.decision))
         await asyncio.wait_for(answers.wait(), 30)
         assert "cannot be changed at pre_start_container" in setup.logged[0], (
             "the other hook was called and has answered"
         )
-        assert setup.report("10-a").running == PLACES
-        assert setup.engine._context.runners.alive <= PLACES + 2
+        assert setup.report("10-a").running == MOST_CALLS
+        assert setup.engine._context.runners.alive <= MOST_CALLS + 2
         assert not any(answer.outcome for answer in pending)
         setup.gate.set()
         for answer in pending:
             await asyncio.wait_for(answer.wait(), 30)
-        assert setup.report("10-a").calls == 3 * PLACES
+        assert setup.report("10-a").calls == 3 * MOST_CALLS
         assert setup.report("10-a").running == 0
 
     setup.run(scenario)
@@ -262,15 +262,15 @@ def test_a_call_waits_for_a_slot_no_longer_than_its_deadline(
 ) -> None:
     async def scenario() -> None:
         setup.use(hook("10-a", setup.hang, timeout=60.0))
-        for _ in range(PLACES):
+        for _ in range(MOST_CALLS):
             setup.engine.call_hooks(setup.create())
-        await setup.until(lambda: setup.report("10-a").running == PLACES)
+        await setup.until(lambda: setup.report("10-a").running == MOST_CALLS)
         monkeypatch.setattr(dispatch, "LONGEST_S", 0.1)
         await setup.call()
         assert setup.logged == ["hook 10-a: it did not begin in time: it is busy with other calls"]
         setup.gate.set()
         await setup.until(lambda: setup.report("10-a").running == 0)
-        assert setup.report("10-a").calls == PLACES
+        assert setup.report("10-a").calls == MOST_CALLS
 
     setup.run(scenario)
 
@@ -302,7 +302,7 @@ def test_a_hook_that_waited_for_a_slot_calls_the_next_ones_once(
         setup.gate.clear()
         failing.clear()
         event = setup.create()
-        for _ in range(PLACES):
+        for _ in range(MOST_CALLS):
             setup.engine.call_hooks(PreStartContainer(event.pod, event.container, event.decision))
         answers = setup.engine.call_hooks(event)
         await asyncio.sleep(0.1)
@@ -448,7 +448,7 @@ def test_coroutines_cancelled_before_their_first_step_have_returned(setup: Any) 
 
     async def scenario() -> None:
         setup.use(hook("10-a", blocking))
-        for answers in [setup.engine.call_hooks(setup.create()) for _ in range(PLACES)]:
+        for answers in [setup.engine.call_hooks(setup.create()) for _ in range(MOST_CALLS)]:
             await asyncio.wait_for(answers.wait(), 30)
         await setup.until(lambda: setup.report("10-a").hung == 0)
         assert setup.report("10-a").running == 0
@@ -517,8 +517,8 @@ def test_a_stuck_thread_is_interrupted_a_limited_number_of_times(
         shared: Any = SimpleNamespace(loop=asyncio.get_running_loop(), runners=runners)
         hanging: Any = SimpleNamespace(has_returned=False)
         invoke._interrupt(shared, hanging, 0)
-        for _ in range(3 * invoke._MOST):
+        for _ in range(3 * invoke._MOST_INTERRUPTS):
             await asyncio.sleep(0.001)
-        assert len(interrupts) == invoke._MOST
+        assert len(interrupts) == invoke._MOST_INTERRUPTS
 
     asyncio.run(scenario())

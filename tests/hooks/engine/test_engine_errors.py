@@ -16,7 +16,7 @@ from proxy.hooks.engine import log_capture as log_capture
 from proxy.hooks.engine.errors import FailureLog, HookFailure, failure_of
 from proxy.hooks.engine.log_capture import PREFIX, HookLogHandler
 from proxy.hooks.engine.slots import HookSlots
-from proxy.hooks.engine.stats import AGAIN, HookStats
+from proxy.hooks.engine.stats import QUICK_ANSWERS, HookStats
 from proxy.hooks.hook import Hook
 from proxy.hooks.loader import loading
 from proxy.logs import log
@@ -102,16 +102,16 @@ def test_reports_about_a_hook_are_limited_and_the_rest_is_counted() -> None:
     now = [0.0]
     failure_log = FailureLog(of_hooks(messages), lambda: now[0])
     slots = HookSlots(of(raised), print)
-    for number in range(errors.MOST + 5):
+    for number in range(errors.MOST_MESSAGES + 5):
         failure_log.note(slots.hook, HookFailure("error", f"no {number}"))
     failure_log.report_problem("other", "mine")
-    assert len(messages) == errors.MOST + 1
+    assert len(messages) == errors.MOST_MESSAGES + 1
     now[0] = errors.EACH_S
     failure_log.note(slots.hook, HookFailure("error", "again"))
     assert messages[-2:] == ["failures of a hook were not reported hook=10-x count=5", "hook 10-x: again"]
-    for number in range(errors.MOST):
+    for number in range(errors.MOST_MESSAGES):
         failure_log.report_problem("10-x", f"no {number}")
-    assert messages[-1] == f"hook 10-x: no {errors.MOST - 2}"
+    assert messages[-1] == f"hook 10-x: no {errors.MOST_MESSAGES - 2}"
     now[0] *= 2
     failure_log.report_problem("10-x", "still")
     assert messages[-2:] == ["failures of a hook were not reported hook=10-x count=1", "hook 10-x: still"]
@@ -166,14 +166,14 @@ def test_log_records_of_a_hook_are_logged_under_its_name(log_stream: io.StringIO
         assert first[2]["severity"] == "error"
         for number in range(100):
             logger.info("flood %d", number)
-        assert len(records(log_stream)) == log_capture.MOST - 1, "one was for debugging"
+        assert len(records(log_stream)) == log_capture.MOST_RECORDS - 1, "one was for debugging"
         assert handler.dropped("10-x") == 84
         now[0] = 1.5
         logger.info("after")
         assert records(log_stream)[-1] | {"left_out": 84} == records(log_stream)[-1]
         for number in range(100):
             logger.info("flood %d", number)
-        assert handler.dropped("10-x") == 84 + 101 - log_capture.MOST
+        assert handler.dropped("10-x") == 84 + 101 - log_capture.MOST_RECORDS
         handler.keep_only([])
         assert handler.dropped("10-x") == 0
     finally:
@@ -183,11 +183,11 @@ def test_log_records_of_a_hook_are_logged_under_its_name(log_stream: io.StringIO
 
 def test_the_usual_duration_decides_whether_a_hook_is_awaited_at_once() -> None:
     stats, is_quick = HookStats(), []
-    for seconds in [0.00001, 0.001] + [0.00001] * AGAIN + [0.0002] * 100:
+    for seconds in [0.00001, 0.001] + [0.00001] * QUICK_ANSWERS + [0.0002] * 100:
         is_quick.append(stats.quick)
         stats.took(seconds)
-    assert is_quick[: AGAIN + 2] == [False, True] + [False] * AGAIN
-    assert is_quick[AGAIN + 2]
+    assert is_quick[: QUICK_ANSWERS + 2] == [False, True] + [False] * QUICK_ANSWERS
+    assert is_quick[QUICK_ANSWERS + 2]
     assert not is_quick[-1]
     stats.usual = 0.0
     stats.took(0.0008)
