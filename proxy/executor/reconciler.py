@@ -123,7 +123,6 @@ class Reconciler:
             start_update.lookups,
         )
         self._comparing: asyncio.Future[Enforced] | None = None
-        self._without_cgroup = set[str]()
         self.connected = False
         self._waits = False  # it was reported that the runtime cannot be reached
         self.failure = ""
@@ -273,6 +272,8 @@ class Reconciler:
         running = [i for i, c in listing.containers.items() if c.phase is Phase.RUNNING]
         found = await self._parts.cgroup_locator.find(running, self._worker)
         await self._parts.writes.write_now(found)
+        for container_id in found:
+            context.telemetry.resolved(NO_CGROUP, containerID=container_id)
         self._report_without_cgroup([i for i in done.lost if i not in found], listing, began)
         await self._also(self._parts.quotas.once())
         await self._also(self._parts.mems.once())
@@ -317,14 +318,9 @@ class Reconciler:
             )
             if container is not None and runs:
                 lost.append(container)
-        for container_id in self._without_cgroup - {container.id for container in lost}:
-            context.telemetry.resolved(NO_CGROUP, containerID=container_id)
-        self._without_cgroup = {container.id for container in lost}
         if len(lost) > MAX_NAMED:
             context.telemetry.problem(NO_CGROUPS)
             lost = [min(lost, key=lambda c: c.ref)]
-        else:
-            context.telemetry.resolved(NO_CGROUPS)
         for container in lost:
             why = self._parts.cgroup_locator.why.get(container.id)
             context.telemetry.problem(NO_CGROUP, **subject(container), err=why)

@@ -35,6 +35,7 @@ some moments before it lists it as exited."""
 
 AWAY_S = 1.0
 """Seconds before the next cpuset is sent to a runtime that does not answer."""
+NOT_SAVED = "cannot save a cpuset at the runtime"
 SILENT = Backoff(4.0, 256.0)
 """Seconds before the cpuset of a container is sent again after an update without a good answer."""
 _CALLING = (SyncStep.LEARN, SyncStep.SEND)
@@ -60,6 +61,7 @@ class RuntimeSync:
         self._worker = Worker("runtime-sync", context.report_internal_error)
         context.health.watch(self._worker)
         self._silent = RetryTimes[str](SILENT)
+        self._refused = set[str]()
 
     async def run(self) -> None:
         """Send the CPUs of containers to the runtime until cancelled."""
@@ -132,15 +134,20 @@ class RuntimeSync:
             context.report_internal_error(error)
         if refused and await self._runs(container_id):
             which = subject_of(context.state.containers, container_id)
-            context.telemetry.problem("cannot save a cpuset at the runtime", **which, err=refused)
+            context.telemetry.problem(NOT_SAVED, **which, err=refused)
+            self._refused.add(container_id)
             self._put_off(container_id)
             context.sync_later(container_id)
         else:
             self._silent.succeeded(container_id)
+            if container_id in self._refused:
+                self._refused.discard(container_id)
+                context.telemetry.resolved(NOT_SAVED, containerID=container_id)
 
     def _put_off(self, container_id: str) -> None:
         """Delay the next attempt to send a container's cpuset, longer each time."""
         self._silent.keep(self._context.state.containers)
+        self._refused.intersection_update(self._context.state.containers)
         self._silent.failed(container_id, self._context.clock())
 
     async def _learn(self, container_id: str) -> bool:

@@ -197,7 +197,9 @@ def test_the_conflict_of_a_removed_container_is_dropped() -> None:
         known = after(0, 1, 2, container=container, known=known)
         known = after(2, container=f"{container}-once", known=known)
         known, _ = step(known, WriterDetected(WriterHint(CpusetWriter.RUNC, 2), (container, ANY_CONTAINER)))
-    known, _ = step(known, CpusetsCompared(3, {"a", "a-once"}))
+    conflict = known.conflicts["b"]
+    known, effects = step(known, CpusetsCompared(3, {"a", "a-once"}))
+    assert effects == (EndConflict("b", conflict),)
     assert list(known.conflicts) == ["a"]
     assert sorted(known.hints) == [ANY_CONTAINER, "a"]
     for container in ("a-once", "b-once"):

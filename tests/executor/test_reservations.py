@@ -73,7 +73,12 @@ def test_named_cpus_that_cannot_be_freed_refuse_the_create(
         assert [world.on(i) for i in ids] == ["0-15"] * 3
         assert not world.executor.state.owners
         assert not [key for key in world.ledger.entries if key.startswith("i/")]
-        assert world.executor.telemetry.value(metrics.CREATES_FAILED) == 1
+        telemetry = world.executor.telemetry
+        counted = metrics.CREATES_REFUSED, metrics.CREATES_FAILED, metrics.EXCLUSIVE_CREATES
+        assert [telemetry.value(each) for each in counted] == [1, 0, 1], "the runtime was never called"
+        (record,) = world.executor.history.find("ns/lse")
+        assert record.explanation.verdict.reason == "CPUsNotFreed"
+        assert (record.container_id, record.explanation.cpus, record.explanation.moved) == ("", CpuSet(), ())
 
     run_scenario(scenario)
 

@@ -215,6 +215,14 @@ def test_no_part_of_the_executor_knows_the_executor() -> None:
 def test_the_kernel_follows_a_change_before_hooks_are_notified(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         names = [type(observer).__name__ for observer in world.executor.store._observers]
-        assert names == ["KernelWrites", "HookOverrides", "Rejections", "OwnerQuotas", "RuntimeEvents"]
+        expected = [
+            "KernelWrites",
+            "HookOverrides",
+            "Rejections",
+            "ProblemExpiry",
+            "OwnerQuotas",
+            "RuntimeEvents",
+        ]
+        assert names == expected
 
     run_scenario(scenario)

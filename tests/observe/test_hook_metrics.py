@@ -22,7 +22,7 @@ FINE: dict[str, Any] = {
     "max_s": 0.5,
 }
 BROKEN: dict[str, Any] = {"name": '2"', "state": "broken", "broken": True}
-MASKED: dict[str, Any] = {"name": "30-c", "state": "masked"}
+MASKED: dict[str, Any] = {"name": "10-a", "state": "masked", "broken": True, "breaker_open": True}
 
 
 def reported(*hooks: dict[str, Any]) -> list[str]:

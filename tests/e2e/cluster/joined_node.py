@@ -183,8 +183,10 @@ class Joined:
         """Wait until so many pods of a Deployment run on this node."""
 
         def found() -> list[Json]:
-            here = [p for p in self.pods(app) if p["spec"].get("nodeName") == NODE and is_running(p)]
-            return here if len(here) == count else []
+            pods = self.pods(app)
+            here = [p for p in pods if p["spec"].get("nodeName") == NODE and is_running(p)]
+            assert len(here) == count, [p["status"].get("conditions") for p in pods if p not in here]
+            return here
 
         pods: list[Json] = until(f"{count} pods of {app} to run", found, limit)
         return pods
