@@ -32,7 +32,8 @@ def kubelet_of(config: Config, context: NodeContext, files: AgentFiles | None) -
     if settings.pods or settings.pods_api or settings.pod_resources:
         from proxy.backends.kubelet.client import KubeletClient
 
-        client = KubeletClient(_kubelet_settings(config), report_problem)
+        report_resolved = context.telemetry.resolved
+        client = KubeletClient(_kubelet_settings(config), report_problem, report_resolved=report_resolved)
     if files is None:
         return client
     from proxy.backends.cluster.pod_facts import PodFactSources

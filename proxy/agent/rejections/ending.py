@@ -27,13 +27,13 @@ from proxy.agent.rejections.node_mark import (
     node_patch,
 )
 from proxy.agent.rejections.policy import (
-    EVERYWHERE,
     EndedPods,
     EndPod,
     PodAtServer,
     decide,
     due,
     pod_at_server,
+    rejected_everywhere,
 )
 from proxy.agent.session import AgentSession
 from proxy.config.cluster import RejectedPolicy
@@ -245,7 +245,7 @@ class RejectedPodEnding:
         before = self._mark
         if before is not None and is_over(before, free, keep_for, now):
             before = None
-        lacking_room = [end for end in ends if not end.would and end.rejection.reason not in EVERYWHERE]
+        lacking_room = [end for end in ends if not end.would and not rejected_everywhere(end.rejection)]
         # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
         self._mark = marked(before, [end.cpus for end in lacking_room], free, now) if lacking_room else before
         later = await self._write_mark()

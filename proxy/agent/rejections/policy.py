@@ -59,6 +59,9 @@ EVERYWHERE = frozenset(
     }
 )
 """Reasons for which every node of the same configuration rejects the pod."""
+_NO_WHOLE_CORES = "not multiple cpus per core"
+"""Words of a cause for which every node rejects the pod: of kubelet's SMTAlignmentError and of Koordinator's
+CPUBindPolicyError. The other causes of these two are a lack of room."""
 _SYSTEM = frozenset({"system-node-critical", "system-cluster-critical"})
 
 _MIRROR = "kubernetes.io/config.mirror"
@@ -153,7 +156,8 @@ class EndedPods(Struct, frozen=True):
     Attributes:
         times: When pods ended in the last minute.
         reported: Uids of pods whose end was only reported, as the plan is not applied to them.
-        controllers: Uid of a controller to how many of its pods ended, and when the last one did.
+        controllers: Uid of a controller to how many of its pods ended, and when the last one did; of a pod
+            without a controller its own uid, to how often its end was tried.
     """
 
     times: tuple[float, ...] = ()
@@ -175,6 +179,11 @@ class EndingDecision(Struct, frozen=True):
     skipped: tuple[SkippedPod, ...]
     later: float | None
     done: EndedPods
+
+
+def rejected_everywhere(rejection: Rejection) -> bool:
+    """Return whether every node of the same configuration rejects the pod."""
+    return rejection.reason in EVERYWHERE or _NO_WHOLE_CORES in rejection.message
 
 
 def due(rejections: Iterable[Rejection], settings: RejectedPodsConfig) -> list[Rejection]:
@@ -222,12 +231,13 @@ def decide(
                 history = structs.replace(history, reported=history.reported | {rejection.uid})
                 ends.append(EndPod(rejection, settings.policy, pod.cpus, would=True))
             continue
-        wait = max(_node_wait(history, settings, now), _controller_wait(history, pod, now))
+        key = pod.controller[1] if pod.controller else rejection.uid
+        wait = max(_node_wait(history, settings, now), _controller_wait(history, key, now))
         if wait > 0:
             waits.append(wait)
             continue
         ends.append(EndPod(rejection, settings.policy, pod.cpus))
-        history = _counted(history, pod, now)
+        history = _counted(history, key, now)
     return EndingDecision(tuple(ends), tuple(skipped), min(waits, default=None), history)
 
 
@@ -242,7 +252,7 @@ def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConf
         return f"it is of priority class {pod.priority_class}"
     if not kind and not settings.without_controller:
         return "no controller would create it again (rejectedPods.withoutController)"
-    if settings.policy is RejectedPolicy.EVICT and rejection.reason in EVERYWHERE:
+    if settings.policy is RejectedPolicy.EVICT and rejected_everywhere(rejection):
         return f"every node would reject it ({rejection.reason})"
     if settings.policy is RejectedPolicy.FAIL and pod.has_run:
         return "one of its containers has run"
@@ -261,16 +271,14 @@ def _node_wait(history: EndedPods, settings: RejectedPodsConfig, now: float) -> 
     return history.times[-settings.per_minute] + MINUTE_S - now
 
 
-def _controller_wait(history: EndedPods, pod: PodAtServer, now: float) -> float:
-    if pod.controller is None or pod.controller[1] not in history.controllers:
+def _controller_wait(history: EndedPods, key: str, now: float) -> float:
+    if key not in history.controllers:
         return 0.0
-    count, last = history.controllers[pod.controller[1]]
+    count, last = history.controllers[key]
     return max(0.0, last + CONTROLLER_PAUSES.delay(count) - now)
 
 
-def _counted(history: EndedPods, pod: PodAtServer, now: float) -> EndedPods:
-    controllers = dict(history.controllers)
-    if pod.controller is not None:
-        count = controllers.get(pod.controller[1], (0, 0.0))[0]
-        controllers[pod.controller[1]] = (count + 1, now)
+def _counted(history: EndedPods, key: str, now: float) -> EndedPods:
+    count = history.controllers.get(key, (0, 0.0))[0]
+    controllers = {**history.controllers, key: (count + 1, now)}
     return structs.replace(history, times=(*history.times, now), controllers=controllers)

@@ -28,7 +28,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.requests import PodRequests
 from proxy.model.workload import LocatedDevice
 from proxy.pools.pod_spec import CONFIG_HASH, PodSpec, pod_spec
-from proxy.telemetry.port import Report
+from proxy.telemetry.port import Report, silent
 
 if TYPE_CHECKING:
     from proxy.api.kubelet import pods_pb2 as pb
@@ -118,6 +118,7 @@ class KubeletClient:
         settings: KubeletSettings,
         report_problem: Report,
         clock: Callable[[], float] = time.monotonic,
+        report_resolved: Report = silent,
     ) -> None:
         """Prepare the sources; nothing is opened before the first request.
 
@@ -125,8 +126,9 @@ class KubeletClient:
             settings: Where and how.
             report_problem: Takes a message why a fact is not available.
             clock: Monotonic seconds.
+            report_resolved: Takes the message of such a problem when the source works again.
         """
-        self._errors = SourceErrorLog(report_problem)
+        self._errors = SourceErrorLog(report_problem, report_resolved)
         self._clock = clock
         self._hung = RetryTimes[str](settings.rests)
         self._no_api_until = _NEVER
@@ -219,12 +221,16 @@ class KubeletClient:
         return None
 
 
+UNUSABLE = "cannot use a source of kubelet"
+
+
 class SourceErrorLog:
     """Reports each cause once until its source works again."""
 
-    def __init__(self, report_problem: Report) -> None:
-        """Take the function that reports."""
+    def __init__(self, report_problem: Report, report_resolved: Report = silent) -> None:
+        """Take the functions that report a problem and its end."""
         self._report_problem = report_problem
+        self._report_resolved = report_resolved
         self._lock = threading.Lock()
         self._reported: dict[str, set[str]] = {}
 
@@ -237,9 +243,11 @@ class SourceErrorLog:
             if len(known_causes) >= _MOST_CAUSES:  # causes that name pods would fill the memory
                 known_causes.clear()
             known_causes.add(cause)
-        self._report_problem("cannot use a source of kubelet", source=source, reason=cause)
+        self._report_problem(UNUSABLE, source=source, reason=cause)
 
     def clear(self, source: str) -> None:
         """Record that a source works."""
         with self._lock:
-            self._reported.pop(source, None)
+            known_causes = self._reported.pop(source, None)
+        if known_causes:
+            self._report_resolved(UNUSABLE, source=source)

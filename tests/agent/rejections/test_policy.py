@@ -97,6 +97,23 @@ def test_a_pod_that_every_node_rejects_is_not_evicted_and_may_fail(reason: str) 
     assert len(decided(rejection(reason=reason), settings=FAIL).ends) == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        (
+            "SMTAlignmentError",
+            "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2",
+        ),
+        ("CPUBindPolicyError", "node(s) requested cpus not multiple cpus per core: 3 of 2"),
+    ],
+)
+def test_a_number_of_cpus_that_fills_no_core_is_rejected_by_every_node(reason: str, message: str) -> None:
+    found = decided(rejection(reason=reason, message=message))
+    assert (found.ends, "every node" in found.skipped[0].why) == ((), True)
+    lacking = "SMT Alignment Error: not enough free physical CPUs: 1 available, 4 requested"
+    assert len(decided(rejection(reason=reason, message=lacking)).ends) == 1
+
+
 @pytest.mark.parametrize("pod", [None, structs.replace(OWNED, ends=True)])
 def test_a_removed_or_ending_pod_needs_no_action(pod: PodAtServer | None) -> None:
     assert decided(rejection(), pod=pod) == EndingDecision((), (), None, NOTHING)
@@ -141,6 +158,19 @@ def test_the_pauses_between_pods_of_one_controller_grow() -> None:
     later = decided(rejection(), done=done, now=now + FORGET_S)
     assert len(later.ends) == 1
     assert later.done.controllers["rs-1"][0] == 1, "the pauses start again with the first one"
+
+
+def test_a_pod_without_a_controller_is_tried_again_at_growing_pauses() -> None:
+    """Its eviction may be refused each time; other pods must not wait for it."""
+    settings, done, now = replace(EVICT, without_controller=True), NOTHING, 0.0
+    for number in range(4):
+        found = decided(rejection(), pod=PodAtServer(), settings=settings, done=done, now=now)
+        assert len(found.ends) == 1
+        done = found.done
+        waiting = decided(rejection(), pod=PodAtServer(), settings=settings, done=done, now=now)
+        assert (waiting.ends, waiting.later) == ((), CONTROLLER_S * 2**number)
+        assert len(decided(rejection(2), settings=settings, done=done, now=now).ends) == 1
+        now += CONTROLLER_S * 2**number
 
 
 def test_the_facts_read_from_a_pod_object() -> None:

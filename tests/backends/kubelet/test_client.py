@@ -22,6 +22,7 @@ from proxy.executor.ports import Kubelet
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerResources
 from proxy.model.workload import LocatedDevice
+from proxy.telemetry.port import silent
 from tests.testkit.captured_log import reasons
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -325,6 +326,16 @@ def test_the_number_of_remembered_errors_is_bounded() -> None:
     errors.clear("other")
     errors.add("list", "cause 0")
     assert len(received) == 1001
+
+
+def test_a_source_that_works_again_is_no_problem_any_more() -> None:
+    resolved: list[object] = []
+    errors = SourceErrorLog(silent, lambda message, **keys: resolved.append((message, keys)))
+    errors.clear("list")
+    errors.add("list", "refused")
+    errors.clear("list")
+    errors.clear("list")
+    assert resolved == [("cannot use a source of kubelet", {"source": "list"})]
 
 
 def test_an_unused_client_loads_neither_grpc_nor_tls() -> None:
