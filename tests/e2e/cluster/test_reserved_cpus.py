@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from cri import STATUS, online
 from daemon import QOS_LABEL
-from joined_node import Joined, container, kernel, pod_spec, uid, until
+from joined_node import Joined, container, is_free, kernel, pod_spec, uid, until
 
 from proxy.model.idset import CpuSet
 from tests.cluster.agent_process import NUMATOPOLOGY
@@ -57,6 +57,8 @@ def test_pods_that_fit_run_on_their_reserved_cpus_and_the_others_wait(
     labels = {QOS_LABEL: qos} if qos else {}
     with joined.agent():
         until("the node to be known", lambda: 'nodes{state="known"} 1' in extender.get("/metrics"))
+        # No event lets kube-scheduler retry a pod when an object shows more free CPUs (docs/scheduler.md).
+        until("the object to show all CPUs as free", lambda: is_free(joined, online()))
         joined.deploy("aligned", pod_spec(container("1"), schedulerName=SCHEDULER), fitting + MORE, **labels)
         ran = joined.running("aligned", fitting)
         until("the rest to be unschedulable", lambda: len(unschedulable(joined, "aligned")) == MORE)
