@@ -30,7 +30,7 @@ TIMEOUT = 0.2
 FAILURE_POLICY = "Ignore"
 
 # A file that only computes (no while, try or with, few imports) costs half as much if it says so. A call of
-# it may be called twice then. This one logs, so it is not pure.
+# it may be repeated then. Set it to True if yours only computes.
 PURE = False
 
 

@@ -71,6 +71,7 @@ def hook_parts_of(
         lambda: lifecycle_events.everything() if executor.reconciled.is_set() else None,
         executor.telemetry.problem,
         executor.telemetry.event,
+        executor.telemetry.resolved,
         marks=marks,
     )
     learn, spawn = learning.in_call, flow.spawn

@@ -44,6 +44,8 @@ REPORT_AFTER_S: Final = 2.0
 """After this time a file that is still being written is reported."""
 END_S: Final = 2.0
 _THREADS: Final = 4
+_CANNOT_LOAD: Final = "cannot load a hook"
+_CANNOT_REPLACE: Final = "cannot load a hook: its last version stays in use"
 
 
 class HandoverEngine(Protocol):
@@ -139,6 +141,7 @@ class HookRegistry:
         synchronize: Callable[[], Synchronize | None],
         report_problem: Report,
         report_success: Report = silent,
+        report_resolved: Report = silent,
         clock: Callable[[], float] = time.monotonic,
         marks: Path | None = None,
     ) -> None:
@@ -150,6 +153,7 @@ class HookRegistry:
             synchronize: Returns the whole state, or None as long as the state is not known.
             report_problem: Called with a message about a failure.
             report_success: Called with a message about a success.
+            report_resolved: Called with the message and keys of a reported failure that is over.
             clock: Seconds.
             marks: Records which files are being loaded (``loader.versions``); None: nowhere.
         """
@@ -157,6 +161,7 @@ class HookRegistry:
         self._engine = engine
         self._report_problem = report_problem
         self._report_success = report_success
+        self._report_resolved = report_resolved
         self._clock = clock
         self._worker = Worker("hooks", lambda error: report_problem("cannot load hooks", err=error), _THREADS)
         self._marks = CrashMarks(marks)
@@ -169,7 +174,7 @@ class HookRegistry:
         self._known: dict[str, _Known] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._masked: list[tuple[Candidate, Path]] = []
-        self._reported: set[str] = set()
+        self._reported: set[tuple[str, str | None, str]] = set()  # message, hook, reason
 
     @property
     def entries(self) -> list[HookFileEntry]:
@@ -308,13 +313,21 @@ class HookRegistry:
             self._retry_later(known, before)
         else:
             known.state, known.error = State.DISABLED if new is None else State.RUNNING, ""
+            self._end_problems(name)
             if new is not old:
                 await self._replace(name, new)
 
     async def _forget(self, name: str) -> None:
         """Shut down a hook whose file was removed."""
         del self._known[name]
+        self._end_problems(name)
         await self._replace(name, None)
+
+    def _end_problems(self, name: str) -> None:
+        """Report that a file's failures to load are over; the same failure is reported again if it recurs."""
+        for message in (_CANNOT_LOAD, _CANNOT_REPLACE):
+            self._report_resolved(message, hook=name)
+        self._reported = {known for known in self._reported if known[:2] != (_CANNOT_LOAD, name)}
 
     async def _replace(self, name: str, new: Version | None) -> None:
         """Use another version of a hook, or none, and shut the former version down."""
@@ -338,7 +351,7 @@ class HookRegistry:
         if now - known.changing_since > REPORT_AFTER_S:
             what = "hook server" if known.candidate.server else "hook"
             known.error = f"cannot read {what} {known.candidate.path}: {error}"
-            self._report_once("cannot load a hook", known.candidate.name, known.error)
+            self._report_once(_CANNOT_LOAD, known.candidate.name, known.error)
 
     def _retry_later(self, known: _Known, before: _Known | None) -> None:
         """Retry later: the file may be valid by then."""
@@ -353,12 +366,10 @@ class HookRegistry:
             self._worker.start(self._marks.end, known.candidate.name)
         if old is not None:
             known.state = State.OLD
-            self._report_problem(
-                "cannot load a hook: its last version stays in use", hook=known.candidate.name, err=error
-            )
+            self._report_problem(_CANNOT_REPLACE, hook=known.candidate.name, err=error)
             return
         known.state = State.UNTRUSTED if isinstance(error, UntrustedError) else State.BROKEN
-        self._report_problem("cannot load a hook", hook=known.candidate.name, err=error)
+        self._report_problem(_CANNOT_LOAD, hook=known.candidate.name, err=error)
 
     def _entry(self, name: str, known: _Known) -> HookFileEntry:
         candidate, used = known.candidate, self._in_use.get(name)
@@ -392,6 +403,6 @@ class HookRegistry:
                 self._report_once("unused settings of a hook", name, why)
 
     def _report_once(self, message: str, hook: str | None, why: str) -> None:
-        if why not in self._reported and len(self._reported) < 1000:
-            self._reported.add(why)
+        if (message, hook, why) not in self._reported and len(self._reported) < 1000:
+            self._reported.add((message, hook, why))
             self._report_problem(message, hook=hook, err=why)

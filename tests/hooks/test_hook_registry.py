@@ -89,9 +89,15 @@ class Setup:
         self.now = 0.0
         self.reported: list[str] = []
         self.logged: list[str] = []
+        self.resolved: list[tuple[str, object]] = []
         self.everything: Callable[[], Synchronize | None] = lambda: None
         self.library = HookRegistry(
-            self.config, self.engine, lambda: self.everything(), reasons(self.reported), report(self.logged)
+            self.config,
+            self.engine,
+            lambda: self.everything(),
+            reasons(self.reported),
+            report(self.logged),
+            lambda message, /, **keys: self.resolved.append((message, keys["hook"])),
         )
 
     def write(self, name: str, text: str, directory: Path | None = None) -> Path:
@@ -404,6 +410,47 @@ def test_a_file_is_not_loaded_while_it_is_written(setup: Setup) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("repaired", [hook("two"), "", None])
+def test_the_problems_of_a_file_end_when_it_is_repaired_disabled_or_removed(
+    setup: Setup, repaired: str | None
+) -> None:
+    problems = [
+        ("cannot load a hook", "10-a"),
+        ("cannot load a hook: its last version stays in use", "10-a"),
+    ]
+
+    async def scenario() -> None:
+        setup.write("10-a.py", "def (")
+        await setup.scan_settled()
+        assert len(setup.reported) == 1
+        assert setup.resolved == []
+        if repaired is None:
+            (setup.etc / "10-a.py").unlink()
+        else:
+            setup.write("10-a.py", repaired)
+        await setup.scan_settled()
+        assert setup.resolved == problems
+        await setup.library.close()
+
+    play(scenario)
+
+
+def test_a_file_that_is_written_slowly_a_second_time_is_reported_again(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.hooks.registry.REPORT_AFTER_S", 0.2)
+
+    async def scenario() -> None:
+        async with running(setup):
+            for times, text in enumerate(("one", "two"), 1):
+                with setup.write("10-a.py", hook(text)).open("a"):
+                    await setup.until(lambda n=times: len(setup.reported) == n)  # type: ignore[misc]
+                await setup.until(lambda t=text: setup.engine.answers() == [t])  # type: ignore[misc]
+            assert setup.reported[0] == setup.reported[1]
+
+    play(scenario)
+
+
 def test_a_file_that_hangs_does_not_block_other_files(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.hooks.loader.versions.LOAD_S", 2.0)
 
@@ -415,7 +462,9 @@ def test_a_file_that_hangs_does_not_block_other_files(setup: Setup, monkeypatch:
             await setup.until(lambda: setup.engine.answers() == ["b"])
             assert setup.reported == []
             await setup.until(lambda: setup.reported != [])
-            assert setup.reported == [f"cannot load hook {path}: it is still not through after 2 s (line 2)"]
+            assert setup.reported == [
+                f"cannot load hook {path}: it has not finished loading after 2 s (line 2)"
+            ]
             assert setup.states() == {"10-a": "broken", "20-b": "running"}
             setup.write("10-a.py", hook("a"))
             await setup.until(lambda: setup.engine.answers() == ["a", "b"])

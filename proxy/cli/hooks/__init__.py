@@ -31,7 +31,7 @@ def hooks() -> None:
       topoproxy hooks points pre_create_container    what it receives, and what it may answer
       topoproxy hooks validate 50-mine.py            is it valid?
       topoproxy hooks run 50-mine.py --example pre_create_container      what does it do?
-      install -m 0644 50-mine.py /etc/topoproxy/hooks.d/                 on a node, as root
+      install -D -m 0644 50-mine.py /etc/topoproxy/hooks.d/50-mine.py    on a node, as root
       topoproxy hooks list                           does it run, and what is wrong if not
 
     docs/hooks.md is the guide, docs/hook-points.md names all points.

@@ -133,7 +133,7 @@ class LoadAttempt:
             loaded.unload()
         else:
             inject(self._thread, SystemExit)
-        return HookError(f"cannot load hook {self._path}: it is still not through after {after:g} s{at}")
+        return HookError(f"cannot load hook {self._path}: it has not finished loading after {after:g} s{at}")
 
     def _run(self) -> None:
         try:
