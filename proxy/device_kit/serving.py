@@ -210,11 +210,21 @@ class PluginServer:
     def _step(self) -> None:
         if self._opened is None or identity(self._path) != self._opened:
             self._socket.close()
+            self._check_directory()
             self._socket.open()
             self._opened = identity(self._path)
         if self._registration.due(self._service.unwatched_s(), time.monotonic()):
             self._registration.attempt()
             self._telemetry.event("registered the device plug-in", resource=self._plugin.resource)
+
+    def _check_directory(self) -> None:
+        """Raise TopoproxyError where the directory of the sockets is missing."""
+        directory = self._path.parent
+        if not directory.exists():
+            hint = (
+                " (the daemon makes it when devicePlugins.enabled is true)" if directory == DIRECTORY else ""
+            )
+            raise TopoproxyError(f"there is no directory {directory}{hint}")
 
 
 def serve(*plugins: DevicePlugin, directory: Path = DIRECTORY) -> None:

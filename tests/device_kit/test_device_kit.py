@@ -303,3 +303,21 @@ def test_a_devices_method_that_hangs_keeps_neither_calls_nor_the_end_waiting(
         assert manager.allocate(CARD, ["card0"]).envs == {"CARD": "card0"}
     assert time.monotonic() - begun < 15
     plugin.free.set()
+
+
+def test_a_missing_directory_is_named_with_what_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "device-plugins"
+    reporter = telemetry()
+    for ours in (False, True):
+        if ours:
+            monkeypatch.setattr("proxy.device_kit.serving.DIRECTORY", directory)
+        hint = " (the daemon makes it when devicePlugins.enabled is true)" if ours else ""
+        server = testing.PluginServer(Cards(), directory, reporter, tick_s=0.05)
+        server.start()
+        try:
+            expected = f"there is no directory {directory}{hint}"
+            wait_until(lambda e=expected: any(e in str(p["what"]) for p in reporter.problems()))  # type: ignore[misc]
+        finally:
+            server.stop()
