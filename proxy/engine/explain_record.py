@@ -119,7 +119,7 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
         where = (
             "the decision for its sandbox" if pod.cpuset_chosen_locally else "its resource-status annotation"
         )
-        facts.append(Fact("CPUs of the pod", listed(pod.cpuset), where))
+        facts.append(Fact("the pod's CPUs:", listed(pod.cpuset), where))
     if request.cpuset_cpus:
         facts.append(Fact("CPUs named", printable(request.cpuset_cpus), "cpuset_cpus of the CRI request"))
     if request.cpuset_mems:
@@ -172,7 +172,7 @@ def _from_cri(request: Request) -> list[Fact]:
     facts = []
     if request.cpu_shares > NO_SHARES:
         count = whole_cpus(request)
-        milli = f"{count} CPUs" if count else f"about {request.requested_milli}m"
+        milli = _cpus(count) if count else f"about {request.requested_milli}m"
         facts.append(Fact("cpu request", milli, f"cpu_shares {request.cpu_shares} of the CRI request"))
     if request.cpu_quota > 0:
         limit = _amount(CPU, request.limit_milli)
@@ -186,7 +186,11 @@ def _from_cri(request: Request) -> list[Fact]:
     return facts
 
 
+def _cpus(count: int) -> str:
+    return "1 CPU" if count == 1 else f"{count} CPUs"
+
+
 def _amount(resource: str, amount: int) -> str:
     if resource == CPU:
-        return f"{amount}m" if amount % MILLI else f"{amount // MILLI} CPUs"
+        return f"{amount}m" if amount % MILLI else _cpus(amount // MILLI)
     return show_quantity(amount) if in_bytes(resource) else str(amount)

@@ -58,8 +58,8 @@ from msgspec import Struct
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KeepQuota
+from proxy.model.phrases import counted, cpus_are, numa_nodes_text
 from proxy.model.phrases import cpus as named_cpus
-from proxy.model.phrases import cpus_are, listed, numa_nodes_text
 from proxy.model.requests import ContainerKind, PodRequests
 from proxy.model.workload import MOST_CPU_SHARES, KubeQos, Pod, Pool, QosClass, Request
 
@@ -207,7 +207,8 @@ def _named(pod: Pod, cpus: CpuSet) -> Claim:
     """Return the claim of a pod whose CPUs an annotation names, or were chosen with its sandbox."""
     why = f"{_class(pod)} pod: its resource-status annotation names {named_cpus(cpus)}"
     if pod.cpuset_chosen_locally:
-        why = f"{_class(pod)} pod: CPUs {listed(cpus)} were chosen for it when its sandbox was made"
+        chosen = f"{named_cpus(cpus)} {'was' if len(cpus) == 1 else 'were'} chosen for it"
+        why = f"{_class(pod)} pod: {chosen} when its sandbox was made"
     return Claim(Pool.OWN, why, cpus=cpus, per_pod=True, excludes_be=pod.qos is QosClass.LSE)
 
 
@@ -228,7 +229,7 @@ def _own(request: Request, online: CpuSet, count: int, *, static: bool, excludes
     if static:
         return Claim(
             Pool.OWN,
-            f"Guaranteed container with {count} whole CPUs, policy static",
+            f"Guaranteed container with {counted(count, 'whole CPU')}, policy static",
             count=count,
             excludes_be=excludes_be,
         )

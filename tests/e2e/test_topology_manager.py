@@ -308,7 +308,7 @@ def test_a_killed_daemon_keeps_containers_and_reasons(make: Callable[..., Node])
     (decision,) = decisions(node, "default/db")
     assert decision["cpus"] == str(before.cpus)
     assert decision["mems"] == [0]
-    assert any("Guaranteed container with 1 whole CPUs, policy static" in why for why in decision["reasons"])
+    assert any("Guaranteed container with 1 whole CPU, policy static" in why for why in decision["reasons"])
     assert decisions(node, sharer[:12])[0]["mems"] == [0]
     assert node.daemon.explain("wide").returncode == 1
     message = refused(lambda: node.create(node.pod("part", name="more"), memory_limit_in_bytes=free + MIB))

@@ -117,14 +117,14 @@ def test_the_label_and_the_annotation_are_facts_too() -> None:
     lsr = changed_copy(POD, qos=QosClass.LSR, cpuset=CpuSet.parse("3-4"))
     assert facts_of(lsr, "c", Request()) == (
         Fact("QoS class", "LSR", "the pod's label"),
-        Fact("CPUs of the pod", "3-4", "its resource-status annotation"),
+        Fact("the pod's CPUs:", "3-4", "its resource-status annotation"),
     )
 
 
 def test_cpus_that_were_chosen_here_are_not_attributed_to_an_annotation() -> None:
     lse = changed_copy(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("3-4"), cpuset_chosen_locally=True)
     assert list(facts_of(lse, "c", Request()))[1:] == [
-        Fact("CPUs of the pod", "3-4", "the decision for its sandbox")
+        Fact("the pod's CPUs:", "3-4", "the decision for its sandbox")
     ]
 
 
