@@ -245,7 +245,7 @@ drift: venv e2e-tools ## measure how soon a foreign write to a cpuset is repaire
 upgrade-figures: venv ## replace the daemon by another version and back beside 300 pods and a stream of calls
 	@$(BIN)/python bench/upgrade_figures.py
 
-bench-go: venv ## measure with the Go kit (needs go): BENCH_KIT=directory
+bench-go: venv ## measure beside a proxy in Go, not part of this repository: needs go and BENCH_KIT=directory
 	@$(BIN)/python bench/go_kit.py $(BENCH_KIT) $(BENCH_ARGS)
 
 bench-floor: venv ## measure what a relay in Python costs at least, beside Go: needs go and BENCH_KIT=directory
@@ -285,7 +285,7 @@ lock: ## renew the files requirements*.lock from pyproject.toml (needs uv)
 # As root on Debian, installs rpmbuild where it is missing. ARCH=amd64 builds for one architecture, KINDS="deb image" some
 # of python, deb, rpm, image, helm. SOURCE_DATE_EPOCH, by default the time of the last commit, is the time of all files.
 package: venv ## build wheel, sdist, deb, RPM, OCI image, charts, SBOM and checksums in dist/: ARCH=amd64 KINDS="deb"
-	@sh tests/e2e/install.sh rpm
+	@$(if $(or $(filter rpm,$(KINDS)),$(if $(strip $(KINDS)),,all)),sh tests/e2e/install.sh rpm,:)
 	@$(BIN)/python packages/build.py $(addprefix --arch ,$(ARCH)) $(KINDS)
 
 wheel: venv ## build the wheel in dist/

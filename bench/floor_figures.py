@@ -1,6 +1,6 @@
 """What a relay in Python costs at least, beside Go and topoproxy: the floor of the bars of ``make bench-go``.
 
-    make bench-floor                             two minutes; needs go and the kit
+    make bench-floor                             two minutes; needs go and the sources of the Go proxy
     make bench-floor BENCH_ARGS="--rounds 3"     half a minute, rougher
 
 The kit's fake runtime, its transparent proxy in Go (``mitm -mode raw``), ``bare_forwarder.py`` and topoproxy
@@ -91,7 +91,7 @@ def main() -> int:
     )
     options.add_argument("--rounds", type=int, default=9, metavar="N")
     chosen = options.parse_args()
-    binary = build(chosen.kit)
+    binary = build(chosen.kit, "bench-floor")
     if binary is None:
         return 0
     with tempfile.TemporaryDirectory(prefix="topoproxy-bench-") as directory:

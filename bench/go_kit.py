@@ -53,11 +53,11 @@ def progress(text: str) -> None:
 # -- the kit ------------------------------------------------------------------------------------------------
 
 
-def build(kit: Path) -> Path | None:
+def build(kit: Path, target: str = "bench-go") -> Path | None:
     """Build the kit in the user's cache; None, with the reason printed, where that is not possible."""
     sources = sorted(kit.glob("*.go"))
     if not sources:
-        progress(f"bench-go skipped: no Go sources in {kit}; name the kit's directory")
+        progress(f"{target} skipped: no Go sources in {kit}; name the kit's directory")
         return None
     digest = hashlib.sha256(b"\0".join(source.name.encode() + source.read_bytes() for source in sources))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topoproxy" / "kit"
@@ -67,7 +67,7 @@ def build(kit: Path) -> Path | None:
         return binary
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
     if go is None:
-        progress("bench-go skipped: there is no go on this machine (PATH, /usr/local/go/bin)")
+        progress(f"{target} skipped: there is no go on this machine (PATH, /usr/local/go/bin)")
         return None
     directory.mkdir(parents=True, exist_ok=True)
     for source in sources:
@@ -85,7 +85,7 @@ def build(kit: Path) -> Path | None:
             [go, *step], cwd=directory, capture_output=True, text=True, timeout=900, check=False
         )
         if done.returncode:
-            progress(f"bench-go skipped: go {' '.join(step)} failed: {done.stderr.strip()[-400:]}")
+            progress(f"{target} skipped: go {' '.join(step)} failed: {done.stderr.strip()[-400:]}")
             return None
     (directory / "cribench.new").rename(binary)
     return binary

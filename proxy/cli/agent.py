@@ -41,7 +41,8 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
         from proxy.agent.process import run
     except ImportError as error:
         raise TopoproxyError(
-            f"cannot run the agent: {error.name} is not installed; install requirements-cluster.lock"
+            f"cannot run the agent: {error.name} is not installed: the packages do not contain it; "
+            "use the container image, or a clone with requirements-cluster.lock (docs/cluster.md)"
         ) from error
 
     options = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}

@@ -109,8 +109,8 @@ def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Pa
     The command finds the endpoint that kubelet uses (its flag, drop-ins of --config-dir, its configuration
     file), writes a journal of the change, and starts topoproxy. Then it changes the file that is in effect,
     restarts kubelet and waits until its calls arrive. If they do not arrive in time, every file and unit is
-    restored, and the message says why; so is it if the command is interrupted (Ctrl-C, SIGTERM, SIGHUP). If
-    an upgrade of kubeadm has reset the endpoint, attach sets it again.
+    restored, and the message says why. The same happens if the command is interrupted (Ctrl-C, SIGTERM,
+    SIGHUP). If an upgrade of kubeadm has reset the endpoint, attach sets it again.
 
     topoproxy detach undoes an attach; without Python, the script rescue-detach in the state directory does.
     docs/attach.md says more.

@@ -51,7 +51,7 @@ class ExitCode:
 
 
 EXIT_CODES = (
-    ExitCode(0, "It is done, or it was so before"),
+    ExitCode(0, "Success, including when there was nothing to do"),
     ExitCode(
         1,
         "It cannot be done now, or a check failed: the message has the reason; or an internal error",
@@ -100,7 +100,7 @@ EXIT_CODES = (
     ),
     ExitCode(129, "It was ended by a closed terminal (SIGHUP), and reported how far it was", _ATTACHING),
     ExitCode(130, "It was interrupted (SIGINT)"),
-    ExitCode(141, "The reader of the output has left"),
+    ExitCode(141, "The reader of the output closed the pipe (SIGPIPE)"),
     ExitCode(143, "It was ended (SIGTERM), and reported how far it was", _ATTACHING),
 )
 PAGE = "docs/exit-codes.md"

@@ -30,7 +30,7 @@ COMMANDS = {
     "status": "Show what the running proxy does: pools, owners, containers, problems.",
     "reload": "Make the running daemon reread its configuration.",
     "report": "Print the description of the node for schedulers.",
-    "agent": "Publish the node in the cluster: objects, Events, its condition; end rejected pods.",
+    "agent": "Publish the node in the cluster (container image): objects, Events; end rejected pods.",
     "scheduler-extender": "Report to kube-scheduler which nodes would admit a pod, and bind the pod.",
     "observe": "Show what enforcing would change, against the cpusets that the kernel has.",
     "explain": "Show why a container is on its CPUs, or why it was rejected.",
@@ -157,7 +157,7 @@ def cli() -> None:
       topoproxy doctor                      what keeps this node from working?
       topoproxy explain POD                 why these CPUs?
       topoproxy hooks --help                plug-ins of your own
-      topoproxy agent                       publish the node in the cluster
+      topoproxy agent                       publish the node in the cluster (container image)
       crictl -r unix:///run/topoproxy/cri.sock ps
     """  # noqa: D301 - click wants the real backspace
 

@@ -103,7 +103,8 @@ def scheduler_extender(
         from proxy.extender.process import ExtenderOptions, run
     except ImportError as error:
         raise TopoproxyError(
-            f"cannot run the extender: {error.name} is not installed; install requirements-cluster.lock"
+            f"cannot run the extender: {error.name} is not installed: the packages do not contain it; "
+            "use the container image, or a clone with requirements-cluster.lock (docs/cluster.md)"
         ) from error
     from proxy.scheduler.scores import Strategy
 

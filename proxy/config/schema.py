@@ -195,7 +195,8 @@ class Config:
             "reservedMemory",
             RESERVED_MEMORY,
             "What Static reserves for the system on each NUMA node: [{numaNode: 0, limits: {memory: 1Gi}}]. "
-            "The sum over all nodes must equal kubeReserved + systemReserved + evictionHard.",
+            "Where kubeReserved, systemReserved or evictionHard name memory, the sum over all nodes must "
+            "equal theirs.",
         ),
     )
     eviction_memory: int | None = field(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -81,9 +82,18 @@ def play(screen: Screen, options: DemoOptions) -> bool:
 def _what_next(screen: Screen) -> None:
     screen.line()
     screen.paragraph("To try next:")
+    program = _program()
     for command, what in _NEXT:
-        screen.line(f"    topoproxy {command}")
+        screen.line(f"    {program} {command}")
         screen.paragraph(what, indent=6)
+
+
+def _program() -> str:
+    """Return what to type for ``topoproxy``: its path where it is installed but not on the PATH."""
+    installed = Path(sys.executable).with_name("topoproxy")
+    if shutil.which("topoproxy") is not None or not installed.exists():
+        return "topoproxy"
+    return str(installed.relative_to(Path.cwd()) if installed.is_relative_to(Path.cwd()) else installed)
 
 
 def _show_introduction(screen: Screen, stage: DemoEnvironment) -> None:

@@ -153,7 +153,11 @@ def _cgroup_driver(facts: DoctorFacts) -> Outcome:
 def _runtime(facts: DoctorFacts) -> Outcome:
     if facts.runtime.problem:
         where = facts.configuration.runtime
-        return FAIL, facts.runtime.problem, f"start the runtime, or set runtime: it is {where} now"
+        return (
+            FAIL,
+            facts.runtime.problem,
+            f"start the runtime, or correct the setting runtime of the configuration (now {where})",
+        )
     return OK, f"{facts.runtime.version} answers at {facts.configuration.runtime}", ""
 
 

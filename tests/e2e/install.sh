@@ -40,7 +40,7 @@ trap 'rm -f "$log"' EXIT
 export DEBIAN_FRONTEND=noninteractive
 apt_get() { timeout -k 10 "$limit" apt-get -q -y -o DPkg::Lock::Timeout=60 -o Acquire::Retries=2 "$@" >>"$log" 2>&1; }
 
-echo "installing for the end-to-end tests:$missing"
+echo "installing:$missing"
 # The package lists may exist already, and to fetch them is slow: update them only if the first attempt fails.
 # shellcheck disable=SC2086  # a list of packages
 apt_get install --no-install-recommends $missing ||

@@ -80,11 +80,14 @@ def no_trace(before: list[str], after: list[str], when: str) -> None:
 
 
 def readme_commands() -> list[str]:
-    """The first block of README's chapter about a node, as written."""
+    """The commands of README's chapter about a node, as written: install, then enforce at once."""
     chapter = Path("/in/README.md").read_text().split("## On a node\n", 1)[1]
-    lines = iter(chapter.splitlines())
-    block = dropwhile(lambda line: not line.startswith("    "), lines)
-    return [line.strip() for line in takewhile(lambda line: line.startswith("    "), block)]
+    return [*_block(chapter), *_block(chapter.split("**Or enforce at once:**\n", 1)[1])]
+
+
+def _block(text: str) -> list[str]:
+    lines = dropwhile(lambda line: not line.startswith("    "), text.splitlines())
+    return [line.strip() for line in takewhile(lambda line: line.startswith("    "), lines)]
 
 
 def join(driver: str) -> Bed:
