@@ -224,7 +224,9 @@ def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas
     then it is restored at once.
     """
     requested, quotas = container.request.cpu_quota, state.facts.quotas
-    if requested <= 0 or not writes_quotas(state) or not was_applied_to(state, container.pod):
+    if requested <= 0 or not writes_quotas(state):
+        return quotas
+    if not applies_to(state, container.pod) and not was_applied_to(state, container.pod):
         return quotas
     if container.placement.cfs_quota_off or is_off(state, container):
         return quotas.keep({CONTAINER + container.id: QuotaRecord(requested)})
