@@ -133,9 +133,22 @@ class Publisher:
             }
             if groups != self._groups:
                 self._groups = groups
+                self._drop_former()
                 self._watch_own(tasks)
                 self._publish()
             await asyncio.sleep(DISCOVER_S)
+
+    def _drop_former(self) -> None:
+        """Neither watch nor write objects in collections that are no longer the ones to publish in.
+
+        Two versions of NodeResourceTopology are views of one object: written in both, it would never settle.
+        """
+        for collection in self._watchers.keys() - {self._numatopologies, self._topologies}:
+            self._watchers.pop(collection).cancel()
+            path = f"{collection}/{self._session.node}"
+            self.writer.forget(path)
+            self._existing.discard(path)
+            self._placed_by = None, None
 
     def _watch_own(self, tasks: asyncio.TaskGroup) -> None:
         """Watch the objects that are published, to notice other writers."""

@@ -76,6 +76,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
         self.groups: dict[str, list[str]] = {}
         self.version = 100
         self.oldest = 0
+        self._views: tuple[str, ...] = ()
         self._log: list[tuple[int, str, str, Json]] = []
         self._watches: list[tuple[str, asyncio.Queue[bytes | Exception | None]]] = []
 
@@ -93,6 +94,12 @@ class FakeApi(httpx2.AsyncBaseTransport):
         there[name] = {**fields, "metadata": metadata}
         self._event(kind, path, there[name])
         return there[name]
+
+    def views(self, *paths: str) -> None:
+        """Serve the same objects in several versions of one collection."""
+        self._views = paths
+        for path in paths[1:]:
+            self.collections[path] = self.collections[paths[0]]
 
     def remove(self, path: str, name: str) -> None:
         self._event("DELETED", path, self.collections[path].pop(name))
@@ -129,8 +136,9 @@ class FakeApi(httpx2.AsyncBaseTransport):
     def _event(self, kind: str, path: str, item: Json) -> None:
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
-        self._log.append((self.version, path, kind, copy.deepcopy(item)))
-        self._send(path, {"type": kind, "object": item})
+        for view in self._views if path in self._views else (path,):
+            self._log.append((self.version, view, kind, copy.deepcopy(item)))
+            self._send(view, {"type": kind, "object": item})
 
     def _send(self, path: str, event: Json) -> None:
         for where, queue in self._watches:

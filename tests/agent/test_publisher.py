@@ -140,6 +140,28 @@ def test_the_format_of_the_topology_object(
     publish(test, settings, groups)
 
 
+def test_another_version_of_the_topology_object_replaces_the_former_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher, "DISCOVER_S", 0.5)
+
+    async def test(it: Published) -> None:
+        it.api.views(TOPOLOGY, OLD)
+        await it.until(lambda: it.get(TOPOLOGY))
+        it.api.groups["scheduling.koordinator.sh"] = ["v1alpha1"]
+        await it.until(lambda: it.api.count("PATCH", OLD))
+        await asyncio.sleep(1.0)
+        before = it.api.count("PATCH", TOPOLOGY), it.api.count("PATCH", OLD)
+        await asyncio.sleep(600.0)
+        assert (it.api.count("PATCH", TOPOLOGY), it.api.count("PATCH", OLD)) == before
+        it.daemon.change(published=False, mode="released")
+        await it.until(lambda: it.get(OLD) is None)
+        await asyncio.sleep(600.0)
+        assert it.get(OLD) is None, "it is not published again"
+
+    publish(test)
+
+
 def test_disabled_objects_are_not_written() -> None:
     off = "numatopology: false, nodeResourceTopology: none, podAnnotations: false, events: false"
 
