@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from proxy.agent.api_client import JsonObject
+from proxy.agent.api_client import FIELD_OWNER, JsonObject
 from proxy.agent.object_writer import ObjectWriter
 from proxy.agent.objects.node_page import NodePage
 from proxy.agent.session import AgentSession
@@ -84,8 +84,9 @@ def condition_status(node: str, condition: NodeCondition, since: str) -> dict[st
     }
 
 
-StatusFields = tuple[str, Amounts, NodeCondition | None]
-"""The stored fields of the Node object: its uid, the amounts of extended resources, and our condition."""
+StatusFields = tuple[str, Amounts, NodeCondition | None, frozenset[str]]
+"""The stored fields of the Node object: its uid, the amounts of extended resources, our condition, and the
+resources whose amounts are ours."""
 
 
 def status_fields(item: JsonObject) -> StatusFields:
@@ -96,7 +97,23 @@ def status_fields(item: JsonObject) -> StatusFields:
         for part in ("capacity", "allocatable")
     ]
     condition = _condition_in(item)
-    return str(item["metadata"]["uid"]), (amounts[0], amounts[1]), condition and condition[0]
+    return (
+        str(item["metadata"]["uid"]),
+        (amounts[0], amounts[1]),
+        condition and condition[0],
+        _own_resources(item),
+    )
+
+
+def _own_resources(item: JsonObject) -> frozenset[str]:
+    """Return the extended resources whose amounts were last changed by topoproxy."""
+    names: set[str] = set()
+    for entry in item["metadata"].get("managedFields") or ():
+        if entry.get("manager") == FIELD_OWNER and entry.get("subresource") == "status":
+            status = (entry.get("fieldsV1") or {}).get("f:status") or {}
+            for part in ("f:capacity", "f:allocatable"):
+                names.update(key.removeprefix("f:") for key in status.get(part) or {})
+    return frozenset(name for name in names if "/" in name)
 
 
 class PublishedStatus:
@@ -128,9 +145,10 @@ class PublishedStatus:
 
     def changed(self, fields: StatusFields | None) -> bool:
         """Handle a change of the Node object (None: deleted); return whether it is a new object."""
-        uid, self._amounts, condition = fields or ("", ({}, {}), None)
+        uid, self._amounts, condition, own = fields or ("", ({}, {}), None, frozenset())
         if uid != self.uid:
             self.uid, self._condition = uid, None
+            self._advertised = set(own | self._healthy.keys())  # an earlier run may have written amounts
             self._writer.forget(self._path)
             self._writer.forget(self._devices_path)
             return True
@@ -152,8 +170,15 @@ class PublishedStatus:
         return node_status_patch(self._healthy, *self._amounts, advertised=self._advertised)
 
     async def _write_devices(self) -> JsonObject | None:
-        operations = self._device_operations()
-        return await self._session.api.patch(self._path, operations) if operations else None
+        withdrawn = self._advertised - self._healthy.keys()
+        # Their amounts are written whatever the watch has brought: one of ours may be on its way.
+        capacity, allocatable = (
+            {name: amount for name, amount in part.items() if name not in withdrawn} for part in self._amounts
+        )
+        operations = node_status_patch(self._healthy, capacity, allocatable, advertised=self._advertised)
+        answer = await self._session.api.patch(self._path, operations) if operations else None
+        self._advertised -= withdrawn - self._healthy.keys()  # from now on they are kubelet's alone
+        return answer
 
     def want_condition(self, condition: NodeCondition) -> None:
         """Write a condition into the Node object."""

@@ -396,6 +396,41 @@ def test_devices_are_counted_at_the_node_and_again_after_kubelet() -> None:
     publish(test)
 
 
+@pytest.mark.parametrize("changes", [{"published": False, "mode": "released"}, {"deviceResources": []}])
+def test_device_amounts_of_an_earlier_run_become_0(changes: dict[str, Any]) -> None:
+    async def test(it: Published) -> None:
+        fields = {
+            "f:status": {part: {"f:x/gpu": {}, "f:cpu": {}} for part in ("f:capacity", "f:allocatable")}
+        }
+        entry = {"manager": "topoproxy", "operation": "Update", "subresource": "status", "fieldsV1": fields}
+        amounts = {"cpu": "8", "x/gpu": "4", "x/nic": "2"}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": []}
+        it.api.put(NODES, "n1", metadata={"uid": "node-uid", "managedFields": [entry]}, status=status)
+        it.daemon.change(**changes)
+        await it.until(lambda: it.get(NODES)["status"]["allocatable"]["x/gpu"] == "0")
+        assert it.get(NODES)["status"]["capacity"] == {"cpu": "8", "x/gpu": "0", "x/nic": "2"}
+
+    publish(test)
+
+
+def test_the_amount_of_a_withdrawn_resource_is_left_to_kubelet() -> None:
+    async def test(it: Published) -> None:
+        it.daemon.change(
+            deviceResources=[{"name": "x/gpu", "capacity": "4", "allocatable": "4", "available": "4"}]
+        )
+        await it.until(lambda: it.get(NODES)["status"]["allocatable"].get("x/gpu") == "4")
+        it.daemon.change(deviceResources=[])
+        await it.until(lambda: it.get(NODES)["status"]["allocatable"]["x/gpu"] == "0")
+        node = it.get(NODES)
+        amounts = {"cpu": "8", "x/gpu": "4"}
+        status = {**node["status"], "capacity": amounts, "allocatable": amounts}
+        it.api.put(NODES, "n1", metadata=node["metadata"], status=status)
+        await asyncio.sleep(600.0)
+        assert it.get(NODES)["status"]["allocatable"]["x/gpu"] == "4"
+
+    publish(test)
+
+
 def test_device_amounts_that_are_refused_or_reset_again_and_again_are_written_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
