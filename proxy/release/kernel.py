@@ -146,9 +146,6 @@ def give_back(
     done, cgroups = SweepResult(), enforcer.cgroups
     if state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, pods, done)
-    if cgroups.version == 2:
-        for group in sorted(_own_groups(cgroups, pods)):
-            _as_above(cgroups, group, done)  # a daemon that was killed may have left a fence there
     for idle in enforcer.sandboxes.groups(state, pods):
         _as_above(cgroups, idle, done)
     for container, target in targets:

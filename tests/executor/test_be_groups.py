@@ -155,16 +155,6 @@ def test_a_class_without_pods_is_widened_by_a_release(tmp_path: Path, version: i
     assert (done.errors, on(cgroups, ROOT)) == ({}, "0-7")
 
 
-def test_a_release_removes_the_fence_that_a_killed_daemon_has_left(tmp_path: Path) -> None:
-    group = "kubepods/burstable/poda"
-    cgroups = tree(tmp_path, 2, "kubepods/burstable", group)
-    cgroups.write(group, CpuSet.parse("4-7"), None)
-    fenced = Pod("s-a", "a", "ns", "a", 0, QosClass.LS, KubeQos.BURSTABLE, f"/{group}")
-    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), [fenced], [])
-    done = give_back(Enforcer(cgroups, lambda: state), state, (), [fenced])
-    assert (done.errors, done.written, on(cgroups, group)) == ({}, [group], "0-7")
-
-
 def test_groups_are_written_before_each_start_below_them(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ours = world.executor.enforcer
