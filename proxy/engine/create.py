@@ -64,7 +64,7 @@ from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 
 
 class Plan(Struct, frozen=True):
-    """The answer to one event.
+    """The decision on the placement of one container: a create, or a container that is adopted.
 
     Attributes:
         verdict: Admit or refuse; on a refusal ``state`` is the state before.

@@ -5,7 +5,7 @@ when it was sent. If a pool shrinks meanwhile, a kernel write could be undone wh
 a shrink first waits until such calls have completed, and only then writes and reads back.
 
 A call that gets no answer (its client went away, its deadline passed, the runtime was lost), and a start that
-was refused, may still be executed by the runtime, or have been executed already. It stays in flight as a
+was refused, may still be executed by the runtime, or have been executed already. It stays in flight as an
 *orphan*, until the runtime's list shows its end, or the runtime has answered other calls for long enough. A
 runtime that hangs answers nothing, so its orphans stay. When two calls for one container overlap, it is not
 known which one the runtime executed last: neither shows what the runtime has saved.
@@ -26,7 +26,9 @@ from proxy.model.persistent_map import PersistentMap
 
 
 class InflightCall(Struct, frozen=True, eq=False):
-    """One call in flight. Two values are equal where they are the same call, at whatever time.
+    """One call in flight.
+
+    Values are compared by ``number`` only, so an updated value equals the earlier ones.
 
     Attributes:
         number: Which call it is.
@@ -141,8 +143,12 @@ class InflightCalls(Struct, frozen=True):
         """Return whether a call whose answer is still waited for is in flight for a container."""
         return any(call.orphaned_since is None for call in self.of(container_id))
 
-    def is_known(self, container_id: str) -> bool:
-        """Return whether a call is in flight for a container that is neither only suspected nor relayed."""
+    def is_awaited_by_release(self, container_id: str) -> bool:
+        """Return whether a call is in flight for a container that a release has to wait for.
+
+        Its answer is awaited, or the runtime is to be sent the container's CPUs after it, and it was not
+        relayed during the release.
+        """
         return any(
             (call.orphaned_since is None or call.resend) and not call.relayed
             for call in self.of(container_id)

@@ -68,25 +68,27 @@ def _stale_derived_values(state: NodeState) -> list[str]:
     owners = owners_of(node, containers, state.kubelet_cpus, pods, state.reservation_cpus.values())
     if owners != state.owners:
         wrong = sorted(key for key in {*owners, *state.owners} if owners.get(key) != state.owners.get(key))
-        problems.append(f"what is owned is not what containers own: {', '.join(wrong)}")
+        keys = ", ".join(wrong)
+        problems.append(f"the recorded owners differ from those that follow from the containers: {keys}")
     system = node.system & node.machine.online
     pools = pools_of(node.shareable, state.owners.values(), system, state.be_limit)
     if pools != state.pools:
-        problems.append(f"pools are {_words(state.pools)}, and what is left is {_words(pools)}")
+        problems.append(f"the recorded pools are {_words(state.pools)}; the owners leave {_words(pools)}")
     return problems
 
 
 def _stale_knowledge(state: NodeState) -> list[str]:
     """Return entries about containers that no longer exist, and about calls that have completed."""
     problems = [
-        f"it is known what the runtime has saved for {container_id}, which does not exist"
+        f"a saved cpuset is recorded for container {container_id}, which does not exist"
         for container_id in state.runtime.saved
         if container_id not in state.containers
     ]
     confined = {i for i in state.inflight.calls if any(call.confined for call in state.inflight.of(i))}
     if confined != state.inflight.confined:
         problems.append(
-            f"{sorted(confined ^ state.inflight.confined)} are confined by no call, or not by one"
+            "the recorded confined containers differ from those of the calls: "
+            + ", ".join(sorted(confined ^ state.inflight.confined))
         )
     return problems
 

@@ -58,7 +58,8 @@ class NodeState(Struct, frozen=True):
         runtime: What is known of the runtime besides its containers.
         mode: What is done with the node.
         inflight: Calls at the runtime that may write a container's cpuset.
-        facts: What is known besides all that, by matter.
+        facts: What is known about other subjects: writes of other programs to cpusets, CFS quotas, memory
+            nodes, partitions, BE suppression, kubelet's CPU manager; see ``SubjectFacts``.
         enforcement: To which pods the plan is applied, where the mode enforces.
         devices: The devices that device plug-ins report, and which containers hold them.
     """

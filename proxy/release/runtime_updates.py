@@ -125,4 +125,5 @@ class RuntimeUpdater:
 
     def is_in_flight(self, container: Container) -> bool:
         """Return whether a call is at the runtime that may bring a container a set."""
-        return container.phase is Phase.CREATING or self._executor.state.inflight.is_known(container.id)
+        inflight = self._executor.state.inflight
+        return container.phase is Phase.CREATING or inflight.is_awaited_by_release(container.id)

@@ -61,11 +61,12 @@ def test_strays_and_suspected_calls_are_not_awaited() -> None:
     calls = BOTH.added(orphan).added(suspected)
     assert sorted(call.number for call in calls.orphans()) == [3, 4]
     assert [calls.is_awaited(i) for i in "abcd"] == [True, False, False, False]
-    assert [calls.is_known(i) for i in "abcd"] == [True, True, False, False]
+    assert [calls.is_awaited_by_release(i) for i in "abcd"] == [True, True, False, False]
 
 
 def test_relayed_calls_are_awaited_but_no_release_waits_for_them() -> None:
     relayed = InflightCall(3, "b", WIDE, is_start=True, relayed=True)
     calls = BOTH.added(relayed)
-    assert (calls.is_awaited("b"), calls.is_known("b"), calls.is_busy("b")) == (True, False, True)
+    assert (calls.is_awaited("b"), calls.is_busy("b")) == (True, True)
+    assert not calls.is_awaited_by_release("b")
     assert (calls.unattended(), calls.orphans()) == ([relayed], [])

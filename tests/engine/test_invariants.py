@@ -72,7 +72,7 @@ def test_pools_that_differ_from_the_unowned_cpus_are_named(
     containers: list[Container], found: list[str]
 ) -> None:
     reported = violations(state_of(*containers, shared="6-7", be="6-7"))
-    assert reported[0].startswith("pools are shared 6-7, BE 6-7, and what is left is shared ")
+    assert reported[0].startswith("the recorded pools are shared 6-7, BE 6-7; the owners leave shared ")
     assert reported[1:] == found
 
 
@@ -95,9 +95,10 @@ def test_offline_and_missing_cpus_are_named() -> None:
 def test_owners_that_no_container_makes_are_named() -> None:
     state = state_of(one("a", OWN, "0"))
     late = structs.replace(state, owners={**state.owners, "b": Owner(CpuSet((1,)), excludes_be=True)})
-    assert violations(late)[0] == "what is owned is not what containers own: b"
+    differ = "the recorded owners differ from those that follow from the containers"
+    assert violations(late)[0] == f"{differ}: b"
     early = structs.replace(state, owners={})
-    assert violations(early)[0] == "what is owned is not what containers own: a"
+    assert violations(early)[0] == f"{differ}: a"
 
 
 def test_saved_cpus_of_a_removed_container_are_named() -> None:
@@ -105,7 +106,7 @@ def test_saved_cpus_of_a_removed_container_are_named() -> None:
     known = state.with_runtime(state.runtime.saving("c", MACHINE.online))
     assert violations(known) == []
     stale = state.with_runtime(state.runtime.saving("gone", MACHINE.online))
-    assert violations(stale) == ["it is known what the runtime has saved for gone, which does not exist"]
+    assert violations(stale) == ["a saved cpuset is recorded for container gone, which does not exist"]
 
 
 def test_containers_that_are_confined_without_a_call_are_named() -> None:
@@ -117,7 +118,8 @@ def test_containers_that_are_confined_without_a_call_are_named() -> None:
     for confined in (frozenset[str](), frozenset({"c", "d"})):
         wrong = structs.replace(several, confined=confined)
         (found,) = violations(structs.replace(state, inflight=wrong))
-        assert found == f"{['d'] if confined else ['c']} are confined by no call, or not by one"
+        differing = "d" if confined else "c"
+        assert found == f"the recorded confined containers differ from those of the calls: {differing}"
 
 
 @pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR, QosClass.LS])

@@ -574,7 +574,8 @@ def test_a_start_relayed_during_a_release_is_later_kept_off_owned_cpus(
         )
         (call,) = world.executor.state.inflight.of(made)
         assert call.relayed
-        assert not world.executor.state.inflight.is_known(start.id), "no release waits for the start"
+        inflight = world.executor.state.inflight
+        assert not inflight.is_awaited_by_release(start.id), "no release waits for the start"
         world.runtime.specs[start.id] = "0-15"
         await release.undo()
         await world.sync.once()
