@@ -27,6 +27,8 @@ from proxy.model.workload import Container, Placement
 
 _NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
 _BY = " by hook "
+_EARLIER_OUTSIDE = ", {} of them although they are not its to have"
+"""What ``_outside`` returned in earlier releases: the ledger keeps reasons as they were written."""
 
 
 class Narrowing(Struct, frozen=True):
@@ -112,14 +114,15 @@ def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
 def without_extra_cpus(container: Container) -> Container:
     """Return a container without the extra CPUs that a hook gave it."""
     placement = container.placement
-    text = _outside(placement.hook_extra_cpus)
-    reasons = tuple(reason.removesuffix(text) for reason in placement.reasons)
+    extra = placement.hook_extra_cpus
+    text, earlier_text = _outside(extra), _EARLIER_OUTSIDE.format(listed(extra))
+    reasons = tuple(reason.removesuffix(text).removesuffix(earlier_text) for reason in placement.reasons)
     placement = structs.replace(placement, hook_extra_cpus=CpuSet(), reasons=reasons)
     return structs.replace(container, placement=placement)
 
 
 def _outside(cpus: CpuSet) -> str:
-    return f", {listed(cpus)} of them although they are not its to have"
+    return f", including CPUs {listed(cpus)} that its placement does not have"
 
 
 def unmet_hook_limit(state: NodeState, container: Container) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.create import place
 from proxy.engine.invariants import violations
-from proxy.engine.narrowing import Narrowing, narrowed, unmet_hook_limit
+from proxy.engine.narrowing import Narrowing, narrowed, unmet_hook_limit, without_extra_cpus
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
@@ -145,11 +145,28 @@ def test_naming_all_cpus_is_not_a_narrowing() -> None:
 def test_owned_cpus_where_the_configuration_lets_hooks_give_them() -> None:
     state = hooked(put(put(empty(), "lse"), "ls"), "ls", narrowing("5-6", owned=True))
     assert runs_on(state, "ls") == "5-6"
-    assert "5 of them although they are not its to have" in state.containers["ls"].placement.reasons[-1]
+    why = state.containers["ls"].placement.reasons[-1]
+    assert why == "narrowed to CPUs 5-6 by hook 10-x, including CPUs 5 that its placement does not have"
     assert violations(state) == []
     more = put(state, "whole")  # the placement of another container is not refused because of it
     assert "whole" in more.containers
     assert violations(more) == []
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ", including CPUs 5 that its placement does not have",
+        pytest.param(", 5 of them although they are not its to have", id="stored by an earlier release"),
+    ],
+)
+def test_extra_cpus_are_taken_back_with_their_part_of_the_reason(suffix: str) -> None:
+    container = hooked(put(put(empty(), "lse"), "ls"), "ls", narrowing("5-6", owned=True)).containers["ls"]
+    plain = "narrowed to CPUs 5-6 by hook 10-x"
+    reasons = (*container.placement.reasons[:-1], plain + suffix)
+    stored = changed_copy(container, placement=changed_copy(container.placement, reasons=reasons))
+    left = without_extra_cpus(stored).placement
+    assert (left.reasons[-1], str(left.hook_cpus), left.hook_extra_cpus) == (plain, "5-6", CpuSet())
 
 
 def test_hooks_narrow_memory_nodes() -> None:
