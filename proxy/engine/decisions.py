@@ -63,6 +63,7 @@ from proxy.engine.node_effects import (
     followed,
 )
 from proxy.engine.node_events import LossesDue, MemoryNodesCompared
+from proxy.engine.owners import union_of
 from proxy.engine.quotas import quotas_after_create, requested_quota
 from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.runtime_knowledge import DelegatedCreate, clients_request
@@ -459,10 +460,6 @@ def _lost_creates_on(state: NodeState, cpus: CpuSet, found: ContainerFound) -> l
     ]
 
 
-UNFREEABLE_CPUS_HOLDER = "cannot be freed"
-"""In place of the pod that is on CPUs that cannot be freed, while others are chosen."""
-
-
 def place_elsewhere(state: NodeState, container: Container, reason: AbortReason, token: str) -> Plan | None:
     """Decide a container again, without CPUs that cannot be freed.
 
@@ -479,12 +476,10 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     pod = state.pods.get(container.pod.sandbox_id) or container.pod
     if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
         return None
-    state_without_unfreeable_cpus = state.with_kubelet_cpus(
-        {**state.kubelet_cpus, UNFREEABLE_CPUS_HOLDER: {"": reason.cpus}}
-    )
-    plan = place(
-        state_without_unfreeable_cpus, pod, container.name, container.attempt, container.request, token
-    )
+    # kubelet's CPU manager may hold them for this container: what it has named is not chosen again.
+    shared = reason.cpus - union_of(owner.cpus for owner in state.owners.values())
+    blocked = structs.replace(state, blocked_cpus=shared)
+    plan = place(blocked, pod, container.name, container.attempt, container.request, token)
     new = plan.container
     if new is None or new.placement.pool is not Pool.OWN or new.placement.exclusive & reason.cpus:
         return None
@@ -494,5 +489,5 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     why = plan.explanation
     if why is not None:
         why = structs.replace(why, reasons=(*why.reasons, message))
-    after = plan.state.with_kubelet_cpus(state.kubelet_cpus).changed(put=(new,))
+    after = structs.replace(plan.state, blocked_cpus=state.blocked_cpus).changed(put=(new,))
     return structs.replace(plan, state=after, container=new, explanation=why)

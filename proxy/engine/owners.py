@@ -135,8 +135,7 @@ def _owners_known_to_kubelet(
         for name, cpus in sorted(held[uid].items()):
             free = cpus & node.machine.online - taken
             if free and (uid, name) not in existing and not node.shareable <= taken | free:
-                # An entry without a name only keeps CPUs from being chosen (``decisions``).
-                if name and node.floors.breach(node.shareable - taken - free, free):
+                if node.floors.breach(node.shareable - taken - free, free):
                     continue
                 kubelet_owners[f"{uid}/{name}"] = Owner(free, excludes_be=True)
                 taken |= free
@@ -212,9 +211,7 @@ def spare_shared_cpus(state: NodeState, pod: Pod | None) -> CpuSet:
     """Return the part of the shared pool to which no other pod has a claim; None: a new pod."""
     key = "" if pod is None else pod.key
     ended = union(c.placement.exclusive.bits for c in state.ended_owners() if c.pod.key != key)
-    return CpuSet.from_bits(
-        (state.pools.shared.bits | _unmovable(state)) & ~(state.cpus_set_aside().bits | ended)
-    )
+    return CpuSet.from_bits(state.pools.shared.bits & ~(state.cpus_set_aside().bits | ended))
 
 
 def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
@@ -239,54 +236,52 @@ def union_of(sets: Iterable[CpuSet]) -> CpuSet:
 
 
 def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
+    """Return the limit on the number of owned CPUs that a placement exceeds; None where it exceeds none."""
     rules = after.node.admission
     if rules.pod_limit is None and rules.namespace_limit is None and rules.node_limit is None:
         return None
+    ended = [c for c in after.ended_owners() if c.pod.key != pod.key]
     pod_of_owner = {c.owner: c.pod for c in after.containers.values() if c.owns_cpus}
     by_uid = {each.uid: each for each in after.pods.values()}
 
-    ended = [c for c in after.ended_owners() if c.pod.key != pod.key]
-
-    def in_namespace(state: NodeState) -> int:
-        cpusets = [
-            each.reserved_for_pod.cpus
-            for each in _aside(state)
-            if each.namespace == pod.namespace and each.reserved_for_pod
-        ]
-        cpusets += [c.placement.exclusive for c in ended if c.pod.namespace == pod.namespace]
-        for key, owner in state.owners.items():
-            holder = pod_of_owner.get(key) or by_uid.get(key.partition("/")[0])
-            if holder is not None and holder.namespace == pod.namespace:
-                cpusets.append(owner.cpus)
-        return len(union_of(cpusets))
-
-    def on_node(state: NodeState) -> int:
-        owned = [held.cpus for key, held in state.owners.items() if not key.endswith("/")]
-        owned += [container.placement.exclusive for container in ended]
-        return len(
-            union_of(
-                [*owned, *(each.reserved_for_pod.cpus for each in _aside(state) if each.reserved_for_pod)]
-            )
-        )
+    def namespace_of(owner: str) -> str | None:
+        holder = pod_of_owner.get(owner) or by_uid.get(owner.partition("/")[0])
+        return None if holder is None else holder.namespace
 
     def in_pod(state: NodeState) -> int:
         return len(union_of(_owned_by(state, pod)))
 
-    for rule, key, most, count, claimant in (
-        (AdmissionRule.POD_LIMIT, "maxCPUsPerPod", rules.pod_limit, in_pod, "the pod"),
+    def in_namespace(state: NodeState) -> int:
+        aside = [each for each in _aside(state) if each.namespace == pod.namespace]
+        owned = [owner.cpus for key, owner in state.owners.items() if namespace_of(key) == pod.namespace]
+        returning = [c.placement.exclusive for c in ended if c.pod.namespace == pod.namespace]
+        return len(union_of([*_cpus_aside(aside), *owned, *returning]))
+
+    def on_node(state: NodeState) -> int:
+        owned = [owner.cpus for owner in state.owners.values()]
+        returning = [c.placement.exclusive for c in ended]
+        return len(union_of([*_cpus_aside(_aside(state)), *owned, *returning]))
+
+    limits = (
+        (AdmissionRule.POD_LIMIT, "maxCPUsPerPod", rules.pod_limit, in_pod, "the pod would"),
         (
             AdmissionRule.NAMESPACE_LIMIT,
             "maxCPUsPerNamespace",
             rules.namespace_limit,
             in_namespace,
-            "its namespace",
+            "its namespace would",
         ),
-        (AdmissionRule.NODE_LIMIT, "maxCPUsPerNode", rules.node_limit, on_node, "pods of this node"),
-    ):
+        (
+            AdmissionRule.NODE_LIMIT,
+            "maxCPUsPerNode",
+            rules.node_limit,
+            on_node,
+            "pods of this node together would",
+        ),
+    )
+    for rule, key, most, count, would in limits:
         if most is not None and (owned := count(after)) > most and owned > count(before):
-            verb = "would own" if claimant != "pods of this node" else "together would own"
-            message = f"{claimant} {verb} {counted(owned, 'CPU')}, and may own {most} (admission.{key})"
-            return Breach(rule, message)
+            return Breach(rule, f"{would} own {counted(owned, 'CPU')}, and may own {most} (admission.{key})")
     return None
 
 
@@ -294,23 +289,14 @@ def _owned_by(state: NodeState, pod: Pod) -> list[CpuSet]:
     """Return the CPUs that a pod owns, those of its containers and those that are set aside for it."""
     prefix = f"{pod.key}/"
     owned = [held.cpus for key, held in state.owners.items() if key == pod.key or key.startswith(prefix)]
-    return [
-        *owned,
-        *(
-            other.reserved_for_pod.cpus
-            for other in _aside(state)
-            if other.key == pod.key and other.reserved_for_pod
-        ),
-    ]
+    return [*owned, *_cpus_aside(other for other in _aside(state) if other.key == pod.key)]
 
 
 def _aside(state: NodeState) -> list[Pod]:
+    """Return the pods for which CPUs or memory are set aside."""
     return [pod for pod in state.pods.values() if pod.reserved_for_pod is not None]
 
 
-def _unmovable(state: NodeState) -> int:
-    """Return CPUs that are blocked for a container that cannot be moved, while others are chosen (bits).
-
-    Such an entry has no container name (``decisions``); kubelet's always have one.
-    """
-    return union(held.cpus.bits for key, held in state.owners.items() if key.endswith("/"))
+def _cpus_aside(pods: Iterable[Pod]) -> list[CpuSet]:
+    """Return the CPUs that are set aside for pods."""
+    return [pod.reserved_for_pod.cpus for pod in pods if pod.reserved_for_pod is not None]

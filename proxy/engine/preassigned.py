@@ -79,7 +79,7 @@ def place_on_named_cpus(
     """
     owner = pod.key if claimed.per_pod else f"{pod.key}/{name}"
     ref = f"{pod.ref}/{name}"
-    others = state.cpus_set_aside(pod.key)
+    others = state.cpus_set_aside(pod.key) | state.blocked_cpus
     own = {owner} if claimed.per_pod else {owner, *_owners_of_init_containers(state, pod)}
     for key, held in state.owners.items():
         if key not in own:
@@ -127,6 +127,9 @@ def _grant_others(
 def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> CpuConflict | None:
     """Return why a container cannot have the CPUs that were chosen for it; None where it can."""
     clash = cpus & others
+    if clash and clash <= state.blocked_cpus:
+        text = f"{cpus_are(clash)} used by containers that cannot be moved"
+        return CpuConflict("CPUsInUse", text, clash=clash)
     if clash:
         holders = holders_of(state, clash, owner)
         refs = sorted(holder.ref for holder in holders)

@@ -41,6 +41,7 @@ _NOTHING_KNOWN = RuntimeKnowledge()
 _NO_CALLS = InflightCalls()
 _NO_FACTS = SubjectFacts()
 _NO_DEVICES = DeviceState()
+_NO_CPUS = CpuSet()
 
 
 class NodeState(Struct, frozen=True):
@@ -62,6 +63,8 @@ class NodeState(Struct, frozen=True):
             nodes, partitions, BE suppression, kubelet's CPU manager; see ``SubjectFacts``.
         enforcement: To which pods the plan is applied, where the mode enforces.
         devices: The devices that device plug-ins report, and which containers hold them.
+        blocked_cpus: CPUs that must not be chosen or named for a container, because containers of the pools
+            on them cannot be moved. They stay in the pools. Set only while one create is decided again.
     """
 
     node: Node
@@ -79,6 +82,7 @@ class NodeState(Struct, frozen=True):
     facts: SubjectFacts = _NO_FACTS
     enforcement: Enforcement = APPLIED_TO_ALL
     devices: DeviceState = _NO_DEVICES
+    blocked_cpus: CpuSet = _NO_CPUS
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
@@ -129,6 +133,7 @@ class NodeState(Struct, frozen=True):
             facts=self.facts,
             enforcement=self.enforcement,
             devices=self.devices,
+            blocked_cpus=self.blocked_cpus,
         )
 
     def with_machine(self, machine: Machine) -> NodeState:
@@ -271,6 +276,7 @@ class NodeState(Struct, frozen=True):
             self.facts,
             self.enforcement,
             self.devices,
+            self.blocked_cpus,
         )
 
     def _accounted(
@@ -379,10 +385,10 @@ class NodeState(Struct, frozen=True):
     def exclusive_cpus(self, pod_key: str) -> tuple[dict[str, CpuSet], CpuSet]:
         """Return exclusive CPUs: those of a pod's containers by name, and those of all other pods.
 
-        CPUs that are set aside for other pods count as theirs.
+        CPUs that are set aside for other pods count as theirs, and so do CPUs that are blocked.
         """
         own_cpus: dict[str, CpuSet] = {}
-        others, prefix = self.cpus_set_aside(pod_key).bits, f"{pod_key}/"
+        others, prefix = self.cpus_set_aside(pod_key).bits | self.blocked_cpus.bits, f"{pod_key}/"
         for owner, held in self.owners.items():
             if owner.startswith(prefix):
                 own_cpus[owner.removeprefix(prefix)] = held.cpus

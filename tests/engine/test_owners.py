@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.config.admission import AdmissionConfig
@@ -528,7 +529,7 @@ def test_all_pods_of_a_node_own_no_more_than_its_limit() -> None:
     assert guaranteed(other, "w", 4, namespace="b").limit is AdmissionRule.NODE_LIMIT
     assert guaranteed(other, "w", 3, namespace="b").container is not None
     assert guaranteed(state, "w", 4, namespace="b").container is not None
-    blocked = state.with_kubelet_cpus({"stuck": {"": CpuSet([14, 15])}})
+    blocked = structs.replace(state, blocked_cpus=CpuSet([14, 15]))
     assert guaranteed(blocked, "w", 4, namespace="b").container is not None, "CPUs without an owner"
     ended = ends(state, "c-u")
     assert guaranteed(ended, "w", 5, namespace="b").limit is AdmissionRule.NODE_LIMIT, (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
@@ -59,6 +60,13 @@ def test_cpus_that_kubelet_holds_for_a_container_of_another_pod_are_not_assigned
     plan = pinned_by_kubelet(empty().with_kubelet_cpus({"v": {"init": NAMED}}))
     assert exclusive(plan).isdisjoint(NAMED)
     assert plan.problem
+
+
+def test_named_cpus_that_are_blocked_are_not_assigned() -> None:
+    plan = pinned_by_kubelet(structs.replace(empty(), blocked_cpus=CpuSet([1])))
+    assert 1 not in exclusive(plan)
+    assert plan.problem == "CPU 1 is used by containers that cannot be moved"
+    assert plan.state.pools.shared | exclusive(plan) == MACHINE.online, "blocked CPUs stay in the pools"
 
 
 def lsr(cpus: str, memory: int = 0, **limits: int) -> Pod:
