@@ -21,7 +21,13 @@ from msgspec import structs
 from proxy.allocation.cpu_request import CPU, MILLI
 from proxy.allocation.pod_requests import peak_request
 from proxy.engine.node import Node
-from proxy.model.admission import AdmissionRule, BeyondLimit, Breach, ResourceStatusMode
+from proxy.model.admission import (
+    SHARED_POOL_EXHAUSTED,
+    AdmissionRule,
+    BeyondLimit,
+    Breach,
+    ResourceStatusMode,
+)
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -33,6 +39,7 @@ from proxy.pools.claims import STRICT, whole_cpus
 
 RESTRICTED_CLASSES = (*STRICT, QosClass.SYSTEM)
 """Classes that not every namespace may use."""
+EMPTY_SHARED_POOL = "the shared pool would be left empty"
 _SHARES = 1024
 
 
@@ -88,6 +95,16 @@ def rejection_verdict(breach: Breach, action: str) -> Verdict:
         action: The action that fails, such as ``place ns/pod``.
     """
     return Verdict(GrpcStatus.FAILED_PRECONDITION, breach.rule.reason, f"cannot {action}: {breach.message}")
+
+
+def exhausted_verdict(action: str, cause: str = EMPTY_SHARED_POOL) -> Verdict:
+    """Return the verdict that the shared pool has no CPUs to give.
+
+    Args:
+        action: The action that fails, such as ``place ns/pod``.
+        cause: Why the pool is exhausted.
+    """
+    return Verdict(GrpcStatus.FAILED_PRECONDITION, SHARED_POOL_EXHAUSTED, f"cannot {action}: {cause}")
 
 
 def rejects_claims(node: Node) -> bool:

@@ -25,6 +25,7 @@ from proxy.allocation.providers.devices import DeviceProvider
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.admission import (
+    exhausted_verdict,
     ownership_problem,
     permitted_claim,
     rejection_verdict,
@@ -235,9 +236,8 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     after = _with_devices(state.with_pod(promised), pod, decision)
     action = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.cpus_set_aside():
-        message = f"cannot {action}: the shared pool would be left empty"
-        verdict = Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
-        return _reject(state, request, structs.replace(decision, verdict=verdict), context)
+        decision = structs.replace(decision, verdict=exhausted_verdict(action))
+        return _reject(state, request, decision, context)
     breach = exceeded_limit(state, after, promised, "", decision.cpus)
     if breach is not None:
         decision = structs.replace(decision, verdict=rejection_verdict(breach, action))

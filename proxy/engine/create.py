@@ -15,6 +15,7 @@ from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, Pro
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.admission import (
     RESTRICTED_CLASSES,
+    exhausted_verdict,
     permitted_claim,
     rejection_verdict,
     rejects_claims,
@@ -170,7 +171,7 @@ def place(
     if placement.pool is Pool.OWN:
         if not after.pools.shared - after.cpus_set_aside(pod.key):
             missing = on_machine(state, pod, len(placement.exclusive))
-            verdict = _exhausted(placement.exclusive, container.ref)
+            verdict = exhausted_verdict(f"give {named_cpus(placement.exclusive)} to {container.ref}")
             return refused(verdict, found.decision, missing, found.problem)
         shrink, _ = moves(state, after)
     verdict = Verdict()
@@ -311,11 +312,6 @@ def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
     return None if known is None or pod.requests is None else container_cpus(pod.requests, known)
 
 
-def _exhausted(cpus: CpuSet, ref: str) -> Verdict:
-    message = f"cannot give {named_cpus(cpus)} to {ref}: the shared pool would be left empty"
-    return Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message)
-
-
 def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> Placement | None:
     """Return the placement of a container that can only go to a pool; None where more has to be decided.
 
@@ -367,8 +363,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
     claimed = with_burst_limit(state, pod, request, claimed)
     nowhere = unmet_limit(state, claimed)
     if nowhere and pod.qos in STRICT:
-        message = f"cannot place {ref}: {nowhere.partition(':')[0]}"
-        raise PlacementRefusedError(Verdict(GrpcStatus.FAILED_PRECONDITION, "SharedPoolExhausted", message))
+        raise PlacementRefusedError(exhausted_verdict(f"place {ref}", nowhere.partition(":")[0]))
     try:
         context = _context(draft, claimed, avoid)
     except AllocationRefusedError as conflict:

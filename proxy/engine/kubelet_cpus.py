@@ -6,7 +6,7 @@ same. Two containers cannot have them, so both are named.
 
 from __future__ import annotations
 
-from proxy.engine.admission import permitted_claim
+from proxy.engine.admission import EMPTY_SHARED_POOL, permitted_claim
 from proxy.engine.enforcement import applies_to
 from proxy.engine.owners import NEVER_PINNED_BY_KUBELET
 from proxy.engine.state import NodeState
@@ -65,7 +65,7 @@ def clashes(state: NodeState) -> list[str]:
 def _why_shared(state: NodeState, cpus: CpuSet) -> str:
     """Return why CPUs that nothing owns stay in the shared pool (``owners._owners_known_to_kubelet``)."""
     breach = state.node.floors.breach(state.pools.shared - cpus, cpus)
-    return breach.message if breach is not None else "the shared pool would be left empty"
+    return breach.message if breach is not None else EMPTY_SHARED_POOL
 
 
 def _cpus_in_use(state: NodeState) -> list[tuple[str, str, CpuSet]]:

@@ -17,6 +17,7 @@ reserved, and the shared pool keeps its floors and a CPU, also while both sets a
 from __future__ import annotations
 
 from proxy.allocation.koordinator.bind import holds
+from proxy.engine.admission import EMPTY_SHARED_POOL
 from proxy.engine.owners import floor_cpus
 from proxy.engine.replacement_cpus import cpus_are_named, required_binding
 from proxy.engine.state import NodeState
@@ -106,5 +107,5 @@ def _why_not_free(state: NodeState, container: Container, cpus: CpuSet) -> str:
     if not_free := cpus - own - (usable - unavailable):
         return f"CPUs {listed(not_free)} are not free"
     if not state.pools.shared - state.cpus_set_aside() - cpus:
-        return "the shared pool would be left empty"
+        return EMPTY_SHARED_POOL
     return ""

@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
+from proxy.engine.admission import EMPTY_SHARED_POOL
 from proxy.engine.admit import detailed_verdict
 from proxy.engine.placement import counted_nodes, owner_memory_nodes
 from proxy.engine.shortfall import holders_of, with_holders
@@ -17,7 +18,7 @@ from proxy.engine.topology_manager import (
     pod_requests,
     requests_devices,
 )
-from proxy.model.admission import AdmissionRule
+from proxy.model.admission import SHARED_POOL_EXHAUSTED, AdmissionRule
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
@@ -144,7 +145,7 @@ def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> Cpu
             clash,
         )
     if state.node.shareable <= cpus | others:
-        return CpuConflict("SharedPoolExhausted", "the shared pool would be left empty")
+        return CpuConflict(SHARED_POOL_EXHAUSTED, EMPTY_SHARED_POOL)
     return None
 
 

@@ -19,14 +19,14 @@ from proxy.engine.node import Node
 from proxy.engine.owners import spare_shared_cpus
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext
-from proxy.model.admission import AdmissionRule
+from proxy.model.admission import SHARED_POOL_EXHAUSTED, AdmissionRule
 from proxy.model.explanation import HOLDERS, CpuHolder, Shortfall
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import in_bytes
 from proxy.model.workload import TOPOLOGY_AFFINITY, Pod
 
-FLOORS = ("SharedPoolExhausted", AdmissionRule.SHARED_FLOOR.reason)
+FLOORS = (SHARED_POOL_EXHAUSTED, AdmissionRule.SHARED_FLOOR.reason)
 """Reasons of refusals that would leave the shared pool too small."""
 
 

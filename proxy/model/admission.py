@@ -50,6 +50,8 @@ class AdmissionRule(enum.StrEnum):
         return f"Admission{''.join(message)}"
 
 
+SHARED_POOL_EXHAUSTED = "SharedPoolExhausted"
+"""The reason of a rejection by no rule: no CPU would be left in the shared pool."""
 CLAIMED = (
     AdmissionRule.NAMESPACE,
     AdmissionRule.SYSTEM_NAMESPACE,

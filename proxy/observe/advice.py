@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.model.admission import AdmissionRule
+from proxy.model.admission import SHARED_POOL_EXHAUSTED, AdmissionRule
 from proxy.model.explanation import Explanation, ProviderAnswer, Shortfall
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
@@ -24,7 +24,7 @@ _BY_REASON = {
     "CPUsInUse": (
         "Wait until their owner has ended, or let the scheduler place the pod again: it named these CPUs"
     ),
-    "SharedPoolExhausted": ("Ask for fewer CPUs: at least one must stay for the containers that own none"),
+    SHARED_POOL_EXHAUSTED: "Ask for fewer CPUs: at least one must stay for the containers that own none",
     "EmptyPodSharedPoolError": (
         "Ask for more CPUs for the pod than its containers own, or for CPUs in every container"
     ),
