@@ -123,7 +123,7 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
     if container is None:
         return state, over
     is_alone, effects = not call.overlapped, list[NodeEffect](over)
-    state = state.with_runtime(state.runtime.saving(container_id, saved if is_alone else None))
+    state = state.with_runtime(state.runtime.with_saved(container_id, saved if is_alone else None))
     if saved is not None and not (is_alone and saved == state.desired_cpus(container)):
         # The order of the calls is not known: the planned CPUs are sent after all of them.
         if state.inflight.is_busy(container_id):
@@ -181,7 +181,7 @@ def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
         state, over = call_completed(state, CallCompleted(call))
         effects += over
         if container_id in state.containers:
-            state = state.with_runtime(state.runtime.saving(container_id, None))
+            state = state.with_runtime(state.runtime.with_saved(container_id, None))
             effects.append(CompareUnits((container_id,)))  # the runtime may have sent systemd something
     if phase is Phase.EXITED:
         state, entered = phase_changed(state, PhaseChanged(container_id, phase))

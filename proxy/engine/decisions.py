@@ -66,7 +66,7 @@ from proxy.engine.node_events import LossesDue, MemoryNodesCompared
 from proxy.engine.owners import union_of
 from proxy.engine.quotas import quotas_after_create, requested_quota
 from proxy.engine.reservation_effects import AbortReason, RequestReconcile
-from proxy.engine.runtime_knowledge import DelegatedCreate, clients_request
+from proxy.engine.runtime_knowledge import CreateKey, DelegatedCreate, clients_request
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
@@ -190,10 +190,10 @@ def _with_its_quota(state: NodeState, container: Container) -> tuple[NodeState, 
 def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, NodeEffects]:
     """Remove the container of a create; the containers that moved for it return to their CPUs."""
     token = event.token
-    runtime, container = state.runtime.finding(token), state.containers.get(token)
+    runtime, container = state.runtime.without_lost(token), state.containers.get(token)
     if container is None:
         return state.with_runtime(runtime), NOTHING
-    after = state.changed(drop=(token,), runtime=runtime.failing(container))
+    after = state.changed(drop=(token,), runtime=runtime.with_failed(container))
     change = followed(state, after, "create failed")
     return after, (PutRecord(f"i/{token}", None), *change, NotifyFailed(token))
 
@@ -203,7 +203,7 @@ def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEff
     container = state.containers.get(event.token)
     if container is None:
         return state, NOTHING
-    return state.with_runtime(state.runtime.losing(container, event.at)), (RequestReconcile(),)
+    return state.with_runtime(state.runtime.with_lost(container, event.at)), (RequestReconcile(),)
 
 
 def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
@@ -321,11 +321,11 @@ def _withdrawn(
         The state without it, the event with the values of the client, the token of the container, and what is
         to be done; the token is empty where there was no such decision.
     """
-    attempt = event.pod.sandbox_id, event.name, event.attempt
-    known = state.runtime.delegated.get(attempt)
+    key = CreateKey(event.pod.sandbox_id, event.name, event.attempt)
+    known = state.runtime.delegated.get(key)
     if known is None:
         return state, event, "", ()
-    state = state.with_runtime(state.runtime.undelegated(attempt))
+    state = state.with_runtime(state.runtime.without_delegated(key))
     first = state.containers.get(known.token)
     if first is None:
         return state, event, "", ()
@@ -340,7 +340,7 @@ def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeStat
     if container is None:
         return state, ()
     create = DelegatedCreate(*structs.astuple(event))
-    return state.with_runtime(state.runtime.delegating(container, create)), ()
+    return state.with_runtime(state.runtime.with_delegated(container, create)), ()
 
 
 def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, NodeEffects]:
@@ -416,7 +416,7 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
     assert plan.container is not None
     after = plan.state
     if saved is not None:
-        after = after.with_runtime(after.runtime.saving(container_id, saved))
+        after = after.with_runtime(after.runtime.with_saved(container_id, saved))
     record = PutRecord(f"c/{container_id}", plan.container)
     return after, (*dropped, record, *followed(state, after, "container adopted"), PlanDecided(plan))
 

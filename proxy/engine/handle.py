@@ -54,7 +54,7 @@ def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -
     container = state.containers.get(event.container_id)
     if (container is None or container.phase is Phase.CREATING) and event.cpus is not None:
         return state, ()  # nothing would forget it any more
-    return state.with_runtime(state.runtime.saving(event.container_id, event.cpus)), ()
+    return state.with_runtime(state.runtime.with_saved(event.container_id, event.cpus)), ()
 
 
 def _containers_unsaved(state: NodeState, event: call_events.ContainersUnsaved) -> Handled:
@@ -74,7 +74,7 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
     lost = dict.fromkeys(event.lost, event.at)
     superseded = superseded_pods(event.pods)
     runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving, superseded=superseded)
-    runtime = runtime.inheriting(pod.cgroup_parent for pod in event.pods)
+    runtime = runtime.with_inherited(pod.cgroup_parent for pod in event.pods)
     found = structs.replace(
         found,
         runtime=runtime,

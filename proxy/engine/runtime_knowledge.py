@@ -20,7 +20,7 @@ the first decision wrote into the request are not the client's, so the client's 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
@@ -103,10 +103,16 @@ def _unlinked(link: _Link | None, object_id: str) -> _Link | None:
     return rebuilt
 
 
-LIMIT = 512
-"""How many are remembered; the oldest are forgotten first."""
-Attempt = tuple[str, str, int]
-"""A container as a create requests it: sandbox, name and attempt."""
+REMEMBERED_DELEGATED = 512
+"""This many delegated creates are remembered; the oldest are forgotten first."""
+
+
+class CreateKey(NamedTuple):
+    """The container of a create, before it has an id: a sandbox has one of each name and attempt."""
+
+    sandbox_id: str
+    name: str
+    attempt: int
 
 
 class DelegatedCreate(Struct, frozen=True):
@@ -121,17 +127,6 @@ class DelegatedCreate(Struct, frozen=True):
     cpus: str
     mems: str
     quota: int
-
-
-DelegatedCreates = Mapping[Attempt, DelegatedCreate]
-
-
-def with_delegated(creates: DelegatedCreates, attempt: Attempt, create: DelegatedCreate) -> DelegatedCreates:
-    """Return the delegated creates with one more decision, the newest."""
-    others = {key: other for key, other in creates.items() if key != attempt}
-    if len(others) >= LIMIT:
-        del others[next(iter(others))]
-    return {**others, attempt: create}
 
 
 def clients_request(request: Request, returned: DelegatedCreate, first: Request) -> Request:
@@ -179,13 +174,13 @@ class RuntimeKnowledge(Struct, frozen=True):
     unsaved: Mapping[str, None] = {}
     lost: Mapping[str, float] = {}
     changes: ChangeSequence = ChangeSequence()
-    failed: Mapping[Attempt, None] = {}
+    failed: Mapping[CreateKey, None] = {}
     arriving: frozenset[str] = frozenset()
-    delegated: DelegatedCreates = {}
+    delegated: Mapping[CreateKey, DelegatedCreate] = {}
     inherited: frozenset[str] = frozenset()
     superseded: frozenset[str] = frozenset()
 
-    def saving(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
+    def with_saved(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
         """Return the knowledge with the CPUs that the runtime has saved for a container; None: not known."""
         saved = self.saved.drop(container_id) if cpus is None else self.saved.put(container_id, cpus)
         return self if saved is self.saved else structs.replace(self, saved=saved)
@@ -198,20 +193,20 @@ class RuntimeKnowledge(Struct, frozen=True):
         """Return the knowledge without a container whose CPUs were to be sent to the runtime."""
         return structs.replace(self, unsaved=_without(self.unsaved, container_id))
 
-    def losing(self, container: Container, at: float) -> RuntimeKnowledge:
+    def with_lost(self, container: Container, at: float) -> RuntimeKnowledge:
         """Return the knowledge after a create has lost its client at a time."""
-        return structs.replace(self.failing(container), lost={**self.lost, container.id: at})
+        return structs.replace(self.with_failed(container), lost={**self.lost, container.id: at})
 
-    def finding(self, token: str) -> RuntimeKnowledge:
+    def without_lost(self, token: str) -> RuntimeKnowledge:
         """Return the knowledge after the outcome of a lost create has become known."""
         return structs.replace(self, lost=_without(self.lost, token)) if token in self.lost else self
 
-    def failing(self, container: Container) -> RuntimeKnowledge:
+    def with_failed(self, container: Container) -> RuntimeKnowledge:
         """Return the knowledge after a create has failed here."""
         failed = dict(self.failed)
         if len(failed) >= REMEMBERED_FAILURES:
             del failed[next(iter(failed))]
-        failed[attempt_of(container)] = None
+        failed[create_key_of(container)] = None
         return structs.replace(self, failed=failed)
 
     def created(self, token: str, container: Container, sent: CpuSet | None) -> RuntimeKnowledge:
@@ -219,8 +214,8 @@ class RuntimeKnowledge(Struct, frozen=True):
         saved, lost, failed = self.saved, self.lost, self.failed
         if lost:
             lost = _without(lost, token)
-        if failed and (attempt := attempt_of(container)) in failed:
-            failed, sent = _without(failed, attempt), None  # it may be an earlier request's
+        if failed and (key := create_key_of(container)) in failed:
+            failed, sent = _without(failed, key), None  # it may be an earlier request's
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
         changes = self.changes.touched(container.id)
         unsaved, arriving = self.unsaved, self.arriving
@@ -228,23 +223,27 @@ class RuntimeKnowledge(Struct, frozen=True):
             saved, unsaved, lost, changes, failed, arriving, self.delegated, self.inherited, self.superseded
         )
 
-    def admitting(self, token: str) -> RuntimeKnowledge:
+    def with_arriving(self, token: str) -> RuntimeKnowledge:
         """Return the knowledge after CPUs or memory were set aside for a sandbox that is being made."""
         return structs.replace(self, arriving=self.arriving | {token})
 
-    def arrived(self, token: str) -> RuntimeKnowledge:
+    def without_arriving(self, token: str) -> RuntimeKnowledge:
         """Return the knowledge after a sandbox has been made, or has failed."""
         return structs.replace(self, arriving=self.arriving - {token}) if token in self.arriving else self
 
-    def delegating(self, container: Container, create: DelegatedCreate) -> RuntimeKnowledge:
-        """Return the knowledge after a decision was returned to a caller."""
-        return structs.replace(self, delegated=with_delegated(self.delegated, attempt_of(container), create))
+    def with_delegated(self, container: Container, create: DelegatedCreate) -> RuntimeKnowledge:
+        """Return the knowledge after a decision was returned to a caller, as the newest one."""
+        key = create_key_of(container)
+        others = _without(self.delegated, key)
+        if len(others) >= REMEMBERED_DELEGATED:
+            del others[next(iter(others))]
+        return structs.replace(self, delegated={**others, key: create})
 
-    def undelegated(self, attempt: Attempt) -> RuntimeKnowledge:
+    def without_delegated(self, key: CreateKey) -> RuntimeKnowledge:
         """Return the knowledge without the decision about a create that has come again."""
-        return structs.replace(self, delegated=_without(self.delegated, attempt))
+        return structs.replace(self, delegated=_without(self.delegated, key))
 
-    def inheriting(self, parents: Iterable[str]) -> RuntimeKnowledge:
+    def with_inherited(self, parents: Iterable[str]) -> RuntimeKnowledge:
         """Return the knowledge with more pods that were not made through this run of the daemon.
 
         Args:
@@ -310,9 +309,9 @@ class RuntimeKnowledge(Struct, frozen=True):
         )
 
 
-def attempt_of(container: Container) -> Attempt:
-    """Return the create that a container comes from: sandbox, name and attempt."""
-    return container.pod.sandbox_id, container.name, container.attempt
+def create_key_of(container: Container) -> CreateKey:
+    """Return the key of the create that a container comes from."""
+    return CreateKey(container.pod.sandbox_id, container.name, container.attempt)
 
 
 def superseded_pods(pods: Iterable[Pod]) -> frozenset[str]:
@@ -327,5 +326,5 @@ def superseded_pods(pods: Iterable[Pod]) -> frozenset[str]:
     return frozenset(key for of_name in keys.values() for key in list(of_name)[:-1])
 
 
-def _without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
+def _without(mapping: Mapping[K, V], key: K) -> dict[K, V]:
     return {each: value for each, value in mapping.items() if each != key}

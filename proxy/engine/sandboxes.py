@@ -45,7 +45,7 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
     if not admission.verdict.admitted or admission.pod.reserved_for_pod is None:
         return state, (decided,)
     token, after = event.pod.sandbox_id, admission.state
-    after = after.with_runtime(after.runtime.admitting(token))
+    after = after.with_runtime(after.runtime.with_arriving(token))
     records = (PutRecord(f"p/{token}", admission.pod), *devices_recorded(state, after, event.pod.key))
     return after, (*records, *followed(state, after, "pod admitted"), decided)
 
@@ -56,7 +56,7 @@ def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeStat
     if pod.sandbox_id in state.runtime.arriving:
         return state, ()
     after = state.with_pod(pod)
-    after = after.with_runtime(after.runtime.admitting(pod.sandbox_id))
+    after = after.with_runtime(after.runtime.with_arriving(pod.sandbox_id))
     return after, (PutRecord(f"p/{pod.sandbox_id}", pod), *followed(state, after, "pod changed by hooks"))
 
 
@@ -78,7 +78,7 @@ def _learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffect
 
 def _inherited(state: NodeState, pod: Pod) -> NodeState:
     """Return the state with a pod whose sandbox was not made through this run of the daemon."""
-    return state.with_runtime(state.runtime.inheriting((pod.cgroup_parent,)))
+    return state.with_runtime(state.runtime.with_inherited((pod.cgroup_parent,)))
 
 
 def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState, NodeEffects]:
@@ -130,7 +130,7 @@ def _arrived(state: NodeState, token: str, reason: str, effects: list[NodeEffect
     """Drop the token of a sandbox that is not being made any more."""
     if token not in state.runtime.arriving:
         return state
-    return _dropped(state.with_runtime(state.runtime.arrived(token)), token, reason, effects)
+    return _dropped(state.with_runtime(state.runtime.without_arriving(token)), token, reason, effects)
 
 
 def _over(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeState:

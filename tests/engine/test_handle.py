@@ -211,7 +211,7 @@ def test_only_the_newest_failed_creates_are_remembered(monkeypatch: pytest.Monke
     monkeypatch.setattr(runtime_knowledge, "REMEMBERED_FAILURES", 2)
     known = EMPTY.runtime
     for name in "abc":
-        known = known.failing(changed_copy(SHARER, name=name))
+        known = known.with_failed(changed_copy(SHARER, name=name))
     assert [name for _, name, _ in known.failed] == ["b", "c"]
 
 
@@ -407,7 +407,7 @@ def test_a_sandbox_without_a_set_aside() -> None:
 def arriving(state: NodeState) -> NodeState:
     """Return the node with a sandbox in progress that has a set-aside."""
     state = state.with_pod(changed_copy(LSE, sandbox_id="token"))
-    return state.with_runtime(state.runtime.admitting("token"))
+    return state.with_runtime(state.runtime.with_arriving("token"))
 
 
 def test_a_pod_that_hooks_have_changed_is_recorded_until_its_sandbox_has_an_id() -> None:

@@ -103,9 +103,9 @@ def test_owners_that_no_container_makes_are_named() -> None:
 
 def test_saved_cpus_of_a_removed_container_are_named() -> None:
     state = state_of(one("c", SHARED))
-    known = state.with_runtime(state.runtime.saving("c", MACHINE.online))
+    known = state.with_runtime(state.runtime.with_saved("c", MACHINE.online))
     assert violations(known) == []
-    stale = state.with_runtime(state.runtime.saving("gone", MACHINE.online))
+    stale = state.with_runtime(state.runtime.with_saved("gone", MACHINE.online))
     assert violations(stale) == ["a saved cpuset is recorded for container gone, which does not exist"]
 
 

@@ -13,7 +13,12 @@ from proxy.engine.container_events import (
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import NotifyFailed, PlanDecided, PutRecord
 from proxy.engine.node_events import LedgerRead, SandboxRunning, SandboxStopped
-from proxy.engine.runtime_knowledge import LIMIT, DelegatedCreate, clients_request, with_delegated
+from proxy.engine.runtime_knowledge import (
+    REMEMBERED_DELEGATED,
+    CreateKey,
+    DelegatedCreate,
+    clients_request,
+)
 from proxy.engine.state import NodeState
 from proxy.model.workload import Pod, Request
 from tests.engine.test_handle import EMPTY, FOUR, LSE, OWN, changed_copy
@@ -66,11 +71,14 @@ def test_changes_by_the_caller_since_the_first_create_count(again: Request, mean
 
 
 def test_the_oldest_decisions_are_forgotten_first() -> None:
-    known: dict[tuple[str, str, int], DelegatedCreate] = {}
-    for attempt in range(LIMIT + 1):
-        known = dict(with_delegated(known, ("s", "c", attempt), RETURNED))
-    assert (len(known), ("s", "c", 0) in known) == (LIMIT, False)
-    assert list(with_delegated(known, ("s", "c", 1), RETURNED))[-1] == ("s", "c", 1)
+    first = delegated().containers["t-1"]
+    keys = [CreateKey(first.pod.sandbox_id, "c", attempt) for attempt in range(REMEMBERED_DELEGATED + 1)]
+    known = EMPTY.runtime
+    for attempt in range(REMEMBERED_DELEGATED + 1):
+        known = known.with_delegated(changed_copy(first, attempt=attempt), RETURNED)
+    assert list(known.delegated) == keys[1:]
+    known = known.with_delegated(changed_copy(first, attempt=1), RETURNED)
+    assert list(known.delegated) == [*keys[2:], keys[1]]
 
 
 def test_a_later_pod_of_the_same_name_supersedes_the_earlier_one() -> None:

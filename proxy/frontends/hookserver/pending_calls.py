@@ -19,9 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from msgspec import Struct
-
 from proxy.engine.call_events import SavedCpusLearned
+from proxy.engine.runtime_knowledge import CreateKey
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.executor.start_update import StartUpdate
@@ -38,14 +37,6 @@ LIMIT = 512
 """The number of calls of a kind that are remembered; the oldest are lost first."""
 
 K = TypeVar("K")
-
-
-class Creation(Struct, frozen=True):
-    """The container of a create: a pod has one of each name and attempt."""
-
-    sandbox_id: str
-    name: str
-    attempt: int
 
 
 @dataclass(slots=True)
@@ -107,7 +98,7 @@ class PendingCalls:
         self._executor = executor
         self._start_update = start_update
         self.pods = Calls[str](POD_TIMEOUT_S, executor.clock)
-        self.creates = Calls[Creation](CREATE_TIMEOUT_S, executor.clock)
+        self.creates = Calls[CreateKey](CREATE_TIMEOUT_S, executor.clock)
         self.starts = Calls[str](START_TIMEOUT_S, executor.clock)
         self._older: dict[str, frozenset[str]] = {}
         self._woken = asyncio.Event()
@@ -173,7 +164,7 @@ class PendingCalls:
 
     def handle_listed_container(self, container: RuntimeContainer) -> None:
         """The runtime lists a container."""
-        call = self.creates.take(Creation(container.sandbox_id, container.name, container.attempt))
+        call = self.creates.take(CreateKey(container.sandbox_id, container.name, container.attempt))
         if call is not None and container.id in self._executor.state.containers:
             call.lost()  # known already: it has passed through us, too
         elif call is not None:

@@ -16,6 +16,7 @@ from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.container_events import CreateDelegated
 from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER
+from proxy.engine.runtime_knowledge import CreateKey
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.executor.start_update import StartUpdate
@@ -29,7 +30,7 @@ from proxy.frontends.hookserver.messages import (
     pod_of,
     update_reply,
 )
-from proxy.frontends.hookserver.pending_calls import Creation, PendingCalls
+from proxy.frontends.hookserver.pending_calls import PendingCalls
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
@@ -207,7 +208,7 @@ class Servicer:
             self._executor.store.handle(
                 CreateDelegated(call.state.target, sent.cpuset_cpus, sent.cpuset_mems, sent.cpu_quota)
             )
-            self.pending.creates.add(Creation(call.sandbox_id, call.name, call.attempt), call)
+            self.pending.creates.add(CreateKey(call.sandbox_id, call.name, call.attempt), call)
             self.pending.wake()
         else:
             call.lost()
