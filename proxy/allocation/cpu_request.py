@@ -10,7 +10,7 @@ memory.
 from __future__ import annotations
 
 from proxy.allocation.pod_requests import peak_request
-from proxy.model.requests import ContainerResources, PodRequests
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 
 CPU = "cpu"
 MILLI = 1000
@@ -37,6 +37,18 @@ def pod_cpus(pod: PodRequests) -> int:
             CPU, 0
         )
     return pod_level_cpu_count(pod)
+
+
+def requested_whole_cpus(pod: PodRequests) -> int:
+    """Return the whole CPUs that a pod requests at any time, exclusive or not, rounded down."""
+    peak = peak_request(pod.containers, lambda resources: {CPU: resources.requests.get(CPU, 0)}).get(CPU, 0)
+    return (peak if pod.own is None else pod.own.get(CPU, peak)) // MILLI
+
+
+def running_request_milli(pod: PodRequests) -> int:
+    """Return what the app containers and sidecars of a pod request together, in thousandths of a CPU."""
+    running = pod.of(ContainerKind.APP, ContainerKind.SIDECAR)
+    return sum(resources.requests.get(CPU, 0) for resources in running)
 
 
 def pod_level_cpu_count(pod: PodRequests) -> int:

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from proxy.allocation.cpu_request import CPU, MILLI
-from proxy.allocation.pod_requests import peak_request
+from proxy.allocation.cpu_request import NO_SHARES, requested_whole_cpus
 from proxy.engine.node import Node
 from proxy.model.admission import (
     SHARED_POOL_EXHAUSTED,
@@ -125,10 +124,7 @@ def requested_cpus(pod: Pod, request: Request) -> int:
         request: What is known where neither does.
     """
     if pod.requests is not None:
-        requested = peak_request(
-            pod.requests.containers, lambda container: {CPU: container.requests.get(CPU, 0)}
-        ).get(CPU, 0)
-        return (requested if pod.requests.own is None else pod.requests.own.get(CPU, requested)) // MILLI
+        return requested_whole_cpus(pod.requests)
     total = pod.total or request
     if total.cpu_shares >= MOST_CPU_SHARES:  # the kernel takes no more shares: beyond them the limit counts
         limit = total.cpu_quota // total.period_us
@@ -142,7 +138,7 @@ def sum_requests(requests: list[Request]) -> Request:
     A quota that is off says nothing about the limit, because owners have none: the request is taken as the
     limit.
     """
-    shares = sum(request.cpu_shares for request in requests if request.cpu_shares > 2)
+    shares = sum(request.cpu_shares for request in requests if request.cpu_shares > NO_SHARES)
     quotas = [request.cpu_quota * CFS_PERIOD_US // request.period_us for request in requests]
     quota = sum(quotas) if all(quota_us > 0 for quota_us in quotas) else shares * CFS_PERIOD_US // _SHARES
     return Request(cpu_shares=shares, cpu_quota=quota, cpu_period=CFS_PERIOD_US)

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
+from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES, running_request_milli
 from proxy.allocation.koordinator.bind import usable
 from proxy.allocation.koordinator.hints import Answer, ScoredHint
 from proxy.allocation.koordinator.node_shares import Amounts
@@ -35,6 +35,7 @@ from proxy.allocation.providers.cpu import CpuProvider
 from proxy.allocation.providers.devices import DEVICES
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider
+from proxy.engine.owners import is_undecided
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext, TopologyDecision
 from proxy.model.explanation import Merge
@@ -42,24 +43,20 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import KUBERNETES, NumaPolicy, NumaStrategy
 from proxy.model.options import Scope
-from proxy.model.requests import ContainerKind, in_bytes
+from proxy.model.requests import in_bytes
 from proxy.model.workload import Pod, Request, Verdict
 from proxy.pools.claims import pool_of
 
 
 def wants_alignment(pod: Pod) -> bool:
     """Return whether a pod requests to be aligned by itself, and the node has to decide it."""
-    undecided = (pod.cpuset is None or pod.cpuset_chosen_locally) and pod.nodes is None and not pod.problem
-    return pod.aligned is not NumaPolicy.NONE and undecided
+    return pod.aligned is not NumaPolicy.NONE and is_undecided(pod)
 
 
 def shared_request_milli(pod: Pod, total: Request) -> int:
     """Return what a pod that shares CPUs requests, in thousandths; 0 where it is not known."""
     if pod.requests is not None:
-        return sum(
-            container.requests.get(CPU, 0)
-            for container in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
-        )
+        return running_request_milli(pod.requests)
     return total.requested_milli if total.cpu_shares > NO_SHARES else 0
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
+from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES, running_request_milli
 from proxy.engine.admission import permitted_claim
 from proxy.engine.node import Node
 from proxy.model.admission import AdmissionRule, Breach
@@ -142,10 +142,14 @@ def _owners_known_to_kubelet(
     return kubelet_owners
 
 
+def is_undecided(pod: Pod) -> bool:
+    """Return whether the node decides where a pod runs: no other party has named its CPUs or NUMA nodes."""
+    return (pod.cpuset is None or pod.cpuset_chosen_locally) and pod.nodes is None and not pod.problem
+
+
 def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
     """Return whether the node has to choose CPUs for a pod as a whole."""
-    undecided = (pod.cpuset is None or pod.cpuset_chosen_locally) and pod.nodes is None and not pod.problem
-    return node.static and pod.qos in STRICT and undecided
+    return node.static and pod.qos in STRICT and is_undecided(pod)
 
 
 def request_is_known(pod: Pod, total: Request) -> bool:
@@ -157,13 +161,7 @@ def pod_cpu_count(pod: Pod, total: Request) -> int:
     """Return how many CPUs a pod owns."""
     if pod.requests is None:
         return whole_cpus(total)
-    return (
-        sum(
-            container.requests.get(CPU, 0)
-            for container in pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR)
-        )
-        // MILLI
-    )
+    return running_request_milli(pod.requests) // MILLI
 
 
 def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:

@@ -27,8 +27,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from proxy.agent.objects.node_page import Rejection
-from proxy.allocation.cpu_request import CPU, MILLI
-from proxy.allocation.pod_requests import peak_request
+from proxy.allocation.cpu_request import requested_whole_cpus
 from proxy.config.cluster import RejectedPodsConfig, RejectedPolicy
 from proxy.model.admission import AdmissionRule
 from proxy.model.backoff import Backoff
@@ -121,10 +120,7 @@ def _cpus(item: Mapping[str, Any]) -> int:
         requests = pod_spec(item, listed=True).requests
     except InputError:
         return 0
-    peak = peak_request(requests.containers, lambda container: {CPU: container.requests.get(CPU, 0)}).get(
-        CPU, 0
-    )
-    return (peak if requests.own is None else requests.own.get(CPU, peak)) // MILLI
+    return requested_whole_cpus(requests)
 
 
 class EndPod(Struct, frozen=True):
