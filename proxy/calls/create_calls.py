@@ -116,7 +116,7 @@ class CreateCalls:
         if executor.fact_lookup.needs_pod_requests(executor.state, pod):
             found = await executor.fact_lookup.pod(pod)
             # More may be known of the pod by now; only what kubelet has answered is new.
-            pod = executor.state.pods.get(pod.sandbox_id) or pod
+            pod = executor.state.current_pod(pod)
             if found.requests is not None:
                 pod = structs.replace(pod, requests=found.requests, source=found.source)
             if pod.sandbox_id in executor.state.pods:
@@ -130,7 +130,7 @@ class CreateCalls:
             requested.resources = await executor.fact_lookup.devices(
                 pod, requested.name, given, requested.resources
             )
-            pod = executor.state.pods.get(pod.sandbox_id) or pod
+            pod = executor.state.current_pod(pod)
         await record_exited(executor, executor.lifecycle, executor.fact_lookup.worker, pod)
         if executor.kubelet_cpus.needs_cpus_of_container(pod, requested.resources):
             await executor.kubelet_cpus.reread()

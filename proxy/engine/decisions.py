@@ -473,7 +473,7 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
         A plan that gives it CPUs of its own; None where its CPUs were named by another party or set aside for
         its pod, or where there are no others.
     """
-    pod = state.pods.get(container.pod.sandbox_id) or container.pod
+    pod = state.current_pod(container.pod)
     if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
         return None
     # kubelet's CPU manager may hold them for this container: what it has named is not chosen again.

@@ -65,7 +65,7 @@ def _why_fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
             return f"{container.ref} does not have the CPUs that it was given"
         if placement.hook_cpus is not None or placement.hook_extra_cpus:
             return f"a hook has narrowed {container.ref}"
-        current = state.pods.get(pod.sandbox_id) or pod
+        current = state.current_pod(pod)
         if (
             current.cpuset_chosen_locally
             or current.reserved_for_pod is not None
@@ -88,7 +88,7 @@ def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) 
         return f"{location}, and its memory may be on {numa_nodes_text(mems)} only"
     if node.policy.is_strict and len(on_nodes) > len(has := node.machine.nodes_of(own)):
         return f"{location}, and it is on {numa_nodes_text(has)} only"
-    binding = required_binding(node, state.pods.get(container.pod.sandbox_id) or container.pod)
+    binding = required_binding(node, state.current_pod(container.pod))
     if binding is not BindPolicy.NONE and not holds(node.topology, cpus, binding):
         wanted = "whole cores" if binding is BindPolicy.FULL_PCPUS else "one CPU of each core"
         return f"CPUs {listed(cpus)} are not {wanted}, which it requires"

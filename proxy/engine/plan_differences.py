@@ -76,7 +76,7 @@ def live_containers(state: NodeState) -> list[Container]:
 
 def removable_quotas(state: NodeState, containers: Iterable[Container]) -> dict[str, QuotaPlace]:
     """Return where the CFS quotas are that owners run without, by the ledger's key."""
-    pods = ((c, state.pods.get(c.pod.sandbox_id) or c.pod) for c in containers)
+    pods = ((c, state.current_pod(c.pod)) for c in containers)
     return removable(state, [c for c, pod in pods if quota_is_off(state, pod, c.name, c.placement.pool)])
 
 

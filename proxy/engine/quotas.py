@@ -302,7 +302,7 @@ def is_off(state: NodeState, container: Container) -> bool:
     """Return whether a container's quota is to be off now."""
     if not state.facts.cpu_groups or container.phase is Phase.EXITED or not applies_to(state, container.pod):
         return False
-    pod = state.pods.get(container.pod.sandbox_id) or container.pod
+    pod = state.current_pod(container.pod)
     return quota_is_off(state, pod, container.name, container.placement.pool)
 
 

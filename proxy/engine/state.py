@@ -473,6 +473,10 @@ class NodeState(Struct, frozen=True):
             return self
         return structs.replace(self, devices=self.devices.release_pod(pod_key))
 
+    def current_pod(self, pod: Pod) -> Pod:
+        """Return what is known of a pod now; the given value where its sandbox is not in the state."""
+        return self.pods.get(pod.sandbox_id) or pod
+
     def in_sandbox(self, sandbox_id: str) -> list[Container]:
         """Return the containers of a sandbox."""
         return [c for c in self.containers.values() if c.pod.sandbox_id == sandbox_id]

@@ -97,7 +97,7 @@ class DeviceGrants:
             if isinstance(decided, PlanDecided):
                 return decided
             await self._query(decided, preferred)
-            pod = self._context.state.pods.get(pod.sandbox_id) or pod
+            pod = self._context.state.current_pod(pod)
 
     async def admit(self, pod: Pod, total: Request) -> PodDecided:
         """Decide a pod as a whole, with what plug-ins prefer."""

@@ -148,7 +148,7 @@ def _listed_names(pod: Pod, existing: Iterable[str]) -> Iterable[str]:
 
 def _is_applied(state: NodeState, container: Container) -> bool:
     """Return whether the plan is applied to a container."""
-    return applies_to(state, state.pods.get(container.pod.sandbox_id) or container.pod)
+    return applies_to(state, state.current_pod(container.pod))
 
 
 def _fill(entry: pb.ContainerResources, state: NodeState, placement: Placement) -> None:
