@@ -19,6 +19,7 @@ from proxy.admin_routes import Pages
 from proxy.config.files import exposed
 from proxy.config.schema import Config
 from proxy.early_socket import EarlySocket, open_socket
+from proxy.engine.suppression import KEY as SUPPRESSION_KEY
 from proxy.executor.background import TimeSlices, run_with_restarts
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.frontends.cri.acceptor import Acceptor
@@ -206,7 +207,7 @@ class Daemon:
         self._task(self.reconciler.run)
         self._task(self._runtime_sync.run)
         self._task(self.executor.unit_properties.run)
-        self._suppress(config, entries.get("b/suppress"))
+        self._suppress(config, entries.get(SUPPRESSION_KEY))
         self._leaving = LazyRelease(config, executor, lambda: self._suppression)
         self._leaving.recover(entries)
         self._staging = LazyStaging(executor)

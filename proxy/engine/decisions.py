@@ -70,7 +70,7 @@ from proxy.engine.runtime_knowledge import CreateKey, DelegatedCreate, clients_r
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
-from proxy.model.workload import Container, Phase, Pool
+from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Phase, Pool
 
 
 def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
@@ -171,12 +171,12 @@ def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeSt
         return state, NOTHING
     container = container.in_phase(Phase.CREATED, container_id)
     after = state.renamed(token, container, state.runtime.created(token, container, sent))
-    record, placement = PutRecord(f"c/{container_id}", container), container.placement
+    record, placement = PutRecord(CONTAINER_RECORD + container_id, container), container.placement
     notice = NotifyCreated(token, container)
     change = followed(state, after, "container created")
     if placement.pool is Pool.OWN or placement.hook_cpus is not None:
         after, quota = _with_its_quota(after, container)
-        return after, (record, PutRecord(f"i/{token}", None), *quota, *change, notice)
+        return after, (record, PutRecord(CREATE_RECORD + token, None), *quota, *change, notice)
     return after, (record, *change, notice)
 
 
@@ -195,7 +195,7 @@ def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, Nod
         return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=(token,), runtime=runtime.with_failed(container))
     change = followed(state, after, "create failed")
-    return after, (PutRecord(f"i/{token}", None), *change, NotifyFailed(token))
+    return after, (PutRecord(CREATE_RECORD + token, None), *change, NotifyFailed(token))
 
 
 def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEffects]:
@@ -220,19 +220,19 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
         return state, NOTHING  # a container that has exited stays so: what a list shows later is adopted
     changed = container.in_phase(phase)
     after = state.changed(put=(changed,), runtime=state.runtime.touched(container_id))
-    effects: list[NodeEffect] = [PutRecord(f"c/{container_id}", changed)]
+    effects: list[NodeEffect] = [PutRecord(CONTAINER_RECORD + container_id, changed)]
     if phase is Phase.RUNNING:
         sandbox_id, before = changed.pod.sandbox_id, after
         after = after.started(changed)  # init containers release memory
         if after is not before:
             released = (c for c in after.in_sandbox(sandbox_id) if c is not before.containers[c.id])
-            effects += (PutRecord(f"c/{c.id}", c) for c in released)
+            effects += (PutRecord(CONTAINER_RECORD + c.id, c) for c in released)
         if container.phase is Phase.CREATED:
             after = after.with_runtime(after.runtime.with_unsaved((container_id,)))
             effects += WriteCpusets((container_id,)), SyncRuntimeSoon()
         pod = after.pods.get(sandbox_id)
         if pod is not None and pod is not before.pods.get(sandbox_id):
-            effects.append(PutRecord(f"p/{sandbox_id}", pod))
+            effects.append(PutRecord(POD_RECORD + sandbox_id, pod))
     effects += followed(state, after, f"container {phase.value}")
     return after, (*effects, NotifyEntered(changed, phase))
 
@@ -246,7 +246,7 @@ def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[Node
     if not gone:
         return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=[c.id for c in gone], runtime=runtime)
-    records = [PutRecord(f"c/{container.id}", None) for container in gone]
+    records = [PutRecord(CONTAINER_RECORD + container.id, None) for container in gone]
     change = followed(state, after, "container removed")
     return after, (*records, *change, *map(NotifyRemoved, gone))
 
@@ -255,7 +255,7 @@ def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[Node
     """Replace containers by what they are from now on."""
     after = state.changed(put=event.containers)
     records = [
-        PutRecord(f"{'i' if c.phase is Phase.CREATING else 'c'}/{c.id}", c)
+        PutRecord((CREATE_RECORD if c.phase is Phase.CREATING else CONTAINER_RECORD) + c.id, c)
         for c in (event.containers if event.recorded else ())
     ]
     return after, (*records, *followed(state, after, event.reason))
@@ -417,7 +417,7 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
     after = plan.state
     if saved is not None:
         after = after.with_runtime(after.runtime.with_saved(container_id, saved))
-    record = PutRecord(f"c/{container_id}", plan.container)
+    record = PutRecord(CONTAINER_RECORD + container_id, plan.container)
     return after, (*dropped, record, *followed(state, after, "container adopted"), PlanDecided(plan))
 
 

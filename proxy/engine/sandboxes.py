@@ -29,7 +29,7 @@ from proxy.engine.pod_events import (
 )
 from proxy.engine.staging import labels_learned
 from proxy.engine.state import NodeState
-from proxy.model.workload import Phase, Pod
+from proxy.model.workload import POD_RECORD, Phase, Pod
 
 
 def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeState, NodeEffects]:
@@ -46,7 +46,7 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
         return state, (decided,)
     token, after = event.pod.sandbox_id, admission.state
     after = after.with_runtime(after.runtime.with_arriving(token))
-    records = (PutRecord(f"p/{token}", admission.pod), *devices_recorded(state, after, event.pod.key))
+    records = (PutRecord(POD_RECORD + token, admission.pod), *devices_recorded(state, after, event.pod.key))
     return after, (*records, *followed(state, after, "pod admitted"), decided)
 
 
@@ -57,7 +57,8 @@ def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeStat
         return state, ()
     after = state.with_pod(pod)
     after = after.with_runtime(after.runtime.with_arriving(pod.sandbox_id))
-    return after, (PutRecord(f"p/{pod.sandbox_id}", pod), *followed(state, after, "pod changed by hooks"))
+    record = PutRecord(POD_RECORD + pod.sandbox_id, pod)
+    return after, (record, *followed(state, after, "pod changed by hooks"))
 
 
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
@@ -68,7 +69,7 @@ def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEff
 
 def _learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
     pod, after = event.pod, state.with_pod(event.pod)
-    records: NodeEffects = (PutRecord(f"p/{pod.sandbox_id}", pod),) if event.recorded else ()
+    records: NodeEffects = (PutRecord(POD_RECORD + pod.sandbox_id, pod),) if event.recorded else ()
     known = state.pods.get(pod.sandbox_id)
     if known is not None and known.labels != pod.labels:
         after, more = labels_learned(state, after, known, pod)
@@ -155,6 +156,6 @@ def _without_devices(state: NodeState, pod: Pod | None, effects: list[NodeEffect
 
 def _dropped(state: NodeState, sandbox_id: str, reason: str, effects: list[NodeEffect]) -> NodeState:
     after = state.without_pod(sandbox_id)
-    effects.append(PutRecord(f"p/{sandbox_id}", None))
+    effects.append(PutRecord(POD_RECORD + sandbox_id, None))
     effects += followed(state, after, reason)
     return after

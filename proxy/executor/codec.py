@@ -28,6 +28,8 @@ from proxy.model.pod_selection import selectable_labels
 from proxy.model.quoting import MESSAGE, SENTENCE, printable
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
+    CONTAINER_RECORD,
+    CREATE_RECORD,
     Container,
     ContainerPart,
     KubeQos,
@@ -484,8 +486,10 @@ def records_of(
         may_run_on: CPUs to which a move is under way; empty where none is.
     """
     if reservation.kind in _CREATES:
-        return {f"i/{container_id}": container for container_id, container in containers.items()}
-    records: dict[str, Record | None] = {f"c/{key}": container for key, container in containers.items()}
+        return {CREATE_RECORD + container_id: container for container_id, container in containers.items()}
+    records: dict[str, Record | None] = {
+        CONTAINER_RECORD + container_id: container for container_id, container in containers.items()
+    }
     if reservation.kind is ReservationKind.MOVE:
         move = MoveRecord(reservation.containers, reservation.previous, may_run_on)
         records[f"{MOVE}{token}"] = move.dump() if may_run_on else None

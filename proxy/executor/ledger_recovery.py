@@ -22,7 +22,7 @@ from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.start_update import StartUpdate
 from proxy.model.mode import NodeMode
-from proxy.model.workload import Container, Pod
+from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Pod
 
 if TYPE_CHECKING:
     from proxy.executor.partitions.sync import PartitionSync
@@ -146,15 +146,15 @@ class LedgerRecovery:
         context, bounds = self._context, self._context.state.node.machine.bounds
         for key, value in entries.items():
             yield
-            if key.startswith("p/"):
+            if key.startswith(POD_RECORD):
                 if (pod := load_pod(value, bounds)) is not None:
                     context.bad_input.report_defects(pod)
                     pods.append(pod)
                     continue
-            elif key.startswith(("c/", "i/")):
+            elif key.startswith((CONTAINER_RECORD, CREATE_RECORD)):
                 if (container := load_container(value, bounds)) is not None:
                     containers.append(container)
-                    if key.startswith("i/"):
+                    if key.startswith(CREATE_RECORD):
                         lost.append(container.id)
                     continue
             else:

@@ -19,6 +19,8 @@ LONGEST_NAME = 63
 """Characters of a namespace's or container's name (a DNS label)."""
 LONGEST_REF = LONGEST_NAME + 1 + 253
 """Characters of a namespace, a slash and a pod's name (a DNS subdomain)."""
+POD_RECORD, CONTAINER_RECORD, CREATE_RECORD = "p/", "c/", "i/"
+"""How the ledger's keys begin: of a sandbox, of a container, and of one whose create is in flight."""
 
 
 class KubeQos(enum.StrEnum):

@@ -16,6 +16,7 @@ from proxy.assembly import executor_of, suppression_of
 from proxy.backends.ledger import open_ledger
 from proxy.backends.ledger.journal import NAME
 from proxy.config.schema import BeSuppressConfig, Config
+from proxy.engine.suppression import KEY as SUPPRESSION_KEY
 from proxy.logs import telemetry
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
 from proxy.model.mode import NodeMode
@@ -104,7 +105,7 @@ async def _release(config: Config, limit: float, report_progress: Callable[[Page
     executor = executor_of(config, machine, None, ledger, entries, reread=False, telemetry=telemetry())
     for note in notes:
         executor.telemetry.problem("notice at start-up", reason=note)
-    suppression = suppression_of(config, executor, entries.get("b/suppress"))
+    suppression = suppression_of(config, executor, entries.get(SUPPRESSION_KEY))
     reconciler = executor.reconciler
     executor.recovery.recover(entries)
     release = Release(executor, lambda: suppression is None or not suppression.known.written)

@@ -32,10 +32,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD
+
 FORMAT = 1
 RECORD_BYTES = 64 * 1024
 """Length of the longest record of one pod or container."""
-_BOUNDED = ("p/", "c/", "i/")
+_BOUNDED = (POD_RECORD, CONTAINER_RECORD, CREATE_RECORD)
 """Keys of such records. Records of the node have no bound: a takeover's holds kubelet's checkpoint."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _QUOTED_CHARACTERS = 80
