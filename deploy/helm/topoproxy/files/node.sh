@@ -17,6 +17,13 @@ drop_in=/etc/topoproxy/config.d/90-helm.yaml
 host() { ${HOST-nsenter --target 1 --mount --uts --ipc --net --pid --} "$@"; }
 say() { echo "node $NODE_NAME: $*"; }
 
+case $state in absent | installed | attached) ;;
+*)
+    say "there is no state $state" >&2
+    exit 2
+    ;;
+esac
+
 # A shell handles a signal only after the program in its foreground has ended: these run in the background.
 child='' holder=''
 turn() {
@@ -179,10 +186,6 @@ installed | attached)
     configure || failed "the check of the configuration"
     if [ "$state" = attached ]; then attach || failed "attaching"; fi
     keep_package
-    ;;
-*)
-    say "there is no state $state" >&2
-    exit 2
     ;;
 esac
 end "$holder"
