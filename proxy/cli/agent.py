@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.settings import PATH, config_option, read_config
-from proxy.model.errors import TopoproxyError
+from proxy.cli.settings import PATH, config_option, not_in_packages, read_config
 
 
 @click.command()
@@ -40,10 +39,7 @@ def agent(file: Path | None, admin: str | None, node: str | None, kubeconfig: Pa
     try:
         from proxy.agent.process import run
     except ImportError as error:
-        raise TopoproxyError(
-            f"cannot run the agent: {error.name} is not installed: the packages do not contain it; "
-            "use the container image, or a clone with requirements-cluster.lock (docs/cluster.md)"
-        ) from error
+        raise not_in_packages("the agent", error) from error
 
     options = {"cluster.node": ("--node", node), "cluster.kubeconfig": ("--kubeconfig", kubeconfig)}
     overrides = {key: (option, str(value)) for key, (option, value) in options.items() if value is not None}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.settings import PATH
-from proxy.model.errors import TopoproxyError, UsageError
+from proxy.cli.settings import PATH, not_in_packages
+from proxy.model.errors import UsageError
 
 STRATEGIES = (
     "fewest-numa-nodes", "least-allocated", "most-allocated", "balanced-allocation",
@@ -102,10 +102,7 @@ def scheduler_extender(
     try:
         from proxy.extender.process import ExtenderOptions, run
     except ImportError as error:
-        raise TopoproxyError(
-            f"cannot run the extender: {error.name} is not installed: the packages do not contain it; "
-            "use the container image, or a clone with requirements-cluster.lock (docs/cluster.md)"
-        ) from error
+        raise not_in_packages("the extender", error) from error
     from proxy.scheduler.scores import Strategy
 
     options = ExtenderOptions(

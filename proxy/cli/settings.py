@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from proxy.model.errors import TopoproxyError
+
 if TYPE_CHECKING:
     from proxy.config import Config
 
@@ -99,6 +101,19 @@ def setting_options(command: F) -> F:
             command
         )
     return config_option(command)
+
+
+def not_in_packages(program: str, error: ImportError) -> TopoproxyError:
+    """Return the error that a library of requirements-cluster.lock is missing.
+
+    Args:
+        program: What needs it.
+        error: The failed import.
+    """
+    return TopoproxyError(
+        f"cannot run {program}: {error.name} is not installed: the packages do not contain it; "
+        "use the container image, or a clone with requirements-cluster.lock (docs/cluster.md)"
+    )
 
 
 def read_config(file: Path | None, options: dict[str, str | None], *, trusted: bool = False) -> Config:

@@ -8,7 +8,7 @@ from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
 from proxy.model.explanation import Explanation, Fact, MovedContainer, Shortfall
 from proxy.model.idset import CpuSet
-from proxy.model.phrases import listed, numa_nodes_text
+from proxy.model.phrases import counted, listed, numa_nodes_text
 from proxy.model.quantity import show_quantity
 from proxy.model.quoting import printable
 from proxy.model.requests import ContainerResources, in_bytes
@@ -172,7 +172,7 @@ def _from_cri(request: Request) -> list[Fact]:
     facts = []
     if request.cpu_shares > NO_SHARES:
         count = whole_cpus(request)
-        milli = _cpus(count) if count else f"about {request.requested_milli}m"
+        milli = counted(count, "CPU") if count else f"about {request.requested_milli}m"
         facts.append(Fact("cpu request", milli, f"cpu_shares {request.cpu_shares} of the CRI request"))
     if request.cpu_quota > 0:
         limit = _amount(CPU, request.limit_milli)
@@ -186,11 +186,7 @@ def _from_cri(request: Request) -> list[Fact]:
     return facts
 
 
-def _cpus(count: int) -> str:
-    return "1 CPU" if count == 1 else f"{count} CPUs"
-
-
 def _amount(resource: str, amount: int) -> str:
     if resource == CPU:
-        return f"{amount}m" if amount % MILLI else _cpus(amount // MILLI)
+        return f"{amount}m" if amount % MILLI else counted(amount // MILLI, "CPU")
     return show_quantity(amount) if in_bytes(resource) else str(amount)

@@ -265,12 +265,8 @@ class Confinement:
         return bool(inflight.confined)
 
     async def _narrow_again(self, ids: list[str]) -> None:
-        await self._restore_fences(ids)
+        await self._fencing.restore(ids)
         await self._follow(ids)
-
-    async def _restore_fences(self, ids: Collection[str]) -> None:
-        if not self._context.store.mode.is_leaving:  # a release widens the groups of pods
-            await self._fencing.restore(ids)
 
     async def _watch_confined(self) -> None:
         """Check confined containers until there are none: a cgroup may be gone, a report may be missing."""
@@ -279,7 +275,7 @@ class Confinement:
             while ids := context.state.inflight.confined:
                 watched = self._drift.watch.covers(i for i in ids if i not in self._absent)
                 await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
-                await self._restore_fences(ids)
+                await self._fencing.restore(ids)
                 starts = (f for i in ids for f in context.state.inflight.of(i) if f.is_start and f.confined)
                 await self._narrow_starts(
                     [flight for flight in starts if flight.container_id not in self._absent]

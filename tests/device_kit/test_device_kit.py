@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,10 @@ def test_a_missing_directory_is_named_with_what_makes_it(
 ) -> None:
     directory = tmp_path / "device-plugins"
     reporter = telemetry()
+
+    def reported(text: str) -> bool:
+        return any(text in str(problem["what"]) for problem in reporter.problems())
+
     for ours in (False, True):
         if ours:
             monkeypatch.setattr("proxy.device_kit.serving.DIRECTORY", directory)
@@ -318,6 +323,6 @@ def test_a_missing_directory_is_named_with_what_makes_it(
         server.start()
         try:
             expected = f"there is no directory {directory}{hint}"
-            wait_until(lambda e=expected: any(e in str(p["what"]) for p in reporter.problems()))  # type: ignore[misc]
+            wait_until(partial(reported, expected))
         finally:
             server.stop()

@@ -301,10 +301,10 @@ def test_a_file_of_kubelet_that_may_not_be_read_is_not_taken_for_missing(
         open_file, denied = os.open, str(node.directory / name)
         node.use_drop_ins(f"unix://{node.directory}/cri.sock")
 
-        def opened(path: str, *args: int, **keys: object) -> int:
+        def opened(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             if path == denied:
                 raise PermissionError(errno.EACCES, "Permission denied", path)
-            return open_file(path, *args, **keys)  # type: ignore[arg-type]
+            return open_file(path, flags, mode, dir_fd=dir_fd)
 
         monkeypatch.setattr("proxy.backends.kubelet.small_file.os.open", opened)
 

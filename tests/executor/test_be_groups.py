@@ -128,7 +128,7 @@ def test_a_group_made_with_the_create_keeps_the_cpus_named_by_hooks(tmp_path: Pa
 
 
 def test_a_group_that_ends_while_groups_are_read_does_not_keep_others_wide(
-    tmp_path: Path, version: int
+    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pause, ends = f"{ROOT}/poda/pause", f"{ROOT}/poda/ends"
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", pause, ends)
@@ -140,7 +140,7 @@ def test_a_group_that_ends_while_groups_are_read_does_not_keep_others_wide(
             raise CgroupError("the group is gone", errno.ENOENT)
         return read(path)
 
-    cgroups.read = vanishing  # type: ignore[method-assign]
+    monkeypatch.setattr(cgroups, "read", vanishing)
     state = NodeState.of(NODE, [pod("a")], [owner("0-1")])
     assert Enforcer(cgroups, lambda: state).enforce_groups().notes == []
     assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", pause)] == ["2-7"] * 3

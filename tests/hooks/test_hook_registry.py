@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -440,12 +441,18 @@ def test_a_file_that_is_written_slowly_a_second_time_is_reported_again(
 ) -> None:
     monkeypatch.setattr("proxy.hooks.registry.REPORT_AFTER_S", 0.2)
 
+    def is_reported(times: int) -> bool:
+        return len(setup.reported) == times
+
+    def answers(text: str) -> bool:
+        return setup.engine.answers() == [text]
+
     async def scenario() -> None:
         async with running(setup):
             for times, text in enumerate(("one", "two"), 1):
                 with setup.write("10-a.py", hook(text)).open("a"):
-                    await setup.until(lambda n=times: len(setup.reported) == n)  # type: ignore[misc]
-                await setup.until(lambda t=text: setup.engine.answers() == [t])  # type: ignore[misc]
+                    await setup.until(partial(is_reported, times))
+                await setup.until(partial(answers, text))
             assert setup.reported[0] == setup.reported[1]
 
     play(scenario)

@@ -71,18 +71,19 @@ class BeGroups:
         parents = sorted({pod.cgroup_parent for pod in pods})
         return {parent: path for parent in parents if (path := self._cgroups.pod_group(parent))}
 
-    def _groups(self, root: str) -> Iterator[BeGroup]:
+    def _groups(self, root: str) -> list[BeGroup]:
         """Read a class's group, those of its pods, and the groups in them."""
-        level = [root]
+        found, level = list[BeGroup](), [root]
         for depth in (ROOT, POD, CONTAINER):
             below: list[str] = []
             for path in level:
                 with _unless_gone():
                     value = self._cgroups.read(path)
                     children = self._cgroups.children(path) if depth < CONTAINER else ()
-                    yield BeGroup(path, depth, value.cpus or value.effective_cpus)
+                    found.append(BeGroup(path, depth, value.cpus or value.effective_cpus))
                     below += [f"{path}/{name}" for name in sorted(children)]
             level = below
+        return found
 
     def _wanted(
         self, state: NodeState, own: Mapping[str, str], paths: Mapping[str, str], groups: list[BeGroup]
