@@ -7,7 +7,7 @@ from collections.abc import Collection
 from proxy.executor.context import NodeContext
 from proxy.executor.observer import Observer
 from proxy.executor.rejections import FORGET_S
-from proxy.telemetry.port import POD, Problem
+from proxy.telemetry.port import HOOK, POD, Problem
 
 CONTAINER_ID = "containerID"
 
@@ -15,7 +15,8 @@ CONTAINER_ID = "containerID"
 class ProblemExpiry(Observer):
     """Removes problems of containers that are gone, and those of pods some minutes after the last report.
 
-    A pod that is rejected has no sandbox, and kubelet tries again for minutes: it is not gone yet.
+    A pod that is rejected has no sandbox, and kubelet tries again for minutes: it is not gone yet. A hook can
+    name a container that does not exist: that remains readable for the same time.
     """
 
     def __init__(self, context: NodeContext) -> None:
@@ -28,8 +29,9 @@ class ProblemExpiry(Observer):
 
         def is_current(problem: Problem) -> bool:
             container_id, ref = problem.keys.get(CONTAINER_ID), problem.keys.get(POD)
+            recent = now - problem.last <= FORGET_S
             if container_id is not None:
-                return container_id in state.containers
-            return ref is None or ref in refs or now - problem.last <= FORGET_S
+                return container_id in state.containers or (HOOK in problem.keys and recent)
+            return ref is None or ref in refs or recent
 
         self._context.telemetry.forget_unless(is_current)

@@ -40,6 +40,8 @@ Listener = Callable[[str, Mapping[str, object]], None]
 LIMIT = 100
 POD = "pod"
 """The key of problems that belong to a pod."""
+HOOK = "hook"
+"""The key of problems that a hook has caused."""
 
 PERIOD_S = 60.0
 BURST = 5

@@ -24,15 +24,17 @@ def test_problems_of_containers_and_pods_that_are_gone_end(run_scenario: Callabl
         problem = world.executor.telemetry.problem
         problem(WRITE_CONFLICT, pod="ns/ls", container="c", containerID=ls)
         problem("of a container that is gone", pod="ns/ls", containerID="gone")
+        problem("of a container that a hook names", hook="10-others", containerID="missing")
         problem("of the pod", pod="ns/ls")
         problem("of a pod that may come again", pod="ns/other")
         problem("of the node")
         await world.sync.once()
-        standing = [WRITE_CONFLICT, "of the pod", "of a pod that may come again", "of the node"]
+        of_hook = "of a container that a hook names"
+        standing = [WRITE_CONFLICT, of_hook, "of the pod", "of a pod that may come again", "of the node"]
         assert messages(world) == standing
         world.now += FORGET_S + 1
         await world.sync.once()
-        assert messages(world) == [*standing[:2], "of the node"]
+        assert messages(world) == [WRITE_CONFLICT, "of the pod", "of the node"]
 
     run_scenario(scenario)
 
