@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from proxy.api.cri import api_pb2 as pb
 from proxy.atomic_write import write_whole
 from proxy.backends.cgroup.fake.cpuset_rules import FakeCgroupFiles
-from proxy.backends.ledger import journal
+from proxy.backends.ledger import file_ledger
 from proxy.executor.node_executor import NodeExecutor
 from proxy.frontends.cri.call import CriCallFlow, InterceptedCall
 from proxy.model.idset import CpuSet
@@ -136,7 +136,7 @@ def install(faults: Faults) -> None:
         response(self, call, message)
         faults.step(f"{call.method}: answered and noted")
 
-    journal.write_whole = stored  # type: ignore[attr-defined]
+    file_ledger.write_whole = stored  # type: ignore[attr-defined]
     FakeCgroupFiles.write = written  # type: ignore[method-assign]
     InterceptedCall.release = released  # type: ignore[method-assign]
     CriCallFlow.request = requested  # type: ignore[method-assign, assignment]

@@ -21,7 +21,7 @@ from pools_figures import full
 from table import number, render
 
 from proxy.backends.ledger import open_ledger
-from proxy.executor.codec import dump
+from proxy.executor.ledger_codec import dump
 from proxy.model.workload import Pool
 from tests.testkit.changed_copy import changed_copy
 

@@ -33,7 +33,7 @@ from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
 from proxy.backends.cgroup.files import OsFiles
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.executor.enforce import Enforcer
+from proxy.executor.cpuset_enforcer import Enforcer
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request

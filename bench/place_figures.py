@@ -26,7 +26,7 @@ from table import number, render
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.allocation.merge import merge
-from proxy.engine.create import Plan, place
+from proxy.engine.container_create import Plan, place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask

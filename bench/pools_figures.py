@@ -26,11 +26,11 @@ from place_merge import bare_loop
 from table import number, render
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
-from proxy.executor.enforce import Enforcer
+from proxy.executor.cpuset_enforcer import Enforcer
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine

@@ -152,7 +152,7 @@ def exists(name: str) -> bool:
 
 
 def test_code_named_in_docstrings_exists() -> None:
-    """A dotted name such as ``engine.create`` is below ``proxy``."""
+    """A dotted name such as ``engine.container_create`` is below ``proxy``."""
     packages = {path.stem for path in (ROOT / "proxy").iterdir()} | {"proxy"}
     named = {
         (path, name)

@@ -24,7 +24,7 @@ from proxy.daemon import Daemon
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.runtime_records import ContainerRecord, PodRecord
 from proxy.engine.state import NodeState
-from proxy.executor.codec import dump
+from proxy.executor.ledger_codec import dump
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described

@@ -21,8 +21,8 @@ from proxy import __version__
 from proxy.admin.client import query_admin
 from proxy.atomic_write import write_file
 from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.ledger.file_ledger import NAME
 from proxy.backends.ledger.format import recover
-from proxy.backends.ledger.journal import NAME
 from proxy.bundle.redaction import Redactor
 from proxy.config import Config
 from proxy.config.schema import API_VERSION

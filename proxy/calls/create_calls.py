@@ -15,7 +15,6 @@ from proxy.calls.undecided_call import (
     UndecidedCall,
     send,
 )
-from proxy.engine.admit import with_earlier_decision
 from proxy.engine.call_answers import (
     RELEASED_WITH_SANDBOX,
     AllocateFirst,
@@ -30,9 +29,10 @@ from proxy.engine.call_answers import (
 from proxy.engine.container_events import CreateNotReserved, CreateResumed, CreateWithoutDevices
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PlanDecided
+from proxy.engine.pod_admission import with_earlier_decision
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.reservation_effects import AbortReason
-from proxy.engine.start import is_below_class
+from proxy.engine.start_step import is_below_class
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import requests_devices
 from proxy.executor.device_grants import DeviceGrants

@@ -12,10 +12,10 @@ from msgspec import structs
 
 from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, end
 from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
-from proxy.engine.admit import decides_pod
 from proxy.engine.call_answers import RecordFirst, Refuse
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.node_effects import PodDecided
+from proxy.engine.pod_admission import decides_pod
 from proxy.executor.node_executor import NodeExecutor
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Pod
@@ -101,7 +101,7 @@ class PodCalls:
             if is_changed:
                 executor.sandboxes.expect(pod)
         if type(decided.answer) is RecordFirst:
-            await executor.journal.flush()
+            await executor.ledger_writer.flush()
         if not call.done:
             send(call, decided.answer)
 

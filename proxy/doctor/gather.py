@@ -24,8 +24,8 @@ from proxy.attach.state_file import ATTACHED, directory_of
 from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.kubelet.cri_endpoint import named_endpoints, running_flags
 from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
 from proxy.backends.ledger.format import recover
-from proxy.backends.ledger.journal import NAME, SIZE_LIMIT
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.config import Config, check_against
 from proxy.config.files import exposed

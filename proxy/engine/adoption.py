@@ -17,7 +17,7 @@ from collections import Counter
 from msgspec import structs
 
 from proxy.engine.admission import sharing_problem
-from proxy.engine.create import Plan, permitted_container_claim, place
+from proxy.engine.container_create import Plan, permitted_container_claim, place
 from proxy.engine.placement import moves, named_memory_nodes, pool_placement, with_burst_limit
 from proxy.engine.quotas import quota_is_off, without_quota
 from proxy.engine.state import NodeState, grants_of, with_grants

@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.allocation.refusal import UNEXPECTED
-from proxy.engine.device_book import holds_all
 from proxy.engine.enforcement import applies_to
+from proxy.engine.held_devices import holds_all
 from proxy.engine.quotas import carried_quota
 from proxy.engine.reservation_effects import AbortReason
-from proxy.engine.start import is_ready
+from proxy.engine.start_step import is_ready
 from proxy.engine.state import NodeState
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet, Mask

@@ -24,6 +24,7 @@ from proxy.engine.call_answers import (
     update_answer,
 )
 from proxy.engine.call_events import StartRequested, UpdateRequested
+from proxy.engine.container_create import Plan, place
 from proxy.engine.container_events import (
     ContainerCreated,
     ContainerFound,
@@ -42,7 +43,6 @@ from proxy.engine.container_events import (
     CreateWithoutDevices,
     PhaseChanged,
 )
-from proxy.engine.create import Plan, place
 from proxy.engine.device_grants import devices_recorded
 from proxy.engine.enforcement import applies_to
 from proxy.engine.hotplug import changed_losses

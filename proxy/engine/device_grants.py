@@ -4,9 +4,9 @@ A device plug-in registers a resource and reports its devices, again and again. 
 list (``NodeState.devices``) apart from the containers that hold devices. A device that becomes unhealthy or
 is no longer reported is not given out; a container that holds it keeps it.
 
-A create reserves devices when it is decided (``proxy.engine.create``). Then the plug-in is queried for what
-the container needs to use them (Allocate); its answer is kept with them, since a container that starts again
-gets the same. Where the plug-in refuses, the reservation ends.
+A create reserves devices when it is decided (``proxy.engine.container_create``). Then the plug-in is queried
+for what the container needs to use them (Allocate); its answer is kept with them, since a container that
+starts again gets the same. Where the plug-in refuses, the reservation ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import structs
 
 from proxy.allocation.devices.state import DeviceState
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
-from proxy.engine.device_book import PODS, RESOURCES, PodDevices, record_of
+from proxy.engine.held_devices import PODS, RESOURCES, PodDevices, record_of
 from proxy.engine.node_effects import NodeEffect, NodeEffects, PutRecord
 from proxy.engine.node_events import DevicesChanged, DevicesImported
 from proxy.engine.state import NodeState

@@ -29,7 +29,7 @@ from proxy.engine import (
     write_conflicts,
 )
 from proxy.engine.adoption import with_unrecorded_grants
-from proxy.engine.device_book import restored
+from proxy.engine.held_devices import restored
 from proxy.engine.kubelet_cpus import changed_cpus
 from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SyncRuntimeSoon, followed
 from proxy.engine.node_events import NodeEvent

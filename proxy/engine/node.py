@@ -116,7 +116,7 @@ class Node:
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     factories: tuple[ProviderFactory, ...] = field(default=PROVIDERS, repr=False)
     pool_placements: dict[object, Placement] = field(default_factory=dict, compare=False, repr=False)
-    """Placements of containers that own nothing, made once for each class and shared (``engine.create``)."""
+    """Placements of containers that own nothing, made once for each class (``engine.container_create``)."""
     shareable: CpuSet = field(init=False, compare=False, repr=False)
     cpu: CpuPolicy = field(init=False, compare=False, repr=False)
     memory: MemoryState | None = field(init=False, compare=False, repr=False)

@@ -11,13 +11,13 @@ from enum import Enum
 
 from msgspec import Struct
 
-from proxy.engine.admit import PodAdmission
 from proxy.engine.call_answers import CallAnswer, ForwardUnchanged
-from proxy.engine.create import Plan
+from proxy.engine.container_create import Plan
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_policy import PolicyValue
 from proxy.engine.partition import PartitionEffect
 from proxy.engine.placement import moves
+from proxy.engine.pod_admission import PodAdmission
 from proxy.engine.quotas import QuotaEffect
 from proxy.engine.reservation_effects import RequestReconcile
 from proxy.engine.state import NodeState
@@ -43,7 +43,7 @@ class PutRecord(Struct, frozen=True):
     """Write a record to the ledger, or delete one, without waiting for it.
 
     Attributes:
-        key: Under which key; see ``proxy.executor.journal``.
+        key: Under which key; see ``proxy.executor.ledger_writer``.
         record: What; None to delete the record.
     """
 

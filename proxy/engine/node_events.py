@@ -47,8 +47,8 @@ from proxy.engine.container_events import (
     DevicesAllocated,
     PhaseChanged,
 )
-from proxy.engine.device_book import PodDevices
 from proxy.engine.enforcement_state import Enforcement
+from proxy.engine.held_devices import PodDevices
 from proxy.engine.node import Node
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.partition import PartitionEvent, PartitionsRead

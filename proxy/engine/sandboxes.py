@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from proxy.allocation.devices.allocate import PreferenceMissing
-from proxy.engine.admit import admit
 from proxy.engine.call_answers import QueryPreference, pod_answer
 from proxy.engine.container_events import ContainersRemoved, PhaseChanged
 from proxy.engine.decisions import NOTHING, containers_removed, phase_changed
@@ -18,6 +17,7 @@ from proxy.engine.node_effects import (
     PutRecord,
     followed,
 )
+from proxy.engine.pod_admission import admit
 from proxy.engine.pod_events import (
     PodLearned,
     SandboxExpected,

@@ -3,8 +3,8 @@
 Every provider says where it could serve the container; the policy merges one hint from the answers, or
 refuses; then every provider allocates under that hint, in the order in which the node holds them (kubernetes
 v1.36, pkg/kubelet/cm/topologymanager/scope_container.go ``Admit``; scope_pod.go for a pod as a whole, see
-``proxy.engine.admit``). Nothing here changes anything: the outcome is a ``TopologyDecision``, also where it
-is a refusal.
+``proxy.engine.pod_admission``). Nothing here changes anything: the outcome is a ``TopologyDecision``, also
+where it is a refusal.
 
 Under policy ``none`` nothing is merged. kubelet's allocators then choose by themselves; here each provider
 receives that as ``ProviderRequest.unmerged``, and CPUs stay on one NUMA node where they fit.

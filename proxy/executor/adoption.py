@@ -2,7 +2,7 @@
 
 The runtime's list does not contain enough about them (neither CPUs nor a cgroup). So the runtime is queried
 for the status of each, for a number of containers at a time. Then ``engine.adoption`` assigns them the CPUs
-that they run on, and the journal records it.
+that they run on, and the ledger records it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from msgspec import structs
 
 from proxy.engine.admission import sum_requests
 from proxy.engine.adoption import parse_cpus
+from proxy.engine.container_create import Plan
 from proxy.engine.container_events import ContainerFound
-from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
 from proxy.engine.pod_events import PodLearned
 from proxy.executor.background import TimeSlices, Worker
@@ -167,7 +167,7 @@ class Adoption:
                     and context.state.runtime.changes.is_unchanged(pod.id, began)
                 ):
                     self._try_take_in(seen, pod, detail, totals.get(pod.id))
-            await context.journal.flush()
+            await context.ledger_writer.flush()
 
     def _totals(
         self, containers: list[RuntimeContainer], listing: Listing, details: Mapping[str, RuntimeDetail]

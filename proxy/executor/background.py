@@ -3,8 +3,8 @@
 Kernel writes of all plans go through one thread, in order: what is queued later is written later, and every
 job reads the newest state when it runs, so the last write always carries the newest state. The ledger has a
 thread of its own, so that a cgroup file that does not answer delays no record. Where work in both threads
-must happen in order, the first is awaited (``Journal.flush`` before a kernel write). Calls to the runtime
-that calls of clients wait for have a few threads, so that they do not queue behind one that hangs.
+must happen in order, the first is awaited (``LedgerWriter.flush`` before a kernel write). Calls to the
+runtime that calls of clients wait for have a few threads, so that they do not queue behind one that hangs.
 
 The threads of ``concurrent.futures.ThreadPoolExecutor`` are joined when the interpreter exits. A thread
 stuck in a system call on a file system would keep the whole process from exiting. So these threads are

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from proxy.engine.create import Plan
+from proxy.engine.container_create import Plan
 from proxy.model.admission import CLAIMED, AdmissionRule
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.workload import Pod

@@ -21,10 +21,10 @@ from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, Mode
 from proxy.engine.state import NodeState
 from proxy.executor.background import BackgroundTasks, Worker
 from proxy.executor.bad_input import BadInput
-from proxy.executor.enforce import Enforced, Enforcer
+from proxy.executor.cpuset_enforcer import Enforced, Enforcer
 from proxy.executor.history import History
-from proxy.executor.journal import Journal
 from proxy.executor.kernel_ports import Cgroups
+from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.ports import Ledger
 from proxy.executor.rejections import Rejections
 from proxy.executor.runtime_ports import NO_QUIRKS, Runtime, RuntimeQuirks
@@ -43,7 +43,7 @@ class NodeContext(BackgroundTasks):
 
     Attributes:
         store: The state of the node. ``state``, ``calls``, ``reconciled``, ``reconcile_requested``,
-            ``runtime_sync_due`` and ``journal`` are those of the store.
+            ``runtime_sync_due`` and ``ledger_writer`` are those of the store.
         enforcement_step_due: Set when running pods may have to be changed in steps.
         options: The options of the executor.
         clock: A monotonic clock, in seconds.
@@ -88,14 +88,14 @@ class NodeContext(BackgroundTasks):
         self.runtime = runtime
         self.health = Health(telemetry, self._goes_on)
         self.recorder = Worker("ledger", self.report_internal_error)
-        self.journal = Journal(
+        self.ledger_writer = LedgerWriter(
             ledger,
             self.recorder,
             telemetry,
             options.call_timeout,
         )
         empty = structs.replace(NodeState.empty(node), enforcement=canonical(Enforcement(options.selection)))
-        self.store = store = NodeStore(empty, self.journal, self.report_internal_error, options.mode)
+        self.store = store = NodeStore(empty, self.ledger_writer, self.report_internal_error, options.mode)
         self.calls = store.calls
         self.reconciled, self.reconcile_requested, self.runtime_sync_due = (
             store.reconciled,
@@ -131,7 +131,7 @@ class NodeContext(BackgroundTasks):
     def change_options(self, options: ExecutorOptions) -> None:
         """Replace the options; waits whose length an option defines use the new value."""
         self.options = options
-        self.journal.limit = options.call_timeout
+        self.ledger_writer.limit = options.call_timeout
         self.history.resize(options.history)
         self._options_changed.set()
         self._options_changed = asyncio.Event()

@@ -27,6 +27,7 @@ from msgspec import structs
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
 from proxy.engine.call_answers import Forward, ForwardUnchanged, QueryPreference
+from proxy.engine.container_create import Plan
 from proxy.engine.container_events import (
     ContainerCreated,
     ContainersRemoved,
@@ -35,7 +36,6 @@ from proxy.engine.container_events import (
     CreateRequested,
     PhaseChanged,
 )
-from proxy.engine.create import Plan
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import PlanDecided, PodDecided
 from proxy.engine.pod_events import (

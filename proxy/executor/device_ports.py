@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from proxy.engine.device_book import PodDevices
+from proxy.engine.held_devices import PodDevices
 from proxy.model.devices import AllocateAnswer
 
 

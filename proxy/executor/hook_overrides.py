@@ -1,17 +1,17 @@
 """Carries out what hooks request: in the state, in the ledger, in the kernel and at the runtime.
 
-What of it is possible is decided in ``proxy.engine.narrowing``.
+What of it is possible is decided in ``proxy.engine.hook_narrowing``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from proxy.engine.admit import EVENT
 from proxy.engine.container_events import ContainersUpdated, CpusAssigned
 from proxy.engine.explain_record import explain
-from proxy.engine.narrowing import Narrowing, narrowed, unmet_hook_limit, without_extra_cpus
+from proxy.engine.hook_narrowing import Narrowing, narrowed, unmet_hook_limit, without_extra_cpus
 from proxy.engine.node_effects import Change
+from proxy.engine.pod_admission import EVENT
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.observer import Observer
@@ -39,7 +39,7 @@ class HookOverrides(Observer):
         Args:
             container_id: Its id, or the token of its create.
             narrowing: What hooks request.
-            seen: See ``engine.narrowing.narrowed``.
+            seen: See ``engine.hook_narrowing.narrowed``.
 
         Returns:
             What cannot be done, in words; empty where everything is done.

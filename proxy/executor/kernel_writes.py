@@ -28,7 +28,7 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import Change, Follow, WriteCpusets
 from proxy.executor.background import Worker
 from proxy.executor.context import CANNOT_WRITE_GROUP, NodeContext
-from proxy.executor.enforce import Enforced
+from proxy.executor.cpuset_enforcer import Enforced
 from proxy.executor.kernel_ports import GroupLocator, Located
 from proxy.executor.observer import Observer
 from proxy.executor.runtime_ports import Runtime

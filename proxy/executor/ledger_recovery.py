@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.engine.adoption import overcommitted_memory
-from proxy.engine.device_book import PODS, RESOURCES, PodDevices, load_record, salvaged
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.held_devices import PODS, RESOURCES, PodDevices, load_record, salvaged
 from proxy.engine.node_events import EnforcementRead, LedgerRead
-from proxy.executor.codec import load_container, load_pod
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import CgroupLocator
+from proxy.executor.ledger_codec import load_container, load_pod
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.start_update import StartUpdate

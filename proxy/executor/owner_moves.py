@@ -1,6 +1,7 @@
 """Move running owners to other CPUs, and revert moves that an earlier daemon has left unfinished.
 
-The steps are those of ``proxy.engine.reservation``; which owners can be moved is in ``proxy.engine.movable``.
+The steps are those of ``proxy.engine.reservation``; which owners can be moved is in
+``proxy.engine.owner_moves``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from msgspec import structs
 
 from proxy.engine.container_events import CpusAssigned
 from proxy.engine.enforcement import applies_to
-from proxy.engine.movable import containers_of, why_not_movable
+from proxy.engine.owner_moves import containers_of, why_not_movable
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
-from proxy.executor.codec import MOVE, MoveRecord
 from proxy.executor.context import NodeContext
+from proxy.executor.ledger_codec import MOVE, MoveRecord
 from proxy.executor.reservations import ReservationRun, Reservations
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
@@ -104,7 +105,7 @@ class OwnerMoves:
                 self._context.telemetry.problem(
                     "cannot use a record of the ledger", record=key, err="the placements are used instead"
                 )
-                self._context.journal.put(key, None)
+                self._context.ledger_writer.put(key, None)
                 continue
             moved = [(at, c) for at, c in enumerate(containers) if c.id in record.containers]
             for at, container in moved:
@@ -112,7 +113,7 @@ class OwnerMoves:
                 containers[at] = structs.replace(container, placement=placement)
             living = [c for _, c in moved if c.phase is not Phase.EXITED]
             if not living:
-                self._context.journal.put(key, None)
+                self._context.ledger_writer.put(key, None)
                 continue
             first = living[0]
             holds[token] = ReservationCpus(first.owner, record.cpus, first.placement.excludes_be)

@@ -245,7 +245,7 @@ class OwnerQuotas(Observer):
             )
         records = {k: at if k.startswith(POD) else QuotaRecord(at.quota) for k, at in limited.items()}
         context.store.handle(engine.QuotasToRemove(records))
-        await context.journal.flush()
+        await context.ledger_writer.flush()
         errors = await context.kernel.run(remove_quotas, groups, sorted(limited.items()))
         self._report(errors, self._removing)
         self._not_removed = (self._not_removed - limited.keys()) | {key for key, _ in errors}

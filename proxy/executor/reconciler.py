@@ -26,10 +26,10 @@ from proxy.executor.adoption import Adoption
 from proxy.executor.background import TimeSlices, Worker
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
+from proxy.executor.cpuset_enforcer import Enforced
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.creates import Creates, Lifecycle, Sandboxes
 from proxy.executor.drift.detection import Drift
-from proxy.executor.enforce import Enforced
 from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.kernel_writes import CgroupLocator, KernelWrites
 from proxy.executor.listing import Listing, listed

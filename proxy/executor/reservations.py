@@ -1,8 +1,8 @@
 """The executor of reservations: performs their effects, and feeds the results back as events.
 
 What is done, and in which order, is decided in ``proxy.engine.reservation``. This module applies the effects
-to the node: the store, the journal, the kernel worker, calls in flight. Reservations of different owners may
-overlap: each kernel write uses the newest state, so no lock is held across any wait.
+to the node: the store, the ledger writer, the kernel worker, calls in flight. Reservations of different
+owners may overlap: each kernel write uses the newest state, so no lock is held across any wait.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from proxy.engine.reservation_events import Event
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import WriteAction, action_for
-from proxy.executor.codec import records_of
 from proxy.executor.confinement import Confinement, Wait
 from proxy.executor.context import NodeContext
 from proxy.executor.creates import Creates, Lifecycle
 from proxy.executor.drift.detection import Drift
 from proxy.executor.kernel_writes import KernelWrites
+from proxy.executor.ledger_codec import records_of
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
@@ -41,7 +41,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
-    from proxy.executor.enforce import Enforced
+    from proxy.executor.cpuset_enforcer import Enforced
 
 HELD = (ReservationKind.REPLACEMENT, ReservationKind.MOVE)
 """Kinds for containers that exist already, and that may exit meanwhile."""
@@ -221,7 +221,7 @@ class Reservations:
                 self._lifecycle.withdrawn(reservation.containers[0])
             case effects.RecordSoon():
                 for key, record in self._records(reservation, run, CpuSet(), context.state).items():
-                    context.journal.put(key, record)
+                    context.ledger_writer.put(key, record)
             case (
                 effects.ReserveCpus()
                 | effects.UnreserveCpus()
@@ -329,7 +329,7 @@ class Reservations:
         if not records:
             return events.LedgerWritten()
         durable = reservation.kind is ReservationKind.MOVE
-        return await self._context.journal.append(records, durable=durable)
+        return await self._context.ledger_writer.append(records, durable=durable)
 
     def _records(
         self, reservation: Reservation, run: ReservationRun, may_run_on: CpuSet, state: NodeState

@@ -24,7 +24,7 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
 from proxy.engine.node_effects import OrphanOver
 from proxy.engine.pod_fence import Fence
-from proxy.engine.start import StartStep, is_below_class, start_step
+from proxy.engine.start_step import StartStep, is_below_class, start_step
 from proxy.executor.background import Worker
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext

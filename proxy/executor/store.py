@@ -5,8 +5,8 @@ threads. Only the event loop replaces it, and only with ``NodeStore.handle``, in
 
 1. The engine (``proxy.engine.handle``) returns the state after an event, and effects. The new state replaces
    the old one: every later decision uses it, and so does every kernel write that is already queued.
-2. The effects are performed in their order. Records go to the journal. Where pools or rules differ, and where
-   something has happened to a container or a pod, the observers are notified in the order in which they
+2. The effects are performed in their order. Records go to the ledger writer. Where pools or rules differ, and
+   where something has happened to a container or a pod, the observers are notified in the order in which they
    subscribed (``node_executor``): the kernel first, hooks last.
 
 A change that an observer causes is notified after the change that it observes, so that all observers see
@@ -56,7 +56,7 @@ from proxy.engine.state import NodeState
 from proxy.engine.suppression import SuppressionEffect
 from proxy.engine.systemd_masks import ReportReversedMask
 from proxy.engine.write_conflicts import DriftEffect
-from proxy.executor.journal import Journal
+from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.observer import Observer
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
@@ -179,7 +179,7 @@ class NodeStore:
 
     Attributes:
         state: The node as it is now; read-only.
-        journal: Writes changes to the ledger.
+        ledger_writer: Writes changes to the ledger.
         calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
         reconciled: Set once all running containers are known. Before, CPUs that seem free may be owned.
         reconcile_requested: Set to request a comparison with the runtime's lists.
@@ -192,7 +192,7 @@ class NodeStore:
     def __init__(
         self,
         state: NodeState,
-        journal: Journal,
+        ledger_writer: LedgerWriter,
         fault: Callable[[BaseException], None],
         mode: NodeMode = NodeMode.ENFORCE,
     ) -> None:
@@ -200,12 +200,12 @@ class NodeStore:
 
         Args:
             state: The node at the start.
-            journal: Writes changes to the ledger.
+            ledger_writer: Writes changes to the ledger.
             fault: Called with the exception that an observer raises.
             mode: The mode of the node at first.
         """
         self._state = structs.replace(state, mode=mode)
-        self.journal = journal
+        self.ledger_writer = ledger_writer
         self._fault = fault
         self._observers: list[Observer] = []
         self._handlers: dict[type[Notice], tuple[Callable[..., None], ...]] = {}
@@ -275,7 +275,7 @@ class NodeStore:
     # -- effects ------------------------------------------------------------------------------------------
 
     def _put_record(self, effect: PutRecord) -> None:
-        self.journal.put(effect.key, effect.record)
+        self.ledger_writer.put(effect.key, effect.record)
 
     def _notify(self, effect: Notice) -> None:
         """Notify the observers that handle an effect, in their order."""

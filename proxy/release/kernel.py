@@ -36,7 +36,7 @@ from msgspec import Struct
 from proxy.engine.pod_fence import has_group
 from proxy.engine.state import NodeState
 from proxy.executor.be.groups import CLASS
-from proxy.executor.enforce import Enforcer
+from proxy.executor.cpuset_enforcer import Enforcer
 from proxy.executor.kernel_ports import Cgroups, CpusetValue
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from proxy.assembly import executor_of, suppression_of
 from proxy.backends.ledger import open_ledger
-from proxy.backends.ledger.journal import NAME
+from proxy.backends.ledger.file_ledger import NAME
 from proxy.config.schema import BeSuppressConfig, Config
 from proxy.engine.suppression import KEY as SUPPRESSION_KEY
 from proxy.logs import telemetry

@@ -96,10 +96,10 @@ class Release:
             self._start()
 
     async def _record(self, stage: str) -> None:
-        journal = self._executor.journal
+        ledger_writer = self._executor.ledger_writer
         kept = self._lasting and stage
-        journal.put(KEY, {"stage": stage, "since": self.since} if kept else None)
-        await journal.flush()
+        ledger_writer.put(KEY, {"stage": stage, "since": self.since} if kept else None)
+        await ledger_writer.flush()
 
     # -- what commands query ------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from proxy.engine.enforcement import applies_to, counts, live_pods
 from proxy.engine.node_effects import EnforcementStep
 from proxy.engine.node_events import EnforcementStepDone, EnforcementStepDue, EnforcementStepFailed
 from proxy.executor.background import Worker
-from proxy.executor.enforce import Enforced
+from proxy.executor.cpuset_enforcer import Enforced
 from proxy.executor.node_executor import NodeExecutor
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.workload import Container, Phase
@@ -92,7 +92,7 @@ class StagedEnforcement:
         keys = next((effect.keys for effect in effects if type(effect) is EnforcementStep), ())
         if not keys:
             return ()
-        await executor.journal.flush()
+        await executor.ledger_writer.flush()
         existing = self._containers(keys)
         to_apply = [c for c in existing if applies_to(executor.state, c.pod)]
         failed = await self._apply(to_apply)

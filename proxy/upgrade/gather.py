@@ -7,8 +7,8 @@ from pathlib import Path
 
 from proxy.admin.client import query_admin
 from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
 from proxy.backends.ledger.format import recover
-from proxy.backends.ledger.journal import NAME, SIZE_LIMIT
 from proxy.config import Config, override
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.loader.directories import survey

@@ -16,7 +16,7 @@ from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.memory import open_memory
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.executor.enforce import Enforcer
+from proxy.executor.cpuset_enforcer import Enforcer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager

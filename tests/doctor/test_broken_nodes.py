@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.backends.ledger.file_ledger import NAME
 from proxy.backends.ledger.format import header
-from proxy.backends.ledger.journal import NAME
 from proxy.config.load import parse
 from proxy.demo.client import DemoPod
 from proxy.doctor.checks import CHECKS, EARLIEST, CheckResult, examine

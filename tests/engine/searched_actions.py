@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from proxy.engine.movable import why_not_movable
+from proxy.engine.owner_moves import why_not_movable
 from proxy.engine.reservation_state import Reservation, ReservationKind
 from proxy.model.idset import CpuSet
 from tests.engine.searched_clients import (

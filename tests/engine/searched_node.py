@@ -52,9 +52,9 @@ from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation import step as reservation_step
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
 from proxy.engine.runtime_sync_step import SyncStep, sync_step
-from proxy.engine.start import StartStep, start_step
+from proxy.engine.start_step import StartStep, start_step
 from proxy.engine.state import NodeState
-from proxy.executor.codec import MOVE, MoveRecord, records_of
+from proxy.executor.ledger_codec import MOVE, MoveRecord, records_of
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool
 from proxy.topology.build import described

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.adoption import adopt
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules, ResourceStatusMode

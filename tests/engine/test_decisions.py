@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.admit import admit
+from proxy.engine.container_create import place
 from proxy.engine.container_events import PhaseChanged
-from proxy.engine.create import place
 from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import NodeEffects, PutRecord
+from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
 from proxy.model.idset import Mask
 from proxy.model.options import Scope, TopologyPolicy

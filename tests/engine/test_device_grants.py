@@ -18,8 +18,8 @@ from proxy.engine.container_events import (
     CreateWithoutDevices,
     DevicesAllocated,
 )
-from proxy.engine.device_book import DeviceRecord, load_record, record_of, salvaged
 from proxy.engine.handle import handle
+from proxy.engine.held_devices import DeviceRecord, load_record, record_of, salvaged
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.node_effects import NodeEffects, NotifyFailed, PlanDecided, PodDecided, PutRecord

@@ -20,7 +20,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
-from proxy.engine import call_answers, create, sandboxes
+from proxy.engine import call_answers, container_create, sandboxes
 from proxy.engine import handle as engine
 from proxy.engine.call_answers import AllocateFirst, Forward, QueryPreference, Refuse
 from proxy.engine.container_events import (
@@ -32,8 +32,8 @@ from proxy.engine.container_events import (
     CreateWithoutDevices,
     DevicesAllocated,
 )
-from proxy.engine.device_book import PODS, load_record
 from proxy.engine.handle import handle
+from proxy.engine.held_devices import PODS, load_record
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.node_effects import NodeEffects, PlanDecided, PutRecord
@@ -337,7 +337,7 @@ def _forgotten(devices: DeviceState, *_: object) -> DeviceState:
 
 
 def _unreserved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(create, "granted", lambda state, container: state)
+    patch.setattr(container_create, "granted", lambda state, container: state)
     patch.setattr(call_answers, "holds_all", lambda *_: True)
 
 

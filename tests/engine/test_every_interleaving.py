@@ -42,7 +42,7 @@ from proxy.engine.invariants import violations
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.engine.runtime_knowledge import ChangeSequence
-from proxy.engine.start import StartStep
+from proxy.engine.start_step import StartStep
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.explain_record import MAX_MOVED, explain, explain_pooled, facts_of
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState

@@ -18,13 +18,13 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.pod_requests import peak_request
 from proxy.allocation.providers.provider import Allocation, Provider, ProviderRequest, Serves
 from proxy.allocation.refusal import AllocationRefusedError
-from proxy.engine.admit import admit
 from proxy.engine.adoption import adopt, with_unrecorded_grants
-from proxy.engine.create import Plan, place
+from proxy.engine.container_create import Plan, place
 from proxy.engine.node import PROVIDERS, Node
+from proxy.engine.pod_admission import admit
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run
 from proxy.engine.state import NodeState
-from proxy.executor.codec import dump, load_container
+from proxy.executor.ledger_codec import dump, load_container
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants, Share
 from proxy.model.hint import Hints, TopologyHint

@@ -18,13 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.memory.state import MemoryState
 from proxy.allocation.pod_requests import peak_request
-from proxy.engine.admit import admit
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.explain_record import explain_pooled
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
+from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
-from proxy.executor.codec import dump, load_container, load_pod
+from proxy.executor.ledger_codec import dump, load_container, load_pod
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy

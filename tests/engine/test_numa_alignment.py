@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.engine.admit import PodAdmission, admit, decides_pod
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.node import Node
+from proxy.engine.pod_admission import PodAdmission, admit, decides_pod
 from proxy.engine.state import NodeState
 from proxy.model.defects import InputDefect
 from proxy.model.idset import CpuSet, Mask

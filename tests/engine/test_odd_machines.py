@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.admit import admit
 from proxy.engine.adoption import adopt
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.node_policy import read_node_policy
 from proxy.engine.node_policy_applied import apply_node_policy
+from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy

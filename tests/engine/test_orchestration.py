@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.admit import admit
 from proxy.engine.adoption import adopt
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
+from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
-from proxy.executor.codec import dump, load_container, load_pod
+from proxy.executor.ledger_codec import dump, load_container, load_pod
 from proxy.model.idset import CpuSet, union
 from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 from proxy.model.machine import Machine

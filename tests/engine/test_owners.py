@@ -8,12 +8,12 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.config.admission import AdmissionConfig
-from proxy.engine.admit import PodAdmission, admit, decides_pod
 from proxy.engine.adoption import adopt
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.owners import ReservationCpus, request_is_known, unowned_floor_cpus
+from proxy.engine.pod_admission import PodAdmission, admit, decides_pod
 from proxy.engine.replacement_cpus import choose_replacements, owners_missing_cpus
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit

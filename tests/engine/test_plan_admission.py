@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.config.admission import AdmissionConfig
 from proxy.engine.admission import assigned_cpus, permitted_claim, requested_cpus, sum_requests
-from proxy.engine.admit import admit
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.node import Node
+from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRule, AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
 from proxy.model.idset import CpuSet

@@ -6,9 +6,9 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.engine.admit import admit
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.node import Node
+from proxy.engine.pod_admission import admit
 from proxy.engine.shortfall import holders_of
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules

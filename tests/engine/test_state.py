@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
 from proxy.engine.state import NodeState

@@ -12,7 +12,7 @@ import itertools
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.create import Plan, place
+from proxy.engine.container_create import Plan, place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet

@@ -16,10 +16,10 @@ from proxy.allocation.providers.cpu import CpuProvider
 from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider, ProviderRequest
 from proxy.allocation.refusal import AllocationRefusedError
-from proxy.engine.admit import admit
-from proxy.engine.create import Plan, place
-from proxy.engine.device_book import granted
+from proxy.engine.container_create import Plan, place
+from proxy.engine.held_devices import granted
 from proxy.engine.node import Node
+from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import (
     AdmissionContext,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.admit import admit
-from proxy.engine.create import Plan, place
+from proxy.engine.container_create import Plan, place
 from proxy.engine.node import Node
+from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
 from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask

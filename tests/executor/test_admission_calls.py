@@ -104,7 +104,7 @@ def test_scheduled_pods_do_not_lose_cpus_to_earlier_claims(run_scenario: Any) ->
                 assert (await world.begin(untold, name, **TENTH)).refused is not None
         assert world.on(await honest(world, "one", "LSR", "0-3,8-9")) == "0-3,8-9"
         assert world.on(await honest(world, "two", "LSE", "4-7,12-13")) == "4-7,12-13"
-        assert await world.executor.journal.flush() is None
+        assert await world.executor.ledger_writer.flush() is None
         world.check()
 
     run_scenario(scenario, rules=RULES)
@@ -144,7 +144,7 @@ def test_a_restart_changes_nothing_for_owners(run_scenario: Any) -> None:
         one = await honest(world, "one", "LSR", "0-3,8-9")
         sandbox = await world.pod("two", "LSE", "burstable", "4-7", total=whole(4))
         await world.run(sandbox, "main", **whole(2))
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         world.boot()
         await world.sync.once()
         assert world.on(one) == "0-3,8-9"
@@ -162,7 +162,7 @@ def test_an_owner_recorded_under_other_rules_keeps_its_cpus(run_scenario: Any) -
     async def scenario(world: World) -> None:
         taker = await world.run(await world.pod("taker", "", "besteffort", "0-13"), **TENTH)
         assert world.on(taker) == "0-13"
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         world.rules = RULES
         world.boot()
         await world.sync.once()

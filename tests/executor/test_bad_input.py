@@ -91,7 +91,7 @@ def test_bad_input_is_known_after_a_restart(run_scenario) -> None:
         await world.run(await world.pod("odd", "LSX", annotation="{"))
         counted_before = counted(world)
         assert counted_before == {"qos-class": 1, "annotation": 1}
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         await world.close()
         world.boot()
         await world.sync.once()

@@ -17,7 +17,7 @@ from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.executor.be.groups import BeGroups
-from proxy.executor.enforce import Enforced, Enforcer
+from proxy.executor.cpuset_enforcer import Enforced, Enforcer
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.device_book import DeviceRecord
+from proxy.engine.held_devices import DeviceRecord
 from proxy.engine.node_events import DevicesChanged, DevicesImported
 from proxy.engine.pod_events import SandboxStopped
 from proxy.executor.device_ports import DevicePluginError
@@ -455,7 +455,7 @@ def test_a_damaged_record_is_reported_after_a_restart(
     async def scenario(world: Any) -> None:
         register(world)
         await world.create(await world.pod("a", kube="burstable"))
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         await world.executor.close()
         world.ledger.entries["d/a"] = {"c": {NIC: {**world.ledger.entries["d/a"]["c"][NIC], **record}}}
         world.boot()
@@ -476,7 +476,7 @@ def test_devices_are_kept_over_a_restart_of_the_daemon(run_scenario: Any) -> Non
         register(world)
         one = await world.pod("a", kube="burstable")
         await world.create(one)
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         await world.executor.close()
         world.boot()
         await world.sync.once()
@@ -507,7 +507,7 @@ def test_held_devices_are_granted_again_without_kubelet_and_without_a_resource(
         register(world, None)
         for answer in (kubelet[0].pod_requests, lambda *_: None):
             kubelet[0].pod_requests, queries = answer, kubelet[0].queries
-            await world.executor.journal.flush()
+            await world.executor.ledger_writer.flush()
             await world.executor.close()
             world.boot()
             await world.sync.once()

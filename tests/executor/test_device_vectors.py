@@ -13,7 +13,7 @@ import pytest
 
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.allocation.merge_record import IMPOSSIBLE, NO_PREFERENCE
-from proxy.engine.device_book import DeviceRecord
+from proxy.engine.held_devices import DeviceRecord
 from proxy.engine.node_events import DevicesChanged, DevicesImported
 from proxy.model.devices import AllocateAnswer
 from proxy.model.idset import Mask

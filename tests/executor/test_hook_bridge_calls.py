@@ -101,10 +101,10 @@ def test_cpus_named_by_hooks_are_recorded_before_the_create_is_sent(run_scenario
             assert world.log[-2:] == ["ledger +i/", "forward CreateContainer"]
             at_the_crash = dict(world.ledger.entries)
             one = world.finish(call, "one")
-            await world.executor.journal.flush()
+            await world.executor.ledger_writer.flush()
             assert [key for key in world.ledger.entries if key.startswith("i/")] == []
             other = await world.begin(await world.pod("other", "LS"))
-            await world.executor.journal.flush()
+            await world.executor.ledger_writer.flush()
             assert [key for key in world.ledger.entries if key.startswith("i/")] == [], (
                 "no other update was sent"
             )

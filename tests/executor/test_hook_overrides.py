@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.narrowing import Narrowing
+from proxy.engine.hook_narrowing import Narrowing
 from proxy.engine.partition import shared_with
 from proxy.engine.replacement_cpus import owners_missing_cpus
 from proxy.executor.observer import Observer

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.executor.codec import dump, load_container, load_pod
 from proxy.executor.history import History
+from proxy.executor.ledger_codec import dump, load_container, load_pod
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import Explanation
@@ -68,7 +68,7 @@ def test_reports_and_records_of_a_hostile_annotation_are_short(
             assert call.refused[1].isprintable()
         else:
             world.finish(call, "evil-1")
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         check_little_is_said(world)
         assert world.on(honest) == "2-3"
         world.check()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.executor.codec import load_container
 from proxy.executor.kernel_ports import Located
+from proxy.executor.ledger_codec import load_container
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.telemetry import metrics
@@ -44,7 +44,7 @@ def test_a_container_whose_cgroup_is_found_is_moved_and_not_searched_again(run_s
         await world.sync.once()
         assert world.on("odd") == "4-15"
         assert world.executor.telemetry.value(metrics.CGROUPS_LOCATED) == 1
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         stored = load_container(world.ledger.entries[f"c/{ls}"])
         assert stored is not None
         assert stored.cgroup == "odd", "the ledger holds the path"

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import SavedCpusLearned
-from proxy.executor.enforce import Enforced
+from proxy.executor.cpuset_enforcer import Enforced
 from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet

@@ -8,8 +8,8 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import ContainersUnsaved, SavedCpusLearned
 from proxy.executor.background import Worker
-from proxy.executor.codec import dump, load_container, load_pod
-from proxy.executor.journal import Journal
+from proxy.executor.ledger_codec import dump, load_container, load_pod
+from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.status_data import node_page
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError, RuntimeCallError, UnavailableError
@@ -92,16 +92,16 @@ def test_an_unwritable_ledger_is_reported_and_stops_no_call() -> None:
     async def scenario() -> None:
         reported: list[str] = []
         worker = Worker("w", lambda e: reported.append(repr(e)))
-        journal = Journal(Broken(), worker, telemetry(reported))
-        journal.put("c/x", OWNER)
-        await journal.flush()
+        ledger_writer = LedgerWriter(Broken(), worker, telemetry(reported))
+        ledger_writer.put("c/x", OWNER)
+        await ledger_writer.flush()
         assert reported == ['cannot write the ledger err="cannot write the ledger: no space left"']
         kept: dict[str, object] = {}
-        journal._ledger.write = kept.update  # the disk has room again
+        ledger_writer._ledger.write = kept.update  # the disk has room again
         newer = changed_copy(OWNER, phase=Phase.RUNNING)
-        journal.put("c/y", newer)
+        ledger_writer.put("c/y", newer)
         await asyncio.sleep(0)
-        await journal.flush()
+        await ledger_writer.flush()
         assert set(kept) == {"c/x", "c/y"}
         assert reported[1:] == [
             'resolved problem="cannot write the ledger" err="cannot write the ledger: no space left"'
@@ -129,19 +129,19 @@ def test_a_failed_record_never_replaces_a_newer_one() -> None:
         worker = Worker("k", lambda error: None)
         ledger = _Full()
         ledger.full = True
-        journal = Journal(ledger, worker, telemetry())
+        ledger_writer = LedgerWriter(ledger, worker, telemetry())
         gate = threading.Event()
         worker.start(gate.wait, 30)
         writes = []
         for number in range(3):  # three batches wait for the worker, and all of them fail
-            journal.put("q/pod", {"quota": number})
-            writes.append(asyncio.ensure_future(journal.flush()))
+            ledger_writer.put("q/pod", {"quota": number})
+            writes.append(asyncio.ensure_future(ledger_writer.flush()))
             await asyncio.sleep(0)
         gate.set()
         await asyncio.gather(*writes)
         await asyncio.sleep(0)
         ledger.full = False
-        await journal.close()
+        await ledger_writer.close()
         assert ledger == {"q/pod": {"quota": 2}}
         worker.close()
 
@@ -152,17 +152,17 @@ def test_an_abandoned_wait_loses_no_record() -> None:
     async def scenario() -> None:
         worker = Worker("k", lambda error: None)
         ledger = _Full()
-        journal = Journal(ledger, worker, telemetry())
+        ledger_writer = LedgerWriter(ledger, worker, telemetry())
         gate = threading.Event()
         worker.start(gate.wait, 30)
-        journal.put("i/one", {})
+        ledger_writer.put("i/one", {})
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await journal.flush()
-        journal.put("c/two", {})
-        journal._start()  # as its timer does: the worker has not executed it at the shutdown
+                await ledger_writer.flush()
+        ledger_writer.put("c/two", {})
+        ledger_writer._start()  # as its timer does: the worker has not executed it at the shutdown
         gate.set()
-        await journal.close()
+        await ledger_writer.close()
         worker.close()
         assert set(ledger) == {"i/one", "c/two"}
 

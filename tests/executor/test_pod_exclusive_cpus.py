@@ -56,7 +56,7 @@ def test_a_pod_without_whole_cpus_is_refused_and_leaves_nothing_reserved(run_sce
 def test_chosen_cpus_are_in_the_ledger_before_the_sandbox_is_made(run_scenario) -> None:
     async def scenario(world) -> None:
         s = await world.pod("lse", "LSE", total=FOUR)
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         record = world.ledger.entries[f"p/{s}"]
         assert (record["cpuset"], record["chosen"], record["aside"]["cpus"]) == ("0-1,8-9", True, "0-1,8-9")
 

@@ -214,7 +214,7 @@ def test_a_restart_with_another_setting_restores_all_quotas(run_scenario: Callab
             "otherwise the next update of any resource would undo it"
         )
         assert quotas_page(world.executor) == []
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         assert not [key for key in world.ledger.entries if key.startswith("q")]
 
     run_scenario(scenario)

@@ -323,7 +323,7 @@ class RandomScenario:
 
     async def restart(self) -> None:
         """Stop the daemon, change the node, and start it again, at times without its ledger."""
-        await self.world.executor.journal.flush()
+        await self.world.executor.ledger_writer.flush()
         before = self.world.executor.state.with_be_limit(None)  # after a start BE is not suppressed
         await self.world.close()
         sandboxes = sorted(self.pods)
@@ -455,7 +455,7 @@ class RandomScenario:
         self.node_object.reserved = ""
         await self.settle()
         self.holds()
-        await self.world.executor.journal.flush()
+        await self.world.executor.ledger_writer.flush()
         await self.world.executor.kernel.run(lambda: None)
         state = self.world.executor.state
         assert state.pools == first.pools

@@ -11,7 +11,7 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.container_events import ContainersRemoved
 from proxy.executor import reconciler
-from proxy.executor.codec import dump
+from proxy.executor.ledger_codec import dump
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet

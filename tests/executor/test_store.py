@@ -23,7 +23,7 @@ from proxy.engine.node_events import ReservationCpusChanged, TakeoverChanged
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.state import NodeState
 from proxy.executor.background import Worker
-from proxy.executor.journal import Journal
+from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.observer import Observer as ObserverBase
 from proxy.executor.store import NodeStore
 from proxy.model.idset import CpuSet
@@ -112,8 +112,8 @@ def in_store(work: Callable[[NodeStore, list[BaseException]], None]) -> None:
     async def scenario() -> None:
         faults: list[BaseException] = []
         node = Node(MACHINE, CpuTopology.of(MACHINE), True)
-        journal = Journal(None, Worker("ledger", faults.append), print, Counter())
-        work(NodeStore(NodeState.empty(node), journal, faults.append), faults)
+        ledger_writer = LedgerWriter(None, Worker("ledger", faults.append), print, Counter())
+        work(NodeStore(NodeState.empty(node), ledger_writer, faults.append), faults)
 
     asyncio.run(scenario())
 

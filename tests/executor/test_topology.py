@@ -175,7 +175,7 @@ def test_a_failed_sandbox_returns_its_set_aside_cpus(run_scenario, status: int |
         world.wire.finished(call, status)
         check_nothing_is_left(world)
         assert records(world, "ns/a") == [("ns/a", True, False)]
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         assert world.ledger.entries == {}
 
     run_scenario(scenario, rules=BY_POD)
@@ -333,7 +333,7 @@ def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(run_scenar
             raise RuntimeError("ours")
 
         with monkeypatch.context() as patch:
-            patch.setattr(world.executor.journal, "flush", broken)
+            patch.setattr(world.executor.ledger_writer, "flush", broken)
             call = await world.call("RunPodSandbox", sandbox("a", **FOUR))
         assert call.sent == call.body
         world.wire.finished(call, 2)

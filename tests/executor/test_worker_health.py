@@ -121,7 +121,7 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty:
         more = await world.begin(await world.pod("more", "LS"))
         assert more.refused is None, "a container that only shares needs no kernel write"
         world.finish(more, "more")
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         assert "c/more" in world.ledger.entries, "the ledger is not behind the kernel worker"
         await asyncio.wait_for(world.sync.once(), 60)  # nor is a comparison with the runtime
 
@@ -145,7 +145,7 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty:
 def test_a_first_reconcile_ends_although_the_kernel_does_not_answer(run_scenario: Any, hasty: None) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         await world.close()
         world.boot()
         gate, read = threading.Event(), world.executor.enforcer.enforce_all

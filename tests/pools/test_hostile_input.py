@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.executor.codec import dump
+from proxy.executor.ledger_codec import dump
 from proxy.model.defects import DefectKind
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import ANY_MACHINE, Bounds

@@ -119,7 +119,7 @@ def test_without_a_daemon(node: Node) -> None:
         ids.append(await node.launch(DemoPod("ls", "LS")))
         ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
         assert daemon.executor is not None
-        await daemon.executor.journal.flush()
+        await daemon.executor.ledger_writer.flush()
 
     assert "has no ledger" in command(node, "--offline").stdout
     with pytest.raises(InputError, match="not released"):

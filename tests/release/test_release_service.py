@@ -319,7 +319,7 @@ def test_a_restarted_release_reads_each_container_before_an_update(
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", kube="burstable"))
         lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         world.ledger.entries[KEY] = {"stage": stage, "since": 1.0}
         before = world.executor
         world.boot()

@@ -306,7 +306,7 @@ class Tenants:
 
     async def restart(self) -> None:
         """Stop the daemon normally, and start it again with its ledger."""
-        await self.node.executor.journal.flush()
+        await self.node.executor.ledger_writer.flush()
         self._listen()
         await self.node.close()
         self.node.ledger.close()
@@ -333,7 +333,7 @@ class Tenants:
         await node.quiet()
         await node.sync.once()
         await node.quiet()
-        await node.executor.journal.flush()
+        await node.executor.ledger_writer.flush()
         state = node.executor.state
         assert violations(state) == []
         for container_id in self.hostile:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.backends.ledger import open_ledger
-from proxy.backends.ledger.journal import NAME
+from proxy.backends.ledger.file_ledger import NAME
 from proxy.model.errors import CannotCreateError
 
 if TYPE_CHECKING:
-    from proxy.backends.ledger.journal import FileLedger
+    from proxy.backends.ledger.file_ledger import FileLedger
     from tests.simulation.daemon import Daemon
     from tests.simulation.node import Node
 

@@ -8,20 +8,20 @@ from typing import Any
 from unittest import mock
 
 from proxy.backends.cgroup.cpuset import KernelCgroups
-from proxy.backends.ledger.journal import FileLedger
+from proxy.backends.ledger.file_ledger import FileLedger
 from proxy.calls.call_flow import CallFlow
 from proxy.engine import reservation_effects as to_do
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import NodePolicyRead
 from proxy.engine.reservation_events import LedgerWritten
-from proxy.executor import enforce, reconciler
+from proxy.executor import cpuset_enforcer, reconciler
 from proxy.executor.confinement import NOT_AT_ALL, Confinement
+from proxy.executor.cpuset_enforcer import Enforced, Enforcer
 from proxy.executor.creates import Creates, Lifecycle
 from proxy.executor.drift import detection
 from proxy.executor.drift.detection import Drift
-from proxy.executor.enforce import Enforced, Enforcer
 from proxy.executor.former_calls import FormerCalls
-from proxy.executor.journal import Journal
+from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.machine.hotplug import Hotplug
 from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
@@ -90,12 +90,12 @@ def calls_in_flight_ignored() -> Patches:
 def ledger_after_forward() -> Patches:
     """A create is forwarded before its record is in the ledger."""
 
-    async def append(journal: Any, records: Mapping[str, Any], *, durable: bool = False) -> Any:
+    async def append(ledger_writer: Any, records: Mapping[str, Any], *, durable: bool = False) -> Any:
         for key, value in records.items():
-            journal.put(key, value)
+            ledger_writer.put(key, value)
         return LedgerWritten()
 
-    yield Journal, "append", append
+    yield LedgerWriter, "append", append
 
 
 def record_lost() -> Patches:
@@ -230,7 +230,7 @@ def written_while_released() -> Patches:
         return enforcer._paused() and enforcer._state().mode is not NodeMode.RELEASED
 
     yield Enforcer, "_is_paused", is_paused
-    for module in (enforce, reconciler, detection):
+    for module in (cpuset_enforcer, reconciler, detection):
         yield module, "applies_to", applies
 
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.kubelet.checkpoint_writer import write_text
 from proxy.backends.kubelet.checkpoints import read_cpu
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState

@@ -25,7 +25,7 @@ from msgspec import Struct
 from proxy.backends.device_plugins.messages import PluginAnswerError, read_container_answer
 from proxy.backends.kubelet.checkpoints import CheckpointError, fnv1a, lower
 from proxy.backends.kubelet.small_file import read_small
-from proxy.engine.device_book import DeviceRecord, PodDevices
+from proxy.engine.held_devices import DeviceRecord, PodDevices
 from proxy.executor.device_ports import DevicePluginError
 from proxy.model.errors import TopoproxyError
 from proxy.pools.go_json import load

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from proxy.backends.ledger import format as fmt
-from proxy.backends.ledger.journal import NAME, SIZE_LIMIT, DamagedError, FileLedger, cannot
+from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT, DamagedError, FileLedger, cannot
 
 
 def open_ledger(

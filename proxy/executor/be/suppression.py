@@ -205,7 +205,7 @@ class Suppression:
             quota = await self._worker.run(groups.quota, limit.path)
             for effect in context.store.handle(engine.BeQuotaRead(limit, quota)):
                 if isinstance(effect, WriteBeQuota):
-                    await context.journal.flush()
+                    await context.ledger_writer.flush()
                     await self._worker.run(groups.set_quota, limit.path, effect.quota)
                     await self._handle(engine.BeQuotaWritten(context.wall_clock(), effect))
         except CgroupError as error:
@@ -232,7 +232,7 @@ class Suppression:
                     continue
             await self._handle(engine.BeQuotaRemoved(self._context.wall_clock(), path, why))
         if self.known.written != before:
-            await self._context.journal.flush()
+            await self._context.ledger_writer.flush()
 
     # -- giving back --------------------------------------------------------------------------------------
 

@@ -28,10 +28,10 @@ from proxy.engine.node_effects import CompareCpusets
 from proxy.engine.reservation_events import ContestedCpus
 from proxy.engine.write_conflicts import DriftEvent, WriteConflicts
 from proxy.executor.context import NodeContext
+from proxy.executor.cpuset_enforcer import Enforced
 from proxy.executor.drift import reporting
 from proxy.executor.drift.attribution import Attribution
 from proxy.executor.drift.watch import WriteWatch
-from proxy.executor.enforce import Enforced
 from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.model.errors import CgroupError

@@ -125,7 +125,7 @@ class PartitionSync(Observer):
         if record is None or container is None:
             return  # the state has changed meanwhile; that change schedules another pass
         context.store.handle(engine.PartitionPlanned(container_id, record))
-        await context.journal.flush()
+        await context.ledger_writer.flush()
         made = await context.kernel.run(jobs.carry_out, container_id, record)
         self._take_over_ended()
         if made is None:

@@ -28,7 +28,7 @@ from proxy.engine.pod_fence import (
     raised,
 )
 from proxy.executor.context import NodeContext
-from proxy.executor.enforce import Enforced
+from proxy.executor.cpuset_enforcer import Enforced
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.ports import Fences
 from proxy.model.errors import CgroupError, UnavailableError

@@ -2,8 +2,8 @@
 
 Answers of hooks are applied between a decision and its barrier: the CPUs of a create are taken already, and
 no container has moved yet. So a refusal costs the others nothing, and what a hook names can only be less than
-what was decided (``proxy.engine.narrowing``). Hooks' fields are written first, then the engine's own: the
-engine decides last which CPUs and memory nodes a request names.
+what was decided (``proxy.engine.hook_narrowing``). Hooks' fields are written first, then the engine's own:
+the engine decides last which CPUs and memory nodes a request names.
 
 While hooks are called anything may happen: the client may go, pools may change, the node may be released. So
 the state is read again when they have answered.

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from proxy.calls.undecided_call import SpawnForCall, UndecidedCall
-from proxy.engine.narrowing import Narrowing
+from proxy.engine.hook_narrowing import Narrowing
 from proxy.hooks.answers import CLEAR, LEAVE
 from proxy.hooks.events import Point
 from proxy.hooks.hook import AS_IT_IS, LONGEST_S, NO_ANSWERS, Answers, Outcome

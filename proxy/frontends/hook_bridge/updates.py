@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from proxy.engine.enforcement import applies_to
-from proxy.engine.narrowing import Narrowing
+from proxy.engine.hook_narrowing import Narrowing
 from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import Limits
 from proxy.hooks.answers import CLEAR, LEAVE, Update

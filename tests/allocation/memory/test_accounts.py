@@ -10,8 +10,8 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.allocation.providers.devices import DeviceProvider
 from proxy.engine.adoption import adopt
-from proxy.engine.create import place
-from proxy.engine.device_book import granted
+from proxy.engine.container_create import place
+from proxy.engine.held_devices import granted
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block

@@ -10,7 +10,7 @@ from proxy.allocation.cpu_policy import CpuState
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.providers.cpu import CpuProvider
 from proxy.allocation.providers.provider import Provider, ProviderRequest
-from proxy.engine.create import place
+from proxy.engine.container_create import place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext, build_context, pod_requests

@@ -15,7 +15,7 @@ from proxy.backends.kubelet.device_checkpoint import (
     device_text,
     read_device_checkpoint,
 )
-from proxy.engine.device_book import DeviceRecord
+from proxy.engine.held_devices import DeviceRecord
 from proxy.executor.device_ports import DevicePluginError
 from proxy.model.devices import AllocateAnswer
 from proxy.telemetry.port import Telemetry

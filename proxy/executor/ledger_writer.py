@@ -22,7 +22,7 @@ from msgspec import Struct
 from proxy.engine.node_effects import Record
 from proxy.engine.reservation_events import LedgerLate, LedgerRejected, LedgerWritten
 from proxy.executor.background import Worker
-from proxy.executor.codec import dump
+from proxy.executor.ledger_codec import dump
 from proxy.executor.ports import Ledger
 from proxy.model.errors import RecordError, TopoproxyError
 from proxy.model.workload import Container, Pod
@@ -52,13 +52,13 @@ class BatchResult(Struct, frozen=True):
     unwritten: frozenset[str] = frozenset()
 
 
-class Journal:
+class LedgerWriter:
     """Collects changes, and has them written to the ledger.
 
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
     quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
-    ``x/`` partitions, ``m/`` a move of an owner under way (``codec``), ``d/`` and ``dr/`` the
-    devices of a pod and the resources of device plug-ins (``proxy.engine.device_book``), ``e/`` to which
+    ``x/`` partitions, ``m/`` a move of an owner under way (``ledger_codec``), ``d/`` and ``dr/`` the
+    devices of a pod and the resources of device plug-ins (``proxy.engine.held_devices``), ``e/`` to which
     pods the plan is applied (``proxy.engine.enforcement_state``).
 
     Attributes:

@@ -22,9 +22,8 @@ from proxy.engine.admission import (
     sharing_problem,
     sum_requests,
 )
-from proxy.engine.admit import detailed_verdict
-from proxy.engine.device_book import granted
 from proxy.engine.explain_record import explain, moved_containers
+from proxy.engine.held_devices import granted
 from proxy.engine.owners import exceeded_limit, floor_cpus
 from proxy.engine.placement import (
     counted_memory_reason,
@@ -36,7 +35,8 @@ from proxy.engine.placement import (
     unmet_limit,
     with_burst_limit,
 )
-from proxy.engine.preassigned import FoundPlacement, PlacementRefusedError, place_on_named_cpus
+from proxy.engine.pod_admission import detailed_verdict
+from proxy.engine.preassigned_cpus import FoundPlacement, PlacementRefusedError, place_on_named_cpus
 from proxy.engine.quotas import quota_is_off, without_quota
 from proxy.engine.shortfall import FLOORS, on_machine, shortfall
 from proxy.engine.state import NodeState, with_grants

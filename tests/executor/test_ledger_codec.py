@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from proxy.engine.reservation_state import Reservation, ReservationKind
-from proxy.executor.codec import MoveRecord, dump, load_container, load_pod, records_of
+from proxy.executor.ledger_codec import MoveRecord, dump, load_container, load_pod, records_of
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.grants import Block, Share
 from proxy.model.idset import CpuSet, Mask

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from proxy import atomic_write
-from proxy.backends.ledger import FileLedger, journal, open_ledger
+from proxy.backends.ledger import FileLedger, file_ledger, open_ledger
 from proxy.model.errors import CannotCreateError
 
 NOON = 1_767_268_800.0  # 2026-01-01T12:00:00Z
@@ -169,7 +169,7 @@ class Disk:
         self.room: int | None = None
         self.number = errno.ENOSPC
         self._write = os.write
-        monkeypatch.setattr(journal.os, "write", self.write)
+        monkeypatch.setattr(file_ledger.os, "write", self.write)
 
     def write(self, fd: int, data: bytes) -> int:
         if self.room is None:
@@ -204,7 +204,7 @@ def test_a_torn_write_that_cannot_be_truncated_at_once(home: Path, monkeypatch: 
     disk = Disk(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(
-            journal.os, "ftruncate", lambda fd, size: (_ for _ in ()).throw(OSError(errno.EIO, "io"))
+            file_ledger.os, "ftruncate", lambda fd, size: (_ for _ in ()).throw(OSError(errno.EIO, "io"))
         )
         disk.room = 7
         with pytest.raises(CannotCreateError):
@@ -252,7 +252,7 @@ def test_a_compaction_that_fails_loses_nothing(home: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal.os, "fsync", fail)
+        patch.setattr(file_ledger.os, "fsync", fail)
         for number in range(1000):
             ledger.write({"k": {"n": number, "text": "x" * 200}})
     assert ledger.problem == f"{home / 'ledger.jsonl'}: no space"
@@ -285,13 +285,13 @@ def test_a_process_killed_during_a_compaction_loses_nothing(
     write = os.write
     with monkeypatch.context() as patch:
         if step == "open":
-            patch.setattr(journal.os, "open", die)
+            patch.setattr(file_ledger.os, "open", die)
         elif step == "write":
-            patch.setattr(journal.os, "write", half)
+            patch.setattr(file_ledger.os, "write", half)
         elif step == "fsync":
-            patch.setattr(journal.os, "fsync", die)
+            patch.setattr(file_ledger.os, "fsync", die)
         elif step == "replace":
-            patch.setattr(journal.Path, "replace", die)
+            patch.setattr(file_ledger.Path, "replace", die)
         else:
             patch.setattr(atomic_write, "sync_directory", die)
         with pytest.raises(Killed):

@@ -7,8 +7,8 @@ from msgspec import Struct, field
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
 from proxy.engine.admission import EMPTY_SHARED_POOL
-from proxy.engine.admit import detailed_verdict
 from proxy.engine.placement import counted_nodes, owner_memory_nodes
+from proxy.engine.pod_admission import detailed_verdict
 from proxy.engine.shortfall import holders_of, with_holders
 from proxy.engine.state import NodeState, with_grants
 from proxy.engine.topology_manager import (

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.create import Plan, place
+from proxy.engine.container_create import Plan, place
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.placement import moves

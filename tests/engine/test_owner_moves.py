@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.movable import containers_of, why_not_movable
 from proxy.engine.node import Node
+from proxy.engine.owner_moves import containers_of, why_not_movable
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules

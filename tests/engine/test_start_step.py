@@ -9,7 +9,7 @@ from proxy.engine.container_events import PhaseChanged
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
 from proxy.engine.quotas import RemovedQuotas
-from proxy.engine.start import StartStep, is_below_class, start_step
+from proxy.engine.start_step import StartStep, is_below_class, start_step
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BeCpuset

@@ -1,6 +1,6 @@
 """Pods, containers and moves of owners as plain data for the ledger, and back.
 
-Sets are stored in the list format of Linux, so that the journal is readable. What cannot be decoded (a field
+Sets are stored in the list format of Linux, so that the file is readable. What cannot be decoded (a field
 of a later version, a manual edit) is read as None, and the caller rebuilds the record from the runtime.
 
 A record may come from a version that stored the CPUs and nodes of annotations unchecked. A pod is read

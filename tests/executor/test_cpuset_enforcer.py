@@ -8,7 +8,7 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.executor.enforce import Enforcer
+from proxy.executor.cpuset_enforcer import Enforcer
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request

@@ -7,9 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.create import place
+from proxy.engine.container_create import place
+from proxy.engine.hook_narrowing import Narrowing, narrowed, unmet_hook_limit, without_extra_cpus
 from proxy.engine.invariants import violations
-from proxy.engine.narrowing import Narrowing, narrowed, unmet_hook_limit, without_extra_cpus
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
 from proxy.engine.state import NodeState

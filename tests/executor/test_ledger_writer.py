@@ -1,4 +1,4 @@
-"""The journal of the ledger: a record that cannot be stored fails alone, and no other record is lost."""
+"""The writer of the ledger: a record that cannot be stored fails alone, and no other record is lost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from proxy.backends.ledger import journal as file_ledger
-from proxy.backends.ledger import open_ledger
+from proxy.backends.ledger import file_ledger, open_ledger
 from proxy.engine.reservation_events import LedgerLate, LedgerRejected, LedgerWritten
-from proxy.executor import journal as module
+from proxy.executor import ledger_writer as module
 from proxy.executor.background import Worker
-from proxy.executor.journal import Journal
+from proxy.executor.ledger_writer import LedgerWriter
 from proxy.model.defects import InputDefect
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos, Pod, QosClass
@@ -54,13 +53,13 @@ class Memory(dict[str, Any]):
 
 
 class JournalBed:
-    """A journal, and the problems that it reports."""
+    """A ledger writer, and the problems that it reports."""
 
     def __init__(self, ledger: Any, **options: Any) -> None:
         self.reported: list[str] = []
         self.telemetry = telemetry(self.reported)
         self.worker = Worker("ledger", lambda error: self.reported.append(repr(error)))
-        self.journal = Journal(ledger, self.worker, self.telemetry, **options)
+        self.ledger_writer = LedgerWriter(ledger, self.worker, self.telemetry, **options)
 
     async def __aenter__(self) -> JournalBed:
         return self
@@ -73,9 +72,9 @@ def test_a_surrogate_in_one_record_costs_no_record_of_the_batch(tmp_path: Path) 
     async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
         async with JournalBed(ledger) as bench:
-            bench.journal.put("p/s-2", POISONED)
-            bench.journal.put("p/s-1", HONEST)
-            assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
+            bench.ledger_writer.put("p/s-2", POISONED)
+            bench.ledger_writer.put("p/s-1", HONEST)
+            assert await bench.ledger_writer.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
             assert set(ledger.entries) == {"p/s-1", "p/s-2", "i/call-1"}
             assert bench.reported == []
         ledger.close()
@@ -88,9 +87,9 @@ def test_only_the_record_that_cannot_be_stored_is_dropped(tmp_path: Path) -> Non
     async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
         async with JournalBed(ledger) as bench:
-            bench.journal.put("p/s-1", HONEST)
-            bench.journal.put("c/bad", {"x": object()})
-            assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
+            bench.ledger_writer.put("p/s-1", HONEST)
+            bench.ledger_writer.put("c/bad", {"x": object()})
+            assert await bench.ledger_writer.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
             assert set(ledger.entries) == {"p/s-1", "i/call-1"}
             await asyncio.sleep(0)
             assert bench.telemetry.value(metrics.RECORDS_REJECTED) == 1
@@ -107,8 +106,8 @@ def test_the_requester_of_a_bad_record_learns_of_its_own_record_only(tmp_path: P
     async def scenario() -> None:
         ledger, _ = open_ledger(tmp_path, "m1")
         async with JournalBed(ledger) as bench:
-            bench.journal.put("p/s-1", HONEST)
-            why = await bench.journal.append({"i/call-1": {"x": "y" * 100_000}})
+            bench.ledger_writer.put("p/s-1", HONEST)
+            why = await bench.ledger_writer.append({"i/call-1": {"x": "y" * 100_000}})
             assert why == LedgerRejected("its record cannot be stored: it is longer than 65536 bytes")
             assert set(ledger.entries) == {"p/s-1"}
         ledger.close()
@@ -122,9 +121,9 @@ def test_an_unforeseen_ledger_fault_loses_only_its_record(fault: Exception) -> N
         ledger = Memory()
         ledger.fault = lambda changes: fault if "c/bad" in changes else None  # type: ignore[method-assign]
         async with JournalBed(ledger) as bench:
-            bench.journal.put("p/s-1", HONEST)
-            bench.journal.put("c/bad", {"name": "payments"})
-            assert await bench.journal.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
+            bench.ledger_writer.put("p/s-1", HONEST)
+            bench.ledger_writer.put("c/bad", {"name": "payments"})
+            assert await bench.ledger_writer.append({"i/call-1": {"own": "0-3"}}) == LedgerWritten()
             assert set(ledger) == {"p/s-1", "i/call-1"}
             assert bench.reported == [
                 f"cannot store a record in the ledger record=c/bad err={type(fault).__name__}"
@@ -145,8 +144,8 @@ def test_records_that_cannot_be_written_are_kept_and_written_later(
         ledger = Memory()
         ledger.fault = lambda changes: fault  # type: ignore[method-assign]
         async with JournalBed(ledger) as bench:
-            bench.journal.put("p/s-1", HONEST)
-            await bench.journal.flush()
+            bench.ledger_writer.put("p/s-1", HONEST)
+            await bench.ledger_writer.flush()
             assert not ledger
             assert bench.reported[0].startswith("cannot write the ledger")
             ledger.fault = lambda changes: None  # type: ignore[method-assign]
@@ -170,7 +169,7 @@ def test_a_failed_compaction_is_reported_until_the_next_one_succeeds(
             async def write_until(lines: int) -> None:
                 async with asyncio.timeout(60):
                     while len(bench.reported) < lines:
-                        await bench.journal.append({"i/call-1": {"own": "0-3", "text": "x" * 60_000}})
+                        await bench.ledger_writer.append({"i/call-1": {"own": "0-3", "text": "x" * 60_000}})
 
             with monkeypatch.context() as patch:
                 patch.setattr(file_ledger.os, "fsync", full)
@@ -192,9 +191,9 @@ def test_a_flush_waits_for_a_batch_that_the_worker_has_not_come_to_yet() -> None
         ledger, gate = Memory(), threading.Event()
         async with JournalBed(ledger) as bench:
             bench.worker.start(gate.wait, 30)
-            bench.journal.put("i/call-1", {})
-            bench.journal._start()  # as its timer does
-            flush = asyncio.ensure_future(bench.journal.flush())
+            bench.ledger_writer.put("i/call-1", {})
+            bench.ledger_writer._start()  # as its timer does
+            flush = asyncio.ensure_future(bench.ledger_writer.flush())
             await asyncio.sleep(0.05)
             assert not flush.done()
             gate.set()
@@ -209,13 +208,13 @@ def test_the_wait_for_a_ledger_that_does_not_answer_is_limited() -> None:
         ledger, gate = Memory(), threading.Event()
         async with JournalBed(ledger, limit=0.05) as bench:
             bench.worker.start(gate.wait, 30)
-            assert await bench.journal.append({"i/call-1": {}}) == LedgerLate(
+            assert await bench.ledger_writer.append({"i/call-1": {}}) == LedgerLate(
                 "the ledger is not written in time"
             )
-            await bench.journal.flush()
+            await bench.ledger_writer.flush()
             assert bench.reported == ["the ledger is not written in time seconds=0.05"]
             gate.set()
-            await bench.journal.close()
+            await bench.ledger_writer.close()
             assert set(ledger) == {"i/call-1"}, "a record is written although the wait for it timed out"
 
     asyncio.run(scenario())
@@ -244,7 +243,7 @@ def test_an_owner_is_created_although_another_pod_has_a_surrogate(
         evil = await world.begin("s-evil")
         assert evil.refused is None
         world.finish(evil, "evil")
-        await world.executor.journal.flush()
+        await world.executor.ledger_writer.flush()
         assert {"c/owner", "c/evil"} <= set(world.ledger.entries)
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS) == 0
 
@@ -300,10 +299,10 @@ def test_a_durable_record_counts_as_late_although_the_next_batch_has_begun() -> 
 
         ledger.fault = fault
         async with JournalBed(ledger) as bench:
-            appended = asyncio.ensure_future(bench.journal.append({"m/x": {}}, durable=True))
+            appended = asyncio.ensure_future(bench.ledger_writer.append({"m/x": {}}, durable=True))
             await asyncio.sleep(0)
-            bench.journal.put("c/1", {})
-            bench.journal._start()
+            bench.ledger_writer.put("c/1", {})
+            bench.ledger_writer._start()
             go.set()
             assert await appended == LedgerLate(module.UNWRITTEN)
             hold.set()
