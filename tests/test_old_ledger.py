@@ -77,7 +77,7 @@ class OldNode(DaemonNode):
         """Read the ledger as a daemon does."""
         return read_entries(self.directory / "state", self.machine.fingerprint)
 
-    def flights(self) -> dict[str, Mapping[str, Any]]:
+    def in_flight(self) -> dict[str, Mapping[str, Any]]:
         """Return the creates that were in flight."""
         return {key: record for key, record in self.before.items() if key.startswith(IN_FLIGHT)}
 
@@ -161,7 +161,7 @@ def test_all_records_are_adopted_and_written_in_the_new_format(name: str) -> Non
     with old_node(name) as node:
         assert node.before
         cpusets, daemon = node.sets(), node.daemon()
-        reserved = CpuSet.parse(",".join(each["placement"]["own"] for each in node.flights().values()))
+        reserved = CpuSet.parse(",".join(each["placement"]["own"] for each in node.in_flight().values()))
         abandoned = CpuSet(cpu for cpu in reserved if not any(cpu in cpus for cpus in cpusets.values()))
 
         async def scenario() -> None:
@@ -202,7 +202,7 @@ def test_the_ledger_has_each_kind_of_record() -> None:
 def test_a_create_in_flight_keeps_its_cpus_where_the_runtime_made_the_container() -> None:
     """Of two creates in flight, the runtime has created the container of one."""
     with old_node("running") as node:
-        assert sorted(each["placement"]["own"] for each in node.flights().values()) == ["26-27", "28-29"]
+        assert sorted(each["placement"]["own"] for each in node.in_flight().values()) == ["26-27", "28-29"]
         daemon = node.daemon()
 
         def state() -> NodeState:

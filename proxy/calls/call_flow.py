@@ -96,10 +96,10 @@ class CallFlow:
             context = call.state
             if not isinstance(context, CallContext):
                 continue
-            name, flight = self.executor.token("call"), context.flight
-            if flight is not None:
-                carries = str(flight.carries)
-                found.append(RelayedCall(name, call.method, context.target, carries, flight.relayed))
+            name, inflight_call = self.executor.token("call"), context.inflight_call
+            if inflight_call is not None:
+                carries = str(inflight_call.carries)
+                found.append(RelayedCall(name, call.method, context.target, carries, inflight_call.relayed))
             elif call.method == CREATE:
                 found.append(RelayedCall(name, CREATE, context.target))
             elif call.method == RUN_SANDBOX and context.token:

@@ -106,8 +106,8 @@ class ContainerCalls:
         self, call: UndecidedCall, container_id: str, answer: CallAnswer, fence: Fence | None
     ) -> None:
         if type(answer) is ForwardStart:
-            flight = self.start_update.start(container_id, answer.carries, fence)
-            call.state = CallContext(container_id, flight=flight)
+            inflight_call = self.start_update.start(container_id, answer.carries, fence)
+            call.state = CallContext(container_id, inflight_call=inflight_call)
         else:
             self.executor.spawn(self.executor.unit_properties.fencing.drop(fence))
         send(call, answer)
@@ -115,16 +115,16 @@ class ContainerCalls:
     def relay_start(self, call: UndecidedCall) -> None:
         """Count a start as in flight that is relayed: it may hang until the release has been undone."""
         container_id, anywhere = call.target(), self.executor.state.node.machine.online
-        flight = self.executor.calls.track(container_id, anywhere, is_start=True, relayed=True)
-        call.state = CallContext(container_id, flight=flight)
+        inflight_call = self.executor.calls.track(container_id, anywhere, is_start=True, relayed=True)
+        call.state = CallContext(container_id, inflight_call=inflight_call)
 
     def _start_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
-        if context.flight is None:
+        if context.inflight_call is None:
             return
         if status is None:
-            self.start_update.mark_orphaned(context.flight)
+            self.start_update.mark_orphaned(context.inflight_call)
         else:
-            self.start_update.started(context.flight, ok=status == GrpcStatus.OK)
+            self.start_update.started(context.inflight_call, ok=status == GrpcStatus.OK)
 
     def _update(self, call: UndecidedCall) -> None:
         self._after_hooks("pre_update_container_resources", call, self._update_now)
@@ -158,25 +158,27 @@ class ContainerCalls:
         fencing = executor.unit_properties.fencing
         answer = executor.store.answer(request)
         if type(answer) is Forward:
-            flight = executor.calls.track(container_id, answer.sent)
-            fencing.bind(flight, fence)
-            call.state = CallContext(container_id, sent=answer.sent, flight=flight)
+            inflight_call = executor.calls.track(container_id, answer.sent)
+            fencing.bind(inflight_call, fence)
+            call.state = CallContext(container_id, sent=answer.sent, inflight_call=inflight_call)
         else:
             executor.spawn(fencing.drop(fence))
             if container_id in executor.state.containers:
                 # It carries what the client names, or what the runtime has saved.
-                flight = executor.calls.track(container_id, executor.state.node.machine.online)
-                call.state = CallContext(container_id, flight=flight)
+                inflight_call = executor.calls.track(container_id, executor.state.node.machine.online)
+                call.state = CallContext(container_id, inflight_call=inflight_call)
         send(call, answer)
 
     def _update_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
-        if context.flight is None:
+        if context.inflight_call is None:
             return
-        self.executor.drift.hint("kubelet", (context.flight.container_id,))
+        self.executor.drift.hint("kubelet", (context.inflight_call.container_id,))
         if status is None:
-            self.start_update.mark_orphaned(context.flight)
+            self.start_update.mark_orphaned(context.inflight_call)
         else:
-            self.start_update.completed(context.flight, context.sent if status == GrpcStatus.OK else None)
+            self.start_update.completed(
+                context.inflight_call, context.sent if status == GrpcStatus.OK else None
+            )
             if status == GrpcStatus.OK and self.hooks.active:
                 self.hooks.updated(context.target, call)
 

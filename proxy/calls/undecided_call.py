@@ -139,7 +139,7 @@ class CallContext:
         pod: The pod, for RunPodSandbox.
         token: The token under which the pod's admission is recorded, where it was decided as a whole.
         sent: The CPUs in the create that was sent to the runtime.
-        flight: Set while the call may write the container's cpuset.
+        inflight_call: Set while the call may write the container's cpuset.
         named: Set once the runtime has named what was created.
         body: A create's message before hooks have changed it; None where no hook was called.
         device_fields: Fields of a create's message that device plug-ins have set, and the plug-in.
@@ -149,7 +149,7 @@ class CallContext:
     pod: Pod | None = None
     token: str = ""
     sent: CpuSet | None = None
-    flight: InflightCall | None = None
+    inflight_call: InflightCall | None = None
     named: bool = False
     body: Any = None
     device_fields: Mapping[str, str] | None = None

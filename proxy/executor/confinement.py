@@ -83,7 +83,7 @@ class Wait(Struct, frozen=True):
     @property
     def cpus(self) -> CpuSet:
         """All CPUs that the late calls carry."""
-        return CpuSet.from_bits(union(flight.carries.bits for flight in self.late))
+        return CpuSet.from_bits(union(call.carries.bits for call in self.late))
 
 
 NOT_AT_ALL = Wait()
@@ -110,18 +110,18 @@ class Confinement:
         Args:
             owned: These CPUs.
         """
-        context, flights = self._context, self._in_the_way(owned)
+        context, calls = self._context, self._in_the_way(owned)
         seconds = context.options.call_timeout
-        if not flights:
+        if not calls:
             return NOT_AT_ALL
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
-            due = [f for f in flights if clock() - f.sent_at >= CONFINE_AFTER_S and self._can_confine(f)]
+            due = [c for c in calls if clock() - c.sent_at >= CONFINE_AFTER_S and self._can_confine(c)]
             passed = await self.confine(due, owned)
-            left = [f for f in flights if not context.calls.has_completed(f) and f not in passed]
+            left = [c for c in calls if not context.calls.has_completed(c) and c not in passed]
             if not left or clock() - began >= seconds:
-                unfinished = sum(not context.calls.has_completed(flight) for flight in passed)
+                unfinished = sum(not context.calls.has_completed(call) for call in passed)
                 return Wait(tuple(left), clock() - began, unfinished)
             await context.calls.wait(left, self._next(left, began + seconds))
 
@@ -139,8 +139,8 @@ class Confinement:
         limits = ((c.id, state.desired_cpus(c)) for c in placed if self._may_exceed(c))
         found = inflight.exceeding(limits, owned)
         limited = [c for c in placed if (self._fencing.carried_beside(c) - state.desired_cpus(c)) & owned]
-        within = (flight for c in limited for flight in inflight.of(c.id))
-        return [*found, *(flight for flight in within if flight not in found)]
+        within = (call for c in limited for call in inflight.of(c.id))
+        return [*found, *(call for call in within if call not in found)]
 
     def _may_exceed(self, container: Container) -> bool:
         """Return whether a call in flight may give a container CPUs that it must not have.
@@ -156,16 +156,18 @@ class Confinement:
     def _next(self, left: list[InflightCall], deadline: float) -> float:
         """Return the seconds until calls are to be checked again, rounded up to whole milliseconds."""
         now = asyncio.get_running_loop().time()
-        ages = [now - flight.sent_at for flight in left if self._can_confine(flight)]
+        ages = [now - call.sent_at for call in left if self._can_confine(call)]
         due = [CONFINE_AFTER_S - age if age < CONFINE_AFTER_S else POLL_S for age in ages]
         return math.ceil(max(0.0, min([*due, deadline - now])) * 1000) / 1000
 
-    def _can_confine(self, flight: InflightCall) -> bool:
+    def _can_confine(self, inflight_call: InflightCall) -> bool:
         """Return whether the container of a call can be confined."""
-        call = self._context.state.inflight.current(flight)
+        call = self._context.state.inflight.current(inflight_call)
         if call is None or (call.suspected and not call.confined):
             return False  # most suspected calls do not exist: they are over soon
-        return flight.is_start or (self._shares(flight.container_id) and self._has_fence(flight.container_id))
+        return inflight_call.is_start or (
+            self._shares(inflight_call.container_id) and self._has_fence(inflight_call.container_id)
+        )
 
     def _shares(self, container_id: str) -> bool:
         """Return whether a container shares: within the limit of its pod, an owner may be on CPUs of another.
@@ -181,48 +183,48 @@ class Confinement:
         v2 = context.enforcer.cgroups.version == 2
         return v2 and container is not None and self._fencing.can_confine(container)
 
-    async def confine(self, flights: Collection[InflightCall], owned: CpuSet) -> set[InflightCall]:
+    async def confine(self, calls: Collection[InflightCall], owned: CpuSet) -> set[InflightCall]:
         """Confine the containers of some calls in flight to the CPUs that they should have now.
 
         A container that is confined already is confined again: it may be entitled to fewer CPUs by now.
 
         Args:
-            flights: The calls.
+            calls: The calls.
             owned: The CPUs that an owner is to have.
 
         Returns:
             The calls that no longer prevent an owner from having these CPUs.
         """
-        if not flights or self._context.store.mode.is_leaving:
+        if not calls or self._context.store.mode.is_leaving:
             return set()
-        done = {flight for flight in flights if await self._fence(flight, owned)}
-        done |= await self._narrow([flight for flight in flights if flight.is_start])
-        for flight in flights:
-            self._context.store.handle(CallConfined(flight, flight in done))
+        done = {call for call in calls if await self._fence(call, owned)}
+        done |= await self._narrow([call for call in calls if call.is_start])
+        for call in calls:
+            self._context.store.handle(CallConfined(call, call in done))
         if done and not self._watches_confined:
             self._watches_confined = True
             self._context.spawn(self._watch_confined())
         return done
 
-    async def _fence(self, flight: InflightCall, owned: CpuSet) -> bool:
+    async def _fence(self, call: InflightCall, owned: CpuSet) -> bool:
         """Limit the cgroup of a container's pod while a call is in flight; returns whether that succeeded."""
         context = self._context
-        container = context.state.containers.get(flight.container_id)
+        container = context.state.containers.get(call.container_id)
         if container is None or not self._has_fence(container.id):
             return False
-        return await self._fencing.confine(flight, container, owned)
+        return await self._fencing.confine(call, container, owned)
 
-    async def _narrow(self, flights: list[InflightCall]) -> set[InflightCall]:
+    async def _narrow(self, calls: list[InflightCall]) -> set[InflightCall]:
         """Narrow the cgroups of containers with a start in flight; returns the starts with a cgroup."""
-        context, ids = self._context, [flight.container_id for flight in flights]
+        context, ids = self._context, [call.container_id for call in calls]
         located = await context.kernel.run(self._with_group, ids) if ids else set[str]()
-        for flight in flights:
-            if flight.container_id in located:
-                context.store.handle(CallConfined(flight, confined=True))  # else it is not written
+        for call in calls:
+            if call.container_id in located:
+                context.store.handle(CallConfined(call, confined=True))  # else it is not written
         located -= await self._follow(located)
         self._absent.difference_update(located)
         self._absent.update(container_id for container_id in ids if container_id not in located)
-        return {flight for flight in flights if flight.container_id in located}
+        return {call for call in calls if call.container_id in located}
 
     def _with_group(self, ids: Iterable[str]) -> set[str]:
         """Return the ids of those containers that have a cgroup; runs in the kernel worker."""
@@ -277,9 +279,7 @@ class Confinement:
                 await asyncio.sleep(WATCHED_S if watched else UNWATCHED_S)
                 await self._fencing.restore(ids)
                 starts = (f for i in ids for f in context.state.inflight.of(i) if f.is_start and f.confined)
-                await self._narrow_starts(
-                    [flight for flight in starts if flight.container_id not in self._absent]
-                )
+                await self._narrow_starts([call for call in starts if call.container_id not in self._absent])
             self._absent.clear()
         finally:
             self._watches_confined = False
@@ -288,11 +288,11 @@ class Confinement:
         """Narrow confined containers again; a start without a cgroup stays confined only if it is fenced."""
         context = self._context
         located = await self._narrow(starts)
-        for flight in starts:
-            if flight not in located:
-                self._drift.watch.drop(flight.container_id)
-                fenced = self._fencing.is_fenced(flight)
-                context.store.handle(CallConfined(flight, fenced))
+        for call in starts:
+            if call not in located:
+                self._drift.watch.drop(call.container_id)
+                fenced = self._fencing.is_fenced(call)
+                context.store.handle(CallConfined(call, fenced))
 
     # -- calls without a waiting client --------------------------------------------------------------------
 
@@ -309,27 +309,31 @@ class Confinement:
         known = (
             inflight.unattended()
             if context.reconciled.is_set()
-            else [f for i in containers for f in inflight.of(i)]
+            else [call for i in containers for call in inflight.of(i)]
         )
-        starts = [f for f in known if f.is_start and not f.confined]
-        starts = [f for f in starts if (c := containers.get(f.container_id)) and c.phase in BEFORE_IT_RUNS]
-        starts = [f for f in starts if applies_to(context.state, containers[f.container_id].pod)]
+        starts = [call for call in known if call.is_start and not call.confined]
+        starts = [
+            call for call in starts if (c := containers.get(call.container_id)) and c.phase in BEFORE_IT_RUNS
+        ]
+        starts = [call for call in starts if applies_to(context.state, containers[call.container_id].pod)]
         if not context.reconciled.is_set():
-            updates = [f for f in known if not (f.is_start or f.suspected) and self._can_confine(f)]
+            updates = [
+                call for call in known if not (call.is_start or call.suspected) and self._can_confine(call)
+            ]
             await self.confine(updates, self._owned())
         if starts:
-            found = await context.kernel.run(self._with_group, [flight.container_id for flight in starts])
-            starts = [f for f in starts if f.container_id in found or self._is_fenceable(f)]
+            found = await context.kernel.run(self._with_group, [call.container_id for call in starts])
+            starts = [call for call in starts if call.container_id in found or self._is_fenceable(call)]
             await self.confine(starts, self._owned())
 
     def _owned(self) -> CpuSet:
         return CpuSet.from_bits(union(owner.cpus.bits for owner in self._context.state.owners.values()))
 
-    def _is_fenceable(self, flight: InflightCall) -> bool:
+    def _is_fenceable(self, call: InflightCall) -> bool:
         """Return whether a start that is known can be confined before its container has a cgroup."""
-        return not flight.suspected and self._has_fence(flight.container_id)
+        return not call.suspected and self._has_fence(call.container_id)
 
-    def holds(self, flight: InflightCall) -> bool:
+    def holds(self, inflight_call: InflightCall) -> bool:
         """Return whether a start without a waiting client must not be ended by the passing of time alone.
 
         As long as the container's cgroup exists, the runtime may continue with the start. Where the cgroup is
@@ -337,10 +341,14 @@ class Confinement:
         by time, since nothing of it takes long (the mounts belong to the create).
         """
         context = self._context
-        call = context.state.inflight.current(flight)
-        if call is None or not (call.is_start and call.confined) or flight.container_id in self._absent:
+        call = context.state.inflight.current(inflight_call)
+        if (
+            call is None
+            or not (call.is_start and call.confined)
+            or inflight_call.container_id in self._absent
+        ):
             return False
-        container = context.state.containers.get(flight.container_id)
+        container = context.state.containers.get(inflight_call.container_id)
         path = context.enforcer.known_path(container) if call.suspected and container is not None else None
         return path is None or not context.options.quirks.is_made_by_create(path)
 
@@ -349,21 +357,21 @@ class Confinement:
     def text(self, wait: Wait) -> str:
         """Return a message for the operator that names the late calls."""
         now = asyncio.get_running_loop().time()
-        named = [self._named(flight, now) for flight in wait.late[:MAX_NAMED]]
+        named = [self._named(call, now) for call in wait.late[:MAX_NAMED]]
         more = f", and {len(wait.late) - MAX_NAMED} more" if len(wait.late) > MAX_NAMED else ""
         return f"the runtime is still busy with {', '.join(named)}{more}"
 
-    def _named(self, flight: InflightCall, now: float) -> str:
-        container = self._context.state.containers.get(flight.container_id)
-        ref = container.ref if container is not None else f"container {flight.container_id}"
-        if flight.suspected:
+    def _named(self, call: InflightCall, now: float) -> str:
+        container = self._context.state.containers.get(call.container_id)
+        ref = container.ref if container is not None else f"container {call.container_id}"
+        if call.suspected:
             return f"a call for {ref} that may have been made before a restart or during a release"
-        what = "start" if flight.is_start else "update"
-        return f"the {what} of {ref}, not answered for {now - flight.sent_at:.1f} s"
+        what = "start" if call.is_start else "update"
+        return f"the {what} of {ref}, not answered for {now - call.sent_at:.1f} s"
 
     @staticmethod
     def public_message(wait: Wait) -> str:
         """Return the message without names of containers, for the client of the call that is refused."""
-        starts = any(flight.is_start for flight in wait.late)
+        starts = any(call.is_start for call in wait.late)
         what = "started" if starts else "updated"
         return f"the runtime is still busy with calls for containers that must move: one is being {what}"

@@ -66,7 +66,7 @@ class FormerCalls:
         self.possible = True
         self._context = context
         self._relayed: dict[str, RelayedCall] = {}
-        self._flights: dict[str, InflightCall] = {}
+        self._inflight_calls: dict[str, InflightCall] = {}
         self._created: dict[str, float] = {}
         self.answered = frozenset[str]()
         self._report: Callable[[str], None] = lambda name: None
@@ -96,26 +96,26 @@ class FormerCalls:
         """Count the calls that are relayed for a container as in flight; returns those that were not yet."""
         context, found = self._context, list[InflightCall]()
         for name, call in self._relayed.items():
-            if call.target != container_id or name in self._flights:
+            if call.target != container_id or name in self._inflight_calls:
                 continue
             try:
                 carries = CpuSet.parse(call.carries)
             except ValueError:
                 carries = context.state.node.machine.online
-            flight = context.calls.track(
+            inflight_call = context.calls.track(
                 container_id,
                 carries,
                 is_start=call.method == START,
                 orphaned_since=context.clock(),
                 relayed=call.released,
             )
-            self._flights[name] = flight
-            found.append(flight)
+            self._inflight_calls[name] = inflight_call
+            found.append(inflight_call)
         return found
 
-    def holds(self, flight: InflightCall) -> bool:
+    def holds(self, call: InflightCall) -> bool:
         """Return whether a call is still relayed: the passing of time does not end it."""
-        return flight in self._flights.values()
+        return call in self._inflight_calls.values()
 
     def lost_since(self, token: str, since: float) -> float:
         """Return since when nothing waits for the answer to a create any more.
@@ -132,9 +132,9 @@ class FormerCalls:
         if call is None:
             return
         context, now = self._context, self._context.clock()
-        flight = self._flights.pop(name, None)
-        if flight is not None:
-            context.store.handle(CallOrphaned(flight, now))
+        inflight_call = self._inflight_calls.pop(name, None)
+        if inflight_call is not None:
+            context.store.handle(CallOrphaned(inflight_call, now))
         if call.method == CREATE:
             self._created[call.target] = now
         elif call.method == RUN_SANDBOX:

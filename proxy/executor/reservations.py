@@ -359,7 +359,10 @@ class Reservations:
         """Wait for calls that carry other CPUs to the containers; calls sent from now on do not."""
         context, confinement = self._context, self._confinement
         calls = [
-            f for i in reservation.containers for f in context.state.inflight.of(i) if not f.carries <= cpus
+            call
+            for i in reservation.containers
+            for call in context.state.inflight.of(i)
+            if not call.carries <= cpus
         ]
         await context.calls.wait(calls, context.options.call_timeout)
         late = Wait(tuple(call for call in calls if not context.calls.has_completed(call)))

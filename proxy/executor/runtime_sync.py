@@ -114,11 +114,11 @@ class RuntimeSync:
         """Send a container's cpuset, and process the answer."""
         context, container_id = self._context, container.id
         want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
-        flight = context.calls.track(container_id, want)
-        self._unit_properties.fencing.bind(flight, fence)
+        call = context.calls.track(container_id, want)
+        self._unit_properties.fencing.bind(call, fence)
         refused = ""
         try:
-            async with self._start_update.under_way(flight):
+            async with self._start_update.under_way(call):
                 mems = self._mems.renewed(container)
                 await self._worker.run(context.runtime.update_cpuset, container_id, want, mems, quota)
                 self._quotas.saved(container_id, quota)

@@ -142,10 +142,10 @@ class StartUpdate:
         """
         context = self._context
         want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
-        flight = context.calls.track(container.id, want)
+        call = context.calls.track(container.id, want)
 
         async def sent() -> None:
-            async with self.under_way(flight):
+            async with self.under_way(call):
                 mems = self._mems.carried(container)
                 await self.lookups.run(context.runtime.update_cpuset, container.id, want, mems, quota)
                 self._quotas.saved(container.id, quota)
@@ -190,34 +190,34 @@ class StartUpdate:
             carries: The CPUs that the runtime may write by it.
             fence: The fence that was set up for it.
         """
-        flight = self._context.calls.track(container_id, carries, is_start=True)
-        self._fencing.bind(flight, fence)
-        return flight
+        call = self._context.calls.track(container_id, carries, is_start=True)
+        self._fencing.bind(call, fence)
+        return call
 
     @contextlib.asynccontextmanager
-    async def under_way(self, flight: InflightCall) -> AsyncIterator[None]:
+    async def under_way(self, call: InflightCall) -> AsyncIterator[None]:
         """Make an update inside this context; how the block ends determines how the call in flight ends."""
         try:
             yield
         except (UnavailableError, asyncio.CancelledError):
-            self.mark_orphaned(flight)  # no caller waits any more; the runtime may still execute it
+            self.mark_orphaned(call)  # no caller waits any more; the runtime may still execute it
             raise
         except BaseException:
-            self.completed(flight, None)
+            self.completed(call, None)
             raise
-        self.completed(flight, flight.carries)
+        self.completed(call, call.carries)
 
-    def started(self, flight: InflightCall, *, ok: bool) -> None:
+    def started(self, call: InflightCall, *, ok: bool) -> None:
         """Record that a start has been answered."""
         context, completed, handle = self._context, self._fencing.completed, self._context.store.handle
-        container = context.state.containers.get(flight.container_id)
+        container = context.state.containers.get(call.container_id)
         if ok:
-            completed(flight, flight.carries, functools.partial(handle, StartEnded(flight, Phase.RUNNING)))
+            completed(call, call.carries, functools.partial(handle, StartEnded(call, Phase.RUNNING)))
         elif container is None or container.phase is not Phase.STARTING:
-            completed(flight, None, functools.partial(handle, StartEnded(flight, None)))
+            completed(call, None, functools.partial(handle, StartEnded(call, None)))
             context.reconcile_requested.set()
         else:
-            context.store.handle(StartRefused(flight, context.clock()))
+            context.store.handle(StartRefused(call, context.clock()))
             context.spawn(self._make_room(container))
 
     async def _make_room(self, container: Container) -> None:
@@ -226,14 +226,14 @@ class StartUpdate:
             await self._context.kernel.run(self._context.enforcer.make_room, container)
         )
 
-    def completed(self, flight: InflightCall, carried: CpuSet | None) -> None:
+    def completed(self, call: InflightCall, carried: CpuSet | None) -> None:
         """Record that an update was answered; ``carried`` is the set that the runtime has saved, if any."""
-        then = functools.partial(self._context.store.handle, UpdateEnded(flight, carried))
-        self._fencing.completed(flight, carried, then)
+        then = functools.partial(self._context.store.handle, UpdateEnded(call, carried))
+        self._fencing.completed(call, carried, then)
 
-    def mark_orphaned(self, flight: InflightCall) -> None:
+    def mark_orphaned(self, call: InflightCall) -> None:
         """Record that no caller waits for a start or update any more; the runtime may still execute it."""
-        self._context.store.handle(CallOrphaned(flight, self._context.clock()))
+        self._context.store.handle(CallOrphaned(call, self._context.clock()))
 
     def suspect(self) -> Iterator[None]:
         """Record, when the daemon starts, calls that the runtime may still execute for an earlier one.

@@ -105,7 +105,7 @@ class RuntimeUpdater:
                 self.progress.reported[container_id] = due
                 await executor.unit_properties.give(container_id, due.cpus, due.mems)
                 return False
-        flight = executor.calls.track(container_id, due.cpus)
+        call = executor.calls.track(container_id, due.cpus)
         try:
             executor.store.handle(SavedCpusLearned(container_id, None))
             await self._worker.run(executor.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
@@ -113,12 +113,12 @@ class RuntimeUpdater:
             executor.quotas.saved(container_id, quota)
             await executor.unit_properties.give(container_id, due.cpus, due.mems)
         except (UnavailableError, asyncio.CancelledError):
-            executor.start_update.mark_orphaned(flight)  # the runtime may still execute it after an undo
+            executor.start_update.mark_orphaned(call)  # the runtime may still execute it after an undo
             raise
         except BaseException:
-            executor.calls.complete(flight)
+            executor.calls.complete(call)
             raise
-        executor.calls.complete(flight)
+        executor.calls.complete(call)
         self.progress.reported[container_id] = due
         executor.telemetry.count(metrics.RELEASE_UPDATES)
         return True

@@ -70,7 +70,7 @@ def daemon(node: SearchedNode, *, may_fail: bool) -> Iterator[Action]:
         yield ("request" if request.answered is None else "response", str(at))
         if may_fail:
             yield ("refuse", str(at))
-            if request.flight is not None:
+            if request.inflight_call is not None:
                 yield ("deadline", str(at))
     yield from (("time", task.name) for task in node.sleepers())
     if node.listing is not None:
@@ -130,8 +130,8 @@ def _kernel(node: SearchedNode, denied: str = "0") -> None:
 
 def _request(node: SearchedNode, at: str) -> None:
     request = node.requests[int(at)]
-    if request.flight is not None:
-        update(node, request.target, request.flight.carries)
+    if request.inflight_call is not None:
+        update(node, request.target, request.inflight_call.carries)
     done = replace(request, answered=node.specs[request.target])
     node.requests = (*node.requests[: int(at)], done, *node.requests[int(at) + 1 :])
 

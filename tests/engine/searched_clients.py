@@ -112,20 +112,20 @@ def update(node: SearchedNode, target: str, cpus: CpuSet) -> None:
 
 def outcome(node: SearchedNode, call: ClientCall) -> NodeEvent | None:
     """Return the event for the answer to a call."""
-    ok, flight = not call.failed, call.flight
+    ok, inflight_call = not call.failed, call.inflight_call
     if call.method == "Create":
         return ContainerCreated(call.target, f"{call.pod}-1", call.cpus) if ok else CreateFailed(call.target)
-    if flight is None:
+    if inflight_call is None:
         stopped = call.method == "Stop" and ok
         return PhaseChanged(call.target, Phase.EXITED) if stopped else None
     if call.method == "Update":
-        return UpdateEnded(flight, flight.carries if ok else None)
+        return UpdateEnded(inflight_call, inflight_call.carries if ok else None)
     if ok:
-        return StartEnded(flight, Phase.RUNNING)
+        return StartEnded(inflight_call, Phase.RUNNING)
     container = node.state.containers.get(call.target)
     if container is None or container.phase is not Phase.STARTING:
-        return StartEnded(flight, None)
-    return StartRefused(flight, node.clock)
+        return StartEnded(inflight_call, None)
+    return StartRefused(inflight_call, node.clock)
 
 
 def answered(node: SearchedNode, pod: str) -> None:
@@ -150,8 +150,8 @@ def lost(node: SearchedNode, pod: str) -> None:
             node.put(
                 replace(task, reservation=reservations.step(task.reservation, seen.ClientDisconnected())[0])
             )
-    elif call.flight is not None:
-        node.handle(CallOrphaned(call.flight, node.clock))
+    elif call.inflight_call is not None:
+        node.handle(CallOrphaned(call.inflight_call, node.clock))
     if at_runtime(call):
         node.ghosts = (*node.ghosts, replace(call, gone=True))
 
@@ -164,8 +164,8 @@ def late(node: SearchedNode) -> None:
         if after.stage != "answer":
             node.ghosts = (after, *node.ghosts)
     elif isinstance(first, RuntimeRequest):
-        assert first.flight is not None
-        update(node, first.target, first.flight.carries)
+        assert first.inflight_call is not None
+        update(node, first.target, first.inflight_call.carries)
     else:
         node.handle(first)
 

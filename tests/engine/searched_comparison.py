@@ -192,7 +192,7 @@ def crashed(before: SearchedNode, *, done: bool) -> SearchedNode:
     waiting = (
         *(replace(call, gone=True) for call in calls if at_runtime(call)),
         *(ghost for ghost in before.ghosts if isinstance(ghost, ClientCall | RuntimeRequest)),
-        *(replace(r, task="") for r in before.requests if r.flight is not None and r.answered is None),
+        *(replace(r, task="") for r in before.requests if r.inflight_call is not None and r.answered is None),
     )
     node.ghosts = waiting if done else ()
     node.calls, node.tasks, node.jobs, node.queue, node.requests = {}, {}, (), (), ()

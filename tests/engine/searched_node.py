@@ -82,7 +82,7 @@ class ClientCall:
             it.
         target: The container, or its token.
         cpus: The cpuset that it carries to the runtime.
-        flight: The call as the engine records it, if it may write a cpuset.
+        inflight_call: The call as the engine records it, if it may write a cpuset.
         failed: Whether the runtime reports an error.
         gone: Whether its client has disconnected.
     """
@@ -92,7 +92,7 @@ class ClientCall:
     stage: str
     target: str
     cpus: CpuSet | None = None
-    flight: InflightCall | None = None
+    inflight_call: InflightCall | None = None
     failed: bool = False
     gone: bool = False
 
@@ -140,14 +140,14 @@ class RuntimeRequest:
     """A request of the daemon to the runtime for a container: an update, or a query.
 
     Attributes:
-        flight: The update as the engine records it; None for a query.
+        inflight_call: The update as the engine records it; None for a query.
         answered: The cpuset that the runtime has saved, once it has executed the request.
         task: The task that waits for it; empty if no task waits any more.
     """
 
     target: str
     task: str
-    flight: InflightCall | None = None
+    inflight_call: InflightCall | None = None
     answered: CpuSet | None = None
 
 
@@ -403,10 +403,10 @@ class SearchedNode:
         if type(answer) is Forward:
             call = replace(call, stage="runtime", cpus=answer.sent)
             if call.method == "Update":
-                call = replace(call, flight=self.track(call.target, answer.sent))
+                call = replace(call, inflight_call=self.track(call.target, answer.sent))
         elif type(answer) is ForwardStart:
-            flight = self.track(call.target, answer.carries, is_start=True)
-            call = replace(call, stage="runtime", cpus=answer.carries, flight=flight)
+            inflight_call = self.track(call.target, answer.carries, is_start=True)
+            call = replace(call, stage="runtime", cpus=answer.carries, inflight_call=inflight_call)
         elif type(answer) is ReserveFirst:
             cpus = answer.container.placement.exclusive
             one = Reservation(KIND.CREATE, (call.target,), cpus, ref="b")
@@ -436,8 +436,8 @@ class SearchedNode:
             return
         container = state.containers[target]
         if step is StartStep.SEND:
-            flight = self.track(target, state.desired_cpus(container))
-            self.requests = (*self.requests, RuntimeRequest(target, task.name, flight))
+            inflight_call = self.track(target, state.desired_cpus(container))
+            self.requests = (*self.requests, RuntimeRequest(target, task.name, inflight_call))
             self.put(replace(task, waits="runtime"))
         elif step is StartStep.CLEAR:
             one = Reservation(KIND.START, (target,), container.placement.exclusive, ref="b")
@@ -473,10 +473,10 @@ class SearchedNode:
             self.handle(ResendWanted(target))
         if step in (SyncStep.AWAIT, SyncStep.NOTHING) or target in self.silent:
             return
-        flight = None
+        call = None
         if step is SyncStep.SEND:
-            flight = self.track(target, self.state.desired_cpus(self.state.containers[target]))
-        self.requests = (*self.requests, RuntimeRequest(target, "sync", flight))
+            call = self.track(target, self.state.desired_cpus(self.state.containers[target]))
+        self.requests = (*self.requests, RuntimeRequest(target, "sync", call))
         self.put(DaemonTask("sync", target, "runtime"))
 
     # -- requests of the daemon to the runtime ------------------------------------------------------------
@@ -486,8 +486,8 @@ class SearchedNode:
         request = self.requests[at]
         self.requests = (*self.requests[:at], *self.requests[at + 1 :])
         task, target = self.tasks[request.task], request.target
-        if request.flight is not None:
-            self.handle(UpdateEnded(request.flight, request.flight.carries if ok else None))
+        if request.inflight_call is not None:
+            self.handle(UpdateEnded(request.inflight_call, request.inflight_call.carries if ok else None))
             if task.name == "sync":
                 self.silent = self.silent if ok else self.silent | {target}
                 self.without(task)
@@ -509,8 +509,8 @@ class SearchedNode:
         self.requests = (*self.requests[:at], *self.requests[at + 1 :])
         task = self.tasks[request.task]
         self.without(task)
-        assert request.flight is not None
-        self.handle(CallOrphaned(request.flight, self.clock))
+        assert request.inflight_call is not None
+        self.handle(CallOrphaned(request.inflight_call, self.clock))
         if request.answered is None:
             self.ghosts = (*self.ghosts, replace(request, task=""))
         if task.name != "sync":

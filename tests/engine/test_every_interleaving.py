@@ -127,21 +127,21 @@ def key_of(node: SearchedNode) -> int:
     state, listing = node.state, node.listing
     numbers = {n: at for at, n in enumerate(sorted(node.in_flight()))}
 
-    def flight_key(call: InflightCall | None) -> object:
+    def inflight_key(call: InflightCall | None) -> object:
         return None if call is None else (numbers.get(call.number, -1), call.carries.bits)
 
     def call_key(call: object) -> object:
         if isinstance(call, ClientCall):
             return (
                 *(call.pod, call.method, call.stage, call.target, call.cpus),
-                flight_key(call.flight),
+                inflight_key(call.inflight_call),
                 call.failed,
             )
         if isinstance(call, RuntimeRequest):
-            return call.target, call.task, flight_key(call.flight), call.answered
-        return type(call).__name__, flight_key(getattr(call, "call", None))
+            return call.target, call.task, inflight_key(call.inflight_call), call.answered
+        return type(call).__name__, inflight_key(getattr(call, "call", None))
 
-    flights = [
+    inflight_calls = [
         (
             *(numbers[c.number], c.container_id, c.carries.bits, c.is_start, c.overlapped),
             *(c.orphaned_since is None, c.answered_at is None, c.refused, c.resend, c.suspected, c.confined),
@@ -157,7 +157,7 @@ def key_of(node: SearchedNode) -> int:
     return hash(
         (
             tuple(sorted(container_key(c) for c in state.containers.values())),
-            tuple(sorted(flights)),
+            tuple(sorted(inflight_calls)),
             repr(sorted(tasks, key=str)),
             tuple(sorted((i, cpus.bits) for i, cpus in runtime.saved.items())),
             (

@@ -124,12 +124,12 @@ def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(run_scenario: C
     async def scenario(world: Any) -> None:
         writes = with_reported_writes(world)
         ls, _ = await two(world)
-        flight = world.executor.calls.track(ls, CpuSet.parse("4-15"))
+        call = world.executor.calls.track(ls, CpuSet.parse("4-15"))
         write_as_another_program(world, writes, ls)
         await asyncio.sleep(0.1)
         await world.quiet()
         assert world.on(ls) == "0-15"
-        world.start_update.completed(flight, flight.carries)
+        world.start_update.completed(call, call.carries)
         await world.until(lambda: world.on(ls) == "4-15")
 
     run_scenario(scenario)

@@ -200,10 +200,10 @@ def test_on_v2_a_limit_of_an_earlier_daemon_is_widened_after_the_call(
         limits, pod = Limits(world), "kubepods/podls"
         ls = await world.run(await world.pod("ls", "LS"))
         limits.lists[pod] = CpuSet.parse("0-3")
-        flight = world.executor.calls.track(ls, CpuSet.parse("0-15"))
+        call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         own = world.finish(await world.begin(await world.pod("lse", "LSE", "", "0-3")), "own")
         await world.start(own)
-        world.start_update.completed(flight, flight.carries)
+        world.start_update.completed(call, call.carries)
         await world.until(lambda: not world.executor.unit_properties.fencing._active)
         await world.quiet()
         assert str(limits.effective(world, ls, pod)) == "4-15"

@@ -229,7 +229,7 @@ def test_replacement_cpus_are_released_once_a_call_in_flight_is_over(run_scenari
         world.machine = without(whole, str(max(previous)))
         await look(world)
         replaced = CpuSet.parse(world.on(own))
-        flight = world.executor.calls.track(own, replaced)
+        call = world.executor.calls.track(own, replaced)
         world.machine = whole
         await look(world)
         await look(world)
@@ -238,7 +238,7 @@ def test_replacement_cpus_are_released_once_a_call_in_flight_is_over(run_scenari
             "the call may move the owner back"
         )
         world.cgroups.sets[own] = replaced
-        world.start_update.completed(flight, replaced)
+        world.start_update.completed(call, replaced)
         await world.quiet()
         assert world.on(own) == str(previous)
         assert CpuSet.parse(world.on(ls)) == whole.online - previous
@@ -399,15 +399,15 @@ def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_
         await look(world)
         has = world.executor.state.desired_cpus(world.executor.state.containers[lost])
         assert len(has) == 1, "it does not share any more"
-        flight = world.executor.calls.track(lost, whole.online - own)  # before that
+        inflight_call = world.executor.calls.track(lost, whole.online - own)  # before that
         create = pb.CreateContainerRequest(pod_sandbox_id=await world.pod("new", "LSE", "", "6-7"))
         create.config.metadata.name = "c"
         call = world.played("CreateContainer", create)
         world.wire.request(call)
         await world.quiet()
         assert not call.over.is_set(), "the update may still give its container these CPUs"
-        world.cgroups.sets[lost] = flight.carries & world.machine.online
-        world.start_update.completed(flight, flight.carries)
+        world.cgroups.sets[lost] = inflight_call.carries & world.machine.online
+        world.start_update.completed(inflight_call, inflight_call.carries)
         await asyncio.wait_for(call.over.wait(), 60)
         assert call.refused is None
         assert CpuSet.parse(world.on(lost)) == has
@@ -424,7 +424,7 @@ def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(
         sandbox = await world.pod("lost", "LSE" if named else "", "", "3" if named else "")
         lost = await world.run(sandbox, **({} if named else cpu_request(1)))
         own = world.executor.state.containers[lost].placement.exclusive
-        flight = world.executor.calls.track(lost, own)
+        inflight_call = world.executor.calls.track(lost, own)
         world.machine = without(whole, str(own))
         await look(world)
         world.machine = whole if named else world.machine
@@ -434,7 +434,7 @@ def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(
         call = await world.begin(await world.pod("new", "LSE", "", "6-7"))
         assert call.refused is None
         assert CpuSet.parse(world.on(lost)) == has
-        world.start_update.completed(flight, own)
+        world.start_update.completed(inflight_call, own)
 
     run_scenario(scenario)
 

@@ -81,14 +81,14 @@ def test_a_value_that_the_daemon_may_have_set_is_no_evidence_of_the_runtimes_ord
         ls, units = await scope(world)
         await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         units.cpus = REST
-        flight = world.executor.calls.track(ls, REST)
+        call = world.executor.calls.track(ls, REST)
         ours = world.executor.calls.track(ls, REST)
         world.executor.calls.complete(ours)
         unit_properties = world.executor.unit_properties
         unit_properties.begin()
-        await unit_properties.put_right(ls, "ls.scope", flight, REST)
+        await unit_properties.put_right(ls, "ls.scope", call, REST)
         assert unit_properties.page()["systemd"]["runtime_tells"] == "not known"
-        world.executor.calls.complete(flight)
+        world.executor.calls.complete(call)
         alone = world.executor.calls.track(ls, REST)
         await unit_properties.put_right(ls, "ls.scope", alone, REST)
         assert unit_properties.page()["systemd"]["runtime_tells"] == "right"
@@ -100,11 +100,11 @@ def test_a_value_that_the_daemon_may_have_set_is_no_evidence_of_the_runtimes_ord
 def test_a_fault_behind_a_fence_leaves_no_call_in_flight(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         ls, _ = await scope(world)
-        fencing, flight = world.executor.unit_properties.fencing, world.executor.calls.track(ls, ALL)
+        fencing, call = world.executor.unit_properties.fencing, world.executor.calls.track(ls, ALL)
         fencing._active = {"slice": ActiveFence("ls.slice", ALL, CpuSet())}
-        fencing.bind(flight, Fence("slice", ALL))
+        fencing.bind(call, Fence("slice", ALL))
         world.executor.enforcer.do_first(lambda: 1 / 0)
-        world.start_update.completed(flight, ALL)
+        world.start_update.completed(call, ALL)
         await world.until(lambda: not world.executor.state.inflight.of(ls))
         world.executor.enforcer.do_first(lambda: None)
         assert not fencing._active
@@ -171,17 +171,17 @@ def test_a_container_that_could_not_be_updated_is_updated_later(run_scenario: Li
 def test_an_abandoned_update_may_still_be_executed(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        flight = world.executor.calls.track(ls, ALL)
+        call = world.executor.calls.track(ls, ALL)
 
         async def update() -> None:
-            async with world.start_update.under_way(flight):
+            async with world.start_update.under_way(call):
                 await asyncio.sleep(60)
 
         task = asyncio.create_task(update())
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert world.executor.state.inflight.orphans() == [flight]
+        assert world.executor.state.inflight.orphans() == [call]
 
     run_scenario(scenario)
 

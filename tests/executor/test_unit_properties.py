@@ -551,7 +551,7 @@ def test_a_property_is_in_flight_until_systemd_answers(run_scenario: Any) -> Non
         systemd.units[unit_of(shared)] = UnitSets(cpus_of("1"), Mask())
         world.executor.unit_properties.changed([shared])
         await world.until(lambda: systemd.slow)
-        assert [flight.carries for flight in world.executor.state.inflight.of(shared)] == [cpus_of(ALL)]
+        assert [one.carries for one in world.executor.state.inflight.of(shared)] == [cpus_of(ALL)]
 
         owner = await pod(world, "lse", qos="LSE", cpus=OWNED)
         creating = asyncio.create_task(world.create(owner, **SHARES))

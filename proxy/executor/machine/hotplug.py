@@ -213,23 +213,23 @@ class Hotplug:
             return
         ids = [container.id for container in short.containers]
         done = await self._writes.run(context.enforcer.enforce, ids)
-        flights = [flight for container_id in ids for flight in context.state.inflight.of(container_id)]
-        for flight in flights:
-            self._update_replacements_after(flight)
-        if done.refused or flights:
+        calls = [call for container_id in ids for call in context.state.inflight.of(container_id)]
+        for call in calls:
+            self._update_replacements_after(call)
+        if done.refused or calls:
             return
         changed = with_replacement(self._existing(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
         self._notify_assigned(ids)
 
-    def _update_replacements_after(self, flight: InflightCall) -> None:
+    def _update_replacements_after(self, call: InflightCall) -> None:
         """Update the replacements again once a call has ended.
 
         It may have put the owner back on its replacements.
         """
-        if flight.number not in self._awaited:
-            self._awaited.add(flight.number)
-            self._context.calls.then(flight, functools.partial(self._over, flight.number))
+        if call.number not in self._awaited:
+            self._awaited.add(call.number)
+            self._context.calls.then(call, functools.partial(self._over, call.number))
 
     def _over(self, number: int) -> None:
         self._awaited.discard(number)

@@ -70,7 +70,11 @@ class UnitRepairs(Protocol):
         """Handle that a unit could not be read or set."""
 
     async def put_right(
-        self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
+        self,
+        container_id: str,
+        path: str,
+        inflight_call: InflightCall | None = None,
+        carried: CpuSet | None = None,
     ) -> bool:
         """Correct a unit's properties to what its container is to have; returns whether they were set."""
 
@@ -111,13 +115,13 @@ class Fencing:
         """Return whether a container's pod has a group of its own that can be narrowed."""
         return self.fences is not None and has_group(container.pod)
 
-    async def confine(self, flight: InflightCall, container: Container, owned: CpuSet) -> bool:
+    async def confine(self, call: InflightCall, container: Container, owned: CpuSet) -> bool:
         """Put a fence around the pod of a container while a call for the container is in flight.
 
         An existing fence of the call is replaced. The fence is taken away when the call has completed.
 
         Args:
-            flight: The call.
+            call: The call.
             container: Its container.
             owned: CPUs that the call must not give to the container.
 
@@ -132,20 +136,20 @@ class Fencing:
         calls = self._context.calls
         is_outdated = fence.cpus != fence_cpus(self._context.state, container)
         # Where the fence has the CPUs, another container of the pod owns them.
-        if is_outdated or fence.cpus & owned or calls.has_completed(flight):
+        if is_outdated or fence.cpus & owned or calls.has_completed(call):
             await self.take(fence)
             return False
-        before = self._fenced.get(flight)
-        self._fenced[flight] = fence
+        before = self._fenced.get(call)
+        self._fenced[call] = fence
         if before is not None:
             await self.take(before)  # one of two: the list stays as it is now
         else:
-            calls.then(flight, functools.partial(self._left_behind, flight))
+            calls.then(call, functools.partial(self._left_behind, call))
         return True
 
-    def _left_behind(self, flight: InflightCall) -> None:
+    def _left_behind(self, call: InflightCall) -> None:
         """Remove the fence of a call that is over without a call of ``completed``."""
-        fence = self._fenced.pop(flight, None)
+        fence = self._fenced.pop(call, None)
         if fence is not None:
             self._context.spawn(self.take(fence))
 
@@ -153,9 +157,9 @@ class Fencing:
         """Return the CPUs that any call in flight for a container may give to it, within a fence."""
         return fence_around(self._active, container)
 
-    def is_fenced(self, flight: InflightCall) -> bool:
+    def is_fenced(self, call: InflightCall) -> bool:
         """Return whether a call has a fence."""
-        return flight in self._fenced
+        return call in self._fenced
 
     async def put(self, container: Container) -> Fence | None:
         """Set up a fence; None where there is nothing to fence."""
@@ -250,41 +254,43 @@ class Fencing:
         if fence is not None:
             await self.take(fence)
 
-    def bind(self, flight: InflightCall, fence: Fence | None) -> None:
+    def bind(self, call: InflightCall, fence: Fence | None) -> None:
         """Note that a call is sent within a fence."""
         if fence is not None:
-            self._fenced[flight] = fence
+            self._fenced[call] = fence
 
-    def completed(self, flight: InflightCall, carried: CpuSet | None, then: Callable[[], object]) -> None:
+    def completed(
+        self, inflight_call: InflightCall, carried: CpuSet | None, then: Callable[[], object]
+    ) -> None:
         """Note that a call has been answered, or is lost.
 
         Args:
-            flight: The call.
+            inflight_call: The call.
             carried: The cpuset that the runtime has sent to systemd, if any.
             then: Called when the call no longer counts as in flight: at once where it had no fence.
         """
-        fence = self._fenced.pop(flight, None)
+        fence = self._fenced.pop(inflight_call, None)
         if fence is not None:
-            self._context.spawn(self._correct(flight, carried, fence, then))
+            self._context.spawn(self._correct(inflight_call, carried, fence, then))
             return
-        call = self._context.state.inflight.current(flight) or flight
+        call = self._context.state.inflight.current(inflight_call) or inflight_call
         then()
         if carried is not None:
-            self._unit_properties.sent(flight.container_id, carried, alone=not call.overlapped)
-        self._unit_properties.completed(flight.container_id)
+            self._unit_properties.sent(inflight_call.container_id, carried, alone=not call.overlapped)
+        self._unit_properties.completed(inflight_call.container_id)
 
     async def _correct(
-        self, flight: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
+        self, call: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
     ) -> None:
         """Correct a unit, then its cgroup file, then take the fence away."""
-        context, container_id, again = self._context, flight.container_id, list[str]()
+        context, container_id, again = self._context, call.container_id, list[str]()
         try:
             container = context.state.containers.get(container_id)
             path = (
                 None if container is None else await context.kernel.run(context.enforcer.path_of, container)
             )
             if path is not None and path.endswith(".scope"):
-                await self._unit_properties.put_right(container_id, path, flight, carried)
+                await self._unit_properties.put_right(container_id, path, call, carried)
         except (CgroupError, UnavailableError) as error:
             self._unit_properties.failed(container_id, error)
             again.append(container_id)

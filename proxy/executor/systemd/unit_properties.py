@@ -237,7 +237,7 @@ class UnitProperties:
         """Compare one unit; True where it was set."""
         context = self._context
         container = context.state.containers.get(container_id)
-        if any(flight not in self._late for flight in context.state.inflight.of(container_id)):
+        if any(call not in self._late for call in context.state.inflight.of(container_id)):
             self._put_off.add(container_id)  # until the call has completed: a start makes the container run
             return False
         if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
@@ -248,14 +248,18 @@ class UnitProperties:
         return await self.put_right(container_id, path, carried=self._carried.pop(container_id, None))
 
     async def put_right(
-        self, container_id: str, path: str, flight: InflightCall | None = None, carried: CpuSet | None = None
+        self,
+        container_id: str,
+        path: str,
+        inflight_call: InflightCall | None = None,
+        carried: CpuSet | None = None,
     ) -> bool:
         """Correct a unit's properties to what its container is to have.
 
         Args:
             container_id: The container.
             path: Its group.
-            flight: The call at the runtime that this follows, and that still counts as in flight.
+            inflight_call: The call at the runtime that this follows, and that still counts as in flight.
             carried: The cpuset that the runtime has just sent to systemd, if any.
 
         Returns:
@@ -277,7 +281,7 @@ class UnitProperties:
             return False
         want = context.state.desired_cpus(container)
         # Where a call of topoproxy was in flight too, the properties read may be those of that call.
-        call = flight and (context.state.inflight.current(flight) or flight)
+        call = inflight_call and (context.state.inflight.current(inflight_call) or inflight_call)
         alone = call is None or not call.overlapped
         meant, sent = carried or want, carried is not None and alone
         context.store.handle(UnitCpusRead(has.cpus, meant, self._as_sent(meant), sent))
@@ -288,7 +292,9 @@ class UnitProperties:
             return False
         # A create that needs CPUs which this gives to the container waits for it.
         own = (
-            None if flight is not None and want <= flight.carries else context.calls.track(container_id, want)
+            None
+            if inflight_call is not None and want <= inflight_call.carries
+            else context.calls.track(container_id, want)
         )
         self._carried.pop(container_id, None)
         try:
@@ -308,9 +314,9 @@ class UnitProperties:
     def _caught_up(self) -> None:
         """Complete unanswered changes: systemd works in order, so a later answer shows that they are done."""
         late, self._late = self._late, []
-        for flight in late:
-            self._context.calls.complete(flight)
-            self._writes.write_soon([flight.container_id])
+        for call in late:
+            self._context.calls.complete(call)
+            self._writes.write_soon([call.container_id])
 
     # -- in the worker ------------------------------------------------------------------------------------
 

@@ -201,9 +201,9 @@ class Updates:
             raise UnavailableError("the plan is not applied to its pod any more")
         want, limits = executor.state.desired_cpus(container), self._limits(container, wanted)
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
-        flight = executor.calls.track(container_id, want)
-        fencing.bind(flight, fence)
-        async with self._start_update.under_way(flight):
+        call = executor.calls.track(container_id, want)
+        fencing.bind(call, fence)
+        async with self._start_update.under_way(call):
             mems = executor.mems.renewed(container)
             await self._worker.run(executor.runtime.update_limits, container_id, cpus, mems, limits)
             executor.telemetry.count(metrics.UPDATED_BY_HOOKS)
