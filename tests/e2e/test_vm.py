@@ -37,7 +37,7 @@ import disk
 import images
 from crio import DIRECTORY as CRIO
 from crio import crio_skip_reason
-from machine import HOST, NETFILTER, Machine, import_images, run
+from machine import HOST, NETFILTER, VirtualMachine, import_images, run
 from packaging.requirements import Requirement
 from sample_plugin import built_sample_plugin
 
@@ -53,7 +53,7 @@ DISKS = Path(os.environ.get("TOPOPROXY_VM_DIR") or CACHE / "topoproxy-vm")
 KUBELET = Path(os.environ.get("TOPOPROXY_KUBELET") or "absent")
 NO_KUBELET = "no kubelet: name the program in TOPOPROXY_KUBELET"
 LIMIT_S = 2700
-FOUR_NODES = Machine(distances=True)
+FOUR_NODES = VirtualMachine(distances=True)
 """2 sockets with 2 NUMA nodes of 8 CPUs each."""
 KINDS = ("v2-cgroupfs", "v2-systemd", "v1-cgroupfs")
 RARE_KINDS = ("v1-systemd", "hybrid-cgroupfs", "hybrid-systemd")
@@ -156,7 +156,7 @@ class Scenario:
         self,
         kind: str,
         job: str,
-        machine: Machine = FOUR_NODES,
+        machine: VirtualMachine = FOUR_NODES,
         carried: Mapping[str, Path] | None = None,
         end: str = "all is given back",
         limit: float = LIMIT_S,
@@ -192,7 +192,7 @@ class Scenario:
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
 def test_partitions(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_partitions.py", Machine(1, 2, 4, 1))
+    scenario.ends_well(kind, "vm_partitions.py", VirtualMachine(1, 2, 4, 1))
 
 
 @pytest.mark.parametrize("kind", [*kinds("v2-systemd", "v1-cgroupfs"), *RARE_KINDS])
@@ -223,7 +223,7 @@ def test_pools_on_crio(scenario: Scenario, crio: Path, kind: str) -> None:
 
 def test_pools_where_some_controllers_are_on_v2(scenario: Scenario) -> None:
     """Some controllers are on v2 only: the daemon must use cpuset, cpu and memory of v1."""
-    mixed = Machine(kernel="cgroup_no_v1=blkio,hugetlb,pids")
+    mixed = VirtualMachine(kernel="cgroup_no_v1=blkio,hugetlb,pids")
     scenario.ends_well("hybrid-cgroupfs", "vm_pools.py", mixed)
 
 
@@ -254,7 +254,7 @@ def test_release(scenario: Scenario, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
 def test_odd_machine(scenario: Scenario, kind: str) -> None:
-    odd = Machine(
+    odd = VirtualMachine(
         cores=2, memory_only=1, without_memory=(2,), distances=True, cards=(3,), kernel="isolcpus=12-13"
     )
     scenario.ends_well(kind, "vm_odd.py", odd)
@@ -262,32 +262,32 @@ def test_odd_machine(scenario: Scenario, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_machine_changes(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_changes.py", Machine(nodes=1, plugged=256, distances=True))
+    scenario.ends_well(kind, "vm_changes.py", VirtualMachine(nodes=1, plugged=256, distances=True))
 
 
 @pytest.mark.parametrize("kind", kinds("v2-cgroupfs"))
 def test_kills_during_calls(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_crash.py", Machine(sockets=2, nodes=1))
+    scenario.ends_well(kind, "vm_crash.py", VirtualMachine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd"])
 def test_cpusets_last(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_lasting.py", Machine(sockets=2, nodes=1))
+    scenario.ends_well(kind, "vm_lasting.py", VirtualMachine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
 def test_drift(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_drift.py", Machine(sockets=2, nodes=1))
+    scenario.ends_well(kind, "vm_drift.py", VirtualMachine(sockets=2, nodes=1))
 
 
 @pytest.mark.parametrize("kind", ["v2-systemd", "v1-systemd"])
 def test_shipped_units(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_unit.py", Machine(sockets=2, nodes=1), {"systemd": REPO / "systemd"})
+    scenario.ends_well(kind, "vm_unit.py", VirtualMachine(sockets=2, nodes=1), {"systemd": REPO / "systemd"})
 
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
 def test_hooks(scenario: Scenario, kind: str) -> None:
-    scenario.ends_well(kind, "vm_hooks.py", Machine(sockets=2, nodes=1))
+    scenario.ends_well(kind, "vm_hooks.py", VirtualMachine(sockets=2, nodes=1))
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +363,7 @@ def test_a_node_from_the_package_to_the_purge(
 ) -> None:
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
-    machine = Machine(sockets=2, nodes=1, threads=1, memory=1024, modules=NETFILTER)
+    machine = VirtualMachine(sockets=2, nodes=1, threads=1, memory=1024, modules=NETFILTER)
     carried = {
         "kubelet": KUBELET,
         **packages,
@@ -379,7 +379,7 @@ def test_a_node_from_the_package_to_the_purge(
 def test_attach_in_each_layout(scenario: Scenario, kind: str) -> None:
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
-    machine = Machine(sockets=2, nodes=1, cores=2, threads=1, memory=1024, modules=NETFILTER)
+    machine = VirtualMachine(sockets=2, nodes=1, cores=2, threads=1, memory=1024, modules=NETFILTER)
     carried = {
         "kubelet": KUBELET,
         "systemd": REPO / "systemd",

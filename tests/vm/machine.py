@@ -32,7 +32,7 @@ MASKED = ("udev-trigger", "hwdb-update", "journal-catalog-update", "random-seed"
 
 
 @dataclass(frozen=True)
-class Machine:
+class VirtualMachine:
     """The configuration of a machine.
 
     Attributes:
@@ -153,7 +153,7 @@ class Machine:
         return args
 
 
-def _pack(machine: Machine, job: str, carried: Mapping[str, Path], limit: float, to: Path) -> None:
+def _pack(machine: VirtualMachine, job: str, carried: Mapping[str, Path], limit: float, to: Path) -> None:
     """Write the tar file with the input of a run."""
     settings = {
         "CGROUP": machine.cgroup,
@@ -193,7 +193,7 @@ def _watch(
 
 
 def run(
-    machine: Machine,
+    machine: VirtualMachine,
     directory: Path,
     job: str,
     carried: Mapping[str, Path],
@@ -256,7 +256,7 @@ def import_images(directory: Path) -> None:
         RuntimeError: The import failed.
     """
     job = "ctr -n k8s.io images import /bed/images.tar && ctr -n k8s.io images ls -q && rm /bed/images.tar"
-    vm = Machine(1, 1, 2, 1)
+    vm = VirtualMachine(1, 1, 2, 1)
     status, output = run(vm, directory, job, {}, directory / "first-start", report=lambda _: None, keep=True)
     if status or images.PAUSE not in output or images.BUSYBOX not in output:
         raise RuntimeError(f"cannot import the images into {directory}: status {status}: {output}")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from disk import cpio, with_needed
-from machine import EXPANDER, LOCAL, REMOTE, SOCKET, Machine
+from machine import EXPANDER, LOCAL, REMOTE, SOCKET, VirtualMachine
 
-ODD = Machine(
+ODD = VirtualMachine(
     cores=2, memory_only=1, without_memory=(2,), distances=True, cards=(3, 0), kernel="isolcpus=12-13"
 )
-PLUGGED = Machine(nodes=1, plugged=256, distances=True)
+PLUGGED = VirtualMachine(nodes=1, plugged=256, distances=True)
 
 
 def test_distances_depend_on_sockets_and_expanders() -> None:
@@ -47,31 +47,35 @@ def test_plugged_memory_is_a_dimm_of_a_further_numa_node() -> None:
 
 
 def test_a_machine_has_a_network_only_if_configured() -> None:
-    args = Machine(network=True).qemu(Path("/disk"), Path("/work"))
+    args = VirtualMachine(network=True).qemu(Path("/disk"), Path("/work"))
     assert args[args.index("-netdev") + 2 :][:2] == ["-device", "virtio-net-pci,netdev=net"]
-    assert "net.ifnames=0" in Machine(network=True).command_line(), "guest.sh configures the interface eth0"
-    assert "-netdev" not in Machine().qemu(Path("/disk"), Path("/work"))
+    assert "net.ifnames=0" in VirtualMachine(network=True).command_line(), (
+        "guest.sh configures the interface eth0"
+    )
+    assert "-netdev" not in VirtualMachine().qemu(Path("/disk"), Path("/work"))
 
 
 @pytest.mark.parametrize(
     ("cgroup", "expected"), [("v2", "hierarchy=1"), ("v1", "hierarchy=0"), ("hybrid", "hierarchy=0")]
 )
 def test_systemd_gets_the_cgroup_version(cgroup: str, expected: str) -> None:
-    assert expected in Machine(cgroup=cgroup, driver="systemd").command_line()
-    assert "systemd" not in Machine(cgroup=cgroup).command_line()
-    legacy = "legacy_systemd_cgroup_controller=1" in Machine(cgroup=cgroup, driver="systemd").command_line()
+    assert expected in VirtualMachine(cgroup=cgroup, driver="systemd").command_line()
+    assert "systemd" not in VirtualMachine(cgroup=cgroup).command_line()
+    legacy = (
+        "legacy_systemd_cgroup_controller=1" in VirtualMachine(cgroup=cgroup, driver="systemd").command_line()
+    )
     assert legacy is (cgroup == "v1"), "without the argument systemd mounts v2 beside v1"
     assert ODD.command_line().endswith(" isolcpus=12-13")
-    assert len(Machine(cgroup="v1", driver="systemd").command_line()) < 2048  # the kernel's limit
+    assert len(VirtualMachine(cgroup="v1", driver="systemd").command_line()) < 2048  # the kernel's limit
 
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="qemu is not installed")
 @pytest.mark.parametrize(
     "machine",
-    [Machine(), Machine(nodes=1), ODD, PLUGGED, Machine(network=True)],
+    [VirtualMachine(), VirtualMachine(nodes=1), ODD, PLUGGED, VirtualMachine(network=True)],
     ids=["four", "two", "odd", "plugged", "network"],
 )
-def test_qemu_accepts_the_command_line(machine: Machine, tmp_path: Path) -> None:
+def test_qemu_accepts_the_command_line(machine: VirtualMachine, tmp_path: Path) -> None:
     for name in ("disk.img", "in.tar", "out.tar"):
         (tmp_path / name).write_bytes(bytes(1 << 20))
     args = machine.qemu(tmp_path, tmp_path)
