@@ -87,6 +87,7 @@ class Plan(Struct, frozen=True):
 
 
 _ADMITTED = Verdict()
+_EVENT = "CreateContainer"
 
 
 def place(
@@ -120,67 +121,20 @@ def place(
     if placement is not None:
         container = Container(token, name, pod, request, placement, Phase.CREATING, attempt)
         return Plan(_ADMITTED, state.renamed("", container), container)
-    online = state.node.machine.online
     permitted, breach = permitted_container_claim(state, pod, name, request)
-    if (
-        allowed is None
-        and permitted.cpuset
-        and permitted.cpuset & online
-        and permitted.cpuset <= state.last_cpus(pod.key)
-    ):
-        allowed = permitted.cpuset | online  # its offline CPUs come back, and it continues with the others
-    claimed = claim(
-        permitted,
-        request,
-        allowed or online,
-        static=state.node.static,
-        kubelet_reported_count=_known_exclusive_cpus(pod, name),
-    )
-    if breach is not None and not claimed.problem:
-        claimed = structs.replace(claimed, problem=sharing_problem(breach))
-
-    def refused(
-        verdict: Verdict,
-        decision: TopologyDecision | None = None,
-        shortfalls: tuple[Shortfall, ...] = (),
-        problem: str = claimed.problem,
-        limit: AdmissionRule | None = None,
-    ) -> Plan:
-        why = explain(
-            "CreateContainer", pod, name, attempt, request, verdict, decision, shortfalls=shortfalls
-        )
-        return Plan(verdict, state, problem=problem, explanation=why, limit=limit)
-
-    if breach is not None and rejects_claims(state.node):
-        return refused(rejection_verdict(breach, f"place {pod.ref}/{name}"), problem="", limit=breach.rule)
+    claimed = _claimed(state, permitted, name, request, allowed, breach)
     draft = ContainerDraft(
         state, pod, permitted, name, request, token, attempt, current or CpuSet(), preferred
     )
+    if breach is not None and rejects_claims(state.node):
+        return draft.refused(rejection_verdict(breach, f"place {pod.ref}/{name}"), limit=breach.rule)
     try:
         drafted = _within_limits(draft, claimed)
     except PlacementRefusedError as refusal:
-        return refused(
-            refusal.verdict,
-            refusal.decision,
-            refusal.shortfalls,
-            limit=refusal.limit,
+        return draft.refused(
+            refusal.verdict, refusal.decision, refusal.shortfalls, claimed.problem, refusal.limit
         )
-    found, container, after = drafted.found, drafted.container, drafted.after
-    placement = container.placement
-    shrink: tuple[str, ...] = ()
-    if placement.pool is Pool.OWN:
-        if not after.pools.shared - after.cpus_set_aside(pod.key):
-            missing = on_machine(state, pod, len(placement.exclusive))
-            verdict = exhausted_verdict(f"give {named_cpus(placement.exclusive)} to {container.ref}")
-            return refused(verdict, found.decision, missing, found.problem)
-        shrink, _ = moves(state, after)
-    verdict = Verdict()
-    why = explain("CreateContainer", pod, name, attempt, request, verdict, found.decision, placement, after)
-    if shrink:
-        moved, more_moved = moved_containers(state, after, shrink)
-        why = structs.replace(why, moved=moved, more_moved=more_moved)
-    limit = breach.rule if breach is not None else drafted.limit
-    return Plan(verdict, after, container, shrink, found.problem, why, limit)
+    return _planned(draft, drafted, breach)
 
 
 def permitted_container_claim(
@@ -194,6 +148,35 @@ def permitted_container_claim(
     requests = {c.name: c.request for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
     known = sum_requests(list({**requests, name: request}.values()))
     return permitted_claim(state.node, pod, known, state.retained_cpus(pod.key))
+
+
+def _claimed(
+    state: NodeState,
+    permitted: Pod,
+    name: str,
+    request: Request,
+    allowed: CpuSet | None,
+    breach: Breach | None,
+) -> Claim:
+    """Return what a container may claim by the permitted claim of its pod."""
+    online = state.node.machine.online
+    if (
+        allowed is None
+        and permitted.cpuset
+        and permitted.cpuset & online
+        and permitted.cpuset <= state.last_cpus(permitted.key)
+    ):
+        allowed = permitted.cpuset | online  # its offline CPUs come back, and it continues with the others
+    claimed = claim(
+        permitted,
+        request,
+        allowed or online,
+        static=state.node.static,
+        kubelet_reported_count=_known_exclusive_cpus(permitted, name),
+    )
+    if breach is None or claimed.problem:
+        return claimed
+    return structs.replace(claimed, problem=sharing_problem(breach))
 
 
 class ContainerDraft(Struct, frozen=True):
@@ -246,6 +229,20 @@ class ContainerDraft(Struct, frozen=True):
     def find(self, claimed: Claim, avoid: CpuSet | None = None) -> FoundPlacement:
         """Find a placement for a claim."""
         return _find_placement(self, claimed, avoid)
+
+    def refused(
+        self,
+        verdict: Verdict,
+        decision: TopologyDecision | None = None,
+        shortfalls: tuple[Shortfall, ...] = (),
+        problem: str = "",
+        limit: AdmissionRule | None = None,
+    ) -> Plan:
+        """Return the plan that refuses the container, with the reason."""
+        why = explain(
+            _EVENT, self.pod, self.name, self.attempt, self.request, verdict, decision, shortfalls=shortfalls
+        )
+        return Plan(verdict, self.state, problem=problem, explanation=why, limit=limit)
 
 
 class DraftedContainer(Struct, frozen=True):
@@ -300,6 +297,28 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
     pool, why = pool_of(pod)
     shared = Claim(pool, why, problem=sharing_problem(breach))
     return draft.of(draft.find(shared), breach.rule)
+
+
+def _planned(draft: ContainerDraft, drafted: DraftedContainer, breach: Breach | None) -> Plan:
+    """Return the plan with a placement; it refuses the container where the shared pool would have no CPUs."""
+    state, pod, found = draft.state, draft.pod, drafted.found
+    container, after = drafted.container, drafted.after
+    placement = container.placement
+    shrink: tuple[str, ...] = ()
+    if placement.pool is Pool.OWN:
+        if not after.pools.shared - after.cpus_set_aside(pod.key):
+            missing = on_machine(state, pod, len(placement.exclusive))
+            verdict = exhausted_verdict(f"give {named_cpus(placement.exclusive)} to {container.ref}")
+            return draft.refused(verdict, found.decision, missing, found.problem)
+        shrink, _ = moves(state, after)
+    why = explain(
+        _EVENT, pod, draft.name, draft.attempt, draft.request, _ADMITTED, found.decision, placement, after
+    )
+    if shrink:
+        moved, more_moved = moved_containers(state, after, shrink)
+        why = structs.replace(why, moved=moved, more_moved=more_moved)
+    limit = breach.rule if breach is not None else drafted.limit
+    return Plan(_ADMITTED, after, container, shrink, found.problem, why, limit)
 
 
 def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
