@@ -38,6 +38,7 @@ from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.runtime_events import RuntimeEvents
+from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.executor.worker_health import STUCK_S
@@ -90,6 +91,24 @@ class PassParts(Struct, frozen=True):
     unit_properties: UnitProperties
     owner_moves: OwnerMoves
     partitions: PartitionSync | None = None
+
+
+class ListRequest(Struct, frozen=True):
+    """What was known when the runtime's list was requested: a list is already old when it arrives.
+
+    Attributes:
+        change: The number of the last change of the state.
+        at: The time.
+        containers: The ids of the known containers.
+        pods: The ids of the known sandboxes, without those whose create is under way.
+        answered: Tokens of sandboxes whose calls an earlier daemon relayed, and which are over.
+    """
+
+    change: int
+    at: float
+    containers: frozenset[str]
+    pods: frozenset[str]
+    answered: frozenset[str]
 
 
 class Reconciler:
@@ -183,38 +202,23 @@ class Reconciler:
             RuntimeCallError: The runtime answered with an error.
         """
         context = self._context
-        began, requested_at = context.state.runtime.changes.number, context.clock()
-        known = set(context.state.containers)
-        known_pods = set(context.state.pods) - context.state.runtime.arriving
-        answered = self._start_update.former_calls.answered
-        if not self.connected:
-            self.runtime_version = await self._worker.run(context.runtime.version)
-            await self._parts.cgroup_locator.query_cgroup_driver(self._worker)
-        await self._parts.hotplug.reread()
-        await self._parts.kubelet_cpus.refresh(self._worker)
-        await self._parts.node_policy.follow(self._worker)
+        state = context.state
+        request = ListRequest(
+            state.runtime.changes.number,
+            context.clock(),
+            frozenset(state.containers),
+            frozenset(state.pods) - state.runtime.arriving,
+            self._start_update.former_calls.answered,
+        )
+        await self._refresh_facts()
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
         self.connected, self._waits, self.failure = True, False, ""
         turns = TimeSlices()
-        self._resolve(listing, began)
-        if not listing.unread_pods:
-            for token in answered:
-                self._parts.sandboxes.relayed(token, listing.pods.values())
-            self._start_update.former_calls.answered -= answered
-        await self._compare(listing, known, known_pods, began, requested_at, turns)
+        self._resolve(listing, request.change)
+        self._end_relayed(listing, request.answered)
+        await self._compare(listing, request, turns)
         await turns.turn()
-        new = [c for c in listing.containers.values() if c.id not in context.state.containers]
-        creating = {
-            (c.pod.sandbox_id, c.name) for c in context.state.containers.values() if c.phase is Phase.CREATING
-        }
-        foreign = [
-            c
-            for c in new
-            if c.phase is not Phase.EXITED
-            and (c.sandbox_id, c.name) not in creating
-            and not listing.is_dead(c)
-        ]
-        await self.adoption.adopt(foreign, listing, began)
+        await self.adoption.adopt(self._unknown(listing), listing, request.change)
         await turns.now()
         if not context.reconciled.is_set():
             self._learn_labels(listing)
@@ -222,25 +226,60 @@ class Reconciler:
         await turns.turn()
         self._parts.runtime_events.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
-            context.store.handle(RuntimeListed(listing.pods, listing.containers, began))
+            context.store.handle(RuntimeListed(listing.pods, listing.containers, request.change))
         if applies_to(context.state, None):
             await self._parts.confinement.recall()
-            await self._repair(listing, began)
+            await self._repair(listing, request.change)
         else:
             await self._also(self._parts.quotas.once())  # those of pods that were enforced
         context.telemetry.count(metrics.RECONCILES)
         context.telemetry.resolved(NOT_RECONCILED)
         if not context.reconciled.is_set():
-            self._mark_reconciled()
-            self._sync_all()
-            applied = applies_to(context.state, None)
-            context.telemetry.event(
-                "reconciled with the runtime",
-                runtime=self.runtime_version,
-                containers=len(context.state.containers),
-                owners=len(context.state.owners) if applied else None,
-                sharedPool=context.state.pools.shared if applied else None,
-            )
+            self._end_first_pass()
+
+    async def _refresh_facts(self) -> None:
+        """Read the hardware, kubelet's CPUs and the policy again; also the runtime, if it was away."""
+        if not self.connected:
+            self.runtime_version = await self._worker.run(self._context.runtime.version)
+            await self._parts.cgroup_locator.query_cgroup_driver(self._worker)
+        await self._parts.hotplug.reread()
+        await self._parts.kubelet_cpus.refresh(self._worker)
+        await self._parts.node_policy.follow(self._worker)
+
+    def _end_relayed(self, listing: Listing, answered: frozenset[str]) -> None:
+        """Record what became of sandboxes whose calls an earlier daemon relayed, where the list shows it."""
+        if listing.unread_pods:
+            return
+        for token in answered:
+            self._parts.sandboxes.relayed(token, listing.pods.values())
+        self._start_update.former_calls.answered -= answered
+
+    def _unknown(self, listing: Listing) -> list[RuntimeContainer]:
+        """Return the containers that the state has neither by their ids nor as creates without an answer."""
+        containers = self._context.state.containers
+        new = [c for c in listing.containers.values() if c.id not in containers]
+        creating = {(c.pod.sandbox_id, c.name) for c in containers.values() if c.phase is Phase.CREATING}
+        return [
+            c
+            for c in new
+            if c.phase is not Phase.EXITED
+            and (c.sandbox_id, c.name) not in creating
+            and not listing.is_dead(c)
+        ]
+
+    def _end_first_pass(self) -> None:
+        """End the recovery after a start of the daemon: calls that need a decision wait no longer."""
+        context = self._context
+        self._mark_reconciled()
+        self._sync_all()
+        applied = applies_to(context.state, None)
+        context.telemetry.event(
+            "reconciled with the runtime",
+            runtime=self.runtime_version,
+            containers=len(context.state.containers),
+            owners=len(context.state.owners) if applied else None,
+            sharedPool=context.state.pools.shared if applied else None,
+        )
 
     def _learn_labels(self, listing: Listing) -> None:
         """Learn the labels of pods that a ledger without labels has."""
@@ -362,15 +401,7 @@ class Reconciler:
         over = listing.lacks_pod(sandbox_id) if pod is None else not pod.ready
         return not self._context.reconciled.is_set() and over
 
-    async def _compare(
-        self,
-        listing: Listing,
-        known: set[str],
-        known_pods: set[str],
-        began: int,
-        requested_at: float,
-        turns: TimeSlices,
-    ) -> None:
+    async def _compare(self, listing: Listing, request: ListRequest, turns: TimeSlices) -> None:
         """Update the phases in the state from the list, with turns of the event loop in between.
 
         A list is already old when it arrives. So it is ignored for containers that have changed since it was
@@ -382,36 +413,47 @@ class Reconciler:
         def phase_of(container_id: str) -> Phase | None:
             return (
                 phases.get(container_id)
-                if context.state.runtime.changes.is_unchanged(container_id, began)
+                if context.state.runtime.changes.is_unchanged(container_id, request.change)
                 else None
             )
 
-        await turns.through(self._start_update.end_orphans(phase_of, requested_at))
-        absent = [i for i in known if listing.lacks_container(i)]
-        for at in range(0, len(absent), AT_ONCE):
-            containers = context.state.containers
-            batch = [i for i in absent[at : at + AT_ONCE] if i in containers]
-            self._parts.lifecycle.removed([i for i in batch if containers[i].phase is not Phase.CREATING])
-            await turns.turn()
+        await turns.through(self._start_update.end_orphans(phase_of, request.at))
+        await self._remove_absent([i for i in request.containers if listing.lacks_container(i)], turns)
         for container_id, phase in phases.items():
             await turns.turn()
-            recorded = context.state.containers.get(container_id)
-            if (
-                recorded is None
-                or not context.state.runtime.changes.is_unchanged(container_id, began)
-                or context.state.inflight.of(container_id)
-            ):
-                continue
-            if recorded.phase is Phase.EXITED and phase is not Phase.EXITED:
-                self._parts.lifecycle.removed(
-                    [container_id]
-                )  # the container lives after all: it is adopted like an unknown one
-                context.store.handle(ContainerIsBack(container_id))
-            elif not (recorded.phase is Phase.RUNNING and phase is Phase.CREATED):
-                self._parts.lifecycle.phase(container_id, phase)
+            self._take_phase(container_id, phase, request.change)
+        await self._compare_pods(listing, request.pods, turns)
+
+    async def _remove_absent(self, ids: list[str], turns: TimeSlices) -> None:
+        """Remove containers that the runtime no longer has, a few in one turn of the event loop."""
+        for at in range(0, len(ids), AT_ONCE):
+            containers = self._context.state.containers
+            batch = [i for i in ids[at : at + AT_ONCE] if i in containers]
+            self._parts.lifecycle.removed([i for i in batch if containers[i].phase is not Phase.CREATING])
+            await turns.turn()
+
+    def _take_phase(self, container_id: str, phase: Phase, began: int) -> None:
+        """Record the phase that the list has for a container, unless the state knows better."""
+        context = self._context
+        recorded = context.state.containers.get(container_id)
+        if (
+            recorded is None
+            or not context.state.runtime.changes.is_unchanged(container_id, began)
+            or context.state.inflight.of(container_id)
+        ):
+            return
+        if recorded.phase is Phase.EXITED and phase is not Phase.EXITED:
+            # The container lives after all: it is adopted like an unknown one.
+            self._parts.lifecycle.removed([container_id])
+            context.store.handle(ContainerIsBack(container_id))
+        elif not (recorded.phase is Phase.RUNNING and phase is Phase.CREATED):
+            self._parts.lifecycle.phase(container_id, phase)
+
+    async def _compare_pods(self, listing: Listing, known: frozenset[str], turns: TimeSlices) -> None:
+        """Record which sandboxes have stopped or are missing in the list."""
         # A sandbox's own process may die before its containers, which keep their CPUs until they end.
         alive = {c.sandbox_id for c in listing.containers.values() if c.phase is Phase.RUNNING}
-        for sandbox_id in known_pods:
+        for sandbox_id in known:
             await turns.turn()
             pod = listing.pods.get(sandbox_id)
             if pod is None:
