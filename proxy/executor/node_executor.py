@@ -156,13 +156,8 @@ class NodeExecutor(NodeContext):
         self.fact_lookup = FactLookup(self, others.kubelet, others.devices)
         self.health.watch(self.fact_lookup.worker)
         self.creates = creates = Creates(self)
-        self.sandboxes = sandboxes = Sandboxes(self, lifecycle, writes)
-        plugins = self.device_plugins
-        self.device_grants = None
-        if plugins is not None:
-            self.device_grants = DeviceGrants(
-                self, plugins, creates, sandboxes, self.fact_lookup.worker, others.kubelet_devices
-            )
+        self.sandboxes = Sandboxes(self, lifecycle, writes)
+        self.device_grants = self._device_grants(others)
         self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)
         self.node_policy = NodePolicySync(
             self, node, others.node_object, others.topology_options, others.namespaces
@@ -208,27 +203,38 @@ class NodeExecutor(NodeContext):
             self.partitions,
             has_devices=self.device_grants is not None,
         )
-        self.reconciler = Reconciler(
+        self.reconciler = Reconciler(self, start_update, self._pass_parts())
+
+    def _device_grants(self, others: Ports) -> DeviceGrants | None:
+        if others.device_plugins is None:
+            return None
+        return DeviceGrants(
             self,
-            start_update,
-            PassParts(
-                writes,
-                lifecycle,
-                creates,
-                self.sandboxes,
-                kubelet_cpus,
-                self.node_policy,
-                self.hotplug,
-                self.runtime_events,
-                self.cgroup_locator,
-                drift,
-                self.confinement,
-                quotas,
-                mems,
-                unit_properties,
-                self.owner_moves,
-                self.partitions,
-            ),
+            others.device_plugins,
+            self.creates,
+            self.sandboxes,
+            self.fact_lookup.worker,
+            others.kubelet_devices,
+        )
+
+    def _pass_parts(self) -> PassParts:
+        return PassParts(
+            writes=self.writes,
+            lifecycle=self.lifecycle,
+            creates=self.creates,
+            sandboxes=self.sandboxes,
+            kubelet_cpus=self.kubelet_cpus,
+            node_policy=self.node_policy,
+            hotplug=self.hotplug,
+            runtime_events=self.runtime_events,
+            cgroup_locator=self.cgroup_locator,
+            drift=self.drift,
+            confinement=self.confinement,
+            quotas=self.quotas,
+            mems=self.mems,
+            unit_properties=self.unit_properties,
+            owner_moves=self.owner_moves,
+            partitions=self.partitions,
         )
 
     def _partitions(self, others: Ports) -> PartitionSync | None:
