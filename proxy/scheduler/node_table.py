@@ -25,18 +25,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.engine.node import Node
-from proxy.model.idset import CpuSet
 from proxy.model.koordinator import NumaStrategy
-from proxy.model.requests import MEMORY
 from proxy.model.workload import TOPOLOGY_AFFINITY
 from proxy.pools.pod_fingerprint import fingerprint
-from proxy.scheduler.assumed_pods import GRACE_S, AssumedPod, AssumedPods
-from proxy.scheduler.decision import FITS, ExpectedNode, NodeVerdict, evaluate, expect
+from proxy.scheduler.assumed_pods import AssumedPod, AssumedPods
+from proxy.scheduler.decision import FITS, NodeVerdict, evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode, counts_of, largest_of
+from proxy.scheduler.node_row import COUNTED, NOT_KNOWN, NodeRow
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.scores import Strategy, allocation_score, numa_strategy, volcano_scores
 
@@ -45,12 +44,8 @@ ENOUGH = 16
 MOST_VERDICTS = 400_000
 MOST_CLASSES = 200_000
 UNKNOWN = "UnknownNode"
-NOT_KNOWN = "no object describes the node"
 NOT_JUDGED = "NotJudged"
 TOO_FEW_CPUS = "InsufficientCPUs"
-JOIN_S = 60.0
-"""For how long an object is expected of a node that has joined: the agent has to be started there first."""
-_COUNTED = ("cpu", MEMORY)
 
 
 class FilterResult(Struct, frozen=True):
@@ -58,51 +53,6 @@ class FilterResult(Struct, frozen=True):
 
     fits: list[str]
     failed: dict[str, str]
-
-
-class _Row(Struct):
-    """One node of the table."""
-
-    node: SchedulableNode | None = None
-    problem: str = NOT_KNOWN
-    pending: tuple[AssumedPod, ...] = ()
-    counts: tuple[object, ...] = ()
-    free: int = 0
-    largest: int = 0
-    expected: ExpectedNode | None = None
-    allocatable: Mapping[str, int] = field(default_factory=dict)
-    requested: dict[str, int] = field(default_factory=dict)
-    pods: dict[str, tuple[str, str]] = field(default_factory=dict)
-    ended: dict[str, float] = field(default_factory=dict)
-    """Pods that the object shows although they have ended, and when that was detected."""
-    stale: set[str] = field(default_factory=set)
-    """Those that it still showed after ``GRACE_S``: nothing suggests that this will change soon."""
-    compared: SchedulableNode | None = None
-    """The facts whose pods were last compared with those that are bound."""
-    joined: float = -inf
-    """When the Node object was created; an older one than the table has no time."""
-
-    def shows(self, pod: str) -> bool:
-        """Return whether the object of the node shows a pod."""
-        return self.node is not None and pod in self.node.shown
-
-    def shown_ended(self) -> tuple[CpuSet, ...]:
-        """Return the CPUs that the object still shows for pods that have ended."""
-        shown = self.node.shown if self.node else {}
-        return tuple(shown[pod] for pod in self.ended if pod in shown)
-
-    def owned_by(self, demand: PodDemand, count: int) -> int:
-        """Return how many of the exclusive CPUs that a pod requests the node gives it: all or none."""
-        return count if self.node and demand.owns_cpus(static=self.node.rules.static) else 0
-
-    def count(self, demand: PodDemand, sign: int) -> None:
-        """Add the resources of a pod to those that are requested on the node; ``sign`` -1 subtracts them."""
-        for resource in _COUNTED:
-            self.requested[resource] = self.requested.get(resource, 0) + sign * demand.needs.get(resource, 0)
-        if sign > 0:
-            self.pods[demand.key] = demand.spec.namespace, demand.spec.name
-        else:
-            self.pods.pop(demand.key, None)
 
 
 class NodeTable:
@@ -113,7 +63,7 @@ class NodeTable:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, NodeRow] = {}
         self._pods: dict[str, PodDemand] = {}
         self._assumed_pods = AssumedPods()
         self._kinds: dict[object, int] = {}
@@ -127,7 +77,7 @@ class NodeTable:
 
     def put(self, node: SchedulableNode, now: float = 0.0) -> None:
         """Record the facts of a node."""
-        row = self._rows.setdefault(node.name, _Row())
+        row = self._rows.setdefault(node.name, NodeRow())
         row.node, row.problem = node, ""
         row.counts, row.largest = (self._shape(node.rules), *counts_of(node)), largest_of(node)
         self._refresh(node.name, now)
@@ -135,7 +85,7 @@ class NodeTable:
 
     def put_unknown(self, name: str, problem: str) -> None:
         """Record that nothing can be decided for a node, and why."""
-        row = self._rows.setdefault(name, _Row())
+        row = self._rows.setdefault(name, NodeRow())
         row.node, row.problem, row.pending = None, problem, ()
         self._kind_of.pop(name, None)
 
@@ -147,10 +97,10 @@ class NodeTable:
             allocatable: Thousandths of CPUs, bytes.
             now: The clock, where a Node object that was not there before has been created.
         """
-        row = self._rows.setdefault(name, _Row())
+        row = self._rows.setdefault(name, NodeRow())
         if not row.allocatable:
             row.joined = now
-        row.allocatable = {resource: allocatable.get(resource, 0) for resource in _COUNTED}
+        row.allocatable = {resource: allocatable.get(resource, 0) for resource in COUNTED}
 
     def remove(self, name: str) -> None:
         """Forget a node; its pods stay assumed until they are gone: the node may come back."""
@@ -174,8 +124,8 @@ class NodeTable:
     def observe(self, demand: PodDemand, now: float, *, running: bool) -> None:
         """Record a pod that is bound (``demand.node``)."""
         self._count(demand.node, demand)
-        if (row := self._rows.get(demand.node)) and demand.key in row.ended:
-            del row.ended[demand.key]  # the object showed the pod before the API server did
+        if (row := self._rows.get(demand.node)) and row.ended.discard(demand.key):
+            # The object showed the pod before the API server did.
             self._refresh(demand.node, now)
         before = self._assumed_pods.of_pod(demand.key)
         if before is not None or self._holds(demand.node, demand):
@@ -191,8 +141,8 @@ class NodeTable:
         if demand is not None:
             self._subtract_pod(demand)
         if node := self._assumed_pods.drop(pod):
-            if (row := self._rows.get(node)) and row.shows(pod):
-                row.ended[pod] = now
+            if row := self._rows.get(node):
+                row.ended.add(pod, row.node, now)
             self._refresh(node, now)
         if demand is not None:
             self._confirm(demand.node, now)
@@ -204,23 +154,21 @@ class NodeTable:
         """
         for name in names:
             if row := self._rows.get(name):
-                self._compare(name, row, now)
-                if any(now - since <= GRACE_S and row.shows(pod) for pod, since in row.ended.items()):
+                if row.ended.compare(row.node, self._pods.keys(), now):
+                    self._refresh(name, now)
+                if row.ended.may_vanish(row.node, now):
                     return True
         return False
 
     def awaits_object(self, names: Collection[str], now: float) -> bool:
         """Return whether a candidate that joined a short while ago has no object yet."""
         rows = (self._rows[name] for name in names if name in self._rows)
-        return any(row.node is None and now - row.joined <= JOIN_S for row in rows)
+        return any(row.awaits_object(now) for row in rows)
 
     def tick(self, now: float) -> None:
         """Forget the assumed pods that nothing will confirm."""
         for name, row in list(self._rows.items()):
-            if over := [pod for pod, since in row.ended.items() if now - since > GRACE_S]:
-                for pod in over:
-                    del row.ended[pod]
-                row.stale.update(filter(row.shows, over))
+            if row.ended.expire(row.node, now):
                 self._refresh(name, now)
             if row.pending:
                 for lost in [assumed for assumed in row.pending if assumed.is_lost(now)]:
@@ -311,8 +259,8 @@ class NodeTable:
         self.judged += 1
         if any(assumed.pod == demand.key for assumed in row.pending):  # an earlier bind of it
             other_demands = [assumed.demand for assumed in row.pending if assumed.pod != demand.key]
-            return evaluate(demand, expect(row.node, other_demands, row.shown_ended()))
-        return evaluate(demand, _expected(row))
+            return evaluate(demand, expect(row.node, other_demands, row.ended_cpus()))
+        return evaluate(demand, row.expected())
 
     def verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
         """Return the verdicts for pods that demand the same, by class of nodes; forgotten with the object."""
@@ -364,7 +312,7 @@ class NodeTable:
         if verdict is None:
             self.judged += 1
             self._kept += 1
-            verdict = verdicts[kind] = evaluate(demand, _expected(row))
+            verdict = verdicts[kind] = evaluate(demand, row.expected())
         return verdict
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -388,16 +336,6 @@ class NodeTable:
             else:
                 failed[name] = f"{verdict.reason}: {verdict.message}"
 
-    def _compare(self, name: str, row: _Row, now: float) -> None:
-        """Note the pods that the object of a node shows and that are not bound: they have ended."""
-        if row.node is None or row.compared is row.node:
-            return  # later ends of pods are noted when they are released
-        row.compared = row.node
-        row.stale.intersection_update(row.node.shown)
-        if found := row.node.shown.keys() - self._pods.keys() - row.ended.keys() - row.stale:
-            row.ended.update(dict.fromkeys(found, now))
-            self._refresh(name, now)
-
     def _count(self, name: str, demand: PodDemand) -> None:
         before = self._pods.get(demand.key)
         if before is not None and before.node == name and before.needs == demand.needs:
@@ -405,7 +343,7 @@ class NodeTable:
         if before is not None:
             self._subtract_pod(before)
         self._pods[demand.key] = demand if demand.node == name else replace(demand, node=name)
-        self._rows.setdefault(name, _Row()).count(demand, 1)
+        self._rows.setdefault(name, NodeRow()).count(demand, 1)
 
     def _subtract_pod(self, demand: PodDemand) -> None:
         if row := self._rows.get(demand.node):
@@ -449,7 +387,7 @@ class NodeTable:
         row.free = len(node.free) - sum(
             row.owned_by(assumed.demand, assumed.demand.lasting) for assumed in row.pending
         )
-        key = *row.counts, *(assumed.demand.signature for assumed in row.pending), *row.shown_ended()
+        key = *row.counts, *(assumed.demand.signature for assumed in row.pending), *row.ended_cpus()
         self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
 
     def _shape(self, rules: Node) -> int:
@@ -478,19 +416,3 @@ class NodeTable:
             for resource, total in row.allocatable.items()
             if total > 0
         ]
-
-
-def _expected(row: _Row) -> ExpectedNode:
-    """Return a node with its pending pods; it is made once for all demands."""
-    assert row.node is not None
-    pending, ended = tuple(assumed.demand for assumed in row.pending), row.shown_ended()
-    cached = row.expected
-    if (
-        cached is None
-        or cached.node is not row.node
-        or cached.ended != ended
-        or cached.pending != pending[: len(cached.pending)]
-    ):
-        cached = expect(row.node, ended=ended)
-    row.expected = cached = cached.with_more(pending[len(cached.pending) :])
-    return cached

@@ -11,7 +11,8 @@ from proxy.model.options import TopologyPolicy
 from proxy.pools.pod_fingerprint import fingerprint
 from proxy.scheduler.assumed_pods import GRACE_S, LOST_S
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
-from proxy.scheduler.node_table import JOIN_S, NodeTable
+from proxy.scheduler.node_row import JOIN_S
+from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import read_demand, with_cpus
 from proxy.scheduler.resource_topology import read_resource_topology
