@@ -18,6 +18,7 @@ from msgspec import structs
 
 from proxy.engine.admission import sharing_problem
 from proxy.engine.container_create import Plan, permitted_container_claim, place
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.placement import moves, named_memory_nodes, pool_placement, with_burst_limit
 from proxy.engine.quotas import quota_is_off, without_quota
 from proxy.engine.state import NodeState, grants_of, with_grants
@@ -26,40 +27,34 @@ from proxy.model.workload import Container, ContainerPart, Phase, Placement, Pod
 from proxy.pools.claims import Claim, claim
 
 
-def adopt(
-    state: NodeState, container_id: str, pod: Pod, name: str, attempt: int, request: Request, phase: Phase
-) -> Plan:
+def adopt(state: NodeState, found: ContainerFound) -> Plan:
     """Return the plan that adopts a container.
 
     Args:
         state: The node as it is.
-        container_id: The runtime's id.
-        pod: Its pod.
-        name: Container name.
-        attempt: Its attempt.
-        request: What it requested; ``cpuset_cpus`` is the set that it has now.
-        phase: Its phase.
+        found: The container; ``request.cpuset_cpus`` is the set that it has now.
 
     Returns:
         A plan whose verdict always admits; ``shrink`` names containers that are on its CPUs.
     """
+    pod, request, phase = found.pod, found.request, found.phase
     if phase is Phase.EXITED:
         placement = pool_placement(Pool.SHARED, state.node.machine.memory_nodes, "it has exited")
-        exited = Container(container_id, name, pod, request, placement, phase, attempt)
+        exited = _container(found, placement)
         return Plan(Verdict(), state.changed(put=(exited,)), exited)
-    permitted, breach = permitted_container_claim(state, pod, name, request)
+    permitted, breach = permitted_container_claim(state, pod, found.name, request)
     claimed = claim(permitted, request, state.node.machine.present, static=state.node.static)
     limit = None if breach is None else breach.rule
     if breach is not None:
         claimed = structs.replace(claimed, problem=claimed.problem or sharing_problem(breach))
     if claimed.pool is not Pool.OWN and not claimed.fatal and phase is not Phase.CREATED:
         claimed = with_burst_limit(state, pod, request, claimed)
-        plan = _pooled(state, container_id, pod, name, attempt, request, phase, claimed.why, claimed)
+        plan = _pooled(state, found, claimed.why, claimed)
         return structs.replace(plan, problem=claimed.problem, limit=limit)
     if claimed.pool is Pool.OWN and claimed.cpus is None and phase is not Phase.CREATED:
-        kept = _keep_cpus(state, container_id, pod, name, attempt, request, phase, claimed)
+        kept = _keep_cpus(state, found, claimed)
         why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
-        plan = kept or _pooled(state, container_id, pod, name, attempt, request, phase, why)
+        plan = kept or _pooled(state, found, why)
         return structs.replace(plan, problem=claimed.problem, limit=limit)
     # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
     may_run = phase is not Phase.CREATED
@@ -71,17 +66,17 @@ def adopt(
     plan = place(
         without_free_devices,
         pod,
-        name,
-        attempt,
+        found.name,
+        found.attempt,
         requested,
-        container_id,
+        found.container_id,
         state.node.machine.present,
         current_cpus,
     )
     plan = structs.replace(plan, state=structs.replace(plan.state, devices=state.devices))
     if plan.container is None:
         limit, problem = plan.limit, plan.problem or plan.verdict.operator_message
-        plan = _pooled(state, container_id, pod, name, attempt, request, phase, problem)
+        plan = _pooled(state, found, problem)
         return structs.replace(plan, problem=problem, limit=limit)
     adopted = structs.replace(plan.container, phase=phase, request=request)
     # The decision counts no memory on NUMA nodes that the request names, but a running container uses it.
@@ -98,16 +93,8 @@ def parse_cpus(text: str) -> CpuSet | None:
         return None
 
 
-def _keep_cpus(
-    state: NodeState,
-    container_id: str,
-    pod: Pod,
-    name: str,
-    attempt: int,
-    request: Request,
-    phase: Phase,
-    claimed: Claim,
-) -> Plan | None:
+def _keep_cpus(state: NodeState, found: ContainerFound, claimed: Claim) -> Plan | None:
+    pod, name, request = found.pod, found.name, found.request
     current_cpus = parse_cpus(request.cpuset_cpus)
     if current_cpus is None:
         return None
@@ -125,31 +112,34 @@ def _keep_cpus(
     )
     if quota_is_off(state, pod, name, Pool.OWN):
         placement = without_quota(placement, request)
-    container = Container(container_id, name, pod, request, placement, phase, attempt, owner)
+    container = _container(found, placement, owner)
     after = state.changed(put=(container,))
     if not after.pools.shared:
         return None
     return Plan(Verdict(), after, container, moves(state, after)[0])
 
 
-def _pooled(
-    state: NodeState,
-    container_id: str,
-    pod: Pod,
-    name: str,
-    attempt: int,
-    request: Request,
-    phase: Phase,
-    why: str,
-    claimed: Claim | None = None,
-) -> Plan:
-    mems = named_memory_nodes(state, request)
+def _pooled(state: NodeState, found: ContainerFound, why: str, claimed: Claim | None = None) -> Plan:
+    mems = named_memory_nodes(state, found.request)
     placement = pool_placement(Pool.SHARED, mems, why)
     if claimed is not None:
         placement = pool_placement(claimed.pool, mems, why, claimed.within, claimed.nodes)
-    placement = _adopted(state, pod, request, placement)
-    container = Container(container_id, name, pod, request, placement, phase, attempt)
+    container = _container(found, _adopted(state, found.pod, found.request, placement))
     return Plan(Verdict(), state.changed(put=(container,)), container)
+
+
+def _container(found: ContainerFound, placement: Placement, owner: str = "") -> Container:
+    """Return a container that exists, with its placement."""
+    return Container(
+        found.container_id,
+        found.name,
+        found.pod,
+        found.request,
+        placement,
+        found.phase,
+        found.attempt,
+        owner,
+    )
 
 
 def _adopted(

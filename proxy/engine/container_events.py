@@ -254,4 +254,4 @@ class ContainerFound(Struct, frozen=True):
     attempt: int
     request: Request
     phase: Phase
-    saved: CpuSet | None
+    saved: CpuSet | None = None

@@ -427,7 +427,7 @@ def _adopted(state: NodeState, found: ContainerFound) -> tuple[NodeState, Plan, 
     A lost create whose CPUs an owner runs on has failed: the owner is newer. The ledger still has the create
     where it could not be written any more.
     """
-    plan = _adoption(state, found)
+    plan = adopt(state, found)
     assert plan.container is not None
     if plan.container.placement.pool is Pool.OWN or found.phase is not Phase.RUNNING:
         return state, plan, NOTHING
@@ -437,15 +437,11 @@ def _adopted(state: NodeState, found: ContainerFound) -> tuple[NodeState, Plan, 
     for token in lost:
         without, more = create_failed(without, CreateFailed(token))
         effects += more
-    again = _adoption(without, found) if lost else plan
+    again = adopt(without, found) if lost else plan
     assert again.container is not None
     if again.container.placement.exclusive != current:
         return state, plan, NOTHING
     return without, again, tuple(effects)
-
-
-def _adoption(state: NodeState, found: ContainerFound) -> Plan:
-    return adopt(state, found.container_id, found.pod, found.name, found.attempt, found.request, found.phase)
 
 
 def _lost_creates_on(state: NodeState, cpus: CpuSet, found: ContainerFound) -> list[str]:

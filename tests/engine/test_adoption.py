@@ -5,6 +5,7 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.adoption import adopt
 from proxy.engine.container_create import place
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules, ResourceStatusMode
@@ -14,6 +15,12 @@ from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
 
 MACHINE = described(2, 1, 4, 2)
+
+
+def found(
+    container_id: str, pod: Pod, request: Request, *, attempt: int = 0, phase: Phase = Phase.RUNNING
+) -> ContainerFound:
+    return ContainerFound(container_id, pod, "c", attempt, request, phase)
 
 
 def empty() -> NodeState:
@@ -29,7 +36,7 @@ def runs_on(cpus: str, count: int = 2, mems: str = "") -> Request:
 
 
 def test_a_running_owner_keeps_the_cpus_that_it_has() -> None:
-    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("5,13", mems="1"), Phase.RUNNING)
+    plan = adopt(empty(), found("id", pod("g"), runs_on("5,13", mems="1")))
     assert plan.container is not None
     assert (plan.container.placement.exclusive, plan.container.placement.mems) == (
         CpuSet.parse("5,13"),
@@ -39,7 +46,7 @@ def test_a_running_owner_keeps_the_cpus_that_it_has() -> None:
 
 
 def test_a_running_container_without_exclusive_cpus_is_not_given_any() -> None:
-    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15"), Phase.RUNNING)
+    plan = adopt(empty(), found("id", pod("g"), runs_on("0-15")))
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
     assert "while it runs" in plan.container.placement.reasons[0]
@@ -57,33 +64,33 @@ def test_a_running_container_without_exclusive_cpus_is_in_the_pool_of_its_class(
     qos: QosClass, kube: KubeQos, pool: Pool
 ) -> None:
     request = Request(512, 0, 100_000, 0, "0-15")
-    plan = adopt(empty(), "id", pod("p", qos, kube), "c", 0, request, Phase.RUNNING)
+    plan = adopt(empty(), found("id", pod("p", qos, kube), request))
     assert plan.container is not None
     assert plan.container.placement.pool is pool
 
 
 def test_a_running_container_is_in_the_part_of_the_pool_to_which_its_pod_is_bound() -> None:
     bound = changed_copy(pod("p", QosClass.LS, KubeQos.BURSTABLE), nodes=Mask((1,)))
-    plan = adopt(empty(), "id", bound, "c", 0, Request(512, 0, 100_000, 0, "0-15"), Phase.RUNNING)
+    plan = adopt(empty(), found("id", bound, Request(512, 0, 100_000, 0, "0-15")))
     assert plan.container is not None
     assert plan.container.placement.pool_numa_limit == Mask((1,))
     borrowing = pod("p", QosClass.BE, KubeQos.BURSTABLE, cpus="2-3")
-    plan = adopt(empty(), "id", borrowing, "c", 0, Request(512, 0, 100_000, 0, "0-15"), Phase.RUNNING)
+    plan = adopt(empty(), found("id", borrowing, Request(512, 0, 100_000, 0, "0-15")))
     assert plan.container is not None
     assert plan.container.placement.pool_cpus_limit == CpuSet.parse("2-3")
 
 
 @pytest.mark.parametrize("cpus", ["5,40", "4-6", "x"])
 def test_cpus_that_differ_from_the_request_are_not_adopted_as_exclusive(cpus: str) -> None:
-    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on(cpus), Phase.RUNNING)
+    plan = adopt(empty(), found("id", pod("g"), runs_on(cpus)))
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
 
 
 def test_several_owners_are_adopted_and_sharing_containers_move() -> None:
-    state = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING).state
+    state = adopt(empty(), found("ls", pod("ls", QosClass.LS), runs_on("0-15"))).state
     for key, uid, attempt, cpus in (("a", "g", 0, "5,13"), ("b", "g", 1, "5,13"), ("c", "h", 0, "6,14")):
-        plan = adopt(state, key, pod(uid), "c", attempt, runs_on(cpus), Phase.RUNNING)
+        plan = adopt(state, found(key, pod(uid), runs_on(cpus), attempt=attempt))
         assert plan.container is not None
         assert plan.container.placement.exclusive == CpuSet.parse(cpus)
         assert plan.shrink == (() if key == "b" else ("ls",))
@@ -92,7 +99,7 @@ def test_several_owners_are_adopted_and_sharing_containers_move() -> None:
 
 def test_foreign_cpus_are_not_adopted() -> None:
     state = place(empty(), pod("lse", QosClass.LSE, cpus="5"), "c", 0, runs_on(""), "x").state
-    plan = adopt(state, "id", pod("g"), "c", 0, runs_on("5,13"), Phase.RUNNING)
+    plan = adopt(state, found("id", pod("g"), runs_on("5,13")))
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
 
@@ -100,48 +107,51 @@ def test_foreign_cpus_are_not_adopted() -> None:
 def test_cpus_that_are_set_aside_for_another_pod_are_not_adopted() -> None:
     aside = SetAside(None, preferred=True, cpus=CpuSet.parse("5-6"))
     state = empty().with_pod(changed_copy(pod("lse", QosClass.LSE), reserved_for_pod=aside))
-    plan = adopt(state, "id", pod("g"), "c", 0, runs_on("5,13"), Phase.RUNNING)
+    plan = adopt(state, found("id", pod("g"), runs_on("5,13")))
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
     own = changed_copy(pod("g"), reserved_for_pod=aside)
-    plan = adopt(empty().with_pod(own), "id", own, "c", 0, runs_on("5,13"), Phase.RUNNING)
+    plan = adopt(empty().with_pod(own), found("id", own, runs_on("5,13")))
     assert plan.container is not None
     assert plan.container.placement.exclusive == CpuSet.parse("5,13")
 
 
 def test_a_created_container_is_placed_as_a_new_one() -> None:
-    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15"), Phase.CREATED)
+    plan = adopt(empty(), found("id", pod("g"), runs_on("0-15"), phase=Phase.CREATED))
     assert plan.container is not None
     assert (plan.container.id, plan.container.phase) == ("id", Phase.CREATED)
     assert len(plan.container.placement.exclusive) == 2
 
 
 def test_a_claim_that_would_be_refused_shares_and_is_reported() -> None:
-    plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="40"), "c", 0, runs_on(""), Phase.RUNNING)
+    plan = adopt(empty(), found("id", pod("lse", QosClass.LSE, cpus="40"), runs_on("")))
     assert plan.container is not None
     assert (plan.verdict.admitted, plan.container.placement.pool) == (True, Pool.SHARED)
     assert plan.problem == "resource-status names CPU 40, but CPU 40 is not online here"
     assert plan.container.placement.reasons == (plan.problem,)
     state = place(empty(), pod("one", QosClass.LSE, cpus="4"), "c", 0, runs_on(""), "x").state
-    plan = adopt(state, "id", pod("lse", QosClass.LSE, cpus="4"), "c", 0, runs_on("4"), Phase.RUNNING)
+    plan = adopt(state, found("id", pod("lse", QosClass.LSE, cpus="4"), runs_on("4")))
     assert plan.problem == "cannot give CPU 4 to ns/lse/c: CPU 4 is owned by ns/one already"
 
 
 def test_annotated_pods_keep_their_cpus_and_other_containers_move() -> None:
-    ls = adopt(empty(), "ls", pod("ls", QosClass.LS), "c", 0, runs_on("0-15"), Phase.RUNNING)
-    plan = adopt(ls.state, "id", pod("lse", QosClass.LSE, cpus="3"), "c", 0, runs_on("3"), Phase.RUNNING)
+    ls = adopt(empty(), found("ls", pod("ls", QosClass.LS), runs_on("0-15")))
+    plan = adopt(
+        ls.state,
+        found("id", pod("lse", QosClass.LSE, cpus="3"), runs_on("3")),
+    )
     assert plan.shrink == ("ls",)
     assert plan.state.owners["lse"].cpus == CpuSet.parse("3")
 
 
 def test_an_exited_container_holds_no_cpus() -> None:
-    plan = adopt(empty(), "id", pod("lse", QosClass.LSE, cpus="3"), "c", 0, runs_on("3"), Phase.EXITED)
+    plan = adopt(empty(), found("id", pod("lse", QosClass.LSE, cpus="3"), runs_on("3"), phase=Phase.EXITED))
     assert plan.state.pools == empty().pools
 
 
 def test_the_memory_of_a_live_container_stays_where_it_is() -> None:
     lse = pod("lse", QosClass.LSE, cpus="3")
-    plan = adopt(empty(), "id", lse, "c", 0, runs_on("3", mems="0-1"), Phase.RUNNING)
+    plan = adopt(empty(), found("id", lse, runs_on("3", mems="0-1")))
     assert plan.container is not None
     assert plan.container.placement.mems == Mask((0, 1))
 
@@ -170,7 +180,7 @@ def with_memory(cpus: str, mems: str, count: int = 2) -> Request:
     ],
 )
 def test_bound_memory_counts_for_its_container(the_pod: Pod, request_: Request, pool: Pool) -> None:
-    plan = adopt(counting(), "id", the_pod, "c", 0, request_, Phase.RUNNING)
+    plan = adopt(counting(), found("id", the_pod, request_))
     assert plan.container is not None
     placement = plan.container.placement
     assert (placement.pool, placement.mems, plan.container.request) == (pool, Mask([1]), request_)
@@ -185,10 +195,10 @@ def test_bound_memory_counts_for_its_container(the_pod: Pod, request_: Request, 
 
 def test_memory_is_assigned_to_a_created_container_of_a_pool_and_not_to_a_running_one() -> None:
     request = Request(512, memory_limit=60 * MIB)
-    created = adopt(counting(), "id", pod("g"), "c", 0, request, Phase.CREATED)
+    created = adopt(counting(), found("id", pod("g"), request, phase=Phase.CREATED))
     assert created.container is not None
     assert [(b.affinity, b.size) for b in created.container.placement.blocks] == [(Mask([0]), 60 * MIB)]
-    running = adopt(counting(), "id", pod("g"), "c", 0, request, Phase.RUNNING)
+    running = adopt(counting(), found("id", pod("g"), request))
     assert running.container is not None
     assert running.container.placement.blocks == ()
     assert running.explanation is None, "nothing was decided"
@@ -198,30 +208,30 @@ def test_memory_is_assigned_to_a_created_container_of_a_pool_and_not_to_a_runnin
     ("the_pod", "mems"), [(pod("g"), ""), (pod("g"), "0-1"), (pod("b", kube=KubeQos.BURSTABLE), "1")]
 )
 def test_memory_without_a_binding_is_charged_to_no_node(the_pod: Pod, mems: str) -> None:
-    plan = adopt(counting(), "id", the_pod, "c", 0, with_memory("5,13", mems), Phase.RUNNING)
+    plan = adopt(counting(), found("id", the_pod, with_memory("5,13", mems)))
     assert plan.container is not None
     assert plan.container.placement.blocks == ()
-    assert adopt(empty(), "id", pod("g"), "c", 0, with_memory("5", "1"), Phase.RUNNING).container is not None
+    assert adopt(empty(), found("id", pod("g"), with_memory("5", "1"))).container is not None
 
 
 def test_named_cpus_are_kept_although_their_memory_is_no_longer_available() -> None:
-    state = adopt(counting(), "a", pod("a"), "c", 0, with_memory("5,13", "1"), Phase.RUNNING).state
+    state = adopt(counting(), found("a", pod("a"), with_memory("5,13", "1"))).state
     lsr = pod("l", QosClass.LSR, cpus="6,14")
-    plan = adopt(state, "id", lsr, "c", 0, with_memory("6,14", "0-1"), Phase.RUNNING)
+    plan = adopt(state, found("id", lsr, with_memory("6,14", "0-1")))
     assert plan.container is not None
     assert (plan.container.placement.exclusive, plan.container.placement.mems) == (
         CpuSet.parse("6,14"),
         Mask([0, 1]),
     )
     plain = changed_copy(with_memory("", ""), huge_pages=())
-    created = adopt(state, "id", lsr, "c", 0, plain, Phase.CREATED)
+    created = adopt(state, found("id", lsr, plain, phase=Phase.CREATED))
     assert created.container is not None
     assert created.container.placement.mems == Mask([0]), "nothing is in use yet"
     assert created.container.placement.exclusive == CpuSet.parse("6,14")
 
 
 def test_cpus_are_not_adopted_if_the_shared_pool_would_be_empty() -> None:
-    plan = adopt(empty(), "id", pod("g"), "c", 0, runs_on("0-15", 16), Phase.RUNNING)
+    plan = adopt(empty(), found("id", pod("g"), runs_on("0-15", 16)))
     assert plan.container is not None
     assert plan.container.placement.pool is Pool.SHARED
 
@@ -229,6 +239,9 @@ def test_cpus_are_not_adopted_if_the_shared_pool_would_be_empty() -> None:
 def test_an_owner_by_count_keeps_its_cpus_where_the_annotation_of_its_pod_is_ignored() -> None:
     rules = AdmissionRules(resource_status=ResourceStatusMode.IGNORE)
     node = Node(MACHINE, CpuTopology.of(MACHINE), static=True, admission=rules)
-    plan = adopt(NodeState.empty(node), "id", pod("g", cpus="2"), "c", 0, runs_on("5,13"), Phase.RUNNING)
+    plan = adopt(
+        NodeState.empty(node),
+        found("id", pod("g", cpus="2"), runs_on("5,13")),
+    )
     assert plan.container is not None
     assert plan.container.placement.exclusive == CpuSet.parse("5,13")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.adoption import adopt, overcommitted_memory, with_unrecorded_grants
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block
@@ -107,7 +108,7 @@ def test_a_container_created_without_us_counts_whatever_its_pool() -> None:
     before = state()
     for shares, cpus, pool in ((2, "1-15", Pool.SHARED), (2048, "0,8", Pool.OWN)):
         request = Request(shares, 100_000 * (shares // 1024), 100_000, 2 * GIB, cpus, "1")
-        plan = adopt(before, "id", POD, "c", 0, request, Phase.CREATED)
+        plan = adopt(before, ContainerFound("id", POD, "c", 0, request, Phase.CREATED))
         assert plan.container is not None
         assert (plan.container.placement.pool, plan.container.phase) == (pool, Phase.CREATED)
         assert plan.container.placement.blocks == (Block(Mask([1]), "memory", 2 * GIB),)

@@ -20,6 +20,7 @@ from proxy.allocation.providers.provider import Allocation, Provider, ProviderRe
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.adoption import adopt, with_unrecorded_grants
 from proxy.engine.container_create import Plan, place
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.node import PROVIDERS, Node
 from proxy.engine.pod_admission import admit
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run
@@ -298,7 +299,9 @@ def test_only_init_containers_that_have_ended_release_their_share() -> None:
 
 def test_cache_ways_of_running_containers_without_a_record_are_counted() -> None:
     pod = Pod("s-p", "p", "ns", "p", qos=QosClass.LSR, kube_qos=KubeQos.BURSTABLE)
-    plan = adopt(empty(TopologyPolicy.RESTRICTED), "id", pod, "c", 0, Request(512), Phase.RUNNING)
+    plan = adopt(
+        empty(TopologyPolicy.RESTRICTED), ContainerFound("id", pod, "c", 0, Request(512), Phase.RUNNING)
+    )
     assert plan.container is not None
     assert taken(plan.state) == {0: 1}
     bare = changed_copy(plan.container.placement, shares=())

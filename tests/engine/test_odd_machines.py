@@ -18,6 +18,7 @@ import pytest
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.adoption import adopt
 from proxy.engine.container_create import place
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.node_policy import read_node_policy
@@ -199,7 +200,7 @@ class OddMachineHistory:
         request, key = self.request(pod.kube_qos is KubeQos.GUARANTEED, pinned), f"c{self.serial}"
         if self.maybe(0.2):
             phase = self.dice.choice((Phase.RUNNING, Phase.CREATED))
-            plan = adopt(self.state, key, pod, name, self.serial, request, phase)
+            plan = adopt(self.state, ContainerFound(key, pod, name, self.serial, request, phase))
             assert plan.container is not None, "the container exists"
         else:
             plan = place(self.state, pod, name, self.serial, request, key)

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.adoption import adopt
 from proxy.engine.container_create import place
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
@@ -327,7 +328,9 @@ class PodClassHistory:
         key = f"x{next(self.serial)}"
         if self.state.owners and dice.random() < 0.5:
             pinned = str(dice.choice(sorted(self.state.owners.items()))[1].cpus)
-        plan = adopt(self.state, key, pod, key, 0, request_of(self.amounts[uid], pinned), phase)
+        plan = adopt(
+            self.state, ContainerFound(key, pod, key, 0, request_of(self.amounts[uid], pinned), phase)
+        )
         assert plan.container is not None
         self.move(plan.state)
 

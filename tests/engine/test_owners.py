@@ -10,6 +10,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.config.admission import AdmissionConfig
 from proxy.engine.adoption import adopt
 from proxy.engine.container_create import place
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.owners import ReservationCpus, request_is_known, unowned_floor_cpus
@@ -398,7 +399,7 @@ def test_an_adopted_container_keeps_the_cpus_that_it_runs_on(
     cpus = CpuSet.parse("0-14")
     pod = pod_of("u", requested, qos=QosClass.LSR, cpuset=cpus)
     request = changed_copy(whole(15), cpuset_cpus=runs_on)
-    plan = adopt(NodeState.empty(node), "c1", pod, "c", 0, request, phase)
+    plan = adopt(NodeState.empty(node), ContainerFound("c1", pod, "c", 0, request, phase))
     assert plan.limit is limit
     assert plan.container is not None
     assert plan.container.placement.exclusive == (cpus if limit is None else CpuSet())

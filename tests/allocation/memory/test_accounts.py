@@ -11,6 +11,7 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.allocation.providers.devices import DeviceProvider
 from proxy.engine.adoption import adopt
 from proxy.engine.container_create import place
+from proxy.engine.container_events import ContainerFound
 from proxy.engine.held_devices import granted
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
@@ -177,7 +178,7 @@ def test_an_overcommitted_node_takes_no_memory_from_containers() -> None:
     for uid in "ab":
         pod = Pod(f"s-{uid}", uid, "ns", uid)
         request = Request(memory_limit=80 * MIB, cpuset_mems="0")
-        state = adopt(state, uid, pod, "c", 0, request, RUNNING).state
+        state = adopt(state, ContainerFound(uid, pod, "c", 0, request, RUNNING)).state
     assert reserved(state) == (90, 0), "all memory of the node"
     state = state.changed(drop=["a"])
     assert (held(state), reserved(state)) == ({("b", "c"): [("0", 80)]}, (80, 0))
