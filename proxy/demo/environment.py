@@ -24,6 +24,7 @@ from proxy.backends.cgroup.cpuset import open_cgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.demo.client import NAMESPACE, CriClient, Started
 from proxy.demo.private_containerd import IMAGE, PrivateContainerd, import_image, remove_image, write_image
+from proxy.demo.process_end import end_process
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.snapshot import Snapshot, take
 from proxy.executor.kernel_ports import Cgroups
@@ -107,12 +108,7 @@ class ProxyProcess:
     def _end(self, with_signal: signal.Signals) -> None:
         if self._process is None:
             return
-        self._process.send_signal(with_signal)
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, with_signal)
         self._process = None
 
     def _answers(self) -> bool:

@@ -15,6 +15,7 @@ import io
 import json
 import platform
 import shutil
+import signal
 import struct
 import subprocess
 import tarfile
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from proxy.demo.client import CriClient
+from proxy.demo.process_end import end_process
 from proxy.model.errors import TopoproxyError, UnavailableError
 
 _CONFIG = """\
@@ -188,12 +190,7 @@ class PrivateContainerd:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            end_process(self._process, signal.SIGTERM)
             self._process = None
 
     def _wait(self, seconds: float) -> None:
