@@ -34,8 +34,8 @@ CALLS, HANDS, REPORT_EVERY = 20_000, 8, 2000
 RUNTIME_FAILS, WRITES_FAIL = 0.05, 0.02
 GROWTH_MB, LEDGER_KB = 5.0, 1024
 LIMITS = {
-    "proxy.executor.history.History._removed": 500,
-    "proxy.executor.history.History._named": 500,
+    "proxy.executor.decision_history.DecisionHistory._removed": 500,
+    "proxy.executor.decision_history.DecisionHistory._named": 500,
     "proxy.telemetry.port.Problems._known": 100,
     "proxy.telemetry.port.Problem.keys": 800,  # of all problems together
     "proxy.executor.bad_input.BadInput._reported": 4096,

@@ -22,7 +22,7 @@ from proxy.engine.state import NodeState
 from proxy.executor.background import BackgroundTasks, Worker
 from proxy.executor.bad_input import BadInput
 from proxy.executor.cpuset_enforcer import Enforced, Enforcer
-from proxy.executor.history import History
+from proxy.executor.decision_history import DecisionHistory
 from proxy.executor.kernel_ports import Cgroups
 from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.ports import Ledger
@@ -103,7 +103,7 @@ class NodeContext(BackgroundTasks):
             store.runtime_sync_due,
         )
         self.enforcement_step_due = asyncio.Event()
-        self.history = History(options.history)
+        self.history = DecisionHistory(options.history)
         self.bad_input = BadInput(telemetry)
         self.rejections = Rejections(telemetry, clock, self.wall_clock)
         self.kernel = Worker("kernel", self.report_internal_error)

@@ -1,4 +1,4 @@
-"""The records of ``history``, their subjects, and the ways to read a query."""
+"""The records of ``decision_history``, their subjects, and the ways to read a query."""
 
 from __future__ import annotations
 

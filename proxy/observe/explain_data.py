@@ -18,8 +18,8 @@ from typing import Any, TypeGuard, TypeVar, get_args, get_origin
 from msgspec import Struct
 from msgspec.structs import fields
 
+from proxy.executor.decision_history import DecisionHistory
 from proxy.executor.decision_records import PodDecisions, RememberedDecision
-from proxy.executor.history import History
 from proxy.model import schema_ids
 from proxy.model.errors import InputError
 from proxy.model.explanation import Explanation, ProviderAnswer
@@ -34,14 +34,16 @@ MOST = 500
 
 
 def history_page(
-    history: History, params: Mapping[str, str], now: Callable[[RememberedDecision], str] = lambda record: ""
+    history: DecisionHistory,
+    params: Mapping[str, str],
+    now: Callable[[RememberedDecision], str] = lambda record: "",
 ) -> dict[str, object]:
     """Answer a query.
 
     Args:
         history: What is remembered.
-        params: ``query``: what is meant (``History.find`` says what it may be); ``limit``: how many of the
-            newest records, or pods, to give.
+        params: ``query``: what is meant (``DecisionHistory.find`` says what it may be); ``limit``: how many
+            of the newest records, or pods, to give.
         now: Returns the current facts about a container that still exists; empty where it does not.
 
     Returns:

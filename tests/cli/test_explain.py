@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli.explain import explain
-from proxy.executor.history import History
+from proxy.executor.decision_history import DecisionHistory
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError, UsageError
 from proxy.observe.explain_data import from_data, history_page
 
@@ -41,15 +41,15 @@ def record(name: str):
 
 
 @pytest.fixture
-def history() -> History:
-    history = History()
+def history() -> DecisionHistory:
+    history = DecisionHistory()
     for name, second, key in DAY:
         history.note(BEGIN + second, record(name), key)
     return history
 
 
 @pytest.fixture
-def daemon(serve_admin, history: History, monkeypatch: pytest.MonkeyPatch):
+def daemon(serve_admin, history: DecisionHistory, monkeypatch: pytest.MonkeyPatch):
     """A daemon's admin socket in a thread; returns the configuration file that names it."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TZ", "UTC")
@@ -137,7 +137,7 @@ def test_a_pod_without_decisions_is_an_error(daemon: Path) -> None:
         run("trainr", "--config", daemon)
 
 
-def test_an_empty_history_is_an_error(daemon: Path, history: History) -> None:
+def test_an_empty_history_is_an_error(daemon: Path, history: DecisionHistory) -> None:
     history.limit = 0
     for _, _, key in DAY:
         history.removed(key)

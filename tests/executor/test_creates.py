@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.container_events import CreateDelegated
-from proxy.executor import history as history_module
+from proxy.executor import decision_history as history_module
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.executor.history import History
+from proxy.executor.decision_history import DecisionHistory
 from proxy.executor.ledger_codec import dump, load_container, load_pod
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.defects import DefectKind, InputDefect
@@ -192,7 +192,7 @@ def test_a_problem_is_no_longer_than_a_message() -> None:
 
 
 def test_history_keeps_messages_only() -> None:
-    history = History()
+    history = DecisionHistory()
     verdict, reasons = Verdict(3, "No", "\ud800" + "x" * 10**6), ("why", "y" * 10**6)
     history.note(1.0, Explanation("CreateContainer", "ns/p", "u", verdict=verdict, reasons=reasons))
     history.note(2.0, Explanation("CreateContainer", "ns/q", "v"), "id")

@@ -9,7 +9,7 @@ from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.api.kubelet import podresources_pb2 as pb
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.executor.history import History
+from proxy.executor.decision_history import DecisionHistory
 from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, LocatedDevice, Phase, Placement, Pod, Pool, Request, Verdict
@@ -72,7 +72,7 @@ def test_requests_of_containers_that_have_not_ended() -> None:
 
 
 def test_the_history_has_containers_that_came_with_devices_and_none_that_were_refused() -> None:
-    history, no = History(), Verdict(9, "TopologyAffinityError", "no")
+    history, no = DecisionHistory(), Verdict(9, "TopologyAffinityError", "no")
 
     def decided(
         name: str, *devices: str, verdict: Verdict | None = None, applied: bool = True

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.executor.history import History
+from proxy.executor.decision_history import DecisionHistory
 from proxy.model.errors import InputError
 from proxy.model.explanation import (
     AllocationStep,
@@ -244,8 +244,8 @@ def decision(container: str, attempt: int = 0, verdict: Verdict = REFUSED) -> Ex
 
 
 @pytest.fixture
-def history() -> History:
-    history = History()
+def history() -> DecisionHistory:
+    history = DecisionHistory()
     history.note(1.5, decision("app"))
     history.note(2.5, decision("app", 1, Verdict()), "0123456789")
     history.note(3.5, decision("side"))
@@ -253,7 +253,7 @@ def history() -> History:
     return history
 
 
-def test_a_query_returns_the_matching_records(history: History) -> None:
+def test_a_query_returns_the_matching_records(history: DecisionHistory) -> None:
     page = history_page(history, {"query": "web/app"})
     assert json.loads(json.dumps(page)) == page
     assert page == {
@@ -274,7 +274,7 @@ def test_a_query_returns_the_matching_records(history: History) -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"query": ""}, {"query": "missing"}])
-def test_a_query_without_a_match_lists_the_pods(history: History, params: dict[str, str]) -> None:
+def test_a_query_without_a_match_lists_the_pods(history: DecisionHistory, params: dict[str, str]) -> None:
     page = history_page(history, params)
     assert page["records"] == []
     assert page["remembered"] == 4
@@ -302,7 +302,7 @@ def test_a_query_without_a_match_lists_the_pods(history: History, params: dict[s
     ]
 
 
-def test_the_limit_keeps_the_newest(history: History) -> None:
+def test_the_limit_keeps_the_newest(history: DecisionHistory) -> None:
     records = history_page(history, {"query": "web", "limit": "2"})["records"]
     assert isinstance(records, list)
     assert [record["when"] for record in records] == [2.5, 3.5]
@@ -312,17 +312,17 @@ def test_the_limit_keeps_the_newest(history: History) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "9999999", "\u0663"])
-def test_an_invalid_limit_is_refused(history: History, limit: str) -> None:
+def test_an_invalid_limit_is_refused(history: DecisionHistory, limit: str) -> None:
     with pytest.raises(InputError, match=r"cannot explain: limit is .*, not a number from 1 to 999999"):
         history_page(history, {"limit": limit})
 
 
-def test_an_unknown_parameter_is_refused(history: History) -> None:
+def test_an_unknown_parameter_is_refused(history: DecisionHistory) -> None:
     with pytest.raises(InputError, match="'pod' is no parameter"):
         history_page(history, {"pod": "x"})
 
 
-def test_existing_containers_have_their_present_state(history: History) -> None:
+def test_existing_containers_have_their_present_state(history: DecisionHistory) -> None:
     page = history_page(history, {"query": "web"}, lambda record: f"now {record.container_id}")
     assert [record.get("now") for record in page["records"]] == [None, "now 0123456789", None]
     silent = history_page(history, {"query": "web"}, lambda container: "")

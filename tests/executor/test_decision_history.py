@@ -8,8 +8,8 @@ import time
 import pytest
 from msgspec import structs
 
+from proxy.executor.decision_history import KEEP, DecisionHistory
 from proxy.executor.decision_records import RememberedDecision
-from proxy.executor.history import KEEP, History
 from proxy.model.explanation import Explanation, MovedContainer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.quoting import MESSAGE
@@ -45,7 +45,7 @@ def whens(records: list[RememberedDecision]) -> list[float]:
 
 
 def test_records_of_existing_containers_stay_and_of_others_the_newest() -> None:
-    history = History(limit=3)
+    history = DecisionHistory(limit=3)
     for i in range(20):
         history.note(i, decision(f"ns/p{i}/c"), f"id{i}")
     assert history.size == 20
@@ -60,7 +60,7 @@ def test_records_of_existing_containers_stay_and_of_others_the_newest() -> None:
 
 
 def test_another_limit_keeps_the_newest() -> None:
-    history = History(limit=5)
+    history = DecisionHistory(limit=5)
     for i in range(5):
         history.note(i, decision(f"ns/q{i}/c", REFUSED))
     history.resize(2)
@@ -73,7 +73,7 @@ def test_another_limit_keeps_the_newest() -> None:
 
 
 def test_the_last_container_to_go_is_remembered_longest() -> None:
-    history = History(limit=1)
+    history = DecisionHistory(limit=1)
     history.note(1, decision("ns/old/c"), "old")
     history.note(2, decision("ns/new/c"), "new")
     history.removed("new")
@@ -83,7 +83,7 @@ def test_the_last_container_to_go_is_remembered_longest() -> None:
 
 
 def test_one_container_does_not_displace_the_records_of_all_others() -> None:
-    history = History(limit=100)
+    history = DecisionHistory(limit=100)
     history.note(0, decision("ns/other/c", REFUSED))
     for i in range(50):
         history.note(i, decision("ns/loop/c", REFUSED))
@@ -101,7 +101,7 @@ def test_one_container_does_not_displace_the_records_of_all_others() -> None:
 
 
 def test_another_pod_of_the_same_name_is_another_pod() -> None:
-    history = History()
+    history = DecisionHistory()
     for i in range(KEEP + 2):
         history.note(i, decision("ns/p/c", REFUSED, uid=f"uid-number-{i}"))
     assert len(history.find("ns/p")) == KEEP + 2
@@ -109,7 +109,7 @@ def test_another_pod_of_the_same_name_is_another_pod() -> None:
 
 
 def test_a_call_token_is_replaced_by_the_container_id() -> None:
-    history = History()
+    history = DecisionHistory()
     history.note(1, decision("ns/p/c"), "call-1")
     history.note_simple(2, pooled("ns/q/c", "call-2"), CPUS)
     history.renamed("call-1", "0123456789ab")
@@ -128,7 +128,7 @@ def test_a_call_token_is_replaced_by_the_container_id() -> None:
 
 
 def test_a_refused_update_is_kept_with_its_container() -> None:
-    history = History(limit=0)
+    history = DecisionHistory(limit=0)
     history.note(1, decision("ns/p/c"), "id")
     history.note(2, decision("ns/p/c", REFUSED), "id")
     history.note(3, decision("ns/p/c", REFUSED), "call-1")
@@ -161,7 +161,7 @@ def test_a_refused_update_is_kept_with_its_container() -> None:
     ],
 )
 def test_names_of_containers(query: str, found: list[float]) -> None:
-    history = History()
+    history = DecisionHistory()
     history.note(1, decision("ns/web", uid="uid-web-1"), "sandbox-0001")
     history.note(2, decision("ns/web/app", uid="uid-web-1"), "0123456789abcdef")
     history.note_simple(3, pooled("ns/web/sidecar", "fedcba9876543210", uid="uid-web-1"), CPUS)
@@ -170,7 +170,7 @@ def test_names_of_containers(query: str, found: list[float]) -> None:
 
 
 def test_a_name_counts_before_an_id() -> None:
-    history = History()
+    history = DecisionHistory()
     history.note(1, decision("ns/deadbeef/c"), "0")
     history.note(2, decision("ns/p/c"), "deadbeef00")
     history.note(3, decision("web/app/c"), "1")
@@ -181,7 +181,7 @@ def test_a_name_counts_before_an_id() -> None:
 
 
 def test_a_simple_placement_is_explained_on_request() -> None:
-    history = History()
+    history = DecisionHistory()
     history.note_simple(7, pooled("ns/p/c", "id"), CPUS)
     (record,) = history.find("p")
     found = record.explanation
@@ -194,7 +194,7 @@ def test_a_simple_placement_is_explained_on_request() -> None:
 
 
 def test_the_list_of_pods() -> None:
-    history = History()
+    history = DecisionHistory()
     history.note(1, decision("ns/a"), "s1")
     history.note(2, decision("ns/b/c", REFUSED))
     history.note_simple(3, pooled("ns/a/app", "a1"), CPUS)
@@ -209,7 +209,7 @@ def test_the_list_of_pods() -> None:
 
 
 def test_memory_is_bounded_whatever_happens() -> None:
-    history = History(limit=200)
+    history = DecisionHistory(limit=200)
     chance = random.Random(7)
     alive: list[str] = []
     for i in range(100_000):
@@ -237,7 +237,7 @@ def test_memory_is_bounded_whatever_happens() -> None:
 
 def test_a_simple_note_takes_little_time() -> None:
     # Every create pays for it: well below a microsecond, with a bound that slow machines keep.
-    history = History()
+    history = DecisionHistory()
     container = [pooled("ns/p/c", f"id{i}") for i in range(5000)]
     best = float("inf")
     for _ in range(3):
@@ -249,7 +249,7 @@ def test_a_simple_note_takes_little_time() -> None:
 
 
 def test_a_refusal_that_was_not_applied_becomes_the_record_of_the_container() -> None:
-    history = History(limit=10)
+    history = DecisionHistory(limit=10)
     refused = structs.replace(decision("ns/p/c", REFUSED, attempt=2), applied=False)
     container = pooled("ns/p/c", "id")
     assert not history.exists_despite_refusal(container)
@@ -270,14 +270,14 @@ def test_a_refusal_that_was_not_applied_becomes_the_record_of_the_container() ->
 
 
 def test_a_refusal_that_was_applied_is_of_no_container() -> None:
-    history = History(limit=10)
+    history = DecisionHistory(limit=10)
     history.note(1, decision("ns/p/c", REFUSED, attempt=2))
     assert not history.exists_despite_refusal(pooled("ns/p/c", "id"))
     assert history.would_be_refused() == []
 
 
 def test_a_plan_that_is_applied_later_moved_nothing_at_the_create() -> None:
-    history = History(limit=3)
+    history = DecisionHistory(limit=3)
     planned = structs.replace(
         decision("ns/p/c"), applied=False, cpus=CPUS, mems=Mask((0,)), moved=(MOVED,), more_moved=3
     )
@@ -289,7 +289,7 @@ def test_a_plan_that_is_applied_later_moved_nothing_at_the_create() -> None:
 
 
 def test_a_placement_that_is_refused_elsewhere_is_void() -> None:
-    history = History(limit=3)
+    history = DecisionHistory(limit=3)
     history.note(1, decision("ns/p/c"), "call-1")
     history.note_simple(2, pooled("ns/p/c", "call-1"), CPUS)
     history.refused("call-1", REFUSED)
@@ -299,7 +299,7 @@ def test_a_placement_that_is_refused_elsewhere_is_void() -> None:
 
 
 def test_records_with_devices_are_of_containers_that_got_them() -> None:
-    history = History(limit=9)
+    history = DecisionHistory(limit=9)
     with_gpu = structs.replace(decision("ns/p/c"), devices=("gpu=0",))
     history.note(1, with_gpu, "id")
     history.note(2, structs.replace(with_gpu, verdict=REFUSED))
@@ -311,7 +311,7 @@ def test_records_with_devices_are_of_containers_that_got_them() -> None:
 
 
 def test_long_messages_are_cut() -> None:
-    history = History(limit=3)
+    history = DecisionHistory(limit=3)
     long = structs.replace(
         decision("ns/p/c", Verdict(9, "R", "x" * 5000)), reasons=("y" * 5000,), applied=False
     )
@@ -322,7 +322,7 @@ def test_long_messages_are_cut() -> None:
 
 
 def test_a_simple_placement_of_an_observed_pod_is_recorded_as_not_applied() -> None:
-    history = History(limit=3)
+    history = DecisionHistory(limit=3)
     history.note_simple(1, pooled("ns/p/c", "id"), CPUS, applied=False)
     assert [line.applied for line in history.pods()] == [False]
     assert not history.find("p")[0].explanation.applied
@@ -337,7 +337,7 @@ def test_a_simple_placement_of_an_observed_pod_is_recorded_as_not_applied() -> N
 
 
 def test_a_plan_that_is_applied_from_the_create_on_keeps_what_it_moved() -> None:
-    history = History(limit=3)
+    history = DecisionHistory(limit=3)
     history.note(1, structs.replace(decision("ns/p/c"), cpus=CPUS, mems=Mask((0,)), moved=(MOVED,)), "id")
     history.mark_applied("id", applied=True)
     known = history.find("p")[0].explanation

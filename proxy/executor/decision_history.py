@@ -40,7 +40,7 @@ _Entry = tuple[int, float, Explanation | Container, CpuSet, bool]
 """Number of the record, its time, its subject; of a simple placement its CPUs and whether it is applied."""
 
 
-class History:
+class DecisionHistory:
     """The newest decisions."""
 
     def __init__(self, limit: int = 500) -> None:
