@@ -69,13 +69,13 @@ CALLS = [
     *files_of("frontends/cri", "call messages"),
 ]
 BRIDGE = files_of("frontends/hook_bridge", "calls lifecycle_events update_queue updates dispatch")
-NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "narrowing placement")]
+NARROWED = ["proxy/executor/hook_overrides.py", *files_of("engine", "hook_narrowing placement")]
 SEARCHES = "reservation_search device_interleaving every_interleaving"
 THROUGH_THE_EXECUTOR = (
     "quotas suppression partitions hotplug pod_exclusive_cpus plan_report random client_calls"
 )
 """Tests that send events to the engine through the executor; they notice much that its own do not."""
-SLOW_WITHOUT_THE_ENGINE = "be_groups codec worker_health background history"
+SLOW_WITHOUT_THE_ENGINE = "be_groups ledger_codec worker_health background decision_history"
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
 ROOMS: dict[str, list[Part]] = {
     "allocation": [Part(["proxy/allocation"], ["tests/allocation"])],
@@ -100,15 +100,15 @@ ROOMS: dict[str, list[Part]] = {
     "executor": [
         Part(
             ["proxy/executor", *CALLS],
-            tests_of("executor", "parts enforce rare client_calls failures random"),
+            tests_of("executor", "parts cpuset_enforcer rare client_calls failures random"),
         ),
     ],
     "pages": [
         Part(
-            files_of(
-                "executor", "status_data plan_report kernel_view rejections history cpu_users readiness"
+            files_of("executor", "status_data plan_report kernel_view rejections decision_history readiness"),
+            tests_of(
+                "executor", "kernel_view plan_report rejections decision_history parts worker_health quotas"
             ),
-            tests_of("executor", "kernel_view plan_report rejections history parts worker_health quotas"),
         )
     ],
     "doctor": [
@@ -130,7 +130,7 @@ ROOMS: dict[str, list[Part]] = {
     "hook_bridge": [
         Part(
             [*BRIDGE, *NARROWED],
-            tests_of("engine", "narrowing")
+            tests_of("engine", "hook_narrowing")
             + tests_of(
                 "executor",
                 "hook_overrides hook_bridge_updates hook_bridge_lifecycle_events hook_bridge_calls",
