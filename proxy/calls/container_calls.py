@@ -45,12 +45,12 @@ class ContainerCalls:
     def _start(self, call: UndecidedCall) -> None:
         self._after_hooks("pre_start_container", call, self._start_now)
 
-    def _after_hooks(self, point: str, call: UndecidedCall, go: Handle) -> None:
+    def _after_hooks(self, point: str, call: UndecidedCall, proceed: Handle) -> None:
         """Continue with a call after the hooks of a point, where they may change or refuse it."""
         if point in self.hooks.points and self._may_hook(call.target()):
-            self.hooks.before(point, call, call.target(), go)
+            self.hooks.before(point, call, call.target(), proceed)
         else:
-            go(call)
+            proceed(call)
 
     def _may_hook(self, container_id: str) -> bool:
         """Return whether hooks may change or refuse a call: those of observed pods pass as they came."""

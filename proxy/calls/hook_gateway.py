@@ -12,7 +12,7 @@ from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
 from proxy.model.workload import Container, Pod
 
 
-class GoRunPod(Protocol):
+class ProceedWithPod(Protocol):
     """Continues with a RunPodSandbox after hooks have answered."""
 
     def __call__(self, call: UndecidedCall, pod: Pod, *, is_changed: bool) -> None:
@@ -28,8 +28,8 @@ class GoRunPod(Protocol):
 class HookGateway(Protocol):
     """Calls hooks for calls that are held.
 
-    Each method that takes ``go`` holds the call until the hooks have answered, mostly within the same turn of
-    the loop; then it continues, perhaps with another message, or is refused.
+    Each method that takes ``proceed`` holds the call until the hooks have answered, mostly within the same
+    turn of the loop; then it continues, perhaps with another message, or is refused.
 
     Attributes:
         active: There are hooks: what passes is remembered.
@@ -41,16 +41,16 @@ class HookGateway(Protocol):
 
     active: bool
 
-    def run_pod(self, call: UndecidedCall, go: GoRunPod) -> None:
-        """A sandbox is to be created; ``go`` is called with the pod as hooks want it."""
+    def run_pod(self, call: UndecidedCall, proceed: ProceedWithPod) -> None:
+        """A sandbox is to be created; ``proceed`` is called with the pod as hooks want it."""
 
     def ran(self, pod: Pod, call: UndecidedCall) -> None:
         """A sandbox has been created by a call."""
 
     def create(
-        self, call: UndecidedCall, container: Container, go: Callable[[UndecidedCall, Container], None]
+        self, call: UndecidedCall, container: Container, proceed: Callable[[UndecidedCall, Container], None]
     ) -> None:
-        """A container has been placed; ``go`` is called with the container as hooks want it."""
+        """A container has been placed; ``proceed`` is called with the container as hooks want it."""
 
     async def create_elsewhere(self, call: UndecidedCall, container: Container) -> Container | None:
         """A container has been placed again; returns it as hooks want it, None where the call is over."""
@@ -58,14 +58,14 @@ class HookGateway(Protocol):
     def leaves(self, token: str, call: UndecidedCall) -> None:
         """A create goes to the runtime."""
 
-    def before(self, point: str, call: UndecidedCall, target: str, go: Handle) -> None:
-        """A call is about something that exists; ``go`` is called after the hooks of the point have answered.
+    def before(self, point: str, call: UndecidedCall, target: str, proceed: Handle) -> None:
+        """A call is about something that exists; ``proceed`` is called when the hooks have answered.
 
         Args:
             point: The point: one of ``points``.
             call: The call.
             target: The id of the container or the sandbox.
-            go: Continues with the call, unless the hooks have refused it.
+            proceed: Continues with the call, unless the hooks have refused it.
         """
 
     def updated(self, container_id: str, call: UndecidedCall) -> None:

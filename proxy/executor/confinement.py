@@ -66,7 +66,7 @@ MAX_NAMED = 3
 """More calls than this are not named one by one."""
 
 
-class Wait(Struct, frozen=True):
+class WaitResult(Struct, frozen=True):
     """How a wait for calls in flight ended.
 
     Attributes:
@@ -86,7 +86,7 @@ class Wait(Struct, frozen=True):
         return CpuSet.from_bits(union(call.carries.bits for call in self.late))
 
 
-NOT_AT_ALL = Wait()
+NOT_AT_ALL = WaitResult()
 
 
 class Confinement:
@@ -104,7 +104,7 @@ class Confinement:
 
     # -- while a create is held ---------------------------------------------------------------------------
 
-    async def wait(self, owned: CpuSet) -> Wait:
+    async def wait(self, owned: CpuSet) -> WaitResult:
         """Wait until no call in flight can give some CPUs to a container that must not have them.
 
         Args:
@@ -122,7 +122,7 @@ class Confinement:
             left = [c for c in calls if not context.calls.has_completed(c) and c not in passed]
             if not left or clock() - began >= seconds:
                 unfinished = sum(not context.calls.has_completed(call) for call in passed)
-                return Wait(tuple(left), clock() - began, unfinished)
+                return WaitResult(tuple(left), clock() - began, unfinished)
             await context.calls.wait(left, self._next(left, began + seconds))
 
     def _in_the_way(self, owned: CpuSet) -> list[InflightCall]:
@@ -354,7 +354,7 @@ class Confinement:
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def text(self, wait: Wait) -> str:
+    def text(self, wait: WaitResult) -> str:
         """Return a message for the operator that names the late calls."""
         now = asyncio.get_running_loop().time()
         named = [self._named(call, now) for call in wait.late[:MAX_NAMED]]
@@ -370,7 +370,7 @@ class Confinement:
         return f"the {what} of {ref}, not answered for {now - call.sent_at:.1f} s"
 
     @staticmethod
-    def public_message(wait: Wait) -> str:
+    def public_message(wait: WaitResult) -> str:
         """Return the message without names of containers, for the client of the call that is refused."""
         starts = any(call.is_start for call in wait.late)
         what = "started" if starts else "updated"

@@ -28,7 +28,7 @@ from proxy.engine.reservation_events import Event
 from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import WriteAction, action_for
-from proxy.executor.confinement import Confinement, Wait
+from proxy.executor.confinement import Confinement, WaitResult
 from proxy.executor.context import NodeContext
 from proxy.executor.creates import Creates, Lifecycle
 from proxy.executor.drift.detection import Drift
@@ -346,7 +346,7 @@ class Reservations:
             return events.InflightCompleted()
         return events.InflightLate(confinement.text(wait), confinement.public_message(wait), wait.cpus)
 
-    def _count(self, wait: Wait) -> None:
+    def _count(self, wait: WaitResult) -> None:
         """Count how a create of an owner waited for calls in flight."""
         telemetry = self._context.telemetry
         if wait.seconds is not None:
@@ -365,7 +365,7 @@ class Reservations:
             if not call.carries <= cpus
         ]
         await context.calls.wait(calls, context.options.call_timeout)
-        late = Wait(tuple(call for call in calls if not context.calls.has_completed(call)))
+        late = WaitResult(tuple(call for call in calls if not context.calls.has_completed(call)))
         if not late.late:
             return events.InflightCompleted()
         return events.InflightLate(confinement.text(late), confinement.public_message(late), late.cpus)

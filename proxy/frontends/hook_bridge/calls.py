@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from proxy.calls.hook_gateway import ENDING, GoRunPod
+from proxy.calls.hook_gateway import ENDING, ProceedWithPod
 from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
@@ -73,7 +73,7 @@ class HookBridge:
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
-    def run_pod(self, call: UndecidedCall, go: GoRunPod) -> None:
+    def run_pod(self, call: UndecidedCall, proceed: ProceedWithPod) -> None:
         """See ``HookGateway``."""
         bounds = self._executor.state.node.machine.bounds
         pod = call.sandbox(bounds)
@@ -91,7 +91,7 @@ class HookBridge:
             ):
                 is_changed = call.body is not before
                 now = _renewed(pod, call.sandbox(bounds)) if is_changed else pod
-                go(call, now, is_changed=is_changed)
+                proceed(call, now, is_changed=is_changed)
 
         def refused(message: str) -> None:
             self._executor.overrides.refused_pod(pod, message)
@@ -106,16 +106,16 @@ class HookBridge:
     # -- creates ------------------------------------------------------------------------------------------
 
     def create(
-        self, call: UndecidedCall, container: Container, go: Callable[[UndecidedCall, Container], None]
+        self, call: UndecidedCall, container: Container, proceed: Callable[[UndecidedCall, Container], None]
     ) -> None:
         """See ``HookGateway``."""
         if self._lifecycle_events.lacks(container.pod.sandbox_id):
-            self._dispatcher.spawn(call, self._create_later(call, container.id, go))
+            self._dispatcher.spawn(call, self._create_later(call, container.id, proceed))
         else:
-            self._create(call, container, go)
+            self._create(call, container, proceed)
 
     async def _create_later(
-        self, call: UndecidedCall, token: str, go: Callable[[UndecidedCall, Container], None]
+        self, call: UndecidedCall, token: str, proceed: Callable[[UndecidedCall, Container], None]
     ) -> None:
         """Look up the labels and annotations that the sandbox was made with: a hook may have changed them."""
         executor = self._executor
@@ -127,10 +127,10 @@ class HookBridge:
         elif container is None or executor.store.mode.is_leaving:
             call.release()
         else:
-            self._create(call, container, go)
+            self._create(call, container, proceed)
 
     def _create(
-        self, call: UndecidedCall, container: Container, go: Callable[[UndecidedCall, Container], None]
+        self, call: UndecidedCall, container: Container, proceed: Callable[[UndecidedCall, Container], None]
     ) -> None:
         if isinstance(call.state, CallContext):
             call.state.body = call.body
@@ -139,7 +139,7 @@ class HookBridge:
         def decided(outcome: Outcome) -> None:
             hooked = self._placed(call, container, state, event.decision.cpus, outcome)
             if hooked is not None:
-                go(call, hooked)
+                proceed(call, hooked)
 
         def over() -> None:
             self._executor.lifecycle.withdrawn(container.id)
@@ -209,15 +209,15 @@ class HookBridge:
 
     # -- what exists --------------------------------------------------------------------------------------
 
-    def before(self, point: str, call: UndecidedCall, target: str, go: Handle) -> None:
+    def before(self, point: str, call: UndecidedCall, target: str, proceed: Handle) -> None:
         """See ``HookGateway``."""
-        self._before[point](call, target, go)
+        self._before[point](call, target, proceed)
 
-    def _start(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
+    def _start(self, call: UndecidedCall, container_id: str, proceed: Handle) -> None:
         if self._dispatcher.knows(container_id):
-            self._start_known(call, container_id, go)
+            self._start_known(call, container_id, proceed)
         else:
-            start = partial(self._start_known, call, container_id, go)
+            start = partial(self._start_known, call, container_id, proceed)
             self._dispatcher.spawn(call, self._later(call, container_id, start, adopt=True))
 
     async def _later(
@@ -227,18 +227,18 @@ class HookBridge:
         if not call.done:
             step()
 
-    def _start_known(self, call: UndecidedCall, container_id: str, go: Handle) -> None:
+    def _start_known(self, call: UndecidedCall, container_id: str, proceed: Handle) -> None:
         container, lifecycle_events = (
             self._executor.state.containers.get(container_id),
             self._lifecycle_events,
         )
         if container is None or container.phase not in STARTABLE:
-            go(call)  # the runtime reports what is wrong with any other
+            proceed(call)  # the runtime reports what is wrong with any other
             return
 
         def decided(outcome: Outcome) -> None:
             if not self._dispatcher.refuses(call, outcome) and not self._dispatcher.relays(call):
-                go(call)
+                proceed(call)
 
         event = PreStartContainer(*lifecycle_events.facts(container), lifecycle_events.decision(container))
         self._dispatcher.call_hooks(call, event, decided)
@@ -247,23 +247,23 @@ class HookBridge:
         """See ``HookGateway``."""
         self._lifecycle_events.updated(container_id, call.hook_view())
 
-    def _end(self, call: UndecidedCall, target: str, go: Handle) -> None:
+    def _end(self, call: UndecidedCall, target: str, proceed: Handle) -> None:
         """Call hooks before a stop or a removal, which continues whatever they answer."""
         if self._lifecycle_events.lacks(target):
-            end = partial(self._end_known, call, target, go)
+            end = partial(self._end_known, call, target, proceed)
             self._dispatcher.spawn(call, self._later(call, target, end))
         else:
-            self._end_known(call, target, go)
+            self._end_known(call, target, proceed)
 
-    def _end_known(self, call: UndecidedCall, target: str, go: Handle) -> None:
+    def _end_known(self, call: UndecidedCall, target: str, proceed: Handle) -> None:
         event = self._ending(call, target)
         if event is None:
-            go(call)
+            proceed(call)
             return
 
         def decided(outcome: Outcome) -> None:
             self._dispatcher.update(outcome)
-            go(call)
+            proceed(call)
 
         self._dispatcher.call_hooks(call, event, decided)
 
