@@ -138,6 +138,7 @@ class PublishedStatus:
         self._path = f"{self._node_path}/status"
         self._devices_path = f"{self._path}#devices"
         self._condition: tuple[NodeCondition, str] | None = None
+        self._own: NodeCondition | None = None
         self._amounts: Amounts = {}, {}
         self._healthy: dict[str, int] = {}
         self._advertised: set[str] = set()
@@ -147,13 +148,14 @@ class PublishedStatus:
         """Handle a change of the Node object (None: deleted); return whether it is a new object."""
         uid, self._amounts, condition, own = fields or ("", ({}, {}), None, frozenset())
         if uid != self.uid:
-            self.uid, self._condition = uid, None
+            self.uid, self._condition, self._own = uid, None, None
             self._advertised = set(own | self._healthy.keys())  # an earlier run may have written amounts
             self._writer.forget(self._path)
             self._writer.forget(self._devices_path)
             return True
-        if self._condition is not None and self._condition[0] != condition:
-            self._condition = None  # another program has written it
+        before = self._condition and self._condition[0]  # the write that replaces it may be in flight
+        if self._own is not None and condition not in (before, self._own):
+            self._condition, self._own = None, None  # another program has written it
             self._writer.observed(self._path, None)
         if self._device_operations():  # kubelet has reset amounts
             self._writer.observed(self._devices_path, None)
@@ -195,10 +197,12 @@ class PublishedStatus:
         if self._condition is not None and self._condition[0].status == condition.status:
             since = self._condition[1]
             if self._condition[0] == condition:
+                self._own = condition
                 return None
+        self._own = condition
         status = condition_status(self._session.node, condition, since)
         answer = await self._session.api.apply(self._path, status)
-        self._condition = condition, since
+        self._condition = None if self._own is None else (condition, since)
         return answer
 
 

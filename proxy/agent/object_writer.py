@@ -12,7 +12,8 @@ node go first; an Event leaves a write to them.
 
 Writes are server-side applies of the field owner ``topoproxy``, which take the fields from other owners.
 Where another program writes them again and again, the objects are repaired at growing intervals: a watch of
-their metadata names each version that is not ours (``observed``).
+their metadata names each version that is not ours (``observed``). The watch may bring a version before the
+answer of a write in flight: then the answer decides whether it is newer than ours (KEP-5504).
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class _ManagedObject:
         once: It is forgotten once it is written.
         gives_up: It is forgotten after some refusals.
         busy: A write is in flight.
+        meanwhile: The version that the watch has brought last during that write; empty for none, and None
+            where the object was deleted.
     """
 
     wanted: object
@@ -86,6 +89,7 @@ class _ManagedObject:
     once: bool = False
     gives_up: bool = False
     busy: bool = False
+    meanwhile: str | None = ""
 
     def waited(self, now: float) -> float:
         """Return for how long it could have been written, divided by its delay factor."""
@@ -166,12 +170,12 @@ class ObjectWriter:
     def observed(self, path: str, version: str | None) -> None:
         """Handle a new version of an object; None: it was deleted. A version of others is overwritten."""
         managed = self._objects.get(path)
-        if (
-            managed is None
-            or managed.wanted is None
-            or managed.written != managed.wanted
-            or version in managed.versions
-        ):
+        if managed is None:
+            return
+        if managed.busy:
+            managed.meanwhile = version
+            return
+        if managed.wanted is None or managed.written != managed.wanted or version in managed.versions:
             return
         now = self._now()
         if now - managed.repaired > OVERWRITTEN.steady:
@@ -205,7 +209,7 @@ class ObjectWriter:
                         pause = min(pause, wait)
                         continue
                     self._budget.take()
-                    managed.busy = True  # an object that is written slowly must not delay the others
+                    managed.busy, managed.meanwhile = True, ""  # a slow write must not delay the others
                     tasks.create_task(self._one(path, managed))
                 try:
                     async with asyncio.timeout(pause if pause < math.inf else None):
@@ -225,10 +229,16 @@ class ObjectWriter:
             self._wake.set()
         managed.failures, managed.written, managed.due = 0, wanted, began + LEAST_S
         self._telemetry.resolved(CANNOT_WRITE, path=_reported(path, managed))
+        if self._objects.get(path) is not managed:
+            return
         if wanted == managed.wanted and (wanted is None or managed.once):
-            self._objects.pop(path, None)
-        elif answer and (version := (answer.get("metadata") or {}).get("resourceVersion")):
-            managed.versions.append(str(version))
+            del self._objects[path]
+            return
+        version = str(((answer or {}).get("metadata") or {}).get("resourceVersion") or "")
+        if version:
+            managed.versions.append(version)
+        if managed.meanwhile is None or _is_newer(managed.meanwhile, version):
+            self.observed(path, managed.meanwhile)
 
     def _bound(self) -> None:
         single = [path for path, managed in self._objects.items() if managed.once]
@@ -240,6 +250,7 @@ class ObjectWriter:
         if isinstance(error, ApiUnreachableError):
             self._budget.give_back()
         managed.failures += 1
+        managed.written = object()  # a write without an answer may have taken effect
         managed.refusals = managed.refusals + 1 if refused else 0
         # A starting API server refuses for a moment: attempts of the outage before do not count.
         pause = REFUSED.delay(managed.refusals) if refused else FAILED.delay(managed.failures)
@@ -252,6 +263,13 @@ class ObjectWriter:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _is_newer(version: str, own: str) -> bool:
+    """Return whether a version is newer than the one of our own write."""
+    if version.isdecimal() and own.isdecimal():
+        return int(version) > int(own)
+    return version not in ("", own)
 
 
 def _reported(path: str, managed: _ManagedObject) -> str:

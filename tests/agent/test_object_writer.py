@@ -134,6 +134,75 @@ def test_a_version_of_another_writer_is_overwritten_and_the_agents_own_is_not() 
     write(test)
 
 
+@pytest.mark.parametrize(
+    ("during", "after", "writes"),
+    [
+        (["77"], [], 2),  # another program has written after us
+        (["2", "77"], [], 2),
+        ([None], [], 2),  # it was deleted
+        (["2"], [], 1),  # ours
+        (["1"], ["2"], 1),  # another program has written before us
+        ([], ["2"], 1),
+    ],
+)
+def test_a_version_that_arrives_before_the_answer_of_a_write(
+    during: list[str | None], after: list[str], writes: int
+) -> None:
+    async def test(server: Server) -> None:
+        server.version = 1
+
+        async def slow() -> dict[str, Any]:
+            answer = await server.write("a", 1)
+            for version in during:
+                server.writer.observed("a", version)
+            return answer
+
+        server.writer.want("a", 1, slow)
+        await asyncio.sleep(0.01)
+        during.clear()
+        for version in after:
+            server.writer.observed("a", version)
+        await asyncio.sleep(1.0)
+        assert server.values == [1] * writes
+        assert server.telemetry.problems() == []
+
+    write(test)
+
+
+def test_a_write_without_an_answer_may_have_taken_effect() -> None:
+    async def test(server: Server) -> None:
+        async def lost() -> dict[str, Any]:
+            server.writes.append(("a", 2))
+            server.want("a", 1)
+            raise ApiUnreachableError("no answer")
+
+        server.want("a", 1)
+        await asyncio.sleep(2 * LEAST)
+        server.writer.want("a", 2, lost)
+        await asyncio.sleep(4 * LEAST)
+        assert server.values == [1, 2, 1]
+
+    write(test)
+
+
+def test_an_object_that_is_wanted_again_during_its_last_write_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "WRITE_BURST", 1)
+
+    async def test(server: Server) -> None:
+        async def slow() -> dict[str, Any]:
+            server.writer.forget("a")
+            server.want("a", 2)
+            return await server.write("a", 1)
+
+        server.writer.want("a", 1, slow, once=True)
+        await asyncio.sleep(2.0)
+        assert server.values == [1, 2]
+
+    write(test)
+
+
 def test_repairs_against_a_persistent_writer_become_rare_and_are_reported() -> None:
     async def test(server: Server) -> None:
         server.want("a", 1)

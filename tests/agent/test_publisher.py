@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import httpx2
 import pytest
 
 from proxy import logs
@@ -200,6 +202,63 @@ def test_a_change_of_the_node_is_written_and_a_new_owner_is_an_event() -> None:
     publish(test)
 
 
+@pytest.mark.parametrize("collection", [VOLCANO, NODES])
+def test_a_write_of_another_program_before_the_answer_is_repaired(collection: str) -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO) and it.get(NODES)["status"]["conditions"])
+        handle, reactions = it.api.handle_async_request, [1]
+
+        async def reacting(request: httpx2.Request) -> httpx2.Response:
+            answer = await handle(request)
+            if request.method == "PATCH" and request.url.path.startswith(f"{collection}/n1") and reactions:
+                reactions.pop()
+                answer = httpx2.Response(200, json=json.loads(answer.content))  # of the agent's own version
+                there = copy.deepcopy(it.get(collection))
+                if collection == NODES:
+                    there["status"]["conditions"][0]["reason"] = "Foreign"
+                else:
+                    there["spec"]["numares"] = {}
+                it.api.put(collection, "n1", **there)
+                await asyncio.sleep(0.05)
+            return answer
+
+        it.api.handle_async_request = reacting  # type: ignore[method-assign]
+        await asyncio.sleep(0.2)
+        it.daemon.change(freeCPUs="7", mode="observe")
+        await it.until(lambda: not reactions)
+        await it.until(
+            lambda: (
+                it.get(VOLCANO)["spec"]["numares"].get("cpu", {}).get("allocatable") == "7"
+                and it.get(NODES)["status"]["conditions"][0]["reason"] == "Observing"
+            )
+        )
+        await asyncio.sleep(5.0)
+        assert it.telemetry.problems() == []
+
+    publish(test)
+
+
+def test_the_condition_that_arrives_before_the_answer_is_written_once() -> None:
+    async def test(it: Published) -> None:
+        path = f"{NODES}/n1/status"
+        await it.until(lambda: it.get(NODES)["status"]["conditions"])
+        handle = it.api.handle_async_request
+
+        async def slow(request: httpx2.Request) -> httpx2.Response:
+            answer = await handle(request)
+            await asyncio.sleep(0.05 if request.method == "PATCH" else 0)
+            return answer
+
+        it.api.handle_async_request = slow  # type: ignore[method-assign]
+        for count, mode in enumerate(("observe", "enforce") * 3):
+            it.daemon.change(mode=mode)
+            await asyncio.sleep(2.0)
+            assert it.api.count("PATCH", path) == count + 2
+        assert it.telemetry.problems() == []
+
+    publish(test)
+
+
 def test_what_no_scheduler_places_by_waits_for_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "FINGERPRINT_S", 0.4)
     monkeypatch.setattr(publisher, "FIGURES_S", 1.2)
@@ -316,8 +375,6 @@ def test_a_crd_without_pod_allocations_gets_the_object_without_them() -> None:
 
         def strict(method: str, collection: str, name: str, body: Any) -> Any:
             if collection == VOLCANO and "podAllocations" in body.get("spec", {}):
-                import httpx2
-
                 return httpx2.Response(500, json={"message": ".spec.podAllocations: field not declared"})
             return one(method, collection, name, body)
 
