@@ -3,7 +3,9 @@
 The settings are tried before they are written: with the node's own file, by the rules of that file. Then they
 are left for the daemon, which reloads. Where the daemon rejects them (the machine cannot meet them, or
 running containers prevent it), the file gets its previous content back, so a restart does not use them
-either. The daemon itself ignores keys that it does not permit (``proxy.config.cluster_config``), whatever
+either; they are tried again from time to time. Settings of an object that does not apply any more are removed
+from the file in any case. Where the daemon refuses that reload, they stay in effect until it accepts one, or
+restarts. The daemon itself ignores keys that it does not permit (``proxy.config.cluster_config``), whatever
 happens here.
 
 Of the objects whose selector matches the labels of the Node object, the one with the highest priority
@@ -16,12 +18,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from proxy.agent.api_client import ApiServerError
 from proxy.agent.session import AgentSession
@@ -38,7 +41,9 @@ RELOAD_S = 60.0
 SPREAD_S = 5.0
 """Seconds within which a node reports what it has accepted: thousands of nodes must not write at once."""
 RECHECK_S = 60.0
-"""Seconds after which the rules of the node's own file are tried again: the operator may have changed it."""
+"""Seconds after which the rules of the node's own file, and a reload that the daemon has refused, are tried
+again: the operator may have changed the file, and containers may have ended."""
+CANNOT_REMOVE = "cannot reload the daemon without settings from the cluster"
 TOO_MANY = "Too many"
 """A part of the API server's message about a full list."""
 _LONGEST_REASON = 500
@@ -77,7 +82,7 @@ class ConfigAnswer(Struct, frozen=True):
     Attributes:
         name, generation: Of the object.
         accepted: Whether its settings are in effect on the node.
-        reason: Why not; empty if they are.
+        reason: Why not, or why they still are where the object applies no longer; empty otherwise.
     """
 
     name: str
@@ -161,6 +166,12 @@ def has_room(config: ConfigObject, node: str) -> bool:
     return node in config.nodes or len(config.nodes) < MOST_NODES
 
 
+def _node_identity(item: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the uid of a Node object, and its labels."""
+    metadata = item["metadata"]
+    return str(metadata.get("uid") or ""), tuple(sorted((metadata.get("labels") or {}).items()))
+
+
 async def follow_config(session: AgentSession) -> None:
     """Follow until cancelled; ends at once where the node permits no settings from the cluster."""
     config = session.config
@@ -195,8 +206,8 @@ class ConfigFollowing:
         self._observed: tuple[str, int, str] | None = None
         self._answer: ConfigAnswer | None = None
         self._written: ConfigAnswer | None = None
-        self._reported = False
-        self._report_at = 0.0
+        self._written_to: str | None = None
+        self._report_at, self._retry_at = 0.0, math.inf
         self._awaits_daemon = False
         self._before: bytes | None = None
         self._broken_rule = ""
@@ -205,7 +216,7 @@ class ConfigFollowing:
         )
         self.nodes = session.watcher(
             "/api/v1/nodes",
-            lambda item: tuple(sorted((item["metadata"].get("labels") or {}).items())),
+            _node_identity,
             selectors={"fieldSelector": f"metadata.name={session.node}"},
             changed=lambda key, value: self._changed.set(),
             metadata_only=True,
@@ -231,31 +242,40 @@ class ConfigFollowing:
 
     async def step(self) -> bool:
         """Apply the selected object to the daemon, and report; return whether nothing is left to do."""
-        labels = next(iter(self.nodes.values.values()), None)
-        if labels is None or not self.objects.present:
+        node = next(iter(self.nodes.values.values()), None)
+        if node is None or not self.objects.present:
             return True  # without the node, or permission to read, what was read last stays in effect
+        uid, labels = node
         selected = select(self.objects.values.values(), dict(labels))
         identity = ("", 0, "") if selected is None else (selected.name, selected.generation, selected.text)
         broken = "" if selected is None else await asyncio.to_thread(self._fault, selected.text)
-        if (identity, broken) != (self._observed, self._broken_rule):
+        now = asyncio.get_running_loop().time()
+        if (identity, broken) != (self._observed, self._broken_rule) or now >= self._retry_at:
             try:
-                self._answer = await self._follow(selected, broken)
+                answer, refusal = await self._follow(selected, broken)
             except (OSError, TopoproxyError) as error:
                 self._session.telemetry.problem("cannot apply the settings of the cluster", err=error)
                 return False
             self._observed, self._broken_rule = identity, broken
-            self._report_at = asyncio.get_running_loop().time() + random.uniform(0, SPREAD_S)  # noqa: S311
+            now = asyncio.get_running_loop().time()
+            self._retry_at = now + RECHECK_S if refusal else math.inf
+            if answer != self._answer or self._written_to is None:
+                self._answer = answer
+                self._report_at = now + random.uniform(0, SPREAD_S)  # noqa: S311
             self._session.telemetry.resolved("cannot apply the settings of the cluster")
-        if asyncio.get_running_loop().time() < self._report_at:
-            return True
-        return await self._report(selected) and await self._leave(selected)
+        if now < self._report_at or (self._answer is None and self._retry_at < math.inf):
+            return True  # an answer of an earlier run stays as long as its settings
+        return await self._report(selected, uid) and await self._leave(selected)
 
-    async def _follow(self, selected: ConfigObject | None, reason: str) -> ConfigAnswer | None:
-        """Apply the settings of an object to the daemon, or none; return the answer of the node.
+    async def _follow(self, selected: ConfigObject | None, broken: str) -> tuple[ConfigAnswer | None, str]:
+        """Apply the settings of an object to the daemon, or none.
 
         Args:
             selected: The object.
-            reason: Why the node's own file does not permit its settings; empty if it does.
+            broken: Why the node's own file does not permit its settings; empty if it does.
+
+        Returns:
+            The answer of the node, and why the daemon has refused the reload; empty if it has not.
 
         Raises:
             OSError: The file cannot be written.
@@ -265,26 +285,41 @@ class ConfigFollowing:
             not self._awaits_daemon
         ):  # else the daemon has not answered yet whether it accepts the present file
             self._before = _content(self._path)
-        if not reason:
+        refusal = ""
+        if not broken:
             after = None if selected is None else selected.text.encode()
             if _content(self._path) != after:
                 self._awaits_daemon = True
                 await asyncio.to_thread(_put, self._path, after)
-            reason = await self._reload()
-        if reason and _content(self._path) != self._before:
+            refusal = await self._reload()
+        reason = broken or refusal
+        if selected is not None and reason and _content(self._path) != self._before:
             await asyncio.to_thread(_put, self._path, self._before)
         self._awaits_daemon = False
-        if selected is None:
-            return None
-        if reason:
+        return (self._without(refusal) if selected is None else self._with(selected, reason)), refusal
+
+    def _with(self, selected: ConfigObject, reason: str) -> ConfigAnswer:
+        """Return the answer to an object, and log a new one."""
+        answer = ConfigAnswer(selected.name, selected.generation, not reason, reason[:_LONGEST_REASON])
+        if answer != self._answer and reason:
             self._session.telemetry.event(
                 "refused the settings of the cluster", source=selected.name, reason=reason
             )
-        else:
+        elif answer != self._answer:
             self._session.telemetry.event(
                 "applied the settings of the cluster", source=selected.name, reason=""
             )
-        return ConfigAnswer(selected.name, selected.generation, not reason, reason[:_LONGEST_REASON])
+        self._session.telemetry.resolved(CANNOT_REMOVE)
+        return answer
+
+    def _without(self, refusal: str) -> ConfigAnswer | None:
+        """Return the answer where no object applies: the former one where its settings cannot be removed."""
+        if not refusal:
+            self._session.telemetry.resolved(CANNOT_REMOVE)
+            return None
+        self._session.telemetry.problem(CANNOT_REMOVE, err=refusal)
+        reason = f"the object does not apply any more; {CANNOT_REMOVE}: {refusal}"[:_LONGEST_REASON]
+        return self._answer and structs.replace(self._answer, reason=reason)
 
     def _fault(self, text: str) -> str:
         """Return why the rules of the node's own file reject settings; empty if they do not."""
@@ -305,10 +340,10 @@ class ConfigFollowing:
             return str(reload.get("reason", ""))
         return next((str(note) for note in as_list(reload.get("notes")) if str(note).startswith(IGNORED)), "")
 
-    async def _report(self, selected: ConfigObject | None) -> bool:
-        """Report the answer at the Node object and at the object; return whether that succeeded."""
+    async def _report(self, selected: ConfigObject | None, uid: str) -> bool:
+        """Report the answer at the Node object, which has a uid, and at the object; return whether it worked."""
         answer, session = self._answer, self._session
-        if answer == self._written and self._reported:
+        if (answer, uid) == (self._written, self._written_to):
             return True
         try:
             annotations = {"metadata": {"annotations": node_annotation(answer)}}
@@ -319,7 +354,7 @@ class ConfigFollowing:
             session.telemetry.problem("cannot report which settings of the cluster are in effect", err=error)
             return False
         session.telemetry.resolved("cannot report which settings of the cluster are in effect")
-        self._written, self._reported = answer, True
+        self._written, self._written_to = answer, uid
         return True
 
     async def _enter(self, answer: ConfigAnswer) -> None:

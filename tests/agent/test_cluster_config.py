@@ -19,6 +19,7 @@ from msgspec import structs
 from proxy.agent import cluster_config
 from proxy.agent.cluster_config import (
     ANNOTATION,
+    CANNOT_REMOVE,
     COLLECTION,
     MOST_NODES,
     ConfigAnswer,
@@ -193,6 +194,85 @@ def test_settings_that_the_daemon_refuses_are_removed_before_its_next_start(
         await until(lambda: world.reported["generation"] == 2)
         assert "there is no CPU 9" in world.reported["reason"]
         assert world.content == {"log": {"level": "debug"}}
+
+    run_scenario(world, scenario)
+
+
+def test_settings_that_the_daemon_refuses_are_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_config, "RECHECK_S", 0.1)
+
+    async def scenario() -> None:
+        world.put("good")
+        await until(lambda: world.reported)
+        world.daemon.refusal = "a container has CPU 9"
+        world.put("good", 2, {"log": {"level": "error"}})
+        await until(lambda: not world.reported["accepted"])
+        await until(lambda: world.status("good")[0]["accepted"] is False)
+        patches, reloads = world.api.count("PATCH"), world.daemon.reloads
+        await until(lambda: world.daemon.reloads >= reloads + 3)
+        assert world.api.count("PATCH") == patches, "the same answer is reported once"
+        assert sum("refused the settings of the cluster" in line for line in world.lines) == 1
+        world.daemon.refusal = ""
+        await until(lambda: world.reported["accepted"])
+        assert world.content == {"log": {"level": "error"}}
+
+    run_scenario(world, scenario)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_settings_of_a_deleted_object_are_removed_as_soon_as_the_daemon_accepts_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    monkeypatch.setattr(cluster_config, "RECHECK_S", 0.1)
+
+    def has_problem() -> bool:
+        return any(line.startswith(CANNOT_REMOVE) for line in world.lines)
+
+    async def deleted() -> None:
+        world.put("base")
+        await until(lambda: world.reported)
+        world.daemon.refusal = "line 3: not YAML"
+        world.api.remove(COLLECTION, "base")
+        await until(lambda: "reason" in world.reported)
+        assert world.reported["accepted"], "they are in effect"
+        assert "line 3: not YAML" in world.reported["reason"]
+        assert world.content is None, "a restart of the daemon does not use them"
+        assert has_problem()
+
+    async def accepted() -> None:
+        reloads = world.daemon.reloads
+        await until(lambda: world.daemon.reloads >= reloads + 3)
+        assert world.reported["accepted"]
+        world.daemon.refusal = ""
+        await until(lambda: world.reported is None)
+        assert any(line.startswith("resolved") and CANNOT_REMOVE in line for line in world.lines)
+        reloads = world.daemon.reloads
+        await asyncio.sleep(0.4)
+        assert world.daemon.reloads == reloads
+
+    async def both() -> None:
+        await deleted()
+        await accepted()
+
+    if restart:
+        run_scenario(world, deleted)
+        run_scenario(world, accepted)
+    else:
+        run_scenario(world, both)
+
+
+def test_another_node_object_of_the_same_name_gets_the_answer(world: World) -> None:
+    async def scenario() -> None:
+        world.put("base")
+        await until(lambda: world.reported)
+        world.api.remove(NODES, "n1")
+        await asyncio.sleep(0.1)
+        world.api.put(NODES, "n1", metadata={"uid": "new", "labels": {"tier": "gold"}})
+        assert world.reported is None
+        await until(lambda: world.reported)
+        assert world.daemon.reloads == 1
 
     run_scenario(world, scenario)
 
