@@ -341,7 +341,7 @@ class ConfigFollowing:
         return next((str(note) for note in as_list(reload.get("notes")) if str(note).startswith(IGNORED)), "")
 
     async def _report(self, selected: ConfigObject | None, uid: str) -> bool:
-        """Report the answer at the Node object, which has a uid, and at the object; return whether it worked."""
+        """Report the answer at the Node object with this uid, and at the object; return whether it worked."""
         answer, session = self._answer, self._session
         if (answer, uid) == (self._written, self._written_to):
             return True

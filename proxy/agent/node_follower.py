@@ -1,7 +1,8 @@
 """Follows the daemon: its description of the node, as soon as it has changed.
 
 ``GET /changes`` answers when something has changed; then ``GET /node`` is read, at most five times a second.
-A daemon that does not answer leaves the last description in place.
+A daemon that does not answer leaves the last description in place. A daemon in mode passthrough has none: it
+rejects both requests, and ``GET /status`` shows the mode.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from proxy.agent.daemon_client import DaemonClient
-from proxy.agent.objects.node_page import NodePage, read_node_page
+from proxy.agent.objects.node_page import NodePage, passthrough_page, read_node_page
 from proxy.model.backoff import Backoff, RetryDelays
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import InputError, TopoproxyError
+from proxy.model.mode import NodeMode
 from proxy.observe.json_access import as_list, as_map
 from proxy.telemetry.port import Telemetry
 
 WAIT_S = 20.0
 APART_S = 0.2
 """Seconds between two readings."""
+PASSTHROUGH = NodeMode.PASSTHROUGH.value
+PASSTHROUGH_S = 5.0
+"""Seconds between two readings while the daemon is in mode passthrough, which only a restart of it ends."""
 PAUSES = Backoff(0.25, 2.0)
 SILENT_S = 15.0
 """Seconds without an answer after which the daemon counts as unreachable."""
@@ -79,7 +84,7 @@ class NodeFollower:
                 answered = loop.time()
                 pauses.reset()
                 self._telemetry.resolved("cannot follow the daemon")
-                await asyncio.sleep(APART_S)
+                await asyncio.sleep(PASSTHROUGH_S if self._since == PASSTHROUGH else APART_S)
             except TopoproxyError as error:
                 self._since = ""
                 self._telemetry.problem("cannot follow the daemon", err=error)
@@ -91,7 +96,14 @@ class NodeFollower:
     async def _next(self) -> None:
         """Wait for a change, and read the description where there is one."""
         requested = {"since": self._since, "wait": f"{WAIT_S:g}"}
-        changes = as_map(await self._daemon.query("/changes", requested, timeout=WAIT_S + 10))
+        try:
+            changes = as_map(await self._daemon.query("/changes", requested, timeout=WAIT_S + 10))
+        except InputError:
+            if as_map(await self._daemon.query("/status")).get("mode") != PASSTHROUGH:
+                raise
+            if self._since != PASSTHROUGH:
+                self._take(PASSTHROUGH, passthrough_page(self._node), [])
+            return
         version = str(changes.get("version", ""))
         if version == self._since:
             return
@@ -101,7 +113,9 @@ class NodeFollower:
             )
             for notice in map(as_map, as_list(changes.get("notices")))
         ]
-        page = read_node_page(await self._daemon.query("/node", {"node": self._node}))
+        self._take(version, read_node_page(await self._daemon.query("/node", {"node": self._node})), notices)
+
+    def _take(self, version: str, page: NodePage, notices: list[DaemonNotice]) -> None:
         self._since = version
         before, self.page = self.page, page
         self._changed(before, page, notices)

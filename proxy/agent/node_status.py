@@ -17,6 +17,7 @@ from proxy.agent.api_client import FIELD_OWNER, JsonObject
 from proxy.agent.object_writer import ObjectWriter
 from proxy.agent.objects.node_page import NodePage
 from proxy.agent.session import AgentSession
+from proxy.model.mode import NodeMode
 from proxy.observe.device_capacity import node_status_patch
 
 NODES = "/api/v1/nodes"
@@ -35,10 +36,15 @@ class NodeCondition(Struct, frozen=True):
 
 
 UNREACHABLE = NodeCondition("Unknown", "DaemonUnreachable", "topoproxy does not answer on its admin socket")
+PASSTHROUGH = NodeCondition(
+    "False", "Passthrough", "topoproxy is in mode passthrough: it relays calls and publishes nothing"
+)
 
 
 def condition_of(page: NodePage) -> NodeCondition:
     """Return the condition of a node by its description."""
+    if page.mode == NodeMode.PASSTHROUGH:
+        return PASSTHROUGH
     if not page.published:
         return NodeCondition(
             "False", "Released", f"topoproxy is in mode {page.mode}: containers are as without it"

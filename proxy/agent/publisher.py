@@ -48,6 +48,7 @@ from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Key, Watcher
 from proxy.config.cluster import TopologyObject
 from proxy.model.errors import TopoproxyError
+from proxy.model.mode import NodeMode
 from proxy.observe.device_capacity import healthy_devices
 
 KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh"})
@@ -217,6 +218,8 @@ class Publisher:
 
     def _followed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
         self._is_silent = False
+        if page.mode == NodeMode.PASSTHROUGH:
+            self._session.telemetry.event("the daemon is in mode passthrough: nothing is published")
         self._publish()
         if not self._settings.events or not page.published:
             return

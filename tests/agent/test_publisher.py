@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -19,7 +20,7 @@ from proxy.agent.publisher import Publisher
 from proxy.agent.session import AgentSession
 from proxy.config.load import parse
 from proxy.model.backoff import Backoff
-from proxy.model.errors import UnavailableError
+from proxy.model.errors import InputError, UnavailableError
 from proxy.pools.annotations import CHOSEN_BY, RESOURCE_STATUS, THIS_NODE
 from tests.agent.fake_api import FakeApi
 from tests.agent.objects.test_objects import PAGE
@@ -50,18 +51,25 @@ class Daemon:
         self.number = 1
         self.notices: list[dict[str, Any]] = []
         self.down = False
+        self.passthrough = False
 
     def change(self, **changes: Any) -> None:
         self.page = {**self.page, **changes}
         self.number += 1
 
-    async def query(self, route: str, params: Mapping[str, str], **more: Any) -> Any:
+    async def query(self, route: str, params: Mapping[str, str] = MappingProxyType({}), **more: Any) -> Any:
         if self.down:
             raise UnavailableError("cannot query the daemon")
+        if self.passthrough and route != "/status":
+            raise InputError("cannot follow the node: in passthrough mode nothing is decided")
+        if route == "/status":
+            return {"mode": "passthrough" if self.passthrough else "enforce"}
         if route == "/node":
             return self.page
         while params["since"] == str(self.number) and not self.down:
             await asyncio.sleep(0.002)
+        if self.down:
+            raise UnavailableError("cannot query the daemon")
         notices, self.notices = self.notices, []
         return {"version": str(self.number), "notices": notices}
 
@@ -320,6 +328,31 @@ def test_a_released_node_withdraws_everything() -> None:
         await it.until(lambda: None in it.get(PODS, "a/lse")["metadata"]["annotations"].values())
         (held,) = it.get(NODES)["status"]["conditions"]
         assert held["reason"] == "Released"
+
+    publish(test)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_daemon_in_mode_passthrough_withdraws_everything(restarted: bool) -> None:
+    async def test(it: Published) -> None:
+        def reason() -> Any:
+            return it.get(NODES)["status"]["conditions"][0]["reason"]
+
+        if not restarted:
+            await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY))
+            await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"])
+            it.daemon.down = True
+            await it.until(lambda: reason() == "DaemonUnreachable")
+        else:
+            it.api.put(VOLCANO, "n1", metadata={"managedFields": [{"manager": "topoproxy"}]})
+        it.daemon.passthrough, it.daemon.down = True, False
+        await it.until(lambda: it.get(NODES)["status"]["conditions"] and reason() == "Passthrough")
+        await it.until(lambda: it.get(VOLCANO) is None and it.get(TOPOLOGY) is None)
+        await it.until(lambda: not any(it.get(PODS, "a/lse")["metadata"]["annotations"].values()))
+        await asyncio.sleep(60.0)
+        assert (reason(), it.telemetry.problems()) == ("Passthrough", [])
+        it.daemon.passthrough = False
+        await it.until(lambda: it.get(VOLCANO) and it.get(TOPOLOGY) and reason() == "Enforcing")
 
     publish(test)
 

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 
 
 class PublishedContainer(Struct, frozen=True, rename="camel"):
@@ -128,6 +129,12 @@ class NodePage(Struct, frozen=True):
     koordinator: KoordinatorPart = field(default_factory=KoordinatorPart)
     rejections: tuple[Rejection, ...] = ()
     version: str = ""
+
+
+def passthrough_page(name: str) -> NodePage:
+    """Return the description of a node whose daemon only relays calls: it has none then."""
+    mode, policies = NodeMode.PASSTHROUGH.value, Policies()
+    return NodePage(name, mode, False, False, policies, reserved="", free="", cpus=(), numa_nodes=())
 
 
 def read_node_page(page: object) -> NodePage:

@@ -243,8 +243,8 @@ class RejectedPodEnding:
         """
         free, now, keep_for = free_cpus(page), self._wall_clock(), self._settings.keep_away_for
         before = self._mark
-        if before is not None and is_over(before, free, keep_for, now):
-            before = None
+        if before is not None and (not page.published or is_over(before, free, keep_for, now)):
+            before = None  # a daemon that publishes nothing rejects nothing
         lacking_room = [end for end in ends if not end.would and not rejected_everywhere(end.rejection)]
         # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
         self._mark = marked(before, [end.cpus for end in lacking_room], free, now) if lacking_room else before

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from proxy.agent import node_follower
-from proxy.agent.objects.node_page import NodePage, Policies, Rejection
+from proxy.agent.objects.node_page import NodePage, Policies, Rejection, passthrough_page
 from proxy.agent.rejections import ending as ending_module
 from proxy.agent.rejections.ending import (
     KNOWN_S,
@@ -96,6 +96,16 @@ def run_scenario(world: World, scenario: Callable[[World], Awaitable[None]]) -> 
             await world.session.api.close()
 
     asyncio.run(whole())
+
+
+def test_a_node_whose_daemon_publishes_nothing_is_not_marked() -> None:
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        assert world.taints == ["other", KEY]
+        assert await world.ending.step(passthrough_page("n1")) is None
+        assert world.taints == ["other"]
+
+    run_scenario(World(), scenario)
 
 
 def test_a_pod_that_was_rejected_often_enough_is_evicted_and_the_node_marked() -> None:
