@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
@@ -55,6 +56,8 @@ KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh
 DISCOVER_S = 300.0
 EVENT_BURST, EVENT_S = 25, 2.0
 """This many Events at once, and one more every this many seconds."""
+EVENTS_KEPT = 1000
+"""Events whose first time and count are remembered, for their repetitions."""
 FINGERPRINT_S, FIGURES_S = 0.5, 15.0
 """Seconds for which a new fingerprint waits, because a new sandbox mostly has a container by then, and the
 figures for people, which change once more when a container has been created."""
@@ -99,6 +102,7 @@ class Publisher:
         self._looked_for_annotations = False
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
         self._events = WriteBudget(1 / EVENT_S, EVENT_BURST)
+        self._occurrences: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._existing: set[str] = set()
 
@@ -224,12 +228,12 @@ class Publisher:
         if not self._settings.events or not page.published:
             return
         for event in placed_events(before, page):
-            self._event(event, 1)
+            self._repeated_event(event)
         self._events_of_rejections(page)
         for notice in notices:
             noticed = notice_event(notice.message, notice.keys, page)
             if noticed is not None:
-                self._event(noticed, 1)
+                self._repeated_event(noticed)
 
     def _silent(self) -> None:
         self._is_silent = True
@@ -245,7 +249,9 @@ class Publisher:
             )
             open_now[key] = state
             if self._rejected.get(key) != state:
-                self._event(rejection_event(rejection), rejection.count)
+                now = self._wall_clock()
+                first, last = rejection.first or now, rejection.last or now
+                self._event(rejection_event(rejection), first, last, rejection.count)
         self._rejected = open_now
 
     # -- what is written ----------------------------------------------------------------------------------
@@ -355,16 +361,27 @@ class Publisher:
 
     # -- events -------------------------------------------------------------------------------------------
 
-    def _event(self, event: PodEvent, count: int) -> None:
+    def _repeated_event(self, event: PodEvent) -> None:
+        """Write an Event about something that happens now; its repetitions are counted.
+
+        As client-go's recorder does (tools/record/events_cache.go, eventObserve).
+        """
+        now = self._wall_clock()
+        first, count = self._occurrences.pop(event.path, (now, 0))
+        self._occurrences[event.path] = first, count + 1
+        if len(self._occurrences) > EVENTS_KEPT:
+            self._occurrences.popitem(last=False)
+        self._event(event, first, now, count + 1)
+
+    def _event(self, event: PodEvent, first: float, last: float, count: int) -> None:
         """Write an Event, unless there were too many."""
         if self._events.wait(self._wall_clock()):
             return
         self._events.take()
-        at = timestamp(self._wall_clock())
-        value = event_object(event, self._session.node, at, at, count)
+        value = event_object(event, self._session.node, timestamp(first), timestamp(last), count)
         write = self._apply(event.path, value)
         self.writer.want(
-            event.path, (event, count, at), write, delay_factor=math.inf, once=True, gives_up=True
+            event.path, (event, count, last), write, delay_factor=math.inf, once=True, gives_up=True
         )
 
 

@@ -15,6 +15,7 @@ import pytest
 from proxy import logs
 from proxy.agent import node_follower, object_writer, publisher
 from proxy.agent.api_client import APPLY
+from proxy.agent.node_status import timestamp
 from proxy.agent.objects.node_page import NodePage
 from proxy.agent.publisher import Publisher
 from proxy.agent.session import AgentSession
@@ -303,6 +304,39 @@ def test_a_rejection_is_written_when_it_is_new_and_when_its_count_has_doubled() 
         assert written == 3
         (event,) = it.api.collections[EVENTS].values()
         assert (event["reason"], event["count"]) == ("PlacementRejected", 4)
+
+    publish(test)
+
+
+def test_the_times_of_a_rejection_are_those_of_the_daemon() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO))
+        found = {"pod": "a/big", "uid": "u9", "message": "no", "count": 4, "first": 1000.5, "last": 1600.5}
+        it.daemon.change(rejections=[found])
+        await it.until(lambda: it.api.collections[EVENTS])
+        (event,) = it.api.collections[EVENTS].values()
+        assert event["firstTimestamp"] == "1970-01-01T00:16:40Z"
+        assert event["lastTimestamp"] == "1970-01-01T00:26:40Z"
+
+    publish(test)
+
+
+def test_repetitions_of_an_event_are_counted_from_the_first_one() -> None:
+    async def test(it: Published) -> None:
+        now = 1000.0
+        it.publisher._wall_clock = lambda: now
+        await it.until(lambda: it.get(VOLCANO))
+        for count in (1, 2, 3):
+            keys = {"pod": "a/lse", "container": "main", "cpus": "2-3"}
+            notice = {"message": "drift: another program wrote a cpuset: put back", "keys": keys}
+            it.daemon.notices.append(notice)
+            it.daemon.change()
+            await it.until(lambda c=count: [e["count"] for e in it.api.collections[EVENTS].values()] == [c])
+            (event,) = it.api.collections[EVENTS].values()
+            assert event["reason"] == "CpusetRepaired"
+            assert event["firstTimestamp"] == "1970-01-01T00:16:40Z"
+            assert event["lastTimestamp"] == timestamp(now)
+            now += 60.0
 
     publish(test)
 

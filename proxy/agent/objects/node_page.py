@@ -80,7 +80,16 @@ class KoordinatorPart(Struct, frozen=True, rename="camel"):
 
 
 class Rejection(Struct, frozen=True, rename="camel"):
-    """A pod, or a container of it, that is rejected again and again."""
+    """A pod, or a container of it, that is rejected again and again.
+
+    Attributes:
+        pod, uid: The pod: namespace/name, and its uid.
+        container: Empty for the pod as a whole.
+        reason, message: Why.
+        count: How often it was rejected.
+        applied: Whether the plan is applied to the pod; else it continues anyway.
+        first, last: When it was rejected, in seconds since the epoch.
+    """
 
     pod: str
     uid: str
@@ -89,6 +98,8 @@ class Rejection(Struct, frozen=True, rename="camel"):
     message: str = ""
     count: int = 1
     applied: bool = True
+    first: float = 0.0
+    last: float = 0.0
 
 
 class NodePage(Struct, frozen=True):
