@@ -29,7 +29,7 @@ from msgspec import Struct, structs
 from proxy.agent.api_client import ApiServerError
 from proxy.agent.session import AgentSession
 from proxy.atomic_write import write_file
-from proxy.config.cluster_config import IGNORED, file_of
+from proxy.config.cluster_config import FILE_NAME, IGNORED
 from proxy.config.load import SIZE_LIMIT, load
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import ConfigError, TopoproxyError
@@ -173,11 +173,15 @@ def _node_identity(item: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str],
 
 
 async def follow_config(session: AgentSession) -> None:
-    """Follow until cancelled; ends at once where the node permits no settings from the cluster."""
-    config = session.config
-    path = file_of(config.cluster_facts.directory, config.cluster_config.allowed)
-    if path is None:
+    """Follow until cancelled, from the time on when the node permits settings from the cluster.
+
+    A node that permits them no longer reports that, as for each key that it does not permit.
+    """
+    directory = session.config.cluster_facts.directory
+    if directory is None:
         return
+    await session.until(lambda config: bool(config.cluster_config.allowed))
+    path = directory / FILE_NAME
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     following = ConfigFollowing(session, path)
     async with asyncio.TaskGroup() as tasks:

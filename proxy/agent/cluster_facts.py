@@ -31,6 +31,7 @@ from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Watcher
 from proxy.atomic_write import write_file
 from proxy.backends.cluster.facts_format import ClusterFacts, FactsKind, encode_facts
+from proxy.config.schema import Config
 from proxy.model.errors import TopoproxyError
 from proxy.pools.facts import POD_KEYS
 from proxy.pools.node_keys import PREFIXES
@@ -121,17 +122,31 @@ async def read_facts(session: AgentSession) -> None:
     if directory is None:
         return
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files = [
-        WatchedFile(session, directory, FactsKind.NODE, "/api/v1/nodes", stored_node_json, "metadata.name"),
-        WatchedFile(session, directory, FactsKind.PODS, "/api/v1/pods", stored_pod_json, "spec.nodeName"),
-    ]
-    if not session.config.admission.namespace_selector.all:
-        path = "/api/v1/namespaces"
-        files.append(WatchedFile(session, directory, FactsKind.NAMESPACES, path, stored_namespace_json))
     async with asyncio.TaskGroup() as tasks:
-        for file in files:
-            tasks.create_task(file.watcher.run())
-            tasks.create_task(file.run())
+        for kind, collection, fields, by_node in (
+            (FactsKind.NODE, "/api/v1/nodes", stored_node_json, "metadata.name"),
+            (FactsKind.PODS, "/api/v1/pods", stored_pod_json, "spec.nodeName"),
+        ):
+            WatchedFile(session, directory, kind, collection, fields, by_node).follow(tasks)
+        tasks.create_task(_read_namespaces(session, directory))
+
+
+async def _read_namespaces(session: AgentSession, directory: Path) -> None:
+    """Write the labels of namespaces while the configuration selects namespaces by them."""
+
+    def selects(config: Config) -> bool:
+        return not config.admission.namespace_selector.all
+
+    while True:
+        await session.until(selects)
+        file = WatchedFile(
+            session, directory, FactsKind.NAMESPACES, "/api/v1/namespaces", stored_namespace_json
+        )
+        async with asyncio.TaskGroup() as tasks:
+            following = file.follow(tasks)
+            await session.until(lambda config: not selects(config))
+            for task in following:
+                task.cancel()
 
 
 class WatchedFile:
@@ -168,6 +183,10 @@ class WatchedFile:
         self.watcher: Watcher[bytes] = session.watcher(
             collection, fields, selectors=selectors, changed=lambda key, value: self._changed.set()
         )
+
+    def follow(self, tasks: asyncio.TaskGroup) -> tuple[asyncio.Task[None], ...]:
+        """Start to follow the collection and to write the file; return the tasks."""
+        return tasks.create_task(self.watcher.run()), tasks.create_task(self.run())
 
     async def run(self) -> None:
         """Write the file whenever the copy changes, and confirm it while it does not."""

@@ -10,6 +10,7 @@ from proxy import logs
 from proxy.agent.api_client import ApiClient, node_name, read_credentials
 from proxy.agent.cluster_config import follow_config
 from proxy.agent.cluster_facts import read_facts
+from proxy.agent.config_file import follow_file
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.publisher import publish
 from proxy.agent.rejections.ending import EndingHistory, end_rejected_pods
@@ -21,7 +22,13 @@ from proxy.notify import SystemdNotifier
 def _parts() -> tuple[Part, ...]:
     """Return the parts of the agent, which run concurrently."""
     history = EndingHistory()
-    return publish, read_facts, lambda session: end_rejected_pods(session, history), follow_config
+    return (
+        follow_file,
+        publish,
+        read_facts,
+        lambda session: end_rejected_pods(session, history),
+        follow_config,
+    )
 
 
 async def _run(config: Config) -> None:

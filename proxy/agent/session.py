@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -18,12 +18,12 @@ from proxy.telemetry.port import Telemetry
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AgentSession:
     """One run of the agent.
 
     Attributes:
-        config: The configuration; the agent uses ``cluster``, and the paths of the daemon.
+        config: The configuration in effect; the keys that need no restart may change (``config_file``).
         node: The name of the Node object.
         daemon: The daemon's admin socket.
         api: The API server.
@@ -35,6 +35,18 @@ class AgentSession:
     daemon: DaemonClient
     api: ApiClient
     telemetry: Telemetry
+    _reloaded: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def use(self, config: Config) -> None:
+        """Use another configuration from now on."""
+        self.config = config
+        self._reloaded.set()
+        self._reloaded = asyncio.Event()
+
+    async def until(self, condition: Callable[[Config], bool]) -> None:
+        """Wait until the configuration meets a condition."""
+        while not condition(self.config):
+            await self._reloaded.wait()
 
     def watcher(
         self,
