@@ -36,6 +36,7 @@ from proxy.agent.rejections.policy import (
     rejected_everywhere,
 )
 from proxy.agent.session import AgentSession
+from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT
 from proxy.config.cluster import RejectedPolicy
 from proxy.model.backoff import Backoff, RetryDelays, RetryTimes
 from proxy.model.errors import TopoproxyError, UnavailableError
@@ -102,7 +103,7 @@ class RejectedPodEnding:
         self._changed = asyncio.Event()
         self._page: NodePage | None = None
         self._history = history
-        self._skipped: dict[str, str] = {}
+        self._skipped: dict[str, tuple[str, bool]] = {}
         self._pods: dict[str, tuple[PodAtServer | None, float]] = {}
         self._mark: NodeMark | None = None
         self._marked: NodeMark | None = None
@@ -111,7 +112,7 @@ class RejectedPodEnding:
 
     async def recover(self) -> None:
         """Continue with the mark of an earlier run; remove it if rejected pods are now retried for ever."""
-        pauses = RetryDelays(PAUSES)
+        pauses, refusals = RetryDelays(PAUSES), 0
         while True:
             try:
                 node = await self._session.api.get(f"/api/v1/nodes/{self._session.node}")
@@ -125,7 +126,8 @@ class RejectedPodEnding:
                         if not await self._put_mark(restores=False):
                             raise UnavailableError("cannot remove the mark from the node")
             except ApiServerError as error:
-                if error.status in (403, 404):
+                refusals += error.status == 403
+                if error.status == 404 or refusals >= REFUSALS_UNTIL_ABSENT:
                     return  # without the object, or the permission, there is no mark of this agent
             except TopoproxyError:
                 pass  # the watches report it
@@ -185,28 +187,30 @@ class RejectedPodEnding:
             Seconds after which there may be more to do; None for nothing before the node changes.
         """
         rejected = {rejection.uid for rejection in page.rejections}
-        self._skipped = {uid: why for uid, why in self._skipped.items() if uid in rejected}
+        causes = {(rejection.uid, _cause(rejection)) for rejection in page.rejections}
+        self._skipped = {uid: cause for uid, cause in self._skipped.items() if (uid, cause) in causes}
         self._pods = {uid: entry for uid, entry in self._pods.items() if uid in rejected}
-        due_rejections = due(page.rejections, self._settings) if page.published else []
-        due_rejections = [
-            rejection
-            for rejection in due_rejections
-            if rejection.uid not in self._skipped and rejection.uid not in self._history.done.reported
-        ]
+        undecided = [rejection for rejection in page.rejections if self._is_undecided(rejection)]
+        due_rejections = due(undecided, self._settings) if page.published else []
         later = await self._read(due_rejections)
-        if page.published and rejected - self._skipped.keys() - self._history.done.reported:
+        if page.published and undecided:
             later.append(RECHECK_S)
         pods = {uid: pod for uid, (pod, _) in self._pods.items() if pod is not None}
         decided = decide(due_rejections, pods, self._settings, self._history.done, self._clock())
         self._history.done = decided.done
         for skipped in decided.skipped:
-            self._skipped[skipped.rejection.uid] = skipped.why
+            self._skipped[skipped.rejection.uid] = _cause(skipped.rejection)
             self._session.telemetry.event(
                 "left a rejected pod alone", pod=skipped.rejection.pod, reason=skipped.why
             )
         later += [decided.later] if decided.later is not None else []
         later += await self._end_all(page, decided.ends)
         return min(later, default=None)
+
+    def _is_undecided(self, rejection: Rejection) -> bool:
+        """Return whether a rejection may end its pod: it is not left alone, and its end was not reported."""
+        is_reported = not rejection.applied and rejection.uid in self._history.done.reported
+        return rejection.uid not in self._skipped and not is_reported
 
     async def _read(self, rejections: list[Rejection]) -> list[float]:
         """Read the pods that are not known; return the seconds until that is tried again where it fails."""
@@ -354,6 +358,11 @@ class RejectedPodEnding:
             session.telemetry.event(UNMARKED)
         self._marked, self._in_doubt = mark, False
         return True
+
+
+def _cause(rejection: Rejection) -> tuple[str, bool]:
+    """Return the part of a rejection that decides whether its pod is left alone."""
+    return rejection.reason, rejected_everywhere(rejection)
 
 
 def _is_gone(error: TopoproxyError) -> bool:

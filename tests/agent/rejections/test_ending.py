@@ -23,6 +23,7 @@ from proxy.agent.rejections.ending import (
 )
 from proxy.agent.rejections.node_mark import KEY
 from proxy.agent.session import AgentSession
+from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT
 from proxy.config.cluster import KeepAway, RejectedPodsConfig, RejectedPolicy
 from proxy.config.schema import Config
 from proxy.model.backoff import Backoff
@@ -242,6 +243,30 @@ def test_the_planned_action_for_an_observed_pod_is_only_reported() -> None:
     run_scenario(World(), scenario)
 
 
+def test_a_pod_whose_end_was_only_reported_ends_once_the_plan_is_applied_to_it() -> None:
+    async def scenario(world: World) -> None:
+        assert await world.ending.step(page(rejection(applied=False))) == RECHECK_S
+        assert await world.ending.step(page(rejection(applied=False))) is None
+        await world.ending.step(page(rejection()))
+        assert not world.there
+
+    run_scenario(World(), scenario)
+
+
+def test_a_pod_that_was_left_alone_ends_once_it_is_rejected_for_another_reason() -> None:
+    async def scenario(world: World) -> None:
+        everywhere = rejection(reason="RefusedByHook")
+        await world.ending.step(page(everywhere))
+        await world.ending.step(page(everywhere, rejection(container="side")))
+        assert await world.ending.step(page(everywhere, rejection(container="side"))) is None
+        assert world.there
+        assert sum("left a rejected pod alone" in line for line in world.lines) == 1
+        await world.ending.step(page(rejection()))
+        assert not world.there
+
+    run_scenario(World(), scenario)
+
+
 def test_a_disruption_budget_is_respected_and_tried_again() -> None:
     async def scenario(world: World) -> None:
         path = "/api/v1/namespaces/ns/pods/web/eviction"
@@ -448,6 +473,23 @@ def test_a_restarted_agent_keeps_the_mark() -> None:
         assert world.taints == ["other", KEY]
         await again.step(page(free="0-3"))
         assert world.taints == ["other"]
+
+    run_scenario(World(), scenario)
+
+
+@pytest.mark.parametrize(("refusals", "is_known"), [(2, True), (REFUSALS_UNTIL_ABSENT, False)])
+def test_a_starting_api_server_that_refuses_for_a_moment_does_not_hide_the_mark(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, is_known: bool
+) -> None:
+    monkeypatch.setattr(ending_module, "PAUSES", Backoff(0.01, 0.01))
+
+    async def scenario(world: World) -> None:
+        await world.ending.step(page(rejection()))
+        again = RejectedPodEnding(world.session, EndingHistory(), lambda: world.now, lambda: world.now)
+        world.api.answers[f"{NODES}/n1"] = [403] * refusals
+        await again.recover()
+        await again.step(page(free="0-3"))
+        assert (world.taints == ["other"]) == is_known
 
     run_scenario(World(), scenario)
 
