@@ -53,7 +53,9 @@ from proxy.model.mode import NodeMode
 from proxy.observe.device_capacity import healthy_devices
 
 KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh"})
-DISCOVER_S = 300.0
+DISCOVER_S, RETURNS_S = 300.0, 10.0
+"""Seconds between two readings of the APIs, and after one that lacks an API in use: an API server that has
+just started may not serve all CRDs yet."""
 EVENT_BURST, EVENT_S = 25, 2.0
 """This many Events at once, and one more every this many seconds."""
 EVENTS_KEPT = 1000
@@ -125,6 +127,7 @@ class Publisher:
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         """Read repeatedly which APIs the cluster has."""
         while True:
+            pause = DISCOVER_S
             try:
                 found = await self._session.api.get("/apis")
             except TopoproxyError:  # the watch of the Node reports it
@@ -138,22 +141,27 @@ class Publisher:
             }
             if groups != self._groups:
                 self._groups = groups
-                self._drop_former()
+                pause = RETURNS_S if self._drop_former() else DISCOVER_S
                 self._watch_own(tasks)
                 self._publish()
-            await asyncio.sleep(DISCOVER_S)
+            await asyncio.sleep(pause)
 
-    def _drop_former(self) -> None:
+    def _drop_former(self) -> bool:
         """Neither watch nor write objects in collections that are no longer the ones to publish in.
 
         Two versions of NodeResourceTopology are views of one object: written in both, it would never settle.
+
+        Returns:
+            Whether there were any.
         """
-        for collection in self._watchers.keys() - {self._numatopologies, self._topologies}:
+        former = self._watchers.keys() - {self._numatopologies, self._topologies}
+        for collection in former:
             self._watchers.pop(collection).cancel()
             path = f"{collection}/{self._session.node}"
             self.writer.forget(path)
             self._existing.discard(path)
             self._placed_by = None, None
+        return bool(former)
 
     def _watch_own(self, tasks: asyncio.TaskGroup) -> None:
         """Watch the objects that are published, to notice other writers."""
@@ -237,7 +245,7 @@ class Publisher:
 
     def _silent(self) -> None:
         self._is_silent = True
-        self._status.want_condition(UNREACHABLE)
+        self._publish()
 
     def _events_of_rejections(self, page: NodePage) -> None:
         """Write an Event for each rejection that is new, has another reason, or has come twice as often."""
@@ -259,9 +267,12 @@ class Publisher:
     def _publish(self) -> None:
         """Write all objects that follow from the known facts."""
         page = self.follower.page
+        if self._is_silent:
+            self._status.want_condition(UNREACHABLE)
+        elif page is not None:
+            self._status.want_condition(condition_of(page))
         if page is None or not self._status.uid:
             return
-        self._status.want_condition(UNREACHABLE if self._is_silent else condition_of(page))
         self._status.count_devices(healthy_devices(page.device_resources) if page.published else {})
         if not page.published:
             self.withdraw()

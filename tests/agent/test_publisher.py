@@ -173,6 +173,32 @@ def test_another_version_of_the_topology_object_replaces_the_former_one(
     publish(test)
 
 
+def test_an_api_that_is_missing_for_a_moment_is_used_again_soon() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(VOLCANO))
+        groups, it.api.groups = it.api.groups, {}
+        await it.until(lambda: it.api.requests["GET", "/apis"] > 1, publisher.DISCOVER_S + 1.0, 0.5)
+        it.api.groups = groups
+        it.daemon.change(freeCPUs="7")
+        await asyncio.sleep(publisher.RETURNS_S + 5.0)
+        assert it.get(VOLCANO)["spec"]["numares"]["cpu"]["allocatable"] == "7"
+
+    publish(test)
+
+
+def test_a_daemon_that_has_never_answered_is_reported_at_a_node_that_comes_later() -> None:
+    async def test(it: Published) -> None:
+        it.daemon.down = True
+        node = it.get(NODES)
+        it.api.remove(NODES, "n1")
+        await asyncio.sleep(5.0)
+        it.api.put(NODES, "n1", **node)
+        await it.until(lambda: it.get(NODES)["status"]["conditions"])
+        assert it.get(NODES)["status"]["conditions"][0]["reason"] == "DaemonUnreachable"
+
+    publish(test)
+
+
 def test_disabled_objects_are_not_written() -> None:
     off = "numatopology: false, nodeResourceTopology: none, podAnnotations: false, events: false"
 
