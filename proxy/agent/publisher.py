@@ -312,6 +312,9 @@ class Publisher:
         """Remove the annotations that an earlier run has written at pods of the node."""
         of_node = {"fieldSelector": f"spec.nodeName={self._session.node}"}
         async for page in self._session.api.pages(PODS, of_node, METADATA):
+            if self.follower.page is not None and self.follower.page.published:
+                self._looked_for_annotations = False  # the release was undone meanwhile
+                return
             for path, patch in written_here(page.get("items") or ()).items():
                 remove = self._merge(path, withdrawn(patch))
                 self.writer.want(path, None, remove, delay_factor=POD_DELAY_FACTOR)

@@ -462,6 +462,26 @@ def test_annotations_of_an_earlier_run_are_removed_when_the_node_is_released() -
     publish(test)
 
 
+def test_a_release_that_is_undone_meanwhile_keeps_the_annotations() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"].get(RESOURCE_STATUS))
+        handle = it.api.handle_async_request
+
+        async def slow(request: httpx2.Request) -> httpx2.Response:
+            if (request.method, request.url.path) == ("GET", PODS):
+                it.daemon.change(published=True, mode="enforce")
+                await asyncio.sleep(30.0)
+            return await handle(request)
+
+        it.api.handle_async_request = slow  # type: ignore[method-assign]
+        it.daemon.change(published=False, mode="released")
+        await it.until(lambda: it.daemon.page["published"])
+        await asyncio.sleep(120.0)
+        assert it.get(PODS, "a/lse")["metadata"]["annotations"][RESOURCE_STATUS]
+
+    publish(test)
+
+
 def test_a_crd_without_pod_allocations_gets_the_object_without_them() -> None:
     async def test(it: Published) -> None:
         one = it.api._one
