@@ -55,7 +55,7 @@ class NodeFollower:
         node: str,
         telemetry: Telemetry,
         changed: Followed,
-        silent: Callable[[], None],
+        silent: Callable[[TopoproxyError], None],
     ) -> None:
         """Prepare to follow the daemon.
 
@@ -64,7 +64,7 @@ class NodeFollower:
             node: The name of the Node object.
             telemetry: Reports that the daemon does not answer.
             changed: Called with each new description.
-            silent: Called when the daemon has not answered for some time.
+            silent: Called with the cause when the daemon has not answered for some time.
         """
         self._daemon = daemon
         self._node = node
@@ -90,7 +90,7 @@ class NodeFollower:
                 self._telemetry.problem("cannot follow the daemon", err=error)
                 if answered is not None and loop.time() - answered > SILENT_S:
                     answered = None
-                    self._silent()
+                    self._silent(error)
                 await asyncio.sleep(pauses.next())
 
     async def _next(self) -> None:

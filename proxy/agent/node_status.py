@@ -17,6 +17,7 @@ from proxy.agent.api_client import FIELD_OWNER, JsonObject
 from proxy.agent.object_writer import ObjectWriter
 from proxy.agent.objects.node_page import NodePage
 from proxy.agent.session import AgentSession
+from proxy.model.errors import TopoproxyError
 from proxy.model.mode import NodeMode
 from proxy.observe.device_capacity import node_status_patch
 
@@ -25,6 +26,7 @@ NODES = "/api/v1/nodes"
 Amounts = tuple[dict[str, str], dict[str, str]]
 """Capacity and allocatable of a Node object."""
 TYPE = "TopologyPlacement"
+_LONGEST_MESSAGE = 500
 
 
 class NodeCondition(Struct, frozen=True):
@@ -35,10 +37,14 @@ class NodeCondition(Struct, frozen=True):
     message: str
 
 
-UNREACHABLE = NodeCondition("Unknown", "DaemonUnreachable", "topoproxy does not answer on its admin socket")
 PASSTHROUGH = NodeCondition(
     "False", "Passthrough", "topoproxy is in mode passthrough: it relays calls and publishes nothing"
 )
+
+
+def unreachable(error: TopoproxyError) -> NodeCondition:
+    """Return the condition of a node whose daemon cannot be followed; an answer may be unreadable, too."""
+    return NodeCondition("Unknown", "DaemonUnreachable", str(error)[:_LONGEST_MESSAGE])
 
 
 def condition_of(page: NodePage) -> NodeCondition:

@@ -23,12 +23,12 @@ from proxy.agent.api_client import FIELD_OWNER, METADATA, ApiServerError, JsonOb
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
 from proxy.agent.node_status import (
     NODES,
-    UNREACHABLE,
     PublishedStatus,
     StatusFields,
     condition_of,
     status_fields,
     timestamp,
+    unreachable,
 )
 from proxy.agent.object_writer import ObjectWriter, Write, WriteBudget
 from proxy.agent.objects import node_resource_topology as nrt
@@ -96,7 +96,7 @@ class Publisher:
         )
         self._status = PublishedStatus(session, self.writer, wall_clock)
         self._named = {"fieldSelector": f"metadata.name={session.node}"}
-        self._is_silent = False
+        self._silence: TopoproxyError | None = None
         self._groups: dict[str, list[str]] = {}
         self._allocations = True
         self._placed_by: tuple[object, object] = None, None
@@ -229,7 +229,7 @@ class Publisher:
     # -- what the daemon reports -----------------------------------------------------------------------------
 
     def _followed(self, before: NodePage | None, page: NodePage, notices: list[DaemonNotice]) -> None:
-        self._is_silent = False
+        self._silence = None
         if page.mode == NodeMode.PASSTHROUGH:
             self._session.telemetry.event("the daemon is in mode passthrough: nothing is published")
         self._publish()
@@ -243,8 +243,8 @@ class Publisher:
             if noticed is not None:
                 self._repeated_event(noticed)
 
-    def _silent(self) -> None:
-        self._is_silent = True
+    def _silent(self, error: TopoproxyError) -> None:
+        self._silence = error
         self._publish()
 
     def _events_of_rejections(self, page: NodePage) -> None:
@@ -267,8 +267,8 @@ class Publisher:
     def _publish(self) -> None:
         """Write all objects that follow from the known facts."""
         page = self.follower.page
-        if self._is_silent:
-            self._status.want_condition(UNREACHABLE)
+        if self._silence is not None:
+            self._status.want_condition(unreachable(self._silence))
         elif page is not None:
             self._status.want_condition(condition_of(page))
         if page is None or not self._status.uid:

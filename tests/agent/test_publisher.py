@@ -195,6 +195,18 @@ def test_a_daemon_that_has_never_answered_is_reported_at_a_node_that_comes_later
         it.api.put(NODES, "n1", **node)
         await it.until(lambda: it.get(NODES)["status"]["conditions"])
         assert it.get(NODES)["status"]["conditions"][0]["reason"] == "DaemonUnreachable"
+        assert it.get(NODES)["status"]["conditions"][0]["message"] == "cannot query the daemon"
+
+    publish(test)
+
+
+def test_a_description_of_another_version_is_the_cause_in_the_condition() -> None:
+    async def test(it: Published) -> None:
+        it.daemon.page = {"name": "n1"}
+        await it.until(lambda: it.get(NODES)["status"]["conditions"])
+        (condition,) = it.get(NODES)["status"]["conditions"]
+        assert condition["reason"] == "DaemonUnreachable"
+        assert condition["message"].startswith("cannot read the daemon's description of the node: ")
 
     publish(test)
 

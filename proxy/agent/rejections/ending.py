@@ -147,7 +147,7 @@ class RejectedPodEnding:
         self._page = page
         self._changed.set()
 
-    def _silent(self) -> None:
+    def _silent(self, error: TopoproxyError) -> None:
         self._page = None
 
     async def _work(self) -> None:
