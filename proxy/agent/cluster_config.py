@@ -3,8 +3,8 @@
 The settings are tried before they are written: with the node's own file, by the rules of that file. Then they
 are left for the daemon, which reloads. Where the daemon rejects them (the machine cannot meet them, or
 running containers prevent it), the file gets its previous content back, so a restart does not use them
-either; they are tried again from time to time. Settings of an object that does not apply any more are removed
-from the file in any case. Where the daemon refuses that reload, they stay in effect until it accepts one, or
+either; they are tried again from time to time. Settings of an object that no longer applies are removed from
+the file in any case. Where the daemon refuses that reload, they stay in effect until it accepts one, or
 restarts. The daemon itself ignores keys that it does not permit (``proxy.config.cluster_config``), whatever
 happens here.
 
@@ -82,7 +82,7 @@ class ConfigAnswer(Struct, frozen=True):
     Attributes:
         name, generation: Of the object.
         accepted: Whether its settings are in effect on the node.
-        reason: Why not, or why they still are where the object applies no longer; empty otherwise.
+        reason: Why not, or why they still are where the object no longer applies; empty otherwise.
     """
 
     name: str
@@ -322,7 +322,7 @@ class ConfigFollowing:
             self._session.telemetry.resolved(CANNOT_REMOVE)
             return None
         self._session.telemetry.problem(CANNOT_REMOVE, err=refusal)
-        reason = f"the object does not apply any more; {CANNOT_REMOVE}: {refusal}"[:_LONGEST_REASON]
+        reason = f"the object no longer applies; {CANNOT_REMOVE}: {refusal}"[:_LONGEST_REASON]
         return self._answer and structs.replace(self._answer, reason=reason)
 
     def _fault(self, text: str) -> str:

@@ -37,11 +37,6 @@ class NodeCondition(Struct, frozen=True):
     message: str
 
 
-PASSTHROUGH = NodeCondition(
-    "False", "Passthrough", "topoproxy is in mode passthrough: it relays calls and publishes nothing"
-)
-
-
 def unreachable(error: TopoproxyError) -> NodeCondition:
     """Return the condition of a node whose daemon cannot be followed; an answer may be unreadable, too."""
     return NodeCondition("Unknown", "DaemonUnreachable", str(error)[:_LONGEST_MESSAGE])
@@ -50,7 +45,9 @@ def unreachable(error: TopoproxyError) -> NodeCondition:
 def condition_of(page: NodePage) -> NodeCondition:
     """Return the condition of a node by its description."""
     if page.mode == NodeMode.PASSTHROUGH:
-        return PASSTHROUGH
+        return NodeCondition(
+            "False", "Passthrough", "topoproxy is in mode passthrough: it relays calls and publishes nothing"
+        )
     if not page.published:
         return NodeCondition(
             "False", "Released", f"topoproxy is in mode {page.mode}: containers are as without it"
@@ -150,7 +147,7 @@ class PublishedStatus:
         self._path = f"{self._node_path}/status"
         self._devices_path = f"{self._path}#devices"
         self._condition: tuple[NodeCondition, str] | None = None
-        self._own: NodeCondition | None = None
+        self._own: NodeCondition | None = None  # what was written last, or is being written
         self._amounts: Amounts = {}, {}
         self._healthy: dict[str, int] = {}
         self._advertised: set[str] = set()
