@@ -54,7 +54,7 @@ from proxy.engine.topology_manager import (
 from proxy.engine.volcano_hints import decide_with_preferences
 from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.defects import DefectKind, InputDefect
-from proxy.model.explanation import Explanation, Shortfall
+from proxy.model.explanation import CREATE, Explanation, Shortfall
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
@@ -87,7 +87,6 @@ class Plan(Struct, frozen=True):
 
 
 _ADMITTED = Verdict()
-_EVENT = "CreateContainer"
 
 
 def place(
@@ -240,7 +239,7 @@ class ContainerDraft(Struct, frozen=True):
     ) -> Plan:
         """Return the plan that refuses the container, with the reason."""
         why = explain(
-            _EVENT, self.pod, self.name, self.attempt, self.request, verdict, decision, shortfalls=shortfalls
+            CREATE, self.pod, self.name, self.attempt, self.request, verdict, decision, shortfalls=shortfalls
         )
         return Plan(verdict, self.state, problem=problem, explanation=why, limit=limit)
 
@@ -312,7 +311,7 @@ def _planned(draft: ContainerDraft, drafted: DraftedContainer, breach: Breach | 
             return draft.refused(verdict, found.decision, missing, found.problem)
         shrink, _ = moves(state, after)
     why = explain(
-        _EVENT, pod, draft.name, draft.attempt, draft.request, _ADMITTED, found.decision, placement, after
+        CREATE, pod, draft.name, draft.attempt, draft.request, _ADMITTED, found.decision, placement, after
     )
     if shrink:
         moved, more_moved = moved_containers(state, after, shrink)

@@ -6,7 +6,7 @@ from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
 from proxy.engine.placement import pool_cpus
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
-from proxy.model.explanation import Explanation, Fact, MovedContainer, Shortfall
+from proxy.model.explanation import CREATE, Explanation, Fact, MovedContainer, Shortfall
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import counted, listed, numa_nodes_text
 from proxy.model.quantity import show_quantity
@@ -34,7 +34,7 @@ def explain(
     """Write the record of a decision.
 
     Args:
-        event: The call that it answers.
+        event: Its event, as in the record.
         pod: The pod.
         name: The container; empty for the pod as a whole.
         attempt: Its attempt.
@@ -82,16 +82,17 @@ def moved_containers(
     return tuple(named), max(0, len(shrink) - MAX_MOVED)
 
 
-def explain_pooled(container: Container, cpus: CpuSet) -> Explanation:
+def explain_pooled(container: Container, cpus: CpuSet, event: str = CREATE) -> Explanation:
     """Write the record of a container that could only go to a pool.
 
     Args:
         container: The container as placed.
         cpus: What it runs on.
+        event: Why it was placed.
     """
     pod, placement = container.pod, container.placement
     return Explanation(
-        "CreateContainer",
+        event,
         pod.ref,
         pod.uid,
         container.name,

@@ -28,6 +28,7 @@ from proxy.executor.runtime_events import RuntimeEvents
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
+from proxy.model.explanation import FOUND
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import parent_of, pod_facts
@@ -274,7 +275,7 @@ class Adoption:
         """Record and log the plan for a container."""
         context, pod = self._context, container.pod
         applied = applies_to(context.state, pod)
-        self._creates.remember(plan, applied=applied)
+        self._creates.remember(plan, applied=applied, event=FOUND)
         context.bad_input.report_decision(pod, plan)
         context.bad_input.report_admission_limit(
             pod, plan.limit, plan.problem, admitted=True, applied=applied

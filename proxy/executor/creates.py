@@ -50,6 +50,7 @@ from proxy.executor.bad_input import NOT_AS_REQUESTED
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.model.defects import InputDefect
+from proxy.model.explanation import CREATE
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
 from proxy.telemetry import metrics
@@ -162,21 +163,23 @@ class Creates:
             return plan
         return structs.replace(plan, explanation=structs.replace(why, reasons=(*why.reasons, plan.problem)))
 
-    def remember(self, plan: Plan, *, applied: bool, cpus: CpuSet | None = None) -> None:
+    def remember(self, plan: Plan, *, applied: bool, cpus: CpuSet | None = None, event: str = CREATE) -> None:
         """Keep the record of a decision.
 
         Args:
             plan: The decision.
             applied: Whether the plan is applied to the pod.
             cpus: The CPUs of the container, where they are known; None to look.
+            event: Why it was placed.
         """
         context, container, why = self._context, plan.container, plan.explanation
         assert container is not None
         if why is None:
             cpus = context.store.state.desired_cpus(container) if cpus is None else cpus
-            context.history.note_simple(context.wall_clock(), container, cpus, applied=applied)
+            context.history.note_simple(context.wall_clock(), container, cpus, applied=applied, event=event)
         else:
-            why = why if applied else structs.replace(why, applied=False)
+            if not applied or event != why.event:
+                why = structs.replace(why, applied=applied, event=event)
             context.history.note(context.wall_clock(), why, container.id)
 
 

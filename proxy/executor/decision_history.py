@@ -25,7 +25,7 @@ from proxy.executor.decision_records import (
     pod_uid,
     query_matchers,
 )
-from proxy.model.explanation import Explanation
+from proxy.model.explanation import CREATE, Explanation
 from proxy.model.idset import CpuSet
 from proxy.model.quoting import MESSAGE, message
 from proxy.model.workload import Container, Verdict
@@ -36,8 +36,8 @@ KEEP = 5
 FIRST, LAST = 4, 6
 """How many reasons are kept when ever more are added to a record: the oldest, and the newest."""
 
-_Entry = tuple[int, float, Explanation | Container, CpuSet, bool]
-"""Number of the record, its time, its subject; of a simple placement its CPUs and whether it is applied."""
+_Entry = tuple[int, float, Explanation | Container, CpuSet, bool, str]
+"""Number, time and subject of the record; of a simple one its CPUs, whether it is applied, its event."""
 
 
 class DecisionHistory:
@@ -79,14 +79,16 @@ class DecisionHistory:
         """
         self._count += 1
         explanation = _fitted(explanation)
-        entry = (self._count, when, explanation, explanation.cpus, explanation.applied)
+        entry = (self._count, when, explanation, explanation.cpus, explanation.applied, explanation.event)
         known, runs = container_id in self._living, explanation.verdict.admitted or not explanation.applied
         if known or (container_id and runs):
             self._living[container_id] = [*self._living.get(container_id, ()), entry][-KEEP:]
         else:
             self._mark_removed(container_id, entry)
 
-    def note_simple(self, when: float, container: Container, cpus: CpuSet, *, applied: bool = True) -> None:
+    def note_simple(
+        self, when: float, container: Container, cpus: CpuSet, *, applied: bool = True, event: str = CREATE
+    ) -> None:
         """Record a placement for which nothing was weighed.
 
         Args:
@@ -94,13 +96,14 @@ class DecisionHistory:
             container: The container as placed; its id may be the token of the call.
             cpus: The current CPUs of its pool.
             applied: Whether the plan is applied to it.
+            event: Why it was placed.
         """
         self._count = count = self._count + 1
         entries = self._living.get(container.id)
         if entries is None:
-            self._living[container.id] = [(count, when, container, cpus, applied)]
+            self._living[container.id] = [(count, when, container, cpus, applied, event)]
         else:
-            entries.append((count, when, container, cpus, applied))
+            entries.append((count, when, container, cpus, applied, event))
             del entries[:-KEEP]
 
     def amend(self, container_id: str, text: str) -> None:
@@ -274,10 +277,10 @@ def _shortened(verdict: Verdict) -> Verdict:
 
 
 def _explanation(entry: _Entry) -> Explanation:
-    _, _, what, cpus, applied = entry
+    _, _, what, cpus, applied, event = entry
     if isinstance(what, Explanation):
         return what
-    simple = explain_pooled(what, cpus)
+    simple = explain_pooled(what, cpus, event)
     return simple if applied else structs.replace(simple, applied=False)
 
 
@@ -298,7 +301,7 @@ def _refused(entry: _Entry, verdict: Verdict) -> _Entry:
 
 def _changed(entry: _Entry, explanation: Explanation) -> _Entry:
     """Return a record with another explanation."""
-    return entry[0], entry[1], explanation, explanation.cpus, explanation.applied
+    return entry[0], entry[1], explanation, explanation.cpus, explanation.applied, explanation.event
 
 
 def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodDecisions:

@@ -21,6 +21,7 @@ from proxy.executor.ledger_codec import load_container, load_pod
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.start_update import StartUpdate
+from proxy.model.explanation import RESTORED
 from proxy.model.mode import NodeMode
 from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Pod
 
@@ -99,7 +100,8 @@ class LedgerRecovery:
             )
         for container in context.state.containers.values():
             cpus, applied = context.state.desired_cpus(container), applies_to(context.state, container.pod)
-            context.history.note_simple(context.wall_clock(), container, cpus, applied=applied)
+            now = context.wall_clock()
+            context.history.note_simple(now, container, cpus, applied=applied, event=RESTORED)
             yield
         self._cgroup_locator.recall()
 

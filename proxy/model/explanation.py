@@ -12,6 +12,12 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Verdict
 
+CREATE = "CreateContainer"
+"""The event of a decision on a create."""
+FOUND = "ContainerFound"
+"""The event of a decision on a container that existed already when topoproxy found it."""
+RESTORED = "LedgerRead"
+"""The event of a placement that a former process decided, and the ledger kept."""
 SAMPLE = 6
 """How many hints of a list are kept."""
 HOLDERS = 10
@@ -145,7 +151,7 @@ class Explanation(Struct, frozen=True):
     """The record of one decision.
 
     Attributes:
-        event: What was decided, such as ``CreateContainer``.
+        event: The call that was decided, such as ``CREATE``; ``FOUND`` or ``RESTORED`` where no call came.
         pod: ``namespace/name`` of the pod.
         uid: The pod's uid.
         container: The container's name; empty for a decision about the whole pod.

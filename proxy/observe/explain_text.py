@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from proxy.model.errors import InputError
-from proxy.model.explanation import Explanation
+from proxy.model.explanation import FOUND, RESTORED, Explanation
 from proxy.observe.explain_data import from_data
 from proxy.observe.json_access import table
 from proxy.observe.sentences import render_decision, wrap
 from proxy.observe.value_text import clean, few
+
+_EVENTS = {FOUND: "found at the runtime", RESTORED: "read from the ledger"}
+"""Events that are no calls, in words."""
 
 
 class ExplainedDecision(Struct, frozen=True):
@@ -120,7 +123,7 @@ def _pods(answer: object) -> list[Mapping[str, object]]:
 
 def _circumstances(record: ExplainedDecision) -> str:
     decision, container_id = record.decision, record.data.get("id")
-    parts = [_when(record.data.get("when")), clean(decision.event)]
+    parts = [_when(record.data.get("when")), _EVENTS.get(decision.event) or clean(decision.event)]
     parts.append(f"attempt {decision.attempt}" if decision.attempt else "")
     kind = "container" if decision.container else "sandbox"
     parts.append(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from proxy.model.explanation import Explanation, Merge, ProviderAnswer
+from proxy.model.explanation import FOUND, Explanation, Merge, ProviderAnswer
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
@@ -107,7 +107,8 @@ def headline(record: Explanation) -> str:
     elif record.cpus:
         parts.append(f"{cpus(record.cpus)} {'of its own' if record.container else 'set aside for it'}")
     parts += _besides_cpus(record)
-    return sentence(f"{subject} {_was(record)} admitted{where}{f' with {both(parts)}' if parts else ''}")
+    done = "adopted" if record.event == FOUND else "admitted"
+    return sentence(f"{subject} {_was(record)} {done}{where}{f' with {both(parts)}' if parts else ''}")
 
 
 def _was(record: Explanation) -> str:
@@ -261,6 +262,8 @@ def _way(before: CpuSet, after: CpuSet, *, applied: bool) -> str:
 def _verdict(record: Explanation) -> tuple[str, ...]:
     verdict = record.verdict
     if verdict.admitted:
+        if record.event == FOUND:
+            return ("The container existed already, so it was not rejected.",)
         return ("Admitted." if record.applied else "It would be admitted.",)
     code = f"gRPC status {verdict.code}, {GrpcStatus(verdict.code).name}"
     rejected = "Rejected" if record.applied else "It would be rejected"

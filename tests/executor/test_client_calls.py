@@ -9,6 +9,7 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError
+from proxy.model.explanation import FOUND, RESTORED
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
@@ -358,6 +359,13 @@ def test_containers_created_without_the_proxy_are_adopted(run_scenario) -> None:
         assert (world.on("lse"), world.on("ls")) == ("0-3", "4-15")
         assert "old" not in world.executor.state.containers
         world.check()
+        for pod, container_id in (("ns/n", "lse"), ("ns/m", "ls")):
+            (found,) = world.executor.history.find(pod)
+            assert (found.container_id, found.explanation.event) == (container_id, FOUND), "no create came"
+        await world.close()
+        world.boot()
+        (restored,) = world.executor.history.find("ns/n")
+        assert restored.explanation.event == RESTORED
 
     run_scenario(scenario, reconciled=False)
 

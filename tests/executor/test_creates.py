@@ -22,9 +22,9 @@ def test_the_explanation_of_a_container_that_shares_is_made_on_request(
     made: list[str] = []
     real = history_module.explain_pooled
 
-    def explained(container: Container, cpus: CpuSet) -> Explanation:
+    def explained(container: Container, cpus: CpuSet, event: str) -> Explanation:
         made.append(container.ref)
-        return real(container, cpus)
+        return real(container, cpus, event)
 
     monkeypatch.setattr(history_module, "explain_pooled", explained)
 

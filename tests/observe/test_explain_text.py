@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.errors import InputError
-from proxy.model.explanation import Explanation
+from proxy.model.explanation import FOUND, RESTORED, Explanation
 from proxy.model.workload import Verdict
 from proxy.observe.explain_data import to_data
 from proxy.observe.explain_text import known_names, newest, read_records, render, render_pods
@@ -60,6 +60,18 @@ def test_the_page_of_a_decision_is_printed() -> None:
         "3 older decisions are remembered; --all shows them.\n"
     )
     assert page(entry("ns/p/c"), older=1).endswith("\n\n1 older decision is remembered; --all shows it.\n")
+
+
+def test_a_container_that_no_call_created_is_said_to_be_found_or_read() -> None:
+    found, restored = entry("ns/p/c"), entry("ns/p/d")
+    found["decision"]["event"], restored["decision"]["event"] = FOUND, RESTORED  # type: ignore[index]
+    assert page(found, restored) == (
+        "[2026-09-21 14:13:20, found at the runtime, container 0123456789abc]\n"
+        "ns/p/c was adopted.\n"
+        "\n"
+        "[2026-09-21 14:13:20, read from the ledger, container 0123456789abc]\n"
+        "ns/p/d was admitted.\n"
+    )
 
 
 def test_the_present_state_is_printed() -> None:

@@ -15,6 +15,7 @@ from proxy.engine.node import Node
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run
 from proxy.engine.state import NodeState
 from proxy.model.explanation import (
+    FOUND,
     AllocationStep,
     CpuHolder,
     Explanation,
@@ -267,6 +268,12 @@ def test_a_limit_equal_to_the_request_is_reported_with_it() -> None:
     assert section(reported, "Request") == (
         "From x: cpu request and limit 2; memory request 1; memory limit 2; gpu limit 1.",
     )
+
+
+def test_a_container_that_existed_already_was_adopted() -> None:
+    found = replace(record("owner"), event=FOUND)
+    assert all_sentences(found)[0] == all_sentences(record("owner"))[0].replace("admitted", "adopted")
+    assert section(found, "Verdict") == ("The container existed already, so it was not rejected.",)
 
 
 def test_a_refusal_without_details_has_general_advice() -> None:
