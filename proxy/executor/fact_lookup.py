@@ -205,6 +205,7 @@ def measured(
     return tuple(structs.replace(device, fewest_numa_nodes=least.get(device.resource, 0)) for device in near)
 
 
+STATE_FILE_LATE = "cannot read kubelet's state file: the file system does not answer"
 UNLIKE_KUBELET = "kubelet's CPU manager cannot be followed"
 
 
@@ -264,10 +265,11 @@ class KubeletCpus:
             async with asyncio.timeout(context.options.call_timeout):
                 manager = await self._worker.run(self._port.read)
         except TimeoutError:
-            context.telemetry.problem("cannot read kubelet's state file: the file system does not answer")
+            context.telemetry.problem(STATE_FILE_LATE)
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the node
             context.report_internal_error(error)
         else:
+            context.telemetry.resolved(STATE_FILE_LATE)
             self._follow(manager)
 
     def _follow(self, manager: CpuManager) -> None:

@@ -34,6 +34,7 @@ from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.kernel_writes import CgroupLocator, KernelWrites
 from proxy.executor.listing import Listing, listed
 from proxy.executor.machine.hotplug import Hotplug
+from proxy.executor.missing_cgroups import MissingCgroups
 from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
@@ -48,7 +49,6 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.pod_selection import selectable_labels
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
-from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
     from proxy.executor.partitions.sync import PartitionSync
@@ -62,14 +62,10 @@ AGAIN = Backoff(0.05, 1.0)
 """Seconds before the next pass after one that failed."""
 AT_ONCE = 64
 """Containers that are removed in one turn of the event loop."""
-MAX_NAMED = 5
-"""More problems of one kind than this are not reported one by one."""
 
 
 NOT_RECONCILED = "cannot reconcile with the runtime"
 KERNEL_LATE = "cannot compare with the kernel in time"
-NO_CGROUPS = "cannot find the cgroups of many containers: their CPUs are not controlled"
-NO_CGROUP = "cannot find the cgroup of a container: its CPUs are not controlled"
 
 
 class PassParts(Struct, frozen=True):
@@ -141,6 +137,7 @@ class Reconciler:
             self._worker,
             start_update.lookups,
         )
+        self._missing_cgroups = MissingCgroups(context, parts.cgroup_locator)
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
         self._waits = False  # it was reported that the runtime cannot be reached
@@ -311,9 +308,7 @@ class Reconciler:
         running = [i for i, c in listing.containers.items() if c.phase is Phase.RUNNING]
         found = await self._parts.cgroup_locator.find(running, self._worker)
         await self._parts.writes.write_now(found)
-        for container_id in found:
-            context.telemetry.resolved(NO_CGROUP, containerID=container_id)
-        self._report_without_cgroup([i for i in done.lost if i not in found], listing, began)
+        self._missing_cgroups.report(self._running([i for i in done.lost if i not in found], listing, began))
         await self._also(self._parts.quotas.once())
         await self._also(self._parts.mems.once())
         if self._parts.partitions is not None:
@@ -344,25 +339,17 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001  see above
             self._context.report_internal_error(error)
 
-    def _report_without_cgroup(self, ids: list[str], listing: Listing, began: int) -> None:
-        """Report containers that run, by the runtime's list, but have no cgroup to write (in a VM, say)."""
-        context = self._context
-        lost: list[Container] = []
-        for container_id in ids:
-            container, seen = context.state.containers.get(container_id), listing.containers.get(container_id)
-            runs = (
-                seen is not None
-                and seen.phase is Phase.RUNNING
-                and context.state.runtime.changes.is_unchanged(container_id, began)
-            )
-            if container is not None and runs:
-                lost.append(container)
-        if len(lost) > MAX_NAMED:
-            context.telemetry.problem(NO_CGROUPS)
-            lost = [min(lost, key=lambda c: c.ref)]
-        for container in lost:
-            why = self._parts.cgroup_locator.why.get(container.id)
-            context.telemetry.problem(NO_CGROUP, **subject(container), err=why)
+    def _running(self, ids: list[str], listing: Listing, began: int) -> list[Container]:
+        """Return the containers that run, by the runtime's list."""
+        state = self._context.state
+        return [
+            container
+            for container_id in ids
+            if (container := state.containers.get(container_id)) is not None
+            and (seen := listing.containers.get(container_id)) is not None
+            and seen.phase is Phase.RUNNING
+            and state.runtime.changes.is_unchanged(container_id, began)
+        ]
 
     # -- parts of a pass ----------------------------------------------------------------------------------
 

@@ -396,6 +396,8 @@ def test_a_read_of_kubelets_file_that_hangs_is_limited_and_reported(run_scenario
         assert lse in world.executor.state.containers
         assert problems(world) == ["cannot read kubelet's state file: the file system does not answer"]
         port.go.set()
+        await world.executor.kubelet_cpus.reread()
+        assert problems(world) == [], "the file was read again"
         await asyncio.to_thread(world.executor.kubelet_cpus.close)
 
     run_scenario(scenario, static=False, call_timeout=0.3)

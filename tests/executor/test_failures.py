@@ -770,5 +770,36 @@ def test_many_containers_without_a_cgroup_are_reported_in_one_line(run_scenario)
             "cannot find the cgroups of many containers: their CPUs are not controlled",
             "cannot find the cgroup of a container: its CPUs are not controlled pod=ns/p00 container=c containerID=s-p00-c-1",  # noqa: E501
         ]
+        world.cgroups.sets.update(
+            {i: CpuSet.parse("0-15") for i in world.executor.state.containers if "-p00-" not in i}
+        )
+        for _ in range(32):
+            await world.sync.once()
+        (problem,) = world.executor.telemetry.problems()
+        assert problem["what"].startswith("cannot find the cgroup of a container"), "only one is missing"
+        world.cgroups.sets["s-p00-c-1"] = CpuSet.parse("0-15")
+        for _ in range(32):
+            await world.sync.once()
+        assert world.executor.telemetry.problems() == []
+
+    run_scenario(scenario)
+
+
+def test_a_missing_cgroup_is_no_problem_once_it_is_found_by_its_name_or_not_needed(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        found, ended = [await world.run(await world.pod(name, "LS")) for name in ("found", "ended")]
+        world.cgroups.sets.clear()
+        world.executor.enforcer._paths.clear()
+        for _ in range(3):
+            await world.sync.once()
+        assert len(world.executor.telemetry.problems()) == 2
+        world.cgroups.sets[found] = CpuSet.parse("0-15")
+        world._state(ended, "EXITED")
+        await world.executor.writes.write_now([found])
+        await world.sync.once()
+        assert world.executor.telemetry.problems() == []
+        logged = [line for line in world.logged if "resolved" in line]
+        assert len(logged) == 1, "one has ended: its cgroup was not found"
+        assert found in logged[0]
 
     run_scenario(scenario)
