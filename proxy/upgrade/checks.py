@@ -11,6 +11,7 @@ from proxy.observe.json_access import as_list, as_map
 
 NAMED = 8
 """How many keys, names or lines a finding shows."""
+HOOKS_ADVICE = "topoproxy hooks validate has details"
 OK, WARN, FAIL, SKIP = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL, CheckResult.SKIP
 
 
@@ -23,7 +24,8 @@ class UpgradeFacts(Struct, frozen=True):
         installed: The same of this version, with the configuration as this version reads it.
         refused: Why this version refuses the configuration; empty if it does not.
         ledger: Why this version does not use the ledger; empty if it does. None where there is no ledger.
-        hooks: Files of hooks that this version cannot use, with the reason.
+        hooks: Files of hooks that this version cannot use and the running one may, with the reason.
+        broken_hooks: Files of hooks that neither of them can use, with the reason.
         units: Lines in which each installed unit differs from the one of this version, by name.
     """
 
@@ -33,6 +35,7 @@ class UpgradeFacts(Struct, frozen=True):
     refused: str = ""
     ledger: str | None = ""
     hooks: Sequence[str] = ()
+    broken_hooks: Sequence[str] = ()
     units: Mapping[str, Sequence[str]] = {}
 
 
@@ -130,7 +133,10 @@ def _way_back(facts: UpgradeFacts) -> Finding:
 
 def _hooks(facts: UpgradeFacts) -> Finding:
     if facts.hooks:
-        return Finding("hooks", FAIL, _named(list(facts.hooks)), "topoproxy hooks validate has details")
+        return Finding("hooks", FAIL, _named(facts.hooks), HOOKS_ADVICE)
+    if facts.broken_hooks:
+        text = f"the running version cannot use them either: {_named(facts.broken_hooks)}"
+        return Finding("hooks", WARN, text, HOOKS_ADVICE)
     gone = {*as_list(facts.running.get("hooks"))} - {*as_list(facts.installed.get("hooks"))}
     if gone:
         return Finding(

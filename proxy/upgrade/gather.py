@@ -11,11 +11,11 @@ from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
 from proxy.backends.ledger.format import recover
 from proxy.config import Config, override
 from proxy.config.hooks import HooksConfig
-from proxy.hooks.loader.directories import survey
+from proxy.hooks.loader.directories import State, survey
 from proxy.hooks.loader.examination import checked_apart
 from proxy.interface import interface, settings, shipped_unit
 from proxy.model.errors import TopologyError, TopoproxyError, UsageError
-from proxy.observe.json_access import as_map
+from proxy.observe.json_access import as_list, as_map
 from proxy.topology.reader import read_machine
 from proxy.upgrade.checks import UpgradeFacts, unit_changes
 
@@ -41,7 +41,7 @@ def gather(
         running: The interfaces of the running version; read from the daemon if None.
         directories: Where units are installed, the one that wins first.
     """
-    silent = ""
+    silent, queried = "", running is None
     if running is None:
         try:
             running = as_map(query_admin(socket, "/interface", timeout))
@@ -49,21 +49,38 @@ def gather(
             running, silent = {}, str(error)
     if not refused:
         config, refused = _with_options(config, running)
-    hooks = list(_hooks(config.hooks))
+    unusable = list(_unusable_hooks(config.hooks))
+    broken = _broken_hooks(socket, timeout) if unusable and queried else set()
     return UpgradeFacts(
-        running, silent, interface(config), refused, _ledger(config), hooks, _units(directories)
+        running,
+        silent,
+        interface(config),
+        refused,
+        _ledger(config),
+        [why for path, why in unusable if path not in broken],
+        [why for path, why in unusable if path in broken],
+        _units(directories),
     )
 
 
-def _hooks(config: HooksConfig) -> Iterator[str]:
-    """Return which hook files cannot be used, with the reason; each is loaded in a child process."""
+def _broken_hooks(socket: Path, timeout: float) -> set[str]:
+    """Return the hook files of which the running daemon uses no text, not even an older one."""
+    try:
+        rows = [as_map(row) for row in as_list(as_map(query_admin(socket, "/hooks", timeout)).get("hooks"))]
+    except TopoproxyError:
+        return set()
+    return {str(row.get("path")) for row in rows if row.get("state") in (State.BROKEN, State.UNTRUSTED)}
+
+
+def _unusable_hooks(config: HooksConfig) -> Iterator[tuple[str, str]]:
+    """Return the hook files that cannot be used, and the reason; each is loaded in a child process."""
     for candidate in survey(config).candidates.values():
         if known := candidate.distrust or candidate.cause:
-            yield f"{candidate.path}: {known}"
+            yield str(candidate.path), f"{candidate.path}: {known}"
         elif not candidate.server:
             page = checked_apart(candidate.path, config, trusted=True, to_stderr=True)
             if error := str(page["error"]):  # it names the file
-                yield error
+                yield str(candidate.path), error
 
 
 def _with_options(config: Config, running: Mapping[str, object]) -> tuple[Config, str]:

@@ -249,6 +249,29 @@ def test_hook_files_that_this_version_cannot_use_hinder(
     assert upgrade("--check", "--config", config, "--from", saved).exit_code == 0
 
 
+def test_a_hook_file_that_the_running_version_cannot_use_either_is_a_warning(
+    config: Path, tmp_path: Path
+) -> None:
+    running = json.loads(upgrade("--describe", "--config", config).stdout)
+    hook = tmp_path / "hooks/50-a.py"
+    hook.write_text("def\n")
+    hook.chmod(0o644)
+    for state, result in (
+        ("broken", "warn"),
+        ("untrusted", "warn"),
+        ("old version running", "fail"),
+        ("running", "fail"),
+    ):
+        page = {"hooks": [{"name": "50-a", "path": str(hook), "state": state}]}
+        with _serving(tmp_path / "admin.sock", {"/interface": lambda: running, "/hooks": lambda p=page: p}):
+            done = upgrade("--check", "--config", config, "--json")
+        (row,) = (each for each in json.loads(done.stdout)["checks"] if each["id"] == "hooks")
+        assert (row["result"], done.exit_code) == (result, int(result == "fail")), state
+        assert "SyntaxError" in row["text"]
+    with _serving(tmp_path / "admin.sock", {"/interface": lambda: running}):
+        assert upgrade("--check", "--config", config).exit_code == 1, "the daemon does not list its hooks"
+
+
 def test_invalid_arguments_and_files_are_refused(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
