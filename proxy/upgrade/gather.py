@@ -78,7 +78,7 @@ def _unusable_hooks(config: HooksConfig) -> Iterator[tuple[str, str]]:
         if known := candidate.distrust or candidate.cause:
             yield str(candidate.path), f"{candidate.path}: {known}"
         elif not candidate.server:
-            page = checked_apart(candidate.path, config, trusted=True, to_stderr=True)
+            page = checked_apart(candidate.path, config, trusted=True)
             if error := str(page["error"]):  # it names the file
                 yield str(candidate.path), error
 

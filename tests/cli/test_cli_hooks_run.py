@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import proxy
 from proxy.cli.hooks import file_commands
 from proxy.cli.main import command_line
 
@@ -46,6 +50,16 @@ async def pre_create_container(event):
 def post_stop_container(event):
     return None
 """
+LOUD = """
+import os, subprocess, sys
+API_VERSION = 1
+print("printed")
+os.write(1, b"written\\n")
+subprocess.run(["echo", "echoed"])
+sys.__stdout__.write("buffered\\n")
+def pre_create_container(event):
+    print("called")
+"""
 BROKEN = "API_VERSION = 1\ndef pre_create_container(event):\n    return 1 / 0\n"
 
 
@@ -81,6 +95,30 @@ def test_a_valid_file_is_described(files: Path, run: Run) -> None:
         "            mode=a  (one of a, b)\n"
         "            words=[x, y]  (a list of strings)\n"
     )
+
+
+@pytest.mark.parametrize(
+    "command", ["validate 50-loud.py", "run 50-loud.py --example pre_create_container", "list"]
+)
+@pytest.mark.parametrize("stderr", [True, False])
+def test_what_hooks_print_is_no_output_of_a_command(tmp_path: Path, command: str, stderr: bool) -> None:
+    (tmp_path / "50-loud.py").write_text(LOUD)
+    (tmp_path / "50-loud.py").chmod(0o644)
+    none = tmp_path / "none"
+    (tmp_path / "c.yaml").write_text(
+        f"listen: unix://{tmp_path}/cri.sock\n"
+        f"hooks: {{directory: {tmp_path}, vendorDirectory: {none}, serverDirectory: {none}}}\n"
+    )
+    words = f"hooks {command} --json --config c.yaml"
+    run = f"'{sys.executable}' -m proxy {words}{'' if stderr else ' 2>&-'}"
+    environ = {**os.environ, "PYTHONPATH": str(Path(proxy.__file__).parents[1])}
+    done = subprocess.run(
+        run, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["schema"].startswith("topoproxy-hooks-"), "one document"
+    if stderr:
+        assert {"printed", "written", "echoed"} <= set(done.stderr.split())
+        assert ("called" in done.stderr) == command.startswith("run")
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,10 @@ def span(seconds: Any) -> str:
 def validate(files: tuple[Path, ...], file: Path | None, untrusted: bool, as_json: bool) -> None:
     """Check hook files as the daemon would: name, owner and mode, content, handlers, settings.
 
-    FILE is a hook (NN-name.py), which is loaded but not called, or names a hook server (*json). Its
-    settings are those that the configuration has for a hook of its name. Only root may be able to write a
-    hook file and the directories that it is in; --untrusted skips this check.
+    FILE is a hook (NN-name.py), which is loaded but not called, or names a hook server (*json). What a hook
+    prints goes to standard error. Its settings are those that the configuration has for a hook of its name.
+    Only root may be able to write a hook file and the directories that it is in; --untrusted skips this
+    check.
 
     Ends with 0 when all files are valid, with 65 and the reasons when one is not.
     """

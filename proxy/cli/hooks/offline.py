@@ -7,17 +7,21 @@ from typing import Any
 from proxy.config.schema import HooksConfig
 from proxy.hooks.loader.directories import HookFileEntry, State, survey
 from proxy.hooks.loader.examination import LOADS, examined
+from proxy.hooks.loader.printing import printing_to_stderr
 from proxy.hooks.status_data import hooks_page
 
 
 def from_directories(config: HooksConfig) -> tuple[list[dict[str, Any]], list[str]]:
     """Examine all files as the daemon would, and run those that it would run; no hook is called.
 
+    What they print goes to standard error.
+
     Returns:
         What there is, as the daemon gives it, and what else is strange in the directories.
     """
     surveyed = survey(config)
-    entries = [examined(candidate, config).entry for candidate in surveyed.candidates.values()]
+    with printing_to_stderr():
+        entries = [examined(candidate, config).entry for candidate in surveyed.candidates.values()]
     entries += [
         HookFileEntry(c.name, str(c.path), State.MASKED, f"{by} is used instead", server=c.server)
         for c, by in surveyed.masked

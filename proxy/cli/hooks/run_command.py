@@ -54,7 +54,7 @@ def run(
     The hooks run here, as the user of this command: configure, then the events, then shutdown, with their
     deadlines. Their answers are shown and not applied; their own effects, such as writing files, do happen.
     Settings come from the configuration, and --set takes precedence. Several FILEs are called in the order of
-    their names, so conflicts show.
+    their names, so conflicts show. What hooks print goes to standard error.
 
     \b
     Try a hook on an event of your own, and on what happens one after the other:
@@ -68,15 +68,17 @@ def run(
     import asyncio
 
     from proxy.cli.hooks.dry_run import dry_run, events_for, example, load_hooks, run_data, run_lines
+    from proxy.hooks.loader.printing import printing_to_stderr
 
     if print_example is not None:
         click.echo(in_json(example(print_example)))
         return
     if not files:
         raise UsageError("cannot run hooks: name a file (NN-name.py)")
-    hooks = load_hooks(files, pairs, read_config(file, {}).hooks)
-    happens = events_for(event_files, examples, hooks)
-    done = asyncio.run(dry_run(hooks, happens))
+    config = read_config(file, {}).hooks
+    with printing_to_stderr():
+        hooks = load_hooks(files, pairs, config)
+        done = asyncio.run(dry_run(hooks, events_for(event_files, examples, hooks)))
     if as_json:
         click.echo(in_json(run_data(done)))
     else:

@@ -16,6 +16,7 @@ from proxy.config.hooks import HooksConfig
 from proxy.hooks.loader.contract import check_version
 from proxy.hooks.loader.directories import Candidate, HookFileEntry, State, alone
 from proxy.hooks.loader.loading import Loaded, describe, load
+from proxy.hooks.loader.printing import printing_to_stderr
 from proxy.hooks.loader.safe_read import UntrustedError, read_stable
 from proxy.hooks.loader.schema import keys_of
 from proxy.model.errors import HookError
@@ -32,25 +33,22 @@ class Examined:
     settings: list[dict[str, str]] = field(default_factory=list)
 
 
-def checked_apart(
-    path: Path, config: HooksConfig, *, trusted: bool, to_stderr: bool = False
-) -> dict[str, Any]:
+def checked_apart(path: Path, config: HooksConfig, *, trusted: bool) -> dict[str, Any]:
     """Do what ``checked`` does in a child process: a file may end the process that loads it.
+
+    What the file prints goes to standard error.
 
     Args:
         path: The file.
         config: What is configured for hooks.
         trusted: Only root may have written it.
-        to_stderr: What the file prints goes to standard error.
     """
     sys.stdout.flush()
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        if to_stderr:
-            sys.stdout = sys.stderr
-            os.dup2(2, 1)  # programs that it starts
-        _check_and_end(writing, path, config, trusted=trusted)
+        with printing_to_stderr():
+            _check_and_end(writing, path, config, trusted=trusted)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
         answer = stream.readline()
