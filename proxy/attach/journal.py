@@ -62,6 +62,10 @@ class AttachJournal(Struct, frozen=True):
     started: tuple[str, ...] = ()
 
 
+def _denied(directory: Path, error: PermissionError) -> PermissionDeniedError:
+    return PermissionDeniedError(f"cannot read the journal of the attach in {directory}: {error.strerror}")
+
+
 def load(state: Path) -> AttachJournal | None:
     """Read the journal; None where there is none.
 
@@ -73,9 +77,7 @@ def load(state: Path) -> AttachJournal | None:
     try:
         directory.stat()
     except PermissionError as error:
-        raise PermissionDeniedError(
-            f"cannot read the journal of the attach in {directory}: {error.strerror}"
-        ) from error
+        raise _denied(directory, error) from error
     except OSError:
         return None
     try:
@@ -93,6 +95,8 @@ def load(state: Path) -> AttachJournal | None:
         (stage,), (unit,), (endpoint,), (previous,) = (
             lines[k] for k in ("state", "unit", "endpoint", "previous")
         )
+    except PermissionError as error:
+        raise _denied(directory, error) from error
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the journal of the attach in {directory}: {error}") from None
     if stage not in (BEGUN, CHANGING, ATTACHED) or not changes:
@@ -280,7 +284,8 @@ def _now(change: FileChange, root: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise TopoproxyError(f"cannot read {change.path}: {error.strerror}") from error
+        refusal = PermissionDeniedError if isinstance(error, PermissionError) else TopoproxyError
+        raise refusal(f"cannot read {change.path}: {error.strerror}") from error
 
 
 def restore(state: Path, journal: AttachJournal, root: Path) -> None:

@@ -31,6 +31,7 @@ QUIET_S = 300.0
 
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+AS_ROOT = "run topoproxy doctor as root"
 NO_KUBELET = "kubelet has no directory here"
 
 
@@ -82,7 +83,7 @@ def examine(facts: DoctorFacts, ignored: Collection[str] = ()) -> list[Finding]:
 def _outcome(name: str, facts: DoctorFacts) -> Outcome:
     """Make one check; what cannot be read, and a fault of the check itself, is its result."""
     if why := facts.unread.get(_SOURCES.get(name, "")):
-        return WARN, why, "run topoproxy doctor as root"
+        return WARN, why, AS_ROOT
     try:
         return CHECKS[name](facts)
     except Exception as error:  # noqa: BLE001  the other checks are shown nevertheless
@@ -98,6 +99,8 @@ def _configuration(facts: DoctorFacts) -> Outcome:
             configuration.refused,
             "correct the file; topoproxy check-config shows whether it is valid",
         )
+    if configuration.cluster_fault:
+        return WARN, configuration.cluster_fault, "change the TopoproxyConfig that selects this node"
     return OK, f"the configuration ({configuration.source}) is valid, mode {configuration.mode}", ""
 
 
@@ -348,6 +351,8 @@ def _ledger(facts: DoctorFacts) -> Outcome:
     state = facts.state
     if state.problem:
         return SKIP, f"the directory {state.directory} cannot be examined", ""
+    if state.unread:
+        return WARN, state.unread, AS_ROOT
     if state.ledger:
         return (
             FAIL,

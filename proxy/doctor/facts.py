@@ -25,6 +25,7 @@ class ConfigurationFacts(Struct, frozen=True):
     Attributes:
         source: The file.
         refused: Why it cannot be used; empty if it can.
+        cluster_fault: Why the settings from the cluster are ignored; empty if they are not.
         exposed: Files that other users can read or change, one sentence each.
         mode: ``passthrough``, ``observe`` or ``enforce``.
         listen, runtime: The sockets.
@@ -32,6 +33,7 @@ class ConfigurationFacts(Struct, frozen=True):
 
     source: str = "built-in defaults"
     refused: str = ""
+    cluster_fault: str = ""
     exposed: tuple[str, ...] = ()
     mode: str = "enforce"
     listen: str = "/run/topoproxy/cri.sock"
@@ -138,6 +140,7 @@ class StateFacts(Struct, frozen=True):
         read_only: The file system is read-only.
         ledger: Why the ledger would not be used; empty if it would, or where it was not examined.
         unexamined: Why the ledger was not examined; empty if it was.
+        unread: Why the directory or the ledger may not be read; empty if they may.
         set_aside: Ledgers that were damaged and are kept.
     """
 
@@ -147,6 +150,7 @@ class StateFacts(Struct, frozen=True):
     read_only: bool = False
     ledger: str = ""
     unexamined: str = ""
+    unread: str = ""
     set_aside: tuple[str, ...] = ()
 
 

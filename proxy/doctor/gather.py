@@ -28,6 +28,7 @@ from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
 from proxy.backends.ledger.format import recover
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.config import Config, check_against
+from proxy.config.checks import start_config
 from proxy.config.files import exposed
 from proxy.doctor.certificate import expiry
 from proxy.doctor.facts import (
@@ -45,7 +46,15 @@ from proxy.doctor.facts import (
 )
 from proxy.hooks.loader.directories import Candidate, survey
 from proxy.hooks.loader.examination import static_error
-from proxy.model.errors import CgroupError, RuntimeCallError, TopologyError, TopoproxyError, UnavailableError
+from proxy.model.errors import (
+    CgroupError,
+    ConfigError,
+    PermissionDeniedError,
+    RuntimeCallError,
+    TopologyError,
+    TopoproxyError,
+    UnavailableError,
+)
 from proxy.model.machine import Machine
 from proxy.model.workload import Phase
 from proxy.observe.json_access import as_list, as_map, one_line
@@ -103,14 +112,20 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
     places = places or NodePaths()
     unread: dict[str, str] = {}
     read = partial(_read, unread)
-    no_machine: tuple[Machine | None, str] = (None, "")
-    machine, problem = _read(unread, "machine", lambda: _machine(config), no_machine)
+    no_machine: tuple[Machine | None, str, Config] = (None, "", config)
+    machine, problem, config = _read(unread, "machine", partial(_machine, config), no_machine)
     nothing: tuple[str, ...] = ()
-    open_files = _read(unread, "configuration", lambda: tuple(exposed(config)), nothing)
+    open_files = _read(unread, "configuration", partial(_exposed, config), nothing)
     return DoctorFacts(
         now=places.wall_clock(),
         configuration=ConfigurationFacts(
-            config.source, refused, open_files, config.mode.value, str(config.listen), str(config.runtime)
+            config.source,
+            refused,
+            config.cluster_fault,
+            open_files,
+            config.mode.value,
+            str(config.listen),
+            str(config.runtime),
         ),
         machine=problem,
         cgroups=read("cgroups", lambda: _cgroups(config), CgroupFacts()),
@@ -132,12 +147,18 @@ def _read(unread: dict[str, str], name: str, source: Callable[[], T], otherwise:
     """Read one source; where that fails, keep why, so that the other sources are read nevertheless."""
     try:
         return source()
+    except PermissionDeniedError as error:
+        unread[name] = str(error)
     except OSError as error:
         what = error.filename or f"the facts of this check ({name})"
         unread[name] = f"cannot read {what}: {error.strerror}"
     except Exception as error:  # noqa: BLE001  a fault in one source must not hide the others
         unread[name] = f"cannot read the facts of this check ({name}): {type(error).__name__}: {error}"
     return otherwise
+
+
+def _exposed(config: Config) -> tuple[str, ...]:
+    return tuple(text for text in exposed(config) if text != config.cluster_fault)
 
 
 def _hooks(config: Config) -> tuple[str, ...]:
@@ -161,16 +182,18 @@ def _hook_problem(candidate: Candidate) -> str:
     return static_error(candidate.path, data) if data else ""
 
 
-def _machine(config: Config) -> tuple[Machine | None, str]:
+def _machine(config: Config) -> tuple[Machine | None, str, Config]:
+    """Return the machine, why it does not fit, and the configuration that the daemon would start with."""
     try:
         machine = read_machine(config.sysfs_root, config.procfs_root)
     except TopologyError as error:
-        return None, str(error)
+        return None, str(error), config
     try:
+        config, _ = start_config(config, machine)
         check_against(config, machine)
-    except TopoproxyError as error:
-        return machine, str(error)
-    return machine, ""
+    except ConfigError as error:
+        return machine, str(error), config
+    return machine, "", config
 
 
 def _cgroups(config: Config) -> CgroupFacts:
@@ -283,6 +306,8 @@ def _attach(state: Path) -> AttachFacts:
     try:
         journal = journals.load(state)
         foreign = () if journal is None else tuple(map(str, journals.foreign(journal, Path("/"))))
+    except (PermissionDeniedError, PermissionError):
+        raise
     except (TopoproxyError, OSError) as error:
         return AttachFacts(directory, str(error))
     if journal is None:
@@ -321,18 +346,30 @@ def _state(config: Config, machine: Machine | None) -> StateFacts:
     )
     try:
         disk = os.statvfs(existing)
+    except OSError as error:
+        return StateFacts(str(directory), f"cannot examine {directory}: {error.strerror}")
+    names, unread, ledger = list[str](), "", ""
+    try:
         names = sorted(candidate.name for candidate in directory.iterdir()) if existing == directory else []
+    except PermissionError as error:
+        unread = f"cannot read {directory}: {error.strerror}"
     except OSError as error:
         return StateFacts(str(directory), f"cannot examine {directory}: {error.strerror}")
     unexamined = "the machine cannot be read, to which a ledger belongs" if machine is None else ""
     if NAME not in names:
         unexamined = "there is no ledger yet"
+    elif machine is not None:
+        try:
+            ledger = _ledger(directory / NAME, machine)
+        except PermissionError as error:
+            unread = f"cannot read {directory / NAME}: {error.strerror}"
     return StateFacts(
         str(directory),
         free_bytes=disk.f_bavail * disk.f_frsize,
         read_only=bool(disk.f_flag & os.ST_RDONLY),
-        ledger="" if unexamined or machine is None else _ledger(directory / NAME, machine),
+        ledger=ledger,
         unexamined=unexamined,
+        unread=unread,
         set_aside=tuple(name for name in names if name.startswith(f"{NAME}.bad-")),
     )
 
@@ -342,6 +379,8 @@ def _ledger(path: Path, machine: Machine) -> str:
         content = read_small(str(path), SIZE_LIMIT)[0]
     except FileNotFoundError:
         return ""
+    except PermissionError:
+        raise
     except OSError as error:
         return str(error.strerror)
     except ValueError as error:

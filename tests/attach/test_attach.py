@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from proxy.attach import journal as journals
+from proxy.attach.changes import FileChange
 from proxy.attach.detach import detach
 from proxy.attach.endpoint_watch import attached_kubelet
 from proxy.attach.node import RESCUE
@@ -477,6 +478,19 @@ def test_a_journal_that_this_user_may_not_read_is_reported(tmp_path: Path) -> No
             journals.load(state)
     finally:
         os.seteuid(user)
+
+
+def test_a_file_that_an_attach_changed_and_this_user_may_not_read_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def deny(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    change = FileChange(Path("/etc/kubelet.yaml"), b"", b"")
+    journal = journals.AttachJournal(journals.ATTACHED, "u", OURS, RUNTIME, (), (change,))
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    with pytest.raises(PermissionDeniedError, match=r"cannot read /etc/kubelet\.yaml: Permission denied"):
+        journals.foreign(journal, Path("/"))
 
 
 @pytest.mark.parametrize("name", ["state", "unit", "complete", "1/path", "1/before", "1/sums", "1/after"])

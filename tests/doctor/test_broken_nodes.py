@@ -9,12 +9,14 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.backends.ledger.file_ledger import NAME
 from proxy.backends.ledger.format import header
-from proxy.config.load import parse
+from proxy.config.cluster_config import FILE_NAME
+from proxy.config.load import load, parse
 from proxy.demo.client import DemoPod
 from proxy.doctor.checks import CHECKS, EARLIEST, CheckResult, examine
 from proxy.doctor.gather import NodePaths, gather
@@ -91,7 +93,7 @@ class DoctoredNode(DaemonNode):
         """Return the findings that are not ok: check to result and text."""
         refused = ""
         try:
-            config = parse(self.configuration(self.more), "test")
+            config = load(self.write("doctor.yaml", self.configuration(self.more)))
         except ConfigError as error:
             config, refused = parse(self.configuration(), "test"), str(error)
         audit, runc = self.directory / "audit.log", (self.directory / "none", self.directory / "runc")
@@ -313,6 +315,54 @@ def test_a_file_of_kubelet_that_may_not_be_read_is_not_taken_for_missing(
     for result, text in found.values():
         assert result == "warn"
         assert re.fullmatch(f"cannot read .*/{name}: Permission denied", text)
+
+
+@pytest.mark.parametrize(
+    ("denied", "check"),
+    [("state", "ledger"), ("state/ledger.jsonl", "ledger"), ("state/attach/complete", "attach-journal")],
+)
+def test_what_only_root_may_read_in_the_state_directory_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, denied: str, check: str
+) -> None:
+    def deny(node: DoctoredNode) -> None:
+        path = node.directory / denied
+        if "attach" in denied:
+            path.parent.mkdir()
+
+        def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(name: Path | str, *args: Any, **more: Any) -> Any:
+                if Path(name) == path:
+                    raise PermissionError(errno.EACCES, "Permission denied", str(name))
+                return real(name, *args, **more)
+
+            return call
+
+        monkeypatch.setattr(Path, "iterdir", guarded(Path.iterdir))
+        monkeypatch.setattr(Path, "read_bytes", guarded(Path.read_bytes))
+        monkeypatch.setattr("proxy.backends.kubelet.small_file.os.open", guarded(os.open))
+
+    found = examined(deny)
+    assert set(found) == {check}
+    result, text = found[check]
+    assert result == "warn"
+    assert re.fullmatch("cannot read .*: Permission denied", text)
+
+
+def test_settings_from_the_cluster_that_the_machine_cannot_meet_are_no_fault_of_the_nodes_own() -> None:
+    def name_missing_cpus(node: DoctoredNode) -> None:
+        cluster = node.directory / "cluster"
+        cluster.mkdir(mode=0o700)
+        (cluster / FILE_NAME).write_text("reservedSystemCPUs: 900\n")
+        node.more = (
+            f"clusterFacts: {{directory: {cluster}}}\nclusterConfig: {{allowed: [reservedSystemCPUs]}}\n"
+        )
+
+    found = examined(name_missing_cpus)
+    assert set(found) == {"configuration"}
+    result, text = found["configuration"]
+    assert result == "warn"
+    assert text.startswith("the settings from the cluster are ignored: ")
+    assert "reservedSystemCPUs" in text
 
 
 def test_a_fault_of_a_check_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
