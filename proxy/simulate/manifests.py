@@ -13,6 +13,7 @@ from typing import Never
 
 from proxy.model.errors import InputError
 from proxy.model.phrases import counted
+from proxy.observe.json_access import as_list, as_map
 from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.documents import Document, documents, found_files, read_bytes, shape_of
 from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
@@ -101,18 +102,43 @@ def pods_of(
 
     Kinds of ``others`` are left out; any other kind that makes no pods is an error.
     """
-    reader = _ManifestReader(machines, replicas, others, bound=bound)
+    found = list(found)
+    suspended = frozenset(_suspended_jobs(found))
+    reader = _ManifestReader(machines, replicas, others, suspended, bound=bound)
     for document in found:
         reader.take(document, document.value)
     reader.report_skipped()
     return reader.pods
 
 
+def _suspended_jobs(found: Sequence[Document]) -> Iterator[tuple[str, str]]:
+    """Yield the namespace and the name of each Job that is suspended: its controller deletes its pods."""
+    for document in found:
+        items = as_list(as_map(document.value).get("items"))
+        for raw in map(as_map, (document.value, *items)):
+            if raw.get("kind") == _JOB and as_map(raw.get("spec")).get("suspend") is True:
+                metadata = as_map(raw.get("metadata"))
+                yield _namespace(metadata), str(metadata.get("name"))
+
+
+def _namespace(metadata: Mapping[str, object]) -> str:
+    return str(metadata.get("namespace") or "default")
+
+
 class _ManifestReader:
     """Converts documents to pods."""
 
-    def __init__(self, machines: Sequence[str], replicas: int, others: Sequence[str], *, bound: bool) -> None:
+    def __init__(
+        self,
+        machines: Sequence[str],
+        replicas: int,
+        others: Sequence[str],
+        suspended_jobs: frozenset[tuple[str, str]],
+        *,
+        bound: bool,
+    ) -> None:
         self.pods = Pods()
+        self._suspended_jobs = suspended_jobs
         self._others = frozenset(others)
         self._machines = machines
         self._replicas = replicas
@@ -170,6 +196,8 @@ class _ManifestReader:
             self._ended += 1
             return
         metadata = raw.get("metadata")
+        if self._is_suspended(as_map(metadata)):
+            return
         name = metadata.get("name") if isinstance(metadata, dict) else None
         if isinstance(metadata, dict) and name is None and isinstance(metadata.get("generateName"), str):
             name = f"{metadata['generateName']}{len(self.pods.simulated_pods) + 1}"
@@ -179,6 +207,15 @@ class _ManifestReader:
         if self._replicas > 1:
             names = [f"{pod_template.spec.name}-{number}" for number in range(1, self._replicas + 1)]
         self._add(pod_template, names)
+
+    def _is_suspended(self, metadata: Mapping[str, object]) -> bool:
+        """Return whether a pod is of a suspended Job; a note counts these Jobs."""
+        owners = map(as_map, as_list(metadata.get("ownerReferences")))
+        return any(
+            owner.get("kind") == _JOB
+            and (_namespace(metadata), str(owner.get("name"))) in self._suspended_jobs
+            for owner in owners
+        )
 
     def _workload(self, raw: Mapping[str, object], kind: str, where: str) -> None:
         metadata, spec = raw.get("metadata"), raw.get("spec")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -174,6 +175,21 @@ def test_a_job_without_pods(tmp_path: Path) -> None:
     text = "---\n".join([POD, suspended, template("Job", "completions: 0")])
     pods = read(tmp_path, text)
     assert names(pods) == ["default/web"]
+    assert pods.notes == ["left out: the pods of 1 suspended Job"]
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_the_pods_of_a_suspended_job_are_left_out(tmp_path: Path, wrap: bool) -> None:
+    def pod(name: str, namespace: str, job: str) -> dict[str, object]:
+        owners = [{"apiVersion": "batch/v1", "kind": "Job", "name": job, "controller": True}]
+        metadata = {"name": name, "namespace": namespace, "ownerReferences": owners}
+        spec = {"nodeName": "m1", "containers": [{"name": "c"}]}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+    job = yaml.safe_load(template("Job", "suspend: true"))
+    items = [pod("a", "ns", "set"), pod("b", "other", "set"), pod("c", "ns", "runs"), job]
+    pods = read(tmp_path, json.dumps({"kind": "List", "items": items}) if wrap else yaml.safe_dump_all(items))
+    assert names(pods) == ["other/b", "ns/c"]
     assert pods.notes == ["left out: the pods of 1 suspended Job"]
 
 
