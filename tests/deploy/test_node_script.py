@@ -30,7 +30,10 @@ for fault in "$NODE"/faults/*; do
 done
 case "$name $*" in
 "dpkg-query"*) [ -e "$NODE/installed" ] && echo "install ok installed" || exit 1 ;;
-"dpkg --force-downgrade --install "*) shift 2; cp "$1" "$NODE/installed" ;;
+"dpkg --force-downgrade --install "*)
+    shift 2; cp "$1" "$NODE/installed"
+    [ -e "$NODE/pid" ] && [ ! -e "$NODE/not-replaced" ] && echo "1$(cat "$NODE/pid")" >"$NODE/pid" || : ;;
+"systemctl show "*) cat "$NODE/pid" 2>/dev/null || echo 0 ;;
 "dpkg --purge topoproxy") rm -f "$NODE/installed" ;;
 "uname -m") echo x86_64 ;;
 "topoproxy reload --json")
@@ -38,8 +41,9 @@ case "$name $*" in
 "topoproxy attach"*)
     while [ -e "$NODE/attach-waits" ]; do sleep 0.05; done
     mkdir -p "$NODE/root$STATE/attach"
-    echo attached >"$NODE/root$STATE/attach/state" ;;
-"topoproxy upgrade --now") echo '{"restart": []}' >"$NODE/reload" ;;
+    echo attached >"$NODE/root$STATE/attach/state"
+    [ -e "$NODE/pid" ] || echo 7 >"$NODE/pid" ;;
+"topoproxy upgrade --now") echo "2$(cat "$NODE/pid")" >"$NODE/pid"; echo '{"restart": []}' >"$NODE/reload" ;;
 "topoproxy detach --yes") rm -r "$NODE/root$STATE/attach" ;;
 esac
 """
@@ -134,7 +138,7 @@ class Node:
     def calls(self) -> list[str]:
         """Return the commands that changed something, without queries."""
         lines = (self.directory / "calls").read_text().replace(str(self.directory), "").splitlines()
-        return [line for line in lines if not line.startswith(("dpkg-query", "uname"))]
+        return [line for line in lines if not line.startswith(("dpkg-query", "uname", "systemctl show"))]
 
     @property
     def installed(self) -> str:
@@ -246,6 +250,33 @@ def test_settings_that_need_a_restart_replace_the_daemon(node: Node) -> None:
         "topoproxy status --wait-ready=30s",
     ]
     assert "settings need a restart" in reported
+
+
+@pytest.mark.parametrize("state", ["attached", "installed"])
+@pytest.mark.parametrize("code", [0, 1, 69])
+def test_a_daemon_that_the_package_did_not_replace_is_no_success(node: Node, state: str, code: int) -> None:
+    """The package's script tries it, and dpkg ends with 0 anyway; the daemon accepts the configuration."""
+    node.run("attached")
+    node.package("two")
+    (node.directory / "not-replaced").touch()
+    if code:
+        node.fault("upgrade --now", code)
+    failed = code == 1
+    ended, reported = node.run(state)
+    assert ended == failed
+    assert "the package has not replaced the daemon" in reported
+    assert ("replacing the daemon failed, the node is reverted" in reported) == failed
+    assert (node.installed, node.attached) == ("one" if failed else "two", True)
+    assert node.calls.count("topoproxy upgrade --now") == 1
+    assert ("systemctl restart topoproxy.service" in node.calls) == (code == 69)
+    assert (node.directory / "ready").exists() != failed
+
+
+def test_a_daemon_that_the_package_replaced_is_not_replaced_again(node: Node) -> None:
+    node.run("attached")
+    node.package("two")
+    assert node.run("attached")[0] == 0
+    assert "topoproxy upgrade --now" not in node.calls
 
 
 def test_a_reload_that_is_refused_replaces_the_daemon(node: Node) -> None:

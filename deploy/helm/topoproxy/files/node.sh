@@ -81,6 +81,8 @@ attached() { host test -e "$(state_dir)/attach"; }
 # Put a file onto the node: name, content from standard input.
 put() { host sh -c 'umask 022; mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"' sh "$1"; }
 
+main_pid() { host systemctl show --property MainPID --value topoproxy.service; }
+
 install_package() {
     # shellcheck disable=SC2086  # the pattern is to be expanded
     set -- $file
@@ -91,6 +93,7 @@ install_package() {
         return 0
     fi
     put "$keep/next.$kind" <"$1" || return 1
+    daemon=$(main_pid)
     if install_file "$keep/next.$kind"; then
         changed=yes
         return 0
@@ -132,8 +135,22 @@ revert_configuration() {
     if host test -f $keep/drop-in; then host cp -p $keep/drop-in $drop_in; else host rm -f $drop_in; fi
 }
 
-# A daemon that is replaced reads all settings, and no call fails; 69: it cannot be replaced. A reload is refused (78)
-# also where settings that need no restart are only valid together with some that do.
+# A daemon that is replaced reads all settings, and no call fails; 69: it cannot be replaced.
+replace_daemon() {
+    host topoproxy upgrade --now && code=0 || code=$?
+    [ "$code" = 69 ] || return "$code"
+    host systemctl restart topoproxy.service
+}
+
+# A package that is installed replaces a daemon that runs. dpkg and rpm do not report where that failed: the process is
+# the same then. It is tried again, with the configuration that is in place now.
+replace_former() {
+    [ "${changed:-no}" = yes ] && [ "${daemon:-0}" != 0 ] && [ "$(main_pid)" = "$daemon" ] || return 0
+    say "the package has not replaced the daemon, which is tried again"
+    replace_daemon
+}
+
+# A reload is refused (78) also where settings that need no restart are only valid together with some that do.
 reload() {
     page=$(host topoproxy reload --json) && code=0 || code=$?
     case $code,$page in
@@ -141,9 +158,7 @@ reload() {
     0,* | 78,*) say "settings need a restart, the daemon is replaced" ;;
     *) return 1 ;;
     esac
-    host topoproxy upgrade --now && code=0 || code=$?
-    [ "$code" = 69 ] || return "$code"
-    host systemctl restart topoproxy.service
+    replace_daemon
 }
 
 attach() {
@@ -184,6 +199,7 @@ installed | attached)
     install_package || failed "the installation"
     configured=yes
     configure || failed "the check of the configuration"
+    replace_former || failed "replacing the daemon"
     if [ "$state" = attached ]; then attach || failed "attaching"; fi
     keep_package
     ;;
