@@ -56,6 +56,12 @@ again, in another process, so that no call waits. Then
   status`. If what changes would contradict what stays, the reload is refused as a whole;
 - options of `topoproxy serve` still take precedence over the files.
 
+`topoproxy reload` ends with 69 where the daemon does not answer in `--timeout` seconds. No file is changed
+then. A daemon that does not run reads the files when it starts. A reload that has begun continues: `topoproxy
+status` shows what is in effect, and another `topoproxy reload` waits for the first one and reads the files
+again. Where files are restored to their previous content after 69, a reload, or a restart of the daemon,
+must follow.
+
 SIGHUP during a start or a reload causes one more reload afterwards. Nothing about a reload is stored: a
 restart reads the files. So check a file before it is put in place (`topoproxy check-config --config FILE`):
 a daemon that restarts with a bad one does not start (exit code 78).

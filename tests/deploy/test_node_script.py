@@ -287,6 +287,30 @@ def test_a_reload_that_is_refused_replaces_the_daemon(node: Node) -> None:
     assert node.calls[1:3] == ["topoproxy reload --json", "topoproxy upgrade --now"]
 
 
+def test_a_daemon_that_does_not_answer_is_restarted_with_the_new_settings(node: Node) -> None:
+    """It may have ended because of the former ones, to which a revert would return."""
+    node.run("attached")
+    node.configure("callTimeout: 3s\n")
+    node.fault("reload --json", 69)
+    code, reported = node.run("attached")
+    assert code == 0
+    assert "the daemon does not answer, it is restarted" in reported
+    assert node.drop_in == "callTimeout: 3s\n"
+    assert node.calls[1:3] == ["topoproxy reload --json", "systemctl restart topoproxy.service"]
+
+
+def test_a_daemon_that_does_not_start_again_is_restarted_with_the_settings_before(node: Node) -> None:
+    node.run("attached")
+    node.configure("callTimeout: 3s\n")
+    for _ in range(2):
+        node.fault("reload --json", 69)
+    node.fault("systemctl restart")
+    assert node.run("attached")[0] == 1
+    assert (node.attached, node.drop_in) == (True, "mode: observe\n")
+    restarts = ["topoproxy reload --json", "systemctl restart topoproxy.service"]
+    assert node.calls[1:] == [*restarts, *restarts]
+
+
 def test_a_daemon_that_cannot_be_replaced_is_restarted(node: Node) -> None:
     node.run("attached")
     node.running("callTimeout")

@@ -156,6 +156,11 @@ reload() {
     case $code,$page in
     0,*'"restart": []'*) return 0 ;;
     0,* | 78,*) say "settings need a restart, the daemon is replaced" ;;
+    69,*)
+        say "the daemon does not answer, it is restarted"
+        host systemctl restart topoproxy.service
+        return
+        ;;
     *) return 1 ;;
     esac
     replace_daemon
