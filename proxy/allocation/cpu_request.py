@@ -9,8 +9,7 @@ memory.
 
 from __future__ import annotations
 
-from proxy.allocation.pod_requests import peak_request
-from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, peak_request
 
 CPU = "cpu"
 MILLI = 1000

@@ -101,9 +101,9 @@ class CpuTopology:
         A CPU in no NUMA node joins a node of its package, else the lowest node. A CPU without a cache of
         level 3 or above shares one "uncore" with the other such CPUs of its package (kubelet: the socket).
         """
-        home = _homes(machine)
+        nodes = machine.assigned_nodes
         return cls.of_rows(
-            CpuRow(c.id, c.core, c.package, home[c.id], uncore) for c, uncore in _with_uncore(machine)
+            CpuRow(c.id, c.core, c.package, nodes[c.id], uncore) for c, uncore in _with_uncore(machine)
         )
 
     @classmethod
@@ -162,16 +162,6 @@ def _units(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     for unit, cpu in pairs:
         bits[unit] = bits.get(unit, 0) | 1 << cpu
     return dict(sorted(bits.items()))
-
-
-def _homes(machine: Machine) -> dict[int, int]:
-    """Return the NUMA node of every CPU: its own, else one of its package, else the lowest."""
-    by_package: dict[int, int] = {}
-    for cpu in machine.cpus:
-        if cpu.numa is not None:
-            by_package[cpu.package] = min(cpu.numa, by_package.get(cpu.package, cpu.numa))
-    lowest = min((n.id for n in machine.nodes), default=0)
-    return {c.id: c.numa if c.numa is not None else by_package.get(c.package, lowest) for c in machine.cpus}
 
 
 def _with_uncore(machine: Machine) -> Iterable[tuple[Cpu, int]]:

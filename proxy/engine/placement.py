@@ -28,14 +28,13 @@ from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.koordinator.burst import burst_nodes
-from proxy.allocation.pod_requests import peak_request
 from proxy.engine.node import Node
 from proxy.model.grants import Blocks
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.model.machine import Machine
 from proxy.model.phrases import listed, numa_nodes_text
-from proxy.model.requests import ContainerKind
+from proxy.model.requests import ContainerKind, peak_request
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
 from proxy.pools.pools import CpuPools

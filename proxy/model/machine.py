@@ -179,6 +179,21 @@ class Machine:
         """Nodes that hold memory (a node of unknown size counts)."""
         return Mask(n.id for n in self.nodes if n.mem_bytes != 0)
 
+    @functools.cached_property
+    def assigned_nodes(self) -> Mapping[int, int]:
+        """The NUMA node of each online CPU.
+
+        A CPU for which the kernel names none gets the lowest node of its package, else the lowest of all.
+        """
+        lowest = min((node.id for node in self.nodes), default=0)
+        of_package: dict[int, int] = {}
+        for cpu in self.cpus:
+            if cpu.numa is not None:
+                of_package[cpu.package] = min(cpu.numa, of_package.get(cpu.package, cpu.numa))
+        return {
+            cpu.id: of_package.get(cpu.package, lowest) if cpu.numa is None else cpu.numa for cpu in self.cpus
+        }
+
     def nodes_of(self, cpus: CpuSet) -> Mask:
         """Return the NUMA nodes that hold any of the CPUs."""
         return Mask(n.id for n in self.nodes if not n.cpus.isdisjoint(cpus))

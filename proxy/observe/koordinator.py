@@ -48,7 +48,8 @@ from proxy.pools.node_keys import (
     system_qos,
     with_ratios,
 )
-from proxy.pools.node_rule import (
+from proxy.pools.shared import AnnotatedCpus, Withheld, node_pools
+from proxy.pools.topology_keys import (
     BE_POOLS,
     MANAGER_POLICY,
     SHARED_POOLS,
@@ -56,7 +57,6 @@ from proxy.pools.node_rule import (
     ManagerPolicy,
     write_pools,
 )
-from proxy.pools.shared import AnnotatedCpus, Withheld, node_pools
 
 API_VERSION = "topology.node.k8s.io/v1alpha1"
 KIND = "NodeResourceTopology"

@@ -21,7 +21,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
 from proxy.pools.annotations import ResourceStatus
 from proxy.pools.cpu_location import CpuLocation
-from proxy.pools.node_rule import STATIC, ManagerPolicy
+from proxy.pools.topology_keys import STATIC, ManagerPolicy
 
 _POLICIES = {"single-numa-node": "SingleNUMANode", "restricted": "Restricted", "best-effort": "BestEffort"}
 _SCOPES = {"container": "ContainerLevel", "pod": "PodLevel"}

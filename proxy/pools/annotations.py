@@ -29,8 +29,8 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.options import TopologyPolicy
-from proxy.model.quoting import quoted
-from proxy.pools.go_json import LARGEST_STATUS, LARGEST_WISH, Fields, amount, short
+from proxy.model.quoting import printable, quoted
+from proxy.pools.go_json import LARGEST_ANNOTATION, LARGEST_STATUS, Fields, amount
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
@@ -179,7 +179,7 @@ def volcano_preferences(
     try:
         policy = TopologyPolicy(text) if text else None
     except ValueError:
-        message = short(
+        message = printable(
             f"annotation {VOLCANO_POLICY}: {quoted(text)} is not one of {', '.join(TopologyPolicy)}"
         )
         policy_defect = InputDefect(message, DefectKind.POLICY)
@@ -267,7 +267,11 @@ def annotation_fields(
 
 
 def _read(
-    annotations: Annotations, key: str, absent: V, reader: Callable[[Fields], V], largest: int = LARGEST_WISH
+    annotations: Annotations,
+    key: str,
+    absent: V,
+    reader: Callable[[Fields], V],
+    largest: int = LARGEST_ANNOTATION,
 ) -> tuple[V, InputDefect]:
     text = annotations.get(key)
     if not text:
@@ -276,11 +280,11 @@ def _read(
         return reader(Fields.parse(text, largest)), NO_FAULT
     except ValueError as error:
         kind = _KINDS.get(type(error), DefectKind.ANNOTATION)
-        return absent, InputDefect(short(f"annotation {key}: {error}"), kind)
+        return absent, InputDefect(printable(f"annotation {key}: {error}"), kind)
 
 
 def one_of(kind: type[E], text: str, name: str) -> E:
-    """Return the enum value of a text; ``None`` is treated as an empty text.
+    """Return the enum value of a string; ``None`` is treated as an empty string.
 
     Raises:
         UnknownValueError: There is no such value; the message lists the values.

@@ -156,7 +156,7 @@ def quota_for(milli: int, machine: int, now: int) -> int | None:
     """
     target = max(LEAST_QUOTA, milli * CFS_PERIOD_US // 1000)
     if now == UNLIMITED:
-        return target  # it has no distance from a quota: the first one is written however small it is
+        return target  # no quota is set yet: the first one is written whatever its size
     if abs(target - now) * 100 < machine * CFS_PERIOD_US * IGNORE_PERCENT and target != LEAST_QUOTA:
         return None
     return min(target, now + machine * CFS_PERIOD_US * RAISE_PERCENT // 100)

@@ -9,7 +9,7 @@ topoproxy manages, with Kubernetes' own classes added:
 2. Rows 3 and 4 narrow the BE pool or the shared pool to the NUMA nodes of the annotation. Where only
    Volcano's scheduler has chosen nodes, a pod that shares is narrowed to those.
 3. Row 5 is for every SYSTEM pod: where the node keeps no CPUs for the class, its pool is the shared one.
-   Row 6 and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not used: where
+   Rows 6 and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not used: where
    kubelet's own CPU manager is static, its shared set still holds CPUs that we gave to owners.
 4. A Guaranteed container that requests a whole number of CPUs owns that many where the policy is ``static``;
    where it is not and kubelet's own CPU manager pinned the container (the request names exactly that many
@@ -179,7 +179,7 @@ def claim(
         )
     if problem and pod.qos in STRICT:
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
-    named = bool(pod.cpuset) and not problem  # it is a BE pod: every other one owns what is named
+    named = bool(pod.cpuset) and not problem  # only BE pods get here: any other pod owns the named CPUs
     row = row_of(pod.qos, pod.kube_qos, named=named, bound=bool(pod.nodes) and not problem)
     pool, why = _pool(DecisionRow.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
     if row is DecisionRow.NAMED and pod.cpuset:

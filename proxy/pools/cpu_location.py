@@ -2,8 +2,8 @@
 
 Cores and sockets are numbered from 0 by their lowest CPU, as ``lscpu`` does, which Koordinator reads; so
 numbers are unique on the machine, and the same whatever the firmware calls its packages. NUMA nodes keep the
-kernel's ids, which may have gaps. A CPU without a NUMA node counts as one of the lowest node of its package,
-else of the lowest node of all.
+kernel's ids, which may have gaps; ``Machine.assigned_nodes`` has the node of a CPU for which the kernel names
+none.
 """
 
 from __future__ import annotations
@@ -30,19 +30,9 @@ def locations_of(machine: Machine) -> tuple[CpuLocation, ...]:
     """Return the locations of a machine's online CPUs, ascending by CPU."""
     cores = {name: number for number, name in enumerate(machine.cores)}
     sockets = {name: number for number, name in enumerate(machine.packages)}
-    lowest = min((node.id for node in machine.nodes), default=0)
-    node_of_package: dict[int, int] = {}
-    for cpu in machine.cpus:
-        if cpu.numa is not None:
-            node_of_package[cpu.package] = min(cpu.numa, node_of_package.get(cpu.package, cpu.numa))
+    nodes = machine.assigned_nodes
     return tuple(
-        CpuLocation(
-            cpu.id,
-            cores[cpu.core],
-            sockets[cpu.package],
-            node_of_package.get(cpu.package, lowest) if cpu.numa is None else cpu.numa,
-        )
-        for cpu in machine.cpus
+        CpuLocation(cpu.id, cores[cpu.core], sockets[cpu.package], nodes[cpu.id]) for cpu in machine.cpus
     )
 
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerResources, PodRequests
+from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerResources, PodRequests, peak_request
 from proxy.model.workload import CFS_PERIOD_US, MOST_CPU_SHARES, KubeQos, Pod, Request
 from proxy.pools.facts import pod_facts
 from proxy.pools.pod_fields import CPU
-from proxy.pools.pod_spec import PodSpec, needed
+from proxy.pools.pod_spec import PodSpec
 
 LEAST_SHARES, LEAST_QUOTA_US = 2, 1000
 _NONE: Mapping[str, int] = {}
@@ -49,11 +49,11 @@ def sandbox_total(pod: PodRequests, own_limits: Mapping[str, int] = _NONE) -> Re
     """Return the resources that kubelet sends with RunPodSandbox: what all containers need together.
 
     Args:
-        pod: What the pod requests; requests of its own stand in for the sums.
-        own_limits: Limits of the pod itself; the same.
+        pod: What the pod requests; requests of its own replace the sums.
+        own_limits: Limits of the pod itself; they replace the sums too.
     """
-    requests = {**needed(pod.containers, lambda container: container.requests), **(pod.own or {})}
-    limits = {**needed(pod.containers, lambda container: container.limits), **own_limits}
+    requests = {**peak_request(pod.containers, lambda container: container.requests), **(pod.own or {})}
+    limits = {**peak_request(pod.containers, lambda container: container.limits), **own_limits}
     return _request(requests, {n: v for n, v in limits.items() if n in (CPU, MEMORY)})
 
 

@@ -16,10 +16,9 @@ from msgspec import structs
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.machine import ANY_MACHINE, Bounds
 from proxy.model.pod_selection import selectable_labels
-from proxy.model.quoting import NAME, quoted, storable_name
+from proxy.model.quoting import NAME, printable, quoted, storable_name
 from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import ANNOTATION_KEYS, annotation_fields
-from proxy.pools.go_json import short
 
 QOS_LABEL = "koordinator.sh/qosClass"
 POD_KEYS = (QOS_LABEL, *ANNOTATION_KEYS)
@@ -74,9 +73,9 @@ def pod_facts(
     Args:
         sandbox_id: The runtime's id of the sandbox; empty while it is being made.
         uid: As in PodSandboxMetadata.
-        namespace: The same.
-        name: The same.
-        attempt: The same.
+        namespace: As in PodSandboxMetadata.
+        name: As in PodSandboxMetadata.
+        attempt: As in PodSandboxMetadata.
         labels: The sandbox's.
         annotations: The sandbox's.
         cgroup_parent: ``linux.cgroup_parent``; empty where it is not known.
@@ -111,7 +110,7 @@ def _path(cgroup_parent: str) -> str:
 def _unknown_class(label: str) -> InputDefect:
     classes = ", ".join(qos for qos in QosClass if qos)
     return InputDefect(
-        short(f"label {QOS_LABEL}: {quoted(label)} is not a class ({classes}), so the pod has none"),
+        printable(f"label {QOS_LABEL}: {quoted(label)} is not a class ({classes}), so the pod has none"),
         DefectKind.QOS_CLASS,
     )
 

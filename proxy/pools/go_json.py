@@ -2,12 +2,12 @@
 
 Theory. Koordinator is written in Go, so its users' annotations have only been tested with Go's rules: keys
 match in any case, ``null`` is the same as absent, unknown keys are passed over, and one member of the wrong
-type makes the whole text invalid. Integers have no fraction. An amount (Kubernetes' Quantity) is a text or a
-number.
+type makes the whole text invalid. Integers have no fraction. An amount (Kubernetes' Quantity) is a string or
+a number.
 
 Of several keys that match a field, the last one in the text counts; one that matches exactly has no
-precedence. Only ``null`` is different there: it leaves a text, a number or an object as it was, and removes a
-list, a map or a truth value (which is a pointer in Koordinator's types). This was compared with encoding/json
+precedence. Only ``null`` is different there: it leaves a string, a number or an object as it was, and removes
+a list, a map or a boolean (which is a pointer in Koordinator's types). This was compared with encoding/json
 of Go 1.26. What Go does beyond that is not imitated: it merges repeated objects and lists, and rejects a text
 in which an earlier value has the wrong type. Keys of maps, such as names of resources, only match exactly.
 
@@ -32,7 +32,7 @@ LARGEST = 256 << 10
 """Characters of an annotation of a Node; TotalAnnotationSizeLimitB of Kubernetes, in bytes."""
 LARGEST_STATUS = 64 << 10
 """Characters of a resource-status annotation: three times a list of every second CPU of 8192."""
-LARGEST_WISH = 32 << 10
+LARGEST_ANNOTATION = 32 << 10
 """Characters of any other annotation of a pod: amounts of CPU on 1024 NUMA nodes take 26 KiB."""
 MOST_ITEMS = 1024
 """Entries of one list or map; Linux has no more NUMA nodes."""
@@ -104,11 +104,6 @@ def _reject_constant(name: str) -> object:
     raise _NotANumberError(f"{name} is not a number")
 
 
-def short(text: str) -> str:
-    """Escape and truncate a sentence that quotes a user's input, for a message."""
-    return printable(text)
-
-
 class Fields:
     """The members of a JSON object. Every method raises ValueError for a member of another kind."""
 
@@ -149,10 +144,10 @@ class Fields:
         return self._last.get(_folded(name))
 
     def text(self, name: str) -> str:
-        """Return a text; empty where there is none."""
+        """Return a string; empty where there is none."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{name} is not a text")
+            raise ValueError(f"{name} is not a string")
         return value or ""
 
     def number(self, name: str) -> int:
@@ -165,7 +160,7 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return a truth value; None where there is none."""
+        """Return a boolean; None where there is none."""
         value = self._pointer(name)
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name} is neither true nor false")

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from msgspec import Struct, field, structs
 
 from proxy.model.idset import CpuSet
+from proxy.model.quoting import printable
 from proxy.pools.annotations import E, one_of
-from proxy.pools.go_json import Fields, amount, amounts, load, short
+from proxy.pools.go_json import Fields, amount, amounts, load
 
 PREFIXES = ("node.koordinator.sh/", "node.koordator.sh/")
 """Prefixes of all labels and annotations of nodes that are read here; the second is the document's."""
@@ -117,7 +118,7 @@ def parsed(text: str) -> tuple[CpuSet, str]:
     try:
         return CpuSet.parse(text), ""
     except ValueError as error:
-        return CpuSet(), short(str(error))
+        return CpuSet(), printable(str(error))
 
 
 def read_label(kind: type[E], keys: tuple[str, ...], labels: Texts) -> tuple[E, str, str]:
@@ -136,7 +137,7 @@ def read_label(kind: type[E], keys: tuple[str, ...], labels: Texts) -> tuple[E, 
     try:
         return one_of(kind, labels.get(key, ""), f"label {key}:"), key, ""
     except ValueError as error:
-        return kind(""), "", short(str(error))
+        return kind(""), "", printable(str(error))
 
 
 def reservation(annotations: Texts) -> tuple[NodeReservation, str]:
@@ -150,7 +151,7 @@ def reservation(annotations: Texts) -> tuple[NodeReservation, str]:
             fields.amounts("resources"), fields.text("reservedCPUs"), fields.text("applyPolicy")
         )
     except ValueError as error:
-        return NodeReservation(), short(f"annotation {RESERVATION}: {error}")
+        return NodeReservation(), printable(f"annotation {RESERVATION}: {error}")
     return (
         parsed_reservation,
         f"annotation {RESERVATION}: {parsed_reservation.problem}" if parsed_reservation.problem else "",
@@ -166,7 +167,7 @@ def system_qos(annotations: Texts) -> tuple[SystemQos, str]:
         fields = Fields.parse(text)
         parsed_qos = SystemQos(fields.text("cpuset"), fields.flag("cpusetExclusive"))
     except ValueError as error:
-        return SystemQos(), short(f"annotation {SYSTEM_QOS}: {error}")
+        return SystemQos(), printable(f"annotation {SYSTEM_QOS}: {error}")
     problem = parsed(parsed_qos.text)[1]
     return parsed_qos, f"annotation {SYSTEM_QOS}: {problem}" if problem else ""
 
@@ -180,7 +181,7 @@ def amplification_ratios(annotations: Texts) -> tuple[dict[str, float] | None, s
         fields = Fields.parse(text)
         return {name: _ratio(value, name) for name, value in fields.entries().items()}, ""
     except ValueError as error:
-        return None, short(f"annotation {AMPLIFICATION}: {error}")
+        return None, printable(f"annotation {AMPLIFICATION}: {error}")
 
 
 def _ratio(value: object, name: str) -> float:
@@ -211,4 +212,4 @@ def raw_allocatable(annotations: Texts) -> tuple[dict[str, str | float] | None, 
     try:
         return amounts(load(text)), ""
     except ValueError as error:
-        return None, short(f"annotation {RAW_ALLOCATABLE}: {error}")
+        return None, printable(f"annotation {RAW_ALLOCATABLE}: {error}")

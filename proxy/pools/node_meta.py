@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from proxy.model.kubelet import NodeMeta
 from proxy.model.quantity import parse_quantity
-from proxy.pools.go_json import load, short
+from proxy.model.quoting import printable
+from proxy.pools.go_json import load
 
 _OWN = ("name", "labels", "annotations")
 """Members that distinguish metadata from any other object."""
@@ -35,7 +36,7 @@ def node_meta_of(raw: object) -> NodeMeta:
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - one kind of error for all bad input
     kind = raw.get("kind", "Node")
     if kind != "Node":
-        raise ValueError(short(f"it is of kind {kind!r}, not a Node"))
+        raise ValueError(printable(f"it is of kind {kind!r}, not a Node"))
     metadata = raw.get("metadata", raw)
     if not isinstance(metadata, dict) or not any(name in metadata for name in _OWN):
         raise ValueError(f"it has no metadata with any of {', '.join(_OWN)}")
@@ -62,7 +63,7 @@ def _object(raw: object, name: str, problems: list[str]) -> Mapping[str, object]
 def _text(raw: object, name: str, problems: list[str]) -> str:
     if raw is None or isinstance(raw, str):
         return raw or ""
-    problems.append(short(f"{name} is {raw!r}, not a text"))
+    problems.append(printable(f"{name} is {raw!r}, not a string"))
     return ""
 
 
@@ -77,5 +78,5 @@ def _amounts(raw: object, subject: str, problems: list[str]) -> dict[str, int]:
         try:
             milli_amounts[name] = parse_quantity(value, milli=True)
         except ValueError as error:
-            problems.append(short(f"{subject}: {name}: {error}"))
+            problems.append(printable(f"{subject}: {name}: {error}"))
     return milli_amounts

@@ -49,7 +49,7 @@ def read_object(value: object, at: str) -> Mapping[str, Any]:
         raise FieldError(at, f"{shown(value)} is not an object")
     for key in value:
         if not isinstance(key, str):
-            raise FieldError(at, f"the key {shown(key)} is not a text")
+            raise FieldError(at, f"the key {shown(key)} is not a string")
     return value
 
 
@@ -63,16 +63,16 @@ def read_list(value: object, at: str) -> Sequence[object]:
 
 
 def read_text(value: object, at: str) -> str:
-    """Read a text."""
+    """Read a string."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise FieldError(at, f"{shown(value)} is not a text")
+        raise FieldError(at, f"{shown(value)} is not a string")
     return value
 
 
 def read_texts(value: object, at: str) -> dict[str, str]:
-    """Read an object of texts, as labels are."""
+    """Read an object whose values are strings, such as labels."""
     return {key: read_text(item, below(at, key)) for key, item in read_object(value, at).items()}
 
 

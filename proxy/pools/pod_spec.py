@@ -6,10 +6,8 @@ there, so both are done here; an object from the API server does not change by i
 - A missing request is set to the limit, resource by resource.
 - A request above its limit is rejected. A resource that cannot be overcommitted (huge pages, devices) needs a
   limit, and a request of the same size.
-- Missing requests of the pod itself are set to the joint need of its containers, else to the limits.
-- The joint need of containers (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go,
-  podGuaranteedCPUs): init containers run one after the other, each alongside the
-  sidecars that were started before it; app containers run alongside all sidecars.
+- Missing requests of the pod itself are set to the peak of its containers' requests
+  (``peak_request``), else to the limits.
 - The QoS class counts CPU and memory above zero, of the pod itself where it has resources of its own, else
   of all containers: no request is BestEffort; every container with both limits, and all sums of requests
   equal to those of limits, is Guaranteed; all else is Burstable. Ephemeral containers have no resources.
@@ -17,14 +15,21 @@ there, so both are done here; an object from the API server does not change by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.model.errors import InputError
-from proxy.model.requests import HUGE_PAGES, MEMORY, ContainerKind, ContainerResources, PodRequests
+from proxy.model.requests import (
+    HUGE_PAGES,
+    MEMORY,
+    ContainerKind,
+    ContainerResources,
+    PodRequests,
+    peak_request,
+)
 from proxy.model.workload import KubeQos
 from proxy.pools import pod_fields
 from proxy.pools.annotations import RESOURCE_STATUS
@@ -54,7 +59,7 @@ class PodSpec(Struct, frozen=True):
         qos: Kubernetes' QoS class.
         requests: What the containers request.
         own_limits: ``spec.resources.limits``, units as in ``ContainerResources``; empty where there are none.
-        overhead: ``spec.overhead``, the same.
+        overhead: ``spec.overhead``, units as in ``ContainerResources``.
     """
 
     uid: str
@@ -193,7 +198,7 @@ def _own(value: object, containers: Sequence[ContainerResources]) -> tuple[Amoun
                     below(f"{at}.{part}", name), "a pod itself has only cpu, memory and huge pages"
                 )
     if limits:
-        needs = needed(containers, lambda container: container.requests)
+        needs = peak_request(containers, lambda container: container.requests)
         requests = {**limits, **{n: v for n, v in needs.items() if n in (CPU, MEMORY)}, **requests}
     for name, amount in requests.items():
         _compare(below(f"{at}.requests", name), amount, limits.get(name), divisible=_divisible(name))
@@ -213,39 +218,15 @@ def counted_by_scheduler(spec: PodSpec) -> dict[str, int]:
 
 
 def requested_by(spec: PodSpec) -> dict[str, int]:
-    """Return what a pod requests, by resource: the same without the overhead."""
+    """Return what a pod requests, by resource, without the overhead of its runtime class."""
     requests = spec.requests
-    return {**needed(requests.containers, lambda container: container.requests), **(requests.own or {})}
+    return {**peak_request(requests.containers, lambda container: container.requests), **(requests.own or {})}
 
 
 def without_named_cpus(spec: PodSpec) -> PodSpec:
     """Return a pod without the CPUs that a scheduler has named for it: they are of one node, and one pod."""
     annotations = {key: value for key, value in spec.annotations.items() if key != RESOURCE_STATUS}
     return spec if len(annotations) == len(spec.annotations) else replace(spec, annotations=annotations)
-
-
-def needed(
-    containers: Iterable[ContainerResources], amounts: Callable[[ContainerResources], Amounts]
-) -> dict[str, int]:
-    """Return the joint need of the containers of a pod (module docstring)."""
-    listed = tuple(containers)
-    names = dict.fromkeys(name for container in listed for name in amounts(container))
-    return {name: _peak(listed, name, amounts) for name in names}
-
-
-def _peak(
-    containers: Sequence[ContainerResources], name: str, amounts: Callable[[ContainerResources], Amounts]
-) -> int:
-    peak = sidecars = apps = 0
-    for container in containers:
-        amount = amounts(container).get(name, 0)
-        if container.kind is ContainerKind.SIDECAR:
-            sidecars += amount
-        elif container.kind is ContainerKind.INIT:
-            peak = max(peak, sidecars + amount)
-        else:
-            apps += amount
-    return max(peak, sidecars + apps)
 
 
 def _qos(containers: Sequence[ContainerResources], own: Amounts, own_limits: Amounts) -> KubeQos:

@@ -77,13 +77,13 @@ def node_pools(groups: Groups, held: Iterable[AnnotatedCpus], withheld: Withheld
         held: CPUs of live pods.
         withheld: CPUs that neither pool may use.
     """
-    owned = hard = withheld.kubelet.bits
+    owned = outside_be = withheld.kubelet.bits
     for pod in held:
         owned |= pod.cpus.bits
         if pod.qos is QosClass.LSE:
-            hard |= pod.cpus.bits
+            outside_be |= pod.cpus.bits
     withheld_bits = withheld.reserved.bits | withheld.system.bits
-    return NodePools(_parts(groups, owned, withheld_bits), _parts(groups, hard, withheld_bits))
+    return NodePools(_parts(groups, owned, withheld_bits), _parts(groups, outside_be, withheld_bits))
 
 
 def _parts(groups: Groups, owned: int, withheld_bits: int) -> tuple[NodePool, ...]:

@@ -15,7 +15,6 @@ from typing import Self
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.pod_requests import peak_request
 from proxy.allocation.providers.provider import Allocation, Provider, ProviderRequest, Serves
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.adoption import adopt, with_unrecorded_grants
@@ -31,7 +30,7 @@ from proxy.model.grants import Grants, Share
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
-from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, peak_request
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.observe.sentences import sections
 from proxy.topology.build import described

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.memory.state import MemoryState
-from proxy.allocation.pod_requests import peak_request
 from proxy.engine.container_create import place
 from proxy.engine.explain_record import explain_pooled
 from proxy.engine.invariants import violations
@@ -28,7 +27,7 @@ from proxy.executor.ledger_codec import dump, load_container, load_pod
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
-from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, peak_request
 from proxy.model.workload import Container, KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy

@@ -9,14 +9,13 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
-from proxy.allocation.pod_requests import peak_request
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.pod_dry_run import ArrivingPod, dry_run, without_pod
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
-from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, peak_request
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy

@@ -21,7 +21,7 @@ from proxy.observe.koordinator_kubelet import Alloc, KubeletFacts, PodRow
 from proxy.pools.annotations import ResourceStatus
 from proxy.pools.cpu_location import locations_of
 from proxy.pools.node_keys import BIND_POLICY, NUMA_RESERVATION, RESERVATION, SYSTEM_QOS
-from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS
+from proxy.pools.topology_keys import BE_POOLS, MANAGER_POLICY, SHARED_POOLS
 from proxy.topology.build import described
 from tests.oracles.koordinator_pools import union
 from tests.oracles.koordinator_rule import NodeRule, parse_rule

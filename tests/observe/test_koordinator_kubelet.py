@@ -20,7 +20,7 @@ from proxy.observe.koordinator_kubelet import (
 from proxy.pools.annotations import ResourceStatus
 from proxy.pools.cpu_location import locations_of
 from proxy.pools.node_keys import RESERVATION
-from proxy.pools.node_rule import ManagerPolicy
+from proxy.pools.topology_keys import ManagerPolicy
 from proxy.topology.build import described
 
 TOPOLOGY = topology_of(locations_of(described(2, 1, 2, 2)))  # cores (0,4) (1,5) | (2,6) (3,7)

@@ -21,7 +21,7 @@ from proxy.observe.json_access import as_list, as_map
 from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology
 from proxy.observe.node_description import describe_node, node_facts
 from proxy.pools.node_keys import AMPLIFICATION, NUMA_RESERVATION, RAW_ALLOCATABLE, RESERVATION
-from proxy.pools.node_rule import MANAGER_POLICY
+from proxy.pools.topology_keys import MANAGER_POLICY
 from proxy.topology.build import described
 
 MACHINE = described(2, 1, 4, 2)

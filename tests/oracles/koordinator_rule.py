@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.model.idset import CpuSet
-from proxy.pools.go_json import Fields, load, objects, short
+from proxy.model.quoting import printable
+from proxy.pools.go_json import Fields, load, objects
 from proxy.pools.node_keys import parsed, system_qos
-from proxy.pools.node_rule import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy
 from proxy.pools.shared import NodePool
+from proxy.pools.topology_keys import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy
 
 MANAGER_POLICY_KEYS = (MANAGER_POLICY, "kubelet.koordinator.sh/cpu-manger-policy")
 """The code's spelling, and the document's."""
@@ -56,7 +57,7 @@ def parse_rule(annotations: Mapping[str, str]) -> tuple[NodeRule | None, str]:
             "",
         )
     except ValueError as error:
-        return None, short(str(error))
+        return None, printable(str(error))
 
 
 def updated(before: NodeRule | None, annotations: Mapping[str, str]) -> tuple[NodeRule | None, bool, str]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.pools.go_json import LARGEST, MOST_ITEMS, Fields, amount, amounts, load, objects, short
+from proxy.pools.go_json import LARGEST, MOST_ITEMS, Fields, amount, amounts, load, objects
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
@@ -146,8 +146,3 @@ def test_nothing_but_value_errors_for_any_json(raw: object, call: str) -> None:
     with contextlib.suppress(ValueError):
         found = getattr(Fields({"a": raw}), call)("a")
         list(found) if call == "objects" else None
-
-
-def test_long_words_are_cut() -> None:
-    assert len(short("x" * 1000)) == 300
-    assert short("x") == "x"

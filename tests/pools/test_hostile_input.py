@@ -28,7 +28,7 @@ from proxy.pools.annotations import (
 )
 from proxy.pools.claims import claim
 from proxy.pools.facts import POD_KEYS, QOS_LABEL, pod_facts
-from proxy.pools.go_json import DEEPEST, LARGEST_STATUS, LARGEST_WISH, MOST_ITEMS, load
+from proxy.pools.go_json import DEEPEST, LARGEST_ANNOTATION, LARGEST_STATUS, MOST_ITEMS, load
 
 SMALL = Bounds(CpuSet(range(8)), Mask(range(2)))
 SPARSE = ",".join(map(str, range(0, 65536, 2)))
@@ -235,7 +235,7 @@ def test_a_label_is_quoted_escaped_and_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "largest"), [(RESOURCE_STATUS, LARGEST_STATUS), (NUMA_TOPOLOGY_SPEC, LARGEST_WISH)]
+    ("key", "largest"), [(RESOURCE_STATUS, LARGEST_STATUS), (NUMA_TOPOLOGY_SPEC, LARGEST_ANNOTATION)]
 )
 def test_an_annotation_is_read_up_to_a_size(key: str, largest: int) -> None:
     def of(size: int) -> str:

@@ -79,8 +79,8 @@ def test_members_of_the_wrong_kind_are_reported_and_the_rest_counts() -> None:
         == (
             "capacity: cpu: 'many' is not an amount",
             "allocatable is not a JSON object",
-            "name is 3, not a text",
-            "labels: a is True, not a text",
+            "name is 3, not a string",
+            "labels: a is True, not a string",
             "annotations is not a JSON object",
         )
         or len(found.problems) == 5

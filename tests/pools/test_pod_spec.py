@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from proxy.model.errors import InputError
-from proxy.model.requests import ContainerKind, ContainerResources
+from proxy.model.requests import ContainerKind, ContainerResources, peak_request
 from proxy.model.workload import KubeQos
-from proxy.pools.pod_spec import needed, pod_spec
+from proxy.pools.pod_spec import pod_spec
 
 Raw = dict[str, Any]
 G = 1 << 30
@@ -133,7 +133,7 @@ def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:
         return ContainerResources("x", kind, {"cpu": amount})
 
     def need(*requests: ContainerResources) -> int:
-        return needed(requests, lambda container: container.requests)["cpu"]
+        return peak_request(requests, lambda container: container.requests)["cpu"]
 
     assert (
         need(
@@ -154,7 +154,7 @@ def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:
         )
         == 6
     )
-    assert needed(
+    assert peak_request(
         [ContainerResources("a", requests={"b": 1}), ContainerResources("c", requests={"d": 2})],
         lambda a: a.requests,
     ) == {
@@ -197,9 +197,9 @@ R1 = (*C1, "resources", "requests")
         (("metadata", "name"), None, "the pod: metadata.name: is missing"),
         (("metadata", "name"), "Web", "Web: metadata.name: 'Web' is not a name such as 'web-1'"),
         (("metadata", "namespace"), "a.b", "web: metadata.namespace: 'a.b' is not a name"),
-        (("metadata", "uid"), 7, "web: metadata.uid: 7 is not a text"),
-        (("metadata", "labels"), {"a/b": True}, "web: metadata.labels['a/b']: True is not a text"),
-        (("metadata", "annotations"), {1: "x"}, "web: metadata.annotations: the key 1 is not a text"),
+        (("metadata", "uid"), 7, "web: metadata.uid: 7 is not a string"),
+        (("metadata", "labels"), {"a/b": True}, "web: metadata.labels['a/b']: True is not a string"),
+        (("metadata", "annotations"), {1: "x"}, "web: metadata.annotations: the key 1 is not a string"),
         (("spec",), None, "web: spec.containers: a pod needs at least one container"),
         (("spec", "containers"), {}, "web: spec.containers: an object is not a list"),
         (C1, "busybox", "web: spec.containers[1]: 'busybox' is not an object"),

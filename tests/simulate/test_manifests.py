@@ -305,7 +305,7 @@ def test_numbers_and_texts_of_amounts(tmp_path: Path) -> None:
         (POD.replace("cpu: 2", "cpu: .inf"), "spec.containers[0].resources.limits.cpu: "),
         (POD.replace("cpu: 2", "cpu: two"), "spec.containers[0].resources.limits.cpu: "),
         (POD.replace("cpu: 2", "cpu: 1:30"), "spec.containers[0].resources.limits.cpu: "),
-        (POD.replace("name: web", "name: 7"), "metadata.name: 7 is not a text"),
+        (POD.replace("name: web", "name: 7"), "metadata.name: 7 is not a string"),
         (POD.replace("name: web", "label: x"), "metadata.name: is missing"),
         (POD + "---\n" + POD, "cannot simulate the pod default/web twice: p.yaml line 1 and "),
         (POD.replace("- name: c", "- &a [*a]"), "line 6: the alias"),

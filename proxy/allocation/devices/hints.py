@@ -27,10 +27,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from proxy.allocation.demand import Demand, smallest
 from proxy.allocation.devices.state import NO_DEVICES, DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
-from proxy.allocation.pod_requests import peak_request
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
-from proxy.model.requests import PodRequests
+from proxy.model.requests import PodRequests, peak_request
 
 DeviceHints = dict[str, Sequence[TopologyHint] | None]
 

@@ -14,8 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from proxy.allocation.memory.state import page_resource
-from proxy.allocation.pod_requests import peak_request
-from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, in_bytes
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, in_bytes, peak_request
 
 Amounts = dict[str, int]
 """Resource to bytes."""

@@ -27,8 +27,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from proxy.backends.kubelet.small_file import Stamp, read_small, stamp
+from proxy.model.quoting import printable
 from proxy.permissions import Trust
-from proxy.pools.go_json import short
 
 SCHEMA = "topoproxy-cluster-facts/1"
 LARGEST = 16 << 20
@@ -102,7 +102,7 @@ class FactsFile(Generic[T]):
                     self._read_again()
             except (OSError, ValueError) as error:
                 cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                self._problem = short(cause)
+                self._problem = printable(cause)
             return self._value
 
     def _read_again(self) -> None:

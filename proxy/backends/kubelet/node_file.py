@@ -15,7 +15,7 @@ from pathlib import Path
 
 from proxy.backends.kubelet.small_file import read_small
 from proxy.model.kubelet import NodeMeta
-from proxy.pools.go_json import short
+from proxy.model.quoting import printable
 from proxy.pools.node_meta import node_meta
 
 LIMIT = 4 << 20
@@ -68,7 +68,7 @@ class NodeFile:
                 self._problem = ""
                 return self._last
         stays = "" if self._last is None else " (its last content stays in effect)"
-        self._problem = f"cannot read the Node object in {self._path}: {short(cause)}{stays}"
+        self._problem = f"cannot read the Node object in {self._path}: {printable(cause)}{stays}"
         return self._last
 
     def close(self) -> None:

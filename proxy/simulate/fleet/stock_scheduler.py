@@ -27,9 +27,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.model.requests import MEMORY
+from proxy.model.requests import MEMORY, peak_request
 from proxy.pools.pod_fields import CPU
-from proxy.pools.pod_spec import PodSpec, needed
+from proxy.pools.pod_spec import PodSpec
 from proxy.simulate.hosts import PODS, Host
 from proxy.simulate.pods import needs_of
 
@@ -65,7 +65,7 @@ class StockDemand:
 
 def stock_demand(spec: PodSpec) -> StockDemand:
     """Return the request of a pod as the stock scheduler counts it."""
-    counted = needed(spec.requests.containers, lambda container: {**UNREQUESTED, **container.requests})
+    counted = peak_request(spec.requests.containers, lambda container: {**UNREQUESTED, **container.requests})
     scored = {**counted, **(spec.requests.own or {})}
     first, second = (scored.get(name, 0) + spec.overhead.get(name, 0) for name in _SCORED)
     return StockDemand(needs_of(spec), (first, second))

@@ -28,7 +28,7 @@ from proxy.observe.koordinator_kubelet import (
 )
 from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.node_keys import RESERVATION, SYSTEM_QOS, SystemQos
-from proxy.pools.node_rule import MANAGER_POLICY, SHARED_POOLS
+from proxy.pools.topology_keys import MANAGER_POLICY, SHARED_POOLS
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies
 from tests.oracles.koordinator_pools import without

@@ -1,8 +1,8 @@
-"""The node's pools, as Koordinator's reporter passes them to its hooks.
+"""Annotations of a NodeResourceTopology that hold the node's pools and the policy of kubelet's CPU manager.
 
-Theory (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, parseRule). The reporter writes
-pools and kubelet's policy into annotations of the node's NodeResourceTopology; hooks read them from there.
-``proxy.observe.koordinator`` writes the same texts.
+Koordinator's reporter writes them, and its hooks read them from there (Koordinator v1.8.0
+pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, parseRule). ``proxy.observe.koordinator`` writes the same
+annotations.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ManagerPolicy(Struct, frozen=True):
 
     Attributes:
         policy: ``none``, ``static``, or empty where it is not known.
-        options: Its options.
-        reserved: CPUs that it keeps back.
+        options: Options of the policy.
+        reserved: CPUs that the CPU manager reserves.
     """
 
     policy: str = ""

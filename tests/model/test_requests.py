@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.allocation.pod_requests import peak_request
-from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, peak_request
 
 
 def resources(kind: ContainerKind, **amounts: int) -> ContainerResources:
