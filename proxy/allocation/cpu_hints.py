@@ -6,11 +6,11 @@ init containers) and if these with the available CPUs in the set are enough. It 
 set would suffice on an empty machine: all CPUs of the nodes count, not only the free ones. With
 ``align-by-socket`` a set is also preferred if it touches no more sockets than the smallest such set needs.
 
-n nodes are up to 2^n sets. Up to ``LISTED`` nodes they are listed, and each has the sum of one that was
-summed before it and one node, so a list costs one addition per set; masks and hints are made once for all
-machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a demand, and
-"holds all reusable CPUs" is a demand of one for every node that has some, so the family's closed form is
-exact. ``proxy.allocation.sockets`` knows in addition what is preferred for its sockets.
+n nodes are up to 2^n sets. Up to ``MOST_LISTED_NODES`` nodes they are listed, and each has the sum of one
+that was summed before it and one node, so a list costs one addition per set; masks and hints are made once
+for all machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a
+demand, and "holds all reusable CPUs" is a demand of one for every node that has some, so the family's closed
+form is exact. ``proxy.allocation.sockets`` knows in addition what is preferred for its sockets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.demand import LISTED, Demand, masks
+from proxy.allocation.demand import MOST_LISTED_NODES, Demand, masks
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.sockets import SocketFamily, Sockets
 from proxy.model.hint import Hints, TopologyHint
@@ -100,8 +100,8 @@ def cpu_hints(
         by_socket: kubelet's ``align-by-socket``.
 
     Returns:
-        In kubelet's order: by number of nodes, then by node list. A ``Family`` beyond ``LISTED`` nodes; empty
-        when nothing fits.
+        In kubelet's order: by number of nodes, then by node list. A ``Family`` beyond ``MOST_LISTED_NODES``
+        nodes; empty when nothing fits.
     """
     nodes = tuple(topo.nodes)
     if reusable.bits & ~topo.cpus.bits:
@@ -111,7 +111,7 @@ def cpu_hints(
     size = _fewest(topo, request)
     sockets = Sockets.of(topo, size) if by_socket else None
     need = request - len(reusable)
-    if len(nodes) <= LISTED:
+    if len(nodes) <= MOST_LISTED_NODES:
         return _list(nodes, free.values(), sum(1 << node for node in reusable_nodes), need, size, sockets)
     amounts = tuple((1 << node, count) for node, count in free.items())
     demands = (Demand(need, amounts), *(Demand(1, ((1 << node, 1),)) for node in reusable_nodes))

@@ -20,8 +20,8 @@ from msgspec import Struct
 from proxy.allocation.set_cover import choose
 from proxy.model.idset import Mask
 
-LISTED = 12
-"""Up to this many nodes the masks are listed (4095 at most)."""
+MOST_LISTED_NODES = 12
+"""Up to this many nodes, all masks are listed: 4095 at most."""
 
 
 class Demand(Struct, frozen=True):
@@ -61,7 +61,7 @@ def _in_order(nodes: tuple[int, ...]) -> tuple[int, ...]:
 
 def masks(nodes: Sequence[int]) -> Iterable[int]:
     """Return the bits of all masks over the nodes as kubelet visits them: by size, then by node list."""
-    if len(nodes) <= LISTED:
+    if len(nodes) <= MOST_LISTED_NODES:
         return _in_order(tuple(nodes))
     return itertools.chain.from_iterable(of_size(nodes, size) for size in range(1, len(nodes) + 1))
 

@@ -5,10 +5,10 @@ Theory. The hints of CPUs, memory and devices are always made of two parts:
 - some *explicit* masks (for memory: single nodes, and groups that are already in use);
 - an *open* part: every mask over some nodes, of at least ``floor`` nodes, that meets all demands.
 
-n open nodes are up to 2^n masks. While there are at most ``LISTED`` nodes they are listed. Beyond that a
-``Family`` represents the same hints in the same order, made one by one as they are read, and answers in
-closed form what would take too long to find by reading. ``proxy.allocation.hint_sampling`` makes lists for a
-merge from that.
+n open nodes are up to 2^n masks. While there are at most ``MOST_LISTED_NODES`` nodes they are listed. Beyond
+that a ``Family`` represents the same hints in the same order, made one by one as they are read, and answers
+in closed form what would take too long to find by reading. ``proxy.allocation.hint_sampling`` makes lists for
+a merge from that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from proxy.allocation.demand import (
-    LISTED,
+    MOST_LISTED_NODES,
     Demand,
     best_mask,
     covers,
@@ -67,7 +67,7 @@ class Family(Sequence[TopologyHint]):
         """Return the hints as a tuple where they can be listed, else this object."""
         if not self:
             return ()
-        return tuple(iter(self)) if len(self.possible_nodes) <= LISTED else self
+        return tuple(iter(self)) if len(self.possible_nodes) <= MOST_LISTED_NODES else self
 
     @property
     def possible_nodes(self) -> Mask:
@@ -185,7 +185,7 @@ class Family(Sequence[TopologyHint]):
 
     def __iter__(self) -> Iterator[TopologyHint]:
         nodes = tuple(self.possible_nodes)
-        return iter(self._few(nodes)) if len(nodes) <= LISTED else self._lazily()
+        return iter(self._few(nodes)) if len(nodes) <= MOST_LISTED_NODES else self._lazily()
 
     def _few(self, nodes: tuple[int, ...]) -> list[TopologyHint]:
         floor, prefers = self.floor, self.prefers
@@ -213,7 +213,7 @@ class Family(Sequence[TopologyHint]):
         Raises:
             OverflowError: They are too many to be counted one by one.
         """
-        if len(self.possible_nodes) > LISTED:
+        if len(self.possible_nodes) > MOST_LISTED_NODES:
             raise OverflowError(
                 f"cannot count the hints over {len(self.possible_nodes)} nodes: they are too many"
             )

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from proxy.allocation.demand import LISTED, best_mask, lowest
+from proxy.allocation.demand import MOST_LISTED_NODES, best_mask, lowest
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.hint_lists import HintList, hint_lists
 from proxy.model.hint import Hints, TopologyHint
@@ -79,7 +79,7 @@ def _window(hints: Sequence[TopologyHint]) -> Mask | None:
         if entry.affinity is None:
             return None
         bits |= entry.affinity.bits
-    return Mask.from_bits(bits) if bits.bit_count() <= LISTED else None
+    return Mask.from_bits(bits) if bits.bit_count() <= MOST_LISTED_NODES else None
 
 
 def _agreed(families: Sequence[Family], *, closest: bool) -> tuple[int, ...]:

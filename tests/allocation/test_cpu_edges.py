@@ -121,7 +121,7 @@ def test_sockets_of_other_sizes_are_all_touched() -> None:
         key=lambda h: (len(h.affinity or ()), h.affinity.bits),  # type: ignore[union-attr]
     )
     assert best == TopologyHint(Mask([0, 1, 2, 3, 4, 6]), preferred=True)
-    with mock.patch.object(hints_room, "LISTED", 0):
+    with mock.patch.object(hints_room, "MOST_LISTED_NODES", 0):
         family = cpu_hints(topo, free, CpuSet(), 17, by_socket=True)
     assert isinstance(family, SocketFamily)
     assert family.best() == best

@@ -70,7 +70,7 @@ def test_a_family_stands_for_the_same_hints(case: tuple[list[int], int, int, int
     reusable = CpuSet.from_bits(reuse & topo.cpus.bits)
     available = CpuSet.from_bits(free & topo.cpus.bits) - reusable
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "LISTED", 1)
+        patch.setattr(room, "MOST_LISTED_NODES", 1)
         result = cpu_hints(topo, available, reusable, request, by_socket=by_socket)
     expected = plain(topo, available, reusable, request, by_socket)
     assert list(result) == expected

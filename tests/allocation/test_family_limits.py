@@ -8,7 +8,16 @@ from contextlib import contextmanager
 from unittest import mock
 
 from proxy.allocation import hint_sampling as listing_room
-from proxy.allocation.demand import LISTED, Demand, best_mask, lowest, masks, meeting, of_size, to_bits
+from proxy.allocation.demand import (
+    MOST_LISTED_NODES,
+    Demand,
+    best_mask,
+    lowest,
+    masks,
+    meeting,
+    of_size,
+    to_bits,
+)
 from proxy.allocation.distance import Distances
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.hint_sampling import TRIES, listable, lists_of
@@ -43,7 +52,7 @@ def counting() -> Iterator[list[int]]:
 
 
 def test_twelve_nodes_are_listed_and_thirteen_are_not() -> None:
-    assert LISTED == 12
+    assert MOST_LISTED_NODES == 12
     assert len(free(12, 2).listed()) == 2**12 - 1 - 12
     assert isinstance(free(12, 2).listed(), tuple)
     assert len(free(12, 2)) == 2**12 - 1 - 12

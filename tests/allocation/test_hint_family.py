@@ -95,7 +95,7 @@ def test_a_family_yields_its_hints_in_order(family: Family, few: bool) -> None:
     expected = plain(family)
     with pytest.MonkeyPatch.context() as patch:
         if not few:
-            patch.setattr(family_room, "LISTED", 0)
+            patch.setattr(family_room, "MOST_LISTED_NODES", 0)
         assert list(iter(family)) == expected
         assert bool(family) == bool(expected)
         assert list(family[1:3]) == expected[1:3]
@@ -199,7 +199,7 @@ def test_a_list_that_does_not_care_is_not_a_window() -> None:
 
 
 def test_the_limit_is_one_number() -> None:
-    assert demand_room.LISTED is family_room.LISTED
+    assert demand_room.MOST_LISTED_NODES is family_room.MOST_LISTED_NODES
 
 
 def test_a_list_with_an_open_hint_is_not_a_window() -> None:

@@ -49,7 +49,7 @@ def cpu_requests(draw: st.DrawFn) -> tuple[CpuTopology, CpuSet, CpuSet, int]:
 
 
 def lazily(case: tuple[CpuTopology, CpuSet, CpuSet, int]) -> Sequence[TopologyHint]:
-    with mock.patch.object(hints_room, "LISTED", 0):
+    with mock.patch.object(hints_room, "MOST_LISTED_NODES", 0):
         return cpu_hints(*case, by_socket=True)
 
 
@@ -59,8 +59,8 @@ def merged(lists: Sequence[Sequence[TopologyHint]]) -> TopologyHint:
 
 def short(*families: Sequence[TopologyHint]) -> list[Sequence[TopologyHint]]:
     with (
-        mock.patch.object(listing_room, "LISTED", 0),
-        mock.patch.object(family_room, "LISTED", 0),
+        mock.patch.object(listing_room, "MOST_LISTED_NODES", 0),
+        mock.patch.object(family_room, "MOST_LISTED_NODES", 0),
     ):
         (answer,) = listable([{str(i): f for i, f in enumerate(families)}])
     assert answer is not None

@@ -48,7 +48,7 @@ def policy_of(pod: NumaPolicy, node: NumaPolicy) -> TopologyPolicy:
         PolicyConflictError: Pod and node have different ones.
     """
     if pod and node and pod is not node:
-        raise PolicyConflictError(f"cannot align the pod: it wants {pod} and the node has {node}")
+        raise PolicyConflictError(f"cannot align the pod: the pod requires {pod} and the node has {node}")
     return KUBERNETES[pod or node]
 
 

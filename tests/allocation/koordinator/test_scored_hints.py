@@ -36,7 +36,7 @@ def test_the_policy_of_a_pod_that_has_one(
 
 
 def test_pod_and_node_must_agree() -> None:
-    with pytest.raises(PolicyConflictError, match="it wants Restricted and the node has BestEffort"):
+    with pytest.raises(PolicyConflictError, match="the pod requires Restricted and the node has BestEffort"):
         policy_of(RESTRICTED, BEST)
 
 
