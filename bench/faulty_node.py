@@ -35,7 +35,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 MACHINE = described(1, 1, 8, 2)
 QOS = "koordinator.sh/qosClass"

@@ -50,7 +50,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.model.errors import TopoproxyError
 from proxy.topology.build import described
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 MACHINE = described(2, 2, 8, 2)
 CPUS = len(MACHINE.online)

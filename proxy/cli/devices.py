@@ -100,7 +100,7 @@ def _list(
     hardware = SysfsDevices(sysfs, cdi_roots=specs, procfs_root=procfs_root)
     machine = read_machine(sysfs, procfs_root)
     devices = DeviceList(machine, pci_functions(sysfs), hardware.located, nvidia_addresses(procfs_root))
-    devices.add_cdi(hardware.described())
+    devices.add_cdi(hardware.cdi_names())
     devices.add_daemon(page)
     return devices
 

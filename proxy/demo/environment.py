@@ -32,7 +32,7 @@ from proxy.model.errors import PermissionDeniedError, TopoproxyError, Unavailabl
 from proxy.model.machine import Machine
 from proxy.topology.build import described
 from proxy.topology.reader import read_machine
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 GROUP = "topoproxy-demo"
 """The cgroup below which the containerd stage keeps its pods."""

@@ -12,8 +12,7 @@ The kernel reports a level (core, package, last-level cache ...) as one set per 
 with this CPU. On a live kernel those sets agree: all members of a set report that same set, and the sets are
 the groups. They disagree while CPUs come and go, on some firmware, and in edited snapshots. Then a set has as
 many votes as members that report it, and each CPU joins the set with most votes among those that contain it;
-among equals its own, else the one of the lowest CPU. The CPUs that joined one set are
-a group.
+among equals its own, else the one of the lowest CPU. The CPUs that joined one set are a group.
 
 Groups are named by their lowest CPU: kernel ids restart in every package, or are -1.
 """

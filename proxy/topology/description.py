@@ -235,6 +235,8 @@ def _caches(data: Mapping[str, object], rows: list[Cpu]) -> dict[int, Cache]:
     for key, value in _object(data["llc"], "llc").items():
         entry = _object(value, f"llc {key}")
         size, number = entry.get("size"), entry.get("id")
+        if not (key.isascii() and key.isdigit()):
+            raise ValueError(f"llc {key}: the key is not the id of a CPU")
         caches[int(key)] = Cache(
             _cpus(entry.get("cpus"), f"llc {key}: cpus"),
             _number(entry, "level"),

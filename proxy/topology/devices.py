@@ -95,9 +95,9 @@ class SysfsDevices:
         if not name.startswith("/"):
             return self._named(name)
         place = combined(place for _, place in self._path(name))
-        return place or DeviceLocation(None, "its name says that it has no place")
+        return place or DeviceLocation(None, "the path is not that of a device with a location")
 
-    def described(self) -> list[str]:
+    def cdi_names(self) -> list[str]:
         """Return the CDI names of all specs."""
         return self._cdi.names()
 
@@ -107,7 +107,7 @@ class SysfsDevices:
             return DeviceLocation(None, "no CDI spec names it")
         place = combined(place for path in device.paths for _, place in self._path(path))
         if place is None:
-            return DeviceLocation(None, f"{device.spec} names no device file with a place for it")
+            return DeviceLocation(None, f"{device.spec} names no device file with a known location for it")
         return DeviceLocation(place.nodes, f"{place.source} (by {device.spec})", place.functions)
 
     def _path(self, path: str) -> list[tuple[str, DeviceLocation]]:

@@ -13,7 +13,7 @@ The ``id`` file is only reported, not used: many kernels have none, and ids are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -49,7 +49,7 @@ _PER_CORE = (
 )
 
 
-class _Found(Struct, frozen=True):
+class _LastLevelCache(Struct, frozen=True):
     """The last-level cache that one CPU sees: sharing CPUs as bits, level, and its directory."""
 
     bits: int
@@ -57,7 +57,7 @@ class _Found(Struct, frozen=True):
     path: str
 
 
-def _last_level(tree: SysfsTree, cpu: int, core: int) -> _Found | None:
+def _last_level(tree: SysfsTree, cpu: int, core: int) -> _LastLevelCache | None:
     base = f"{CPU_DIR}/cpu{cpu}/cache"
     levels: list[tuple[int, str]] = []
     for index in tree.numbered(base, "index"):
@@ -71,9 +71,9 @@ def _last_level(tree: SysfsTree, cpu: int, core: int) -> _Found | None:
             continue
         bits = _sharing(tree, path)
         if bits == 0:
-            return _Found(core, level, path)
+            return _LastLevelCache(core, level, path)
         if bits is not None and bits >> cpu & 1:
-            return _Found(bits, level, path)
+            return _LastLevelCache(bits, level, path)
     return None
 
 
@@ -99,7 +99,7 @@ def read_caches(
     Returns:
         CPU to its group (bits; CPUs without caches are left out), and the caches by group name.
     """
-    last_levels: dict[int, _Found] = {}
+    last_levels: dict[int, _LastLevelCache] = {}
     for cpu in ids_in(online):
         cache = _last_level(tree, cpu, cores[cpu])
         if cache is not None:
@@ -147,14 +147,13 @@ def read_files(tree: SysfsTree, online: int) -> dict[str, bool]:
     """Return which kinds of files the tree has, looking at the first online CPU and at the first node."""
     cpu = f"{CPU_DIR}/cpu{lowest(online)}"
     node = f"{NODE_DIR}/node{next(iter(tree.numbered(NODE_DIR, 'node')), 0)}"
-    links: Callable[[], bool] = lambda: any(tree.exists(f"{node}/cpu{c}") for c in ids_in(online))  # noqa: E731
     kinds = {f"cpu_{name}": tree.exists(f"{CPU_DIR}/{name}") for name in ("online", "present", "isolated")}
     for kind, paths in _CPU_FILES.items():
         kinds[kind] = any(tree.exists(f"{cpu}/{path}") for path in paths)
     for kind, name in (("node", ""), ("node_cpulist", "cpulist"), ("node_distance", "distance")):
         kinds[kind] = tree.exists(f"{node}/{name}")
     kinds["node_hugepages"] = tree.exists(f"{node}/hugepages")
-    kinds["node_cpu_links"] = links()
+    kinds["node_cpu_links"] = any(tree.exists(f"{node}/cpu{cpu_id}") for cpu_id in ids_in(online))
     kinds["pci"] = bool(tree.names("bus/pci/devices"))
     return kinds
 

@@ -5,9 +5,8 @@ and no CPUs (CXL, HBM, a GPU's memory), or neither. A row of ``distance`` has on
 ascending order of id: it is never indexed by id.
 
 A CPU is in the one node whose map has it. Where maps overlap (broken firmware), the link ``nodeN/cpuM``
-decides if exactly one node has it, else the node with the fewest CPUs. ``NumaNode``
-then holds the CPUs that went to it, so that nodes stay disjoint for placement; the maps as they were read
-are kept with it.
+decides if exactly one node has it, else the node with the fewest CPUs. ``NumaNode`` then holds the CPUs that
+went to it, so that nodes stay disjoint for placement; the maps as they were read are kept with it.
 """
 
 from __future__ import annotations

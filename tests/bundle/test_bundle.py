@@ -20,7 +20,7 @@ from proxy.bundle.sources import pack
 from proxy.cli.main import cli, command_line
 from proxy.topology.build import described
 from proxy.topology.reader import read_machine
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 from tests.cli.conftest import _serving
 
 COUNT = 40

@@ -13,7 +13,7 @@ from proxy.config import Config, parse
 from proxy.config.cluster_config import FILE_NAME
 from proxy.model.errors import ConfigError, UsageError
 from proxy.topology.build import described
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 
 @pytest.fixture

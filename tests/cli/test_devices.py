@@ -22,7 +22,7 @@ from proxy.engine.node_events import DevicesChanged
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
 from proxy.model.workload import KubeQos
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.answers import check
 from tests.testkit.daemon import MACHINE, DaemonNode, run, temporary_node
 from tests.testkit.pci_tree import PciTree

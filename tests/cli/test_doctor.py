@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from proxy.cli.main import cli, command_line
 from proxy.doctor.checks import CHECKS
 from proxy.topology.build import described
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.answers import check
 
 DOCUMENT = Path(__file__).parents[2] / "docs/doctor.md"

@@ -24,7 +24,7 @@ from proxy.demo.environment import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.telemetry import metrics
 from proxy.topology.build import described
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/hooks.md"

@@ -17,7 +17,7 @@ from proxy.cli.topology import to_text
 from proxy.model.errors import CannotCreateError, ConfigError, InputError, TopoproxyError, UsageError
 from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 POD = """\
 apiVersion: v1

@@ -21,7 +21,7 @@ from proxy.demo.client import DemoPod
 from proxy.doctor.checks import CHECKS, EARLIEST, CheckResult, examine
 from proxy.doctor.gather import NodePaths, gather
 from proxy.model.errors import ConfigError
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 THEIRS = "unix:///run/containerd/containerd.sock"

@@ -13,7 +13,7 @@ from proxy.admin.client import query_admin
 from proxy.cli.release import release
 from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.daemon import MACHINE, DaemonNode, run
 from tests.testkit.waiting import until
 

@@ -20,7 +20,7 @@ from proxy.simulate.machines import (
 )
 from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 MACHINE = described(2, 1, 4, 2)
 FACTS = json.loads(json.dumps(machine_to_json(MACHINE)))

@@ -27,7 +27,7 @@ class Node(DaemonNode):
     popen: subprocess.Popen[bytes]
 
     def start(self) -> None:
-        from proxy.topology.sysfs_tree import write_sysfs
+        from proxy.topology.sysfs_writer import write_sysfs
 
         write_sysfs(self.machine, self.directory / "machine")
         roots = {"sysfsRoot": "machine/sys", "procfsRoot": "machine/proc", "cgroupRoot": "cgroup"}

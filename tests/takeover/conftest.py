@@ -23,7 +23,7 @@ from proxy.demo.runtime import StandInRuntime
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
 from proxy.topology.build import described
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 EIGHT = CpuSet(range(8))
 

@@ -14,7 +14,7 @@ from proxy.model.errors import TopologyError, UsageError
 from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
 from proxy.topology.picture import render
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 MACHINE = described(2, 1, 4, 2)
 

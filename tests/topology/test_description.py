@@ -11,7 +11,7 @@ from proxy.topology.build import described
 from proxy.topology.description import load_machine, machine_from_json
 from proxy.topology.facts import machine_to_json
 from proxy.topology.reader import read_machine
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 
 def minimal() -> dict:
@@ -76,6 +76,7 @@ def edited(path: list, value: object) -> dict:
         (edited(["cores"], {"0": "0-3"}), "cores and the column core"),
         (edited(["llc"], {"0": {"cpus": "0-3", "level": 3}}), "llc and the column llc"),
         (edited(["llc"], {"0": {"cpus": "0-3"}}), "level must be a number"),
+        (edited(["llc"], {"a": {"cpus": "0-3", "level": 3}}), "llc a: the key is not the id of a CPU"),
         (edited(["numa", "nodes"], []), "numa.nodes must be a list"),
         (edited(["numa", "nodes", 1, "id"], -4), "id must be a number"),
         (edited(["numa", "nodes", 0, "id"], 4), "ascending order"),

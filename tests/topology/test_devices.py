@@ -359,7 +359,7 @@ def test_a_cdi_name_has_the_nodes_of_its_device_files(host: Host) -> None:
         ("a.com/gpu=0", Mask((0,)), f"{card} {by}"),
         ("a.com/gpu=all", Mask((0, 1)), f"{card}, {nic} {by}"),
         ("a.com/gpu=net", Mask((1,)), f"{nic} {by}"),
-        ("a.com/gpu=none", None, f"{host.cdi}/gpu.json names no device file with a place for it"),
+        ("a.com/gpu=none", None, f"{host.cdi}/gpu.json names no device file with a known location for it"),
         ("a.com/gpu=gone", None, "no CDI spec names it"),
     ]
 
@@ -432,7 +432,7 @@ def test_a_device_leads_to_the_pci_functions_that_carry_it(host: Host) -> None:
     spec = {"kind": "v.com/x", "devices": [{"name": "both", "containerEdits": edits}, {"name": "none"}]}
     host.write("x.json", json.dumps(spec), host.cdi)
     devices = host.devices()
-    assert devices.described() == ["v.com/x=both", "v.com/x=none"]
+    assert devices.cdi_names() == ["v.com/x=both", "v.com/x=none"]
     assert devices.located("/dev/infiniband/uverbs0").functions == ("0000:5e:00.0",)
     assert devices.located("v.com/x=both").functions == ("0000:5e:00.0", "0000:81:00.0")
     assert devices.located("v.com/x=none").functions == ()

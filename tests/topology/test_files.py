@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.topology.files import SysfsTree, parse_mask
-from proxy.topology.sysfs_tree import mask_text
+from proxy.topology.sysfs_writer import mask_text
 
 
 @pytest.mark.parametrize(

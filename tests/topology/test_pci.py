@@ -10,7 +10,7 @@ import pytest
 from proxy.model.idset import Mask
 from proxy.topology.build import described
 from proxy.topology.pci import PciFunction, nvidia_addresses, pci_functions
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.pci_tree import PciTree
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "machines"

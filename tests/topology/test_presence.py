@@ -10,7 +10,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
 from proxy.topology.build import described
 from proxy.topology.reader import is_same, read_machine
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.changed_copy import changed_copy
 
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from proxy.topology.description import machine_from_json
 from proxy.topology.facts import machine_to_json
 from proxy.topology.picture import render
 from proxy.topology.reader import read_machine
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 
 MACHINES = Path(__file__).resolve().parents[2].parent / "shared" / "machines"
 ARCHIVES = sorted(MACHINES.glob("*.tar.bz2"))

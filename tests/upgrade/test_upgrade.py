@@ -20,7 +20,7 @@ from proxy.model import schema_ids
 from proxy.model.errors import PermissionDeniedError
 from proxy.topology.build import described
 from proxy.topology.reader import read_machine
-from proxy.topology.sysfs_tree import write_sysfs
+from proxy.topology.sysfs_writer import write_sysfs
 from proxy.upgrade.checks import CHECKS, UpgradeFacts, examine, unit_changes
 from proxy.upgrade.gather import UNITS, gather
 from tests.cli.conftest import _serving
