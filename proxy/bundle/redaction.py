@@ -67,7 +67,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?")
 
 @functools.cache
 def vocabulary() -> frozenset[str]:
-    """Return the words that the source of topoproxy has, in small letters."""
+    """Return the words that the source of topoproxy has, in lower case."""
     words: set[str] = set()
     for file in sorted(ROOT.rglob("*.py")):
         if "api" in file.relative_to(ROOT).parts[:1]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from proxy.config.kinds import TRUTH, SettingKind, choice, duration, text_schema, whole
+from proxy.config.kinds import BOOLEAN, SettingKind, choice, duration, text_schema, whole
 from proxy.config.nested_values import YamlNode, meant
 from proxy.config.setting import key
 from proxy.model.admission import AdmissionRules, BeyondLimit, Namespaces, ResourceStatusMode
@@ -288,7 +288,7 @@ class AdmissionConfig:
         default=False,
         metadata=key(
             "nameOthers",
-            TRUTH,
+            BOOLEAN,
             "Rejections, which the events of a pod show, name the other pods that have the CPUs. The log "
             "and topoproxy explain name them in any case.",
             live=True,

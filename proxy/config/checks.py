@@ -61,7 +61,7 @@ def check_start(config: Config, machine: Machine) -> list[str]:
     if problems := list(_unsatisfiable(config, machine)):
         raise refuse(config.source, problems)
     return [
-        *(f"{what}: that counts when it is back" for what in _away(config, machine)),
+        *(f"{what}: this takes effect when it is back online" for what in _away(config, machine)),
         *ineffective(config),
         *config.former_keys,
     ]
@@ -156,7 +156,7 @@ def _allowed(config: Config) -> Iterator[str]:
     allowed = config.cluster_config.allowed
     yield from faults(allowed, config)
     if allowed and config.cluster_facts.directory is None:
-        yield "clusterConfig.allowed: has no use without clusterFacts.directory"
+        yield "clusterConfig.allowed: has no effect without clusterFacts.directory"
 
 
 def _sockets(config: Config) -> Iterator[str]:
@@ -186,7 +186,10 @@ def _device_plugins(config: Config) -> Iterator[str]:
     if plugins.shim:
         directories["shimDirectory"] = plugins.shim_directory
         if plugins.shim_directory == plugins.socket_directory:
-            yield "devicePlugins.shimDirectory: it is socketDirectory, where nothing is handed on to kubelet"
+            yield (
+                "devicePlugins.shimDirectory: must differ from socketDirectory, whose registrations are not "
+                "forwarded to kubelet"
+            )
     for name, directory in directories.items():
         if kubelets == directory or kubelets in directory.parents:
             yield f"devicePlugins.{name}: {directory} is kubelet's own, and its sockets would be removed"
@@ -242,14 +245,14 @@ def _kubelet(config: Config) -> Iterator[str]:
     addresses = {"pods": kubelet.pods, "configz": kubelet.configz}
     plain = [f"kubelet.{key} {address}" for key, address in addresses.items() if address.startswith("http:")]
     if set_keys and not any(addresses.values()):
-        yield f"{set_keys[0]}: has no use without kubelet.pods or kubelet.configz"
+        yield f"{set_keys[0]}: has no effect without kubelet.pods or kubelet.configz"
     elif set_keys and not any(address.startswith("https:") for address in addresses.values()):
-        yield f"{set_keys[0]}: has no use with {' and '.join(plain)}, only with https://"
+        yield f"{set_keys[0]}: has no effect with {' and '.join(plain)}, only with https://"
     if (kubelet.cert_file is None) != (kubelet.key_file is None):
         present, other = ("certFile", "keyFile") if kubelet.cert_file else ("keyFile", "certFile")
         yield f"kubelet.{present}: needs kubelet.{other} too"
     if kubelet.ca_file and kubelet.insecure_skip_verify:
-        yield "kubelet.caFile: has no use with kubelet.insecureSkipVerify"
+        yield "kubelet.caFile: has no effect with kubelet.insecureSkipVerify"
     own = {config.listen: "listen", config.runtime: "runtime", config.admin_path: "adminSocket"}
     for key, path in (("podsApi", kubelet.pods_api), ("podResources", kubelet.pod_resources)):
         if path in own:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.config.kinds import OPTIONAL_FILE, TRUTH, SettingKind, choice, duration, text_schema, whole
+from proxy.config.kinds import BOOLEAN, OPTIONAL_FILE, SettingKind, choice, duration, text_schema, whole
 from proxy.config.setting import key
 
 _NAME = r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
@@ -61,7 +61,7 @@ class ClusterConfig:
     )
     numatopology: bool = field(
         default=True,
-        metadata=key("numatopology", TRUTH, "Publish a Numatopology (Volcano) where its CRD is installed."),
+        metadata=key("numatopology", BOOLEAN, "Publish a Numatopology (Volcano) where its CRD is installed."),
     )
     node_resource_topology: TopologyObject = field(
         default=TopologyObject.AUTO,
@@ -77,17 +77,19 @@ class ClusterConfig:
         default=True,
         metadata=key(
             "podAnnotations",
-            TRUTH,
+            BOOLEAN,
             "Write the annotation resource-status (Koordinator) to pods whose CPUs were chosen on the node.",
         ),
     )
     events: bool = field(
         default=True,
-        metadata=key("events", TRUTH, "Write Events about pods: placed, rejected, drift repaired."),
+        metadata=key("events", BOOLEAN, "Write Events about pods: placed, rejected, drift repaired."),
     )
     node_condition: bool = field(
         default=True,
-        metadata=key("nodeCondition", TRUTH, "Maintain the condition TopologyPlacement of the Node object."),
+        metadata=key(
+            "nodeCondition", BOOLEAN, "Maintain the condition TopologyPlacement of the Node object."
+        ),
     )
 
 
@@ -135,13 +137,13 @@ class RejectedPodsConfig:
     )
     without_controller: bool = field(
         default=False,
-        metadata=key("withoutController", TRUTH, "Also end pods that no controller would replace."),
+        metadata=key("withoutController", BOOLEAN, "Also end pods that no controller would replace."),
     )
     delete_fallback: bool = field(
         default=False,
         metadata=key(
             "deleteFallback",
-            TRUTH,
+            BOOLEAN,
             "Delete a pod where the API server does not permit its eviction. A disruption budget is "
             "respected in any case.",
         ),

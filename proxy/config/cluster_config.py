@@ -98,7 +98,7 @@ def faults(allowed: tuple[str, ...], config: Any) -> Iterator[str]:
         if name.partition(".")[0] in _NEVER:
             yield f"clusterConfig.allowed: {name} is never set by the cluster"
         elif name not in settings and name not in sections:
-            yield f"clusterConfig.allowed: {name} is no key{meant(name, [*settings, *sections])}"
+            yield f"clusterConfig.allowed: {name} is not a key{meant(name, [*settings, *sections])}"
         elif name in settings and not settings[name].live:
             yield f"clusterConfig.allowed: {name} needs a restart, so the cluster cannot set it"
 

@@ -58,10 +58,10 @@ def parse_address(text: str) -> str:
     """Read ``https://HOST:PORT`` or ``http://HOST:PORT``.
 
     Args:
-        text: The address; blanks around it and a slash behind it are ignored.
+        text: The address; blanks around it and a trailing slash are ignored.
 
     Returns:
-        The address in small letters.
+        The address in lower case.
 
     Raises:
         ValueError: It is not an endpoint; the message says what is missing.

@@ -11,10 +11,10 @@ from proxy.config.admission import NAMESPACES
 from proxy.config.enums import FailurePolicy
 from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.kinds import (
+    BOOLEAN,
     DIRECTORY,
     OPTIONAL_FILE,
     OPTIONAL_SOCKET,
-    TRUTH,
     SettingKind,
     choice,
     duration,
@@ -37,9 +37,8 @@ class HookSettings:
     """The settings of one hook.
 
     Attributes:
-        timeout: Seconds for one answer; None where it is not set.
-        policy: None where it is not set.
-        config: The hook's own keys, with plain values: texts, numbers, truths, tuples and ``FrozenMapping``.
+        timeout: Seconds for one answer; None where it is not set. policy: None where it is not set. config:
+        The hook's own keys, with plain values: strings, numbers, booleans, tuples and ``FrozenMapping``.
             None where it is not set.
     """
 
@@ -166,7 +165,7 @@ class HooksConfig:
         serve: None where Koordinator's hook protocol is not served.
     """
 
-    enabled: bool = field(default=True, metadata=key("enabled", TRUTH, "Load hooks and call them."))
+    enabled: bool = field(default=True, metadata=key("enabled", BOOLEAN, "Load hooks and call them."))
     directory: Path = field(
         default=Path("/etc/topoproxy/hooks.d"),
         metadata=key(
@@ -241,7 +240,9 @@ class HooksConfig:
     )
     owned_cpus: bool = field(
         default=False,
-        metadata=key("ownedCPUs", TRUTH, "Hooks may let containers run on CPUs that another container owns."),
+        metadata=key(
+            "ownedCPUs", BOOLEAN, "Hooks may let containers run on CPUs that another container owns."
+        ),
     )
     serve: Path | None = field(
         default=None,

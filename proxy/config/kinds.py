@@ -1,9 +1,8 @@
 """Kinds of settings: converting a text of YAML or of the command line to a value, and back.
 
-A value is always read from the text that the user wrote, never from what YAML
-makes of it: so ``none``, ``off``, ``1`` and ``010`` stay what they look like,
-and the command line follows the same rules as the file. What YAML takes the
-text for (its tag) only decides whether the type is right.
+A value is always read from the text that the user wrote, never from what YAML makes of it: so ``none``,
+``off``, ``1`` and ``010`` stay what they look like, and the command line follows the same rules as the file.
+What YAML takes the text for (its tag) only decides whether the type is right.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class SettingKind:
         wants: A description of a valid value ("a duration such as 10s").
         read: Text to value; raises ValueError or ConfigError with the cause. Kinds of lists and of keys with
             values are given a ``YamlNode`` instead, and raise its faults.
-        show: Value to a text that reads back as the same value; lists and dictionaries of texts and whole
-            numbers for the kinds that are more than a text.
+        show: Value to a text that reads back as the same value; lists and dictionaries of strings and whole
+            numbers for the kinds that are not scalars.
         tags: YAML's short types that are right for it (``str``, ``int``, ``float``, ``bool``, ``map``, ...).
         bounded: True when ``wants`` says more than the key's explanation does.
         schema: JSON Schema of the value as YAML 1.2 or JSON has it; ``read`` may be stricter.
@@ -111,7 +110,7 @@ def whole(low: int, high: int) -> SettingKind:
     return SettingKind(wants, read, str, frozenset({"int"}), bounded=True, schema=schema)
 
 
-def _read_truth(text: str) -> bool:
+def _read_boolean(text: str) -> bool:
     if text.lower() in {"true", "yes", "on"}:
         return True
     if text.lower() in {"false", "no", "off"}:
@@ -119,9 +118,9 @@ def _read_truth(text: str) -> bool:
     raise ValueError(f"{text!r} is not true or false")
 
 
-TRUTH = SettingKind(
+BOOLEAN = SettingKind(
     "true or false",
-    _read_truth,
+    _read_boolean,
     lambda v: "true" if v else "false",
     frozenset({"bool"}),
     schema={"type": "boolean"},
@@ -252,7 +251,7 @@ def read_amount(text: str, milli: bool = False) -> int:
     """
     amount = parse_quantity(text, milli=milli)
     if amount < 0:
-        raise ValueError(f"{text} is less than nothing")
+        raise ValueError(f"{text} is negative")
     return amount
 
 

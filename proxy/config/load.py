@@ -1,7 +1,7 @@
 """Reads a ``Config`` from YAML text and command-line options; errors name the file, the line and the key.
 
-The file is composed into nodes and not constructed into objects: nodes still
-know their line, repeated keys, and the text as it was written.
+The file is composed into nodes and not constructed into objects: nodes still know their line, repeated keys,
+and the text as it was written.
 
 Drop-ins, in the directory ``config.d`` next to the configuration file, are merged over the file in the order
 of their names, key by key: keys with values are merged, at any depth, and everything else (words, numbers,

@@ -64,7 +64,7 @@ class YamlNode:
         """Iterate over keys and their values.
 
         Raises:
-            SettingError: It has none, or a key is not a text or occurs twice.
+            SettingError: It has none, or a key is not a string or occurs twice.
         """
         if self._node.id != "mapping":
             raise self.fault(f"must be {wants}, not {clash(self._node)}")
@@ -92,8 +92,8 @@ class YamlNode:
         """Return the whole content as plain values that cannot change.
 
         Returns:
-            A text, a number, a truth, a tuple, or a ``FrozenMapping`` with texts as keys. What YAML 1.1 takes
-            for a number and people do not (``010``, ``1:30``, ``0x1f``) is the text that was written.
+            A string, a number, a boolean, a tuple, or a ``FrozenMapping`` with strings as keys. What YAML 1.1
+            takes for a number and people do not (``010``, ``1:30``, ``0x1f``) is the text that was written.
 
         Raises:
             SettingError: Something has no value, is nested too deep, or is too much.

@@ -1,8 +1,8 @@
 """The configuration: one frozen value, each field with its YAML key, its bounds and its explanation.
 
-The same table reads the file, checks the command line, and prints the
-defaults (``topoproxy check-config --defaults``), so the three cannot differ.
-Where kubelet has a setting, its name and its words are used.
+The same table reads the file, checks the command line, and prints the defaults
+(``topoproxy check-config --defaults``), so the three cannot differ. Where kubelet has a setting, its name and
+its terms are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxy.config.enums import (
 )
 from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HooksConfig
-from proxy.config.kinds import CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, TRUTH, choice, duration, whole
+from proxy.config.kinds import BOOLEAN, CPUS, DIRECTORY, OPTIONAL_SOCKET, SOCKET, choice, duration, whole
 from proxy.config.list_kinds import CPU_OPTIONS, EVICTION, RESERVED_MEMORY, TOPOLOGY_OPTIONS, Reserved
 from proxy.config.origin import Origin
 from proxy.config.sections import (
@@ -288,7 +288,7 @@ class Config:
         default=False,
         metadata=key(
             "releaseAtStop",
-            TRUTH,
+            BOOLEAN,
             "On SIGTERM, restore for all containers what they would have without topoproxy, within "
             "drainTimeout; the next start places them again.",
             live=True,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proxy.config.enums import LogFormat, LogLevel, OwnerPartitions
 from proxy.config.kinds import (
+    BOOLEAN,
     BYTES,
     CPU_AMOUNT,
     CPUS,
@@ -14,7 +15,6 @@ from proxy.config.kinds import (
     OPTIONAL_ADDRESS,
     OPTIONAL_FILE,
     OPTIONAL_SOCKET,
-    TRUTH,
     choice,
     duration,
     whole,
@@ -128,7 +128,9 @@ class KubeletConfig:
     )
     insecure_skip_verify: bool = field(
         default=False,
-        metadata=key("insecureSkipVerify", TRUTH, "Accept any certificate from kubelet, even a forged one."),
+        metadata=key(
+            "insecureSkipVerify", BOOLEAN, "Accept any certificate from kubelet, even a forged one."
+        ),
     )
     timeout: float = field(
         default=0.5,
@@ -166,7 +168,7 @@ class DevicePluginsConfig:
 
     enabled: bool = field(
         default=False,
-        metadata=key("enabled", TRUTH, "Serve device plug-ins, and assign their devices to containers."),
+        metadata=key("enabled", BOOLEAN, "Serve device plug-ins, and assign their devices to containers."),
     )
     socket_directory: Path = field(
         default=Path("/var/lib/topoproxy/device-plugins"),
@@ -234,7 +236,7 @@ class KoordinatorConfig:
         default=True,
         metadata=key(
             "systemCPUsExclusive",
-            TRUTH,
+            BOOLEAN,
             "Nothing else runs on systemCPUs.",
             live=True,
             rule="system_cpus_exclusive",
@@ -361,7 +363,7 @@ class SettleConfig:
         default=True,
         metadata=key(
             "enabled",
-            TRUTH,
+            BOOLEAN,
             "Also send each new cpuset to the runtime, so that it does not restore an old one.",
             live=True,
         ),

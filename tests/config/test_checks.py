@@ -80,24 +80,27 @@ def refused(text: str) -> str:
                 "and kubeReserved, systemReserved and evictionHard say 2Gi"
             ),
         ),
-        ("kubelet: {tokenFile: /t}", "kubelet.tokenFile: has no use without kubelet.pods or kubelet.configz"),
+        (
+            "kubelet: {tokenFile: /t}",
+            "kubelet.tokenFile: has no effect without kubelet.pods or kubelet.configz",
+        ),
         (
             "kubelet: {insecureSkipVerify: true}",
-            "kubelet.insecureSkipVerify: has no use without kubelet.pods or kubelet.configz",
+            "kubelet.insecureSkipVerify: has no effect without kubelet.pods or kubelet.configz",
         ),
         (
             "kubelet: {pods: 'http://localhost:10255', caFile: /c}",
-            "kubelet.caFile: has no use with kubelet.pods http://localhost:10255, only with https://",
+            "kubelet.caFile: has no effect with kubelet.pods http://localhost:10255, only with https://",
         ),
         (
             "kubelet: {pods: 'http://a:1', configz: 'http://a:2', caFile: /c}",
-            "kubelet.caFile: has no use with kubelet.pods http://a:1 and kubelet.configz http://a:2, only",
+            "kubelet.caFile: has no effect with kubelet.pods http://a:1 and kubelet.configz http://a:2, only",
         ),
         ("kubelet: {pods: 'https://a:1', certFile: /c}", "kubelet.certFile: needs kubelet.keyFile too"),
         ("kubelet: {pods: 'https://a:1', keyFile: /c}", "kubelet.keyFile: needs kubelet.certFile too"),
         (
             "kubelet: {pods: 'https://a:1', caFile: /c, insecureSkipVerify: true}",
-            "kubelet.caFile: has no use with kubelet.insecureSkipVerify",
+            "kubelet.caFile: has no effect with kubelet.insecureSkipVerify",
         ),
         ("listen: /l\nkubelet: {podsApi: /l}", "kubelet.podsApi: /l is listen, not a socket of kubelet's"),
         (
@@ -303,7 +306,7 @@ def test_a_daemon_starts_while_parts_of_the_machine_are_offline(
     config = parse(text, "f.yaml")
     (away,) = check_start(config, machine)
     assert reported in away
-    assert away.endswith(": that counts when it is back")
+    assert away.endswith(": this takes effect when it is back online")
     with pytest.raises(ConfigError, match=re.escape(reported)):
         check_against(config, machine)
 
@@ -333,7 +336,7 @@ def test_the_directories_of_device_plugins_are_not_kubelets() -> None:
     assert "is kubelet's own" in refused(section(f"socketDirectory: {kubelets}"))
     assert "is kubelet's own" in refused(section(f"shim: [a.b/c], shimDirectory: {kubelets}/x"))
     same = section("shim: [a.b/c], shimDirectory: /a, socketDirectory: /a")
-    assert "nothing is handed on" in refused(same)
+    assert "must differ from socketDirectory" in refused(same)
 
 
 def test_device_plugins_without_a_source_of_pods_are_named() -> None:

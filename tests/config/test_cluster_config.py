@@ -164,7 +164,7 @@ def test_an_error_in_the_nodes_own_file_remains_an_error(node: NodeFiles) -> Non
         ("[hooks]", "hooks is never set by the cluster"),
         ("[hooks.settings]", "hooks.settings is never set by the cluster"),
         ("[clusterConfig]", "never set by the cluster"),
-        ("[admisson]", "admisson is no key; did you mean admission"),
+        ("[admisson]", "admisson is not a key; did you mean admission"),
         ("admission", "must be a list of keys"),
         ("['']", "'' is not a key"),
     ],
@@ -178,7 +178,7 @@ def test_some_keys_cannot_be_permitted(node: NodeFiles, allowed: str, why: str) 
 
 def test_permitting_needs_a_directory(node: NodeFiles) -> None:
     node.file.write_text("clusterConfig: {allowed: [log]}")
-    with pytest.raises(ConfigError, match="has no use without clusterFacts"):
+    with pytest.raises(ConfigError, match="has no effect without clusterFacts"):
         load(node.file)
 
 

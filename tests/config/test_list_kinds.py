@@ -148,7 +148,7 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
             "ephemeral-storage: 1Gi",
             "line 1: ephemeral-storage: unknown key; did you mean kubeReserved.ephemeral-st",
         ),
-        ("kubeReserved: {cpu: -1}", "line 1: kubeReserved.cpu: -1 is less than nothing"),
+        ("kubeReserved: {cpu: -1}", "line 1: kubeReserved.cpu: -1 is negative"),
         (
             "kubeReserved: {memory: 1GB}",
             "line 1: kubeReserved.memory: '1GB' is not an amount: 'GB' is not a suffix",
@@ -187,7 +187,7 @@ CPU, TOPOLOGY = "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"
         ),
         (
             "reservedMemory: [{numaNode: 0, limits: {memory: -1}}]",
-            "line 1: reservedMemory[0].limits.memory: -1 is less than nothing",
+            "line 1: reservedMemory[0].limits.memory: -1 is negative",
         ),
         (
             "reservedMemory: [{numaNode: 0, limits: {memory: ~}}]",

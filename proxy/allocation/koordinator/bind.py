@@ -178,9 +178,8 @@ def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, 
     groups = [counts[node] // group for node in order]
     groups_left = n // group
     most = next((k for k in range(1, len(order) + 1) if sum(groups[:k]) >= groups_left), 0)
-    for at in reversed(
-        range(most)
-    ):  # nodes with fewer free CPUs take their part first: the others fill up the rest
+    # Nodes with fewer free CPUs take their part first; the others take the rest.
+    for at in reversed(range(most)):
         part = min(groups[at], groups_left // (at + 1))
         shares[order[at]] = part * group
         groups_left -= part
