@@ -190,10 +190,7 @@ def versions() -> dict[str, object]:
 
 def _doctor(settings: BundleSettings) -> list[dict[str, object]]:
     findings = examine(gather(settings.config, settings.refused, settings.timeout), ())
-    return [
-        {"id": finding.id, "result": finding.result.value, "text": finding.text, "advice": finding.advice}
-        for finding in findings
-    ]
+    return [finding.data() for finding in findings]
 
 
 def _decisions(settings: BundleSettings) -> dict[str, object]:

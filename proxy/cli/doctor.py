@@ -60,20 +60,7 @@ def doctor(
 
 
 def _page(findings: Sequence[Finding], failed: int) -> dict[str, object]:
-    return {"schema": schema_ids.DOCTOR, "ok": not failed, "checks": finding_rows(findings)}
-
-
-def finding_rows(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    """Return findings as plain data."""
-    return [
-        {
-            "id": finding.id,
-            "result": finding.result.value,
-            "text": finding.text,
-            "advice": finding.advice,
-        }
-        for finding in findings
-    ]
+    return {"schema": schema_ids.DOCTOR, "ok": not failed, "checks": [finding.data() for finding in findings]}
 
 
 def finding_lines(findings: Sequence[Finding], failed: int) -> Iterable[str]:

@@ -172,7 +172,7 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         The exit code; for ``serve``, the configuration of the daemon that is to run.
     """
     code: int | Config | None
-    if sys.stdout is None and not _runs_on(sys.argv[1:] if args is None else args):
+    if sys.stdout is None and not _is_service(sys.argv[1:] if args is None else args):
         click.echo("topoproxy: cannot write the output: standard output is closed", err=True)
         return EX_IOERR
     try:
@@ -203,7 +203,7 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
     return code or 0
 
 
-def _runs_on(args: Sequence[str]) -> bool:
+def _is_service(args: Sequence[str]) -> bool:
     """Return whether a command is a service: it writes no output, and may be started with it closed."""
     return bool({"serve", "agent", "scheduler-extender"} & set(args[:1]))
 

@@ -91,13 +91,18 @@ def scheduler_extender(
     host, _, port = listen.rpartition(":")
     namespace, _, name = lease.partition("/")
     if not port.isdecimal() or int(port) > MOST_PORT or not namespace or not name:
-        raise UsageError("cannot start: --listen must be [HOST]:PORT, and --lease NAMESPACE/NAME")
+        raise UsageError(
+            "cannot start the extender: --listen must be [HOST]:PORT, and --lease NAMESPACE/NAME"
+        )
     if plain_http:
         if host not in ("127.0.0.1", "[::1]", "localhost"):
-            raise UsageError("cannot serve without TLS on an address that is not loopback")
+            raise UsageError(
+                f"cannot start the extender: --plain-http needs a loopback address in --listen, not {listen}"
+            )
     elif not (tls_cert and tls_key and client_ca):
         raise UsageError(
-            "cannot start without --tls-cert, --tls-key and --client-ca (or --plain-http on loopback)"
+            "cannot start the extender: it needs --tls-cert, --tls-key and --client-ca"
+            " (or --plain-http on a loopback address)"
         )
     try:
         from proxy.extender.process import ExtenderOptions, run

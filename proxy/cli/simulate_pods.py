@@ -112,7 +112,7 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
 def _machines(options: SimulateOptions) -> list[Named]:
     files, root, nodes = options.machines, options.sysfs_root, options.nodes
     if files and root:
-        raise UsageError("cannot use --machine and --sysfs-root together: which machine is meant?")
+        raise UsageError("cannot use --machine and --sysfs-root together: both name the machine")
     if files:
         return copies(described_machines(files), nodes)
     config = Config() if root else load(options.file)
@@ -161,7 +161,7 @@ def _counter(wanted: bool | None, total: int) -> Iterator[Callable[[], None]]:
 def _data(
     simulations: Sequence[Simulation], findings: Sequence[Findings], notes: Sequence[str]
 ) -> dict[str, object]:
-    pages = [page(simulation, its, notes) for simulation, its in zip(simulations, findings, strict=True)]
+    pages = [page(simulation, found, notes) for simulation, found in zip(simulations, findings, strict=True)]
     if len(pages) == 1:
         return pages[0]
     changed = differences(simulations[0], findings[0], simulations[1], findings[1])

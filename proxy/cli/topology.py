@@ -84,7 +84,7 @@ def topology(
 
     for option, root in (("--sysfs-root", sysfs_root), ("--procfs-root", procfs_root)):
         if description and root:
-            raise UsageError(f"cannot use --machine and {option} together: which machine is meant?")
+            raise UsageError(f"cannot use --machine and {option} together: both name the machine")
     machine = load_machine(description) if description else read_machine(sysfs_root or SYSFS, procfs_root)
     if as_json:
         click.echo(to_text(machine_to_json(machine)))

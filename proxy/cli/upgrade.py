@@ -56,7 +56,7 @@ def upgrade(
     when a check fails, or the new process did not start; with 69 when the daemon does not answer. --describe
     ends with 78 or 77 when the configuration is refused or may not be read, and prints nothing then.
     """
-    from proxy.cli.doctor import finding_lines, finding_rows
+    from proxy.cli.doctor import finding_lines
     from proxy.doctor.checks import CheckResult
     from proxy.interface import interface
     from proxy.upgrade.checks import examine
@@ -75,7 +75,7 @@ def upgrade(
     )
     failed = sum(finding.result is CheckResult.FAIL for finding in findings)
     if as_json:
-        rows = finding_rows(findings)
+        rows = [finding.data() for finding in findings]
         page = {"schema": schema_ids.UPGRADE, "ok": not failed, "checks": rows}
         click.echo(json.dumps(page, indent=1, ensure_ascii=False))
     elif not now or failed:
@@ -85,7 +85,7 @@ def upgrade(
 
         new = replace_daemon(socket, REPLACE_S, after=config.admin_path)
         message = f"process {new.pid} has replaced the daemon"
-        click.echo(f"{message}; calls that were in flight end in the former process", err=as_json)
+        click.echo(f"{message}; calls that were in flight finish in the former process", err=as_json)
         if new.reason:
             click.echo(f"note: it is not ready yet: {new.reason} (topoproxy status)", err=True)
     if failed:

@@ -59,6 +59,10 @@ class Finding(Struct, frozen=True):
     text: str
     advice: str = ""
 
+    def data(self) -> dict[str, object]:
+        """Return the finding as plain data, for JSON."""
+        return {"id": self.id, "result": self.result.value, "text": self.text, "advice": self.advice}
+
 
 Outcome = tuple[CheckResult, str, str]
 OK, WARN, FAIL, SKIP = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL, CheckResult.SKIP

@@ -126,6 +126,8 @@ def run(options: ExtenderOptions) -> int:
     """
     if not all(map(_OBJECT_NAME.fullmatch, options.lease)):
         lease = "/".join(options.lease)
-        raise UsageError(f"cannot start: --lease must be NAMESPACE/NAME, as Kubernetes permits: {lease}")
+        raise UsageError(
+            f"cannot start the extender: --lease must be NAMESPACE/NAME, as Kubernetes permits: {lease}"
+        )
     logs.setup(options.level, options.form, logs.with_own_descriptor(sys.stderr))
     return asyncio.run(_run(options))

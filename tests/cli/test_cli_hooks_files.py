@@ -293,7 +293,7 @@ def test_a_directory_that_cannot_be_read_is_reported(node: Node, monkeypatch: py
     for command in ("enable", "disable"):
         assert node.run(command, "cpus-file") == (
             77,
-            f"topoproxy: cannot look into {node.directory}: Permission denied\n",
+            f"topoproxy: cannot read the directory {node.directory}: Permission denied\n",
         )
 
 

@@ -179,10 +179,7 @@ def test_after_an_invalid_answer_the_directories_are_listed(
     config = serve_admin({"/hooks": lambda: answer})
     code, _, errors = run("hooks", "list", "--config", config)
     assert code == 0
-    assert (
-        "the process that answers there is no daemon with hooks (so this is the state of the directories)"
-        in errors
-    )
+    assert "the process at this socket reports no hooks (so this is the state of the directories)" in errors
 
 
 def test_without_a_daemon_the_directories_are_listed(node: Path, run: Run) -> None:

@@ -205,7 +205,7 @@ def test_progress_is_for_terminals_or_on_request() -> None:
         ("pod.yaml --machine m.json --config no.yaml", ConfigError, "there is no such file"),
         ("pod.yaml --machine m.json --config pod.yaml", ConfigError, "pod.yaml"),
         ("pod.yaml --machine m.json --compare r.yaml", ConfigError, "there is no CPU 99"),
-        ("pod.yaml --machine m.json --sysfs-root .", UsageError, "which machine is meant"),
+        ("pod.yaml --machine m.json --sysfs-root .", UsageError, "both name the machine"),
         ("pod.yaml --machine m.json --explain jab", UsageError, "did you mean default/job"),
     ],
 )

@@ -18,7 +18,7 @@ def options(namespace: str, name: str) -> ExtenderOptions:
 @pytest.mark.parametrize("lease", [("a", "b/c"), ("a", "B"), ("a", "b/"), ("a b", "c"), ("..", "c")])
 def test_a_lease_that_no_object_can_be_is_refused(lease: tuple[str, str]) -> None:
     with pytest.raises(
-        UsageError, match=f"^cannot start: --lease must be NAMESPACE/NAME.*: {'/'.join(lease)}$"
+        UsageError, match=f"^cannot start the extender: --lease must be NAMESPACE/NAME.*: {'/'.join(lease)}$"
     ):
         process.run(options(*lease))
 

@@ -22,8 +22,8 @@ def hooks() -> None:
     \b
     Use one that comes with topoproxy
       topoproxy hooks list --all                     what runs, and what could
-      topoproxy hooks enable 30-cpus-file            from now on
-      topoproxy hooks disable 30-cpus-file           and not any more
+      topoproxy hooks enable 30-cpus-file            start to call it
+      topoproxy hooks disable 30-cpus-file           stop calling it
 
     \b
     Write one

@@ -26,20 +26,20 @@ TEMPLATE = "00-template"
 
 
 def shipped_directory() -> Path:
-    """Return the directory: in the package where it is installed, next to it in a clone."""
+    """Return the directory of the shipped hooks: in an installed package, or next to it in a clone."""
     package = Path(proxy.hooks.__file__).parent
     installed = package / "shipped"
     return installed if installed.is_dir() else package.parents[1] / "hooks"
 
 
 def shipped() -> dict[str, Path]:
-    """Return all of them by name, without the template."""
+    """Return the files of all shipped hooks by name, without the template."""
     files = sorted(shipped_directory().glob("[0-9][0-9]-*.py"))
     return {path.stem: path for path in files if path.stem != TEMPLATE}
 
 
 def template(name: str = TEMPLATE) -> Path:
-    """Return a file that a new one can be made from.
+    """Return the shipped hook file that a new one is made from.
 
     Raises:
         UsageError: None of them has this name.
@@ -49,7 +49,7 @@ def template(name: str = TEMPLATE) -> Path:
 
 
 def full_name(name: str, known: Iterable[str], what: str) -> str:
-    """Find the name that is meant: with ``.py``, or without its number, it is still clear.
+    """Return the full name of a hook, which may be typed with ``.py`` or without its number.
 
     Args:
         name: What was typed.
@@ -173,14 +173,14 @@ def _entries(directory: Path | None, pattern: str) -> list[Path]:
     """Return what is in a directory; nothing where there is none.
 
     Raises:
-        PermissionDeniedError: One may not look.
+        PermissionDeniedError: The directory may not be read.
     """
     if directory is None:
         return []
     try:
         names = os.listdir(directory)  # noqa: PTH208 - Path.glob keeps quiet about directories that cannot be read
     except PermissionError as error:
-        raise PermissionDeniedError(f"cannot look into {directory}: {error.strerror}") from error
+        raise PermissionDeniedError(f"cannot read the directory {directory}: {error.strerror}") from error
     except OSError:
         return []
     return sorted(directory / name for name in names if name[0] != "." and fnmatchcase(name, pattern))
@@ -270,7 +270,7 @@ def new(
         form = 'NN-name (two digits, "-", then characters a-z, 0-9 and "-")'
         raise UsageError(f"cannot create hook {name}: a name is {form}, such as {hint}")
     file_of_source = template(source)
-    # Its text names it where it shows how it is configured.
+    # The file shows an example of its configuration, which has the hook's name as a key.
     text = file_of_source.read_text().replace(f"{file_of_source.stem}:", f"{name}:").encode()
     place, create_directory = directory or former_option, False
     if place is None or not os.path.lexists(place):
@@ -302,8 +302,8 @@ def make_file(path: Path, text: bytes, *, create_directory: bool) -> None:
         create_directory: Make its directory, too, where there is none.
 
     Raises:
-        CannotCreateError: There is a file already, or it cannot be made.
-        PermissionDeniedError: It may not be made.
+        CannotCreateError: There is a file already, or it cannot be created.
+        PermissionDeniedError: The process may not create it.
     """
     if os.path.lexists(path.parent) and not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir may raise
         raise CannotCreateError(f"cannot create {path}: {path.parent} is not a directory")

@@ -64,14 +64,15 @@ def list_hooks(
     except UnavailableError as error:
         from proxy.cli.hooks.offline import from_directories
 
-        if admin is not None:  # what it took the place of says where the directories are
+        # With --admin the configuration was not checked; now its directories are read, so it must be valid.
+        if admin is not None:
             config = read_config(file, {})
         rows, ignored_files = from_directories(config.hooks)
         for message in (str(error), *ignored_files):
             click.echo(f"note: {one_line(message)}", err=True)
         answer = {"schema": schema_ids.HOOKS_LIST, "daemon": False, "hooks": rows}
     entries = [as_map(entry) for entry in as_list(answer.get("hooks"))]
-    entries += _others(entries) if everything else []
+    entries += _not_enabled(entries) if everything else []
     if as_json:
         click.echo(in_json({"schema": schema_ids.HOOKS_LIST, "daemon": True, **answer, "hooks": entries}))
         return
@@ -90,12 +91,12 @@ def _reported(config: Config, timeout: float) -> Mapping[str, object]:
     hint = "so this is the state of the directories"
     answer = as_map(query_daemon(config, "/hooks", timeout, hint=hint))
     if not isinstance(answer.get("hooks"), list):
-        what = "the process that answers there is no daemon with hooks"
+        what = "the process at this socket reports no hooks"
         raise UnavailableError(f"cannot query the daemon at {config.admin_path}: {what} ({hint})")
     return answer
 
 
-def _others(entries: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+def _not_enabled(entries: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return the shipped hooks of which no file is in the directories."""
     names = {entry.get("name") for entry in entries}
     return [

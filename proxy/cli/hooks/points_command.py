@@ -28,7 +28,7 @@ def points(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 
     if markdown:
         if names or as_json:
-            raise UsageError("cannot print one point or JSON as Markdown: leave --markdown or the rest away")
+            raise UsageError("cannot print one point or JSON as Markdown: leave out --markdown or the rest")
         click.echo(reference(), nl=False)
         return
     if as_json:
