@@ -24,13 +24,12 @@ from pathlib import Path
 
 from proxy.backends.cgroup.files import Files, OsFiles, explain
 from proxy.backends.cgroup.group_names import Driver, parent_path, pod_uid
-from proxy.backends.cgroup.hierarchies import elsewhere, has, is_fake_tree, mounted
+from proxy.backends.cgroup.hierarchies import has_controller, is_fake_tree, mounted, mounts_elsewhere
 from proxy.backends.cgroup.search import GroupFinder
-from proxy.backends.cgroup.v2_values import quota_of, quota_text
+from proxy.backends.cgroup.v2_values import UNLIMITED, quota_of, quota_text
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 
-UNLIMITED = -1
 _V1_NAMES = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 _V1_FILE = "cpu.cfs_quota_us"
 _V2_FILE = "cpu.max"
@@ -150,7 +149,7 @@ def open_cpu_groups(root: Path, procfs: Path = Path("/proc")) -> KernelCpuGroups
         tree = FakeCgroups.open(root)
         return KernelCpuGroups(root, tree.version, tree.files)
     found = _at(root) or next(
-        (KernelCpuGroups(*at) for at in mounted(elsewhere(root, procfs), "cpu", _V1_FILE)), None
+        (KernelCpuGroups(*at) for at in mounted(mounts_elsewhere(root, procfs), "cpu", _V1_FILE)), None
     )
     if found is None:
         raise CgroupError(
@@ -168,6 +167,6 @@ def _at(root: Path) -> KernelCpuGroups | None:
         if (mount / _V1_FILE).is_file() and not (mount / "cgroup.controllers").exists():
             return KernelCpuGroups(mount, 1)
     for mount in (root, root / "unified"):
-        if has(mount, "cpu"):
+        if has_controller(mount, "cpu"):
             return KernelCpuGroups(mount, 2)
     return None

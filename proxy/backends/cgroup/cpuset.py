@@ -32,7 +32,7 @@ from msgspec import Struct
 from proxy.backends.cgroup import nesting
 from proxy.backends.cgroup.files import QUICK_BYTES, Files, OsFiles, explain
 from proxy.backends.cgroup.group_names import parent_path
-from proxy.backends.cgroup.hierarchies import elsewhere, has, is_fake_tree, mounted
+from proxy.backends.cgroup.hierarchies import has_controller, is_fake_tree, mounted, mounts_elsewhere
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errnos import GONE
@@ -57,7 +57,7 @@ class KernelCgroups:
         self.root = root
         self._version = version
         self._files: Files = files if files is not None else OsFiles(root)
-        self._cpus, self._mems = kinds(version)
+        self._cpus, self._mems = cpuset_lists(version)
         self._finder = GroupFinder(self._files)
 
     @property
@@ -338,9 +338,9 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
         if (mount / "cpuset.cpus").is_file() and not (mount / "cgroup.controllers").exists():
             return KernelCgroups(mount, 1)
     for mount in (root, root / "unified"):
-        if has(mount, "cpuset"):
+        if has_controller(mount, "cpuset"):
             return KernelCgroups(mount, 2)
-    for mount, version in mounted(elsewhere(root, procfs), "cpuset", "cpuset.cpus"):
+    for mount, version in mounted(mounts_elsewhere(root, procfs), "cpuset", "cpuset.cpus"):
         return KernelCgroups(mount, version)
     raise CgroupError(
         f"cannot find the cpuset controller below {root}: neither a v1 mount {root / 'cpuset'} nor a v2 "
@@ -364,7 +364,7 @@ class CpusetList(Struct, frozen=True):
     type: type[IdSet]
 
 
-def kinds(version: int) -> tuple[CpusetList, CpusetList]:
+def cpuset_lists(version: int) -> tuple[CpusetList, CpusetList]:
     """Return CPUs and memory nodes as they are in cgroup v1 or v2."""
     names_of = ("cpuset.cpus.effective", "cpuset.mems.effective")
     if version == 1:

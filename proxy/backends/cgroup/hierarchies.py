@@ -161,14 +161,14 @@ def read_mounts(procfs: Path) -> list[HierarchyMount]:
         raise
 
 
-def elsewhere(root: Path, procfs: Path) -> list[HierarchyMount]:
+def mounts_elsewhere(root: Path, procfs: Path) -> list[HierarchyMount]:
     """Return the mounts that may be used in place of what is missing below ``cgroupRoot``."""
     mounts = read_mounts(procfs)
     is_of_machine = root == USUAL or any(m.point == root or root in m.point.parents for m in mounts)
     return mounts if is_of_machine else []
 
 
-def has(point: Path, controller: str) -> bool:
+def has_controller(point: Path, controller: str) -> bool:
     """Return whether a v2 hierarchy has a controller."""
     try:
         return controller in (point / "cgroup.controllers").read_text().split()
@@ -188,7 +188,7 @@ def mounted(
         always: A file that v2's groups have without the controller, where that is enough.
     """
     v2: Callable[[Path], bool] = (
-        (lambda p: (p / always).is_file()) if always else (lambda p: has(p, controller))
+        (lambda p: (p / always).is_file()) if always else (lambda p: has_controller(p, controller))
     )
     yield from ((point, 1) for point in mounted_v1(mounts, controller) if (point / file).is_file())
     yield from ((point, 2) for point in mounted_v2(mounts) if v2(point))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.backends.cgroup.files import OsFiles, read_whole
-from proxy.backends.cgroup.hierarchies import elsewhere, has, mounted, mounted_v1
+from proxy.backends.cgroup.hierarchies import has_controller, mounted, mounted_v1, mounts_elsewhere
 from proxy.backends.cgroup.search import GroupFinder
 from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errnos import GONE
@@ -146,7 +146,7 @@ def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None
         procfs: Where our own mount table is.
     """
     parent = root.parent if (root / "cpuset.cpus").is_file() else root
-    mounts = elsewhere(root, procfs)
+    mounts = mounts_elsewhere(root, procfs)
     sets = parent / "cpuset"
     cpusets = sets if (sets / "cpuset.cpus").is_file() else next(mounted_v1(mounts, "cpuset"), None)
     # On v2 a group may have this name, too; only v2's have this file.
@@ -154,7 +154,7 @@ def open_memory(root: Path, procfs: Path = Path("/proc")) -> KernelMemory | None
         huge = parent / "hugetlb"
         return KernelMemory(parent / "memory", 1, huge if huge.is_dir() else None, cpusets)
     for mount in (root, root / "unified"):
-        if has(mount, "memory"):
+        if has_controller(mount, "memory"):
             return KernelMemory(mount, 2, mount, cpusets)
     for mount, version in mounted(mounts, "memory", _STAT):
         tree = mount if version == 2 else next(mounted_v1(mounts, "hugetlb"), None)

@@ -117,13 +117,13 @@ class KernelPartitions:
         self, path: str, cpus: CpuSet, kind: str, exclusive_added: Mapping[str, CpuSet]
     ) -> PartitionState:
         """Make a group a partition; see ``Partitions.make``."""
-        is_new = self._held(path, EXCLUSIVE) is not None
+        has_exclusive_file = self._held(path, EXCLUSIVE) is not None
         try:
             for above in sorted(exclusive_added, key=len):
                 self._put(
                     above, EXCLUSIVE, (self._held(above, EXCLUSIVE) or CpuSet()) | exclusive_added[above]
                 )
-            if is_new:
+            if has_exclusive_file:
                 self._put(path, EXCLUSIVE, cpus)
             self._put(path, PARTITION, kind)
             state = self.read(path)
@@ -137,7 +137,7 @@ class KernelPartitions:
             return state
         self.end(path, cpus, exclusive_added)
         why = state.reason or NO_WORD
-        return PartitionState(kind, valid=False, reason=why if is_new else f"{why}; {OLD}")
+        return PartitionState(kind, valid=False, reason=why if has_exclusive_file else f"{why}; {OLD}")
 
     def end(self, path: str, cpus: CpuSet, exclusive_added: Mapping[str, CpuSet]) -> None:
         """Make a group a member; see ``Partitions.end``."""

@@ -27,7 +27,7 @@ def quota_of(text: str) -> int:
 
 
 def quota_text(quota: int) -> str:
-    """Write a quota for ``cpu.max``; alone it leaves the period as it is."""
+    """Write a quota for ``cpu.max``; without a period, the file keeps its period."""
     return "max" if quota == UNLIMITED else str(quota)
 
 

@@ -35,7 +35,7 @@ LARGEST = 64 << 20
 _CHUNK = 1 << 16
 _LONGEST_REASON = 200
 _LONGEST_TOKEN = 1 << 16
-_WHO = "; name the file of a valid token or certificate"
+_CREDENTIALS_HINT = "; name the file of a valid token or certificate"
 
 
 class _Page(Struct, frozen=True):
@@ -226,7 +226,9 @@ def _body(response: http.client.HTTPResponse, page: _Page) -> bytes:
     if response.status != 200:
         text = " ".join(response.read(_LONGEST_REASON).decode("ascii", "replace").split())
         text = "".join(c if c.isprintable() else "?" for c in text)
-        hint = {401: _WHO, 403: f"; allow get on {page.right} or nodes/proxy"}.get(response.status, "")
+        hint = {401: _CREDENTIALS_HINT, 403: f"; allow get on {page.right} or nodes/proxy"}.get(
+            response.status, ""
+        )
         raise ValueError(f"it answers {response.status} {response.reason}: {text or 'no reason given'}{hint}")
     promised = response.length
     chunks, size = [], 0

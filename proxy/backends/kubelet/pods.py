@@ -56,7 +56,7 @@ def read_items(content: bytes, kind: str) -> Iterator[object]:
         ValueError: It is not JSON, or no such list; items before the fault were given.
         RecursionError: It is nested too deeply.
     """
-    text = _Text(content.decode())
+    text = _JsonCursor(content.decode())
     for key in text.fields():
         if key == "items" and text.takes("["):
             yield from text.rest_of_list()
@@ -65,10 +65,10 @@ def read_items(content: bytes, kind: str) -> Iterator[object]:
         if (key == "kind" and value != kind) or (key == "items" and value is not None):
             raise ValueError(f"it is not a {kind}")
     if text.next():
-        raise ValueError(f"there is more behind its end at character {text.at}")
+        raise ValueError(f"there is more text after its end, at character {text.at}")
 
 
-class _Text:
+class _JsonCursor:
     """JSON text, and how far it is read."""
 
     def __init__(self, text: str) -> None:
@@ -77,7 +77,7 @@ class _Text:
         self.at = 0
 
     def next(self) -> str:
-        """Return the next character behind blanks; empty at the end."""
+        """Return the next character after blanks; empty at the end."""
         blanks = _SPACE.match(self._text, self.at)
         self.at = blanks.end() if blanks else self.at
         return self._text[self.at : self.at + 1]
@@ -146,8 +146,8 @@ class PodList:
 
         Args:
             uid: As in PodSandboxMetadata.
-            namespace: The same.
-            name: The same.
+            namespace: As in PodSandboxMetadata.
+            name: As in PodSandboxMetadata.
 
         Returns:
             The pod, or None where kubelet does not know it.
@@ -173,14 +173,14 @@ class PodList:
         self._requested_at[uid] = self._started = now
         self._items, self._failure = {}, ""
         try:
-            self._items = _index(self._fetch())
+            self._items = _read_index(self._fetch())
         except KubeletError as error:
             self._failure = str(error)
             ended = self._clock()
             self._rest_until = ended + min(PAUSE_FACTOR * (ended - now), LONGEST_PAUSE_S)
 
 
-def _index(content: bytes) -> PodIndex:
+def _read_index(content: bytes) -> PodIndex:
     """Read a list of pods."""
     try:
         return index_pods(read_items(content, "PodList"))
@@ -192,7 +192,7 @@ def index_pods(items: Iterable[object]) -> PodIndex:
     """Return pods without the fields that are not used here: by uid, and by hash, namespace and name."""
     index: PodIndex = {}
     for item in items:
-        _file(item, index)
+        _add_pod(item, index)
     return index
 
 
@@ -201,7 +201,7 @@ def pod_in(index: PodIndex, uid: str, namespace: str, name: str) -> Item | None:
     return index.get((uid,)) or index.get((uid, namespace, name))
 
 
-def _file(item: object, index: PodIndex) -> None:
+def _add_pod(item: object, index: PodIndex) -> None:
     """Index an item by its uid; an item without a uid is ignored."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     if not isinstance(item, dict) or not isinstance(metadata, dict):

@@ -113,7 +113,7 @@ class StateFile:
         self._stamp, self._content = stamp, content
 
     def _failed(self, cause: str) -> None:
-        """Return why it cannot be read; the last good content stays in effect."""
+        """Record why the file cannot be read; its last good content stays in effect."""
         stands = "; its last content stays in effect" if self._contents.checkpoint is not None else ""
         contents = StateFileContents(
             self._contents.checkpoint, f"cannot use kubelet's state file {self.path}: {cause}{stands}"

@@ -259,7 +259,10 @@ class RegistrationServer:
     def _forward(self, other: ForwardTarget, request: pb.RegisterRequest) -> None:
         path = socket_of(self._directory, request.endpoint)
         if path.parent != self._directory:
-            raise InputError(f"cannot hand {quoted(request.endpoint)} on: it is in a directory of its own")
+            endpoint = quoted(request.endpoint)
+            raise InputError(
+                f"cannot forward the registration of {endpoint}: the endpoint is not in this directory"
+            )
         other.forward(request, path)
         self._forwarded.add(path)
         self._telemetry.count(metrics.DEVICE_PLUGIN_REGISTRATIONS, result="forwarded")

@@ -10,11 +10,11 @@ from proxy.backends.cgroup.hierarchies import (
     HierarchyMount,
     MountedPath,
     below,
-    elsewhere,
     group_line,
     mounted,
     mounted_v1,
     mounted_v2,
+    mounts_elsewhere,
     parse_mounts,
     read_mounts,
     root_of,
@@ -113,11 +113,11 @@ def lay(root: Path, mountinfo: str) -> Path:
 def test_mounts_are_only_taken_where_the_root_is_the_machines_own(tmp_path: Path) -> None:
     point = tmp_path / "sys/cpuset"
     procfs = lay(tmp_path, f"34 31 0:31 / {point} rw - cgroup cgroup rw,cpuset\n")
-    assert [m.point for m in elsewhere(tmp_path / "sys", procfs)] == [point]
-    assert [m.point for m in elsewhere(point, procfs)] == [point]
-    assert [m.point for m in elsewhere(Path("/sys/fs/cgroup"), procfs)] == [point]
-    assert elsewhere(tmp_path / "sy", procfs) == []
-    assert elsewhere(tmp_path / "other", procfs) == []
+    assert [m.point for m in mounts_elsewhere(tmp_path / "sys", procfs)] == [point]
+    assert [m.point for m in mounts_elsewhere(point, procfs)] == [point]
+    assert [m.point for m in mounts_elsewhere(Path("/sys/fs/cgroup"), procfs)] == [point]
+    assert mounts_elsewhere(tmp_path / "sy", procfs) == []
+    assert mounts_elsewhere(tmp_path / "other", procfs) == []
     assert read_mounts(tmp_path / "absent") == []
 
 

@@ -287,7 +287,7 @@ def test_a_list_that_ends_early_is_refused(end: int) -> None:
         ('{"items": [1 2]}', "',' is missing at character 13"),
         ('{"items": [1,]}', "Expecting value"),
         ('{"items": [],}', "Expecting value"),
-        ('{"items": []} {}', "there is more behind its end at character 14"),
+        ('{"items": []} {}', "there is more text after its end, at character 14"),
         ('{"items": 0}', "it is not a PodList"),
         ('{"kind": "NodeList"}', "it is not a PodList"),
     ],

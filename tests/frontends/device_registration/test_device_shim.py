@@ -150,7 +150,7 @@ def test_a_refusal_by_kubelet_is_passed_on_unchanged(
         for endpoint, code, message in (
             (None, grpc.StatusCode.UNKNOWN, "the ResourceName is invalid"),
             ("../x.sock", grpc.StatusCode.INVALID_ARGUMENT, "leads out of the directory"),
-            ("below/x.sock", grpc.StatusCode.INVALID_ARGUMENT, "directory of its own"),
+            ("below/x.sock", grpc.StatusCode.INVALID_ARGUMENT, "the endpoint is not in this directory"),
             ("taken.sock", grpc.StatusCode.UNAVAILABLE, "cannot make the link"),
         ):
             with pytest.raises(grpc.RpcError) as caught:

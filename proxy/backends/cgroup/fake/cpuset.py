@@ -3,7 +3,7 @@
 For the demo, for tests, and for trying the daemon without changing the node: the files are real files, so a
 person can inspect them, and what the kernel refuses is refused with the kernel's error number (the contract
 test runs the same cases on both). The description of the imagined machine lies in the directory
-(``directory-tree.json``), so several processes can open one tree; a file lock orders their writes. The rules
+(``hierarchies.MARKER``), so several processes can open one tree; a file lock orders their writes. The rules
 are in ``proxy.backends.cgroup.fake.cpuset_rules``. Groups are made and removed with ``mkdir`` and ``rmdir``
 of ``FakeCgroups``.
 """
@@ -45,13 +45,13 @@ class FakeCgroups(KernelCgroups):
             possible: CPUs that the kernel was built for; ``online`` if None.
             exclusive: Whether groups have ``cpuset.cpus.exclusive``, as since Linux 6.7.
         """
-        room = online if possible is None else possible
-        self._tree = FakeCgroupFiles(root, online, room, nodes, version, exclusive=exclusive)
+        all_possible = online if possible is None else possible
+        self._tree = FakeCgroupFiles(root, online, all_possible, nodes, version, exclusive=exclusive)
         super().__init__(root, version, self._tree)
         if not is_fake_tree(root):
             root.mkdir(parents=True, exist_ok=True)
             facts = {"version": version, "online": str(online), "nodes": str(nodes)}
-            facts |= {"possible": str(room), "exclusive": exclusive}
+            facts |= {"possible": str(all_possible), "exclusive": exclusive}
             (root / MARKER).write_text(json.dumps(facts) + "\n")
             self._tree.create_files("")
 
