@@ -68,11 +68,11 @@ def demo(
     Pods of every QoS class come and go through the real proxy; after each step the cgroup files are read and
     compared with the rules. Ends with exit status 1 if a check fails.
     """
-    from proxy.demo.demonstration import DemoOptions, play
+    from proxy.demo.demonstration import DemoOptions, run_demonstration
     from proxy.demo.terminal import Screen
 
     screen = Screen(colour=False if no_color else None, width=width)
     wait = 0.0 if fast else pause if pause is not None else _PAUSE if sys.stdout.isatty() else 0.0
     options = DemoOptions(runtime, containerd_socket, wait, keep, int(cgroup_version))
-    if not play(screen, options):
+    if not run_demonstration(screen, options):
         raise SystemExit(1)

@@ -85,7 +85,7 @@ class DemoPod:
 
     @property
     def label(self) -> str:
-        """The class that decides, for people: Koordinator's where there is one, else Kubernetes'."""
+        """The QoS class that decides, as it is shown: Koordinator's where there is one, else Kubernetes'."""
         return self.qos or self.kube_qos.value
 
     @property
@@ -210,7 +210,7 @@ class CriClient:
         return Started(spec, answer.pod_sandbox_id, config)
 
     def create(self, pod: Started, image: str = "") -> str:
-        """Create the pod's container; a second time it is the next attempt. ``image``: another image."""
+        """Create the pod's container, each time as its next attempt; ``image`` replaces the default image."""
         attempt = next(pod.attempts)
         config = pb.ContainerConfig(
             metadata=pb.ContainerMetadata(name="main", attempt=attempt),
@@ -236,7 +236,7 @@ class CriClient:
         self.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
 
     def stop(self, container_id: str, timeout: int = 0) -> None:
-        """Stop a container, with ``timeout`` seconds for it to leave by itself."""
+        """Stop a container, with ``timeout`` seconds for it to exit by itself."""
         self.call("StopContainer", pb.StopContainerRequest(container_id=container_id, timeout=timeout))
 
     def remove(self, container_id: str) -> None:

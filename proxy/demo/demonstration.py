@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.demo.environment import DemoEnvironment, containerd_stage, standin_stage
+from proxy.demo.environment import DemoEnvironment, containerd_environment, standin_environment
 from proxy.demo.scenario import Scenario
 from proxy.demo.snapshot import DemoError
-from proxy.demo.step_runner import Performance
+from proxy.demo.step_runner import StepRunner
 from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError
 from proxy.model.machine import Machine
@@ -37,7 +37,7 @@ class DemoOptions:
         runtime: ``standin`` or ``containerd``.
         socket: The containerd to look for.
         pause: Seconds to wait after each step.
-        keep: Leave the directory.
+        keep: Whether the directory stays.
         version: Version of the imitated cgroup tree.
     """
 
@@ -48,31 +48,35 @@ class DemoOptions:
     version: int = 1
 
 
-def play(screen: Screen, options: DemoOptions) -> bool:
-    """Return the demonstration.
+def run_demonstration(screen: Screen, options: DemoOptions) -> bool:
+    """Run the demonstration.
 
     Returns:
         True when everything that was claimed was true.
 
     Raises:
-        TopoproxyError: The stage cannot be set up.
+        TopoproxyError: The environment cannot be set up.
     """
     started = time.monotonic()
-    with _interruptible(), _directory(screen, options.keep) as directory, _stage(directory, options) as stage:
-        _show_introduction(screen, stage)
-        show = Performance(stage, screen, options.pause)
+    with (
+        _interruptible(),
+        _directory(screen, options.keep) as directory,
+        _environment(directory, options) as environment,
+    ):
+        _show_introduction(screen, environment)
+        runner = StepRunner(environment, screen, options.pause)
         try:
-            steps = Scenario(show).steps()
+            steps = Scenario(runner).steps()
             for step in steps:
-                show.perform(step)
+                runner.run_step(step)
         except (DemoError, TopoproxyError) as error:
             screen.line()
             screen.failure(str(error))
-            _show_log_end(screen, stage)
+            _show_log_end(screen, environment)
             return False
         screen.title(0, "That was it")
         screen.paragraph(
-            f"{len(steps)} steps, {show.checks} claims compared with the cgroup files and found true, "
+            f"{len(steps)} steps, {runner.checks} claims compared with the cgroup files and found true, "
             f"{time.monotonic() - started:.0f} s."
         )
         _what_next(screen)
@@ -96,11 +100,11 @@ def _program() -> str:
     return str(installed.relative_to(Path.cwd()) if installed.is_relative_to(Path.cwd()) else installed)
 
 
-def _show_introduction(screen: Screen, stage: DemoEnvironment) -> None:
+def _show_introduction(screen: Screen, environment: DemoEnvironment) -> None:
     screen.title(0, "topoproxy: containers run on the CPUs that were chosen for them")
-    screen.paragraph(stage.about)
+    screen.paragraph(environment.about)
     screen.line()
-    screen.paragraph(f"The machine: {_words(stage.machine)}.")
+    screen.paragraph(f"The machine: {_words(environment.machine)}.")
     glyph = screen.glyph
     screen.paragraph(
         "Every step shows the CPUs from left to right: the owners before and after, then each container's "
@@ -122,22 +126,22 @@ def _words(machine: Machine) -> str:
     )
 
 
-def _show_log_end(screen: Screen, stage: DemoEnvironment) -> None:
+def _show_log_end(screen: Screen, environment: DemoEnvironment) -> None:
     """Show the end of the proxy's log: the reason is often there."""
-    lines = stage.proxy.log.read_text(errors="replace").splitlines()[-8:]
+    lines = environment.proxy.log.read_text(errors="replace").splitlines()[-8:]
     for line in lines:
         screen.line(screen.paint(f"    {line}", "2"))
 
 
-def _stage(directory: Path, options: DemoOptions) -> contextlib.AbstractContextManager[DemoEnvironment]:
+def _environment(directory: Path, options: DemoOptions) -> contextlib.AbstractContextManager[DemoEnvironment]:
     if options.runtime == "containerd":
-        return containerd_stage(directory, options.socket)
-    return standin_stage(directory, version=options.version)
+        return containerd_environment(directory, options.socket)
+    return standin_environment(directory, version=options.version)
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Make an exception of SIGTERM and of a terminal that is closed, so that what was started is ended."""
+    """Raise SystemExit on SIGTERM and SIGHUP, so that the started processes are ended."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -1,7 +1,7 @@
-"""The environment of the demonstration: a runtime, a cgroup tree, a machine, and the real proxy between.
+"""The environment of the demonstration: a runtime, a cgroup tree, a machine, and the real proxy.
 
-The two stages differ in what is imitated. On the stand-in stage the machine, the kernel's cgroup tree and the
-runtime are; on the containerd stage nothing is. The proxy is ``topoproxy serve`` on both.
+There are two environments. In the stand-in environment the machine, the kernel's cgroup tree and the runtime
+are imitated; in the containerd environment nothing is. The proxy is ``topoproxy serve`` in both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from proxy.topology.reader import read_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
 GROUP = "topoproxy-demo"
-"""The cgroup below which the containerd stage keeps its pods."""
+"""The cgroup below which the containerd environment keeps its pods."""
 
 SETTINGS = {"cpuManagerPolicy": "static", "reconcilePeriod": "2s"}
 
@@ -112,7 +112,7 @@ class ProxyProcess:
         self._process = None
 
     def _answers(self) -> bool:
-        """Return whether a process answers through the socket; a dead one is left by a killed proxy."""
+        """Return whether a process answers through the socket; a killed proxy leaves a dead one."""
         if not self.socket.exists():
             return False
         try:
@@ -125,11 +125,11 @@ class ProxyProcess:
 
 @dataclass
 class DemoEnvironment:
-    """A stage that is set up.
+    """An environment that is set up.
 
     Attributes:
         about: What is real and what is imitated, in a sentence.
-        fail_create: Makes the next create fail at the runtime; None: an image that is not there does it.
+        fail_create: Makes the next create fail at the runtime; None where a create with an absent image does.
         at_create: What the tree looked like when the last CreateContainer reached the runtime; None where
             that could not be seen.
         pods: What was run, in order; ``look`` shows those that have a cgroup.
@@ -156,10 +156,10 @@ class DemoEnvironment:
 
 
 @contextlib.contextmanager
-def standin_stage(
+def standin_environment(
     directory: Path, machine: Machine | None = None, version: int = 1
 ) -> Iterator[DemoEnvironment]:
-    """Set up a stage in a directory: no root, no containerd.
+    """Set up an environment in a directory: no root, no containerd.
 
     Args:
         directory: An existing, empty directory with a short path.
@@ -182,18 +182,18 @@ def standin_stage(
     )
     proxy = ProxyProcess(directory, settings)
     with StandInRuntime(directory / "runtime.sock", cgroups) as runtime, _running(proxy) as client:
-        stage = DemoEnvironment(about, machine, cgroups, proxy, client, runtime.fail_next_create)
+        environment = DemoEnvironment(about, machine, cgroups, proxy, client, runtime.fail_next_create)
 
         def watch(_: object) -> None:
-            stage.at_create = stage.snapshot()
+            environment.at_create = environment.snapshot()
 
         runtime.before("CreateContainer", watch)
-        yield stage
+        yield environment
 
 
 @contextlib.contextmanager
-def containerd_stage(directory: Path, socket: Path) -> Iterator[DemoEnvironment]:
-    """Set up a stage on a containerd, with this machine's CPUs and cgroups.
+def containerd_environment(directory: Path, socket: Path) -> Iterator[DemoEnvironment]:
+    """Set up an environment on a containerd, with this machine's CPUs and cgroups.
 
     Args:
         directory: An existing, empty directory with a short path.
@@ -218,10 +218,10 @@ def containerd_stage(directory: Path, socket: Path) -> Iterator[DemoEnvironment]
         proxy = ProxyProcess(directory, {**SETTINGS, "runtime": f"unix://{socket}"})
         client = stack.enter_context(_running(proxy, GROUP, IMAGE))
         about = f"This machine's CPUs and cgroups and {which} ({client.version()}); nothing is imitated."
-        stage = DemoEnvironment(
+        environment = DemoEnvironment(
             about, read_machine(Path("/sys")), open_cgroups(Path("/sys/fs/cgroup")), proxy, client
         )
-        yield stage
+        yield environment
 
 
 @contextlib.contextmanager
@@ -246,7 +246,7 @@ def _answers(socket: Path) -> bool:
 
 
 def _refuse_pods(socket: Path) -> None:
-    """A live node's containers are not for demonstrations: the proxy would keep them in its pools."""
+    """Reject a containerd that runs pods: the proxy would move their containers to its pools."""
     with CriClient(str(socket)) as client:
         if pods := client.list_pods():
             raise UnavailableError(

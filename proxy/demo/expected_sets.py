@@ -24,13 +24,13 @@ class Expectation:
         self.owned: dict[str, CpuSet] = {}
 
     def started(self, pod: Started, own: CpuSet | None = None) -> None:
-        """A container runs; with CPUs of its own if there are any."""
+        """Record that a container runs, with the CPUs that it owns if any."""
         self._running[pod.spec.name] = pod
         if own is not None:
             self.owned[pod.spec.name] = own
 
     def ended(self, name: str) -> None:
-        """A container is gone."""
+        """Record that a container is gone."""
         self._running.pop(name, None)
         self.owned.pop(name, None)
 
@@ -55,7 +55,7 @@ class Expectation:
         """Compare with the files.
 
         Raises:
-            DemoError: They say something else, or something that must never be.
+            DemoError: The files differ from the expected sets, or break an invariant.
         """
         snapshot.check()
         if snapshot.names != tuple(self._running):

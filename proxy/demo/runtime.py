@@ -80,10 +80,13 @@ class StandInRuntime:
         self._calls: list[RuntimeCall] = []
         self._hooks: dict[str, list[Hook]] = {}
 
-    # Life.
+    # Start and stop.
 
     def start(self) -> Self:
-        """Listen; returns itself, so that ``with StandInRuntime(...).start() as runtime:`` reads well.
+        """Listen.
+
+        Returns:
+            This object, for ``with StandInRuntime(...).start() as runtime:``.
 
         Raises:
             RuntimeError: The socket cannot be bound.
@@ -222,7 +225,7 @@ class StandInRuntime:
 
 
 def _image_service(service: str) -> grpc.GenericRpcHandler:
-    """Any image is there: lists are empty, a pull answers at once."""
+    """Return a service that has any image: lists are empty, a pull answers at once."""
 
     def pull(_: bytes, __: grpc.ServicerContext) -> bytes:
         # PullImageResponse.image_ref has ImageSpec.image's number and type.

@@ -116,6 +116,6 @@ def cgroup_names(parent: str, container_id: str) -> tuple[str, str]:
 
 
 def _slice_path(name: str) -> str:
-    """``a-b.slice`` lies in ``a.slice`` (systemd.slice(5))."""
+    """Return the path of a slice: ``a-b.slice`` is below ``a.slice`` (systemd.slice(5))."""
     parts = name.removesuffix(".slice").split("-")
     return "/".join("-".join(parts[: i + 1]) + ".slice" for i in range(len(parts)))

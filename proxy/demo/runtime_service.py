@@ -24,12 +24,12 @@ from proxy.demo.runtime_records import ContainerRecord, PodRecord, Resources, cg
 
 
 def pod_state(pod: PodRecord) -> pb.PodSandboxState:
-    """READY until it is stopped."""
+    """Return the state of a pod: READY until it is stopped."""
     return pb.SANDBOX_READY if pod.ready else pb.SANDBOX_NOTREADY
 
 
 def pod_status(pod: PodRecord) -> pb.PodSandboxStatus:
-    """For PodSandboxStatus and for events."""
+    """Return the status of a pod, for PodSandboxStatus and for events."""
     return pb.PodSandboxStatus(
         id=pod.id, metadata=pod.config.metadata, state=pod_state(pod), created_at=pod.created_at,
         labels=pod.config.labels, annotations=pod.config.annotations,
@@ -37,7 +37,7 @@ def pod_status(pod: PodRecord) -> pb.PodSandboxStatus:
 
 
 def container_status(container: ContainerRecord) -> pb.ContainerStatus:
-    """For ContainerStatus and for events."""
+    """Return the status of a container, for ContainerStatus and for events."""
     config = container.config
     return pb.ContainerStatus(
         id=container.id, metadata=config.metadata, state=container.state, created_at=container.created_at,
@@ -49,7 +49,7 @@ def container_status(container: ContainerRecord) -> pb.ContainerStatus:
 
 
 def verbose(container: ContainerRecord) -> dict[str, object]:
-    """The ``info`` of a container in containerd, as far as it is used."""
+    """Return the ``info`` of a container as containerd writes it, as far as it is used."""
     linux = {"cgroupsPath": container.cgroups_path, "resources": oci(container.resources)}
     return {
         "sandboxID": container.pod_id,
@@ -61,7 +61,7 @@ def verbose(container: ContainerRecord) -> dict[str, object]:
 
 
 def pod_item(pod: PodRecord) -> pb.PodSandbox:
-    """For ListPodSandbox."""
+    """Return the entry of a pod for ListPodSandbox."""
     return pb.PodSandbox(
         id=pod.id, metadata=pod.config.metadata, state=pod_state(pod), created_at=pod.created_at,
         labels=pod.config.labels, annotations=pod.config.annotations,
@@ -78,7 +78,7 @@ def pod_matches(pod: PodRecord, wanted: pb.PodSandboxFilter) -> bool:
 
 
 def container_item(container: ContainerRecord) -> pb.Container:
-    """For ListContainers."""
+    """Return the entry of a container for ListContainers."""
     config = container.config
     return pb.Container(
         id=container.id, pod_sandbox_id=container.pod_id, metadata=config.metadata, image=config.image,

@@ -1,7 +1,7 @@
 """The scenario of the demonstration: pods start, CPUs change owners, things go wrong, CPUs are returned.
 
-On a machine with few CPUs (the containerd stage may be a small one) it has one owner at a time. Every step
-ends by comparing the cgroup files with the rules; a difference raises.
+On a machine with few CPUs (the containerd environment may be a small one) it has one owner at a time. Every
+step ends by comparing the cgroup files with the rules; a difference raises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from proxy.api.cri import api_pb2 as pb
 from proxy.demo.client import DemoPod
 from proxy.demo.snapshot import DemoError
-from proxy.demo.step_runner import DemoStep, Performance, reported
+from proxy.demo.step_runner import DemoStep, StepRunner, reported
 from proxy.model.errors import RuntimeCallError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
@@ -21,16 +21,16 @@ from proxy.model.machine import Machine
 from proxy.model.phrases import cpus as named
 from proxy.model.workload import KubeQos
 
-_BIG = 4
+_MANY_CORES = 4
 """From this number of cores on, all owners are on the node at the same time."""
 
 
 class FailureSteps:
-    """Steps of the scenario, for one performance."""
+    """The steps in which something fails."""
 
-    def __init__(self, show: Performance, parts: ScenarioCpus) -> None:
-        self._show = show
-        self._stage = show.stage
+    def __init__(self, runner: StepRunner, parts: ScenarioCpus) -> None:
+        self._runner = runner
+        self._environment = runner.environment
         self._parts = parts
 
     def refused(self) -> DemoStep:
@@ -58,15 +58,15 @@ class FailureSteps:
         )
 
     def _refusal(self, spec: DemoPod, code: GrpcStatus) -> str:
-        pod = self._stage.client.run_pod(spec)
+        pod = self._environment.client.run_pod(spec)
         try:
-            self._stage.client.create(pod)
+            self._environment.client.create(pod)
         except RuntimeCallError as error:
             if error.code != code:
                 raise
             return f"{code.name}: {error}"
         finally:
-            self._stage.client.end_pod(pod)
+            self._environment.client.end_pod(pod)
         raise DemoError(f"{spec.name} was created, it should have been refused")
 
     def failed(self) -> DemoStep:
@@ -75,18 +75,22 @@ class FailureSteps:
 
         def act() -> list[str]:
             spec = DemoPod("risky", "LSE", KubeQos.GUARANTEED, str(cpus))
-            pod = self._stage.client.run_pod(spec)
-            if self._stage.fail_create is not None:
-                self._stage.fail_create("failed to create containerd container: no space left on device")
+            pod = self._environment.client.run_pod(spec)
+            if self._environment.fail_create is not None:
+                self._environment.fail_create(
+                    "failed to create containerd container: no space left on device"
+                )
             try:
-                self._stage.client.create(pod, image="" if self._stage.fail_create else "localhost/absent:1")
+                self._environment.client.create(
+                    pod, image="" if self._environment.fail_create else "localhost/absent:1"
+                )
             except RuntimeCallError as error:
                 message = f"The runtime's own error reached the client unchanged: {error}"
             else:
                 raise DemoError("the create of risky went well, it should have failed")
             finally:
-                self._stage.client.end_pod(pod)
-            return [*reported(self._show.left_before(spec, cpus)), message]
+                self._environment.client.end_pod(pod)
+            return [*reported(self._runner.left_before(spec, cpus)), message]
 
         return DemoStep(
             f"risky (LSE) would take {named(cpus)}, but the runtime fails",
@@ -97,25 +101,25 @@ class FailureSteps:
         )
 
     def update(self) -> DemoStep:
-        """An UpdateContainerResources of kubelet's passes."""
-        everything = str(self._stage.machine.online)
+        """An UpdateContainerResources of kubelet passes through."""
+        all_cpus = str(self._environment.machine.online)
 
         def act() -> list[str]:
-            web = self._show.pod("web")
-            self._stage.client.update(
-                web.container_id, pb.LinuxContainerResources(cpuset_cpus=everything, cpu_shares=4096)
+            web = self._runner.pod("web")
+            self._environment.client.update(
+                web.container_id, pb.LinuxContainerResources(cpuset_cpus=all_cpus, cpu_shares=4096)
             )
-            info = json.loads(self._stage.client.status(web.container_id).info["info"])
+            info = json.loads(self._environment.client.status(web.container_id).info["info"])
             cpu = info["runtimeSpec"]["linux"]["resources"]["cpu"]
             if cpu.get("shares") != 4096:
                 raise DemoError(f"the runtime has cpu_shares {cpu.get('shares')}, kubelet sent 4096")
-            if CpuSet.parse(cpu.get("cpus", "")) != self._show.expected.shared:
+            if CpuSet.parse(cpu.get("cpus", "")) != self._runner.expected.shared:
                 raise DemoError(f"the runtime has saved CPUs {cpu.get('cpus')!r}")
-            return [f"The runtime saved cpu_shares 4096 as sent, and CPUs {cpu['cpus']}, not {everything}."]
+            return [f"The runtime saved cpu_shares 4096 as sent, and CPUs {cpu['cpus']}, not {all_cpus}."]
 
         return DemoStep(
             "kubelet updates web, with a cpuset of its own",
-            f"UpdateContainerResources comes with CPUs {everything}, as kubelet's own manager would send it, "
+            f"UpdateContainerResources comes with CPUs {all_cpus}, as kubelet's own manager would send it, "
             "and leaves with ours; all other fields pass as they came.",
             act,
             at_once=True,
@@ -125,10 +129,10 @@ class FailureSteps:
         """The proxy is killed and starts again."""
 
         def act() -> list[str]:
-            proxy = self._stage.proxy
+            proxy = self._environment.proxy
             pid = proxy.pid
             proxy.kill()
-            self._show.wait_until_expected(0.0)
+            self._runner.wait_until_expected(0.0)
             seconds = proxy.start()
             self._wait_ready()
             rival = DemoPod("rival", "LSE", KubeQos.GUARANTEED, str(self._parts.lse))
@@ -147,7 +151,7 @@ class FailureSteps:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + 10
-        while not self._stage.status().get("ready"):
+        while not self._environment.status().get("ready"):
             if time.monotonic() > deadline:
                 raise DemoError("the new proxy is not reconciled with the runtime after 10 s")
             time.sleep(0.02)
@@ -185,24 +189,24 @@ class ScenarioCpus:
         last = max(machine.possible)
         absent = CpuSet((last + 1, last + 2))
         cores = list(machine.cores.values())
-        if len(cores) < _BIG:
+        if len(cores) < _MANY_CORES:
             highest = CpuSet((max(machine.online),))
             return cls(highest, highest, highest, 1, False, absent)
         return cls(cores[1], cores[2], cores[-1], 2 * len(cores[0]), True, absent)
 
 
 class Scenario:
-    """The scenario's steps, for one performance."""
+    """The steps of the scenario, for one run."""
 
-    def __init__(self, show: Performance) -> None:
-        self._show = show
-        self._stage = show.stage
-        self._parts = ScenarioCpus.of(show.stage.machine)
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._environment = runner.environment
+        self._parts = ScenarioCpus.of(runner.environment.machine)
 
     def steps(self) -> list[DemoStep]:
         """Return the steps in their order."""
         parts = self._parts
-        failures = FailureSteps(self._show, parts)
+        failures = FailureSteps(self._runner, parts)
         middle = [failures.refused(), failures.update(), failures.killed()]
         if parts.big:
             owners = [self._lse(), self._lsr(), self._guaranteed()]
@@ -219,8 +223,8 @@ class Scenario:
 
     def _sharing(self) -> DemoStep:
         def act() -> list[str]:
-            self._show.launch(DemoPod("web", "LS", cpus=2))
-            self._show.launch(DemoPod("batch", "BE", KubeQos.BEST_EFFORT))
+            self._runner.launch(DemoPod("web", "LS", cpus=2))
+            self._runner.launch(DemoPod("batch", "BE", KubeQos.BEST_EFFORT))
             return []
 
         return DemoStep(
@@ -252,8 +256,8 @@ class Scenario:
 
     def _owner(self, spec: DemoPod, cpus: CpuSet, title: str, why: str) -> DemoStep:
         def act() -> list[str]:
-            self._show.launch(spec, cpus)
-            return reported(self._show.left_before(spec, cpus))
+            self._runner.launch(spec, cpus)
+            return reported(self._runner.left_before(spec, cpus))
 
         return DemoStep(title, why, act, at_once=True)
 
@@ -263,15 +267,15 @@ class Scenario:
         def act() -> list[str]:
             spec = DemoPod("database", kube_qos=KubeQos.GUARANTEED, cpus=count)
             owned = CpuSet()
-            for cpus in self._show.expected.owned.values():
+            for cpus in self._runner.expected.owned.values():
                 owned |= cpus
-            self._show.launch(spec, owned)  # what it gets is read, and then judged
-            got = self._stage.snapshot().get("database").cpus
+            self._runner.launch(spec, owned)  # what it gets is read, and then judged
+            got = self._environment.snapshot().get("database").cpus
             self._judge(got, owned)
-            self._show.expected.owned["database"] = got
+            self._runner.expected.owned["database"] = got
             return [
-                f"The proxy picked {got}: {self._show.reason('database')}.",
-                *reported(self._show.left_before(spec, got)),
+                f"The proxy picked {got}: {self._runner.reason('database')}.",
+                *reported(self._runner.left_before(spec, got)),
             ]
 
         whole = f"{count} whole CPU" + ("s" if count > 1 else "")
@@ -284,7 +288,7 @@ class Scenario:
         )
 
     def _judge(self, got: CpuSet, taken: CpuSet) -> None:
-        machine = self._stage.machine
+        machine = self._environment.machine
         split = [core for core in machine.cores.values() if core & got and not core <= got]
         if len(got) != self._parts.count or not got.isdisjoint(taken):
             raise DemoError(
@@ -295,8 +299,8 @@ class Scenario:
 
     def _kube(self) -> DemoStep:
         def act() -> list[str]:
-            self._show.launch(DemoPod("api", kube_qos=KubeQos.BURSTABLE, shares=256))
-            self._show.launch(DemoPod("logs", kube_qos=KubeQos.BEST_EFFORT))
+            self._runner.launch(DemoPod("api", kube_qos=KubeQos.BURSTABLE, shares=256))
+            self._runner.launch(DemoPod("logs", kube_qos=KubeQos.BEST_EFFORT))
             return []
 
         return DemoStep(
@@ -310,7 +314,7 @@ class Scenario:
     def _freed(self, *names: str) -> DemoStep:
         def act() -> list[str]:
             for name in names:
-                self._show.end(name)
+                self._runner.end(name)
             return []
 
         verb = "stop" if len(names) > 1 else "stops"
@@ -322,9 +326,9 @@ class Scenario:
 
     def _empty(self) -> DemoStep:
         def act() -> list[str]:
-            for name in [pod.spec.name for pod in self._stage.pods]:
-                self._show.end(name)
-            page = self._stage.status()
+            for name in [pod.spec.name for pod in self._environment.pods]:
+                self._runner.end(name)
+            page = self._environment.status()
             if page["exclusive"]:
                 raise DemoError(f"CPUs are still owned: {page['exclusive']}")
             return []

@@ -16,7 +16,7 @@ from proxy.model.phrases import cpus as named
 
 
 class DemoError(Exception):
-    """What is there is not what was claimed."""
+    """The node is not in the state that the demonstration claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class ContainerCpuset:
 
     Attributes:
         name: Name of its pod.
-        label: Its class, for people.
+        label: Its class, as the picture shows it.
         owns: True when it is meant to own its CPUs.
-        hard: True when BE containers must not be on them either.
+        excludes_be: True when BE containers must not be on them either.
         background: True for a container of the BE pool.
     """
 
@@ -36,7 +36,7 @@ class ContainerCpuset:
     cpus: CpuSet
     mems: Mask
     owns: bool
-    hard: bool
+    excludes_be: bool
     background: bool
 
 
@@ -80,7 +80,7 @@ class Snapshot:
         for owner in (container for container in self.containers if container.owns):
             for other in self.containers:
                 clash = owner.cpus & other.cpus
-                if other is owner or not clash or (other.background and not owner.hard):
+                if other is owner or not clash or (other.background and not owner.excludes_be):
                     continue
                 raise DemoError(f"{other.name} may run on {named(clash)}, which {owner.name} owns")
 
@@ -95,7 +95,7 @@ def take(cgroups: Cgroups, pods: Iterable[Started]) -> Snapshot:
         try:
             value = cgroups.read(path)
         except CgroupError:
-            continue  # it ended while we looked
+            continue  # it ended in the meantime
         spec = pod.spec
         seen.append(
             ContainerCpuset(

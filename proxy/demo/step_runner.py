@@ -40,31 +40,31 @@ class DemoStep:
     middle: bool = False
 
 
-class Performance:
-    """Performs steps on a stage.
+class StepRunner:
+    """Runs steps in an environment.
 
     Attributes:
         expected: What the files must say.
         checks: How many comparisons were made and found true.
     """
 
-    def __init__(self, stage: DemoEnvironment, screen: Screen, pause: float = 0.0) -> None:
-        self.stage = stage
+    def __init__(self, environment: DemoEnvironment, screen: Screen, pause: float = 0.0) -> None:
+        self.environment = environment
         self.screen = screen
-        self.expected = Expectation(stage.machine)
+        self.expected = Expectation(environment.machine)
         self.checks = 0
-        self._picture = SnapshotPicture(screen, stage.machine)
+        self._picture = SnapshotPicture(screen, environment.machine)
         self._pause = pause
         self._number = 0
 
-    def perform(self, step: DemoStep) -> None:
-        """Perform one step.
+    def run_step(self, step: DemoStep) -> None:
+        """Run one step.
 
         Raises:
-            DemoError: What is there afterwards is not what was claimed.
+            DemoError: The node is not in the claimed state afterwards.
         """
         self._number += 1
-        before = self.stage.snapshot()
+        before = self.environment.snapshot()
         self.screen.title(self._number, step.title)
         self.screen.paragraph(step.why)
         try:
@@ -72,12 +72,12 @@ class Performance:
             after = self.wait_until_expected(0.0 if step.at_once else _TIMEOUT_S)
             sentences.append(self._agreement(after))
         except (DemoError, TopoproxyError):
-            self._picture.draw(before, self.stage.snapshot())
+            self._picture.draw(before, self.environment.snapshot())
             raise
         if step.middle and before.containers != after.containers:
             raise DemoError("the cgroup files are not as they were before")
-        if step.middle and self.stage.at_create is not None:
-            self._picture.draw(before, self.stage.at_create, "meanwhile")
+        if step.middle and self.environment.at_create is not None:
+            self._picture.draw(before, self.environment.at_create, "meanwhile")
             sentences.append("Afterwards every cgroup file reads as before.")
         else:
             self._picture.draw(before, after)
@@ -89,14 +89,14 @@ class Performance:
             time.sleep(self._pause)
 
     def wait_until_expected(self, seconds: float = _TIMEOUT_S) -> Snapshot:
-        """Read the files until they say what is expected.
+        """Read the files until they have the expected values.
 
         Raises:
-            DemoError: They do not, in the time given.
+            DemoError: They do not within that time.
         """
         deadline = time.monotonic() + seconds
         while True:
-            snapshot = self.stage.snapshot()
+            snapshot = self.environment.snapshot()
             try:
                 self.expected.check(snapshot)
             except DemoError:
@@ -110,7 +110,7 @@ class Performance:
         """Compare the proxy's own page with the files; both may change until the runtime has been updated."""
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
-            page = self.stage.status()
+            page = self.environment.status()
             cpus_by_ref = {row["ref"]: row["cpus"] for row in page["containers"] if row["phase"] == "running"}
             files = {f"demo/{container.name}/main": str(container.cpus) for container in snapshot.containers}
             if cpus_by_ref == files:
@@ -118,7 +118,7 @@ class Performance:
             if time.monotonic() >= deadline:
                 raise DemoError(f"the proxy says {cpus_by_ref}, the cgroup files say {files}")
             time.sleep(0.02)
-            snapshot = self.stage.snapshot()
+            snapshot = self.environment.snapshot()
         if page["violations"]:
             raise DemoError(f"the proxy finds its own plan broken: {page['violations']}")
         if not files:
@@ -133,28 +133,28 @@ class Performance:
 
     def launch(self, spec: DemoPod, own: CpuSet | None = None) -> Started:
         """Run a pod whose container gets CPUs of its own, or runs on its pool."""
-        pod = self.stage.client.run_pod(spec)
-        self.stage.pods.append(pod)
-        self.stage.client.create(pod)
-        self.stage.client.start(pod.container_id)
+        pod = self.environment.client.run_pod(spec)
+        self.environment.pods.append(pod)
+        self.environment.client.create(pod)
+        self.environment.client.start(pod.container_id)
         self.expected.started(pod, own)
         return pod
 
     def end(self, name: str) -> None:
         """Stop and remove a pod."""
         pod = self.pod(name)
-        self.stage.client.stop(pod.container_id)
-        self.stage.client.end_pod(pod)
-        self.stage.pods.remove(pod)
+        self.environment.client.stop(pod.container_id)
+        self.environment.client.end_pod(pod)
+        self.environment.pods.remove(pod)
         self.expected.ended(name)
 
     def pod(self, name: str) -> Started:
         """Find a pod that was launched."""
-        return next(pod for pod in self.stage.pods if pod.spec.name == name)
+        return next(pod for pod in self.environment.pods if pod.spec.name == name)
 
     def reason(self, name: str) -> str:
         """Query the proxy for why a container is where it is."""
-        rows = self.stage.status()["containers"]
+        rows = self.environment.status()["containers"]
         return next((str(row["reason"]) for row in rows if row["ref"] == f"demo/{name}/main"), "")
 
     def left_before(self, spec: DemoPod, cpus: CpuSet) -> str:
@@ -163,7 +163,7 @@ class Performance:
         Raises:
             DemoError: One of them had not.
         """
-        seen = self.stage.at_create
+        seen = self.environment.at_create
         if seen is None:
             return ""
         for container in seen.containers:

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from proxy.cli.demo import demo
 from proxy.demo.client import CriClient
-from proxy.demo.demonstration import DemoOptions, play
-from proxy.demo.environment import DemoEnvironment, standin_stage
+from proxy.demo.demonstration import DemoOptions, run_demonstration
+from proxy.demo.environment import DemoEnvironment, standin_environment
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.scenario import Scenario, ScenarioCpus
 from proxy.demo.snapshot import DemoError
-from proxy.demo.step_runner import Performance
+from proxy.demo.step_runner import StepRunner
 from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.topology.build import described
@@ -28,7 +28,7 @@ from proxy.topology.build import described
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_demonstration_succeeds(version):
     out = io.StringIO()
-    assert play(Screen(out, width=80), DemoOptions(version=version)), out.getvalue()
+    assert run_demonstration(Screen(out, width=80), DemoOptions(version=version)), out.getvalue()
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     for word in (
@@ -77,10 +77,10 @@ def test_titles_are_folded():
 
 def test_the_demonstration_runs_on_two_cpus(tmp_path):
     out = io.StringIO()
-    with standin_stage(tmp_path, described(1, 1, 1, 2, sibling_offset=False)) as stage:
-        show = Performance(stage, Screen(out, width=80))
-        for step in Scenario(show).steps():
-            show.perform(step)
+    with standin_environment(tmp_path, described(1, 1, 1, 2, sibling_offset=False)) as environment:
+        runner = StepRunner(environment, Screen(out, width=80))
+        for step in Scenario(runner).steps():
+            runner.run_step(step)
     assert "trading (LSE) takes CPU 1" in out.getvalue()
 
 
@@ -111,35 +111,35 @@ class Unjudged(DemoEnvironment):
 
 def unplaced(cgroups, runtime: StandInRuntime, client: CriClient, *, seen=True):
     machine = described(2, 1, 2, 2, sibling_offset=False)
-    stage = Unjudged("", machine, cgroups, NoProxy(), client, runtime.fail_next_create)
+    environment = Unjudged("", machine, cgroups, NoProxy(), client, runtime.fail_next_create)
 
     def watch(_):
-        stage.at_create = stage.snapshot()
+        environment.at_create = environment.snapshot()
 
     if seen:
         runtime.before("CreateContainer", watch)
-    return Performance(stage, Screen(io.StringIO(), width=80))
+    return StepRunner(environment, Screen(io.StringIO(), width=80))
 
 
 @pytest.mark.parametrize(
     ("seen", "message"), [(True, "web was still on CPUs 0-7 when the create"), (False, "which trading owns")]
 )
 def test_the_demonstration_fails_without_the_proxy(cgroups, runtime, client, seen, message):
-    show = unplaced(cgroups, runtime, client, seen=seen)
-    first, second, *_ = Scenario(show).steps()
-    show.perform(first)  # a runtime by itself gives all CPUs to every container
+    runner = unplaced(cgroups, runtime, client, seen=seen)
+    first, second, *_ = Scenario(runner).steps()
+    runner.run_step(first)  # a runtime by itself gives all CPUs to every container
     with pytest.raises(DemoError, match=message):
-        show.perform(second)
+        runner.run_step(second)
 
 
 def test_violations_are_detected_without_the_proxy(cgroups, runtime, client):
     for at in ("cannot be placed", "the runtime fails"):
-        show = unplaced(cgroups, runtime, client)
-        first, *rest = Scenario(show).steps()
-        show.perform(first)
+        runner = unplaced(cgroups, runtime, client)
+        first, *rest = Scenario(runner).steps()
+        runner.run_step(first)
         with pytest.raises((DemoError, TopoproxyError)):
-            show.perform(next(step for step in rest if at in step.title))
-        for pod in show.stage.pods:
+            runner.run_step(next(step for step in rest if at in step.title))
+        for pod in runner.environment.pods:
             client.end_pod(pod)
 
 
@@ -163,7 +163,7 @@ def test_what_is_missing_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr("os.geteuid", lambda: 0)
     options = DemoOptions("containerd", tmp_path / "no.sock")
     with pytest.raises(UnavailableError, match=r"not installed: containerd \(package containerd\), ctr"):
-        play(Screen(io.StringIO(), width=80), options)
+        run_demonstration(Screen(io.StringIO(), width=80), options)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(TopoproxyError, match="needs root"):
-        play(Screen(io.StringIO(), width=80), options)
+        run_demonstration(Screen(io.StringIO(), width=80), options)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.demo.client import CriClient, DemoPod
-from proxy.demo.demonstration import DemoOptions, play
+from proxy.demo.demonstration import DemoOptions, run_demonstration
 from proxy.demo.environment import GROUP
 from proxy.demo.private_containerd import IMAGE, PrivateContainerd, missing, write_image
 from proxy.demo.terminal import Screen
@@ -47,7 +47,7 @@ def directory():
 
 def perform(socket: Path) -> str:
     out = io.StringIO()
-    assert play(Screen(out, width=80), DemoOptions("containerd", socket)), out.getvalue()
+    assert run_demonstration(Screen(out, width=80), DemoOptions("containerd", socket)), out.getvalue()
     assert not list(GROUPS.glob(f"{GROUP}*")) + list(GROUPS.glob(f"*/{GROUP}"))
     return out.getvalue()
 
@@ -62,7 +62,7 @@ def test_a_running_containerd_is_used(directory):
     with PrivateContainerd(directory) as bed, CriClient(str(bed.socket), root=GROUP, image=IMAGE) as client:
         pod = client.launch(DemoPod("guest"))
         with pytest.raises(UnavailableError, match=r"pods run there \(1\) and would be moved"):
-            play(Screen(io.StringIO(), width=80), DemoOptions("containerd", bed.socket))
+            run_demonstration(Screen(io.StringIO(), width=80), DemoOptions("containerd", bed.socket))
         assert client.status(pod.container_id).status.state == 1
         client.end_pod(pod)
         assert f"the containerd at {bed.socket}" in " ".join(perform(bed.socket).split())
