@@ -37,9 +37,10 @@ class HookSettings:
     """The settings of one hook.
 
     Attributes:
-        timeout: Seconds for one answer; None where it is not set. policy: None where it is not set. config:
-        The hook's own keys, with plain values: strings, numbers, booleans, tuples and ``FrozenMapping``.
-            None where it is not set.
+        timeout: Seconds for one answer; None where it is not set.
+        policy: None where it is not set.
+        config: The hook's own keys, with plain values: strings, numbers, booleans, tuples and
+            ``FrozenMapping``. None where it is not set.
     """
 
     timeout: float | None = None

@@ -70,7 +70,7 @@ _ANYWHERE = (
 """Reasons that lie in the pod's own fields, or in every node: all nodes reject it."""
 
 
-def against(record: Explanation) -> tuple[str, ...]:
+def causes_against(record: Explanation) -> tuple[str, ...]:
     """Return the causes that prevented a preferred result; empty where there are none, or none is known.
 
     The causes in the record come first; without any they are derived from the providers' answers.

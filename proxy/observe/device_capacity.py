@@ -46,7 +46,7 @@ class DeviceCount(Struct, frozen=True):
     available: int
 
     def data(self) -> dict[str, object]:
-        """Return the counts as data, with quantities as texts, as in the API of Kubernetes."""
+        """Return the counts as data, with quantities as strings, as in the API of Kubernetes."""
         return {
             "capacity": str(self.capacity),
             "allocatable": str(self.allocatable),

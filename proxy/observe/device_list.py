@@ -1,10 +1,10 @@
 """Lists the devices of a machine by combining sysfs, CDI (container device interface) specs and the daemon.
 
-Names lead from one source to another, and each step is a fact: a CDI spec names device files, which sysfs
-leads to PCI functions; plugins of network cards use PCI addresses as ids; NVIDIA's driver lists the UUIDs
-that its plugin uses. What cannot be led to a PCI function is an entry of its own. Nothing is concluded from
-what is absent, with one exception: a manager lists the containers of all devices that its plugins have, so
-such a device without a container is free.
+The sources are matched by names: a CDI spec names device files, which sysfs maps to PCI functions; plugins of
+network cards use PCI addresses as ids; NVIDIA's driver lists the UUIDs that its plugin uses. A device that
+cannot be mapped to a PCI function is an entry of its own. Nothing is concluded from missing facts, with one
+exception: a manager lists the containers of all devices that its plugins have, so such a device without a
+container is free.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from proxy.topology.pci import PciFunction
 
 KUBELET, DRA, TOPOPROXY = "kubelet", "DRA", "topoproxy"
 HEALTHY, UNHEALTHY, NOT_ALLOCATABLE = "healthy", "unhealthy", "not allocatable"
-UNCORE = 3
-"""Cache level from which on a cache is shared by several cores."""
+SHARED_CACHE_LEVEL = 3
+"""The lowest level at which several cores share a cache."""
 
 Entry = dict[str, object]
 Locate = Callable[[str], DeviceLocation]
@@ -228,5 +228,9 @@ def _mask(nodes: object) -> Mask | None:
 def _caches(machine: Machine, nodes: Mask | None) -> list[str] | None:
     """Return the CPUs of each L3 cache on some NUMA nodes; None where either is not known."""
     near = CpuSet() if nodes is None else machine.cpus_of(nodes)
-    caches = [c.cpus for c in machine.caches.values() if c.level >= UNCORE and not c.cpus.isdisjoint(near)]
+    caches = [
+        c.cpus
+        for c in machine.caches.values()
+        if c.level >= SHARED_CACHE_LEVEL and not c.cpus.isdisjoint(near)
+    ]
     return [str(cpus) for cpus in caches] or None

@@ -29,7 +29,7 @@ from proxy.model.idset import CpuSet, Mask
 Data = dict[str, object]
 T = TypeVar("T", bound=Struct)
 
-MOST = 500
+DEFAULT_LIMIT = 500
 """How many records, or pods, are returned unless a number is requested."""
 
 
@@ -42,8 +42,8 @@ def history_page(
 
     Args:
         history: What is remembered.
-        params: ``query``: what is meant (``DecisionHistory.find`` says what it may be); ``limit``: how many
-            of the newest records, or pods, to give.
+        params: ``query``: names what to explain (see ``DecisionHistory.find``); ``limit``: how many of the
+            newest records, or pods, to give.
         now: Returns the current facts about a container that still exists; empty where it does not.
 
     Returns:
@@ -56,7 +56,7 @@ def history_page(
     """
     for name in params:
         if name not in ("query", "limit"):
-            raise InputError(f"cannot explain: {name!r} is no parameter (query, limit)")
+            raise InputError(f"cannot explain: {name!r} is not a parameter (query, limit)")
     most = _limit(params.get("limit", ""))
     query = params.get("query", "")
     records = history.find(query)
@@ -101,7 +101,7 @@ def _pod_data(line: PodDecisions) -> dict[str, object]:
 
 def _limit(text: str) -> int:
     if not text:
-        return MOST
+        return DEFAULT_LIMIT
     if text.isascii() and text.isdigit() and len(text) < 7 and int(text) > 0:
         return int(text)
     raise InputError(f"cannot explain: limit is {text[:20]!r}, not a number from 1 to 999999")

@@ -13,7 +13,7 @@ there too, under the same mark; otherwise a scheduler would assign them a second
 A zone (calTopologyZoneList of the same file) is a NUMA node, called by its kernel id: ids may have gaps, and
 a node may have no CPU or no memory. What is allocatable is all of it, unless the node is labelled for NUMA
 reservation: then kubelet's reserve (capacity - allocatable of the node) is spread evenly over the nodes that
-have the resource, rounded up, so that together the zones never offer what kubelet keeps back. Amounts are
+have the resource, rounded up, so that together the zones never offer what kubelet reserves. Amounts are
 in thousandths: milli-CPUs, and thousandths of a byte, because Koordinator's shares are exact.
 """
 
@@ -99,7 +99,7 @@ def _shown(name: str, milli: int) -> str:
 
 
 def zones_of(machine: Machine, locations: Iterable[CpuLocation]) -> tuple[Zone, ...]:
-    """Return the zones of a machine, ascending by id, with nothing kept back."""
+    """Return the zones of a machine, ascending by id, without any reserve."""
     cpus: dict[int, int] = {}
     for location in locations:
         cpus[location.node] = cpus.get(location.node, 0) + 1
@@ -128,12 +128,12 @@ def kubelet_reserve(capacity: Amounts, allocatable: Amounts) -> dict[str, int]:
     return {name: amount for name, amount in reserve.items() if amount > 0}
 
 
-def divide(milli: int, count: int) -> int:
-    """Return one of equal shares, rounded up to a thousandth; nothing where no zone shares."""
+def equal_share(milli: int, count: int) -> int:
+    """Return one of ``count`` equal shares, rounded up to a thousandth; 0 where there is no zone."""
     return -(-milli // count) if count > 0 else 0
 
 
-def less(zones: Iterable[Zone], share: Amounts) -> tuple[Zone, ...]:
+def subtract_share(zones: Iterable[Zone], share: Amounts) -> tuple[Zone, ...]:
     """Subtract a share from the allocatable amounts of each zone, down to zero."""
     return tuple(
         replace(
@@ -151,14 +151,16 @@ def with_reserve(zones: Iterable[Zone], reserve: Amounts) -> tuple[Zone, ...]:
     """Spread kubelet's reserve over the zones that have the resource.
 
     Args:
-        zones: All of them.
-        reserve: In thousandths.
+        zones: All zones of the node.
+        reserve: Amounts that kubelet reserves on the node, in thousandths.
     """
     existing = tuple(zones)
     for name, milli in reserve.items():
         having = sum(1 for zone in existing if zone.capacity.get(name, 0) > 0)
         existing = tuple(
-            less((zone,), {name: divide(milli, having)})[0] if zone.capacity.get(name, 0) > 0 else zone
+            subtract_share((zone,), {name: equal_share(milli, having)})[0]
+            if zone.capacity.get(name, 0) > 0
+            else zone
             for zone in existing
         )
     return existing
@@ -208,7 +210,7 @@ def topology_annotations(locations: Iterable[CpuLocation], facts: NodeFacts) -> 
     withheld = Withheld(_union(alloc.cpus for alloc in kubelets), reserved.cpus, system.exclusive_cpus)
     pod_cpus = [AnnotatedCpus(pod.qos, pod.status.cpus) for pod in facts.pods if pod.status.cpus]
     pod_cpus += [
-        AnnotatedCpus(QosClass.LSE if each.hard else QosClass.LSR, each.cpus) for each in facts.chosen
+        AnnotatedCpus(QosClass.LSE if each.excludes_be else QosClass.LSR, each.cpus) for each in facts.chosen
     ]
     pools = node_pools(groups_of(ordered), pod_cpus, withheld)
     allocs = sorted((*kubelets, *facts.chosen), key=lambda alloc: alloc.uid)

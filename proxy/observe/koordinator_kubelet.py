@@ -2,10 +2,13 @@
 
 See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go, calGuaranteedCpu.
 
-There are three parts. Which CPUs kubelet's static policy gave to pods that nothing else manages: those of its
-checkpoint, but for pods of class LS or BE and pods that a scheduler gave CPUs to. Which CPUs it keeps back:
-those that are configured, else as many as its reserves need, chosen as kubelet chooses them. And how the
-policy and scope of its topology manager are called in the object.
+There are three parts:
+
+- the CPUs that kubelet's static policy assigned to pods that nothing else manages: those of its checkpoint,
+  without pods of class LS or BE and pods to which a scheduler assigned CPUs;
+- the CPUs that kubelet reserves: those that are configured, else as many as its reserves need, chosen as
+  kubelet chooses them;
+- the name that the object has for the policy and scope of kubelet's topology manager.
 """
 
 from __future__ import annotations
@@ -63,14 +66,14 @@ class Alloc(Struct, frozen=True):
 
     Attributes:
         namespace, name: Empty where only the uid is known.
-        hard: Whether BE pods are kept off these CPUs too; kubelet's always are.
+        excludes_be: Whether BE pods must not run on these CPUs either; true for kubelet's choices.
     """
 
     uid: str
     cpus: CpuSet
     namespace: str = ""
     name: str = ""
-    hard: bool = True
+    excludes_be: bool = True
 
     def data(self) -> dict[str, object]:
         """Return the entry as Koordinator writes it, without empty members."""
@@ -109,7 +112,7 @@ def _together(containers: object) -> CpuSet:
 
 
 def manager_policy(facts: KubeletFacts, topology: CpuTopology) -> ManagerPolicy:
-    """Return the policy, options and reserve of the CPU manager."""
+    """Return the policy and options of the CPU manager, and the CPUs that it reserves."""
     if facts.policy is None:
         return ManagerPolicy()
     options = tuple(sorted(facts.options.items()))

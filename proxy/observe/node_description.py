@@ -84,7 +84,7 @@ def node_facts(
         allocatable=_allocatable(declared),
         kubelet=_kubelet(node, manager or CpuManager(), own_policy=applied),
         pods=tuple(rows[key] for key in sorted(rows)),
-        chosen=_by_pod(*_chosen(state), *_coming(state)),
+        chosen=_by_pod(*_chosen(state), *_pending(state)),
         unavailable=unowned_floor_cpus(state) | node.reserved if applied else CpuSet(),
     )
 
@@ -100,8 +100,8 @@ def _chosen(state: NodeState) -> list[Alloc]:
         pod, placement = container.pod, container.placement
         before = alloc_of.get(pod.key)
         cpus = placement.exclusive | before.cpus if before else placement.exclusive
-        hard = placement.excludes_be or (before is not None and before.hard)
-        alloc_of[pod.key] = Alloc(pod.uid, cpus, pod.namespace, pod.name, hard)
+        excludes_be = placement.excludes_be or (before is not None and before.excludes_be)
+        alloc_of[pod.key] = Alloc(pod.uid, cpus, pod.namespace, pod.name, excludes_be)
     return list(alloc_of.values())
 
 
@@ -109,13 +109,13 @@ def _by_pod(*allocs: Alloc) -> tuple[Alloc, ...]:
     alloc_of: dict[str, Alloc] = {}
     for alloc in allocs:
         before = alloc_of.get(alloc.uid)
-        hard = alloc.hard or (before is not None and before.hard)
+        excludes_be = alloc.excludes_be or (before is not None and before.excludes_be)
         cpus = alloc.cpus | before.cpus if before else alloc.cpus
-        alloc_of[alloc.uid] = Alloc(alloc.uid, cpus, alloc.namespace, alloc.name, hard)
+        alloc_of[alloc.uid] = Alloc(alloc.uid, cpus, alloc.namespace, alloc.name, excludes_be)
     return tuple(alloc_of.values())
 
 
-def _coming(state: NodeState) -> list[Alloc]:
+def _pending(state: NodeState) -> list[Alloc]:
     """Return the CPUs that kubelet assigned to containers that do not exist yet, and may come any time."""
     pods = {pod.uid: pod for pod in state.pods.values()}
     existing = {container.owner for container in state.containers.values() if container.owns_cpus}

@@ -23,7 +23,7 @@ from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import TopologyPolicy
-from proxy.observe.advice import against, help_for, name
+from proxy.observe.advice import causes_against, help_for, name
 from proxy.observe.value_text import both, capitalized, clean, cpus, few, nodes, sentence, sentences
 
 MOVED_SHOWN = 10
@@ -79,7 +79,7 @@ def sections(record: Explanation) -> tuple[Section, ...]:
     rejected, applied = not record.verdict.admitted, record.applied
     verb = "Allocated" if applied else "Would be allocated"
     parts = [
-        Section("", (headline(record), *_observed(record), *(against(record) if rejected else ()))),
+        Section("", (headline(record), *_observed(record), *(causes_against(record) if rejected else ()))),
         Section("Request", _facts(record)),
         Section("Available", tuple(offer(answer) for answer in record.answers)),
         Section("Choice", _chosen(record)),
@@ -191,7 +191,7 @@ def _chosen(record: Explanation) -> tuple[str, ...]:
         took = record.verdict.admitted or merge.best.preferred
         first = f"{policy} {'chose' if took else 'found at best'} {_hint(merge.best)}"
     texts = sentences([first, _deciding(merge)])
-    return (*texts, *against(record)) if record.verdict.admitted else texts
+    return (*texts, *causes_against(record)) if record.verdict.admitted else texts
 
 
 def _deciding(merge: Merge) -> str:

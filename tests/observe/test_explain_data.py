@@ -318,7 +318,7 @@ def test_an_invalid_limit_is_refused(history: DecisionHistory, limit: str) -> No
 
 
 def test_an_unknown_parameter_is_refused(history: DecisionHistory) -> None:
-    with pytest.raises(InputError, match="'pod' is no parameter"):
+    with pytest.raises(InputError, match="'pod' is not a parameter"):
         history_page(history, {"pod": "x"})
 
 

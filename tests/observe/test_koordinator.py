@@ -63,7 +63,7 @@ def test_all_containers_with_cpus() -> None:
         annotations={RESERVATION: '{"reservedCPUs": "4"}', SYSTEM_QOS: '{"cpuset": "5"}'},
         kubelet=KubeletFacts("static", reserved_cpus=CpuSet([4]), checkpoint=STATE),
         pods=(owner("a", QosClass.LSE, "0"), owner("b", QosClass.LSR, "1")),
-        chosen=(Alloc("c", CpuSet([2]), "n", "c"), Alloc("d", CpuSet([3]), hard=False)),
+        chosen=(Alloc("c", CpuSet([2]), "n", "c"), Alloc("d", CpuSet([3]), excludes_be=False)),
         basic={"vendorID": "GenuineIntel"},
     )
     drawn = topology_annotations(LOCATIONS, facts)

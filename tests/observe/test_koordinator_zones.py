@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import HugePages, Machine, NumaNode
-from proxy.observe.koordinator import Zone, divide, kubelet_reserve, less, with_reserve, zones_of
+from proxy.observe.koordinator import (
+    Zone,
+    equal_share,
+    kubelet_reserve,
+    subtract_share,
+    with_reserve,
+    zones_of,
+)
 from proxy.pools.cpu_location import locations_of
 from proxy.topology.build import described
 from tests.testkit.changed_copy import changed_copy
@@ -64,11 +71,16 @@ def test_what_kubelet_keeps_back() -> None:
 
 
 def test_shares_are_rounded_up_and_go_down_to_nothing() -> None:
-    assert [divide(1000, 3), divide(1000, 2), divide(0, 2), divide(5, 0)] == [334, 500, 0, 0]
+    assert [equal_share(1000, 3), equal_share(1000, 2), equal_share(0, 2), equal_share(5, 0)] == [
+        334,
+        500,
+        0,
+        0,
+    ]
     zone = Zone(0, {"cpu": 1000, "memory": 7}, {"cpu": 1000, "memory": 7})
-    (left,) = less([zone], {"cpu": 400, "gpu": 9})
+    (left,) = subtract_share([zone], {"cpu": 400, "gpu": 9})
     assert (left.allocatable, left.capacity) == ({"cpu": 600, "memory": 7}, zone.capacity)
-    assert less([zone], {"cpu": 1001})[0].allocatable["cpu"] == 0
+    assert subtract_share([zone], {"cpu": 1001})[0].allocatable["cpu"] == 0
 
 
 def test_the_reserve_is_taken_where_the_resource_is() -> None:
