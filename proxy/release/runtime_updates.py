@@ -23,7 +23,7 @@ from proxy.telemetry import metrics
 
 @dataclass(slots=True)
 class Progress:
-    """The progress.
+    """The progress of the updates that restore the containers' resources at the runtime.
 
     Attributes:
         reported: Containers that were updated at the runtime, and with what.
@@ -39,10 +39,10 @@ class Progress:
 
 
 class RuntimeUpdater:
-    """Updates the runtime."""
+    """Updates the containers' resources at the runtime."""
 
     def __init__(self, executor: NodeExecutor, worker: Worker, progress: Progress) -> None:
-        """Take the parts.
+        """Store the parts.
 
         Args:
             executor: The node.

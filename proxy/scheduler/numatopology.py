@@ -28,7 +28,7 @@ class NumatopologyFacts(Struct, frozen=True):
         cpus: Id, core, socket and NUMA node of each CPU, ascending by id.
         free: CPUs that are free, with those of ``reserve``.
         cpu_policy, policy: Of the CPU manager and of the topology manager.
-        reserve: How many CPUs are kept back; kubelet chooses them.
+        reserve: How many CPUs kubelet reserves; it chooses them itself.
         shown: CPUs of the pods that the object lists, by uid; None where it lists no pods at all.
     """
 

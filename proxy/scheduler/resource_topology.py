@@ -63,7 +63,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
         policy, scope: Of the topology manager; empty where the object has none.
         cpu_policy, options, reserved: Of the CPU manager, by Koordinator's annotation.
         rows: CPUs by Koordinator's annotation.
-        held: CPUs of pods by Koordinator's annotation, by uid.
+        shown: CPUs of the pods that Koordinator's annotation lists, by uid.
         counts_memory: Whether memory is counted by NUMA node.
         node_options: Options of the CPU manager that decides on the node, by topoproxy's attribute.
         fingerprint: Of all pods that the object counts; empty where it has none.
@@ -77,7 +77,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
     options: Mapping[str, str] = field(default_factory=dict)
     reserved: CpuSet = field(default_factory=CpuSet)
     rows: CpuRows = ()
-    held: Mapping[str, CpuSet] = field(default_factory=dict)
+    shown: Mapping[str, CpuSet] = field(default_factory=dict)
     counts_memory: bool = False
     node_options: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str = ""
@@ -93,11 +93,6 @@ class ResourceTopologyFacts(Struct, frozen=True):
             for resource, amounts in sorted(resources.items())
             if in_bytes(resource)
         )
-
-    @property
-    def shown(self) -> Mapping[str, CpuSet]:
-        """CPUs of the pods that are listed, by uid."""
-        return self.held
 
     @property
     def devices(self) -> dict[str, dict[int, tuple[int, int]]]:
@@ -123,7 +118,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
     def free(self, everything: CpuSet) -> CpuSet:
         """Return the CPUs that are free: those that no pod holds, else the last of each NUMA node."""
         if self.rows:
-            pod_cpus = union(cpus.bits for cpus in self.held.values())
+            pod_cpus = union(cpus.bits for cpus in self.shown.values())
             return everything - CpuSet.from_bits(pod_cpus) - self.reserved
         by_node: dict[int, list[int]] = {}
         for cpu, _, _, numa in self.cpu_rows():

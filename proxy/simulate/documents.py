@@ -6,8 +6,7 @@ anchor names and counts with its whole size, so a few lines that mean a billion 
 are expanded. Nesting costs no call depth.
 
 Plain scalars become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. Scalars that
-only
-PyYAML converts stay text: timestamps, and numbers to the base of 60 (``1:30``).
+only PyYAML converts stay strings: timestamps, and numbers to the base of 60 (``1:30``).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Document:
     """One document of a file.
 
     Attributes:
-        value: Mappings, lists, texts, numbers, booleans, None.
+        value: Mappings, lists, strings, numbers, booleans, None.
         file: What the file is called in messages.
         line: The line where the document begins, from 1.
         lines: The line where each mapping begins, by the id of the mapping; empty for JSON.
@@ -229,9 +228,8 @@ class _DocumentBuilder:
         closed = self._open.pop()
         if isinstance(closed.value, dict):
             self._lines[id(closed.value)] = closed.line
-            for (
-                source
-            ) in closed.merged:  # a key of the mapping itself takes precedence, then the first source
+            # A key of the mapping itself takes precedence, then the first source.
+            for source in closed.merged:
                 for key, inner in source.items():
                     closed.value.setdefault(key, inner)
         self._add(closed.value, closed.size, closed.anchor, closed.line)
