@@ -18,9 +18,9 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import parse
 from proxy.model.idset import Mask
 from proxy.pools.pod_spec import pod_spec
-from proxy.simulate.machines import Named, copies
+from proxy.simulate.machines import NamedMachine, copies
 from proxy.simulate.pods import SimulatedPod, pod_template_of
-from proxy.simulate.simulation import Rules, hosts_of, simulate
+from proxy.simulate.simulation import SimulationRules, hosts_of, simulate
 from proxy.simulate.summary import find
 from proxy.topology.build import described
 
@@ -66,8 +66,10 @@ def main() -> int:
     numbers = [int(text) for text in sys.argv[1:3]]
     pods, count = [*numbers, *(10_000, 100)[len(numbers) :]]
     loop = millis(bare_loop) / 1e3
-    machines = copies([Named("m", described(2, 2, 16, 2))], count)
-    rules = Rules({GPU: {f"gpu{i}": RegisteredDevice(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0)
+    machines = copies([NamedMachine("m", described(2, 2, 16, 2))], count)
+    rules = SimulationRules(
+        {GPU: {f"gpu{i}": RegisteredDevice(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0
+    )
     config = parse(CONFIG, "bench")
     start = time.perf_counter()
     played = simulate(config, hosts_of(config, machines, rules), simulated_pods(pods), rules)

@@ -20,7 +20,7 @@ from proxy.model.errors import UsageError
 from proxy.simulate.cluster import PodOutcome
 from proxy.simulate.data import page
 from proxy.simulate.machines import (
-    Named,
+    NamedMachine,
     check_plugins,
     copies,
     described_machines,
@@ -28,7 +28,7 @@ from proxy.simulate.machines import (
     sysfs_machine,
 )
 from proxy.simulate.manifests import Pods, load_pods
-from proxy.simulate.simulation import Rules, Simulation, hosts_of, simulate
+from proxy.simulate.simulation import Simulation, SimulationRules, hosts_of, simulate
 from proxy.simulate.summary import Findings, find, too_small
 from proxy.simulate.text import compare_lines, differences, differences_data, explain_lines, report
 
@@ -80,7 +80,7 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
     if fleet is not None:
         return simulate_cluster(
             options.pods,
-            hosts_of(configs[0], machines, Rules(plugins, max_pods=options.max_pods)),
+            hosts_of(configs[0], machines, SimulationRules(plugins, max_pods=options.max_pods)),
             fleet,
             replicas=options.replicas,
             anywhere=options.anywhere,
@@ -91,7 +91,7 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
     names = [machine.name for machine in machines]
     pods = load_pods(options.pods, names, options.replicas, bound=not options.anywhere)
     explained = frozenset(_pods_to_explain(options.explain, pods))
-    rules = Rules(plugins, options.fill, options.retry, options.max_pods, explained)
+    rules = SimulationRules(plugins, options.fill, options.retry, options.max_pods, explained)
     hosts = [hosts_of(config, machines, rules) for config in configs]
     with _counter(options.progress, len(pods.simulated_pods) * len(configs)) as step:
         simulations = [
@@ -109,7 +109,7 @@ def simulate_on_machines(options: SimulateOptions, fleet: ClusterOptions | None)
     return all(outcome is PodOutcome.PLACED for outcome in outcomes)
 
 
-def _machines(options: SimulateOptions) -> list[Named]:
+def _machines(options: SimulateOptions) -> list[NamedMachine]:
     files, root, nodes = options.machines, options.sysfs_root, options.nodes
     if files and root:
         raise UsageError("cannot use --machine and --sysfs-root together: both name the machine")

@@ -57,7 +57,7 @@ def load_plugins(path: Path) -> dict[str, dict[str, RegisteredDevice]]:
 
 
 def check_plugins(
-    plugins: Mapping[str, Mapping[str, RegisteredDevice]], machines: list[Named], path: Path
+    plugins: Mapping[str, Mapping[str, RegisteredDevice]], machines: list[NamedMachine], path: Path
 ) -> None:
     """Check the devices against the machines.
 
@@ -98,14 +98,14 @@ def _fail(document: Document, entry: object, cause: str) -> Never:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedMachine:
     """A machine and its name."""
 
     name: str
     machine: Machine
 
 
-def described_machines(paths: Iterable[str]) -> list[Named]:
+def described_machines(paths: Iterable[str]) -> list[NamedMachine]:
     """Read machine descriptions.
 
     Args:
@@ -114,7 +114,7 @@ def described_machines(paths: Iterable[str]) -> list[Named]:
     Raises:
         InputError: A file cannot be read or does not describe a machine that could be; one line.
     """
-    machines: list[Named] = []
+    machines: list[NamedMachine] = []
     for path_text in paths:
         name, sign, file = path_text.partition("=")
         if not sign or "/" in name or Path(path_text).exists():
@@ -123,20 +123,20 @@ def described_machines(paths: Iterable[str]) -> list[Named]:
             raise InputError(f"cannot use the machine {path_text!r}: write FILE or NAME=FILE")
         machine = load_machine(Path(file))
         _check_plausible(machine, file)
-        machines.append(Named(name, machine))
+        machines.append(NamedMachine(name, machine))
     return machines
 
 
-def sysfs_machine(root: Path, procfs: Path | None) -> Named:
+def sysfs_machine(root: Path, procfs: Path | None) -> NamedMachine:
     """Read the machine of a sysfs tree.
 
     Raises:
         InputError: The tree holds no machine.
     """
-    return Named("machine", read_machine(root, procfs))
+    return NamedMachine("machine", read_machine(root, procfs))
 
 
-def copies(machines: Sequence[Named], count: int) -> list[Named]:
+def copies(machines: Sequence[NamedMachine], count: int) -> list[NamedMachine]:
     """Return the machines of each kind, ``NAME-1`` and on where there are several.
 
     Raises:
@@ -145,7 +145,7 @@ def copies(machines: Sequence[Named], count: int) -> list[Named]:
     if len(machines) * count > MOST_MACHINES:
         raise InputError(f"cannot simulate {len(machines) * count} machines: at most {MOST_MACHINES}")
     result = [
-        Named(f"{named.name}-{number}" if count > 1 else named.name, named.machine)
+        NamedMachine(f"{named.name}-{number}" if count > 1 else named.name, named.machine)
         for named in machines
         for number in range(1, count + 1)
     ]

@@ -12,14 +12,14 @@ from proxy.executor.node_rules import node_of
 from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster, Result
 from proxy.simulate.hosts import Host, host_of, reserve_of
-from proxy.simulate.machines import Named
+from proxy.simulate.machines import NamedMachine
 from proxy.simulate.pods import SimulatedPod
 
 Plugins = Mapping[str, Mapping[str, RegisteredDevice]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SimulationRules:
     """The settings of a simulation besides the configuration.
 
     Attributes:
@@ -52,7 +52,7 @@ class Simulation:
     results: tuple[Result, ...]
 
 
-def hosts_of(config: Config, machines: Sequence[Named], rules: Rules) -> list[Host]:
+def hosts_of(config: Config, machines: Sequence[NamedMachine], rules: SimulationRules) -> list[Host]:
     """Make empty machines under a configuration.
 
     Raises:
@@ -71,7 +71,7 @@ def simulate(
     config: Config,
     hosts: Sequence[Host],
     simulated_pods: Sequence[SimulatedPod],
-    rules: Rules,
+    rules: SimulationRules,
     step: Callable[[], object] = lambda: None,
 ) -> Simulation:
     """Place pods on machines one after the other.

@@ -11,9 +11,9 @@ from proxy.pools.pod_spec import pod_spec
 from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster
 from proxy.simulate.hosts import Host
-from proxy.simulate.machines import Named
+from proxy.simulate.machines import NamedMachine
 from proxy.simulate.pods import SimulatedPod, pod_template_of
-from proxy.simulate.simulation import Rules, hosts_of
+from proxy.simulate.simulation import SimulationRules, hosts_of
 from proxy.topology.build import described
 
 MakePod = Callable[..., SimulatedPod]
@@ -52,8 +52,8 @@ def hosts() -> Callable[..., list[Host]]:
     ) -> list[Host]:
         numbers = {"sockets": 2, "nodes_per_socket": 1, "cores_per_node": 4, **shape}
         machine = described(**numbers)
-        machines = [Named(f"m{i}", machine) for i in range(1, count + 1)]
-        return hosts_of(parse(config, "test"), machines, Rules({}, max_pods=pods))
+        machines = [NamedMachine(f"m{i}", machine) for i in range(1, count + 1)]
+        return hosts_of(parse(config, "test"), machines, SimulationRules({}, max_pods=pods))
 
     return make
 

@@ -11,9 +11,9 @@ from proxy.model.workload import Pool
 from proxy.pools.pod_spec import pod_spec
 from proxy.simulate.cluster import NO_SUCH_MACHINE, Cluster, PodOutcome, Result
 from proxy.simulate.hosts import PODS
-from proxy.simulate.machines import Named
+from proxy.simulate.machines import NamedMachine
 from proxy.simulate.pods import SimulatedPod, pod_template_of
-from proxy.simulate.simulation import Rules, hosts_of
+from proxy.simulate.simulation import SimulationRules, hosts_of
 from proxy.topology.build import described
 
 MakePod = Callable[..., SimulatedPod]
@@ -86,12 +86,12 @@ def test_the_engine_refuses_and_nothing_is_kept(cluster: MakeCluster, pod: MakeP
 
 
 def test_retry_continues_to_the_next_machine(pod: MakePod) -> None:
-    machines = [Named("split", described(2, 1, 8)), Named("whole", described(1, 1, 8))]
+    machines = [NamedMachine("split", described(2, 1, 8)), NamedMachine("whole", described(1, 1, 8))]
     simulated_pods = [pod(host="split", cpu=9, memory="1Gi") for _ in range(2)]
     wide = pod(cpu=10, memory="1Gi")
 
     def last(*, retry: bool) -> Result:
-        made = hosts_of(parse(SINGLE, "test"), machines, Rules({}))
+        made = hosts_of(parse(SINGLE, "test"), machines, SimulationRules({}))
         return Cluster(made, fill=True, retry=retry).run([*simulated_pods, wide])[-1]
 
     # 14 CPUs are free in two pieces of 7, and 16 in one piece.
@@ -159,7 +159,7 @@ def test_sums_hold_for_any_pods(
 ) -> None:
     config = parse(f"cpuManagerPolicy: static\ntopologyManagerPolicy: {policy}", "test")
     machine = described(2, 1, 4)
-    made = hosts_of(config, [Named("m1", machine), Named("m2", machine)], Rules({}))
+    made = hosts_of(config, [NamedMachine("m1", machine), NamedMachine("m2", machine)], SimulationRules({}))
     cluster = Cluster(made, fill=fill, retry=retry)
     results = cluster.run([_simulated_pod(i, *wish) for i, wish in enumerate(wishes)])
     for host in cluster.hosts:

@@ -11,7 +11,7 @@ import pytest
 from proxy.model.errors import InputError
 from proxy.model.idset import Mask
 from proxy.simulate.machines import (
-    Named,
+    NamedMachine,
     check_plugins,
     copies,
     described_machines,
@@ -60,7 +60,7 @@ def test_a_path_may_hold_an_equals_sign_too(tmp_path: Path) -> None:
 
 
 def test_copies_are_numbered_and_names_unique() -> None:
-    one, two = Named("a", MACHINE), Named("b", MACHINE)
+    one, two = NamedMachine("a", MACHINE), NamedMachine("b", MACHINE)
     assert [named.name for named in copies([one, two], 2)] == ["a-1", "a-2", "b-1", "b-2"]
     assert [named.name for named in copies([one], 1)] == ["a"]
     with pytest.raises(InputError, match="two machines are named a \\(use NAME=FILE"):
@@ -188,4 +188,4 @@ def test_invalid_devices(tmp_path: Path, text: str, message: str) -> None:
 def test_devices_are_near_to_nodes_that_there_are(tmp_path: Path) -> None:
     read = plugins(tmp_path, "a/b: [{id: x, numa: [1]}, {id: y, numa: [2]}]")
     with pytest.raises(InputError, match=r"a/b y is near NUMA node 2, and m has nodes 0-1"):
-        check_plugins(read, [Named("m", MACHINE)], tmp_path / "d.yaml")
+        check_plugins(read, [NamedMachine("m", MACHINE)], tmp_path / "d.yaml")

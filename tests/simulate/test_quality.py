@@ -12,11 +12,11 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.requests import MEMORY
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.simulate.hosts import Host
-from proxy.simulate.machines import Named
+from proxy.simulate.machines import NamedMachine
 from proxy.simulate.picture import lines_of, rows_of
 from proxy.simulate.pods import SimulatedPod
 from proxy.simulate.quality import AlignmentMeter, alignments_of, remaining_cpus_of
-from proxy.simulate.simulation import Rules, hosts_of, simulate
+from proxy.simulate.simulation import SimulationRules, hosts_of, simulate
 from proxy.simulate.summary import find
 from proxy.topology.build import described
 
@@ -34,7 +34,7 @@ PLUGIN = {
 
 
 def host(config: str = "cpuManagerPolicy: static") -> Host:
-    return hosts_of(parse(config, "test"), [Named("m", MACHINE)], Rules(PLUGIN))[0]
+    return hosts_of(parse(config, "test"), [NamedMachine("m", MACHINE)], SimulationRules(PLUGIN))[0]
 
 
 @pytest.fixture
@@ -107,12 +107,12 @@ def test_rows_show_what_is_on_each_node(pod: Callable[..., SimulatedPod]) -> Non
         "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]",
         "test",
     )
-    hosts = hosts_of(config, [Named("m", MACHINE)], Rules(PLUGIN))
+    hosts = hosts_of(config, [NamedMachine("m", MACHINE)], SimulationRules(PLUGIN))
     played = simulate(
         config,
         hosts,
         [pod(cpu=2, memory="2Gi", **{"example.com_gpu": 1}), pod(cpu=2, memory="1Gi")],
-        Rules(PLUGIN),
+        SimulationRules(PLUGIN),
     )
     assert [result.outcome for result in played.results] == ["placed", "placed"]
     first, second, _, fourth, nowhere = rows_of(hosts[0])
@@ -126,7 +126,7 @@ def test_rows_show_what_is_on_each_node(pod: Callable[..., SimulatedPod]) -> Non
 
 def test_a_summary_adds_up(pod: Callable[..., SimulatedPod]) -> None:
     config = parse("cpuManagerPolicy: static\ntopologyManagerPolicy: restricted", "test")
-    rules = Rules({})
+    rules = SimulationRules({})
     simulated_pods = [
         *(pod(cpu=6, memory="1Gi") for _ in range(5)),
         pod(requests={"cpu": 1}),
@@ -134,7 +134,7 @@ def test_a_summary_adds_up(pod: Callable[..., SimulatedPod]) -> None:
         pod(cpu=1, memory="1Ti"),
     ]
     summary = find(
-        simulate(config, hosts_of(config, [Named("m", MACHINE)], rules), simulated_pods, rules)
+        simulate(config, hosts_of(config, [NamedMachine("m", MACHINE)], rules), simulated_pods, rules)
     ).summary
     assert (summary.machines, summary.pods, summary.cpus) == (1, 8, 32)
     assert (summary.placed, summary.together, summary.spread, summary.sharing) == (5, 4, 0, 1)
@@ -145,9 +145,9 @@ def test_a_summary_adds_up(pod: Callable[..., SimulatedPod]) -> None:
 
 
 def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., SimulatedPod]) -> None:
-    rules = Rules({GPU: {"free": RegisteredDevice("free")}})
+    rules = SimulationRules({GPU: {"free": RegisteredDevice("free")}})
     config = parse("cpuManagerPolicy: static", "test")
-    hosts = hosts_of(config, [Named("m", MACHINE)], rules)
+    hosts = hosts_of(config, [NamedMachine("m", MACHINE)], rules)
     simulate(config, hosts, [pod(cpu=2, memory="1Gi", **{"example.com_gpu": 1})], rules)
     assert [(row.node, row.pods) for row in rows_of(hosts[0])] == [(0, 1), (1, 0), (2, 0), (3, 0), (None, 1)]
     assert [line.split() for line in lines_of(hosts[0])][5] == ["no", "node", GPU, "1", "of", "1", "1", "pod"]
@@ -155,7 +155,9 @@ def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., SimulatedPo
 
 def test_the_largest_piece_is_looked_for_on_all_machines(pod: Callable[..., SimulatedPod]) -> None:
     config = parse("cpuManagerPolicy: static", "test")
-    machines = [Named("a", MACHINE), Named("b", described(1, 1, 2))]
+    machines = [NamedMachine("a", MACHINE), NamedMachine("b", described(1, 1, 2))]
     simulated_pods = [pod(host="a", cpu=1, memory="1Gi"), pod(host="b", cpu=1, memory="1Gi")]
-    summary = find(simulate(config, hosts_of(config, machines, Rules({})), simulated_pods, Rules({}))).summary
+    summary = find(
+        simulate(config, hosts_of(config, machines, SimulationRules({})), simulated_pods, SimulationRules({}))
+    ).summary
     assert (summary.left, summary.largest, summary.largest_whole, summary.empty) == (34, 8, 8, 8)

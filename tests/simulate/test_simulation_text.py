@@ -6,10 +6,10 @@ import pytest
 
 from proxy.config import parse
 from proxy.model.idset import CpuSet
-from proxy.simulate.machines import Named, copies
+from proxy.simulate.machines import NamedMachine, copies
 from proxy.simulate.picture import NumaNodeRow, bar, columns
 from proxy.simulate.pods import SimulatedPod
-from proxy.simulate.simulation import Rules, Simulation, hosts_of, simulate
+from proxy.simulate.simulation import Simulation, SimulationRules, hosts_of, simulate
 from proxy.simulate.summary import Findings, find
 from proxy.simulate.text import (
     FAILED,
@@ -37,9 +37,9 @@ def play(
     source: str = "test",
     explain: str = "",
 ) -> tuple[Simulation, Findings]:
-    rules = Rules({}, explain=frozenset({explain}))
+    rules = SimulationRules({}, explain=frozenset({explain}))
     read = parse(config, source)
-    machines = copies([Named("m", described(2, 1, 4))], count)
+    machines = copies([NamedMachine("m", described(2, 1, 4))], count)
     played = simulate(read, hosts_of(read, machines, rules), simulated_pods, rules)
     return played, find(played)
 
