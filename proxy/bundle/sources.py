@@ -215,7 +215,7 @@ def _ledger(config: Config) -> dict[str, object]:
         raise AbsentError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise AbsentError(f"cannot read {path}: {error}") from error
-    # That of another machine is of interest, too: doctor says so.
+    # A ledger of another machine is described too: it is read as if this were that machine.
     recovered = recover(content, _machine_of(content))
     if recovered.refused:
         raise AbsentError(f"{path} is not used: {recovered.refused}")

@@ -120,7 +120,7 @@ class FunctionPlugin(DevicePlugin):
 
 
 class DeviceUnavailableError(Exception):
-    """A manager wants a device that the plug-in does not have, or that is unhealthy."""
+    """A manager requests a device that the plug-in does not have, or that is unhealthy."""
 
 
 class PluginService:

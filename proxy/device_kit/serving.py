@@ -224,7 +224,7 @@ class PluginServer:
             hint = (
                 " (the daemon makes it when devicePlugins.enabled is true)" if directory == DIRECTORY else ""
             )
-            raise TopoproxyError(f"there is no directory {directory}{hint}")
+            raise TopoproxyError(f"cannot listen in {directory}: there is no such directory{hint}")
 
 
 def serve(*plugins: DevicePlugin, directory: Path = DIRECTORY) -> None:

@@ -50,7 +50,7 @@ class NodeReservation(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many CPUs are to be kept back where none are named: the amount, rounded up; never negative."""
+        """How many CPUs to reserve where none are named: the amount, rounded up; never negative."""
         return 0 if self.text else max(0, -(-amount(self.resources, "cpu", milli=True) // 1000))
 
     @property

@@ -94,7 +94,7 @@ def suppression_step(current: Callable[[], Suppression | None], begin: Callable[
 
     Args:
         current: Returns what suppresses BE pods; None where nothing has been made yet.
-        begin: Makes it, where the configuration wants it.
+        begin: Makes it, where the configuration enables it.
     """
 
     def prepare(before: Config, after: Config) -> Commit:

@@ -6,7 +6,7 @@ admit the pod; those that need not be removed are restored. Of the NUMA nodes th
 and fewest victims is chosen. The victims that kube-scheduler proposes are kept where they suffice.
 
 A move is the same with one pod: the waiting pod would fit if that pod went to another node, which would admit
-it. Only the proposal is made here; people or a descheduler move the pod.
+it. Only the proposal is made here; an operator or a descheduler moves the pod.
 """
 
 from __future__ import annotations

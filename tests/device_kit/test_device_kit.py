@@ -322,7 +322,7 @@ def test_a_missing_directory_is_named_with_what_makes_it(
         server = testing.PluginServer(Cards(), directory, reporter, tick_s=0.05)
         server.start()
         try:
-            expected = f"there is no directory {directory}{hint}"
+            expected = f"cannot listen in {directory}: there is no such directory{hint}"
             wait_until(partial(reported, expected))
         finally:
             server.stop()

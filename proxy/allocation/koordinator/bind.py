@@ -126,7 +126,7 @@ def usable(topology: CpuTopology, free: CpuSet, request: BindRequest, n: int) ->
 
 
 def holds(topology: CpuTopology, cpus: CpuSet, policy: BindPolicy) -> bool:
-    """Return whether CPUs lie as a required policy wants them: whole cores, or one CPU of each core."""
+    """Return whether CPUs are as a required policy demands: whole cores, or one CPU of each core."""
     inside = [bits & cpus.bits for bits in topology.cores.values()]
     if policy is BindPolicy.FULL_PCPUS:
         return all(own in (0, bits) for own, bits in zip(inside, topology.cores.values(), strict=True))

@@ -72,7 +72,7 @@ class PluginEndpoint:
         reason: Why it does not serve; empty where it does.
         devices: Its newest list; None before the first.
         has_preferences: Whether it answers GetPreferredAllocation.
-        needs_pre_start: Whether it wants PreStartContainer.
+        needs_pre_start: Whether the plug-in requires PreStartContainer.
     """
 
     def __init__(

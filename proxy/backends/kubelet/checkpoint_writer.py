@@ -82,7 +82,7 @@ def static_state(
         taken |= cpus
     for wrong, problem in (
         (taken - all_cpus, "are not online"),
-        (taken & keep, "are those that kubelet keeps back"),
+        (taken & keep, "are reserved by kubelet"),
     ):
         if wrong:
             raise CheckpointError(f"cannot write kubelet's {NAME}: CPUs {wrong} of containers {problem}")

@@ -175,7 +175,7 @@ def _strings(raw: Mapping[str, Any] | None) -> str:
         return _NIL
     items = sorted(raw.items())
     if not all(isinstance(value, str) for _, value in items):
-        raise TypeError("not a map of texts")
+        raise TypeError("not a map of strings")
     return _map(items)
 
 

@@ -178,7 +178,7 @@ def _values(report: KubeletSettingsReport) -> tuple[dict[str, str], dict[str, st
 def _reserved(
     report: KubeletSettingsReport, policy: str, topology: Callable[[], CpuTopology]
 ) -> tuple[CpuSet, str, str]:
-    """Return the CPUs that are kept back, where they came from, and what is wrong.
+    """Return the CPUs that kubelet reserves, the source of that, and what is wrong.
 
     Only policy ``static`` turns an amount into CPUs, as its allocator would choose them (kubernetes v1.36
     pkg/kubelet/cm/cpumanager/policy_static.go, NewStaticPolicy).
@@ -198,7 +198,7 @@ def _reserved(
     try:
         cpus = CpuPolicy.of(topology(), options, None, amount).reserved
     except CpuStateError as error:
-        return CpuSet(), "", f"cannot determine which {amount} CPUs kubelet keeps back: {error}"
+        return CpuSet(), "", f"cannot determine which {amount} CPUs kubelet reserves: {error}"
     return cpus, f"{report.source}, {amount} of them, as kubelet chooses", ""
 
 

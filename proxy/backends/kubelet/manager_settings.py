@@ -21,7 +21,7 @@ POLICIES = ("none", "static")
 TOPOLOGY_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 SCOPES = ("container", "pod")
 RESERVES = ("kubeReserved", "systemReserved", "evictionHard")
-"""What a node keeps back. The thresholds of the last know no CPU; where one is written, it counts."""
+"""Settings that reserve CPUs. Kubelet documents no CPU threshold for the last; one that is set counts."""
 
 _MOST_CPUS = 8192
 _LONGEST = 60
@@ -122,5 +122,5 @@ def _cpu(value: object) -> int | None:
         return None
     milli = parse_quantity(amount, milli=True)
     if not 0 <= milli <= _MOST_CPUS * 1000:
-        raise ValueError(f"{_shown(amount)} CPUs cannot be kept back")
+        raise ValueError(f"{_shown(amount)} CPUs cannot be reserved")
     return milli

@@ -63,7 +63,7 @@ def load_hooks(files: Sequence[Path], pairs: Sequence[str], config: HooksConfig)
                 f"cannot run {path}: it is not named NN-name.py; topoproxy hooks validate shows more"
             )
     if pairs and len(files) > 1:
-        raise UsageError("cannot use --set with several files: it is ambiguous which one is meant")
+        raise UsageError("cannot use --set with several files: the setting is of one hook")
     if pairs:
         config = _with(config, files[0].name.removesuffix(".py"), pairs)
     try:
@@ -174,7 +174,7 @@ def run_data(done: DryRunResult) -> dict[str, Any]:
 
 
 def run_lines(done: DryRunResult) -> Iterator[str]:
-    """Yield what hooks wanted, for people."""
+    """Yield what hooks requested, as text."""
     for result in done.results:
         yield from _of_event(result)
         for report in result.failed:

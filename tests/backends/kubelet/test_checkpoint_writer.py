@@ -72,7 +72,7 @@ def test_version_1_has_container_ids() -> None:
     ("held", "reserved", "message"),
     [
         ("8", "", "CPUs 8 of containers are not online"),
-        ("1-2", "0-1", "CPUs 1 of containers are those that kubelet keeps back"),
+        ("1-2", "0-1", "CPUs 1 of containers are reserved by kubelet"),
         ("0-7", "", "no CPU is left for its default set"),
     ],
 )

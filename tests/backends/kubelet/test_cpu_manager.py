@@ -106,7 +106,7 @@ def test_a_reserve_that_cannot_be_computed_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\nkubeReserved: {cpu: 99}\n")
     result = refreshed(reader(tmp_path))
     assert result.reserved == CpuSet()
-    assert result.problems[0].startswith("cannot determine which 99 CPUs kubelet keeps back: ")
+    assert result.problems[0].startswith("cannot determine which 99 CPUs kubelet reserves: ")
 
 
 def test_an_unknown_policy_option_is_kept(tmp_path: Path) -> None:

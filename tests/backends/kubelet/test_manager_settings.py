@@ -55,8 +55,8 @@ def test_missing_settings_are_none() -> None:
         ("reservedSystemCPUs", True, "reservedSystemCPUs: True is not a list of CPUs"),
         ("kubeReserved", "2", "kubeReserved: '2' is not a list of amounts"),
         ("kubeReserved", {"cpu": "two"}, "kubeReserved: 'two' is not an amount"),
-        ("systemReserved", {"cpu": "-1"}, "systemReserved: '-1' CPUs cannot be kept back"),
-        ("evictionHard", {"cpu": "1e9"}, "evictionHard: '1e9' CPUs cannot be kept back"),
+        ("systemReserved", {"cpu": "-1"}, "systemReserved: '-1' CPUs cannot be reserved"),
+        ("evictionHard", {"cpu": "1e9"}, "evictionHard: '1e9' CPUs cannot be reserved"),
     ],
 )
 def test_an_invalid_value_is_reported_and_the_others_are_read(name: str, value: Any, reported: str) -> None:
