@@ -235,6 +235,6 @@ def _ctr(socket: Path, *arguments: str) -> None:
         timeout=60,
     )
     if done.returncode:
-        raise UnavailableError(
-            f"cannot run ctr {arguments[0]} {arguments[1]}: {done.stderr.strip().splitlines()[-1:]}"
-        )
+        lines = done.stderr.strip().splitlines()
+        cause = lines[-1] if lines else f"it ended with {done.returncode}"
+        raise UnavailableError(f"cannot run ctr {arguments[0]} {arguments[1]}: {cause}")

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from proxy.demo.private_containerd import IMAGE, write_image
+from proxy.demo.private_containerd import IMAGE, remove_image, write_image
 from proxy.model.errors import UnavailableError
 
 
@@ -60,3 +60,15 @@ def test_only_a_static_busybox_is_accepted(tmp_path, program, message):
     with pytest.raises(UnavailableError, match=message):
         write_image(tmp_path / "image.tar", tmp_path / "busybox")
     assert not (tmp_path / "image.tar").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [("echo usage >&2; echo no such image >&2; exit 1", "no such image"), ("exit 3", "it ended with 3")],
+)
+def test_the_last_line_of_ctr_is_the_cause(tmp_path, monkeypatch, script, cause):
+    (tmp_path / "ctr").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "ctr").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(UnavailableError, match=f"^cannot run ctr images rm: {cause}$"):
+        remove_image(tmp_path / "containerd.sock")
