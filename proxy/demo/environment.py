@@ -209,7 +209,7 @@ def containerd_environment(directory: Path, socket: Path) -> Iterator[DemoEnviro
             _refuse_pods(socket)
             write_image(directory / "image.tar")
             import_image(socket, directory / "image.tar")
-            stack.callback(remove_image, socket)
+            stack.callback(_remove_image, socket)
             which = f"the containerd at {socket}"
         else:
             socket = stack.enter_context(PrivateContainerd(directory)).socket
@@ -266,6 +266,12 @@ def _end_pods(socket: Path) -> None:
         for pod in client.list_pods():
             if pod.metadata.namespace == NAMESPACE:
                 client.end_pod(pod.id)
+
+
+def _remove_image(socket: Path) -> None:
+    """Remove the image, if containerd still runs."""
+    with contextlib.suppress(TopoproxyError):
+        remove_image(socket)
 
 
 def _remove_groups() -> None:

@@ -58,6 +58,7 @@ disabled_plugins = ["io.containerd.internal.v1.tracing", "io.containerd.tracing.
 _PROGRAMS = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "unshare": "util-linux"}
 
 IMAGE = "localhost/topoproxy-demo:1"
+CTR_S = 60.0
 """The reference that the image is imported under."""
 
 SLEEP = ["/bin/sleep", "2147483647"]
@@ -227,14 +228,18 @@ def remove_image(socket: Path) -> None:
 
 
 def _ctr(socket: Path, *arguments: str) -> None:
-    done = subprocess.run(  # noqa: S603 - no part of it is input
-        ["ctr", "-a", str(socket), "-n", "k8s.io", *arguments],  # noqa: S607
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    what = f"cannot run ctr {arguments[0]} {arguments[1]}"
+    try:
+        done = subprocess.run(  # noqa: S603 - no part of it is input
+            ["ctr", "-a", str(socket), "-n", "k8s.io", *arguments],  # noqa: S607
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=CTR_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"{what}: it did not end within {CTR_S:g} s") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         cause = lines[-1] if lines else f"it ended with {done.returncode}"
-        raise UnavailableError(f"cannot run ctr {arguments[0]} {arguments[1]}: {cause}")
+        raise UnavailableError(f"{what}: {cause}")

@@ -265,7 +265,8 @@ def _verdict(record: Explanation) -> tuple[str, ...]:
         if record.event == FOUND:
             return ("The container existed already, so it was not rejected.",)
         return ("Admitted." if record.applied else "It would be admitted.",)
-    code = f"gRPC status {verdict.code}, {GrpcStatus(verdict.code).name}"
+    name = next((f", {status.name}" for status in GrpcStatus if status == verdict.code), "")
+    code = f"gRPC status {verdict.code}{name}"
     rejected = "Rejected" if record.applied else "It would be rejected"
     return sentences([f"{rejected}{f' with {verdict.reason}' if verdict.reason else ''} ({code})"])
 

@@ -8,6 +8,7 @@ import tarfile
 
 import pytest
 
+from proxy.demo import private_containerd
 from proxy.demo.private_containerd import IMAGE, remove_image, write_image
 from proxy.model.errors import UnavailableError
 
@@ -64,11 +65,16 @@ def test_only_a_static_busybox_is_accepted(tmp_path, program, message):
 
 @pytest.mark.parametrize(
     ("script", "cause"),
-    [("echo usage >&2; echo no such image >&2; exit 1", "no such image"), ("exit 3", "it ended with 3")],
+    [
+        ("echo usage >&2; echo no such image >&2; exit 1", "no such image"),
+        ("exit 3", "it ended with 3"),
+        ("exec sleep 30", "it did not end within 0.5 s"),
+    ],
 )
-def test_the_last_line_of_ctr_is_the_cause(tmp_path, monkeypatch, script, cause):
+def test_the_cause_of_a_failed_ctr_is_named(tmp_path, monkeypatch, script, cause):
     (tmp_path / "ctr").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ctr").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(private_containerd, "CTR_S", 0.5)
     with pytest.raises(UnavailableError, match=f"^cannot run ctr images rm: {cause}$"):
         remove_image(tmp_path / "containerd.sock")

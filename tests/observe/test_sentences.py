@@ -286,6 +286,11 @@ def test_a_refusal_without_details_has_general_advice() -> None:
     ]
 
 
+def test_a_status_code_of_another_version_is_shown_without_a_name() -> None:
+    reported = Explanation("CreateContainer", "a/b", "", "c", verdict=Verdict(99))
+    assert all_sentences(reported)[1] == "Rejected (gRPC status 99)."
+
+
 @pytest.mark.parametrize(
     ("reason", "code", "begins", "elsewhere"),
     [
