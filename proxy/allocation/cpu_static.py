@@ -8,7 +8,9 @@ Only one pod is being started at a time, so reusable CPUs are kept for one pod.
 
 Under a hint, CPUs of its nodes are taken first (``align-by-socket``: of all nodes of its sockets), and then
 CPUs of any node. With ``full-pcpus-only`` a request must be whole cores, and no more than are free outside
-the cores of reserved CPUs; otherwise it is rejected before anything else is checked.
+the cores of reserved CPUs; otherwise it is rejected before anything else is checked. The check counts CPUs,
+because in kubelet's state only reserved CPUs leave a core half free. Here owners whose CPUs a scheduler has
+named, and owners from before the option was set, do so too; such cores are not offered (``in_whole_cores``).
 
 Every function returns a new state; a refusal is an exception and changes nothing.
 """
@@ -126,6 +128,15 @@ def check_whole_cores(policy: CpuPolicy, state: CpuState, count: int) -> None:
             "SMT Alignment Error: not enough free physical CPUs: "
             f"available physical CPUs = {free}, requested CPUs = {count}, CPUs per core = {threads}"
         )
+
+
+def in_whole_cores(policy: CpuPolicy, cpus: CpuSet) -> CpuSet:
+    """Return the CPUs of cores that are wholly among these but for their reserved CPUs.
+
+    kubelet, too, offers the siblings of reserved CPUs.
+    """
+    allowed = cpus.bits | policy.reserved.bits
+    return cpus & CpuSet.from_bits(union(core for core in policy.topo.cores.values() if not core & ~allowed))
 
 
 def take_under(

@@ -114,13 +114,18 @@ def usable(topology: CpuTopology, free: CpuSet, request: BindRequest, n: int) ->
     Raises:
         WholeCoresError: Whole cores are required and n is not a whole number of cores.
     """
+    threads = topology.cpus_per_core
+    if request.required and request.policy is BindPolicy.FULL_PCPUS and threads and n % threads:
+        raise WholeCoresError(n, threads)
+    return eligible(topology, free, request)
+
+
+def eligible(topology: CpuTopology, free: CpuSet, request: BindRequest) -> CpuSet:
+    """Return the CPUs that a required policy may take, whatever their number."""
     bits = free.bits & topology.cpus.bits
     if not request.required:
         return CpuSet.from_bits(bits)
     if request.policy is BindPolicy.FULL_PCPUS:
-        threads = topology.cpus_per_core
-        if threads and n % threads:
-            raise WholeCoresError(n, threads)
         return _whole_cores(topology, bits)
     return CpuSet.from_bits(sum(b & bits & -(b & bits) for b in topology.cores.values()))
 

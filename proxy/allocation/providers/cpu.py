@@ -9,6 +9,10 @@ pkg/kubelet/cm/cpumanager/policy_static.go ``updateCPUsToReuse``). Where the pod
 an exited init container looks the same as a container that crashed, so the CPUs of an exited sibling are
 free.
 
+Where whole cores are required, by ``full-pcpus-only`` or by a bind policy, only whole cores are offered, so
+that hints lead to a NUMA node that has them. Where one thread of each core is required, the hints of a
+container count one.
+
 Where no policy merges hints, CPUs are chosen on one NUMA node if one can hold them, if possible on that of
 the devices (``pick_unpoliced``). kubelet's allocator takes them in the order of the topology.
 """
@@ -23,6 +27,7 @@ from msgspec import structs
 from proxy.allocation import cpu_static
 from proxy.allocation.cpu_policy import CpuPolicy, CpuState, pick_unpoliced
 from proxy.allocation.cpu_request import CPU, container_cpus, pod_cpus
+from proxy.allocation.koordinator.bind import eligible
 from proxy.allocation.koordinator.selection import Binding, NodeBinding, binding_of, choose
 from proxy.allocation.providers.devices import nodes_of_devices
 from proxy.allocation.providers.provider import Allocation, NodeView, Provider, ProviderRequest
@@ -30,6 +35,7 @@ from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.koordinator import BindPolicy
 from proxy.model.machine import Machine
 from proxy.model.options import Scope
 from proxy.model.requests import ContainerKind
@@ -63,8 +69,8 @@ class CpuProvider(Provider):
         """Return the provider with the CPUs that may be chosen, and with the bind policy that applies."""
         if not request.exclusive:
             return dataclasses.replace(self, state=CpuState(), binding=None)
-        state = self._offered(view, request)
         binding = binding_of(self.node_binding, request.pod, view.containers.values())
+        state = self._offered(view, request, binding)
         return dataclasses.replace(self, state=state, binding=binding)
 
     def wants(self, request: ProviderRequest) -> bool:
@@ -75,9 +81,13 @@ class CpuProvider(Provider):
         """Return hints for exclusive CPUs; None where none are requested."""
         if not request.exclusive:
             return None
+        state = self.state
+        if self._counts_one_of_each_core(request):
+            default, reusable = self._eligible(state.default, state.reusable, self.binding)
+            state = structs.replace(state, default=default, reusable=reusable)
         if request.scope is Scope.POD:
-            return cpu_static.pod_hints(self.policy, self.state, request.requests)
-        return cpu_static.container_hints(self.policy, self.state, request.requests, request.name)
+            return cpu_static.pod_hints(self.policy, state, request.requests)
+        return cpu_static.container_hints(self.policy, state, request.requests, request.name)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Choose exclusive CPUs; CPUs that the container has already stay."""
@@ -106,9 +116,13 @@ class CpuProvider(Provider):
         if not count:
             return ()
         node_cpus = CpuSet.from_bits(self.policy.topo.nodes.get(node, 0))
-        if len(node_cpus - self.policy.reserved) < count:
+        most, free_cpus = node_cpus - self.policy.reserved, self.free(request)
+        if self._counts_one_of_each_core(request):
+            most, _ = self._eligible(most, CpuSet(), self.binding)
+            free_cpus, _ = self._eligible(free_cpus, CpuSet(), self.binding)
+        if len(most) < count:
             return None
-        free = len(self.free(request) & node_cpus)
+        free = len(free_cpus & node_cpus)
         return (Shortfall(CPU, Mask((node,)), count, free),) if free < count else ()
 
     def free(self, request: ProviderRequest) -> CpuSet:
@@ -134,7 +148,31 @@ class CpuProvider(Provider):
         near = nodes_of_devices(request.assigned_devices)
         return pick_unpoliced(self.machine, topology, free, count, self.policy.options, near, steps)
 
-    def _offered(self, view: NodeView, request: ProviderRequest) -> CpuState:
+    def _counts_one_of_each_core(self, request: ProviderRequest) -> bool:
+        """Return whether hints count one thread of each core, because a container must have no second one.
+
+        Several containers of a pod may be on the same cores; hints for them together count all CPUs.
+        """
+        if not _requires(self.binding, BindPolicy.SPREAD_BY_PCPUS):
+            return False
+        requests = request.requests
+        return request.scope is Scope.CONTAINER or pod_cpus(requests) == max(
+            container_cpus(requests, container) for container in requests.containers
+        )
+
+    def _eligible(self, default: CpuSet, reusable: CpuSet, binding: Binding | None) -> tuple[CpuSet, CpuSet]:
+        """Return the CPUs of each set that a container may get where the node or the pod restricts them."""
+        required = binding is not None and binding.request.required
+        if not required and not self.policy.options.full_pcpus_only:
+            return default, reusable
+        cpus = default | reusable
+        if self.policy.options.full_pcpus_only:
+            cpus = cpu_static.in_whole_cores(self.policy, cpus)
+        if binding is not None and required:
+            cpus = eligible(self.policy.topo, cpus - (self.policy.reserved - reusable), binding.request)
+        return default & cpus, reusable & cpus
+
+    def _offered(self, view: NodeView, request: ProviderRequest, binding: Binding | None) -> CpuState:
         """Return the CPU manager's state for one decision: the CPUs to choose from, and those of the pod."""
         pod, requests, name, count = request.pod, request.requests, request.name, request.cpus
         key, avoid, all_cpus = pod.key, request.avoid, self.policy.topo.cpus
@@ -155,16 +193,40 @@ class CpuProvider(Provider):
         free = all_cpus.bits & ~taken & ~avoid.bits
         if len(previous) == count and not previous.bits & ~free:
             default = CpuSet.from_bits(free & ~previous.bits & ~reusable.bits)
-            return CpuState(
-                default, {key: {**own_cpus, name: previous}}, reusing=key, reusable=reusable - previous
+            assigned = {**own_cpus, name: previous}
+            reusable -= previous
+        else:
+            default = self._first_choice(
+                view, request, CpuSet.from_bits(free & ~reusable.bits), reusable, binding
             )
-        default = CpuSet.from_bits(free & ~reusable.bits)
-        unpromised = default - view.promised_cpus(f"{key}/{name}")
-        if pod.reserved_for_pod is not None and len(default & pod.reserved_for_pod.cpus) >= count:
-            default &= pod.reserved_for_pod.cpus
-        elif len(unpromised - self.policy.reserved) + len(reusable) >= count:
-            default = unpromised
-        return CpuState(default, {key: own_cpus}, reusing=key, reusable=reusable)
+            assigned = own_cpus
+        # A container takes one thread of each core; the next container of the pod may take the other.
+        spread = _requires(binding, BindPolicy.SPREAD_BY_PCPUS)
+        default, reusable = self._eligible(default, reusable, None if spread else binding)
+        return CpuState(default, {key: assigned}, reusing=key, reusable=reusable)
+
+    def _first_choice(
+        self,
+        view: NodeView,
+        request: ProviderRequest,
+        free: CpuSet,
+        reusable: CpuSet,
+        binding: Binding | None,
+    ) -> CpuSet:
+        """Return the free CPUs to offer: those set aside for the pod, else unpromised ones, else all."""
+        pod, count = request.pod, request.cpus
+        if pod.reserved_for_pod is not None:
+            set_aside = free & pod.reserved_for_pod.cpus
+            if len(self._eligible(set_aside, reusable, binding)[0]) >= count:
+                return set_aside
+        unpromised = free - view.promised_cpus(f"{pod.key}/{request.name}")
+        default, reusable = self._eligible(unpromised, reusable, binding)
+        return unpromised if len(default - self.policy.reserved) + len(reusable) >= count else free
+
+
+def _requires(binding: Binding | None, policy: BindPolicy) -> bool:
+    """Return whether a bind policy is required."""
+    return binding is not None and binding.request.required and binding.request.policy is policy
 
 
 def _as_one(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet]) -> dict[str, CpuSet]:

@@ -17,7 +17,8 @@ from proxy.engine.topology_manager import AdmissionContext, build_context, pod_r
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask
-from proxy.model.options import Scope
+from proxy.model.koordinator import BindPolicy
+from proxy.model.options import CpuOptions, Scope
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import (
     Container,
@@ -167,6 +168,62 @@ def test_parts_and_set_aside_cpus_come_first() -> None:
     state = NodeState.of(NODE, [whole], [owning("b", "0-1", pod=whole)])
     assert cpu(state, "a", 2, whole).default == CpuSet.parse("2-3")
     assert cpu(state, "a", 3, whole).default == CpuSet.parse("2-15")
+
+
+def test_only_whole_cores_are_offered_under_full_pcpus_only() -> None:
+    node = changed_copy(NODE, options=CpuOptions(full_pcpus_only=True), reserved=CpuSet.parse("7"))
+    state = NodeState.of(node, [POD], [owning("c", "0-1,8", pod=OTHER), owning("i", "2", EXITED)])
+    result = cpu(state, "a", 2)
+    assert str(result.default) == "3-7,10-15", (
+        "not 9; and 15, as kubelet offers the siblings of reserved CPUs"
+    )
+    assert str(result.reusable) == "2", "with its sibling 10 it is a whole core"
+    state = state.changed(put=[owning("d", "10", pod=OTHER)])
+    result = cpu(state, "a", 2)
+    assert (str(result.default), result.reusable) == ("3-7,11-15", CpuSet())
+
+
+def test_promised_and_set_aside_cpus_are_chosen_by_whole_cores_where_these_are_required() -> None:
+    lsr = changed_copy(OTHER, qos=QosClass.LSR, cpuset=CpuSet.parse("4-5"))
+    known = changed_copy(POD, reserved_for_pod=aside("0-1"))
+    for options, required in (
+        (CpuOptions(full_pcpus_only=True), BindPolicy.NONE),
+        (CpuOptions(), BindPolicy.FULL_PCPUS),
+    ):
+        node = changed_copy(NODE, options=options)
+        bound = changed_copy(POD, bind_required=required)
+        state = NodeState.of(node, [lsr, bound], [owning("c", "0-3", pod=OTHER)])
+        assert str(cpu(state, "a", 4, bound).default) == "6-7,14-15"
+        assert str(cpu(state, "a", 6, bound).default) == "4-7,12-15", "the promised CPUs are needed"
+        bound = changed_copy(known, bind_required=required)
+        result = cpu(NodeState.of(node, [bound], []), "x", 2, bound)
+        assert str(result.default) == "0-15", "what was set aside is no whole core"
+
+
+def test_one_thread_of_each_core_counts_where_that_is_required() -> None:
+    spread = changed_copy(POD, bind_required=BindPolicy.SPREAD_BY_PCPUS)
+    state = NodeState.of(NODE, [spread], [owning("c", "0-1,8-9", pod=OTHER)])
+
+    def prepared(requests: PodRequests, name: str, scope: Scope) -> tuple[CpuProvider, ProviderRequest]:
+        request = ProviderRequest(spread, requests, name, Request(), scope, cpus=4)
+        return provider(build_context(state, request), CpuProvider), request
+
+    def first_hint(requests: PodRequests, name: str, scope: Scope) -> Mask | None:
+        cpus, request = prepared(requests, name, scope)
+        hints = (cpus.hints(request) or {})["cpu"]
+        assert hints is not None
+        return hints[0].affinity
+
+    one = PodRequests("p", (resources("a", 4),))
+    two = PodRequests("p", (resources("a", 2), resources("b", 2)))
+    assert first_hint(one, "a", Scope.CONTAINER) == first_hint(one, "", Scope.POD) == Mask([1])
+    assert first_hint(two, "", Scope.POD) == Mask([0]), "both containers may be on the same cores"
+    cpus, request = prepared(one, "a", Scope.CONTAINER)
+    assert cpus.explain_shortfall(request, 0) == (Shortfall("cpu", Mask([0]), 4, 2),)
+    assert cpus.explain_shortfall(request, 1) == ()
+    wide = PodRequests("p", (resources("a", 5),))
+    cpus, request = prepared(wide, "a", Scope.CONTAINER)
+    assert cpus.explain_shortfall(request, 1) is None, "a NUMA node has four cores"
 
 
 def test_the_decision_for_a_pod_offers_cpus_of_its_containers() -> None:
