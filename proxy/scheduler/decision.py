@@ -168,7 +168,7 @@ def shown_state(node: SchedulableNode) -> NodeState:
     pod_cpus = owned - node.reserved
     if node.reserved or owned:
         # The shared pool must keep a CPU, as on the node itself.
-        reserve = node.reserved or CpuSet([pod_cpus.first()])
+        reserve = node.reserved or _one_of(rules, pod_cpus)
         rules = _reserving(rules, reserve)
         pod_cpus -= reserve
     state = NodeState.empty(rules)
@@ -179,6 +179,15 @@ def shown_state(node: SchedulableNode) -> NodeState:
             state, providers=tuple(_with_memory(provider, node.memory) for provider in state.providers)
         )
     return replace(state, devices=_devices(node)) if node.devices else state
+
+
+def _one_of(rules: Node, pod_cpus: CpuSet) -> CpuSet:
+    """Return one of the CPUs of pods, if possible of a core that they own as a whole.
+
+    Under ``full-pcpus-only`` the sibling of a reserved CPU may have an owner, and that of an owned CPU not.
+    """
+    whole = (core for core in rules.machine.cores.values() if core <= pod_cpus)
+    return CpuSet([next(whole, pod_cpus).first()])
 
 
 def _with_memory(provider: Provider, rows: MemoryRows) -> Provider:
@@ -263,7 +272,8 @@ def _possibly_rejected(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
     possibly_rejected = 0
     for at, pod in enumerate(pods):
         single_container = pod.largest == pod.exclusive and not pod.devices and not pod.pod.cpuset
-        if not plain or not single_container or remaining + pod.exclusive <= most * (pod.exclusive - 1):
+        any_cpus = plain and not pod.pod.bind_required
+        if not any_cpus or not single_container or remaining + pod.exclusive <= most * (pod.exclusive - 1):
             possibly_rejected |= 1 << at
     return possibly_rejected
 

@@ -56,16 +56,20 @@ def largest_of(node: SchedulableNode) -> int:
 
 
 def counts_of(node: SchedulableNode) -> tuple[object, ...]:
-    """Return the counts on which a verdict depends: free CPUs, cores and devices by NUMA node."""
-    free, machine = node.free.bits, node.rules.machine
-    cores: dict[int | None, tuple[int, int, int]] = {}
+    """Return the counts on which a verdict depends: free CPUs, cores and devices by NUMA node.
+
+    Of the cores that are not wholly free, those where only reserved CPUs are missing are counted too.
+    """
+    free, machine, reserved = node.free.bits, node.rules.machine, node.reserved.bits
+    cores: dict[int | None, tuple[int, int, int, int]] = {}
     for cpus in machine.cores.values():
         part = (cpus.bits & free).bit_count()
         if part:
             numa = machine.by_id[cpus.first()].numa
             whole = part == cpus.bits.bit_count()
-            old = cores.get(numa, (0, 0, 0))
-            cores[numa] = old[0] + part, old[1] + whole, old[2] + (not whole)
+            unowned = not whole and not cpus.bits & ~(free | reserved)
+            old = cores.get(numa, (0, 0, 0, 0))
+            cores[numa] = old[0] + part, old[1] + whole, old[2] + (not whole), old[3] + unowned
     devices = tuple(
         (resource, tuple(sorted(zones.items()))) for resource, zones in sorted(node.devices.items())
     )

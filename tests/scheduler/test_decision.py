@@ -13,8 +13,9 @@ from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
+from proxy.pools.node_attributes import CPU_OPTIONS
 from proxy.scheduler.decision import SHOWN, NodeVerdict, _possibly_rejected, evaluate, expect
-from proxy.scheduler.node_facts import SchedulableNode, join_facts
+from proxy.scheduler.node_facts import SchedulableNode, counts_of, join_facts
 from proxy.scheduler.node_table import ENOUGH, NOT_JUDGED, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import read_resource_topology
@@ -42,6 +43,14 @@ def two_numa_nodes(
     }
     raw = resource_topology("n1", zones, "single-numa-node", "container")
     return join_facts("n1", None, None, read_resource_topology(raw))
+
+
+def whole_cores_node(policy: str, reserved: CpuSet, owned: CpuSet) -> SchedulableNode:
+    """Return a node with ``full-pcpus-only``: two NUMA nodes of the cores 0-1, 2-3, 4-5 and so on."""
+    free = CpuSet(range(16)) - reserved - owned
+    zones = resource_topology("n1", {numa: {"cpu": (8, 8)} for numa in (0, 1)}, policy, "container")
+    zones["attributes"].append({"name": CPU_OPTIONS, "value": "full-pcpus-only=true"})
+    return node("n1", zones, policy=policy, free=str(free), pods={"owner": str(owned)})
 
 
 ASK = {"devices": {GPU: "1", NIC: "1"}}
@@ -175,6 +184,50 @@ def test_nodes_of_one_class_get_the_verdict_of_their_own_cpus() -> None:
         assert len(judged) > ENOUGH
         assert result.fits
         assert set(result.fits) == {name for name in judged if table.place(name, pod).fits}
+
+
+@pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
+@pytest.mark.parametrize("reserved", ["0-1", "0", ""])
+def test_half_cores_are_decided_as_on_the_node(policy: str, reserved: str) -> None:
+    """Owners have single threads there, and whole cores are required."""
+    chance = random.Random(29)
+    fits = Counter[bool]()
+    for _ in range(60):
+        rest = sorted(CpuSet(range(16)) - cpus(reserved))
+        taken = CpuSet(chance.sample(rest, chance.choice((3, 6, 9))))
+        taken |= CpuSet() if reserved else cpus("0-1")
+        half = whole_cores_node(policy, cpus(reserved), taken)
+        pod = demand("p", chance.choice((2, 4, 6)))
+        owner = demand("owner", len(taken), labels={"koordinator.sh/qosClass": "LSR"})
+        rules = half.rules.with_reserved_cpus(cpus(reserved)) if reserved else half.rules
+        arrived = dry_run(NodeState.empty(rules), with_cpus(owner, f'{{"cpuset": "{taken}"}}').arrival())
+        assert [each.placement.exclusive for each in arrived.containers] == [taken]
+        outcome = dry_run(arrived.state, pod.arrival())
+        verdict = decide(half, pod)
+        assert verdict.fits is outcome.verdict.admitted, (taken, pod.exclusive)
+        if verdict.fits:
+            assert verdict.cpus == outcome.containers[0].placement.exclusive, (taken, pod.exclusive)
+        fits[verdict.fits] += 1
+    assert min(fits.values()) > 5
+
+
+def test_half_cores_beside_owned_and_beside_reserved_cpus_are_counted_apart() -> None:
+    """kubelet offers the sibling of a reserved CPU; that of an owned one is not offered."""
+    reserved, owned = (
+        whole_cores_node("single-numa-node", cpus(reserve), cpus(taken))
+        for reserve, taken in (("0", "2-3"), ("2", "0,3"))
+    )
+    assert reserved.free == owned.free
+    assert counts_of(reserved) != counts_of(owned)
+
+
+def test_a_required_bind_policy_needs_a_trial_in_every_order() -> None:
+    """There are enough free CPUs on each NUMA node, and too few whole cores."""
+    found = node(free="1-15", pods={})
+    plain = [demand("a", 2), demand("b", 2)]
+    required = {"scheduling.koordinator.sh/resource-spec": '{"requiredCPUBindPolicy": "FullPCPUs"}'}
+    bound = [demand("a", 2, annotations=required), demand("b", 2)]
+    assert (_possibly_rejected(found, plain), _possibly_rejected(found, bound)) == (0, 1)
 
 
 def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() -> None:
