@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import structs
 
+from proxy.allocation.memory.request import huge_pages
 from proxy.engine.admission import sum_requests
 from proxy.engine.adoption import parse_cpus
 from proxy.engine.container_create import Plan
@@ -67,6 +68,7 @@ def request_in(detail: RuntimeDetail) -> Request:
         detail.memory_limit,
         detail.cpuset_cpus,
         detail.cpuset_mems,
+        huge_pages(detail.hugepage_limits),
     )
 
 

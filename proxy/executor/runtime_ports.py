@@ -112,6 +112,7 @@ class RuntimeDetail(Struct, frozen=True):
         cpuset_cpus, cpuset_mems: The CPUs and memory nodes that the runtime has saved for the container.
         pid: The container's first process, in the runtime's PID namespace; 0 if there is none or it is not
             reported.
+        hugepage_limits: Page size (``2MB``) and bytes of the limits on huge pages.
     """
 
     cgroups_path: str = ""
@@ -122,6 +123,7 @@ class RuntimeDetail(Struct, frozen=True):
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
     pid: int = 0
+    hugepage_limits: tuple[tuple[str, int], ...] = ()
 
 
 class Limits(Struct, frozen=True):

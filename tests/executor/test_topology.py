@@ -17,7 +17,7 @@ from proxy.engine.pod_events import PodLearned
 from proxy.engine.state import NodeState
 from proxy.executor.fact_lookup import LATE
 from proxy.executor.ports import DeviceFacts
-from proxy.executor.runtime_ports import RuntimePod
+from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.options import Scope, TopologyPolicy
@@ -325,6 +325,25 @@ def test_memory_of_an_init_container_is_not_promised_after_a_crash(run_scenario)
         assert world.executor.state.memory == before
 
     run_scenario(scenario, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, sources=(kubelet, None))
+
+
+def test_huge_pages_of_an_adopted_container_are_counted(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        world.runtime.pods["s-g"] = RuntimePod("s-g", "g", "ns", "g", 0, True, {}, {})
+        world.runtime.containers["g"] = RuntimeContainer("g", "s-g", "c", 0, "RUNNING")
+        pages = (("2MB", 180 * MIB), ("1GB", 0))
+        world.runtime.details["g"] = RuntimeDetail(
+            "/kubepods/podg/g", 2048, 200_000, 100_000, 300 * MIB, "0,8", "0", hugepage_limits=pages
+        )
+        world.cgroups.sets["g"], world.cgroups.mems["g"] = CpuSet.parse("0,8"), Mask([0])
+        await world.sync.once()
+        blocks = world.executor.state.containers["g"].placement.blocks
+        assert [(block.affinity, block.resource, block.size) for block in blocks] == [
+            (Mask([0]), "memory", 300 * MIB),
+            (Mask([0]), "hugepages-2Mi", 180 * MIB),
+        ]
+
+    run_scenario(scenario, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, reconciled=False)
 
 
 def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(run_scenario, monkeypatch) -> None:

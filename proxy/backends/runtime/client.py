@@ -12,12 +12,14 @@ specified, so whatever is missing, of another type, or not JSON counts as unknow
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from proxy.allocation.memory.request import SIZES_LIMIT
 from proxy.api.cri import api_pb2 as pb
 from proxy.executor.runtime_ports import SOURCE, Limits, Listed, RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -128,6 +130,7 @@ def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
     cgroups_path = _text(_get(linux, "cgroupsPath"))
     pid = _number(_get(document, "pid"))
     status = answer.status
+    pages = _reported_pages(status.resources.linux) or _specified_pages(linux)
     if status.resources.HasField("linux"):
         resources = status.resources.linux
         return RuntimeDetail(
@@ -139,6 +142,7 @@ def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
             cpuset_cpus=plausible(text(resources.cpuset_cpus)),
             cpuset_mems=plausible(text(resources.cpuset_mems)),
             pid=pid,
+            hugepage_limits=pages,
         )
     cpu = _get(linux, "resources", "cpu")
     return RuntimeDetail(
@@ -150,7 +154,26 @@ def parse_detail(answer: pb.DetailFacts) -> RuntimeDetail:
         cpuset_cpus=plausible(_text(_get(cpu, "cpus"))),
         cpuset_mems=plausible(_text(_get(cpu, "mems"))),
         pid=pid,
+        hugepage_limits=pages,
     )
+
+
+def _reported_pages(resources: pb.ResourceFacts) -> tuple[tuple[str, int], ...]:
+    """Return the limits on huge pages in the status; entries that cannot be decoded are left out."""
+    limits: list[tuple[str, int]] = []
+    for raw in resources.hugepage_limits[:SIZES_LIMIT]:
+        with contextlib.suppress(DecodeError):
+            entry = pb.HugepageFacts.FromString(raw)
+            limits.append((text(entry.page_size), entry.limit))
+    return tuple(limits)
+
+
+def _specified_pages(linux: object) -> tuple[tuple[str, int], ...]:
+    """Return the limits on huge pages in the OCI specification; other types are left out."""
+    entries = _get(linux, "resources", "hugepageLimits")
+    known = entries[:SIZES_LIMIT] if isinstance(entries, list) else ()
+    limits = [(_text(_get(each, "pageSize")), _number(_get(each, "limit"))) for each in known]
+    return tuple((size, limit) for size, limit in limits if size and limit > 0)
 
 
 def _document(answer: pb.DetailFacts) -> object:

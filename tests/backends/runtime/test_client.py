@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.backends.runtime.client import GrpcRuntime, entries_of, read_container, read_sandbox
+from proxy.backends.runtime.client import GrpcRuntime, entries_of, parse_detail, read_container, read_sandbox
 from proxy.executor.runtime_ports import SOURCE, RuntimeContainer, RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
@@ -207,6 +207,29 @@ def test_detail_from_the_status_first(server: Server, runtime: GrpcRuntime) -> N
     assert runtime.detail("c1") == RuntimeDetail("/kubepods/podx/c1", 2, 0, 0, 5, "7", "", 4711)
 
 
+def test_limits_on_huge_pages_from_the_status_else_from_the_specification(
+    server: Server, runtime: GrpcRuntime
+) -> None:
+    answer = pb.ContainerStatusResponse()
+    resources = {"hugepageLimits": [{"pageSize": "2MB", "limit": 4 << 20}, {"pageSize": "1GB", "limit": 0}]}
+    answer.info["info"] = json.dumps({"runtimeSpec": {"linux": {"resources": resources}}})
+    server.v1("ContainerStatus", answer)
+    assert runtime.detail("c1").hugepage_limits == (("2MB", 4 << 20),)
+    answer.status.resources.linux.cpu_shares = 2
+    server.v1("ContainerStatus", answer)
+    assert runtime.detail("c1").hugepage_limits == (("2MB", 4 << 20),), "the status does not report them"
+    answer.status.resources.linux.hugepage_limits.add(page_size="2MB", limit=6 << 20)
+    server.v1("ContainerStatus", answer)
+    assert runtime.detail("c1").hugepage_limits == (("2MB", 6 << 20),)
+
+
+def test_limits_on_huge_pages_that_cannot_be_decoded_are_left_out() -> None:
+    answer = pb.DetailFacts()
+    whole = pb.HugepageLimit(page_size="2MB", limit=5).SerializeToString()
+    answer.status.resources.linux.hugepage_limits.extend([b"\xff", whole])
+    assert parse_detail(answer).hugepage_limits == (("2MB", 5),)
+
+
 @pytest.mark.parametrize(
     "info",
     [
@@ -220,6 +243,8 @@ def test_detail_from_the_status_first(server: Server, runtime: GrpcRuntime) -> N
         {"info": '{"runtimeSpec": {"linux": {"cgroupsPath": 7}}}'},
         {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": {"shares": "x", "quota": true}}}}}'},
         {"info": '{"runtimeSpec": {"linux": {"resources": {"cpu": null, "memory": []}}}}'},
+        {"info": '{"runtimeSpec": {"linux": {"resources": {"hugepageLimits": {"2MB": 5}}}}}'},
+        {"info": '{"runtimeSpec": {"linux": {"resources": {"hugepageLimits": [7, {"pageSize": "2MB"}]}}}}'},
     ],
 )
 def test_a_detail_without_usable_fields(server: Server, runtime: GrpcRuntime, info: dict[str, str]) -> None:
