@@ -10,11 +10,12 @@ from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, Prepare
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.pod_fence import Fence
+from proxy.engine.quotas import QuotaRefused, quota_record
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.reconciler import Reconciler
 from proxy.executor.start_update import StartUpdate
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.grpc_status import GrpcStatus
+from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.workload import Phase
 
 
@@ -156,11 +157,18 @@ class ContainerCalls:
     def _go_update(self, call: UndecidedCall, request: UpdateRequested, fence: Fence | None) -> None:
         executor, container_id = self.executor, request.container_id
         fencing = executor.unit_properties.fencing
+        former_quota = quota_record(executor.state, container_id)
         answer = executor.store.answer(request)
         if type(answer) is Forward:
             inflight_call = executor.calls.track(container_id, answer.sent)
             fencing.bind(inflight_call, fence)
-            call.state = CallContext(container_id, sent=answer.sent, inflight_call=inflight_call)
+            call.state = CallContext(
+                container_id,
+                sent=answer.sent,
+                inflight_call=inflight_call,
+                requested=request,
+                former_quota=former_quota,
+            )
         else:
             executor.spawn(fencing.drop(fence))
             if container_id in executor.state.containers:
@@ -176,6 +184,9 @@ class ContainerCalls:
         if status is None:
             self.start_update.mark_orphaned(context.inflight_call)
         else:
+            if status not in (GrpcStatus.OK, *NO_ANSWER) and context.requested is not None:
+                refused = QuotaRefused(context.target, context.requested.cpu_quota, context.former_quota)
+                self.executor.store.handle(refused)
             self.start_update.completed(
                 context.inflight_call, context.sent if status == GrpcStatus.OK else None
             )

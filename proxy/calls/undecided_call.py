@@ -21,6 +21,7 @@ from proxy.model.workload import Pod, Request
 
 if TYPE_CHECKING:
     from proxy.engine.inflight import InflightCall
+    from proxy.engine.quotas import QuotaRecord
 
 NO_DEVICES = DeviceFacts()
 """In place of devices that were not looked for, as they could change nothing."""
@@ -140,6 +141,8 @@ class CallContext:
         token: The token under which the pod's admission is recorded, where it was decided as a whole.
         sent: The CPUs in the create that was sent to the runtime.
         inflight_call: Set while the call may write the container's cpuset.
+        requested: What an update requests.
+        former_quota: The record of the container's CFS quota before an update; None where there was none.
         named: Set once the runtime has named what was created.
         body: A create's message before hooks have changed it; None where no hook was called.
         device_fields: Fields of a create's message that device plug-ins have set, and the plug-in.
@@ -150,6 +153,8 @@ class CallContext:
     token: str = ""
     sent: CpuSet | None = None
     inflight_call: InflightCall | None = None
+    requested: UpdateRequested | None = None
+    former_quota: QuotaRecord | None = None
     named: bool = False
     body: Any = None
     device_fields: Mapping[str, str] | None = None

@@ -96,6 +96,20 @@ class RemovedQuotas(Struct, frozen=True):
             quotas = self.forget((key,))
         return quotas, quotas.carried(container_id, off=off) if off or not quota else 0
 
+    def refused(self, container_id: str, quota: int, former: QuotaRecord | None) -> RemovedQuotas:
+        """Return the removed quotas after the runtime refused a client's update.
+
+        Args:
+            container_id: The container.
+            quota: What the client requested; 0 for none.
+            former: The record before the request; None where there was none.
+        """
+        key = CONTAINER + container_id
+        recorded = QuotaRecord(quota) if quota > 0 else None
+        if not quota or self.records.get(key) != recorded:
+            return self  # the request changed no record, or a later one did
+        return self.forget((key,)) if former is None else self.keep({key: former})
+
     def saved(self, container_id: str, quota: int) -> RemovedQuotas:
         """Return the removed quotas after the runtime has saved the quota that a call carried."""
         if quota != UNLIMITED:
@@ -162,6 +176,23 @@ class QuotaRequested(Struct, frozen=True):
     quota: int
 
 
+class QuotaRefused(Struct, frozen=True):
+    """The runtime answered an update with an error; the container keeps the quota that it had.
+
+    Without an answer, the quota that was requested stays recorded: it may be in effect, and a client sends
+    the update again.
+
+    Attributes:
+        container_id: The container.
+        quota: The quota that was requested; 0 for none.
+        former: The record before the request; None where there was none.
+    """
+
+    container_id: str
+    quota: int
+    former: QuotaRecord | None
+
+
 class QuotasToRestore(Struct, frozen=True):
     """The quotas that are no longer off may be restored; answered by ``RestoreQuotas``.
 
@@ -190,7 +221,15 @@ class RestoreQuotas(Struct, frozen=True):
     write: Mapping[str, tuple[QuotaRecord, QuotaPlace]]
 
 
-QuotaEvent = QuotasToRemove | QuotasRestored | QuotaSaved | QuotasUnsent | QuotaRequested | QuotasToRestore
+QuotaEvent = (
+    QuotasToRemove
+    | QuotasRestored
+    | QuotaSaved
+    | QuotasUnsent
+    | QuotaRequested
+    | QuotaRefused
+    | QuotasToRestore
+)
 QuotaEffect = QuotaCarried | RestoreQuotas
 QuotaStep = tuple[RemovedQuotas, tuple[QuotaEffect, ...]]
 
@@ -213,6 +252,8 @@ def step(state: NodeState, event: QuotaEvent) -> QuotaStep:
             container = state.containers.get(container_id)
             quotas, carried = (quotas, 0) if container is None else requested_quota(state, container, quota)
             return quotas, (QuotaCarried(carried),)
+        case QuotaRefused(container_id, quota, former):
+            return quotas.refused(container_id, quota, former), ()
         case QuotasToRestore(later):
             return _restoration(quotas, state, later)
 
@@ -280,6 +321,11 @@ def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
         return len(pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
     containers = state.in_sandbox(pod.sandbox_id)
     return len({name, *(c.name for c in containers if c.phase is not Phase.EXITED)})
+
+
+def quota_record(state: NodeState, container_id: str) -> QuotaRecord | None:
+    """Return the record of a container's quota; None where there is none."""
+    return state.facts.quotas.records.get(CONTAINER + container_id)
 
 
 def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:

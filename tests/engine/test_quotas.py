@@ -15,6 +15,7 @@ from proxy.engine.quotas import (
     CpuControllerChecked,
     QuotaCarried,
     QuotaRecord,
+    QuotaRefused,
     QuotaRequested,
     QuotaSaved,
     QuotasRead,
@@ -161,6 +162,23 @@ def test_quota_records_before_and_after_a_call() -> None:
     assert scenario.state.facts.quotas == RemovedQuotas(records)
     assert scenario >> QuotasRestored(("qc/x", "qc/other")) << PutRecord("qc/x", None)
     assert scenario.state.facts.quotas == RemovedQuotas()
+
+
+def test_a_refused_update_leaves_the_record_as_it_was() -> None:
+    former = QuotaRecord(7)
+    row = PutRecord("qc/x", {"quota": 7, "group": ""})
+    changed = {"qc/x": QuotaRecord(9)}
+    scenario = Playbook(learned(STATE, RemovedQuotas(changed)), handle)
+    assert scenario >> QuotaRefused("x", 0, former), "no quota was requested"
+    assert scenario >> QuotaRefused("x", 8, former), "another request came later"
+    assert scenario >> QuotaRefused("x", 9, former) << row
+    assert scenario.state.facts.quotas == RemovedQuotas({"qc/x": former})
+    assert (
+        Playbook(learned(STATE, RemovedQuotas(changed)), handle)
+        >> QuotaRefused("x", 9, None)
+        << PutRecord("qc/x", None)
+    )
+    assert Playbook(learned(STATE, RemovedQuotas()), handle) >> QuotaRefused("x", -1, former) << row
 
 
 def test_a_quota_that_a_hook_requests() -> None:

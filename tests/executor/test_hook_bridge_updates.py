@@ -122,6 +122,18 @@ def test_a_removed_quota_stays_off_and_the_wanted_one_is_restored(run_scenario) 
     run_scenario(scenario)
 
 
+def test_a_refused_update_does_not_change_the_quota_that_is_restored(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            lse = await world.run(await world.pod("lse", "LSE", "", "2-3"), cpu_quota=50_000)
+            world.runtime.update_error = RuntimeCallError("cannot: no", 3)
+            request_update(h, lse, cpu_quota=70_000)
+            await done(world, h)
+            assert world.executor.quotas.known.records[f"qc/{lse}"].quota == 50_000
+
+    run_scenario(scenario)
+
+
 def test_failed_updates_are_reported_with_the_hooks_name(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.api.cri import api_pb2 as pb
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.quotas import CpuControllerChecked
 from proxy.executor.runtime_ports import RuntimeDetail
@@ -95,6 +96,27 @@ def test_a_quota_in_an_update_is_withheld_and_recorded_for_later(run_scenario: C
         }
         await world.update(owner, cpu_quota=-1)
         assert [row["container"] for row in quotas_page(world.executor)] == [""], "it has no quota to restore"
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("status", [2, 14, None])
+def test_a_refused_resize_does_not_change_the_quota_that_is_restored(
+    run_scenario: Callable[..., None], status: int | None
+) -> None:
+    """Without an answer the resize may be in effect."""
+
+    async def scenario(world: Any) -> None:
+        owner = await world.run(await lsr(world), **TWO)
+        resize = pb.UpdateContainerResourcesRequest(
+            container_id=owner, linux=pb.LinuxContainerResources(cpu_quota=400_000)
+        )
+        call = await world.call("UpdateContainerResources", resize)
+        world.wire.finished(call, status)
+        await world.quiet()
+        kept = 200_000 if status == 2 else 400_000
+        assert world.executor.quotas.known.records[f"qc/{owner}"].quota == kept
+        assert world.ledger.entries[f"qc/{owner}"]["quota"] == kept
 
     run_scenario(scenario)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.hook_narrowing import Narrowing
+from proxy.engine.quotas import QuotaRefused, quota_record
 from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import Limits
 from proxy.hooks.answers import CLEAR, LEAVE, Update
@@ -66,6 +67,10 @@ class _Wanted:
                 self.fields[name] = value
         self.unified.update(update.unified)
         self.by.update(by)
+
+
+def _values(wanted: _Wanted) -> dict[str, Any]:
+    return {n: _NOT_REQUESTED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
 
 
 class Updates:
@@ -199,21 +204,22 @@ class Updates:
         if not applies_to(executor.state, container.pod):  # its pod was released while the fence was written
             await fencing.drop(fence)
             raise UnavailableError("the plan is not applied to its pod any more")
-        want, limits = executor.state.desired_cpus(container), self._limits(container, wanted)
+        want, values = executor.state.desired_cpus(container), _values(wanted)
+        quota, former_quota = values.pop("cpu_quota", 0), quota_record(executor.state, container_id)
+        # A quota that is off stays off; what is wanted now is what will be put back.
+        carried = executor.quotas.requested(container, quota) or quota
+        limits = Limits(cpu_quota=carried, unified=wanted.unified, **values)
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
         call = executor.calls.track(container_id, want)
         fencing.bind(call, fence)
         async with self._start_update.under_way(call):
             mems = executor.mems.renewed(container)
-            await self._worker.run(executor.runtime.update_limits, container_id, cpus, mems, limits)
+            try:
+                await self._worker.run(executor.runtime.update_limits, container_id, cpus, mems, limits)
+            except RuntimeCallError:
+                executor.store.handle(QuotaRefused(container_id, quota, former_quota))
+                raise
             executor.telemetry.count(metrics.UPDATED_BY_HOOKS)
-
-    def _limits(self, container: Container, wanted: _Wanted) -> Limits:
-        values = {n: _NOT_REQUESTED.get(n, -1) if v is CLEAR else v for n, v in wanted.fields.items()}
-        quota = values.pop("cpu_quota", 0)
-        # A quota that is off stays off; what is wanted now is what will be put back.
-        quota = self._executor.quotas.requested(container, quota) or quota
-        return Limits(cpu_quota=quota, unified=wanted.unified, **values)
 
     # -- containers, and what is wrong --------------------------------------------------------------------
 
