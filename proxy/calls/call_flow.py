@@ -57,6 +57,7 @@ class CallFlow:
         containers = ContainerCalls(executor, reconciler, start_update, self.spawn)
         self._parts = (pods, creates, containers)
         self._relay_start = containers.relay_start
+        self._record_accepted = start_update.accepted
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
@@ -98,6 +99,8 @@ class CallFlow:
                 continue
             name, inflight_call = self.executor.token("call"), context.inflight_call
             if inflight_call is not None:
+                if context.requested is not None:  # this process will not be able to record the answer
+                    self._record_accepted(context.requested)
                 carries = str(inflight_call.carries)
                 found.append(RelayedCall(name, call.method, context.target, carries, inflight_call.relayed))
             elif call.method == CREATE:

@@ -174,7 +174,7 @@ class ContainerCalls:
             if container_id in executor.state.containers:
                 # It carries what the client names, or what the runtime has saved.
                 inflight_call = executor.calls.track(container_id, executor.state.node.machine.online)
-                call.state = CallContext(container_id, inflight_call=inflight_call)
+                call.state = CallContext(container_id, inflight_call=inflight_call, requested=request)
         send(call, answer)
 
     def _update_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
@@ -184,8 +184,11 @@ class ContainerCalls:
         if status is None:
             self.start_update.mark_orphaned(context.inflight_call)
         else:
-            if status not in (GrpcStatus.OK, *NO_ANSWER) and context.requested is not None:
-                refused = QuotaRefused(context.target, context.requested.cpu_quota, context.former_quota)
+            requested = context.requested
+            if status == GrpcStatus.OK and requested is not None:
+                self.start_update.accepted(requested)
+            elif status not in NO_ANSWER and requested is not None:
+                refused = QuotaRefused(context.target, requested.cpu_quota, context.former_quota)
                 self.executor.store.handle(refused)
             self.start_update.completed(
                 context.inflight_call, context.sent if status == GrpcStatus.OK else None

@@ -15,6 +15,7 @@ from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.allocation.refusal import UNEXPECTED
 from proxy.engine.enforcement import applies_to
 from proxy.engine.held_devices import holds_all
+from proxy.engine.memory_resize import with_memory_limit
 from proxy.engine.quotas import carried_quota
 from proxy.engine.reservation_effects import AbortReason
 from proxy.engine.start_step import is_ready
@@ -236,15 +237,21 @@ def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obst
     return ForwardStart(state.runtime.saved.get(container_id) or state.desired_cpus(container))
 
 
-def update_answer(state: NodeState, container: Container | None, quota: int) -> CallAnswer:
+def update_answer(
+    state: NodeState, container: Container | None, quota: int, memory_limit: int = 0
+) -> CallAnswer:
     """Return the answer to UpdateContainerResources.
 
     Args:
         state: The node as it is.
         container: The container; None where it is not known.
         quota: The CFS quota that replaces the client's; 0 to leave it.
+        memory_limit: The memory limit that the client requests; 0 for none.
     """
     if container is None or container.phase is Phase.EXITED or not applies_to(state, container.pod):
         return _UNCHANGED
     cpus, mems = state.desired_cpus(container), state.facts.mems.carried(state, container)
+    resized = with_memory_limit(state, container, memory_limit)
+    if resized.placement.mems != container.placement.mems:
+        mems |= state.desired_mems(resized)
     return Forward(cpus, None if state.node.erases(container.placement) else cpus, mems, quota)

@@ -20,10 +20,12 @@ from proxy.engine.call_events import (
     ResendWanted,
     StartEnded,
     StartRefused,
+    UpdateAccepted,
     UpdateEnded,
 )
-from proxy.engine.container_events import PhaseChanged
-from proxy.engine.decisions import phase_changed
+from proxy.engine.container_events import ContainersUpdated, PhaseChanged
+from proxy.engine.decisions import containers_updated, phase_changed
+from proxy.engine.memory_resize import with_memory_limit
 from proxy.engine.node_effects import (
     CallOver,
     CompareCpusets,
@@ -110,6 +112,20 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
         return state, (*over, *entered, written)
     # The runtime has saved the cpuset that the start has brought.
     return _with_unsaved(state, container.id), (*over, *entered, written, SyncRuntimeSoon())
+
+
+def update_accepted(state: NodeState, event: UpdateAccepted) -> Handled:
+    """Record the memory limit of a container that was resized, and what follows from it."""
+    container = state.containers.get(event.container_id)
+    if container is None or container.phase is Phase.EXITED:
+        return state, ()
+    resized = with_memory_limit(state, container, event.memory_limit)
+    if resized is container:
+        return state, ()
+    if resized.placement.mems != container.placement.mems:  # other nodes are not drift from now on
+        bindings = state.facts.mems
+        state = state.with_facts(mems=replace(bindings, held=bindings.held - {container.id}))
+    return containers_updated(state, ContainersUpdated((resized,), "container resized"))
 
 
 def update_ended(state: NodeState, event: UpdateEnded) -> Handled:

@@ -30,12 +30,26 @@ class UpdateRequested(Struct, frozen=True):
         container_id: Its id.
         cpus, mems: The sets that the client names, as text; empty for none.
         cpu_quota: Microseconds; -1 for no limit, 0 for not set.
+        memory_limit: Bytes; negative for no limit, 0 for not set.
     """
 
     container_id: str
     cpus: str
     mems: str
     cpu_quota: int
+    memory_limit: int = 0
+
+
+class UpdateAccepted(Struct, frozen=True):
+    """The runtime has carried out a client's update.
+
+    Attributes:
+        container_id: The container.
+        memory_limit: As in ``UpdateRequested``.
+    """
+
+    container_id: str
+    memory_limit: int
 
 
 class CallSent(Struct, frozen=True):

@@ -393,7 +393,7 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
         quotas, quota = requested_quota(state, container, event.cpu_quota)
         state, records = with_quotas(state, quotas)
         effects = (*effects, *records)
-    return state, (*effects, update_answer(state, container, quota))
+    return state, (*effects, update_answer(state, container, quota, event.memory_limit))
 
 
 def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, NodeEffects]:

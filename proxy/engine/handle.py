@@ -164,6 +164,7 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     call_events.CallOrphaned: call_ends.call_orphaned,
     call_events.StartRefused: call_ends.start_refused,
     call_events.StartEnded: call_ends.start_ended,
+    call_events.UpdateAccepted: call_ends.update_accepted,
     call_events.UpdateEnded: call_ends.update_ended,
     call_events.ResendWanted: call_ends.resend_wanted,
     call_events.CallConfined: call_ends.call_confined,

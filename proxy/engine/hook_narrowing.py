@@ -111,6 +111,11 @@ def _without(reasons: tuple[str, ...], kind: str) -> tuple[str, ...]:
     return tuple(reason for reason in reasons if not reason.startswith(kind) or _BY not in reason)
 
 
+def is_bound_by_hook(placement: Placement) -> bool:
+    """Return whether a hook has named the memory nodes of a container."""
+    return _without(placement.reasons, _MEMORY) != placement.reasons
+
+
 def without_extra_cpus(container: Container) -> Container:
     """Return a container without the extra CPUs that a hook gave it."""
     placement = container.placement

@@ -24,6 +24,7 @@ from proxy.engine.call_events import (
     StartEnded,
     StartRefused,
     StartRequested,
+    UpdateAccepted,
     UpdateEnded,
     UpdateRequested,
 )
@@ -334,6 +335,7 @@ NodeEvent = (
     | CallOrphaned
     | StartRefused
     | StartEnded
+    | UpdateAccepted
     | UpdateEnded
     | ResendWanted
     | CallConfined

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from proxy.engine.adoption import overcommitted_memory
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
 from proxy.engine.held_devices import PODS, RESOURCES, PodDevices, load_record, salvaged
@@ -20,7 +19,7 @@ from proxy.executor.kernel_writes import CgroupLocator
 from proxy.executor.ledger_codec import load_container, load_pod
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
-from proxy.executor.start_update import StartUpdate
+from proxy.executor.start_update import StartUpdate, report_overcommitted_memory
 from proxy.model.explanation import RESTORED
 from proxy.model.mode import NodeMode
 from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Pod
@@ -91,13 +90,7 @@ class LedgerRecovery:
         self._recall_enforcement(entries.get(KEY))
         yield
         yield from self._start_update.suspect()
-        for resource, (promised, existing) in overcommitted_memory(context.state).items():
-            context.telemetry.problem(
-                "cannot count all memory of the running containers: they were promised more than there is",
-                resource=resource,
-                promisedMiB=promised >> 20,
-                availableMiB=existing >> 20,
-            )
+        report_overcommitted_memory(context)
         for container in context.state.containers.values():
             cpus, applied = context.state.desired_cpus(container), applies_to(context.state, container.pod)
             now = context.wall_clock()

@@ -11,6 +11,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from proxy.engine.adoption import overcommitted_memory
 from proxy.engine.call_answers import public_reason
 from proxy.engine.call_events import (
     CallOrphaned,
@@ -18,7 +19,9 @@ from proxy.engine.call_events import (
     OrphanListed,
     StartEnded,
     StartRefused,
+    UpdateAccepted,
     UpdateEnded,
+    UpdateRequested,
 )
 from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
@@ -46,6 +49,17 @@ STEPS = 3 * ROUNDS
 """Most steps that are made before a start; more are needed only if the pools change all the time."""
 
 _MAY_BE_CHANGED = (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
+
+
+def report_overcommitted_memory(context: NodeContext) -> None:
+    """Report memory that was promised to running containers beyond what there is."""
+    for resource, (promised, existing) in overcommitted_memory(context.state).items():
+        context.telemetry.problem(
+            "cannot count all memory of the running containers: they were promised more than there is",
+            resource=resource,
+            promisedMiB=promised >> 20,
+            availableMiB=existing >> 20,
+        )
 
 
 class StartUpdate:
@@ -225,6 +239,14 @@ class StartUpdate:
         self._writes.process_result(
             await self._context.kernel.run(self._context.enforcer.make_room, container)
         )
+
+    def accepted(self, request: UpdateRequested) -> None:
+        """Record what the runtime has carried out for a client, or will most probably."""
+        context = self._context
+        context.store.handle(UpdateAccepted(request.container_id, request.memory_limit))
+        container = context.state.containers.get(request.container_id)
+        if request.memory_limit and container is not None and container.placement.blocks:
+            report_overcommitted_memory(context)
 
     def completed(self, call: InflightCall, carried: CpuSet | None) -> None:
         """Record that an update was answered; ``carried`` is the set that the runtime has saved, if any."""

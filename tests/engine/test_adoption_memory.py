@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.adoption import adopt, overcommitted_memory, with_unrecorded_grants
+from proxy.engine.call_events import UpdateAccepted
 from proxy.engine.container_events import ContainerFound
+from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block
@@ -113,3 +115,17 @@ def test_a_container_created_without_us_counts_whatever_its_pool() -> None:
         assert (plan.container.placement.pool, plan.container.phase) == (pool, Phase.CREATED)
         assert plan.container.placement.blocks == (Block(Mask([1]), "memory", 2 * GIB),)
         assert given(plan.state) == [0, 2]
+
+
+def test_memory_after_a_resize_in_place_is_counted_on_the_same_nodes() -> None:
+    before = with_unrecorded_grants(state(OWNER))
+    after, _ = handle(before, UpdateAccepted("id", 5 * GIB))
+    assert after.containers["id"].placement.blocks == (Block(Mask([0]), "memory", 5 * GIB),)
+    assert (given(after), overcommitted_memory(after)) == ([5, 0], {})
+    assert after.containers["id"].placement.mems == Mask([0])
+    more, _ = handle(after, UpdateAccepted("id", 9 * GIB))
+    assert given(more) == [8, 0]
+    assert overcommitted_memory(more) == {"memory": (9 * GIB, 15 * GIB)}
+    less, _ = handle(more, UpdateAccepted("id", GIB))
+    assert (given(less), overcommitted_memory(less)) == ([1, 0], {})
+    assert less.memory == state(less.containers["id"]).memory

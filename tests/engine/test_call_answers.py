@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.call_answers import (
     CallAnswer,
     Forward,
@@ -22,6 +23,7 @@ from proxy.engine.call_events import SavedCpusLearned, StartRequested, UpdateReq
 from proxy.engine.container_events import CreateNotReserved, CreateRequested, CreateResumed
 from proxy.engine.cpuset_mems import MemoryBindings
 from proxy.engine.handle import handle
+from proxy.engine.node import Node
 from proxy.engine.node_effects import PlanDecided, PodDecided, PutRecord
 from proxy.engine.node_events import LedgerRead, RuntimeListed
 from proxy.engine.pod_events import PodLearned, SandboxRequested, SandboxRunning, SandboxStopped
@@ -35,6 +37,7 @@ from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.workload import KubeQos, Phase, QosClass, Request, SetAside, Verdict
+from proxy.topology.build import described
 from tests.engine.test_handle import (
     ALL,
     EMPTY,
@@ -275,6 +278,23 @@ def test_an_update_names_the_memory_nodes_that_the_container_uses() -> None:
     wide = changed_copy(OWNER, placement=changed_copy(OWNER.placement, mems=Mask((0,))))
     state = with_facts(NodeState.of(NODE, [LSE], [wide]), mems=MemoryBindings(wide={"lse": BOTH}))
     assert scenario(state) >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, BOTH)
+
+
+def small_nodes(size: int) -> NodeState:
+    machine = described(2, 1, 4, 2, mem_bytes_per_node=size)
+    owner = changed_copy(
+        OWNER,
+        request=Request(memory_limit=40),
+        placement=changed_copy(OWNER.placement, mems=Mask((0,))),
+    )
+    return NodeState.of(Node(machine, CpuTopology.of(machine)), [LSE], [owner])
+
+
+def test_an_owner_gets_more_memory_nodes_with_an_update_that_needs_them() -> None:
+    play = scenario(small_nodes(100))
+    assert play >> UpdateRequested("lse", "", "", 0, 100) << Forward(OWN, OWN, Mask((0,)))
+    assert play >> UpdateRequested("lse", "", "", 0, 150) << Forward(OWN, OWN, BOTH)
+    play >> UpdateRequested("lse", "", "", 0) << Forward(OWN, OWN, Mask((0,)))  # not carried out yet
 
 
 def test_an_update_of_an_unknown_or_exited_container_is_forwarded_unchanged() -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.call_events import UpdateAccepted
+from proxy.engine.cpuset_mems import MemoryBindings
+from proxy.engine.handle import handle
+from proxy.engine.hook_narrowing import Narrowing, narrowed
+from proxy.engine.memory_resize import with_memory_limit
 from proxy.engine.node import Node
+from proxy.engine.node_effects import PutRecord
 from proxy.engine.placement import (
     counted_nodes,
     memory_nodes_for,
@@ -96,6 +102,49 @@ def test_an_owner_uses_the_memory_near_its_cpus_unless_it_is_promised(
         "memory of NUMA nodes 0-1: NUMA node 0 cannot hold its limit in addition to what is promised there"
     )
     assert found[1] == ((reason,) if explained else ())
+
+
+@pytest.mark.parametrize(
+    ("follow", "before", "named", "limit", "mems"),
+    [
+        pytest.param(True, "0", "", 9 * GIB, "0-1", id="raised beyond its node"),
+        pytest.param(True, "0", "", 7 * GIB, "0", id="raised within its node"),
+        pytest.param(True, "0-1", "", GIB, "0-1", id="lowered: its memory is not moved"),
+        pytest.param(True, "1", "", 3 * GIB, "0-1", id="no node is taken away"),
+        pytest.param(True, "0", "0", 9 * GIB, "0", id="the request names the nodes"),
+        pytest.param(False, "0", "", 9 * GIB, "0-1", id="all nodes"),
+        pytest.param(True, "0", "", -1, "0", id="no limit"),
+    ],
+)
+def test_a_resize_in_place_gives_an_owner_more_memory_nodes_and_takes_none(
+    follow: bool, before: str, named: str, limit: int, mems: str
+) -> None:
+    plain = owner("c", 2 * GIB)
+    request = changed_copy(plain.request, cpuset_mems=named)
+    placement = changed_copy(plain.placement, mems=Mask.parse(before))
+    container = changed_copy(plain, request=request, placement=placement)
+    there = state(container, follow=follow).with_facts(mems=MemoryBindings(held=frozenset({"c"})))
+    resized = with_memory_limit(there, container, limit)
+    assert (resized.request.memory_limit, resized.placement.mems) == (max(limit, 0), Mask.parse(mems))
+    after, effects = handle(there, UpdateAccepted("c", limit))
+    assert effects[0] == PutRecord("c/c", resized)
+    assert after.containers["c"] == resized
+    assert bool(after.facts.mems.held) is (mems == before), "more nodes are not drift"
+    for event in (UpdateAccepted("c", limit), UpdateAccepted("c", 0), UpdateAccepted("gone", limit)):
+        assert handle(after, event) == (after, ())
+
+
+def test_a_container_that_owns_no_cpus_keeps_its_memory_nodes_in_a_resize() -> None:
+    container = owner("c", 2 * GIB, Pool.SHARED)
+    after = with_memory_limit(state(container), container, 9 * GIB)
+    assert (after.request.memory_limit, after.placement) == (9 * GIB, container.placement)
+
+
+def test_memory_nodes_that_a_hook_named_stay_in_a_resize() -> None:
+    container = owner("c", 2 * GIB)
+    bound, problem = narrowed(state(container), container, Narrowing(mems=Mask((1,)), by="h"))
+    assert not problem
+    assert with_memory_limit(state(bound), bound, 9 * GIB).placement.mems == Mask((1,))
 
 
 def test_counted_memory_is_where_it_was_counted() -> None:

@@ -10,7 +10,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.explanation import FOUND, RESTORED
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.observe.sentences import headline
@@ -36,6 +36,32 @@ def test_each_qos_class_runs_on_its_pool(run_scenario) -> None:
         await world.remove(lsr)
         assert world.on(ls) == "0-15"
         world.check()
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("status", [0, 2, None])
+def test_an_owner_whose_memory_limit_outgrows_its_node_gets_more_nodes(run_scenario, status) -> None:
+    async def scenario(world) -> None:
+        owner = await world.run(await world.pod("p"), memory_limit_in_bytes=40 << 30, **TWO_CPUS)
+        world.cgroups.mems[owner] = Mask((0,))
+        await world.sync.once()
+        resources = pb.LinuxContainerResources(memory_limit_in_bytes=80 << 30)
+        resize = pb.UpdateContainerResourcesRequest(container_id=owner, linux=resources)
+        call = await world.call("UpdateContainerResources", resize)
+        forwarded = pb.UpdateContainerResourcesRequest.FromString(call.sent).linux
+        assert (forwarded.cpuset_mems, forwarded.memory_limit_in_bytes) == ("0-1", 80 << 30)
+        if status == 0:
+            world.cgroups.mems[owner] = Mask((0, 1))
+        world.wire.finished(call, status)
+        await world.quiet()
+        container = world.executor.state.containers[owner]
+        limit, mems = (80 << 30, "0-1") if status == 0 else (40 << 30, "0")
+        assert (container.request.memory_limit, str(container.placement.mems)) == (limit, mems)
+        assert world.ledger.entries[f"c/{owner}"]["request"]["memory_limit"] == limit
+        await world.sync.once()
+        assert str(world.cgroups.mems[owner]) == mems
+        assert world.executor.telemetry.value(metrics.MEMS_DRIFT) == 0
 
     run_scenario(scenario)
 

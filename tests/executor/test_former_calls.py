@@ -126,6 +126,23 @@ def test_a_create_that_is_relayed_keeps_its_cpus_until_it_is_over(
     run_scenario(scenario)
 
 
+def test_a_resize_that_is_relayed_is_recorded(run_scenario: Callable[..., None]) -> None:
+    """The answer passes in the former process, and the client does not send the resize again."""
+
+    async def scenario(world: Any) -> None:
+        owner = await world.run(await world.pod("p"), memory_limit_in_bytes=40 << 30, **WHOLE)
+        resources = pb.LinuxContainerResources(memory_limit_in_bytes=80 << 30)
+        resize = pb.UpdateContainerResourcesRequest(container_id=owner, linux=resources)
+        call = await world.call("UpdateContainerResources", resize)
+        former = await world.hand_over(call)
+        former.finished(call, 0)
+        await long(world)
+        container = world.executor.state.containers[owner]
+        assert (container.request.memory_limit, str(container.placement.mems)) == (80 << 30, "0-1")
+
+    run_scenario(scenario)
+
+
 WHOLE = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
 
 

@@ -346,6 +346,22 @@ def test_huge_pages_of_an_adopted_container_are_counted(run_scenario) -> None:
     run_scenario(scenario, rules=BY_POD | {"reserved_memory": {0: {"memory": MIB}}}, reconciled=False)
 
 
+def test_counted_memory_that_outgrows_its_node_in_a_resize_is_reported(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        owner = await world.run(await world.pod("p"), memory_limit_in_bytes=40 << 30, **TWO_CPUS)
+        nodes = world.executor.state.memory.nodes
+        assert nodes[0].table("memory").reserved == 40 << 30
+        forwarded = await world.update(owner, memory_limit_in_bytes=60 << 30)
+        assert forwarded.cpuset_mems == "0"
+        assert world.executor.state.memory.nodes[0].table("memory").reserved == 60 << 30
+        assert not world.executor.telemetry.problems()
+        await world.update(owner, memory_limit_in_bytes=70 << 30)
+        (problem,) = world.executor.telemetry.problems()
+        assert "they were promised more than there is" in problem["what"]
+
+    run_scenario(scenario, rules=BY_CONTAINER | {"reserved_memory": {0: {"memory": MIB}}})
+
+
 def test_a_fault_while_a_sandbox_is_recorded_leaves_nothing_set_aside(run_scenario, monkeypatch) -> None:
     async def scenario(world: Any) -> None:
         async def broken() -> None:

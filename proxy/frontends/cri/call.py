@@ -142,6 +142,7 @@ class InterceptedCall:
             text(requested.cpuset_cpus),
             text(requested.cpuset_mems),
             requested.cpu_quota,
+            requested.memory_limit_in_bytes,
         )
 
     def pod_of(self, known: Mapping[str, Pod], bounds: Bounds) -> Pod | None:

@@ -207,7 +207,11 @@ class ContainerCall(ForeignCall):
         """Read an update."""
         requested = self.body.resources
         return UpdateRequested(
-            self.target(), requested.cpuset_cpus, requested.cpuset_mems, requested.cpu_quota
+            self.target(),
+            requested.cpuset_cpus,
+            requested.cpuset_mems,
+            requested.cpu_quota,
+            requested.memory_limit_in_bytes,
         )
 
     def set_cgroup_parent(self, parent: str) -> None:
