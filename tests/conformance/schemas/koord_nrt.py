@@ -14,9 +14,9 @@ from proxy.observe.koordinator import (
     POD_ALLOCS,
     NodeFacts,
     Zone,
-    divide,
+    equal_share,
     kubelet_reserve,
-    less,
+    subtract_share,
     topology_annotations,
 )
 from proxy.observe.koordinator_kubelet import (
@@ -93,15 +93,17 @@ def _system(case: Case) -> Outcome:
 
 def _divide(case: Case) -> Outcome:
     milli = parse_quantity(case.value("quantity", str), milli=True)
-    return Outcome(case.expected("expected_milli"), divide(milli, case.value("count", int)))
+    return Outcome(case.expected("expected_milli"), equal_share(milli, case.value("count", int)))
 
 
 def _numa(case: Case) -> Outcome:
     names = list(case.optional("zones", dict, {}))
     zones = [_zone(i, case.fields["zones"][name]) for i, name in enumerate(names)]
     count = case.optional("numa_count", int, 0)
-    share = {name: divide(milli, count) for name, milli in _milli(case.optional("reserved", dict)).items()}
-    got = {name: _shown(zone) for name, zone in zip(names, less(zones, share), strict=True)}
+    share = {
+        name: equal_share(milli, count) for name, milli in _milli(case.optional("reserved", dict)).items()
+    }
+    got = {name: _shown(zone) for name, zone in zip(names, subtract_share(zones, share), strict=True)}
     return Outcome({name: _shown(_zone(0, raw)) for name, raw in case.expected().items()}, got)
 
 
