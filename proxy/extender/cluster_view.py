@@ -31,7 +31,7 @@ from proxy.model.errors import InputError, TopoproxyError
 from proxy.model.kubelet import NodeMeta
 from proxy.pools.node_keys import PREFIXES
 from proxy.pools.node_meta import node_meta_of
-from proxy.scheduler.node_facts import UnknownNodeError, join_facts
+from proxy.scheduler.node_facts import join_facts
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology
 from proxy.scheduler.pod_demand import PodDemand, has_ended, read_demand
@@ -221,7 +221,7 @@ class ClusterView:
     ) -> None:
         try:
             node = join_facts(name, meta, numa, zones)
-        except UnknownNodeError as error:
+        except ValueError as error:  # one object must not keep the others from being read
             self._table.put_unknown(name, str(error))
         else:
             self._table.put(node, asyncio.get_running_loop().time())

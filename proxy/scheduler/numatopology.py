@@ -52,6 +52,8 @@ def read_numatopology(raw: Mapping[str, Any]) -> NumatopologyFacts:
     cpu = Fields(Fields(spec.get("numares"), "numares").get("cpu"), "numares.cpu")
     reserved = Fields(spec.get("resReserved"), "resReserved").get("cpu")
     reserve = 0 if reserved is None else -(-parse_quantity(reserved, milli=True) // 1000)
+    if reserve < 0:
+        raise ValueError("resReserved.cpu is negative")
     return NumatopologyFacts(
         cpus,
         CpuSet.parse(cpu.text("allocatable")),

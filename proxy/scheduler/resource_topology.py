@@ -21,6 +21,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from proxy.model.devices import is_extended_resource
 from proxy.model.idset import CpuSet, union
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.quantity import parse_quantity
@@ -36,6 +37,9 @@ MemoryRows = tuple[tuple[int, str, int, int], ...]
 """Memory: NUMA node, resource, bytes that pods may have, bytes that are free."""
 CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
 POD_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
+MOST_CPUS = 8192
+MOST_DEVICES = 65536
+"""The most CPUs and devices of one resource that a zone may have: each is one value in the decision."""
 _ZONE = re.compile(r"node-([0-9]{1,4})")
 _POLICIES = {
     "BestEffort": TopologyPolicy.BEST_EFFORT,
@@ -100,7 +104,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
         devices: dict[str, dict[int, tuple[int, int]]] = {}
         for numa, resources in self.zones.items():
             for name, amounts in resources.items():
-                if "/" in name:
+                if is_extended_resource(name):
                     devices.setdefault(name, {})[numa] = (amounts.allocatable, amounts.available)
         return devices
 
@@ -206,11 +210,19 @@ def _zones(fields: Fields) -> tuple[dict[int, dict[str, ZoneAmounts]], dict[int,
 
 
 def _amounts(resource: Fields) -> ZoneAmounts:
-    milli = resource.text("name") == "cpu"
+    resource_name = resource.text("name")
+    milli = resource_name == "cpu"
+    most = MOST_CPUS * 1000 if milli else MOST_DEVICES if is_extended_resource(resource_name) else None
 
     def read(name: str) -> int:
         value = resource.get(name)
-        return 0 if value is None else parse_quantity(value, milli=milli)
+        amount = 0 if value is None else parse_quantity(value, milli=milli)
+        if amount < 0:
+            raise ValueError(f"{name} of {resource_name!r:.80} is negative")
+        if most is not None and amount > most:
+            limit = most // 1000 if milli else most
+            raise ValueError(f"{name} of {resource_name!r:.80} is more than {limit} on one NUMA node")
+        return amount
 
     return ZoneAmounts(read("capacity"), read("allocatable"), read("available"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from proxy.agent import watcher as watcher_module
 from proxy.agent.objects.node_resource_topology import GROUP, path
 from proxy.extender import cluster_view as module
 from proxy.model.backoff import Backoff
+from proxy.scheduler.node_facts import SchedulableNode
 from tests.extender.extender_bed import NODES, TOPOLOGIES, Bed, ClusterApi
 from tests.testkit.waiting import until
 
@@ -114,5 +116,27 @@ def test_a_version_that_the_cluster_no_longer_has_is_replaced() -> None:
         api.end_watches()
         await until(lambda: api.count("GET", TOPOLOGIES) > 1)
         await until(lambda: bed.table.node("n1") is not None)
+
+    follow(api, test)
+
+
+def test_a_node_that_cannot_be_joined_does_not_keep_others_from_being_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    join = module.join_facts
+
+    def failing(name: str, *facts: Any) -> SchedulableNode:
+        if name == "n1":
+            raise ValueError("cannot take -1 CPUs")
+        return join(name, *facts)
+
+    monkeypatch.setattr(module, "join_facts", failing)
+    api = koordinator_api()
+    api.add_node("n2")
+
+    async def test(bed: Bed) -> None:
+        await until(lambda: bed.view.age is not None)
+        assert bed.table.node("n1") is None
+        assert bed.table.node("n2") is not None
 
     follow(api, test)

@@ -184,3 +184,35 @@ def test_too_little_is_known() -> None:
         join_facts("n1", None, read_numatopology(numatopology("n1", policy="odd")), None)
     with pytest.raises(UnknownNodeError, match="reserved CPUs cannot be chosen"):
         join_facts("n1", None, read_numatopology(numatopology("n1", reserved=99)), None)
+
+
+@pytest.mark.parametrize(
+    ("resource", "amount", "problem"),
+    [
+        ("cpu", "9k", "capacity of 'cpu' is more than 8192 on one NUMA node"),
+        ("cpu", "-1", "capacity of 'cpu' is negative"),
+        ("vendor.com/gpu", "8Gi", "capacity of 'vendor.com/gpu' is more than 65536 on one NUMA node"),
+        ("vendor.com/gpu", "-1", "capacity of 'vendor.com/gpu' is negative"),
+    ],
+)
+def test_amounts_that_no_machine_has_are_refused(resource: str, amount: str, problem: str) -> None:
+    entry = {"name": resource, "capacity": amount, "allocatable": "1", "available": "1"}
+    raw = resource_topology("n1", {0: {}})
+    raw["zones"][0]["resources"] = [entry]
+    with pytest.raises(ValueError, match=f"^{problem}$"):
+        read_resource_topology(raw)
+
+
+def test_bytes_of_koordinators_batch_resources_are_no_devices() -> None:
+    """Each device is a value of its own: bytes that counted as devices would exhaust the memory."""
+    raw = resource_topology(
+        "n1", {0: {"cpu": (4, 4), "kubernetes.io/batch-memory": (8 << 30, 8 << 30), "vendor.com/gpu": (2, 1)}}
+    )
+    assert read_resource_topology(raw).devices == {"vendor.com/gpu": {0: (2, 1)}}
+
+
+def test_a_negative_reserve_is_refused() -> None:
+    raw = numatopology("n1")
+    raw["spec"]["resReserved"] = {"cpu": "-1"}
+    with pytest.raises(ValueError, match=r"^resReserved\.cpu is negative$"):
+        read_numatopology(raw)
