@@ -45,15 +45,20 @@ The values of all others are replaced: those of ``field``, ``fields``, ``points`
 ``values`` come from hooks, their servers and objects of the cluster.
 """
 _WORD = re.compile(r"[A-Za-z]+")
-_NUMBER = re.compile(r"[-+]?\d{1,16}(?:\.\d{1,9})?(?:[eE][-+]?\d+)?(?:%|[a-zA-Zµ]{1,3})?")
+_NUMBER = re.compile(
+    r"[-+]?\d{1,16}(?:\.\d{1,9})?(?:[eE][-+]?\d{1,3})?(?:%|[kKMGTPE]i?B?|B|[mnuµ]s?|s|min|h|d|[kMG]?Hz)?"
+)
+_VERSION = re.compile(r"v\d{1,3}(?:\.\d{1,4}){0,2}(?:(?:alpha|beta)\d{1,2})?")
+_KLOG_DAY = re.compile(r"[IWEF][01]\d[0-3]\d")
 _CPUS = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)?|\d\d:\d\d:\d\d(?:[.,]\d+)?"
 )
 _SOURCE_LINE = re.compile(r"[a-z_]+\.py:\d+")
+_HARMLESS = _NUMBER, _CPUS, _TIME, _SOURCE_LINE, _VERSION, _KLOG_DAY
 _PIECES = re.compile(
     r"""(?P<credential>(?i:\b(?:bearer|basic)[ \t]+)(?P<token>[^\s"',;]+))"""
-    r"""|(?P<pair>(?P<key>[A-Za-z_][\w.-]*)=(?P<value>"(?:\\.|[^"\\])*"|'[^']*'|[^\s,;"']*))"""
+    r"""|(?P<pair>(?P<dashes>-{0,2})(?P<key>[A-Za-z_][\w.-]*)=(?P<value>"(?:\\.|[^"\\])*"|'[^']*'|[^\s,;"']*))"""
     r"""|(?P<quoted>"(?:\\.|[^"\\])*"|(?<!\w)'(?:\\.|[^'\\])*'|`[^`]*`)"""
     r"""|(?P<chunk>[^\s"',;()\[\]{}<>=`|]+)"""
 )
@@ -61,6 +66,8 @@ _KLOG = re.compile(r"""(?P<head>[IWEF]\d{4} \S+ +\d+ \S+\] )"(?P<message>(?:\\.|
 """The beginning of a record in the format klog; its message is quoted (``proxy.logs``)."""
 _ESCAPED = re.compile(r"""\\(["\\])""")
 _PUNCTUATION = ".:!?"
+_SHORTEST_WORD, _MOST_SYMBOLS = 3, 3
+"""Beside digits or symbols, shorter words may be parts of any text; so may more symbols without a letter."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?")
 """DNS subdomains, uids and ids."""
 
@@ -152,10 +159,10 @@ class Redactor:
         key, value = match["key"], match["value"]
         if key not in LOG_KEYS:
             kept = key if self._known(key) else self._replace(key)
-            return f"{kept}={self._replace(value) if value else ''}"
+            return f"{match['dashes']}{kept}={self._replace(value) if value else ''}"
         if value[:1] == '"':
-            return f'{key}="{self.text(value[1:-1])}"'
-        return f"{key}={self.text(value)}"
+            return f'{match["dashes"]}{key}="{self.text(value[1:-1])}"'
+        return f"{match['dashes']}{key}={self.text(value)}"
 
     def _quoted(self, text: str) -> str:
         inner = text[1:-1]
@@ -169,7 +176,9 @@ class Redactor:
     def _known(self, chunk: str) -> bool:
         if chunk in self._names or chunk.removeprefix("unix://") in self._names:
             return True
-        if any(pattern.fullmatch(chunk) for pattern in (_NUMBER, _CPUS, _TIME, _SOURCE_LINE)):
+        if any(pattern.fullmatch(chunk) for pattern in _HARMLESS):
+            return True
+        if len(chunk) <= _MOST_SYMBOLS and not any(map(str.isalnum, chunk)):
             return True
         if "://" in chunk and "@" in chunk:
             return False
@@ -182,7 +191,9 @@ class Redactor:
         words = _WORD.findall(chunk)
         if not words or sum(character.isdigit() for character in chunk) > 4:
             return False
-        return all(word.lower() in self._words for word in words) and chunk.isascii()
+        shortest = _SHORTEST_WORD if words != [chunk] else 1
+        known = all(len(word) >= shortest and word.lower() in self._words for word in words)
+        return known and chunk.isascii()
 
     def _replace(self, text: str) -> str:
         self.replaced += 1

@@ -46,6 +46,8 @@ def bundle(
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     path = output or Path(f"topoproxy-bundle-{stamp}.tar.gz")
     config, refused = config_or_defaults(file, admin)
+    if refused:
+        click.echo(f"the defaults are described, because the configuration is refused: {refused}")
     members = collect(BundleSettings(config, refused, timeout, log, now))
     data = pack(f"topoproxy-bundle-{stamp}", members, now)
     write_bundle(path, data)

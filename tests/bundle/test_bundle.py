@@ -171,6 +171,7 @@ def test_a_bundle_is_made_without_daemon_journal_ledger_and_configuration(
     assert "mod" in manifest["configuration"]
     assert not [each for each in secret.used for text in members.values() if each in text]
     assert "without status.json: cannot query the daemon" in done.output
+    assert "the defaults are described, because the configuration is refused: cannot use" in done.output
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x00\xff" * 500, b"00000000 {}\n", b"[" * 100_000])

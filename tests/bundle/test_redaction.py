@@ -93,6 +93,22 @@ def test_credentials_of_known_words_are_replaced(text: str, redacted: str) -> No
     assert redactor().text(text) == redacted
 
 
+@pytest.mark.parametrize("chunk", ["a1b2c3d4", "12345678abc", "c4-e1-b2", "9f8e7d", "x%y%z", "%%%%%%%%"])
+def test_short_words_beside_digits_or_symbols_prove_nothing(chunk: str) -> None:
+    """All single letters are words of the source."""
+    assert redactor().text(f"token {chunk}") == "token <redacted:1>"
+
+
+@pytest.mark.parametrize("dashes", ["-", "--", "-D"])
+def test_the_value_of_an_option_is_replaced(dashes: str) -> None:
+    assert "node" not in redactor().text(f"started with {dashes}password=node")
+
+
+@pytest.mark.parametrize("text", ["# HELP", "enforce *", "cpu0 of node-1", "v1alpha2", "512MiB in 2.5ms"])
+def test_signs_versions_and_units_are_kept(text: str) -> None:
+    assert redactor().text(text) == text
+
+
 def test_the_message_of_a_klog_record_is_no_quoted_text() -> None:
     head = "I1123 10:11:12.345678   12345 reconciler.py:42] "
     line = f'{head}"cannot write the cpuset" pod="shop/web-0" err="no space"'

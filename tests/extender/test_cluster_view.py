@@ -12,7 +12,7 @@ from proxy.agent import watcher as watcher_module
 from proxy.agent.objects.node_resource_topology import GROUP, path
 from proxy.extender import cluster_view as module
 from proxy.model.backoff import Backoff
-from proxy.scheduler.node_facts import SchedulableNode
+from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from tests.extender.extender_bed import NODES, TOPOLOGIES, Bed, ClusterApi
 from tests.testkit.waiting import until
 
@@ -123,12 +123,10 @@ def test_a_version_that_the_cluster_no_longer_has_is_replaced() -> None:
 def test_a_node_that_cannot_be_joined_does_not_keep_others_from_being_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    join = module.join_facts
-
     def failing(name: str, *facts: Any) -> SchedulableNode:
         if name == "n1":
             raise ValueError("cannot take -1 CPUs")
-        return join(name, *facts)
+        return join_facts(name, *facts)
 
     monkeypatch.setattr(module, "join_facts", failing)
     api = koordinator_api()
