@@ -181,10 +181,15 @@ class Streams:
             stream.needs = frames.PREFIX.size + frames.PREFIX.unpack_from(stream.body[0])[1]
             stream.ahead = flow.grant_ahead(stream.needs)
             flow.credit(stream.id, stream.ahead)
+        flow.credit(stream.id, self._take_spent(stream))
+
+    def _take_spent(self, stream: Stream) -> int:
+        """Book and return the window to grant back if the client has too little for the rest of the message."""
         missing = stream.needs - stream.size
-        if missing <= 0 or flow.initial + stream.ahead - stream.spent < missing:
-            flow.credit(stream.id, stream.spent)
-            stream.spent = 0
+        if 0 < missing <= self.flow.initial + stream.ahead - stream.spent:
+            return 0
+        spent, stream.spent = stream.spent, 0
+        return spent
 
     def end_body(self, stream: Stream, piece: bytes) -> None:
         """Take the last piece of a body, and pass the request to the handler."""
@@ -291,6 +296,9 @@ class Streams:
     def resize_windows(self, delta: int) -> None:
         """Change the runtime's window of every stream, and send what may be sent now.
 
+        A smaller window may stop a client within a body that is held. No DATA comes then that would cause a
+        grant.
+
         Raises:
             RelayError: A window is above 2^31 - 1.
         """
@@ -299,6 +307,8 @@ class Streams:
                 stream.window += delta
                 if stream.window > frames.LARGEST_WINDOW:
                     raise RelayError("cannot widen a stream's window: it is above 2^31 - 1")
+                if delta < 0 and stream.phase == ARRIVING and (spent := self._take_spent(stream)):
+                    self.to_client(frames.window_update(stream.id, spent))
         self.pump()
 
     def server_ended(self, stream_id: int, status: int | None, *, reset: bool) -> None:

@@ -206,6 +206,50 @@ def test_a_smaller_initial_window_makes_pending_bodies_wait():
     assert net.server.streams[sid].remote_closed
 
 
+@pytest.mark.parametrize("initial", [100, 10_000])
+def test_a_smaller_initial_window_does_not_stop_a_body_that_is_held(initial):
+    net = Net(keep).run()
+    sid = net.client.open(CREATE)
+    body = grpc(bytes(60_000))
+    net.client.data(sid, body[:30_000], end=False)
+    net.run()
+    net.server.announce((4, initial))
+    net.run()
+    assert net.client.streams[sid].send == initial, "the held bytes are granted back"
+    net.client.data(sid, body[30_000:])
+    net.run()
+    assert net.server.streams[sid].body == body
+    net.server.answer(sid)
+    net.run()
+    net.check_whole()
+
+
+def test_a_smaller_initial_window_that_suffices_grants_nothing():
+    net = Net(keep).run()
+    sid = net.client.open(CREATE)
+    body = grpc(bytes(40_000))
+    net.client.data(sid, body[:30_000], end=False)
+    net.run()
+    net.server.announce((4, 50_000))
+    net.run()
+    assert net.client.streams[sid].send == 20_000
+    net.client.data(sid, body[30_000:])
+    net.run()
+    assert net.server.streams[sid].body == body
+
+
+def test_a_reset_behind_a_smaller_initial_window_comes_last():
+    net = Net(keep).run()
+    sid = net.client.open(CREATE)
+    net.client.data(sid, grpc(bytes(60_000))[:30_000], end=False)
+    net.run()
+    net.server.announce((4, 100))
+    net.server.reset(sid)
+    net.run()
+    assert net.client.streams[sid].send == 100
+    assert net.client.streams[sid].reset_received == 8
+
+
 def test_an_initial_window_of_zero_is_opened_by_the_first_grant():
     net = Net(keep, server=Peer(client=False, initial=0)).run()
     sid = net.client.call(CREATE, bytes(3000))
