@@ -19,7 +19,7 @@ from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError, RequestAnomaly
 from proxy.relay.flow import Outgoing
 from proxy.relay.frames import CUT, KEEP, LARGEST_BLOCK, LAST, STREAM_ID, FrameReader, block_too_long
 from proxy.relay.headers import HpackTracker
-from proxy.relay.streams import ARRIVING, Stream, Streams
+from proxy.relay.streams import ARRIVING, ENDED, REFUSED, Stream, Streams
 
 MOST_EMPTY: Final = 1000
 """Limit of consecutive frames without content, of which one would do."""
@@ -222,7 +222,8 @@ class Requests(Direction):
         elif stream in streams.dead:
             if not length:
                 self.empty()
-            if not flags & frames.END_STREAM and not streams.dead[stream]:
+            # Nothing may follow a reset that the client was sent (RFC 9113, 5.1).
+            if not flags & frames.END_STREAM and streams.dead[stream] == ENDED:
                 flow.credit(stream, length)
         elif not stream:
             raise RelayError("cannot read DATA: it belongs to no stream")
@@ -252,7 +253,7 @@ class Requests(Direction):
         self.last = stream
         streams = self.streams
         if stream > streams.goaway:
-            streams.mark_dead(stream, refused=False)
+            streams.mark_dead(stream, ENDED)
             return
         streams.open.add(stream)
         if len(streams.open) > MOST_STREAMS:
@@ -368,7 +369,7 @@ class Responses(Direction):
         streams = self.streams
         tracked = streams.tracked.get(stream)
         if tracked is None:
-            if not streams.dead[stream]:
+            if streams.dead[stream] != REFUSED:
                 return KEEP
             if end > start:
                 self._requests.inject(frames.window_update(0, end - start))
@@ -428,7 +429,7 @@ class Responses(Direction):
     def on_reset(self, stream: int) -> int:
         """The runtime gave up a stream."""
         streams = self.streams
-        if streams.dead.get(stream):
+        if streams.dead.get(stream) == REFUSED:
             return CUT
         if stream in streams.flow.queue and stream not in streams.tracked:
             streams.drop_waiting(stream)

@@ -14,9 +14,9 @@ has the request, the client resets it, the runtime goes away (GOAWAY), the conne
 then called, once, if ``request`` was.
 
 A stream that ended while the client may still be sending is *dead*: the client's DATA for it is dropped (the
-window comes back by the rule in ``flow``). If we refused it, what the runtime still sends for it
-is dropped too, DATA against window for the runtime; its HEADERS must pass, because both header tables depend
-on them, and find a stream that we have reset before.
+window comes back by the rule in ``flow``; that of the stream only if the client was sent no reset). If we
+refused it, what the runtime still sends for it is dropped too, DATA against window for the runtime; its
+HEADERS must pass, because both header tables depend on them, and find a stream that we have reset before.
 
 A gRPC server written in Go executes the first message of a unary call as soon as it is complete, whatever
 follows (grpc-go, ``Server.processUnaryRPC``). So where more follows, the first message is what is decided on,
@@ -41,6 +41,11 @@ from proxy.relay.flow import FlowControl, Outgoing, joined
 ARRIVING: Final = 0
 WAITING: Final = 1
 SENDING: Final = 2
+
+# How a dead stream ended.
+ENDED: Final = 0
+RESET: Final = 1
+REFUSED: Final = 2
 
 
 class Stream(Outgoing):
@@ -93,7 +98,8 @@ class Streams:
     Attributes:
         open: Ids of all streams that are open, intercepted or not.
         tracked: The intercepted ones.
-        dead: Ended streams that the client may still be sending on; True where we refused it.
+        dead: Ended streams that the client may still be sending on: REFUSED where we reset it, RESET where
+            the runtime did, ENDED otherwise.
         flow: Flow control.
         goaway: The last stream that the runtime will take.
         held: Bytes of bodies that are held here.
@@ -136,7 +142,7 @@ class Streams:
         self.to_server = to_server
         self.open: set[int] = set()
         self.tracked: dict[int, Stream] = {}
-        self.dead: dict[int, bool] = {}
+        self.dead: dict[int, int] = {}
         self.flow = FlowControl()
         self.goaway = frames.STREAM_ID
         self.held = 0
@@ -316,17 +322,19 @@ class Streams:
         self.open.discard(stream_id)
         stream = self.tracked.get(stream_id)
         if stream is None:
+            if reset and stream_id in self.dead:
+                self.dead[stream_id] = RESET
             return
         if not stream.sent:
             if not reset:
                 self.to_server(frames.rst_stream(stream_id, frames.CANCEL))
-            self.mark_dead(stream_id, refused=False)
+            self.mark_dead(stream_id, RESET if reset else ENDED)
         self.forget(stream, status)
 
     def drop_waiting(self, stream_id: int) -> None:
         """Drop what waits of a passing stream: nothing may follow a reset (RFC 9113, 5.1)."""
         self.flow.drop(stream_id)
-        self.mark_dead(stream_id, refused=False)
+        self.mark_dead(stream_id, RESET)
 
     def forget(self, stream: Stream, status: int | None) -> None:
         """Stop tracking a stream, and notify the handler."""
@@ -347,7 +355,7 @@ class Streams:
         """The runtime takes no stream above ``last``."""
         self.goaway = min(self.goaway, last)
         for stream in [s for s in self.tracked.values() if s.id > last]:
-            self.mark_dead(stream.id, refused=False)
+            self.mark_dead(stream.id, ENDED)
             self.forget(stream, None)
         for stream_id in [s for s in self.flow.queue if s > last]:
             self.flow.drop(stream_id)
@@ -414,10 +422,10 @@ class Streams:
         if stream.closing:  # the last header of the runtime's answer is on its way: ours comes too late
             self.open.discard(stream.id)
             self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
-            self.mark_dead(stream.id, refused=False)
+            self.mark_dead(stream.id, ENDED)
             self.forget(stream, None)
             return
-        self.mark_dead(stream.id, refused=True)
+        self.mark_dead(stream.id, REFUSED)
         self.open.discard(stream.id)
         resize = self._resize()
         answer = frames.refusal(stream.id, code, message, answered=stream.answered, resize=resize)
@@ -426,9 +434,9 @@ class Streams:
         self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
         self.forget(stream, None)
 
-    def mark_dead(self, stream_id: int, *, refused: bool) -> None:
+    def mark_dead(self, stream_id: int, how: int) -> None:
         """Drop what the client sends on a stream from now on."""
-        self.dead[stream_id] = refused
+        self.dead[stream_id] = how
         if len(self.dead) > _DEAD_STREAMS:
             del self.dead[next(iter(self.dead))]
 

@@ -474,6 +474,38 @@ def test_the_runtime_resets(state):
     assert net.server.streams[sid].reset_received is None
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_data_under_way_at_a_reset_of_the_runtime_returns_no_window_of_its_stream(answered):
+    net, sid = in_state("arriving")
+    if answered:
+        net.server.answer(sid, status=8, opening=False)
+        net.run()
+    net.server.reset(sid, 0)
+    net.client.data(sid, bytes(40_000), end=False)  # it was sent before the client sees the reset
+    net.session.from_server(net.server.take())
+    net.session.from_client(net.client.take())
+    sent = [(kind, on) for kind, _, on, _ in frames(b"".join(net.session.to_client()))]
+    assert (RST, sid) in sent
+    assert (WINDOW, sid) not in sent
+
+
+def test_data_under_way_at_a_reset_of_a_waiting_upload_returns_no_window_of_its_stream():
+    net = started()
+    large = net.client.call(CREATE, bytes(60_000))
+    net.run()
+    net.session.release(large)
+    passing = net.client.open(VERSION)
+    net.client.data(passing, bytes(16_000), end=False)
+    net.session.from_client(net.client.take())
+    assert net.session.unsent
+    net.session.from_server(frame(RST, 0, passing, struct.pack(">I", 8)))
+    net.client.data(passing, bytes(1000), end=False)
+    net.session.from_client(net.client.take())
+    sent = [(kind, on) for kind, _, on, _ in frames(b"".join(net.session.to_client()))]
+    assert (RST, passing) in sent
+    assert (WINDOW, passing) not in sent
+
+
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("then", ["stops", "continues"])
 def test_the_runtime_answers_early(state, then):
