@@ -190,7 +190,7 @@ class Streams:
         flow.credit(stream.id, self._take_spent(stream))
 
     def _take_spent(self, stream: Stream) -> int:
-        """Book and return the window to grant back if the client has too little for the rest of the message."""
+        """Book and return the window to grant back if the client has too little for the rest."""
         missing = stream.needs - stream.size
         if 0 < missing <= self.flow.initial + stream.ahead - stream.spent:
             return 0
