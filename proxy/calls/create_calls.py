@@ -27,7 +27,7 @@ from proxy.engine.call_answers import (
     unreserved_verdict,
 )
 from proxy.engine.container_events import CreateNotReserved, CreateResumed, CreateWithoutDevices
-from proxy.engine.enforcement import applies_to
+from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.node_effects import PlanDecided
 from proxy.engine.pod_admission import with_earlier_decision
 from proxy.engine.pod_events import PodLearned
@@ -35,16 +35,19 @@ from proxy.engine.reservation_effects import AbortReason
 from proxy.engine.start_step import is_below_class
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import requests_devices
+from proxy.executor.adoption import listed_pod
 from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePluginError
 from proxy.executor.fact_lookup import holders, record_exited
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.ports import DeviceFacts
 from proxy.executor.reservations import CreateClient
-from proxy.model.errors import DeviceConflictError
+from proxy.model.errors import DeviceConflictError, RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.workload import Container, Pod, Pool
 from proxy.telemetry import metrics
+
+POD_UNKNOWN = "cannot find the pod of a create"
 
 
 class CreateCalls:
@@ -59,13 +62,51 @@ class CreateCalls:
         self._unreported = UnreportedPods(executor)
 
     def _create(self, call: UndecidedCall) -> None:
-        requested, executor = call.create_request(), self.executor
-        store = executor.store
+        requested, store = call.create_request(), self.executor.store
         pod = store.state.pods.get(requested.sandbox_id)
         if pod is None or not (pod.cgroup_parent or pod.cgroup_changed_by_hook):
-            pod = self._described(requested, pod)
+            described = requested.pod(store.state.node.machine.bounds)
+            if described.uid or described.name:
+                pod = self._described(described, pod)
+            elif pod is None:
+                self._spawn(call, self._look_up(call, requested))
+                return
         elif pod.cpuset is not None and not pod.cpuset_chosen_locally:
             pod = self._renewed(pod, requested)
+        self._create_in(call, pod, requested)
+
+    async def _look_up(self, call: UndecidedCall, requested: CreateRequest) -> None:
+        """Read the pod of a create from the runtime's list: neither the request nor the state has it."""
+        executor, sandbox_id = self.executor, requested.sandbox_id
+        found, code = None, GrpcStatus.UNAVAILABLE
+        try:
+            pods = await executor.fact_lookup.worker.run(executor.runtime.list_pods)
+        except (UnavailableError, RuntimeCallError) as error:
+            cause = str(error)
+        else:
+            found = next((pod for pod in pods if pod.id == sandbox_id), None)
+            code, cause = GrpcStatus.NOT_FOUND, "the runtime does not list it"
+        if call.done:
+            return
+        state = executor.state
+        pod = state.pods.get(sandbox_id)  # another call may have named it meanwhile
+        if pod is None and found is not None:
+            pod = executor.sandboxes.named_by_create(listed_pod(found, "", state.node.machine.bounds))
+            self._learned(pod)
+        if pod is not None:
+            self._create_in(call, pod, requested)
+            return
+        executor.telemetry.problem(POD_UNKNOWN, sandboxID=sandbox_id, err=cause)
+        executor.reconcile_requested.set()
+        if is_applied_to_all(state):
+            call.refuse(code, f"cannot place {requested.name}: cannot find sandbox {sandbox_id}: {cause}")
+        else:
+            call.release()  # the pod may be one that is observed
+
+    def _create_in(self, call: UndecidedCall, pod: Pod, requested: CreateRequest) -> None:
+        """Decide a create, at once where all that matters is known."""
+        executor = self.executor
+        store = executor.store
         if pod.cgroup_changed_by_hook:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
@@ -82,9 +123,8 @@ class CreateCalls:
         else:
             self._decide(call, pod, requested)
 
-    def _described(self, requested: CreateRequest, known: Pod | None) -> Pod:
+    def _described(self, pod: Pod, known: Pod | None) -> Pod:
         """Return the pod as the request describes it; it was not known, or not known well."""
-        pod = requested.pod(self.executor.state.node.machine.bounds)
         if known is not None:
             pod = structs.replace(
                 with_earlier_decision(pod, known), requests=known.requests, source=known.source

@@ -30,6 +30,7 @@ from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, Runtim
 from proxy.model.defects import InputDefect
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.explanation import FOUND
+from proxy.model.machine import Bounds
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import parent_of, pod_facts
@@ -70,6 +71,31 @@ def request_in(detail: RuntimeDetail) -> Request:
         detail.cpuset_mems,
         huge_pages(detail.hugepage_limits),
     )
+
+
+def listed_pod(listed: RuntimePod, cgroups_path: str, bounds: Bounds) -> Pod:
+    """Return a pod as the runtime lists it.
+
+    Args:
+        listed: Its sandbox.
+        cgroups_path: ``linux.cgroupsPath`` of one of its containers; empty where it is not known.
+        bounds: CPUs and NUMA nodes that its annotations may name.
+    """
+    pod = pod_facts(
+        listed.id,
+        listed.uid,
+        listed.namespace,
+        listed.name,
+        listed.attempt,
+        listed.labels,
+        listed.annotations,
+        parent_of(cgroups_path),
+        bounds,
+    )
+    if not cgroups_path:
+        # Without a cgroup parent the Kubernetes QoS class is unknown, and "Guaranteed" might be wrong.
+        pod = structs.replace(pod, kube_qos=KubeQos.BURSTABLE)
+    return pod
 
 
 def _shares(request: Request) -> int:
@@ -226,21 +252,7 @@ class Adoption:
         known = self._context.state.pods.get(listed.id)
         if known is not None and known.cgroup_parent:
             return known
-        pod = pod_facts(
-            listed.id,
-            listed.uid,
-            listed.namespace,
-            listed.name,
-            listed.attempt,
-            listed.labels,
-            listed.annotations,
-            parent_of(detail.cgroups_path),
-            self._context.state.node.machine.bounds,
-        )
-        if not detail.cgroups_path:
-            # Without a cgroup parent the Kubernetes QoS class is unknown, and "Guaranteed" might be wrong.
-            pod = structs.replace(pod, kube_qos=KubeQos.BURSTABLE)
-        return pod
+        return listed_pod(listed, detail.cgroups_path, self._context.state.node.machine.bounds)
 
     def _try_take_in(
         self, seen: RuntimeContainer, pod: RuntimePod, detail: RuntimeDetail, total: Request | None

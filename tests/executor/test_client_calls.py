@@ -417,14 +417,14 @@ def test_calls_wait_for_the_first_reconcile_within_a_limit(run_scenario) -> None
     async def scenario(world) -> None:
         world.runtime.down = True
         sandbox = pb.CreateContainerRequest(pod_sandbox_id="s")
+        sandbox.sandbox_config.metadata.name = "p"
         passed = await world.call("CreateContainer", sandbox)
         assert passed.sent == passed.body
         sandbox.sandbox_config.labels["koordinator.sh/qosClass"] = "LSE"
         refused = await world.call("CreateContainer", sandbox)
         assert refused.refused[0] == 14
-        waiting = asyncio.create_task(
-            world.call("CreateContainer", pb.CreateContainerRequest(pod_sandbox_id="s"))
-        )
+        sandbox.sandbox_config.ClearField("labels")
+        waiting = asyncio.create_task(world.call("CreateContainer", sandbox))
         await asyncio.sleep(0.05)
         world.runtime.down = False
         await world.sync.once()

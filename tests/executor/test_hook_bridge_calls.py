@@ -391,7 +391,7 @@ def test_a_container_removed_during_a_reconcile_stays_removed(
 # -- faults of Koordinator's runtime proxy ------------------------------------------------------------------
 
 
-def test_a_create_in_an_unknown_sandbox_passes(run_scenario) -> None:
+def test_a_create_of_a_pod_in_an_unknown_sandbox_passes(run_scenario) -> None:
     """Koordinator's proxy dies of it (3)."""
 
     async def scenario(world) -> None:
@@ -399,7 +399,7 @@ def test_a_create_in_an_unknown_sandbox_passes(run_scenario) -> None:
             seen: list[Any] = []
             h.add(pre_create_container=seen.append)
             request = pb.CreateContainerRequest(pod_sandbox_id="unknown")
-            request.config.metadata.name = "c"
+            request.config.metadata.name, request.sandbox_config.metadata.name = "c", "p"
             call = await world.call("CreateContainer", request)
             assert call.refused is None
             assert (seen[0].pod.sandbox_id, seen[0].container.name) == ("unknown", "c")

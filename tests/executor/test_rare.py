@@ -15,6 +15,7 @@ from proxy.executor.ledger_codec import dump
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import UnavailableError
 from proxy.model.idset import CpuSet
+from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 from proxy.telemetry.text import rendered
@@ -230,6 +231,46 @@ def test_a_pod_known_only_from_a_create_is_recorded(run_scenario) -> None:
     run_scenario(scenario)
 
 
+STATUS = "scheduling.koordinator.sh/resource-status"
+LSR = RuntimePod(
+    "s", "u", "ns", "p", 0, True, {"koordinator.sh/qosClass": "LSR"}, {STATUS: '{"cpuset":"2-3"}'}
+)
+
+
+def test_a_create_without_sandbox_configuration_takes_the_pod_from_the_runtimes_list(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        world.runtime.pods["s"] = LSR
+        call = await world.begin("s", cpu_shares=2048)
+        assert pb.CreateContainerRequest.FromString(call.sent).config.linux.resources.cpuset_cpus == "2-3"
+        assert world.executor.state.pods["s"].name == "p"
+        listed = world.runtime.list_pods
+        world.runtime.list_pods = None
+        call = await world.begin("s", "second", cpu_shares=2)
+        assert call.sent is not None, "the pod is known, and not listed again"
+        world.runtime.list_pods = listed
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(("down", "code"), [(True, 14), (False, 5)])
+@pytest.mark.parametrize("mode", [NodeMode.ENFORCE, NodeMode.OBSERVE])
+def test_a_create_whose_pod_cannot_be_found_is_reported(
+    run_scenario, mode: NodeMode, down: bool, code: int
+) -> None:
+    async def scenario(world: Any) -> None:
+        world.runtime.down = down
+        call = await world.begin("s", cpu_shares=2048)
+        if mode is NodeMode.ENFORCE:
+            assert call.refused[0] == code
+            assert call.refused[1].startswith("cannot place c: cannot find sandbox s: ")
+        else:
+            assert call.sent == call.body
+        assert any("cannot find the pod of a create" in p["what"] for p in world.executor.telemetry.problems())
+        assert world.executor.reconcile_requested.is_set()
+
+    run_scenario(scenario, mode=mode)
+
+
 class Log:
     """A log with separate lists for levels."""
 
@@ -326,7 +367,9 @@ def test_cancelled_work_is_not_reported_as_a_fault(run_scenario) -> None:
 def test_the_response_to_an_undecided_call_is_forwarded(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         world.runtime.down = True
-        call = await world.call("CreateContainer", pb.CreateContainerRequest(pod_sandbox_id="s"))
+        request = pb.CreateContainerRequest(pod_sandbox_id="s")
+        request.sandbox_config.metadata.name = "p"
+        call = await world.call("CreateContainer", request)
         assert call.sent == call.body
         world.wire.response(call, pb.CreateContainerResponse(container_id="x").SerializeToString())
         world.wire.finished(call, 0)

@@ -156,8 +156,8 @@ class InterceptedCall:
             config = pb.SandboxFacts.FromString(b"".join(pieces.sandbox_config))
         except DecodeError:
             return known.get(sandbox_id)
-        if not pieces.sandbox_config and sandbox_id in known:
-            return known[sandbox_id]
+        if not pieces.sandbox_config:
+            return known.get(sandbox_id)
         return pod_of(config, sandbox_id, bounds)
 
     def hook_view(self) -> CriHookView:
