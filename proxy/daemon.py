@@ -372,11 +372,12 @@ class Daemon:
     async def _mirror(self) -> None:
         """Keep owner and mode of our socket as the runtime's, which may appear after us."""
         while self._listener is not None and not self._listener.adopted:
-            if not self._listener.is_in_place and self.executor is not None:
+            if self._listener.is_in_place:
+                mirror_mode(self._listener.path, self.config.runtime)
+            elif self.executor is not None:
                 self.executor.telemetry.problem(
                     "the socket was removed: no client can connect (restart)", path=self._listener.path
                 )
-            mirror_mode(self._listener.path, self.config.runtime)
             await asyncio.sleep(5)
 
     def _status(self) -> str:

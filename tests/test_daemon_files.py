@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import stat
 from pathlib import Path
+from typing import Any
 
+from proxy.sockets.unix_socket import bind_at
 from proxy.topology.build import described
 from tests.testkit.daemon import DaemonNode, run
 
@@ -23,3 +28,28 @@ def test_a_token_that_others_can_read_is_a_problem(tmp_path: Path) -> None:
         assert wanted in [problem["keys"]["reason"] for problem in daemon.pages.status()["problems"]]
 
     run(daemon, scenario)
+
+
+def test_another_socket_at_the_path_keeps_its_mode(tmp_path: Path) -> None:
+    daemon = DaemonNode(tmp_path, MACHINE).daemon()
+
+    async def scenario() -> None:
+        at = daemon._listener.path
+        wanted = at.stat().st_mode
+        at.chmod(0o600)
+        await _mirrored(daemon)
+        assert at.stat().st_mode == wanted
+        at.unlink()
+        with bind_at(at, 0o600):
+            await _mirrored(daemon)
+            assert stat.S_IMODE(at.stat().st_mode) == 0o600
+        at.unlink()
+
+    with bind_at(daemon.config.runtime, 0o606):
+        run(daemon, scenario)
+
+
+async def _mirrored(daemon: Any) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await daemon._mirror()

@@ -276,7 +276,8 @@ def mirror_mode(path: Path, runtime_path: Path) -> bool:
     Where the process may not give files away, the group's bits are left out: they would let in another group.
 
     Returns:
-        True when our socket is as it should be; False when either socket is absent and nothing was changed.
+        True when our socket is as it should be; False when either is absent or no socket, and nothing was
+        changed.
 
     Raises:
         OSError: Our own socket cannot be changed.
@@ -286,7 +287,7 @@ def mirror_mode(path: Path, runtime_path: Path) -> bool:
         have = path.stat(follow_symlinks=False)
     except OSError:
         return False
-    if not stat.S_ISSOCK(want.st_mode):
+    if not (stat.S_ISSOCK(want.st_mode) and stat.S_ISSOCK(have.st_mode)):
         return False
     mode = stat.S_IMODE(want.st_mode) & 0o777
     if (have.st_uid, have.st_gid) != (want.st_uid, want.st_gid):

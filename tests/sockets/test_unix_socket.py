@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -262,6 +263,21 @@ def test_owner_group_and_mode_are_the_runtimes(at: Path, runtime: Path) -> None:
         assert mirror_mode(at, runtime)
         found = at.stat()
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1, 2, 0o600)
+
+
+@pytest.mark.parametrize("replace", [Path.write_text, Path.symlink_to])
+def test_a_file_in_place_of_the_socket_keeps_its_mode(
+    at: Path, runtime: Path, replace: Callable[[Path, str], object]
+) -> None:
+    runtime.chmod(0o606)
+    other = at.parent / "other"
+    other.touch(0o640)
+    with open_listener(at, runtime):
+        at.unlink()
+        replace(at, os.fspath(other))
+        before = at.stat().st_mode
+        assert not mirror_mode(at, runtime)
+        assert (at.stat().st_mode, stat.S_IMODE(other.stat().st_mode)) == (before, 0o640)
 
 
 def test_without_a_runtime_the_socket_is_for_the_owner_and_group(at: Path) -> None:
