@@ -150,7 +150,7 @@ class Pages:
     def _checks(self) -> list[dict[str, object]]:
         """Return the checks that decide whether the daemon is ready."""
         if self._executor is None or self._sync is None:
-            down = (self._front is not None and self._front.down) or not self._config.runtime.is_socket()
+            down = (self._front is not None and self._front.is_down()) or not self._config.runtime.is_socket()
             reason = f"cannot connect to the runtime at {self._config.runtime}" if down else ""
             return [{"name": "runtime", "ok": not down, "reason": reason, "required": True}]
         from proxy.executor.readiness import required_checks

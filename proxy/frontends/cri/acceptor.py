@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable, Collection
 from typing import Final
@@ -23,6 +24,8 @@ __all__ = ["Acceptor", "InterceptedCall", "Interceptor"]
 
 _SO_SNDBUFFORCE: Final = 32  # Linux; above the system's limit with CAP_NET_ADMIN
 _SEND_BUFFER: Final = 1 << 20
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+"""What says nothing about the runtime."""
 _ACCEPTS_AT_ONCE: Final = 64
 _ACCEPT_PAUSE_S: Final = 0.2
 _DIAL_RETRY_S: Final = 0.005
@@ -82,10 +85,14 @@ class Acceptor:
         self._listener: socket.socket | None = None
         self._fd = -1
         self._down = False
+        self._failure = ""
 
-    @property
-    def down(self) -> bool:
-        """Whether the last client could not be connected to the runtime."""
+    def is_down(self) -> bool:
+        """Return whether the last client could not be connected to the runtime, and a connection fails now."""
+        if self._down:
+            with contextlib.suppress(OSError), _unix_socket() as probe:
+                probe.connect(self._upstream)
+                self._down, self._failure = False, ""
         return self._down
 
     @property
@@ -208,7 +215,7 @@ class Acceptor:
         link = Link(self._context)
         try:
             server = await self._dial()
-            self._down = False
+            self._down, self._failure = False, ""
             _enlarge(client)
             _enlarge(server)
             self._links.add(link)
@@ -225,13 +232,11 @@ class Acceptor:
                 self._report("cannot relay a connection", err=error)
                 self._fault(error)
                 return
-            if not self._down:  # once for each outage: a client tries many times a second
-                self._down = True
-                self._report(
-                    "cannot connect a client to the runtime",
-                    path=self._upstream,
-                    err=error.strerror or str(error),
-                )
+            self._down = self._down or error.errno not in _NO_DESCRIPTORS
+            failure = error.strerror or str(error)
+            if failure != self._failure:  # once for each outage: a client tries many times a second
+                self._failure = failure
+                self._report("cannot connect a client to the runtime", path=self._upstream, err=failure)
 
     async def _dial(self) -> socket.socket:
         """Connect to the runtime without ever waiting in the kernel.
@@ -241,9 +246,7 @@ class Acceptor:
         """
         loop = asyncio.get_running_loop()
         limit = loop.time() + _DIAL_LIMIT_S
-        server = socket.socket(
-            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        )
+        server = _unix_socket()
         try:
             while True:
                 try:
@@ -257,6 +260,10 @@ class Acceptor:
         except BaseException:
             server.close()
             raise
+
+
+def _unix_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
 
 def _unread(link: Link) -> int:

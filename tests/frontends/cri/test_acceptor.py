@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -359,10 +360,42 @@ def test_a_runtime_that_is_not_there_is_unavailable_and_comes_back(tmp_path):
         assert bed.lines == [
             f'cannot connect a client to the runtime path={bed.upstream} err="No such file or directory"'
         ]
+        assert bed.front.is_down()
         bed.runtime = Runtime(bed.upstream)
         assert method(b"x", timeout=60, wait_for_ready=True) == b"x"
     finally:
         bed.close()
+
+
+def test_the_runtime_is_down_only_until_it_can_be_connected_to(bed, call):
+    assert call("Version", b"1") == b"1"
+    away = f"{bed.upstream}.away"
+    os.rename(bed.upstream, away)
+    raw(bed).close()
+    wait_until(lambda: bed.front.is_down())
+    os.rename(away, bed.upstream)
+    assert not bed.front.is_down(), "the other client has never lost its connection"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_lack_of_descriptors_does_not_mean_that_the_runtime_is_down(bed, monkeypatch, number):
+    def lack():
+        raise OSError(number, "too many open files")
+
+    monkeypatch.setattr("proxy.frontends.cri.acceptor._unix_socket", lack)
+    for _ in range(2):
+        raw(bed).close()
+    wait_until(lambda: bed.lines)
+    monkeypatch.undo()
+    bed.upstream, upstream = f"{bed.upstream}.away", bed.upstream
+    os.rename(upstream, bed.upstream)
+    bed.on_loop(lambda: None)
+    assert not bed.front.is_down()
+    raw(bed).close()
+    wait_until(lambda: bed.front.is_down())
+    assert [line.partition("err=")[2] for line in bed.lines] == [
+        '"too many open files"', '"No such file or directory"'
+    ]  # fmt: skip
 
 
 def test_an_exit_of_the_runtime_ends_its_calls(bed, call):
