@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl
 
 from proxy.logs import log
 from proxy.model.errors import InputError
+from proxy.model.quoting import message
 from proxy.sockets.unix_socket import bind_at
 
 CLIENT_SECONDS = 5.0
@@ -188,10 +189,9 @@ class AdminServer:
         except InputError as error:
             return _response(400, f"{error}\n")
         except Exception as error:  # noqa: BLE001 - a fault in a page must not reach the relay's loop
-            log.say_once(
-                ("admin", path), "error", "cannot answer on the admin socket", path=path, err=repr(error)
-            )
-            return _response(500, f"cannot answer: {type(error).__name__}: {error}\n")
+            cause = message(f"{type(error).__name__}: {error}")  # not its repr: it may hold the whole page
+            log.say_once(("admin", path), "error", "cannot answer on the admin socket", path=path, err=cause)
+            return _response(500, f"cannot answer: {cause}\n")
 
 
 def _may_act(writer: asyncio.StreamWriter) -> bool:
@@ -240,7 +240,7 @@ def parse_params(query: str) -> dict[str, str]:
 
 def _response(status: int, answer: object, more: str = "") -> bytes:
     if isinstance(answer, str):
-        kind, body = "text/plain; charset=utf-8", answer.encode()
+        kind, body = "text/plain; charset=utf-8", answer.encode(errors="backslashreplace")
     else:
         kind, body = "application/json", json.dumps(answer, default=str).encode() + b"\n"
     head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"

@@ -70,5 +70,7 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _escaped(text: object) -> str:
-    return str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _escaped(value: object) -> str:
+    """Escape the value of a label; a lone surrogate, which UTF-8 cannot carry, as Python writes it."""
+    text = str(value).encode(errors="backslashreplace").decode()
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

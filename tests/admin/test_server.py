@@ -43,6 +43,7 @@ def optional(more: str = "default") -> object:
 
 
 ROUTES = {"/status": lambda: {"mode": "enforce", "path": Path("/x")}, "/late": later, "/broken": broken}
+ROUTES |= {"/surrogate": lambda: "a\udcff\n"}
 ROUTES |= {"/echo": echo, "/echo-later": echo_later, "/optional": optional}
 
 
@@ -156,6 +157,32 @@ def test_a_bad_request_is_answered_with_the_reason(at: Path) -> None:
         assert b"one is there twice" in await send(at, b"GET /echo?a=1&a=2 HTTP/1.1\r\n\r\n")
 
     with_server(at, check)
+
+
+def test_a_page_that_cannot_be_encoded_is_escaped(at: Path) -> None:
+    async def check() -> None:
+        assert (await send(at, b"GET /surrogate HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\na\\udcff\n")
+
+    with_server(at, check)
+
+
+def test_a_fault_of_a_page_is_logged_without_the_page(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty() -> str:
+        return ("x" * 100_000 + "\udcff").encode().decode()
+
+    monkeypatch.setitem(ROUTES, "/broken", faulty)
+    logged: list[object] = []
+    monkeypatch.setattr(module.log, "say_once", lambda *_, err, **__: logged.append(err))
+
+    async def check() -> None:
+        answer = await send(at, b"GET /broken HTTP/1.1\r\n\r\n")
+        assert b" 500 " in answer.splitlines()[0]
+
+    with_server(at, check)
+    (err,) = logged
+    assert isinstance(err, str)
+    assert err.startswith("UnicodeEncodeError: ")
+    assert len(err) < 200
 
 
 def test_a_truncated_request_is_closed(at: Path) -> None:

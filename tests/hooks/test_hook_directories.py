@@ -124,6 +124,18 @@ def test_files_that_may_be_meant_as_hooks_are_reported(dirs: HookDirectories, na
     assert found.ignored_files == [f"hook file {dirs.etc}/{name} is not used: {reason}"]
 
 
+def test_a_name_that_is_not_utf_8_is_reported(dirs: HookDirectories) -> None:
+    for directory, name in ((dirs.servers, b"a\xff.json"), (dirs.etc, b"a\xff.py")):
+        Path(os.fsdecode(os.fsencode(directory) + b"/" + name)).touch()
+    (dirs.servers / "é.json").touch()
+    found = dirs.look()
+    assert list(found.candidates) == ["é"]
+    assert [line.partition(" (")[0] for line in found.ignored_files] == [
+        rf"hook file {dirs.etc}/a\udcff.py is not used: it is not named NN-name.py",
+        rf"hook server {dirs.servers}/a\udcff.json is not used: its name is not UTF-8",
+    ]
+
+
 def test_a_server_with_the_name_of_another_hook_is_reported(dirs: HookDirectories) -> None:
     (dirs.etc / "10-a.py").touch()
     (dirs.servers / "10-a.json").touch()

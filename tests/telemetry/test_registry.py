@@ -32,6 +32,13 @@ def test_labels_are_those_of_the_declaration() -> None:
         family(metrics.POOL_CPUS, [({"node": 0}, 1)])
 
 
+def test_the_values_of_labels_can_be_encoded() -> None:
+    metric = next(each for each in metrics.ALL if isinstance(each, Gauge) and len(each.labels) == 1)
+    text = family(metric, [({metric.labels[0]: 'a"\\\n\udcff'}, 1)])
+    assert r'="a\"\\\n\\udcff"} 1' in text
+    text.encode()
+
+
 def test_names_are_unique_and_well_formed() -> None:
     names = [m.full_name(n) for m in metrics.ALL for n in (m.name, m.former) if n]
     assert len(names) == len(set(names))

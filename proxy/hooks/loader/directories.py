@@ -18,6 +18,7 @@ from pathlib import Path
 
 from proxy.config.hooks import HooksConfig
 from proxy.model.errors import HookError
+from proxy.model.quoting import escaped
 from proxy.permissions import Trust
 
 _HOOK = re.compile(r"[0-9]{2}-[a-z0-9][a-z0-9-]*\.py")
@@ -166,7 +167,7 @@ def _python(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate]
             yield candidate
         else:
             found.ignored_files.append(
-                f"hook file {directory / name} is not used: it is not named NN-name.py {_FORM}"
+                f"hook file {escaped(str(directory / name))} is not used: it is not named NN-name.py {_FORM}"
             )
 
 
@@ -177,8 +178,19 @@ def _servers(directory: Path, found: Survey, trust: Trust) -> Iterator[Candidate
         candidate = _examine(
             directory / name, name.removesuffix("json").rstrip(".") or name, trust, server=True
         )
-        if candidate is not None:
+        if candidate is None:
+            continue
+        if _is_text(name):
             yield candidate
+        else:
+            found.ignored_files.append(
+                f"hook server {escaped(str(directory / name))} is not used: its name is not UTF-8"
+            )
+
+
+def _is_text(name: str) -> bool:
+    """Return whether the name of a file is UTF-8: it is in metrics and in answers."""
+    return name.isascii() or os.fsencode(name).decode(errors="ignore") == name
 
 
 def _names(directory: Path, unreadable: set[Path], ignored_files: list[str]) -> list[str]:
