@@ -2,7 +2,7 @@
 
 As kubelet's (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go), ``Register`` is
 answered when the plug-in has been reached and has given its options: a plug-in serves before it registers.
-A few threads of gRPC take requests; the event loop does the rest.
+Threads of gRPC take requests and wait; the event loop does the rest.
 
 A plug-in registers with the name of its socket; kubelet joins it to the directory, wherever that leads
 (kubernetes v1.36 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). Here it has to stay in the
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 SERVICE: Final = "v1beta1.Registration"
 VERSION: Final = "v1beta1"
 """The one version that kubelet accepts (k8s.io/kubelet v0.36 pkg/apis/deviceplugin/v1beta1/constants.go)."""
-THREADS, AT_ONCE = 4, 32
-"""Requests that are answered at a time, and those that may wait with them; others are refused."""
+AT_ONCE = 32
+"""Requests that are answered at a time, each in a thread, which only waits; others are refused."""
 REQUEST_LIMIT: Final = 16 << 10
 """Bytes of a request."""
 WAIT_S: Final = 30.0
@@ -177,7 +177,7 @@ class RegistrationServer:
             "serve registrations of device plug-ins",
             SERVICE,
             self._handlers,
-            threads=THREADS,
+            threads=AT_ONCE,
             at_once=AT_ONCE,
             options=(("grpc.max_receive_message_length", REQUEST_LIMIT),),
             stop_s=STOP_S,

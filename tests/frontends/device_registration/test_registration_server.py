@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
-from proxy.frontends.device_registration.server import prepare, socket_of
+from proxy.api.kubelet import deviceplugin_pb2 as pb
+from proxy.frontends.device_registration.server import RegistrationServer, prepare, socket_of
 from proxy.model.errors import CannotCreateError, InputError
+from tests.testkit.captured_log import telemetry
 
 
 @pytest.fixture
@@ -92,3 +97,36 @@ def test_endpoints_that_are_refused(directory: Path, endpoint: str, message: str
     (directory / "link").symlink_to(directory.parent / "a.sock")
     with pytest.raises(InputError, match=message):
         socket_of(directory, endpoint)
+
+
+def test_plugins_that_hang_do_not_block_others(directory: Path) -> None:
+    def call(name: str) -> None:
+        request = pb.RegisterRequest(version="v1beta1", endpoint=name, resource_name=f"example.com/{name}")
+        with grpc.insecure_channel(f"unix:{directory}/kubelet.sock") as channel:
+            register = channel.unary_unary("/v1beta1.Registration/Register")
+            register(request.SerializeToString(), timeout=30)
+
+    async def body() -> None:
+        hanging, release = asyncio.Semaphore(0), asyncio.Event()
+
+        async def register(resource: str, path: Path) -> None:
+            if path.name != "good":
+                hanging.release()
+                await release.wait()
+
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(16))
+        server = RegistrationServer(directory, register, telemetry())
+        await asyncio.to_thread(server.open)
+        try:
+            calls = [asyncio.create_task(asyncio.to_thread(call, f"h{number}")) for number in range(6)]
+            async with asyncio.timeout(20):
+                for _ in calls:
+                    await hanging.acquire()
+                await asyncio.to_thread(call, "good")
+            release.set()
+            await asyncio.gather(*calls)
+        finally:
+            release.set()
+            await asyncio.to_thread(server.close)
+
+    asyncio.run(body())
