@@ -12,6 +12,8 @@ import concurrent.futures
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from google.protobuf.message import DecodeError
+
 from proxy.api.koordinator import hook_pb2 as pb
 from proxy.executor.background import run_with_restarts
 from proxy.executor.context import NodeContext
@@ -42,6 +44,7 @@ _MARGIN_S = 5.0
 
 Answer = Callable[[Any], Coroutine[Any, Any, Any]]
 
+UNDECODABLE: Final = "cannot answer: the request cannot be decoded"
 CANNOT_LISTEN: Final = "cannot listen as a hook server"
 
 
@@ -150,8 +153,7 @@ class Server:
 
         return {
             name: grpc.unary_unary_rpc_method_handler(
-                self._thread(name, answer),
-                request_deserializer=kind.FromString,
+                self._thread(name, kind, answer),
                 response_serializer=lambda message: message.SerializeToString(),
             )
             for name, (kind, answer) in rpc_methods(self._servicer).items()
@@ -159,10 +161,17 @@ class Server:
 
     # -- one request --------------------------------------------------------------------------------------
 
-    def _thread(self, name: str, answer: Answer) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def _thread(
+        self, name: str, kind: type[Any], answer: Answer
+    ) -> Callable[[bytes, grpc.ServicerContext], Any]:
         """Return what a thread of the server does with a request."""
 
-        def ask(request: Any, context: grpc.ServicerContext) -> Any:
+        def ask(content: bytes, context: grpc.ServicerContext) -> Any:
+            try:
+                request = kind.FromString(content)
+            except DecodeError as error:
+                self._undecodable(name, error)
+                refuse_call(context, GrpcStatus.INVALID_ARGUMENT, UNDECODABLE)
             limit = min(context.time_remaining() or self._limit, self._limit)
             try:
                 job = asyncio.run_coroutine_threadsafe(
@@ -182,6 +191,17 @@ class Server:
                 refuse_call(context, GrpcStatus.DEADLINE_EXCEEDED, "cannot answer: the daemon is too busy")
 
         return ask
+
+    def _undecodable(self, name: str, error: DecodeError) -> None:
+        """Count and report a request that cannot be decoded; runs in a thread.
+
+        Strings that are not UTF-8 are not replaced, as elsewhere: the answer repeats what was requested.
+        """
+        telemetry = self._executor.telemetry
+        telemetry.count(metrics.HOOK_SERVER_REQUESTS)
+        telemetry.count(metrics.HOOK_SERVER_REQUESTS_REFUSED)
+        telemetry.count(metrics.REQUESTS_UNDECODABLE)
+        telemetry.problem("cannot decode a request", method=name, err=str(error))
 
     async def _answered(self, name: str, answer: Answer, request: Any, limit: float) -> Any:
         """Answer a request in time; runs on the loop."""

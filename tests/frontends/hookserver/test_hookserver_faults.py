@@ -254,13 +254,17 @@ def test_a_pod_that_the_runtime_does_not_know_is_not_placed(
 
 
 def test_garbage_is_refused_and_the_next_request_is_answered(
-    run_scenario: Callable[..., None], in_thread: Any
+    run_scenario: Callable[..., None], in_thread: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(node: Any) -> None:
         for stage in ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"):
             for junk in (b"\xff" * 40, b"\x0a\xff", b"\x0a\x03\x0a\x01\xff"):
-                with pytest.raises(grpc.RpcError):
+                with pytest.raises(grpc.RpcError) as refused:
                     await in_thread(node.peer.hooks.call_stage, stage, junk)
+                assert code(refused) is grpc.StatusCode.INVALID_ARGUMENT
+        assert node.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 9
+        assert node.executor.telemetry.value(metrics.HOOK_SERVER_REQUESTS_REFUSED) == 9
+        assert not caplog.records, "gRPC logs a traceback for what it cannot decode"
         await in_thread(node.peer.hooks.call_stage, "PreRunPodSandbox", b"")
         await in_thread(node.peer.hooks.call_stage, "PostStopPodSandbox", b"")
         with pytest.raises(grpc.RpcError) as unknown:
@@ -416,8 +420,8 @@ def _register_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delay the callback of a PreCreateContainer call until the client has cancelled it."""
     thread = Server._thread
 
-    def late(self: Server, name: str, answer: Any) -> Any:
-        call_stage = thread(self, name, answer)
+    def late(self: Server, name: str, kind: type[Any], answer: Any) -> Any:
+        call_stage = thread(self, name, kind, answer)
         if name != "PreCreateContainerHook":
             return call_stage
         return lambda request, context: call_stage(request, _CancelledFirst(context))
