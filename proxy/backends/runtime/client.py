@@ -332,7 +332,7 @@ class GrpcRuntime:
         """Make a call; gives the answer undecoded."""
         import grpc
 
-        first = self._service
+        first, refusal = self._service, None
         for service in (first, *(s for s in _SERVICES if s != first)):
             try:
                 call: Any = self._channel.open(self.timeout()).unary_unary(
@@ -343,7 +343,7 @@ class GrpcRuntime:
                 result: bytes = call(request, timeout=self.timeout())
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    refusal = error
+                    refusal = refusal or error  # that of the version which the runtime is known to have
                     continue
                 raise self._error(what, error) from None
             except ValueError:  # the channel is closed

@@ -118,6 +118,13 @@ def test_an_unknown_method(server: Server, runtime: GrpcRuntime) -> None:
     assert server.seen[-1][0].startswith("/runtime.v1.")
 
 
+def test_the_reason_of_the_first_version_is_reported(server: Server, runtime: GrpcRuntime) -> None:
+    for service in ("runtime.v1", "runtime.v1alpha2"):
+        server.v1("ListPodSandbox", refuse(grpc.StatusCode.UNIMPLEMENTED, f"not by {service}"), service)
+    with pytest.raises(RuntimeCallError, match=r"not by runtime.v1 \(UNIMPLEMENTED\)"):
+        runtime.list_pods()
+
+
 @pytest.mark.parametrize(
     ("answer", "driver"),
     [
