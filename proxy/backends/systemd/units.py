@@ -90,12 +90,14 @@ class SystemdUnits:
     def _property(self, unit: str, name: str) -> int:
         kind = "Slice" if unit.endswith(".slice") else "Scope"
         argument = (f"{_NAME}.{kind}", name)
-        ((signature, value),) = self._call(object_path(unit), _PROPERTIES, "Get", "ss", argument)
-        if signature != "ay":
-            raise CgroupError(
-                f"cannot read {name} of {unit}: systemd answers with another type ({signature})"
-            )
-        return int.from_bytes(bytes(value), "little")
+        match self._call(object_path(unit), _PROPERTIES, "Get", "ss", argument):
+            case (("ay", value),):
+                return int.from_bytes(bytes(value), "little")
+            case ((signature, _),):
+                cause = f"systemd answers with another type ({signature})"
+            case _:
+                cause = "systemd does not answer with one value"
+        raise CgroupError(f"cannot read {name} of {unit}: {cause}")
 
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
         """Set what a unit is to have; see ``Units``."""

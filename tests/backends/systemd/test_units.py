@@ -33,6 +33,8 @@ class PlayedSystemd:
         self.properties: dict[str, dict[str, bytes]] = {object_path(SCOPE): {}}
         self.calls: list[str] = []
         self.silent = self.rude = False
+        self.answer: tuple[str | None, tuple[Any, ...]] | None = None
+        """Signature and body of the answer to Get, instead of a property."""
         self.connections: list[socket.socket] = []
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(str(path))
@@ -74,6 +76,8 @@ class PlayedSystemd:
         if member == "Get":
             kind, name = message.body
             path = message.header.fields[HeaderFields.path]
+            if self.answer is not None:
+                return new_method_return(message, *self.answer)
             assert kind == f"{NAME}.{'Slice' if path.endswith('_2eslice') else 'Scope'}"
             return new_method_return(message, "v", (("ay", self.properties.get(path, {}).get(name, b"")),))
         if member == "SetUnitProperties":
@@ -168,6 +172,23 @@ def test_a_set_call_returns_after_the_files_are_written(systemd: PlayedSystemd, 
 def test_slices_are_queried_with_the_slice_interface(systemd: PlayedSystemd, units: SystemdUnits) -> None:
     systemd.properties[object_path("kubepods.slice")] = {"AllowedCPUs": b"\xff"}
     assert units.read("kubepods.slice").cpus == CpuSet.parse("0-7")
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "cause"),
+    [
+        (None, (), "does not answer with one value"),
+        ("su", ("x", 1), "does not answer with one value"),
+        ("s", ("ay",), "does not answer with one value"),
+        ("v", (("s", "x"),), r"answers with another type \(s\)"),
+    ],
+)
+def test_an_answer_of_another_form_is_an_error(
+    systemd: PlayedSystemd, units: SystemdUnits, signature: str | None, body: tuple[Any, ...], cause: str
+) -> None:
+    systemd.answer = signature, body
+    with pytest.raises(CgroupError, match=f"cannot read AllowedCPUs of {SCOPE}: systemd {cause}"):
+        units.read(SCOPE)
 
 
 def test_a_unit_that_is_not_there(units: SystemdUnits) -> None:
