@@ -265,7 +265,8 @@ def test_a_create_whose_pod_cannot_be_found_is_reported(
             assert call.refused[1].startswith("cannot place c: cannot find sandbox s: ")
         else:
             assert call.sent == call.body
-        assert any("cannot find the pod of a create" in p["what"] for p in world.executor.telemetry.problems())
+        problems = [problem["what"] for problem in world.executor.telemetry.problems()]
+        assert any("cannot find the pod of a create" in what for what in problems)
         assert world.executor.reconcile_requested.is_set()
 
     run_scenario(scenario, mode=mode)

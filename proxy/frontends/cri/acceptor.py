@@ -88,7 +88,7 @@ class Acceptor:
         self._failure = ""
 
     def is_down(self) -> bool:
-        """Return whether the last client could not be connected to the runtime, and a connection fails now."""
+        """Return whether the last client could not be connected to the runtime, and none can be now."""
         if self._down:
             with contextlib.suppress(OSError), _unix_socket() as probe:
                 probe.connect(self._upstream)
