@@ -34,7 +34,7 @@ LOG_KEYS = frozenset(
         "listen", "logger", "lost", "mems", "method", "mode", "node", "now", "observedPods", "of",
         "offline", "other", "owner", "owners", "path", "peer", "pid", "pod", "pods", "point",
         "pool", "probably", "processes", "promisedMiB", "putBack", "quiet", "reason", "record",
-        "repeated", "resource", "result", "rule", "runtime", "seconds", "sharedPool", "signal",
+        "repeated", "resource", "result", "rule", "runtime", "sandboxID", "seconds", "sharedPool", "signal",
         "source", "stage", "state", "step", "times", "unit", "verdict", "version", "went", "what",
         "worker", "workers",
     )

@@ -28,7 +28,8 @@ def test_a_container_of_an_earlier_create_starts_with_the_current_set(
 ) -> None:
     async def scenario(world: Any) -> None:
         container = await made_by_the_first(world, status)
-        assert world.log[0:2] == [f"runtime {container} 4-15", "forward StartContainer"]
+        calls = [entry for entry in world.log if not entry.startswith("ledger")]  # it may be late
+        assert calls[0:2] == [f"runtime {container} 4-15", "forward StartContainer"]
         assert world.on(container) == "4-15"
 
     run_scenario(scenario)
