@@ -19,3 +19,5 @@ UNWRITABLE: Final = (errno.EROFS, errno.EACCES)
 """No file of the kernel can be written from here."""
 UNMOVABLE_IRQ: Final = (errno.EIO, errno.EINVAL, errno.ENOSPC, errno.EPERM)
 """The kernel does not move this interrupt."""
+NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+"""The process, or the system, has no file descriptor left."""

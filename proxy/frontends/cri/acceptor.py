@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 from collections.abc import Callable, Collection
 from typing import Final
 
 from proxy.frontends.cri.call import InterceptedCall, Interceptor
 from proxy.frontends.cri.link import CallTimes, Link, RelayContext
+from proxy.model.errnos import NO_DESCRIPTORS
 from proxy.relay.body_budget import BodyBudget
 from proxy.telemetry.port import Report, silent
 
@@ -24,8 +24,6 @@ __all__ = ["Acceptor", "InterceptedCall", "Interceptor"]
 
 _SO_SNDBUFFORCE: Final = 32  # Linux; above the system's limit with CAP_NET_ADMIN
 _SEND_BUFFER: Final = 1 << 20
-_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
-"""What says nothing about the runtime."""
 _ACCEPTS_AT_ONCE: Final = 64
 _ACCEPT_PAUSE_S: Final = 0.2
 _DIAL_RETRY_S: Final = 0.005
@@ -88,7 +86,7 @@ class Acceptor:
         self._failure = ""
 
     def is_down(self) -> bool:
-        """Return whether the last client could not be connected to the runtime, and none can be now."""
+        """Return whether the last client could not be connected to the runtime, and it still fails."""
         if self._down:
             with contextlib.suppress(OSError), _unix_socket() as probe:
                 probe.connect(self._upstream)
@@ -232,7 +230,7 @@ class Acceptor:
                 self._report("cannot relay a connection", err=error)
                 self._fault(error)
                 return
-            self._down = self._down or error.errno not in _NO_DESCRIPTORS
+            self._down = self._down or error.errno not in NO_DESCRIPTORS
             failure = error.strerror or str(error)
             if failure != self._failure:  # once for each outage: a client tries many times a second
                 self._failure = failure
