@@ -66,8 +66,10 @@ _KLOG = re.compile(r"""(?P<head>[IWEF]\d{4} \S+ +\d+ \S+\] )"(?P<message>(?:\\.|
 """The beginning of a record in the format klog; its message is quoted (``proxy.logs``)."""
 _ESCAPED = re.compile(r"""\\(["\\])""")
 _PUNCTUATION = ".:!?"
-_SHORTEST_WORD, _MOST_SYMBOLS = 3, 3
-"""Beside digits or symbols, shorter words may be parts of any text; so may more symbols without a letter."""
+_SHORTEST_WORD = 3
+"""Shorter words between digits or symbols may be parts of a secret: all single letters are in the source."""
+_MOST_SYMBOLS = 3
+"""More symbols without a letter or digit may be a secret; up to this many are signs such as ``#``."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?")
 """DNS subdomains, uids and ids."""
 

@@ -16,9 +16,7 @@ from msgspec import Struct
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import parse_quantity
 from proxy.pools.go_json import Fields
-from proxy.scheduler.resource_topology import CpuRows
-
-MOST_CPUS = 8192
+from proxy.scheduler.resource_topology import MOST_CPUS, CpuRows
 
 
 class NumatopologyFacts(Struct, frozen=True):

@@ -38,8 +38,9 @@ MemoryRows = tuple[tuple[int, str, int, int], ...]
 CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
 POD_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
 MOST_CPUS = 8192
+"""The most CPUs of a Numatopology, or of a zone of a NodeResourceTopology."""
 MOST_DEVICES = 65536
-"""The most CPUs and devices of one resource that a zone may have: each is one value in the decision."""
+"""The most devices of one resource in a zone: each is one value in the decision."""
 _ZONE = re.compile(r"node-([0-9]{1,4})")
 _POLICIES = {
     "BestEffort": TopologyPolicy.BEST_EFFORT,
