@@ -45,7 +45,12 @@ def requested_whole_cpus(pod: PodRequests) -> int:
 
 
 def running_request_milli(pod: PodRequests) -> int:
-    """Return what the app containers and sidecars of a pod request together, in thousandths of a CPU."""
+    """Return what a pod requests once it runs, in thousandths of a CPU.
+
+    That is its own request where it makes one, else what its app containers and sidecars request together.
+    """
+    if pod.own is not None and CPU in pod.own:
+        return pod.own[CPU]
     running = pod.of(ContainerKind.APP, ContainerKind.SIDECAR)
     return sum(resources.requests.get(CPU, 0) for resources in running)
 

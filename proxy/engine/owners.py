@@ -8,8 +8,9 @@ with these CPUs in its request, or come back after a crash.
 LSE and LSR pods for which no scheduler chose CPUs own some as a whole. Koordinator assigns CPUs to pods, not
 to containers; LSE and LSR pods request whole CPUs, and exactly as many as their limits allow (koordinator
 a7a1b76, apis/extension/qos.go). A pod that requests otherwise is refused, because it would rather not run
-than share. What runs together is counted: app containers and sidecars; init containers run before them. The
-node decides only where its CPU manager policy is ``static``; else such pods share CPUs.
+than share. What runs together is counted: app containers and sidecars; init containers run before them. A
+request of the pod itself (``spec.resources``) counts in place of theirs. The node decides only where its CPU
+manager policy is ``static``; else such pods share CPUs.
 
 How many may be owned follows from the floor of the shared pool, and from limits by pod, namespace and node. A
 placement is checked against them as two states, the one before and the one with it. Only CPUs that it takes

@@ -113,6 +113,7 @@ def _dump_requests(pod: Pod) -> dict[str, object]:
             for each in requests.containers
         ],
         **({} if requests.own is None else {"own": dict(requests.own), "managed": requests.own_managed}),
+        **({"ownLimits": dict(requests.own_limits)} if requests.own_limits else {}),
     }
     return {"requests": recorded}
 
@@ -357,6 +358,7 @@ def _requests(data: Mapping[str, Any]) -> PodRequests:
         data["guaranteed"] is True,
         None if own is None else _amounts(own),
         data.get("managed") is True,
+        _amounts(data.get("ownLimits", {})),
     )
 
 

@@ -51,6 +51,7 @@ class PodRequests(Struct, frozen=True):
         guaranteed: True when the pod's QoS class is Guaranteed.
         own: Requests of the pod itself (``spec.resources``); None where it makes none.
         own_managed: True where such requests are served (gate ``PodLevelResourceManagers``).
+        own_limits: Limits of the pod itself; empty where it has none.
     """
 
     uid: str
@@ -58,6 +59,7 @@ class PodRequests(Struct, frozen=True):
     guaranteed: bool = True
     own: Mapping[str, int] | None = None
     own_managed: bool = False
+    own_limits: Mapping[str, int] = field(default_factory=dict)
 
     def named(self, name: str) -> ContainerResources:
         """Return the container of that name.

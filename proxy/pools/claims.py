@@ -45,7 +45,7 @@ Whether a pod of class LSE or LSR may own CPUs also depends on what it requests.
 requires more than its code checks (https://koordinator.sh/docs/user-manuals/fine-grained-cpu-orchestration):
 LSE (latency-sensitive exclusive) and LSR (latency-sensitive reserved) pods request whole CPUs, and exactly
 what their limits allow. The containers that run together are counted: app containers and sidecars; init
-containers end before them.
+containers end before them. Where the pod itself states a request (``spec.resources``), only that counts.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from proxy.model.phrases import counted, cpus_are, numa_nodes_text
 from proxy.model.phrases import cpus as named_cpus
 from proxy.model.requests import ContainerKind, PodRequests
 from proxy.model.workload import MOST_CPU_SHARES, KubeQos, Pod, Pool, QosClass, Request
+from proxy.pools.pod_fields import CPU
 
 
 class DecisionRow(enum.IntEnum):
@@ -285,6 +286,8 @@ def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
     """Return why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
     if qos not in STRICT:
         return ""
+    if requests.own is not None and CPU in requests.own:
+        return _own_request_problem(qos, requests, requests.own[CPU])
     for container in requests.containers:
         request, limit = container.requests.get("cpu", 0), container.limits.get("cpu", 0)
         if request != limit:
@@ -298,4 +301,14 @@ def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
     )
     if total == 0 or total % 1000:
         return f"{qos} pod: its containers request {total}m CPU together; it must be whole CPUs"
+    return ""
+
+
+def _own_request_problem(qos: QosClass, requests: PodRequests, request: int) -> str:
+    """Return why a pod with a CPU request of its own (``spec.resources``) may not own CPUs."""
+    limit = requests.own_limits.get(CPU, 0)
+    if not requests.guaranteed and request != limit:
+        return f"{qos} pod: it requests {request}m CPU and is limited to {limit}m; the two must be equal"
+    if request == 0 or request % 1000:
+        return f"{qos} pod: it requests {request}m CPU; it must be whole CPUs"
     return ""

@@ -58,7 +58,6 @@ class PodSpec(Struct, frozen=True):
         name, labels, annotations: As in ``metadata``.
         qos: Kubernetes' QoS class.
         requests: What the containers request.
-        own_limits: ``spec.resources.limits``, units as in ``ContainerResources``; empty where there are none.
         overhead: ``spec.overhead``, units as in ``ContainerResources``.
     """
 
@@ -69,7 +68,6 @@ class PodSpec(Struct, frozen=True):
     annotations: Mapping[str, str]
     qos: KubeQos
     requests: PodRequests
-    own_limits: Amounts
     overhead: Amounts
 
 
@@ -121,8 +119,7 @@ def _pod(raw: Mapping[str, Any], *, listed: bool) -> PodSpec:
         pod_fields.read_texts(metadata.get("labels"), "metadata.labels"),
         pod_fields.read_texts(metadata.get("annotations"), "metadata.annotations"),
         qos,
-        PodRequests(uid, containers, qos is KubeQos.GUARANTEED, requests or None),
-        limits,
+        PodRequests(uid, containers, qos is KubeQos.GUARANTEED, requests or None, own_limits=limits),
         read_amounts(spec.get("overhead"), "spec.overhead"),
     )
 

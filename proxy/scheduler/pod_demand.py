@@ -117,10 +117,10 @@ class PodDemand(Struct, frozen=True):
         """Return the pod as it arrives at a node."""
         spec = self.spec
         requests = tuple(
-            (container.name, cri_request(container, spec.own_limits))
+            (container.name, cri_request(container, spec.requests.own_limits))
             for container in spec.requests.containers
         )
-        return ArrivingPod(self.pod, sandbox_total(spec.requests, spec.own_limits), requests)
+        return ArrivingPod(self.pod, sandbox_total(spec.requests, spec.requests.own_limits), requests)
 
 
 def read_demand(raw: Mapping[str, Any]) -> PodDemand:
@@ -207,4 +207,4 @@ def _signature(spec: PodSpec) -> Hashable:
     pod_requests = None if requests.own is None else tuple(sorted(requests.own.items()))
     texts = {**spec.labels, **spec.annotations}
     wishes = tuple((key, texts[key]) for key in POD_KEYS if key in texts)
-    return containers, pod_requests, tuple(sorted(spec.own_limits.items())), spec.qos, wishes
+    return containers, pod_requests, tuple(sorted(spec.requests.own_limits.items())), spec.qos, wishes

@@ -92,9 +92,10 @@ def pod_template_of(spec: PodSpec, host: str = "", where: str = "", *, is_bound:
     if not is_bound:
         spec = without_named_cpus(spec)
     requests = tuple(
-        (container.name, cri_request(container, spec.own_limits)) for container in spec.requests.containers
+        (container.name, cri_request(container, spec.requests.own_limits))
+        for container in spec.requests.containers
     )
-    total = sandbox_total(spec.requests, spec.own_limits)
+    total = sandbox_total(spec.requests, spec.requests.own_limits)
     return PodTemplate(spec, needs_of(spec), total, requests, host, where)
 
 

@@ -270,3 +270,14 @@ def test_cpus_on_one_node_are_chosen_as_without_alignment() -> None:
     state, _ = add(empty(), pod("first"), whole(3))
     result = admit(state, lsr("a", SINGLE), whole(4))
     assert result.pod.cpuset == CpuSet((2, 3, 18, 19)), "whole cores"
+
+
+def test_a_pod_with_a_request_of_its_own_is_decided_by_that() -> None:
+    state = empty()
+    containers = (ContainerResources("a"), ContainerResources("b"))
+    requests = PodRequests("u", containers, own={"cpu": 8000, "memory": MIB})
+    owner = admit(state, lsr("a", requests=requests), whole(8))
+    assert owner.verdict.admitted, owner.verdict.message
+    assert owner.pod.cpuset == NODES[0]
+    shared = admit(state, pod("b", SINGLE, qos=QosClass.LS, requests=requests), whole(8))
+    assert shared.pod.nodes == Mask((0,))

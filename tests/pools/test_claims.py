@@ -300,3 +300,19 @@ def test_the_reason_why_a_pod_may_not_own_cpus() -> None:
     broken = ownership_problem(QosClass.LSR, PodRequests("u", (resources("a", 1500),)))
     assert broken == "LSR pod: its containers request 1500m CPU together; it must be whole CPUs"
     assert "request 0m CPU" in ownership_problem(QosClass.LSR, PodRequests("u", (ContainerResources("a"),)))
+
+
+def test_the_request_of_the_pod_itself_counts_in_place_of_its_containers() -> None:
+    containers = (ContainerResources("a"), resources("b", 500, 1500))
+
+    def problem(own: dict[str, int], limits: dict[str, int] | None = None) -> str:
+        requests = PodRequests("u", containers, limits is None, own, own_limits=limits or {})
+        return ownership_problem(QosClass.LSR, requests)
+
+    assert not problem({"cpu": 4000})
+    assert not problem({"cpu": 4000}, {"cpu": 4000})
+    assert problem({"cpu": 4000}, {"cpu": 5000}) == (
+        "LSR pod: it requests 4000m CPU and is limited to 5000m; the two must be equal"
+    )
+    assert problem({"cpu": 1500}) == "LSR pod: it requests 1500m CPU; it must be whole CPUs"
+    assert problem({"memory": 5}).startswith("LSR pod: container b requests 500m CPU")

@@ -122,7 +122,7 @@ def test_pod_requests_default_to_container_needs_then_to_limits() -> None:
     raw = pod(res({"cpu": 1}), res({"cpu": 2}), resources=res(limits={"cpu": 4, "memory": "1Gi"}))
     spec = pod_spec(raw)
     assert spec.requests.own == {"cpu": 3000, "memory": G}
-    assert spec.own_limits == {"cpu": 4000, "memory": G}
+    assert spec.requests.own_limits == {"cpu": 4000, "memory": G}
     raw["spec"]["resources"]["requests"] = {"cpu": "3500m"}
     assert pod_spec(raw).requests.own == {"cpu": 3500, "memory": G}
     assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).requests.own == {"memory": 5}
