@@ -111,8 +111,10 @@ class CreateCalls:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
         given = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
-        asks_kubelet = fact_lookup.needs_pod_requests(state, pod) or (
-            given is not NO_DEVICES and fact_lookup.knows_devices(given)
+        asks_kubelet = (
+            fact_lookup.needs_pod_requests(state, pod)
+            or fact_lookup.is_outdated(pod, requested.name, requested.resources)
+            or (given is not NO_DEVICES and fact_lookup.knows_devices(given))
         )
         if (
             asks_kubelet
@@ -153,11 +155,15 @@ class CreateCalls:
     ) -> None:
         """Read what the call does not carry, then decide."""
         executor = self.executor
-        if executor.fact_lookup.needs_pod_requests(executor.state, pod):
-            found = await executor.fact_lookup.pod(pod)
+        fact_lookup = executor.fact_lookup
+        if fact_lookup.needs_pod_requests(executor.state, pod) or fact_lookup.is_outdated(
+            pod, requested.name, requested.resources
+        ):
+            asked = pod
+            found = await fact_lookup.pod(asked)
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = executor.state.current_pod(pod)
-            if found.requests is not None:
+            if found is not asked:
                 pod = structs.replace(pod, requests=found.requests, source=found.source)
             if pod.sandbox_id in executor.state.pods:
                 executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))

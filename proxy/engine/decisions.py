@@ -70,7 +70,8 @@ from proxy.engine.runtime_knowledge import CreateKey, DelegatedCreate, clients_r
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
-from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Phase, Pool
+from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Phase, Pod, Pool
+from proxy.pools.cri_view import carries_other_amounts, with_amounts_of_create
 
 
 def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
@@ -286,6 +287,8 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     before, first, withdrawn = state, NOTHING, ""
     if state.runtime.delegated:
         state, event, withdrawn, first = _withdrawn(state, event)
+    if (pod := _as_created(event)) is not event.pod:
+        event = structs.replace(event, pod=pod)
     try:
         plan = place(
             state,
@@ -310,6 +313,17 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     # The reservation writes the containers that leave an owner's CPUs, and waits for that.
     follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
     return after, (*first, *followed(state, after, "container placed", follow), decided)
+
+
+def _as_created(event: CreateRequested) -> Pod:
+    """Return the pod with the amounts of the create, where kubelet's report has those before a resize."""
+    pod, name, request = event.pod, event.name, event.request
+    if pod.requests is None or not carries_other_amounts(pod.requests, name, request):
+        return pod
+    requests = with_amounts_of_create(pod.requests, name, request)
+    if requests is pod.requests:
+        return pod
+    return structs.replace(pod, requests=requests, source=f"{pod.source}; {name} as its create has it")
 
 
 def _withdrawn(

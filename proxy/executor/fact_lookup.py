@@ -4,6 +4,11 @@ Only kubelet knows what a pod's containers request. Kubelet or sysfs knows where
 queried in worker threads, and only where the answer can change a decision. A fact that cannot be obtained,
 or not within the deadline of a held call, is left out: the decision is made from what is known.
 
+What kubelet has reported of a pod is kept. A container that is created again may have been resized in
+between; then its create carries other amounts than the report, and kubelet is queried again. Where it does
+not answer, or reports amounts that are not in effect (a deferred resize), those of the create count
+(``engine.decisions``, ``create_requested``).
+
 Theory of ``KubeletCpus`` (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). Under
 policy ``static`` kubelet assigns CPUs when it admits a pod, and writes them to its state file before it
 requests a sandbox. The create of the container follows later, with these CPUs in its request. In between
@@ -49,6 +54,7 @@ from proxy.model.kubelet import CpuManager, Held
 from proxy.model.options import TopologyPolicy
 from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Request
 from proxy.pools.claims import STRICT, may_own, whole_cpus
+from proxy.pools.cri_view import carries_other_amounts
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -88,6 +94,12 @@ class FactLookup:
             return True  # the containers' names are needed to request their devices
         counts = node.static or node.memory is not None
         return counts and pod.kube_qos is KubeQos.GUARANTEED
+
+    def is_outdated(self, pod: Pod, name: str, request: Request) -> bool:
+        """Return whether to query kubelet again for a pod: a container's create differs from its report."""
+        if self._kubelet is None or not self._kubelet.knows_pods or pod.requests is None:
+            return False
+        return carries_other_amounts(pod.requests, name, request)
 
     def devices_matter(self, node: Node, pod: Pod) -> bool:
         """Return whether the location of a container's devices can change the decision about it."""

@@ -68,6 +68,67 @@ def _request(requests: Mapping[str, int], limits: Mapping[str, int]) -> Request:
     )
 
 
+def carries_other_amounts(pod: PodRequests, name: str, request: Request) -> bool:
+    """Return whether a create carries other CPUs or memory than kubelet's report of its pod implies.
+
+    That is so after the container was resized. A value that the create does not carry is not compared: a
+    quota is missing where kubelet sets none (``cpuCFSQuota``), or has switched it off for exclusive CPUs.
+
+    Args:
+        pod: What kubelet reported of the pod.
+        name: The container; one that was not reported is not compared.
+        request: The resources of its create.
+    """
+    reported = next((each for each in pod.containers if each.name == name), None)
+    if reported is None:
+        return False
+    implied = cri_request(reported, pod.own_limits)
+    implied_quota = implied.cpu_quota
+    if implied_quota and request.period_us != CFS_PERIOD_US:
+        limit = reported.limits.get(CPU) or pod.own_limits.get(CPU, 0)
+        implied_quota = max(limit * request.period_us // 1000, LEAST_QUOTA_US)
+    return (
+        request.cpu_shares not in (0, implied.cpu_shares)
+        or (request.cpu_quota > 0 and request.cpu_quota != implied_quota)
+        or request.memory_limit not in (0, implied.memory_limit)
+    )
+
+
+def with_amounts_of_create(pod: PodRequests, name: str, request: Request) -> PodRequests:
+    """Return a report in which one container has the CPUs and the memory that its create carries.
+
+    A pod with resources of its own stays as it is: the create may carry those.
+
+    Args:
+        pod: What kubelet reported of the pod.
+        name: The container.
+        request: The resources of its create.
+    """
+    if pod.own is not None:
+        return pod
+    containers = (_created(c, request, pod) if c.name == name else c for c in pod.containers)
+    return replace(pod, containers=tuple(containers))
+
+
+def _created(reported: ContainerResources, request: Request, pod: PodRequests) -> ContainerResources:
+    requests, limits = dict(reported.requests), dict(reported.limits)
+    # Shares are rounded down, and a thousandth of a CPU is more than one share: so this is exact.
+    cpu = -(-request.cpu_shares * 1000 // 1024)
+    if request.cpu_shares == MOST_CPU_SHARES:
+        cpu = max(request.limit_milli, cpu)
+    if request.cpu_shares > 0:
+        requests[CPU] = cpu
+    if request.cpu_quota > 0:
+        limits[CPU] = request.limit_milli
+    elif pod.guaranteed and request.cpu_shares > 0:
+        limits[CPU] = cpu
+    if request.memory_limit > 0:
+        limits[MEMORY] = request.memory_limit
+        if pod.guaranteed:
+            requests[MEMORY] = request.memory_limit
+    return replace(reported, requests=requests, limits=limits)
+
+
 def cgroup_parent(uid: str, qos: KubeQos) -> str:
     """Return the cgroup of a pod as the cgroupfs driver of kubelet names it."""
     return f"/kubepods/{_PARTS[qos]}pod{uid}"

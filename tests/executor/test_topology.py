@@ -18,6 +18,7 @@ from proxy.engine.state import NodeState
 from proxy.executor.fact_lookup import LATE
 from proxy.executor.ports import DeviceFacts
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
+from proxy.model.explanation import Fact
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.options import Scope, TopologyPolicy
@@ -28,6 +29,7 @@ from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS
 
 MIB = 1 << 20
+THREE = {"cpu_shares": 3072, "cpu_quota": 300_000, "cpu_period": 100_000}
 FOUR = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
 SIX = {"cpu_shares": 6144, "cpu_quota": 600_000, "cpu_period": 100_000}
 BY_POD = {"policy": TopologyPolicy.RESTRICTED, "scope": Scope.POD}
@@ -428,7 +430,7 @@ def test_a_record_with_a_damaged_part_is_built_again(run_scenario, where: str) -
 # -- what kubelet reports ---------------------------------------------------------------------------------
 
 
-def test_facts_of_kubelet_take_precedence_over_the_cri(run_scenario) -> None:
+def test_facts_of_kubelet_are_used_without_another_query(run_scenario) -> None:
     kubelet = PlayedKubelet(
         container_requests("c", 3),
         ContainerResources("half", ContainerKind.APP, {"cpu": 2500}, {"cpu": 2500}),
@@ -437,9 +439,9 @@ def test_facts_of_kubelet_take_precedence_over_the_cri(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         s = await world.pod("a")
         assert kubelet.queries == 1, "known with the sandbox"
-        assert world.on(await world.run(s, "c", **TWO_CPUS)) == "0-1,8"
+        assert world.on(await world.run(s, "c", **THREE)) == "0-1,8"
         half, unheard = (
-            await world.create(s, "half", **TWO_CPUS),
+            await world.create(s, "half", cpu_shares=2560, cpu_quota=-1, cpu_period=100_000),
             await world.create(s, "unheard", **TWO_CPUS),
         )
         assert world.executor.state.containers[half].owner == ""
@@ -458,11 +460,59 @@ def test_kubelet_is_queried_again_for_a_pod_that_it_did_not_know(run_scenario) -
         s = await world.pod("a")
         assert world.executor.state.pods[s].requests is None
         kubelet.answer = PodRequests("?", (container_requests("c", 3),)), "kubelet's /pods"
-        container = await world.create(s, "c", **TWO_CPUS)
+        container = await world.create(s, "c", **THREE)
         assert len(world.executor.state.containers[container].placement.exclusive) == 3
         assert kubelet.queries == 2
 
     run_scenario(scenario, sources=(kubelet, None))
+
+
+@pytest.mark.parametrize("kubelet_answers", [True, False], ids=["reported", "no answer"])
+def test_a_resized_container_is_placed_by_its_new_request(run_scenario, *, kubelet_answers: bool) -> None:
+    kubelet = PlayedKubelet(container_requests("c", 2))
+
+    async def scenario(world: Any) -> None:
+        async def again(container: str, cpu: int, **request: int) -> str:
+            await world.stop(container)
+            resized = ContainerResources("c", ContainerKind.APP, {"cpu": cpu}, {"cpu": cpu})
+            kubelet.answer = (PodRequests("?", (resized,)), "kubelet's /pods") if kubelet_answers else None
+            queries = kubelet.queries
+            again = await world.run(s, "c", **request)
+            assert kubelet.queries == queries + 1
+            return again
+
+        s = await world.pod("a")
+        first = await world.run(s, "c", **TWO_CPUS)
+        assert (world.on(first), kubelet.queries) == ("0,8", 1)
+        larger = await again(first, 4000, **FOUR)
+        assert world.on(larger) == "0-1,8-9"
+        facts = [f for each in world.executor.history.find("ns/a/c") for f in each.explanation.facts]
+        suffix = "" if kubelet_answers else "; c as its create has it"
+        assert Fact("cpu request", "4 CPUs", f"kubelet's /pods{suffix}") in facts
+        shared = await again(larger, 1500, cpu_shares=1536, cpu_quota=150_000, cpu_period=100_000)
+        assert (world.on(shared), world.executor.state.owners) == ("0-15", {})
+
+    run_scenario(scenario, sources=(kubelet, None))
+
+
+def test_a_container_whose_memory_was_resized_is_counted_with_its_new_limit(run_scenario) -> None:
+    kubelet = PlayedKubelet(container_requests("c", 2, mib=40))
+    rules = {"policy": TopologyPolicy.SINGLE_NUMA_NODE, "reserved_memory": {0: {"memory": MIB}}}
+
+    async def scenario(world: Any) -> None:
+        def reserved() -> list[int]:
+            nodes = world.executor.state.memory.nodes.values()
+            return [node.table("memory").reserved // MIB for node in nodes]
+
+        s = await world.pod("a")
+        first = await world.run(s, "c", memory_limit_in_bytes=40 * MIB, **TWO_CPUS)
+        assert reserved() == [40, 0]
+        await world.stop(first)
+        kubelet.answer = PodRequests("?", (container_requests("c", 2, mib=85),)), "kubelet's /pods"
+        await world.run(s, "c", memory_limit_in_bytes=85 * MIB, **TWO_CPUS)
+        assert (reserved(), kubelet.queries) == ([85, 0], 2)
+
+    run_scenario(scenario, sources=(kubelet, None), rules=rules)
 
 
 @pytest.mark.parametrize("method", ["RunPodSandbox", "CreateContainer"])

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.model.idset import CpuSet
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, QosClass, Request
 from proxy.pools.annotations import RESOURCE_STATUS
-from proxy.pools.cri_view import cgroup_parent, cri_request, pod_of, quota, sandbox_total, shares
+from proxy.pools.cri_view import (
+    carries_other_amounts,
+    cgroup_parent,
+    cri_request,
+    pod_of,
+    quota,
+    sandbox_total,
+    shares,
+    with_amounts_of_create,
+)
 from proxy.pools.facts import QOS_LABEL, kube_qos
 from proxy.pools.pod_spec import pod_spec
 
@@ -124,3 +134,50 @@ def test_a_pod_without_uid_has_its_cgroup_by_its_sandbox() -> None:
     }
     pod = pod_of(pod_spec(raw), "s-1")
     assert (pod.key, pod.cgroup_parent) == ("sandbox s-1", "/kubepods/besteffort/pods-1")
+
+
+def amounts(cpu: int, memory: int) -> dict[str, int]:
+    return {"cpu": cpu, "memory": memory}
+
+
+@pytest.mark.parametrize("milli", [10, 100, 999, 1000, 1500, 1999, 2000, 2001, 4000, 256_000, 300_000])
+def test_a_report_is_replaced_by_what_a_create_carries(milli: int) -> None:
+    former = ContainerResources("a", requests=amounts(2000, 5), limits={**amounts(2000, 5), "x/y": 1})
+    resized = ContainerResources("a", requests=amounts(milli, 7), limits={**amounts(milli, 7), "x/y": 1})
+    other = ContainerResources("b", requests=amounts(2000, 5), limits=amounts(2000, 5))
+    report, current = PodRequests("u", (former, other)), PodRequests("u", (resized, other))
+    create = cri_request(resized)
+    assert carries_other_amounts(report, "a", create)
+    assert with_amounts_of_create(report, "a", create) == current
+    assert not carries_other_amounts(current, "a", create)
+
+
+def test_a_create_as_it_was_reported_carries_no_other_amounts() -> None:
+    container = ContainerResources("a", requests=amounts(1500, 5), limits=amounts(2500, 5))
+    report = PodRequests("u", (container,), own_limits={"cpu": 9000})
+    usual = cri_request(container)
+    same = (
+        usual,
+        replace(usual, cpu_quota=-1),
+        replace(usual, cpu_quota=0, cpu_period=0),
+        replace(usual, cpu_quota=25_000, cpu_period=10_000),
+        Request(),
+    )
+    assert not any(carries_other_amounts(report, "a", request) for request in same)
+    assert not carries_other_amounts(report, "ephemeral", Request(cpu_shares=2))
+    others = replace(usual, cpu_quota=100_000), replace(usual, cpu_shares=2), replace(usual, memory_limit=6)
+    assert all(carries_other_amounts(report, "a", request) for request in others)
+
+
+def test_a_container_of_a_pod_with_its_own_limits_is_compared_with_those() -> None:
+    report = PodRequests("u", (ContainerResources("a"),), own=amounts(4000, 5), own_limits=amounts(4000, 5))
+    assert not carries_other_amounts(report, "a", Request(4096, 400_000, 100_000, 5))
+    larger = Request(8192, 800_000, 100_000, 5)
+    assert carries_other_amounts(report, "a", larger)
+    assert with_amounts_of_create(report, "a", larger) is report
+
+
+def test_the_limits_of_a_burstable_container_are_no_requests() -> None:
+    container = ContainerResources("a", requests=amounts(1500, 5))
+    report = with_amounts_of_create(PodRequests("u", (container,), False), "a", Request(1024, 0, 0, 9))
+    assert report.containers[0] == ContainerResources("a", requests=amounts(1000, 5), limits={"memory": 9})

@@ -71,6 +71,11 @@ def charged(
     return memory if reversible else _recharged(memory)
 
 
+def released(memory: MemoryState, key: str, name: str) -> MemoryState:
+    """Return the memory of the nodes without what one container holds."""
+    return _recharged(memory.with_blocks(key, name, None))
+
+
 def _is_reversible(memory: MemoryState, block: Block, *, released: bool) -> bool:
     """Return whether charging and releasing a block leaves the tables as they were.
 
@@ -130,15 +135,16 @@ def _held(
             blocks[pod.key, ""] = pod.reserved_for_pod.blocks
             blocks.update({(pod.key, part.name): part.blocks for part in pod.reserved_for_pod.parts})
             divided.add(pod.key)
-    attempts: dict[Entry, int] = {}
+    newest: dict[Entry, tuple[bool, int]] = {}
     requests_of: dict[str, PodRequests] = {}
     for container in containers.values():
         # Most are of other pods, and comparing the uid is enough.
         if (uid := container.pod.uid) not in keys and (uid or container.pod.key not in keys):
             continue
         entry = container.pod.key, container.name
-        if _holds(container, pods) and container.attempt >= attempts.get(entry, -1):
-            attempts[entry] = container.attempt
+        age = age_key(container)
+        if _holds(container, pods) and age >= newest.get(entry, age):
+            newest[entry] = age
             blocks[entry] = container.placement.blocks
             if container.pod.requests is not None:
                 requests_of[entry[0]] = container.pod.requests
@@ -146,6 +152,11 @@ def _held(
         if key not in divided:  # the parts of a pod are divided already
             _take_over(blocks, key, requests)
     return blocks
+
+
+def age_key(container: Container) -> tuple[bool, int]:
+    """Return the key by which the newest of several attempts is the greatest."""
+    return container.phase is not Phase.EXITED, container.attempt
 
 
 def _take_over(blocks: dict[Entry, Blocks], key: str, requests: PodRequests) -> None:

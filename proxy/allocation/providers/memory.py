@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from proxy.allocation.memory.accounts import charged, entries_of
+from proxy.allocation.memory.accounts import age_key, charged, entries_of, released
 from proxy.allocation.memory.allocate import allocate
 from proxy.allocation.memory.hints import container_hints, pod_hints
 from proxy.allocation.memory.request import container_amounts, gets_memory, pod_amounts
@@ -73,12 +73,19 @@ class MemoryProvider(Provider):
         return self if state is self.state else dataclasses.replace(self, state=state)
 
     def prepare(self, view: NodeView, request: ProviderRequest) -> MemoryProvider:
-        """Return the provider for one decision; it grants nothing where memory is bound already."""
+        """Return the provider for one decision; it grants nothing where memory is bound already.
+
+        A container that is created again keeps its memory, unless it was resized since: then what its earlier
+        attempt holds is free for it.
+        """
         pod = request.pod
         bound = bool(request.cri_resources.cpuset_mems) or (
             pod.reserved_for_pod is not None and bool(pod.reserved_for_pod.blocks)
         )
-        return dataclasses.replace(self, bound=bound)
+        state = self.state
+        if not bound and self._is_resized(view, request):
+            state = released(state, request.requests.uid, request.name)
+        return dataclasses.replace(self, state=state, bound=bound)
 
     def wants(self, request: ProviderRequest) -> bool:
         """Return whether the request contains memory or huge pages, also where no NUMA node could hold it."""
@@ -156,6 +163,17 @@ class MemoryProvider(Provider):
             if table.free < size:
                 shortfalls.append(Shortfall(resource, Mask((node,)), size, table.free))
         return tuple(shortfalls)
+
+    def _is_resized(self, view: NodeView, request: ProviderRequest) -> bool:
+        """Return whether an earlier attempt of a container was granted other amounts than it requests now."""
+        if request.scope is Scope.POD or not self.state.blocks(request.requests.uid, request.name):
+            return False
+        attempts = [c for c in view.in_sandbox(request.pod.sandbox_id) if c.name == request.name]
+        blocks = max(attempts, key=age_key).placement.blocks if attempts else ()
+        granted: dict[str, int] = {}
+        for block in blocks:
+            granted[block.resource] = granted.get(block.resource, 0) + block.size
+        return bool(granted) and granted != {r: size for r, size in self._amounts(request).items() if size}
 
     def _amounts(self, request: ProviderRequest) -> dict[str, int]:
         if request.whole or request.scope is Scope.POD:
