@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 
 from msgspec import structs
@@ -29,6 +30,7 @@ from proxy.engine.call_answers import (
 from proxy.engine.container_events import CreateNotReserved, CreateResumed, CreateWithoutDevices
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.node_effects import PlanDecided
+from proxy.engine.owners import needs_pod_total
 from proxy.engine.pod_admission import with_earlier_decision
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.reservation_effects import AbortReason
@@ -44,7 +46,7 @@ from proxy.executor.ports import DeviceFacts
 from proxy.executor.reservations import CreateClient
 from proxy.model.errors import DeviceConflictError, RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.workload import Container, Pod, Pool
+from proxy.model.workload import Container, KubeQos, Pod, Pool
 from proxy.telemetry import metrics
 
 POD_UNKNOWN = "cannot find the pod of a create"
@@ -191,6 +193,11 @@ class CreateCalls:
         if self._unreported.refs:
             self._unreported.end_others()
         executor.sandboxes.moved_on(pod, requested.name)
+        if pod.kube_qos is KubeQos.GUARANTEED and needs_pod_total(
+            executor.store.state.node, pod, requested.resources
+        ):
+            with contextlib.suppress(*call.unreadable):
+                pod = structs.replace(pod, total=requested.pod_total())
         grants, state = executor.device_grants, executor.store.state
         if grants is not None and requests_devices(state, pod, requested.name) and applies_to(state, pod):
             self._spawn(call, self._decide_devices(call, pod, requested, grants))

@@ -24,7 +24,7 @@ from proxy.engine.admission import (
 )
 from proxy.engine.explain_record import explain, moved_containers
 from proxy.engine.held_devices import granted
-from proxy.engine.owners import exceeded_limit, floor_cpus
+from proxy.engine.owners import exceeded_limit, floor_cpus, pod_total_problem
 from proxy.engine.placement import (
     counted_memory_reason,
     counted_nodes,
@@ -173,6 +173,11 @@ def _claimed(
         static=state.node.static,
         kubelet_reported_count=_known_exclusive_cpus(permitted, name),
     )
+    if claimed.pool is Pool.OWN and claimed.cpus is None:
+        problem = pod_total_problem(state, permitted, name, claimed.count)
+        if problem:
+            pool, why = pool_of(permitted)
+            claimed = Claim(pool, why, problem=problem)
     if breach is None or claimed.problem:
         return claimed
     return structs.replace(claimed, problem=sharing_problem(breach))
@@ -321,13 +326,19 @@ def _planned(draft: ContainerDraft, drafted: DraftedContainer, breach: Breach | 
 
 
 def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
-    """Return how many CPUs a container may own by kubelet's report of its pod; None without a report."""
+    """Return how many CPUs a container may own by kubelet's report of its pod; None without a report.
+
+    A container that was not reported (an ephemeral one) owns none in a pod with resources of its own: its
+    create may carry those.
+    """
     known = (
         next((container for container in pod.requests.containers if container.name == name), None)
         if pod.requests
         else None
     )
-    return None if known is None or pod.requests is None else container_cpus(pod.requests, known)
+    if pod.requests is None or (known is None and pod.requests.own is None):
+        return None
+    return 0 if known is None else container_cpus(pod.requests, known)
 
 
 def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> Placement | None:

@@ -33,15 +33,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES, running_request_milli
-from proxy.engine.admission import permitted_claim
+from proxy.engine.admission import permitted_claim, requested_cpus
 from proxy.engine.node import Node
 from proxy.model.admission import AdmissionRule, Breach
 from proxy.model.idset import CpuSet, union
 from proxy.model.kubelet import Held
 from proxy.model.phrases import counted
 from proxy.model.requests import MEMORY, ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
-from proxy.pools.claims import STRICT, whole_cpus
+from proxy.model.workload import MOST_CPU_SHARES, Container, KubeQos, Phase, Pod, Pool, QosClass, Request
+from proxy.pools.claims import STRICT, may_own, whole_cpus
 from proxy.pools.pools import Owner
 
 if TYPE_CHECKING:
@@ -172,6 +172,48 @@ def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
         amounts |= {MEMORY: total.memory_limit, **dict(total.huge_pages)}
     amounts = {resource: amount for resource, amount in amounts.items() if amount > 0}
     return PodRequests(pod.key, (ContainerResources("", ContainerKind.APP, amounts, amounts),))
+
+
+def needs_pod_total(node: Node, pod: Pod, request: Request) -> bool:
+    """Return whether a container may own CPUs because of its create alone (``pod_total_problem``)."""
+    if not node.static or pod.requests is not None or pod.cpuset is not None:
+        return False
+    return may_own(pod) and whole_cpus(request) > 0
+
+
+def pod_total_problem(state: NodeState, pod: Pod, name: str, count: int) -> str:
+    """Return why a container shares CPUs although its create carries whole ones; empty where it may own them.
+
+    A pod may request resources of its own (``spec.resources``). kubelet then sends the limit of the pod with
+    each container that has none (kubernetes v1.36 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go,
+    getCPULimit), and only kubelet's report tells such a container from one that requests as much by itself.
+    Without a report, the containers of a pod own no more CPUs together than its sandbox requests. A container
+    that is created again keeps its CPUs: a resize of another one may have reduced the sum.
+
+    Args:
+        state: The node as it is.
+        pod: The pod.
+        name: The container.
+        count: How many CPUs it would own.
+    """
+    total = pod.total
+    if pod.requests is not None or total is None or total.cpu_shares <= NO_SHARES:
+        return ""
+    if total.cpu_shares == MOST_CPU_SHARES and total.cpu_quota <= 0:
+        return ""  # it may request any number above that
+    siblings = [c for c in state.in_sandbox(pod.sandbox_id) if c.owns_cpus and c.name != name]
+    others = union_of(c.placement.exclusive for c in siblings)
+    requested = requested_cpus(pod, total)
+    if not others or len(others) + count <= requested:
+        return ""
+    earlier = state.last_cpus(f"{pod.key}/{name}")
+    if len(earlier) == count and earlier.isdisjoint(others):
+        return ""
+    return (
+        f"it owns no CPUs: its create carries {counted(count, 'CPU')}, other containers of its pod own"
+        f" {len(others)}, and the pod requests {requested} together; only kubelet reports which containers"
+        " request CPUs of their own"
+    )
 
 
 def exceeded_limit(

@@ -116,7 +116,8 @@ class Pod(Struct, frozen=True):
         volcano_policy, volcano_nodes: The preferences of Volcano's scheduler; applied where possible.
         cgroup_changed_by_hook: A hook has named its cgroup, and kubelet knows of another.
         total: CPUs that its containers request together, as its sandbox's configuration says; None where that
-            is not known. Only kept for pods whose annotation names CPUs.
+            is not known. Only kept for pods whose annotation names CPUs, and with containers that may own
+            CPUs by their create alone.
         labels: The labels by which ``enforce`` may select it.
     """
 

@@ -682,3 +682,62 @@ def test_random_pods_leave_the_pool_its_floor(block: int) -> None:
                 pods.step()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def created(state: NodeState, pod: Pod, name: str, count: int, attempt: int = 0) -> tuple[NodeState, Any]:
+    plan = place(state, pod, name, attempt, whole(count), f"{pod.uid}/{name}/{attempt}")
+    assert plan.container is not None, plan.verdict
+    return plan.state.changed(put=(plan.container.in_phase(Phase.RUNNING),)), plan
+
+
+def count_of(plan: Any) -> int:
+    return len(plan.container.placement.exclusive)
+
+
+def test_containers_own_no_more_cpus_than_their_pod_requests() -> None:
+    """A pod with ``spec.resources`` of 4 CPUs: each create carries them."""
+    pod = pod_of("u", 4)
+    state = state_of().with_pod(pod)
+    counts, problems = [], []
+    for name in "abc":
+        state, plan = created(state, pod, name, 4)
+        counts.append(count_of(plan))
+        problems.append(str(plan.problem))
+    assert counts == [4, 0, 0]
+    reason = (
+        "it owns no CPUs: its create carries 4 CPUs, other containers of its pod own 4, and the pod requests"
+        " 4 together; only kubelet reports which containers request CPUs of their own"
+    )
+    assert problems == ["", reason, reason]
+    _, again = created(ends(state, "u/a/0"), pod, "a", 4, 1)
+    assert count_of(again) == 4
+
+
+@pytest.mark.parametrize(
+    "total", [None, Request(), Request(2, 0, 100_000), Request(262_144, -1, 100_000)], ids=str
+)
+def test_the_request_of_a_pod_that_is_not_known_limits_nothing(total: Request | None) -> None:
+    pod = changed_copy(pod_of("u"), total=total)
+    state, first = created(state_of().with_pod(pod), pod, "a", 4)
+    assert (count_of(first), count_of(created(state, pod, "b", 4)[1])) == (4, 4)
+
+
+def test_the_request_of_a_pod_leaves_ordinary_containers_their_cpus() -> None:
+    """A sidecar of 1 CPU, an init container of 4, and two app containers of 2 and 1 CPUs: 5 at most."""
+    pod = pod_of("u", 5)
+    state, sidecar = created(state_of().with_pod(pod), pod, "sidecar", 1)
+    state, init = created(state, pod, "init", 4)
+    state = ends(state, "u/init/0")
+    state, app = created(state, pod, "app", 2)
+    state, other = created(state, pod, "other", 1)
+    assert [count_of(plan) for plan in (sidecar, init, app, other)] == [1, 4, 2, 1]
+    smaller = pod_of("u", 3)  # the app container was resized in place and keeps its CPUs
+    state, other = created(ends(state, "u/other/0"), smaller, "other", 1, 1)
+    assert count_of(other) == 1
+
+
+def test_an_ephemeral_container_owns_no_cpus_of_its_pod() -> None:
+    reported = PodRequests("u", (ContainerResources("a"),), own={"cpu": 4000}, own_limits={"cpu": 4000})
+    pod = pod_of("u", requests=reported)
+    _, plan = created(state_of().with_pod(pod), pod, "debugger", 4)
+    assert count_of(plan) == 0

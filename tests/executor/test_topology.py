@@ -495,6 +495,27 @@ def test_a_resized_container_is_placed_by_its_new_request(run_scenario, *, kubel
     run_scenario(scenario, sources=(kubelet, None))
 
 
+def test_the_containers_of_a_pod_without_a_report_share_what_it_requests(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        async def create(name: str) -> None:
+            request = pb.CreateContainerRequest(pod_sandbox_id=s)
+            request.config.metadata.name = name
+            for carried in (request.config.linux.resources, request.sandbox_config.linux.resources):
+                carried.CopyFrom(pb.LinuxContainerResources(**FOUR))
+            world.finish(await world.call("CreateContainer", request), f"{s}-{name}")
+            await world.start(f"{s}-{name}")
+
+        s = await world.pod("a", total=FOUR)
+        for name in ("x", "y", "z"):
+            await create(name)
+        assert [world.on(f"{s}-{name}") for name in "xyz"] == ["0-1,8-9", "2-7,10-15", "2-7,10-15"]
+        problems = [each["keys"] for each in world.executor.telemetry.problems()]
+        assert [(keys["pod"], keys["container"]) for keys in problems] == [("ns/a", "y"), ("ns/a", "z")]
+        assert all("only kubelet reports" in keys["reason"] for keys in problems)
+
+    run_scenario(scenario)
+
+
 def test_a_container_whose_memory_was_resized_is_counted_with_its_new_limit(run_scenario) -> None:
     kubelet = PlayedKubelet(container_requests("c", 2, mib=40))
     rules = {"policy": TopologyPolicy.SINGLE_NUMA_NODE, "reserved_memory": {0: {"memory": MIB}}}
