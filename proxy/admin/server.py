@@ -1,7 +1,8 @@
 """The admin socket: HTTP/1.1, one request a connection, GET reads, POST acts; for the owner of the process.
 
 It shares the event loop with the relay, so everything about a client is bounded: their number, the time of
-one, how much it may send. ``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do
+one, how much it may send. Where there are too many, the oldest one that has sent no complete request gives
+way to a new one. ``curl --unix-socket /run/topoproxy/admin.sock http://x/status`` works, and so do
 parameters after a ``?``. Actions need a POST, and are permitted only where the kernel reports that the client
 is root or our own user: opening up the mode of the socket permits reading, not acting.
 """
@@ -79,7 +80,9 @@ class AdminServer:
         self._slow_routes = frozenset(slow_routes)
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """Clients without a complete request, in the order in which they came."""
         self._acting: set[asyncio.Future[object]] = set()
 
     async def start(self) -> None:
@@ -112,7 +115,8 @@ class AdminServer:
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._clients.add(task)
+        self._make_room()
+        self._clients[task] = self._silent[task] = writer
         try:
             async with asyncio.timeout(2 * CLIENT_SECONDS + (ACTION_SECONDS if self._actions else 0)):
                 writer.write(await self._answer(reader, writer))
@@ -126,15 +130,25 @@ class AdminServer:
             if self._server is not None:  # else this is the end of the server, and the task's own
                 raise
         finally:
-            self._clients.discard(task)
+            self._clients.pop(task, None)
+            self._silent.pop(task, None)
             writer.transport.abort()
 
+    def _connected(self) -> int:
+        return sum(not writer.is_closing() for writer in self._clients.values())
+
+    def _make_room(self) -> None:
+        """Let the oldest client without a complete request give way to a new one where there are too many."""
+        if self._connected() >= CLIENT_LIMIT and self._silent:
+            self._silent.pop(next(iter(self._silent))).transport.abort()
+
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        crowded = len(self._clients) > CLIENT_LIMIT
+        crowded = self._connected() > CLIENT_LIMIT
         try:
             async with asyncio.timeout(CLIENT_SECONDS / 10 if crowded else CLIENT_SECONDS):
                 # Read in any case: a close with unread bytes would reset the connection before the answer.
                 head = await reader.readuntil(b"\r\n\r\n")
+            self._silent.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
         except TimeoutError:
             return _response(408, "the request took too long\n")
         except asyncio.LimitOverrunError:

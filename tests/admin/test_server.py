@@ -242,14 +242,36 @@ def test_a_client_that_does_not_read_is_disconnected(at: Path, monkeypatch: pyte
 
 def test_too_many_clients(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLIENT_LIMIT", 2)
+    wait, entered = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def hold() -> object:
+        entered.release()
+        return await wait.wait()
+
+    monkeypatch.setitem(ROUTES, "/late", hold)
 
     async def check() -> None:
-        idle = [await asyncio.open_unix_connection(str(at)) for _ in range(2)]
-        for status in (b" 503 ", b" 200 "):  # once the server has accepted, or lost, both clients
-            while status not in (await send(at, b"GET /status HTTP/1.1\r\n\r\n")).splitlines()[0]:
-                await asyncio.sleep(0.02)
-            for _, writer in idle:
-                writer.close()
+        busy = [asyncio.create_task(send(at, b"GET /late HTTP/1.1\r\n\r\n")) for _ in range(2)]
+        for _ in busy:
+            await entered.acquire()
+        assert b" 503 " in (await send(at, b"GET /status HTTP/1.1\r\n\r\n")).splitlines()[0]
+        wait.set()
+        await asyncio.gather(*busy)
+        assert b" 200 " in (await send(at, b"GET /status HTTP/1.1\r\n\r\n")).splitlines()[0]
+
+    with_server(at, check)
+
+
+def test_a_silent_client_gives_way_to_a_new_one(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENT_LIMIT", 2)
+
+    async def check() -> None:
+        silent = [await asyncio.open_unix_connection(str(at)) for _ in range(4)]
+        for _ in range(3):
+            assert b" 200 " in (await send(at, b"GET /status HTTP/1.1\r\n\r\n")).splitlines()[0]
+        assert await silent[0][0].read() == b"", "the oldest one is gone"
+        for _, writer in silent:
+            writer.close()
 
     with_server(at, check)
 
