@@ -32,7 +32,7 @@ from proxy.model.idset import Mask
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 NUMA_NODES, DEVICES, TAKEN = 8, 64, 32
 BAR_MS, BAR_US = 2.0, 20.0
@@ -52,7 +52,7 @@ def pod(uid: str, devices: int, kube: KubeQos) -> Pod:
 
 def node() -> NodeState:
     """Return the machine without devices."""
-    machine = described(NUMA_NODES, 1, 16, 2)
+    machine = regular_machine(NUMA_NODES, 1, 16, 2)
     rules = Node(machine, CpuTopology.of(machine), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE)
     return NodeState.empty(rules)
 

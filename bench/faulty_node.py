@@ -34,10 +34,10 @@ from proxy.demo.runtime_records import ContainerRecord
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
-MACHINE = described(1, 1, 8, 2)
+MACHINE = regular_machine(1, 1, 8, 2)
 QOS = "koordinator.sh/qosClass"
 KINDS = (
     DemoPod("ls", "LS", KubeQos.BURSTABLE),

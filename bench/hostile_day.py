@@ -49,10 +49,10 @@ from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.model.errors import TopoproxyError
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
-MACHINE = described(2, 2, 8, 2)
+MACHINE = regular_machine(2, 2, 8, 2)
 CPUS = len(MACHINE.online)
 SIBLING = CPUS // 2
 READY_S, GAP_S, GIVE_UP_S = 2.0, 1.0, 60.0

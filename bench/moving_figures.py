@@ -37,7 +37,7 @@ from proxy.executor.cpuset_enforcer import Enforcer
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 HEAD = (
     "300 containers leave a CPU (cgroup v1)",
@@ -95,7 +95,7 @@ def groups(root: Path) -> Iterator[list[str]]:
 
 def states(online: CpuSet, paths: list[str]) -> tuple[NodeState, NodeState]:
     """Return the node with all containers on all CPUs, and with one CPU owned by one that has no group."""
-    machine = described(1, 1, max(online) + 1, 1)
+    machine = regular_machine(1, 1, max(online) + 1, 1)
     node = Node(machine, CpuTopology.of(machine))
     pod = Pod("s", "u", "bench", "p", kube_qos=KubeQos.BURSTABLE)
     there = [

@@ -22,7 +22,7 @@ from proxy.simulate.machines import NamedMachine, copies
 from proxy.simulate.pods import SimulatedPod, pod_template_of
 from proxy.simulate.simulation import SimulationRules, hosts_of, simulate
 from proxy.simulate.summary import find
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 BAR = 60.0
 CONFIG = """
@@ -66,7 +66,7 @@ def main() -> int:
     numbers = [int(text) for text in sys.argv[1:3]]
     pods, count = [*numbers, *(10_000, 100)[len(numbers) :]]
     loop = millis(bare_loop) / 1e3
-    machines = copies([NamedMachine("m", described(2, 2, 16, 2))], count)
+    machines = copies([NamedMachine("m", regular_machine(2, 2, 16, 2))], count)
     rules = SimulationRules(
         {GPU: {f"gpu{i}": RegisteredDevice(f"gpu{i}", Mask([i])) for i in range(4)}}, max_pods=0
     )

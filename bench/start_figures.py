@@ -33,11 +33,11 @@ from table import render
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 CONTAINERS, ROUNDS, AFTER_S, BAR_MS = 1000, 5, 3.0, 20.0
 TOP = "kubepods"
-MACHINE = described(2, 1, 16, 2)
+MACHINE = regular_machine(2, 1, 16, 2)
 HEAD = (
     "start",
     "longest wait for a turn, median",

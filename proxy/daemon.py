@@ -43,12 +43,12 @@ from proxy.takeover.lazy import LazyTakeover
 if TYPE_CHECKING:
     from proxy.calls.call_flow import CallFlow
     from proxy.executor.be.suppression import Suppression
+    from proxy.executor.call_tracker import CallTracker
     from proxy.executor.former_calls import RelayedCall
     from proxy.executor.kernel_ports import Cgroups
     from proxy.executor.node_executor import NodeExecutor
     from proxy.executor.reconciler import Reconciler
     from proxy.executor.runtime_sync import RuntimeSync
-    from proxy.executor.start_update import StartUpdate
     from proxy.frontends.cri.client_watch import ClientWatch
     from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.frontends.podresources.service import PodResourcesService
@@ -114,7 +114,7 @@ class Daemon:
         self.reconciler: Reconciler | None = None
         self.pages: Pages | None = None
         self._runtime_sync: RuntimeSync | None = None
-        self._start_update: StartUpdate | None = None
+        self._call_tracker: CallTracker | None = None
         self._takeover: LazyTakeover | None = None
         self._suppression: Suppression | None = None
         self._leaving: LazyRelease | None = None
@@ -196,8 +196,8 @@ class Daemon:
         for note in state.notes:
             telemetry.problem("notice at start-up", reason=note)
         self._takeover = LazyTakeover(config, executor, state.ledger)
-        self._start_update, self.reconciler, self._runtime_sync = (
-            executor.start_update,
+        self._call_tracker, self.reconciler, self._runtime_sync = (
+            executor.call_tracker,
             executor.reconciler,
             executor.runtime_sync,
         )
@@ -212,7 +212,7 @@ class Daemon:
         self._leaving.recover(entries)
         self._staging = LazyStaging(executor)
         self._task(self._staging.run)
-        self._flow = flow = CriCallFlow(executor, self.reconciler, executor.start_update)
+        self._flow = flow = CriCallFlow(executor, self.reconciler, executor.call_tracker)
         if config.mode is NodeMode.ENFORCE:
             self._hook()
         if config.pod_resources.serve is not None:
@@ -229,7 +229,7 @@ class Daemon:
 
     def _expect_former_calls(self, executor: NodeExecutor) -> None:
         """Pass the calls that the replaced daemon still relays, and their ends, to the executor."""
-        predecessor, former = self._predecessor, executor.start_update.former_calls
+        predecessor, former = self._predecessor, executor.call_tracker.former_calls
         if predecessor is not None:
             former.possible = not predecessor.was_quiet
             former.expect(predecessor.relayed)
@@ -274,7 +274,7 @@ class Daemon:
         assert self._flow is not None
         marks = config.state_dir / "hooks"
         self.hooking = DaemonHooks(
-            config.hooks, executor, self.reconciler, executor.start_update, self._flow, marks
+            config.hooks, executor, self.reconciler, executor.call_tracker, self._flow, marks
         )
         if self.pages is not None:
             self.pages.show_hooks(self.hooking)
@@ -427,9 +427,9 @@ class Daemon:
 
     def _relayed(self, successor: Successor) -> list[RelayedCall]:
         """Decide nothing any more; return the calls whose ends the successor has to know."""
-        if self._flow is None or self._front is None or self._start_update is None:
+        if self._flow is None or self._front is None or self._call_tracker is None:
             return []
-        former = self._start_update.former_calls
+        former = self._call_tracker.former_calls
         former.report(successor.over)
         relayed = self._flow.hand_over(self._front.refuse_undecided, self._front.calls, successor.over)
         return [*relayed, *former.relayed]
@@ -445,8 +445,8 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLACED_S + DRAIN_GRACE_S):
                     await self._front.drain(REPLACED_S)
-                    if self._start_update is not None:
-                        await self._start_update.former_calls.wait()
+                    if self._call_tracker is not None:
+                        await self._call_tracker.former_calls.wait()
 
     # -- stop ---------------------------------------------------------------------------------------------
 
@@ -505,7 +505,7 @@ class Daemon:
             parts = (
                 self.reconciler,
                 self._runtime_sync,
-                self._start_update,
+                self._call_tracker,
                 self._suppression,
                 self._takeover,
                 self._leaving,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from proxy.calls.call_flow import CallFlow
 from proxy.config.hooks import HooksConfig
+from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.start_update import StartUpdate
 from proxy.frontends.hook_bridge.backfill import Backfill
 from proxy.frontends.hook_bridge.calls import HookBridge
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
@@ -42,7 +42,7 @@ class HookParts:
 def hook_parts_of(
     config: HooksConfig,
     executor: NodeExecutor,
-    start_update: StartUpdate,
+    call_tracker: CallTracker,
     flow: CallFlow,
     adopt: Callable[[str], Awaitable[bool]],
     marks: Path | None,
@@ -52,13 +52,13 @@ def hook_parts_of(
     Args:
         config: Where hooks are, and how they are called.
         executor: The executor of the node.
-        start_update: Follows updates.
+        call_tracker: Follows updates.
         flow: Decides calls.
         adopt: Looks up a container that a call names and that is not known.
         marks: The directory that records which file is being loaded.
     """
     owned = config.owned_cpus
-    updates = Updates(executor, start_update, owned_cpus=owned)
+    updates = Updates(executor, call_tracker, owned_cpus=owned)
     engine = HookEngine(executor.telemetry.problem, updates.take)
     learning = Backfill(executor, engine)
     lifecycle_events = LifecycleEvents(

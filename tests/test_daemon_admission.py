@@ -12,10 +12,10 @@ import pytest
 from proxy.demo.client import CriClient, DemoPod
 from proxy.model.errors import RuntimeCallError
 from proxy.model.workload import KubeQos
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
-MACHINE = described(2, 1, 8, 2)  # 32 CPUs
+MACHINE = regular_machine(2, 1, 8, 2)  # 32 CPUs
 KEPT = 'reservedSystemCPUs: "1"\nkoordinator: {reservedCPUs: "0", systemCPUs: 2-3}\n'
 TENTH = 102
 """CPU shares of a request of 100m."""

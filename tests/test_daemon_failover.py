@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.hooks.remote.conftest import METHODS, HookServer
 from tests.testkit.daemon import DaemonNode
 
-MACHINE = described(1, 1, 4, 2)
+MACHINE = regular_machine(1, 1, 4, 2)
 LABELS = {"koordinator.sh/qosClass": "LS", "app": "db"}
 ANNOTATIONS = {"example.com/team": "storage", "note": "x" * 3000}
 

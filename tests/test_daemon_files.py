@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from proxy.sockets.unix_socket import bind_at
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.daemon import DaemonNode, run
 
-MACHINE = described(1, 1, 2, 1)
+MACHINE = regular_machine(1, 1, 2, 1)
 
 
 def test_a_token_that_others_can_read_is_a_problem(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from proxy.backends.ledger import open_ledger
 from proxy.demo.client import DemoPod
 from proxy.model.errors import CannotCreateError
 from proxy.model.workload import KubeQos
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 if TYPE_CHECKING:
     import pytest
 
-MACHINE = described(1, 1, 4, 2)
+MACHINE = regular_machine(1, 1, 4, 2)
 
 
 def test_a_daemon_without_a_ledger_starts_and_places_containers(monkeypatch: pytest.MonkeyPatch) -> None:

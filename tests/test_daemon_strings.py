@@ -11,12 +11,12 @@ import pytest
 
 from proxy.model.idset import CpuSet
 from proxy.telemetry import metrics
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.go_strings import MARK, GoClient, GoRuntime
 from tests.testkit.daemon import DaemonNode
 from tests.testkit.waiting import LIMIT_S, until
 
-MACHINE = described(1, 1, 4, 2)
+MACHINE = regular_machine(1, 1, 4, 2)
 
 
 class Node(DaemonNode):

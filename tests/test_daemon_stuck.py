@@ -26,7 +26,7 @@ from proxy.backends.cgroup.hierarchies import MARKER
 from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.errors import TopoproxyError
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.waiting import wait_until
 
 DRAIN_S = 1.0
@@ -39,7 +39,7 @@ from proxy import daemon, process
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
 from proxy.executor import background, context, worker_health
-from proxy.topology.build import described
+from proxy.topology.regular_machine import described
 
 root = Path(sys.argv[1])
 context.STUCK_S = 0.3
@@ -75,7 +75,7 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        machine = described(2, 1, 4, 2)
+        machine = regular_machine(2, 1, 4, 2)
         self.cgroups = FakeCgroups(directory / "cgroup", machine.online, machine.memory_nodes, 1)
         self.runtime = StandInRuntime(directory / "runtime.sock", self.cgroups)
         self.process: subprocess.Popen[str] | None = None

@@ -14,9 +14,9 @@ import pytest
 from proxy.config.load import parse
 from proxy.early_socket import open_socket
 from proxy.model.errors import ConfigError, LockedError
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(1, 1, 2, 2)
+MACHINE = regular_machine(1, 1, 2, 2)
 
 
 def settings(directory: Path, more: str = "") -> str:

@@ -27,13 +27,13 @@ from proxy.engine.state import NodeState
 from proxy.executor.ledger_codec import dump
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.daemon import DaemonNode, join_left_threads, run
 from tests.testkit.waiting import until
 
 OLD = Path(__file__).parent / "old_ledgers/b3705ac"
-WHOLE = described(2, 1, 8, 2)
+WHOLE = regular_machine(2, 1, 8, 2)
 IN_FLIGHT = "i/"
 
 

@@ -11,9 +11,9 @@ from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.pod_fence import Fence
 from proxy.engine.quotas import QuotaRefused, quota_record
+from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.reconciler import Reconciler
-from proxy.executor.start_update import StartUpdate
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.workload import Phase
@@ -23,12 +23,12 @@ class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
     def __init__(
-        self, executor: NodeExecutor, reconciler: Reconciler, start_update: StartUpdate, spawn: SpawnForCall
+        self, executor: NodeExecutor, reconciler: Reconciler, call_tracker: CallTracker, spawn: SpawnForCall
     ) -> None:
         self.executor = executor
         self.hooks: HookGateway = NO_HOOKS
         self.reconciler = reconciler
-        self.start_update = start_update
+        self.call_tracker = call_tracker
         self._spawn = spawn
         self.requests: Mapping[str, Handle] = {
             "StartContainer": self._start,
@@ -76,7 +76,7 @@ class ContainerCalls:
         fence, obstacle, store = None, "", self.executor.store
         try:
             if await self._is_known(container_id):
-                obstacle, fence = await self.start_update.make_ready_fenced(container_id)
+                obstacle, fence = await self.call_tracker.make_ready_fenced(container_id)
         except (UnavailableError, RuntimeCallError) as error:
             obstacle = str(error)
         if obstacle:
@@ -107,7 +107,7 @@ class ContainerCalls:
         self, call: UndecidedCall, container_id: str, answer: CallAnswer, fence: Fence | None
     ) -> None:
         if type(answer) is ForwardStart:
-            inflight_call = self.start_update.start(container_id, answer.carries, fence)
+            inflight_call = self.call_tracker.start(container_id, answer.carries, fence)
             call.state = CallContext(container_id, inflight_call=inflight_call)
         else:
             self.executor.spawn(self.executor.unit_properties.fencing.drop(fence))
@@ -123,9 +123,9 @@ class ContainerCalls:
         if context.inflight_call is None:
             return
         if status is None:
-            self.start_update.mark_orphaned(context.inflight_call)
+            self.call_tracker.mark_orphaned(context.inflight_call)
         else:
-            self.start_update.started(context.inflight_call, ok=status == GrpcStatus.OK)
+            self.call_tracker.started(context.inflight_call, ok=status == GrpcStatus.OK)
 
     def _update(self, call: UndecidedCall) -> None:
         self._after_hooks("pre_update_container_resources", call, self._update_now)
@@ -182,15 +182,15 @@ class ContainerCalls:
             return
         self.executor.drift.hint("kubelet", (context.inflight_call.container_id,))
         if status is None:
-            self.start_update.mark_orphaned(context.inflight_call)
+            self.call_tracker.mark_orphaned(context.inflight_call)
         else:
             requested = context.requested
             if status == GrpcStatus.OK and requested is not None:
-                self.start_update.accepted(requested)
+                self.call_tracker.accepted(requested)
             elif status not in NO_ANSWER and requested is not None:
                 refused = QuotaRefused(context.target, requested.cpu_quota, context.former_quota)
                 self.executor.store.handle(refused)
-            self.start_update.completed(
+            self.call_tracker.completed(
                 context.inflight_call, context.sent if status == GrpcStatus.OK else None
             )
             if status == GrpcStatus.OK and self.hooks.active:

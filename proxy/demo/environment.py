@@ -30,8 +30,8 @@ from proxy.demo.snapshot import Snapshot, take
 from proxy.executor.kernel_ports import Cgroups
 from proxy.model.errors import PermissionDeniedError, TopoproxyError, UnavailableError
 from proxy.model.machine import Machine
-from proxy.topology.build import described
 from proxy.topology.reader import read_machine
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
 GROUP = "topoproxy-demo"
@@ -166,7 +166,7 @@ def standin_environment(
         machine: The imagined machine.
         version: Of the imitated cgroup tree.
     """
-    machine = machine or described(2, 1, 4, 2, sibling_offset=False)
+    machine = machine or regular_machine(2, 1, 4, 2, sibling_offset=False)
     write_sysfs(machine, directory / "machine")
     cgroups = FakeCgroups(directory / "cgroup", machine.online, machine.memory_nodes, version)
     settings = {

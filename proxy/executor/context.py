@@ -1,6 +1,6 @@
 """What every part of the executor needs: the store, ports, clocks, tasks and reports.
 
-The context does not depend on any part. The parts (``start_update``, ``reservations``, ``drift`` and so on)
+The context does not depend on any part. The parts (``call_tracker``, ``reservations``, ``drift`` and so on)
 take it and the other parts that they use; ``node_executor`` makes them all.
 """
 

@@ -14,12 +14,12 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
 from proxy.engine.held_devices import PODS, RESOURCES, PodDevices, load_record, salvaged
 from proxy.engine.node_events import EnforcementRead, LedgerRead
+from proxy.executor.call_tracker import CallTracker, report_overcommitted_memory
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import CgroupLocator
 from proxy.executor.ledger_codec import load_container, load_pod
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
-from proxy.executor.start_update import StartUpdate, report_overcommitted_memory
 from proxy.model.explanation import RESTORED
 from proxy.model.mode import NodeMode
 from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Pod
@@ -40,7 +40,7 @@ class LedgerRecovery:
     def __init__(
         self,
         context: NodeContext,
-        start_update: StartUpdate,
+        call_tracker: CallTracker,
         quotas: OwnerQuotas,
         owner_moves: OwnerMoves,
         cgroup_locator: CgroupLocator,
@@ -52,7 +52,7 @@ class LedgerRecovery:
 
         Args:
             context: The node.
-            start_update: Expects starts that an earlier daemon has sent.
+            call_tracker: Expects starts that an earlier daemon has sent.
             quotas: Takes the records of CFS quotas.
             owner_moves: Takes the records of moves.
             cgroup_locator: Takes what was known of cgroups.
@@ -60,7 +60,7 @@ class LedgerRecovery:
             has_devices: There are device plug-ins, whose records are read.
         """
         self._context = context
-        self._start_update = start_update
+        self._call_tracker = call_tracker
         self._quotas = quotas
         self._owner_moves = owner_moves
         self._cgroup_locator = cgroup_locator
@@ -82,14 +82,14 @@ class LedgerRecovery:
         yield from self._recorded(entries, pods, containers, lost)
         holds = self._owner_moves.recover(entries, containers)
         devices, resources = self._recorded_devices(entries)
-        arriving = self._start_update.former_calls.sandboxes
+        arriving = self._call_tracker.former_calls.sandboxes
         read = LedgerRead(
             tuple(pods), tuple(containers), holds, tuple(lost), context.clock(), devices, resources, arriving
         )
         context.store.handle(read)
         self._recall_enforcement(entries.get(KEY))
         yield
-        yield from self._start_update.suspect()
+        yield from self._call_tracker.suspect()
         report_overcommitted_memory(context)
         for container in context.state.containers.values():
             cpus, applied = context.state.desired_cpus(container), applies_to(context.state, container.pod)

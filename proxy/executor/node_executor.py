@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from proxy.engine.node import Node
+from proxy.executor.call_tracker import CallTracker
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import ExecutorOptions, NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
@@ -50,7 +51,6 @@ from proxy.executor.runtime_events import JOIN_S, RuntimeEvents
 from proxy.executor.runtime_ports import Events, Runtime
 from proxy.executor.runtime_sync import RuntimeSync
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
-from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.ports import Fences, Units
 from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.model.machine import Machine
@@ -184,7 +184,7 @@ class NodeExecutor(NodeContext):
         )
         self.runtime_events = RuntimeEvents(self, lifecycle, others.runtime_events)
         subscribe(self.runtime_events)
-        self.start_update = start_update = StartUpdate(
+        self.call_tracker = call_tracker = CallTracker(
             self,
             writes,
             quotas,
@@ -193,17 +193,17 @@ class NodeExecutor(NodeContext):
             self.confinement,
             unit_properties.fencing,
         )
-        self.runtime_sync = RuntimeSync(self, start_update, quotas, mems, unit_properties)
+        self.runtime_sync = RuntimeSync(self, call_tracker, quotas, mems, unit_properties)
         self.recovery = LedgerRecovery(
             self,
-            start_update,
+            call_tracker,
             quotas,
             self.owner_moves,
             self.cgroup_locator,
             self.partitions,
             has_devices=self.device_grants is not None,
         )
-        self.reconciler = Reconciler(self, start_update, self._pass_parts())
+        self.reconciler = Reconciler(self, call_tracker, self._pass_parts())
 
     def _device_grants(self, others: Ports) -> DeviceGrants | None:
         if others.device_plugins is None:
@@ -247,7 +247,7 @@ class NodeExecutor(NodeContext):
     async def close(self, limit: float = CLOSE_S, *, handing_over: bool = False) -> None:
         """Write what waits and end the workers, within ``limit`` seconds; a stuck worker is not waited for.
 
-        The parts that take calls (``start_update``, ``reconciler``, ``runtime_sync``) have their own workers.
+        The parts that take calls (``call_tracker``, ``reconciler``, ``runtime_sync``) have their own workers.
 
         Args:
             limit: The seconds.

@@ -24,6 +24,7 @@ from proxy.engine.node_events import RuntimeListed
 from proxy.engine.pod_events import PodLearned
 from proxy.executor.adoption import Adoption
 from proxy.executor.background import TimeSlices, Worker
+from proxy.executor.call_tracker import CallTracker
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_enforcer import Enforced
@@ -40,7 +41,6 @@ from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.runtime_events import RuntimeEvents
 from proxy.executor.runtime_ports import RuntimeContainer
-from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.executor.worker_health import STUCK_S
 from proxy.model.backoff import Backoff, RetryDelays
@@ -116,17 +116,17 @@ class Reconciler:
         runtime_version: Name and version of the runtime.
     """
 
-    def __init__(self, context: NodeContext, start_update: StartUpdate, parts: PassParts) -> None:
+    def __init__(self, context: NodeContext, call_tracker: CallTracker, parts: PassParts) -> None:
         """Prepare; the first pass begins with ``run`` or ``once``.
 
         Args:
             context: The node with the state to reconcile.
-            start_update: Knows which calls are in flight.
+            call_tracker: Knows which calls are in flight.
             parts: The other parts of the executor that a pass uses.
         """
         self._context = context
         self._parts = parts
-        self._start_update = start_update
+        self._call_tracker = call_tracker
         self._worker = Worker("sync", context.report_internal_error)
         context.health.watch(self._worker)
         self.adoption = Adoption(
@@ -135,7 +135,7 @@ class Reconciler:
             parts.kubelet_cpus,
             parts.runtime_events,
             self._worker,
-            start_update.lookups,
+            call_tracker.lookups,
         )
         self._missing_cgroups = MissingCgroups(context, parts.cgroup_locator)
         self._comparing: asyncio.Future[Enforced] | None = None
@@ -205,7 +205,7 @@ class Reconciler:
             context.clock(),
             frozenset(state.containers),
             frozenset(state.pods) - state.runtime.arriving,
-            self._start_update.former_calls.answered,
+            self._call_tracker.former_calls.answered,
         )
         await self._refresh_facts()
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
@@ -219,7 +219,7 @@ class Reconciler:
         await turns.now()
         if not context.reconciled.is_set():
             self._learn_labels(listing)
-            await turns.through(self._start_update.suspect())
+            await turns.through(self._call_tracker.suspect())
         await turns.turn()
         self._parts.runtime_events.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
@@ -249,7 +249,7 @@ class Reconciler:
             return
         for token in answered:
             self._parts.sandboxes.relayed(token, listing.pods.values())
-        self._start_update.former_calls.answered -= answered
+        self._call_tracker.former_calls.answered -= answered
 
     def _unknown(self, listing: Listing) -> list[RuntimeContainer]:
         """Return the containers that the state has neither by their ids nor as creates without an answer."""
@@ -374,7 +374,7 @@ class Reconciler:
 
     def _is_late(self, token: str, since: float) -> bool:
         """Return whether a create without an answer would have been carried out by now."""
-        since = self._start_update.former_calls.lost_since(token, since)
+        since = self._call_tracker.former_calls.lost_since(token, since)
         return self._context.clock() - since > GRACE_S
 
     def _is_over(self, container: Container, listing: Listing) -> bool:
@@ -404,7 +404,7 @@ class Reconciler:
                 else None
             )
 
-        await turns.through(self._start_update.end_orphans(phase_of, request.at))
+        await turns.through(self._call_tracker.end_orphans(phase_of, request.at))
         await self._remove_absent([i for i in request.containers if listing.lacks_container(i)], turns)
         for container_id, phase in phases.items():
             await turns.turn()

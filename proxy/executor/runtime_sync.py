@@ -17,10 +17,10 @@ from proxy.engine.pod_fence import Fence
 from proxy.engine.runtime_sync_step import SyncStep, sync_step
 from proxy.executor.adoption import saved_cpus
 from proxy.executor.background import Worker
+from proxy.executor.call_tracker import CallTracker
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.quotas import OwnerQuotas
-from proxy.executor.start_update import StartUpdate
 from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -48,7 +48,7 @@ class RuntimeSync:
     def __init__(
         self,
         context: NodeContext,
-        start_update: StartUpdate,
+        call_tracker: CallTracker,
         quotas: OwnerQuotas,
         mems: CpusetMems,
         unit_properties: UnitProperties,
@@ -57,7 +57,7 @@ class RuntimeSync:
         self._quotas = quotas
         self._mems = mems
         self._unit_properties = unit_properties
-        self._start_update = start_update
+        self._call_tracker = call_tracker
         self._worker = Worker("runtime-sync", context.report_internal_error)
         context.health.watch(self._worker)
         self._silent = RetryTimes[str](SILENT)
@@ -118,7 +118,7 @@ class RuntimeSync:
         self._unit_properties.fencing.bind(call, fence)
         refused = ""
         try:
-            async with self._start_update.under_way(call):
+            async with self._call_tracker.under_way(call):
                 mems = self._mems.renewed(container)
                 await self._worker.run(context.runtime.update_cpuset, container_id, want, mems, quota)
                 self._quotas.saved(container_id, quota)

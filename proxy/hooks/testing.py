@@ -72,7 +72,7 @@ from proxy.model.errors import HookError, InputError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.telemetry.port import silent
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 __all__ = [
     "CLEAR",
@@ -219,7 +219,7 @@ def machine(
     Raises:
         TopologyError: A count is below one.
     """
-    return dataclasses.replace(described(sockets, nodes_per_socket, cores_per_node, threads), **fields)
+    return dataclasses.replace(regular_machine(sockets, nodes_per_socket, cores_per_node, threads), **fields)
 
 
 def running(

@@ -128,7 +128,7 @@ async def _release(config: Config, limit: float, report_progress: Callable[[Page
             await asyncio.gather(comparing, return_exceptions=True)
         await executor.close()
         reconciler.close()
-        executor.start_update.close()
+        executor.call_tracker.close()
         executor.runtime_sync.close()
         release.close()
         if suppression is not None:

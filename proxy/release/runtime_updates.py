@@ -113,7 +113,7 @@ class RuntimeUpdater:
             executor.quotas.saved(container_id, quota)
             await executor.unit_properties.give(container_id, due.cpus, due.mems)
         except (UnavailableError, asyncio.CancelledError):
-            executor.start_update.mark_orphaned(call)  # the runtime may still execute it after an undo
+            executor.call_tracker.mark_orphaned(call)  # the runtime may still execute it after an undo
             raise
         except BaseException:
             executor.calls.complete(call)

@@ -19,7 +19,7 @@ from proxy.engine.placement import memory_nodes_for
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.oracles.cpu_manager_state import start
 
 NOTHING = CpuTopology.of_rows(())
@@ -171,7 +171,7 @@ def test_hints_are_listed_up_to_twelve_nodes() -> None:
 
 def test_memory_of_promises_at_the_byte() -> None:
     gib = 1 << 30
-    machine = described(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
+    machine = regular_machine(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
     cpus = machine.nodes[1].cpus
     over = [(Mask([1]), 99 * gib)]
     assert str(memory_nodes_for(machine, cpus, 10 * gib, over)) == "0-1"
@@ -198,7 +198,7 @@ def test_memory_of_promises_at_the_byte() -> None:
     ],
 )
 def test_picking_two(available: str, near: list[int] | None, cpus: str) -> None:
-    machine = described(2, 1, 4, 2)
+    machine = regular_machine(2, 1, 4, 2)
     preference = None if near is None else Mask(near)
     assert (
         str(pick_unpoliced(machine, CpuTopology.of(machine), CpuSet.parse(available), 2, near=preference))

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.allocation.distance import Distances
 from proxy.model.idset import Mask
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 TABLE = Distances({0: {0: 10, 4: 32}, 4: {0: 21, 4: 10}})
@@ -19,7 +19,7 @@ def test_totals() -> None:
 
 
 def test_distances_of_a_machine_whose_ids_have_gaps() -> None:
-    machine = described(2, 1, 2, 1)
+    machine = regular_machine(2, 1, 2, 1)
     low, high = machine.nodes
     nodes = (
         changed_copy(low, distance=(10, 32)),

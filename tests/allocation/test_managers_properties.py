@@ -25,7 +25,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.oracles import memory_manager
 from tests.oracles.cpu_manager_state import managed, start
 from tests.oracles.device_manager import without_pod
@@ -34,7 +34,7 @@ from tests.oracles.memory_manager_state import difference, validated
 
 GPU = "vendor/gpu"
 MIB = 1 << 20
-MACHINE = described(2, 2, 2, 2, mem_bytes_per_node=64 * MIB)
+MACHINE = regular_machine(2, 2, 2, 2, mem_bytes_per_node=64 * MIB)
 TOPO = CpuTopology.of(MACHINE)
 NODES = Mask(node.id for node in MACHINE.nodes)
 RESERVED = {0: {"memory": 4 * MIB}}

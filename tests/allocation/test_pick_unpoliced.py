@@ -8,10 +8,10 @@ from proxy.allocation.packed import NotEnoughCpus
 from proxy.engine.placement import memory_nodes_for
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cpu, Machine, NumaNode
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings n and n+8
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; siblings n and n+8
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def without_memory(machine: Machine, *ids: int) -> Machine:
 
 
 def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
-    machine = described(2, 2, 2, 1)  # nodes 0 and 1 in one socket, 2 and 3 in the other
+    machine = regular_machine(2, 2, 2, 1)  # nodes 0 and 1 in one socket, 2 and 3 in the other
     cpus = machine.nodes[1].cpus
     assert memory_nodes_for(machine, cpus) == Mask((1,))
     assert memory_nodes_for(machine, machine.nodes[2].cpus | cpus) == Mask((1, 2))
@@ -74,7 +74,7 @@ def test_memory_is_that_of_the_cpus_nodes_or_the_nearest() -> None:
 
 def test_memory_beyond_the_nodes_comes_from_the_nearest_other_nodes() -> None:
     gib = 1 << 30
-    machine = described(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
+    machine = regular_machine(2, 2, 2, 1, mem_bytes_per_node=10 * gib)
     cpus = machine.nodes[1].cpus
     assert memory_nodes_for(machine, cpus, 10 * gib) == Mask((1,))
     assert memory_nodes_for(machine, cpus, 11 * gib) == Mask((0, 1))
@@ -88,6 +88,6 @@ def test_memory_beyond_the_nodes_comes_from_the_nearest_other_nodes() -> None:
 
 
 def test_a_node_with_memory_is_better_than_one_without() -> None:
-    machine = without_memory(described(2, 1, 4, 2), 0)
+    machine = without_memory(regular_machine(2, 1, 4, 2), 0)
     result = pick_unpoliced(machine, CpuTopology.of(machine), machine.online, 2)
     assert result <= machine.nodes[1].cpus

@@ -18,8 +18,8 @@ from proxy.backends.ledger import format as fmt
 from proxy.bundle import sources
 from proxy.bundle.sources import pack
 from proxy.cli.main import cli, command_line
-from proxy.topology.build import described
 from proxy.topology.reader import read_machine
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 from tests.cli.conftest import _serving
 
@@ -49,7 +49,7 @@ def secret() -> Planted:
 
 @pytest.fixture
 def config(tmp_path: Path, secret: Planted) -> Path:
-    write_sysfs(described(2, 1, 4, 2), tmp_path / "machine")
+    write_sysfs(regular_machine(2, 1, 4, 2), tmp_path / "machine")
     for name in ("proc", "state", "cgroup/cpuset", "bin", "hooks"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "state").chmod(0o700)

@@ -12,7 +12,7 @@ from proxy.cli.check_config import check_config
 from proxy.config import Config, parse
 from proxy.config.cluster_config import FILE_NAME
 from proxy.model.errors import ConfigError, UsageError
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
 
@@ -20,7 +20,7 @@ from proxy.topology.sysfs_writer import write_sysfs
 def machine(tmp_path: Path) -> Path:
     """A machine with 8 CPUs as a sysfs tree."""
     root = tmp_path / "machine"
-    write_sysfs(described(sockets=1, nodes_per_socket=1, cores_per_node=4), root)
+    write_sysfs(regular_machine(sockets=1, nodes_per_socket=1, cores_per_node=4), root)
     return root
 
 

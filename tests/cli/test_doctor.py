@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from proxy.cli.main import cli, command_line
 from proxy.doctor.checks import CHECKS
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.answers import check
 
@@ -19,7 +19,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/doctor.md"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    write_sysfs(described(2, 1, 4, 2), tmp_path / "machine")
+    write_sysfs(regular_machine(2, 1, 4, 2), tmp_path / "machine")
     (tmp_path / "proc").mkdir()
     cpuset = tmp_path / "cgroup/cpuset"
     cpuset.mkdir(parents=True)

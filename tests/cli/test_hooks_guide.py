@@ -23,7 +23,7 @@ from proxy.config.schema import HooksConfig
 from proxy.demo.environment import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.telemetry import metrics
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ class GuideRoot:
 
 @pytest.fixture(scope="module")
 def guide_root() -> Iterator[GuideRoot]:
-    machine = described(2, 1, 4, 2)
+    machine = regular_machine(2, 1, 4, 2)
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         root = Path(short).resolve()
         created = GuideRoot(root, root / "work")

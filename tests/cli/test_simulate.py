@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from proxy.cli.simulate import simulate
 from proxy.cli.topology import to_text
 from proxy.model.errors import CannotCreateError, ConfigError, InputError, TopoproxyError, UsageError
-from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
 POD = """\
@@ -35,7 +35,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a pod, a machine of 16 CPUs on two nodes, and two configurations."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pod.yaml").write_text(POD)
-    (tmp_path / "m.json").write_text(to_text(machine_to_json(described(2, 1, 4))))
+    (tmp_path / "m.json").write_text(to_text(machine_to_json(regular_machine(2, 1, 4))))
     (tmp_path / "static.yaml").write_text("cpuManagerPolicy: static\n")
     (tmp_path / "single.yaml").write_text(
         "cpuManagerPolicy: static\ntopologyManagerPolicy: single-numa-node\n"
@@ -69,13 +69,13 @@ def test_pods_are_placed_on_a_described_machine() -> None:
 
 
 def test_the_machine_may_be_a_sysfs_tree(workspace: Path) -> None:
-    write_sysfs(described(2, 1, 4), workspace / "root")
+    write_sysfs(regular_machine(2, 1, 4), workspace / "root")
     out = run("pod.yaml --sysfs-root root --config static.yaml")
     assert "machine: 1 pod, 6 of 16 CPUs owned" in out
 
 
 def test_the_machine_may_be_that_of_the_configuration(workspace: Path) -> None:
-    write_sysfs(described(2, 1, 4), workspace / "root")
+    write_sysfs(regular_machine(2, 1, 4), workspace / "root")
     (workspace / "here.yaml").write_text(
         f"sysfsRoot: {workspace}/root/sys\nprocfsRoot: {workspace}/root/proc\n"
     )
@@ -84,7 +84,7 @@ def test_the_machine_may_be_that_of_the_configuration(workspace: Path) -> None:
 
 def test_a_machine_that_is_too_small_for_a_pod_is_named(workspace: Path) -> None:
     """The example of the help, on a laptop with two CPUs."""
-    write_sysfs(described(1, 1, 2, 1), workspace / "laptop")
+    write_sysfs(regular_machine(1, 1, 2, 1), workspace / "laptop")
     (workspace / "two.yaml").write_text(POD.replace("cpu: 6", "cpu: 2"))
     out = run("two.yaml --sysfs-root laptop --config static.yaml --replicas 5")
     assert "  rejected                   5" in out
@@ -328,7 +328,7 @@ def test_the_example_of_the_help_places_a_pod_on_a_machine_of_two_cpus(workspace
     manifest = re.search(r"echo '(\{apiVersion.*?)' > pod.yaml", simulate.help or "", re.DOTALL)
     assert manifest is not None
     (workspace / "pod.yaml").write_text(manifest[1])
-    (workspace / "here.json").write_text(to_text(machine_to_json(described(1, 1, 2, 1))))
+    (workspace / "here.json").write_text(to_text(machine_to_json(regular_machine(1, 1, 2, 1))))
     command = re.search(r"topoproxy simulate (pod.yaml .*?)\n\n", simulate.help or "", re.DOTALL)
     assert command is not None
     out = run(command[1].replace("\\\n", " "))

@@ -27,7 +27,7 @@ from proxy.demo import client as demo
 from proxy.demo.client import DemoPod
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.cluster.agent_process import (
     NUMATOPOLOGY,
     TOPOLOGY,
@@ -91,7 +91,7 @@ class WatchedFree:
 
 def on_node(plane: ControlPlane, cores: int, work: Work, settings: str = "") -> None:
     """Run a function with a daemon on a machine of two sockets, and its agent with some settings."""
-    machine = described(2, 1, cores, 2)
+    machine = regular_machine(2, 1, cores, 2)
     with temporary_node(lambda directory: DaemonNode(directory, machine)) as node:
         more = settings.format(directory=node.directory)
         daemon = node.daemon(STATIC + more)

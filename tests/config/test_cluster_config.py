@@ -13,9 +13,9 @@ from proxy.config.files import exposed
 from proxy.config.load import load, override
 from proxy.config.schema import Config
 from proxy.model.errors import ConfigError
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(1, 1, 2, 2)
+MACHINE = regular_machine(1, 1, 2, 2)
 """Four CPUs."""
 
 

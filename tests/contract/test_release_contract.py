@@ -22,7 +22,7 @@ from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
 from proxy.release.kernel import SweepResult, give_back, target_of
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 SYSTEM = Path("/sys/fs/cgroup")
 MOUNT = SYSTEM / "cpuset"
@@ -68,7 +68,7 @@ class Tree:
                 path.rmdir()
 
     def state(self, *, erase: bool, request: Request) -> NodeState:
-        machine = described(1, 1, len(self.cpus), 1)
+        machine = regular_machine(1, 1, len(self.cpus), 1)
         cpuset = BeCpuset.ERASE if erase else BeCpuset.NARROW
         node = Node(machine, CpuTopology.of(machine), be_cpuset=cpuset)
         pod = Pod("box", "x", "ns", "p", kube_qos=KubeQos.BEST_EFFORT, cgroup_parent=f"/{self.pod}")

@@ -22,7 +22,7 @@ from proxy.demo.snapshot import DemoError
 from proxy.demo.step_runner import StepRunner
 from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError, UnavailableError
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -77,7 +77,7 @@ def test_titles_are_folded():
 
 def test_the_demonstration_runs_on_two_cpus(tmp_path):
     out = io.StringIO()
-    with standin_environment(tmp_path, described(1, 1, 1, 2, sibling_offset=False)) as environment:
+    with standin_environment(tmp_path, regular_machine(1, 1, 1, 2, sibling_offset=False)) as environment:
         runner = StepRunner(environment, Screen(out, width=80))
         for step in Scenario(runner).steps():
             runner.run_step(step)
@@ -110,7 +110,7 @@ class Unjudged(DemoEnvironment):
 
 
 def unplaced(cgroups, runtime: StandInRuntime, client: CriClient, *, seen=True):
-    machine = described(2, 1, 2, 2, sibling_offset=False)
+    machine = regular_machine(2, 1, 2, 2, sibling_offset=False)
     environment = Unjudged("", machine, cgroups, NoProxy(), client, runtime.fail_next_create)
 
     def watch(_):
@@ -144,7 +144,7 @@ def test_violations_are_detected_without_the_proxy(cgroups, runtime, client):
 
 
 def test_the_parts_of_machines():
-    big = ScenarioCpus.of(described(2, 1, 4, 2, sibling_offset=False))
+    big = ScenarioCpus.of(regular_machine(2, 1, 4, 2, sibling_offset=False))
     assert (str(big.lse), str(big.lsr), str(big.failed), big.count, big.big) == (
         "2-3",
         "4-5",
@@ -152,10 +152,10 @@ def test_the_parts_of_machines():
         4,
         True,
     )
-    small = ScenarioCpus.of(described(1, 1, 2, 1))
+    small = ScenarioCpus.of(regular_machine(1, 1, 2, 1))
     assert (str(small.lse), small.count, small.big, str(small.absent)) == ("1", 1, False, "2-3")
     with pytest.raises(DemoError, match="at least two CPUs"):
-        ScenarioCpus.of(described(1, 1, 1, 1))
+        ScenarioCpus.of(regular_machine(1, 1, 1, 1))
 
 
 def test_what_is_missing_is_reported(monkeypatch, tmp_path):

@@ -10,9 +10,9 @@ from proxy.demo.expected_sets import Expectation
 from proxy.demo.snapshot import ContainerCpuset, DemoError, Snapshot, take
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(2, 1, 4, 2, sibling_offset=False)
+MACHINE = regular_machine(2, 1, 4, 2, sibling_offset=False)
 LSE = DemoPod("trading", "LSE", KubeQos.GUARANTEED, "2-3", cpus=2)
 LSR = DemoPod("search", "LSR", KubeQos.GUARANTEED, "4-5", cpus=2)
 LS = DemoPod("web", "LS")

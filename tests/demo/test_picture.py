@@ -8,7 +8,7 @@ from proxy.demo.picture import SnapshotPicture
 from proxy.demo.snapshot import ContainerCpuset, Snapshot
 from proxy.demo.terminal import Screen
 from proxy.model.idset import CpuSet, Mask
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 BOTH = Mask([0, 1])
 
@@ -31,7 +31,7 @@ def drawn(width: int, machine=None, *, colour=False, encoding="utf-8") -> str:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding)
     screen = Screen(out, colour=colour, width=width)
-    SnapshotPicture(screen, machine or described(2, 1, 4, 2, sibling_offset=False)).draw(BEFORE, AFTER)
+    SnapshotPicture(screen, machine or regular_machine(2, 1, 4, 2, sibling_offset=False)).draw(BEFORE, AFTER)
     out.flush()
     return raw.getvalue().decode(encoding)
 
@@ -63,7 +63,7 @@ def test_memory_nodes_are_shown_where_there_is_room():
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 2), (2, 1, 4, 2), (2, 2, 8, 2), (1, 1, 2, 1), (8, 1, 16, 2)])
 def test_nothing_is_wider_than_the_screen(width, shape):
-    text = drawn(width, described(*shape))
+    text = drawn(width, regular_machine(*shape))
     assert max(map(len, text.splitlines())) <= width
     for cpu in {0, shape[0] * shape[1] * shape[2] - 1}:
         assert f"{cpu}" in text.split()

@@ -57,10 +57,10 @@ from proxy.engine.state import NodeState
 from proxy.executor.ledger_codec import MOVE, MoveRecord, records_of
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(1, 1, 3, 1)
+MACHINE = regular_machine(1, 1, 3, 1)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 ALL = MACHINE.online
 NONE = CpuSet()

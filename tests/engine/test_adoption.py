@@ -11,10 +11,10 @@ from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules, ResourceStatusMode
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request, SetAside
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 
 
 def found(
@@ -160,7 +160,7 @@ MIB = 1 << 20
 
 
 def counting() -> NodeState:
-    machine = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+    machine = regular_machine(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
     node = Node(machine, CpuTopology.of(machine), static=True, reserved_memory={0: {"memory": 10 * MIB}})
     return NodeState.empty(node)
 

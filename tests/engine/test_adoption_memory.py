@@ -24,11 +24,11 @@ from proxy.model.workload import (
     Request,
     SetAside,
 )
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 GIB = 1 << 30
-MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=8 * GIB)
+MACHINE = regular_machine(2, 1, 4, 2, mem_bytes_per_node=8 * GIB)
 POD = Pod("s", "u", "ns", "p", 0, kube_qos=KubeQos.GUARANTEED)
 OWNER = Container(
     "id",

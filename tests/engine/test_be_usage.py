@@ -25,7 +25,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.pools.be_suppression import Usage
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 S = 1_000_000_000
 CPUS = 16
@@ -136,7 +136,7 @@ def test_rates_add_up_to_the_counter(steps: list[tuple[int, float]]) -> None:
     assert total == pytest.approx(used, rel=1e-6, abs=100)
 
 
-MACHINE = described(1, 1, 4, 2)  # CPUs 0-7
+MACHINE = regular_machine(1, 1, 4, 2)  # CPUs 0-7
 BEST, BURST = KubeQos.BEST_EFFORT, KubeQos.BURSTABLE
 
 

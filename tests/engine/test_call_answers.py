@@ -37,7 +37,7 @@ from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.workload import KubeQos, Phase, QosClass, Request, SetAside, Verdict
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.engine.test_handle import (
     ALL,
     EMPTY,
@@ -281,7 +281,7 @@ def test_an_update_names_the_memory_nodes_that_the_container_uses() -> None:
 
 
 def small_nodes(size: int) -> NodeState:
-    machine = described(2, 1, 4, 2, mem_bytes_per_node=size)
+    machine = regular_machine(2, 1, 4, 2, mem_bytes_per_node=size)
     owner = changed_copy(
         OWNER,
         request=Request(memory_limit=40),

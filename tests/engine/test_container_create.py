@@ -17,10 +17,10 @@ from proxy.model.koordinator import KeepQuota
 from proxy.model.options import CpuOptions
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, QosClass, Request, SetAside
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)  # two sockets, one node each; 16 CPUs
+MACHINE = regular_machine(2, 1, 4, 2)  # two sockets, one node each; 16 CPUs
 NODE0, NODE1 = MACHINE.nodes[0].cpus, MACHINE.nodes[1].cpus
 
 

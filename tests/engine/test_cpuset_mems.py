@@ -15,11 +15,11 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 NONE, ZERO, ONE, BOTH = (Mask.parse(text) for text in ("", "0", "1", "0-1"))
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 STATE = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
 
 

@@ -14,10 +14,10 @@ from proxy.model.idset import Mask
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Phase, Pod, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 MIB = 1 << 20
-MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+MACHINE = regular_machine(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
 NODE = Node(
     MACHINE,
     CpuTopology.of(MACHINE),

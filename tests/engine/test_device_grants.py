@@ -49,9 +49,9 @@ from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.pod_selection import PodSelection
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 NIC, GPU = "example.com/nic", "example.com/gpu"
 NICS = {f"nic{i}": RegisteredDevice(f"nic{i}", Mask((i // 2,))) for i in range(4)}

@@ -43,9 +43,9 @@ from proxy.engine.state import NodeState
 from proxy.model.devices import AllocateAnswer
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(1, 1, 2, 1)
+MACHINE = regular_machine(1, 1, 2, 1)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE))
 R = "example.com/nic"
 ILL = RegisteredDevice("x", healthy=False)

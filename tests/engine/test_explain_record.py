@@ -19,11 +19,11 @@ from proxy.model.koordinator import BindPolicy, NumaPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, LocatedDevice, Pod, QosClass, Request, Verdict
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 MIB, GIB = 1 << 20, 1 << 30
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 POD = Pod("s", "u", "ns", "p")
 EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.RESTRICTED))
 CRI = "the CRI request"

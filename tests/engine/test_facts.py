@@ -23,9 +23,9 @@ from proxy.engine.suppression import KEY, BeSuppression
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.engine.write_conflicts import CpusetsRepaired, FindWriters
 from proxy.model.idset import CpuSet
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(1, 1, 4, 2)
+MACHINE = regular_machine(1, 1, 4, 2)
 EMPTY = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
 RECORD = PartitionRecord("kubepods/x", CpuSet([1]), "root", {})
 QUOTAS = RemovedQuotas({"q/a": QuotaRecord(1, "kubepods/a"), "qc/x": QuotaRecord(2)})
@@ -52,7 +52,7 @@ def test_the_ledger_is_updated_with_the_facts_that_it_stores() -> None:
 
 def test_facts_outlive_another_machine_and_the_ledger() -> None:
     state = EMPTY.with_facts(quotas=QUOTAS)
-    assert state.with_machine(described(1, 1, 2, 2)).facts == state.facts
+    assert state.with_machine(regular_machine(1, 1, 2, 2)).facts == state.facts
     assert handle(state, LedgerRead((), (), {}, (), 0.0))[0].facts == state.facts
 
 

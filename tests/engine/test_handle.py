@@ -97,11 +97,11 @@ from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyOptions
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 SMALLER = changed_copy(MACHINE, cpus=tuple(cpu for cpu in MACHINE.cpus if cpu.id != 3))
 ALL, REST, OWN = CpuSet.parse("0-15"), CpuSet.parse("4-15"), CpuSet.parse("0-3")

@@ -27,11 +27,11 @@ from proxy.model.options import TopologyOptions
 from proxy.model.pod_selection import PodSelection
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
 from proxy.pools.node_keys import RESERVATION
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.be_load import used_beside_be
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 SMALLER = changed_copy(MACHINE, cpus=tuple(cpu for cpu in MACHINE.cpus if cpu.id != 7))
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 PHASES = (Phase.CREATED, Phase.RUNNING, Phase.EXITED)

@@ -17,10 +17,10 @@ from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 WHOLE = Request(cpu_shares=2048, cpu_quota=200_000, cpu_period=100_000)
 KINDS = {
     "ls": (QosClass.LS, KubeQos.BURSTABLE, "", Request(cpu_shares=512)),

@@ -25,11 +25,11 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook
 
-WHOLE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+WHOLE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 POD = Pod("s", "p", "ns", "p")
 BLOCK = Block(Mask((1,)), "memory", 1)
 

@@ -13,10 +13,10 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.pools.pools import CpuPools, Owner
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(1, 1, 4, 2)  # CPUs 0-7
+MACHINE = regular_machine(1, 1, 4, 2)  # CPUs 0-7
 
 
 def one(

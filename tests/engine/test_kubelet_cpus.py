@@ -14,10 +14,10 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request, SetAside
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(1, 1, 4, 2)
+MACHINE = regular_machine(1, 1, 4, 2)
 POD = Pod("s-own", "own", "ns", "own")
 THEIRS = Pod("s-k", "k", "ns", "k")
 OWNER = Container(

@@ -29,11 +29,11 @@ from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, peak_request
 from proxy.model.workload import Container, KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
-MACHINE = described(2, 2, 2, 2, mem_bytes_per_node=64 * MIB)
+MACHINE = regular_machine(2, 2, 2, 2, mem_bytes_per_node=64 * MIB)
 RESERVED = {0: {"memory": 4 * MIB}}
 NOTHING = LocatedDevice("/dev/fuse", nodes=None)
 FAR = LocatedDevice("/dev/gpu3", "vendor/gpu", Mask([3]), "sysfs")

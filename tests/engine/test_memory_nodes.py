@@ -23,11 +23,11 @@ from proxy.engine.state import NodeState
 from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 GIB = 1 << 30
-WHOLE = described(2, 1, 4, 1, mem_bytes_per_node=8 * GIB)  # CPUs 0-3 and 4-7
+WHOLE = regular_machine(2, 1, 4, 1, mem_bytes_per_node=8 * GIB)  # CPUs 0-3 and 4-7
 POD = Pod("s", "u", "ns", "p")
 ALL = Mask((0, 1))
 
@@ -162,7 +162,7 @@ def test_counted_memory_is_where_it_was_counted() -> None:
 
 
 ROWS = ((10, 30, 20, 40), (30, 10, 40, 20), (20, 40, 10, 30), (40, 20, 30, 10))
-FOUR = described(4, 1, 2, 1, mem_bytes_per_node=100)  # CPUs 0-1, 2-3, 4-5 and 6-7
+FOUR = regular_machine(4, 1, 2, 1, mem_bytes_per_node=100)  # CPUs 0-1, 2-3, 4-5 and 6-7
 FAR = changed_copy(
     FOUR, nodes=tuple(changed_copy(n, distance=row) for n, row in zip(FOUR.nodes, ROWS, strict=True))
 )

@@ -10,10 +10,10 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.workload import KubeQos, Pod, QosClass
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100)
+MACHINE = regular_machine(2, 1, 4, 2, mem_bytes_per_node=100)
 TOPOLOGY = CpuTopology.of(MACHINE)
 
 

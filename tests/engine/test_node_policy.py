@@ -14,10 +14,10 @@ from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.pools import node_keys
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 FULL, SPREAD = NodeBindPolicy.FULL_PCPUS_ONLY, NodeBindPolicy.SPREAD_BY_PCPUS
 NOTHING = NodeBindPolicy.NONE
@@ -232,7 +232,7 @@ def test_arm_cannot_spread() -> None:
     arm = changed_copy(MACHINE, extra={"arch": "aarch64"})
     assert "aarch64" in policy_of(meta, machine=arm).bind.problem
     assert policy_of(NodeMeta(labels={BIND: "FullPCPUsOnly"}), machine=arm).bind.problem == ""
-    single = described(1, 1, 4, 1)
+    single = regular_machine(1, 1, 4, 1)
     alone = changed_copy(single, extra={"arch": "aarch64"})
     assert policy_of(meta, machine=alone, topology=CpuTopology.of(alone)).bind.problem == ""
 

@@ -19,11 +19,11 @@ from proxy.model.label_selector import LabelSelector
 from proxy.model.options import CpuOptions, Scope, TopologyOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.node_keys import BIND_POLICY, NUMA_POLICY, NUMA_RESERVATION, RESERVATION, SYSTEM_QOS
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook
 
-MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
+MACHINE = regular_machine(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 CALM = TopologyOptions()
 

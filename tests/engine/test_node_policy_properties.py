@@ -19,9 +19,9 @@ from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.options import TopologyOptions
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.pools.node_keys import BIND_POLICY, NUMA_POLICY, RESERVATION, SYSTEM_QOS
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(2, 1, 2, 2)
+MACHINE = regular_machine(2, 1, 2, 2)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 CPUS = st.sets(st.integers(0, 9), max_size=9).map(lambda ids: str(CpuSet(ids)))
 METAS = st.builds(

@@ -14,11 +14,11 @@ from proxy.model.koordinator import BindPolicy, NumaExclusive, NumaPolicy, NumaS
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, LocatedDevice, Phase, Pod, Pool, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
-MACHINE = described(2, 2, 4, 2, mem_bytes_per_node=100 * MIB)  # 4 nodes of 8 CPUs; siblings 16 apart
+MACHINE = regular_machine(2, 2, 4, 2, mem_bytes_per_node=100 * MIB)  # 4 nodes of 8 CPUs; siblings 16 apart
 NODES = [node.cpus for node in MACHINE.nodes]
 SINGLE, RESTRICTED, BEST = NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED, NumaPolicy.BEST_EFFORT
 

@@ -35,10 +35,10 @@ from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.pools.facts import pod_facts
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 2, 2, 2)  # node n: cores 2n and 2n+1, CPUs 2n, 2n+1, 2n+8, 2n+9
+MACHINE = regular_machine(2, 2, 2, 2)  # node n: cores 2n and 2n+1, CPUs 2n, 2n+1, 2n+8, 2n+9
 EVERY = CpuSet(range(16))
 MOST = 7
 STRICT = (QosClass.LSE, QosClass.LSR)

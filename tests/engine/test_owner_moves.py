@@ -17,10 +17,10 @@ from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request, SetAside
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 1)  # CPUs 0-3 and 4-7
+MACHINE = regular_machine(2, 1, 4, 1)  # CPUs 0-3 and 4-7
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 POD = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods/podu")
 OTHER = Pod("t", "v", "ns", "q", cgroup_parent="/kubepods/podv")
@@ -103,7 +103,7 @@ def test_cpus_where_its_memory_may_not_be_are_refused() -> None:
     assert refusal_reason(state(owning("a", "0-1")), CpuSet.parse("4-5")) == reason
 
 
-SMT = described(1, 1, 4, 2)  # the cores are 0,4 and 1,5 and so on
+SMT = regular_machine(1, 1, 4, 2)  # the cores are 0,4 and 1,5 and so on
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 
 

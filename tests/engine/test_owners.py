@@ -35,10 +35,10 @@ from proxy.model.workload import (
     QosClass,
     Request,
 )
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 GI = 1 << 30
 
@@ -187,7 +187,7 @@ def test_a_sandbox_created_again_keeps_the_cpus() -> None:
     )
 
 
-MACHINES = [MACHINE, described(1, 2, 3, 2), described(2, 2, 4, 1), described(1, 1, 2, 1)]
+MACHINES = [MACHINE, regular_machine(1, 2, 3, 2), regular_machine(2, 2, 4, 1), regular_machine(1, 1, 2, 1)]
 DEFAULT = AdmissionConfig().rules
 
 
@@ -545,7 +545,7 @@ class RandomPods:
     def __init__(self, seed: int) -> None:
         self.chance = chance = random.Random(seed)
         self.machine = chance.choice(
-            [MACHINE, described(1, 2, 3, 2), described(2, 2, 4, 1), described(1, 1, 2, 1)]
+            [MACHINE, regular_machine(1, 2, 3, 2), regular_machine(2, 2, 4, 1), regular_machine(1, 1, 2, 1)]
         )
         self.rules = changed_copy(
             DEFAULT,

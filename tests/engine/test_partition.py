@@ -29,11 +29,11 @@ from proxy.engine.partition import (
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook
 
-MACHINE = described(1, 1, 4, 2)
+MACHINE = regular_machine(1, 1, 4, 2)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE))
 POD = Pod("s-a", "a", "ns", "a")
 RECORD = PartitionRecord(

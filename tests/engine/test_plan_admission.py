@@ -22,10 +22,10 @@ from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Pod, Pool, QosClass, Request
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.facts import QOS_LABEL, pod_facts
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 8, 2)  # 32 CPUs
+MACHINE = regular_machine(2, 1, 8, 2)  # 32 CPUs
 DEFAULT = AdmissionConfig().rules
 
 

@@ -21,10 +21,10 @@ from proxy.model.koordinator import KeepQuota
 from proxy.model.mode import NodeMode
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 ALL, BOTH = MACHINE.online, MACHINE.memory_nodes
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 OWNED = CpuSet.parse("2-3")

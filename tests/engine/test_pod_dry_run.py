@@ -17,11 +17,11 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests, peak_request
 from proxy.model.workload import KubeQos, Phase, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
-MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+MACHINE = regular_machine(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
 GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for n, i in enumerate("ab")}}
 
 

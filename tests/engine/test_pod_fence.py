@@ -19,7 +19,7 @@ from proxy.engine.pod_fence import (
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 WIDE, NARROW, NARROWER = CpuSet.parse("0-7"), CpuSet.parse("0-1"), CpuSet.parse("1")
 
@@ -63,7 +63,7 @@ def test_which_pods_have_a_group_of_their_own(
 
 
 def test_a_fence_contains_the_cpus_of_all_containers_of_the_pod() -> None:
-    machine = described(1, 1, 4, 2)
+    machine = regular_machine(1, 1, 4, 2)
     pod, again = (Pod(f"s{n}", "a", "ns", "a", attempt=n, cgroup_parent="/kubepods/poda") for n in (0, 1))
     other = Pod("s-b", "b", "ns", "b", cgroup_parent="/kubepods/podb")
 

@@ -14,10 +14,10 @@ from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
 from proxy.pools.pools import CpuPools
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 1)  # CPUs 0-3 and 4-7
+MACHINE = regular_machine(2, 1, 4, 1)  # CPUs 0-3 and 4-7
 NODE = Node(MACHINE, CpuTopology.of(MACHINE))
 BURST = BindPolicy.CONSTRAINED_BURST
 POD = Pod("s", "u", "ns", "p", bind_required=BURST)

@@ -14,11 +14,11 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
-MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+MACHINE = regular_machine(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 GUARANTEED = Pod("s-u", "u", "ns", "p")
 NAMED = CpuSet.parse("0-1")
 GPUS = {"gpu": {name: RegisteredDevice(name, Mask([node])) for name, node in (("a", 0), ("b", 1), ("c", 1))}}

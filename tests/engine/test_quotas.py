@@ -34,11 +34,11 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook
 
-MACHINE = described(1, 1, 4, 2)
+MACHINE = regular_machine(1, 1, 4, 2)
 POD = Pod("s-a", "a", "ns", "a", cgroup_parent="/kubepods/poda")
 OWNER = Container(
     "x", "c", POD, Request(), Placement(Pool.OWN, CpuSet.parse("0-1"), Mask()), Phase.RUNNING, owner="a/c"

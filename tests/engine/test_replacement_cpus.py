@@ -17,10 +17,10 @@ from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, TopologyPolicy
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-WHOLE = described(2, 1, 4, 2)
+WHOLE = regular_machine(2, 1, 4, 2)
 
 
 def without(gone: CpuSet) -> Machine:

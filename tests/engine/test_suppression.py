@@ -42,13 +42,13 @@ from proxy.model.pod_selection import PodSelection
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.pools.be_suppression import Usage
 from proxy.pools.claims import UNLIMITED
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.playbook import Playbook
 
 S = 1_000_000_000
 CPUSET, QUOTA = SuppressionSettings(SuppressMode.CPUSET), SuppressionSettings(SuppressMode.QUOTA)
-MACHINE = described(1, 2, 4, 2)
+MACHINE = regular_machine(1, 2, 4, 2)
 STATE = NodeState.empty(Node(MACHINE, CpuTopology.of(MACHINE)))
 PODS = UsageQuery({}, frozenset(), frozenset({"be"}), ())
 GROUP = "kubepods/besteffort"

@@ -10,10 +10,10 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRead, step
 from proxy.model.idset import CpuSet
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.playbook import Playbook
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 MEANT, REVERSE, OTHER = CpuSet.parse("4-15"), CpuSet.parse("0-7,12-15"), CpuSet.parse("3")
 
 

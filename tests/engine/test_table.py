@@ -19,11 +19,11 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Pod, QosClass, Request
 from proxy.pools.facts import pod_facts
 from proxy.pools.shared import NodePool
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.oracles.koordinator_hook import Action, Answer, Asker, decide
 from tests.oracles.koordinator_rule import NodeRule
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 STRICT = (QosClass.LSE, QosClass.LSR)
 LABELS = ("LSE", "LSR", "LS", "BE", "SYSTEM", "")
 PARENTS = ("/kubepods", "/kubepods/burstable", "/kubepods/besteffort")

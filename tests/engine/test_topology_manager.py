@@ -45,11 +45,11 @@ from proxy.model.workload import (
     Request,
     SetAside,
 )
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
-MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+MACHINE = regular_machine(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE0, NODE1 = (node.cpus for node in MACHINE.nodes)
 RESERVED = {0: {"memory": 10 * MIB}}
 GPU0, GPU1 = (LocatedDevice(f"/dev/gpu{i}", "vendor/gpu", Mask([i]), "sysfs") for i in (0, 1))
@@ -339,7 +339,7 @@ def test_refusal_messages_match_kubelet() -> None:
     assert verdict.message == "Allocate failed due to not enough, which is unexpected"
 
 
-TWO_NODES = described(2, 1, 4, 2)  # CPUs 0-15
+TWO_NODES = regular_machine(2, 1, 4, 2)  # CPUs 0-15
 NODE = Node(TWO_NODES, CpuTopology.of(TWO_NODES), static=True)
 COUNTING = changed_copy(NODE, reserved_memory={0: {"memory": 1}})
 P = TypeVar("P", bound=Provider)

@@ -15,10 +15,10 @@ from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 WHOLE_CORES = CpuOptions(full_pcpus_only=True)
 MERGING = (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)

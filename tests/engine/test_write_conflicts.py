@@ -49,13 +49,13 @@ from proxy.engine.write_conflicts import (
 )
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.playbook import Playbook
 
 WRONG = CpuSet.parse("0-3")
 
 
-MACHINE = described(1, 1, 4, 2)
+MACHINE = regular_machine(1, 1, 4, 2)
 SHARING = Container(
     "c", "c", Pod("s", "u", "ns", "p"), Request(), Placement(Pool.SHARED, CpuSet(), Mask((0,))), Phase.RUNNING
 )

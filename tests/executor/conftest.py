@@ -27,11 +27,11 @@ from proxy.frontends.cri.messages import create_suffix, update_suffix
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.telemetry.port import Telemetry
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.captured_log import CapturedLog
 from tests.testkit.waiting import until
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 
 
 class MemoryLedger:
@@ -383,16 +383,16 @@ class World:
                 cpu_groups=self.cpu,
             ),
         )
-        self.start_update, self.sync = self.executor.start_update, self.executor.reconciler
-        self.start_update.former_calls.expect(relayed)
+        self.call_tracker, self.sync = self.executor.call_tracker, self.executor.reconciler
+        self.call_tracker.former_calls.expect(relayed)
         self.executor.recovery.recover(dict(self.ledger.entries))
-        self.wire = CriCallFlow(self.executor, self.sync, self.start_update)
+        self.wire = CriCallFlow(self.executor, self.sync, self.call_tracker)
 
     def make_runtime_sync(self) -> RuntimeSync:
         """Make another runtime sync, which the test starts and closes."""
         executor = self.executor
         return RuntimeSync(
-            executor, self.start_update, executor.quotas, executor.mems, executor.unit_properties
+            executor, self.call_tracker, executor.quotas, executor.mems, executor.unit_properties
         )
 
     def use_kubelet_cpus(self, port: Any) -> None:
@@ -415,7 +415,7 @@ class World:
         for _ in range(3):
             await asyncio.sleep(0.02)
             await self.executor.kernel.run(lambda: None)
-            await self.start_update.lookups.run(lambda: None)
+            await self.call_tracker.lookups.run(lambda: None)
 
     async def begin_pod(
         self, uid: str, qos: str = "", kube: str = "", cpus: str = "", **more: Any
@@ -564,7 +564,7 @@ class World:
         Returns:
             The call flow of the old process, which takes the responses of these calls.
         """
-        former, earlier, successors = self.wire, self.start_update.former_calls, list[FormerCalls]()
+        former, earlier, successors = self.wire, self.call_tracker.former_calls, list[FormerCalls]()
 
         def over(name: str) -> None:
             successors[0].over(name)
@@ -573,13 +573,13 @@ class World:
         relayed = [*former.hand_over(lambda code, message: None, lambda: calls, over), *earlier.relayed]
         await self.close(handing_over=True)
         self.boot(relayed)
-        successors.append(self.start_update.former_calls)
+        successors.append(self.call_tracker.former_calls)
         return former
 
     async def close(self, *, handing_over: bool = False) -> None:
         await self.executor.close(handing_over=handing_over)
         self.sync.close()
-        self.start_update.close()
+        self.call_tracker.close()
 
 
 Scenario = Callable[[World], Coroutine[Any, Any, None]]

@@ -25,10 +25,10 @@ from proxy.model.koordinator import BeCpuset
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.release.kernel import give_back
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(1, 1, 8, 1)
+MACHINE = regular_machine(1, 1, 8, 1)
 ROOT = "kubepods/besteffort"
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), be_cpuset=BeCpuset.ERASE)
 

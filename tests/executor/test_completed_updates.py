@@ -31,7 +31,7 @@ def test_updates_that_land_together_are_read_together(run_scenario: Callable[...
         calls = [world.executor.calls.track(i, CpuSet.parse("0-15")) for i in ids]
         for call in calls:
             world.cgroups.sets[call.container_id] = CpuSet.parse("0-3")  # the runtime writes another set
-            world.start_update.completed(call, call.carries)
+            world.call_tracker.completed(call, call.carries)
         await world.until(lambda: {str(world.on(i)) for i in ids} == {"0-15"})
         await world.quiet()
         assert {i for job in jobs for i in job} == set(ids)
@@ -49,11 +49,11 @@ def test_a_container_with_a_newer_set_does_not_wait(run_scenario: Callable[..., 
         for carried in (CpuSet.parse("0-3"), None):
             call = world.executor.calls.track(ids[0], carried or CpuSet.parse("0-15"))
             world.cgroups.sets[ids[0]] = CpuSet.parse("0-3")
-            world.start_update.completed(call, carried)
+            world.call_tracker.completed(call, carried)
             await world.until(lambda: str(world.on(ids[0])) == "0-15")
         assert jobs == [[ids[0]]] * 2
         call = world.executor.calls.track(ids[1], CpuSet.parse("0-15"))
-        world.start_update.completed(call, call.carries)
+        world.call_tracker.completed(call, call.carries)
         await world.quiet()
         assert jobs == [[ids[0]]] * 2
         world.executor.drift._looks = False

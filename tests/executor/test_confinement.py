@@ -383,7 +383,7 @@ def test_on_v2_a_limit_on_the_pod_keeps_a_hanging_update_off_owned_cpus(
         assert (await owner(world)).refused is None
         world.cgroups.sets[ls] = CpuSet.parse("0-15")
         assert str(limits.effective(world, ls, pod)) == "4-15"
-        world.start_update.completed(call, call.carries)
+        world.call_tracker.completed(call, call.carries)
         await world.until(lambda: str(limits.lists[pod]) == "0-15")
         await world.quiet()
         world.check()
@@ -432,7 +432,7 @@ def test_on_v2_a_limit_that_another_program_removes_is_set_again(
         begun = asyncio.get_running_loop().time()
         await world.until(lambda: str(limits.lists[pod]) == "4-15")
         assert asyncio.get_running_loop().time() - begun < confinement.WATCHED_S / 2
-        world.start_update.completed(call, call.carries)
+        world.call_tracker.completed(call, call.carries)
         await world.until(lambda: str(limits.lists[pod]) == "0-15")
         await world.quiet()
         world.check()
@@ -469,14 +469,14 @@ def test_on_v2_a_limit_stays_while_a_container_within_cannot_be_narrowed(
         call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         world.cgroups.broken.add(ls)
         assert (await owner(world)).refused is None
-        world.start_update.completed(call, call.carries)
+        world.call_tracker.completed(call, call.carries)
         await world.until(lambda: not world.executor.unit_properties.fencing._active)
         assert world.on(ls) == "0-15"
         assert str(limits.effective(world, ls, pod)) == "4-15"
         world.cgroups.broken.clear()
         call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world, "4-5", "lse2")).refused is None
-        world.start_update.completed(call, call.carries)
+        world.call_tracker.completed(call, call.carries)
         await world.until(lambda: str(limits.lists[pod]) == "0-15")
         await world.quiet()
         world.check()

@@ -12,9 +12,9 @@ from proxy.executor.cpuset_enforcer import Enforcer
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(1, 1, 4, 1)
+MACHINE = regular_machine(1, 1, 4, 1)
 POD = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods")
 
 

@@ -129,7 +129,7 @@ def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(run_scenario: C
         await asyncio.sleep(0.1)
         await world.quiet()
         assert world.on(ls) == "0-15"
-        world.start_update.completed(call, call.carries)
+        world.call_tracker.completed(call, call.carries)
         await world.until(lambda: world.on(ls) == "4-15")
 
     run_scenario(scenario)

@@ -52,7 +52,7 @@ def test_a_successor_waits_for_a_relayed_update_until_it_is_over(
         if answered:
             former.finished(call, 0)
         else:
-            world.start_update.former_calls.all_over()  # the process that relayed it was killed
+            world.call_tracker.former_calls.all_over()  # the process that relayed it was killed
         await world.sync.once()
         await world.quiet()
         assert not create.done(), "one answer of the runtime since then is not enough"
@@ -70,7 +70,7 @@ def test_an_update_passes_through_two_replacements(run_scenario: Callable[..., N
         call = await hanging_update(world, ls)
         first = await world.hand_over(call)
         await long(world)
-        second = world.start_update.former_calls
+        second = world.call_tracker.former_calls
         await world.hand_over()
         await long(world)
         assert world.executor.state.inflight.of(ls), "the first of three processes still relays it"
@@ -220,7 +220,7 @@ def test_on_v2_a_limit_of_an_earlier_daemon_is_widened_after_the_call(
         call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
         own = world.finish(await world.begin(await world.pod("lse", "LSE", "", "0-3")), "own")
         await world.start(own)
-        world.start_update.completed(call, call.carries)
+        world.call_tracker.completed(call, call.carries)
         await world.until(lambda: not world.executor.unit_properties.fencing._active)
         await world.quiet()
         assert str(limits.effective(world, ls, pod)) == "4-15"

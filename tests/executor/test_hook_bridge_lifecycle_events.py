@@ -14,7 +14,7 @@ from proxy.hooks.events import Synchronize
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.executor.played_hooks import hooks
 from tests.testkit.be_load import used_beside_be
 from tests.testkit.changed_copy import changed_copy
@@ -224,7 +224,7 @@ def test_hooks_are_notified_of_changed_pools_and_machine(run_scenario) -> None:
                 ("pools_changed", str(world.executor.state.pools.be_now))
             ], "once"
             h.notified.clear()
-            world.machine = described(2, 1, 4, 1)
+            world.machine = regular_machine(2, 1, 4, 1)
             await world.executor.hotplug.reread()
             await world.until(lambda: len(h.notified) == 2)
             assert {each.NAME for each in h.notified} == {"machine_changed", "pools_changed"}

@@ -12,7 +12,7 @@ from proxy.engine.replacement_cpus import owners_missing_cpus
 from proxy.executor.observer import Observer
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.cri import FOUR_CPUS
 
 
@@ -75,7 +75,7 @@ def test_a_narrowed_owner_gets_replacements_for_lost_cpus_and_returns_them(run_s
         assert world.on(own) == "0-1,8-9"
         assert world.executor.overrides.narrow(own, narrowing("0,8")) == ""
         await world.until(lambda: world.on(own) == "0,8")
-        whole, smaller = world.machine, described(2, 1, 4, 1)  # CPUs 8 to 15 are offline
+        whole, smaller = world.machine, regular_machine(2, 1, 4, 1)  # CPUs 8 to 15 are offline
         world.machine = smaller
         await world.executor.hotplug.reread()
         await world.until(lambda: len(world.executor.state.containers[own].placement.replacement) == 2)

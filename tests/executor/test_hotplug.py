@@ -238,7 +238,7 @@ def test_replacement_cpus_are_released_once_a_call_in_flight_is_over(run_scenari
             "the call may move the owner back"
         )
         world.cgroups.sets[own] = replaced
-        world.start_update.completed(call, replaced)
+        world.call_tracker.completed(call, replaced)
         await world.quiet()
         assert world.on(own) == str(previous)
         assert CpuSet.parse(world.on(ls)) == whole.online - previous
@@ -407,7 +407,7 @@ def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_
         await world.quiet()
         assert not call.over.is_set(), "the update may still give its container these CPUs"
         world.cgroups.sets[lost] = inflight_call.carries & world.machine.online
-        world.start_update.completed(inflight_call, inflight_call.carries)
+        world.call_tracker.completed(inflight_call, inflight_call.carries)
         await asyncio.wait_for(call.over.wait(), 60)
         assert call.refused is None
         assert CpuSet.parse(world.on(lost)) == has
@@ -434,7 +434,7 @@ def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(
         call = await world.begin(await world.pod("new", "LSE", "", "6-7"))
         assert call.refused is None
         assert CpuSet.parse(world.on(lost)) == has
-        world.start_update.completed(inflight_call, own)
+        world.call_tracker.completed(inflight_call, own)
 
     run_scenario(scenario)
 

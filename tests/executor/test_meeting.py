@@ -104,7 +104,7 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(run_scenario: Live) -> 
         fencing._active = {"slice": ActiveFence("ls.slice", ALL, CpuSet())}
         fencing.bind(call, Fence("slice", ALL))
         world.executor.enforcer.do_first(lambda: 1 / 0)
-        world.start_update.completed(call, ALL)
+        world.call_tracker.completed(call, ALL)
         await world.until(lambda: not world.executor.state.inflight.of(ls))
         world.executor.enforcer.do_first(lambda: None)
         assert not fencing._active
@@ -174,7 +174,7 @@ def test_an_abandoned_update_may_still_be_executed(run_scenario: Live) -> None:
         call = world.executor.calls.track(ls, ALL)
 
         async def update() -> None:
-            async with world.start_update.under_way(call):
+            async with world.call_tracker.under_way(call):
                 await asyncio.sleep(60)
 
         task = asyncio.create_task(update())

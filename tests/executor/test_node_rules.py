@@ -16,9 +16,9 @@ from proxy.engine.node import Node
 from proxy.executor.node_rules import node_of
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 DEFAULTS = parse("", "test")
 OTHERS = {bool: False, CpuSet: CpuSet((2, 10)), CpuOptions: CpuOptions(full_pcpus_only=True)}
 

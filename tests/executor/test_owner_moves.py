@@ -104,7 +104,7 @@ def test_the_runtime_gets_the_new_cpus_afterwards(run_scenario: Callable[..., No
         _, own, mine, target = await owner(world)
         runtime_sync = RuntimeSync(
             world.executor,
-            world.start_update,
+            world.call_tracker,
             world.executor.quotas,
             world.executor.mems,
             world.executor.unit_properties,

@@ -13,7 +13,7 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.model.idset import CpuSet
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 MOUNT = Path("/sys/fs/cgroup/cpuset")
 IDS = ("s-a-c-1", "s-b-c-2", "s-c-c-3")
@@ -83,7 +83,7 @@ def test_every_container_keeps_its_set_after_a_refused_create(
         return {str(file.relative_to(base)): file.read_text() for file in files}
 
     async def scenario(world: Any) -> None:
-        world.machine, world.cgroups = described(1, 1, 2, 1), Groups()
+        world.machine, world.cgroups = regular_machine(1, 1, 2, 1), Groups()
         await world.executor.close()
         world.boot()
         await world.sync.once()

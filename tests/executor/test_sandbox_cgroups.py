@@ -17,10 +17,10 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(1, 1, 8, 1)
+MACHINE = regular_machine(1, 1, 8, 1)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE))
 
 

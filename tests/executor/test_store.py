@@ -27,10 +27,10 @@ from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.observer import Observer as ObserverBase
 from proxy.executor.store import NodeStore
 from proxy.model.idset import CpuSet
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 ALL = CpuSet.parse("0-15")
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 
 
 def kubelet_holds(world: Any, directory: Path, held: dict[str, dict[str, CpuSet]]) -> None:

@@ -590,12 +590,12 @@ def test_problems_are_worded_for_users(run_scenario: Any) -> None:
 
 def test_suppression_follows_a_changed_machine(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
-        from proxy.topology.build import described
+        from proxy.topology.regular_machine import regular_machine
 
         bed = Bed(world)
         be = await be_pod(world)
         await bed.rounds(2)
-        world.machine = described(1, 1, 4, 2)
+        world.machine = regular_machine(1, 1, 4, 2)
         await world.sync.once()
         await world.quiet()
         await bed.rounds()

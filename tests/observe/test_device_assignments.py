@@ -14,10 +14,10 @@ from proxy.model.explanation import Explanation
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, LocatedDevice, Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.observe.device_assignments import KubeletDevices, assignments_page
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.answers import check
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 POD = Pod("s", "u", "shop", "db")
 NOT_ASKED = KubeletDevices(is_queried=False)
 

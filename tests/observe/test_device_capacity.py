@@ -19,7 +19,7 @@ from proxy.observe.device_capacity import (
     node_status_patch,
     zone_resources,
 )
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.answers import check
 from tests.testkit.changed_copy import changed_copy
 
@@ -42,7 +42,7 @@ DEVICES = (
 
 
 def state(mode: NodeMode = NodeMode.ENFORCE) -> NodeState:
-    machine = described(2, 1, 2, 1)
+    machine = regular_machine(2, 1, 2, 1)
     empty = NodeState.empty(Node(machine, CpuTopology.of(machine)))
     return changed_copy(empty, devices=DEVICES, mode=mode)
 

@@ -9,12 +9,12 @@ import pytest
 
 from proxy.model.idset import Mask
 from proxy.observe.device_list import DeviceList
-from proxy.topology.build import described
 from proxy.topology.device_location import DeviceLocation
 from proxy.topology.pci import PciFunction
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.answers import check
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 GPU, NIC, VF, BRIDGE = "0000:3b:00.0", "0000:5e:00.0", "0000:5e:02.0", "0000:00:00.0"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 

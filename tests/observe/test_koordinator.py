@@ -22,12 +22,12 @@ from proxy.pools.annotations import ResourceStatus
 from proxy.pools.cpu_location import locations_of
 from proxy.pools.node_keys import BIND_POLICY, NUMA_RESERVATION, RESERVATION, SYSTEM_QOS
 from proxy.pools.topology_keys import BE_POOLS, MANAGER_POLICY, SHARED_POOLS
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.oracles.koordinator_pools import union
 from tests.oracles.koordinator_rule import NodeRule, parse_rule
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
+MACHINE = regular_machine(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
 LOCATIONS = locations_of(MACHINE)
 STATE = read_cpu('{"policyName":"static","entries":{"k":{"c":"7"}},"checksum":1}')
 

@@ -21,9 +21,9 @@ from proxy.pools.annotations import ResourceStatus
 from proxy.pools.cpu_location import locations_of
 from proxy.pools.node_keys import RESERVATION
 from proxy.pools.topology_keys import ManagerPolicy
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-TOPOLOGY = topology_of(locations_of(described(2, 1, 2, 2)))  # cores (0,4) (1,5) | (2,6) (3,7)
+TOPOLOGY = topology_of(locations_of(regular_machine(2, 1, 2, 2)))  # cores (0,4) (1,5) | (2,6) (3,7)
 
 
 def checkpoint(entries: object) -> Checkpoint:

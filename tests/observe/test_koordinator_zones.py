@@ -14,7 +14,7 @@ from proxy.observe.koordinator import (
     zones_of,
 )
 from proxy.pools.cpu_location import locations_of
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 GIB = 1 << 30
@@ -22,7 +22,7 @@ GIB = 1 << 30
 
 def sparse() -> Machine:
     """Nodes 0 and 3 with CPUs, node 5 with memory alone."""
-    machine = described(2, 1, 2, 2, mem_bytes_per_node=4 * GIB)
+    machine = regular_machine(2, 1, 2, 2, mem_bytes_per_node=4 * GIB)
     nodes = tuple(changed_copy(node, id=3 * node.id) for node in machine.nodes)
     cpus = tuple(changed_copy(cpu, numa=3 * (cpu.numa or 0)) for cpu in machine.cpus)
     pages = {2048: HugePages(512), 65536: HugePages(1), 1048576: HugePages(0)}

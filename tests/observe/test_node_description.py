@@ -22,9 +22,9 @@ from proxy.observe.koordinator import POD_ALLOCS, node_resource_topology
 from proxy.observe.node_description import describe_node, node_facts
 from proxy.pools.node_keys import AMPLIFICATION, NUMA_RESERVATION, RAW_ALLOCATABLE, RESERVATION
 from proxy.pools.topology_keys import MANAGER_POLICY
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 NODE = Node(
     MACHINE,
     CpuTopology.of(MACHINE),

@@ -31,7 +31,7 @@ from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.workload import KubeQos, Pod, QosClass, Request, Verdict
 from proxy.observe.explain_data import from_data, to_data
 from proxy.observe.sentences import render_decision, sections
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy as replace
 
 RECORDS = Path(__file__).with_name("records")
@@ -508,7 +508,7 @@ def test_the_sentences_of_real_records(name: str) -> None:
         check(text)
 
 
-MACHINE = described(2, 2, 4, 2)  # 4 NUMA nodes of 8 CPUs
+MACHINE = regular_machine(2, 2, 4, 2)  # 4 NUMA nodes of 8 CPUs
 
 
 @pytest.mark.parametrize("scope", list(Scope))

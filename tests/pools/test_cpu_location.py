@@ -3,12 +3,12 @@ from __future__ import annotations
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, Machine, NumaNode
 from proxy.pools.cpu_location import CpuLocation, groups_of, locations_of
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 
 def test_cores_and_sockets_are_numbered_from_zero_for_any_kernel_ids() -> None:
-    machine = described(2, 1, 2, 2)  # cores 0-3, siblings four apart
+    machine = regular_machine(2, 1, 2, 2)  # cores 0-3, siblings four apart
     assert locations_of(machine)[:3] == (
         CpuLocation(0, 0, 0, 0),
         CpuLocation(1, 1, 0, 0),

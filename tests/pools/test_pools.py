@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.workload import Pool
 from proxy.pools.pools import CpuPools, Floor, Floors, Owner, default_floor, floors_of, pools_of
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 ONLINE = CpuSet.parse("0-7")
@@ -52,7 +52,7 @@ def test_each_pool_has_cpus_of_its_own_rule(system: str | None, be_limit: str | 
 
 
 def test_the_part_of_each_node_that_has_cpus() -> None:
-    machine = described(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
+    machine = regular_machine(2, 1, 2, 2)  # node 0: 0-1,4-5; node 1: 2-3,6-7
     machine = changed_copy(machine, nodes=(*machine.nodes, NumaNode(2, CpuSet())))
     assert pools_of(ONLINE, [LSE, LSR]).per_node(machine) == {
         0: CpuPools(CpuSet.parse("4-5"), CpuSet.parse("4-5")),
@@ -62,14 +62,14 @@ def test_the_part_of_each_node_that_has_cpus() -> None:
 
 AUTO = AdmissionRules(floor=None, numa_floor=None)
 MACHINES = [
-    described(1, 1, 1, 1),
-    described(1, 1, 1, 2),
-    described(1, 1, 2, 1),
-    described(1, 2, 1, 1),
-    described(2, 1, 4, 2),
-    described(2, 2, 8, 2),
-    described(2, 4, 3, 1),
-    described(1, 1, 40, 4),
+    regular_machine(1, 1, 1, 1),
+    regular_machine(1, 1, 1, 2),
+    regular_machine(1, 1, 2, 1),
+    regular_machine(1, 2, 1, 1),
+    regular_machine(2, 1, 4, 2),
+    regular_machine(2, 2, 8, 2),
+    regular_machine(2, 4, 3, 1),
+    regular_machine(1, 1, 40, 4),
 ]
 
 
@@ -93,7 +93,7 @@ MACHINES = [
     ],
 )
 def test_the_default_is_a_core_or_a_twentieth_and_at_most_half(cpus: int, threads: int, floor: int) -> None:
-    machine = described(1, 1, -(-cpus // threads), threads)
+    machine = regular_machine(1, 1, -(-cpus // threads), threads)
     assert default_floor(machine, CpuSet(range(cpus))) == floor
 
 
@@ -108,12 +108,12 @@ def test_one_cpu_can_be_owned_wherever_two_are_there(machine: Machine) -> None:
 
 def test_withheld_cpus_do_not_count_for_the_floor() -> None:
     """Four CPUs of which two are withheld: the pool is two CPUs, and one of them can be owned."""
-    machine = described(1, 1, 2, 2)
+    machine = regular_machine(1, 1, 2, 2)
     assert [f.least for f in floors_of(AUTO, machine, CpuSet([0, 1])).floors] == [1, 1]
 
 
 def test_configured_floors_are_used_unchanged() -> None:
-    machine = described(2, 1, 4, 2)
+    machine = regular_machine(2, 1, 4, 2)
     floors = floors_of(AdmissionRules(floor=15, numa_floor=3), machine, machine.online)
     assert [(f.least, f.node) for f in floors.floors] == [(15, None), (3, 0), (3, 1)]
     assert not floors_of(AdmissionRules(), machine, machine.online)
@@ -156,7 +156,7 @@ def test_cpus_chosen_outside_the_kept_cpus_break_no_floor(
 
 
 def test_reserved_cpus_and_parts_of_cores_are_kept_first() -> None:
-    machine = described(1, 1, 4, 2)  # cores 0,4 1,5 2,6 3,7
+    machine = regular_machine(1, 1, 4, 2)  # cores 0,4 1,5 2,6 3,7
     floors = Floors((Floor(2),))
     assert floors.choose(machine.online, machine, CpuSet([0])) == CpuSet([0, 4])
     assert floors.choose(machine.online - CpuSet([1]), machine, CpuSet()) == CpuSet([5, 7])
@@ -164,13 +164,13 @@ def test_reserved_cpus_and_parts_of_cores_are_kept_first() -> None:
 
 
 def test_cpus_that_are_kept_for_a_numa_node_count_for_the_whole_node() -> None:
-    machine = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+    machine = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
     floors = floors_of(AdmissionRules(floor=3, numa_floor=1), machine, machine.online)
     assert floors.choose(machine.online, machine, CpuSet()) == CpuSet([7, 11, 15])
 
 
 def test_a_node_without_cpus_has_no_floor() -> None:
-    machine = described(2, 1, 4, 1)
+    machine = regular_machine(2, 1, 4, 1)
     only_memory = changed_copy(machine.nodes[1], cpus=CpuSet())
     there = tuple(cpu for cpu in machine.cpus if cpu.id < 4)
     machine = changed_copy(machine, cpus=there, nodes=(machine.nodes[0], only_memory))
@@ -179,7 +179,7 @@ def test_a_node_without_cpus_has_no_floor() -> None:
 
 
 def test_a_node_whose_cpus_are_all_withheld_has_no_floor() -> None:
-    machine = described(2, 1, 4, 1)
+    machine = regular_machine(2, 1, 4, 1)
     assert floors_of(AUTO, machine, machine.nodes[0].cpus).floors == (
         Floor(1),
         Floor(1, machine.nodes[0].cpus, 0),
@@ -188,7 +188,7 @@ def test_a_node_whose_cpus_are_all_withheld_has_no_floor() -> None:
 
 
 def test_the_default_counts_the_cores_of_the_given_cpus_only() -> None:
-    machine = described(1, 1, 6, 2)  # cores 0,6 1,7 2,8 3,9 4,10 5,11
+    machine = regular_machine(1, 1, 6, 2)  # cores 0,6 1,7 2,8 3,9 4,10 5,11
     single = tuple(cpu for cpu in machine.cpus if cpu.id not in (6, 7, 8, 9))  # 0 to 3 have no second thread
     machine = changed_copy(machine, cpus=single)
     assert default_floor(machine, CpuSet([0, 1, 2, 3])) == 1

@@ -15,9 +15,9 @@ from proxy.model.errors import ConfigError
 from proxy.notify import SystemdNotifier
 from proxy.reload.service import Commit, LiveStep, Reload
 from proxy.telemetry.port import Telemetry
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(1, 1, 4, 1)
+MACHINE = regular_machine(1, 1, 4, 1)
 
 
 class NoLog:

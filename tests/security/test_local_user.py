@@ -16,9 +16,9 @@ from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
 from proxy.daemon import Daemon
 from proxy.demo.runtime import StandInRuntime
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(1, 1, 4, 1)
+MACHINE = regular_machine(1, 1, 4, 1)
 ANOTHER_USER = 65534
 ATTEMPTS = """
 import os, socket, sys

@@ -14,7 +14,7 @@ from proxy.simulate.hosts import Host
 from proxy.simulate.machines import NamedMachine
 from proxy.simulate.pods import SimulatedPod, pod_template_of
 from proxy.simulate.simulation import SimulationRules, hosts_of
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 MakePod = Callable[..., SimulatedPod]
 MakeCluster = Callable[..., Cluster]
@@ -51,7 +51,7 @@ def hosts() -> Callable[..., list[Host]]:
         count: int = 1, config: str = "cpuManagerPolicy: static", pods: int = MAX_PODS, **shape: int
     ) -> list[Host]:
         numbers = {"sockets": 2, "nodes_per_socket": 1, "cores_per_node": 4, **shape}
-        machine = described(**numbers)
+        machine = regular_machine(**numbers)
         machines = [NamedMachine(f"m{i}", machine) for i in range(1, count + 1)]
         return hosts_of(parse(config, "test"), machines, SimulationRules({}, max_pods=pods))
 

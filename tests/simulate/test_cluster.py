@@ -14,7 +14,7 @@ from proxy.simulate.hosts import PODS
 from proxy.simulate.machines import NamedMachine
 from proxy.simulate.pods import SimulatedPod, pod_template_of
 from proxy.simulate.simulation import SimulationRules, hosts_of
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 MakePod = Callable[..., SimulatedPod]
 MakeCluster = Callable[..., Cluster]
@@ -86,7 +86,10 @@ def test_the_engine_refuses_and_nothing_is_kept(cluster: MakeCluster, pod: MakeP
 
 
 def test_retry_continues_to_the_next_machine(pod: MakePod) -> None:
-    machines = [NamedMachine("split", described(2, 1, 8)), NamedMachine("whole", described(1, 1, 8))]
+    machines = [
+        NamedMachine("split", regular_machine(2, 1, 8)),
+        NamedMachine("whole", regular_machine(1, 1, 8)),
+    ]
     simulated_pods = [pod(host="split", cpu=9, memory="1Gi") for _ in range(2)]
     wide = pod(cpu=10, memory="1Gi")
 
@@ -158,7 +161,7 @@ def test_sums_hold_for_any_pods(
     wishes: list[tuple[str, int, str]], policy: str, fill: bool, retry: bool
 ) -> None:
     config = parse(f"cpuManagerPolicy: static\ntopologyManagerPolicy: {policy}", "test")
-    machine = described(2, 1, 4)
+    machine = regular_machine(2, 1, 4)
     made = hosts_of(config, [NamedMachine("m1", machine), NamedMachine("m2", machine)], SimulationRules({}))
     cluster = Cluster(made, fill=fill, retry=retry)
     results = cluster.run([_simulated_pod(i, *wish) for i, wish in enumerate(wishes)])

@@ -18,11 +18,11 @@ from proxy.simulate.machines import (
     load_plugins,
     sysfs_machine,
 )
-from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 FACTS = json.loads(json.dumps(machine_to_json(MACHINE)))
 
 

@@ -18,10 +18,10 @@ from proxy.simulate.pods import SimulatedPod
 from proxy.simulate.quality import AlignmentMeter, alignments_of, remaining_cpus_of
 from proxy.simulate.simulation import SimulationRules, hosts_of, simulate
 from proxy.simulate.summary import find
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 GPU = "example.com/gpu"
-MACHINE = described(2, 2, 4, 2, mem_bytes_per_node=8 << 30)  # 4 nodes of 8 CPUs
+MACHINE = regular_machine(2, 2, 4, 2, mem_bytes_per_node=8 << 30)  # 4 nodes of 8 CPUs
 PLUGIN = {
     GPU: {
         "a": RegisteredDevice("a", Mask([0])),
@@ -155,7 +155,7 @@ def test_a_device_of_no_node_has_a_row_of_its_own(pod: Callable[..., SimulatedPo
 
 def test_the_largest_piece_is_looked_for_on_all_machines(pod: Callable[..., SimulatedPod]) -> None:
     config = parse("cpuManagerPolicy: static", "test")
-    machines = [NamedMachine("a", MACHINE), NamedMachine("b", described(1, 1, 2))]
+    machines = [NamedMachine("a", MACHINE), NamedMachine("b", regular_machine(1, 1, 2))]
     simulated_pods = [pod(host="a", cpu=1, memory="1Gi"), pod(host="b", cpu=1, memory="1Gi")]
     summary = find(
         simulate(config, hosts_of(config, machines, SimulationRules({})), simulated_pods, SimulationRules({}))

@@ -20,7 +20,7 @@ from proxy.simulate.text import (
     explain_lines,
     report,
 )
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 MakePod = Callable[..., SimulatedPod]
 STATIC = """
@@ -39,7 +39,7 @@ def play(
 ) -> tuple[Simulation, Findings]:
     rules = SimulationRules({}, explain=frozenset({explain}))
     read = parse(config, source)
-    machines = copies([NamedMachine("m", described(2, 1, 4))], count)
+    machines = copies([NamedMachine("m", regular_machine(2, 1, 4))], count)
     played = simulate(read, hosts_of(read, machines, rules), simulated_pods, rules)
     return played, find(played)
 

@@ -81,7 +81,7 @@ class Daemon:
         self.files = SimulatedFiles(node.kernel, self)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
         self.executor: NodeExecutor = self.loop.enter(self._start)
-        self.wire = CriCallFlow(self.executor, self.executor.reconciler, self.executor.start_update)
+        self.wire = CriCallFlow(self.executor, self.executor.reconciler, self.executor.call_tracker)
 
     def _start(self) -> NodeExecutor:
         node, options = self.node, self.node.options
@@ -101,7 +101,7 @@ class Daemon:
             clock,
             ports=self._ports,
         )
-        former = executor.start_update.former_calls
+        former = executor.call_tracker.former_calls
         former.possible, relayed = self._former_calls
         former.expect(relayed)
         entries = dict(self.ledger.entries)
@@ -239,7 +239,7 @@ class Daemon:
         kubelet.waits = True
         await wait_quiet(is_placing, patience)
         quiet = await wait_quiet(is_busy, GOAWAY_S)
-        former = executor.start_update.former_calls
+        former = executor.call_tracker.former_calls
         former.report(self._tell)
         relayed = self.wire.hand_over(
             lambda code, message: kubelet.refuse_undecided(self, code, message),
@@ -248,7 +248,7 @@ class Daemon:
         )
         await self.release.stop()
         await executor.close(handing_over=True)
-        for part in (self.release, executor.reconciler, executor.runtime_sync, executor.start_update):
+        for part in (self.release, executor.reconciler, executor.runtime_sync, executor.call_tracker):
             part.close()
         await wait_quiet(lambda: self.busy, CLOSE_S)
         self.ledger.close()
@@ -264,14 +264,14 @@ class Daemon:
             self._tell(name)
         elif successor is not None and successor.alive:
             self.node.schedule.event("notification", f"{name} is over")
-            successor.loop.enter(successor.executor.start_update.former_calls.over, name)
+            successor.loop.enter(successor.executor.call_tracker.former_calls.over, name)
 
     def tell_end(self) -> None:
         """The successor finds that this process has ended."""
         successor = self.successor
         if successor is not None and successor.alive:
             self.node.schedule.event("notification", "the former process has ended")
-            successor.loop.enter(successor.executor.start_update.former_calls.all_over)
+            successor.loop.enter(successor.executor.call_tracker.former_calls.all_over)
 
     def kill(self) -> None:
         """End the process at once."""

@@ -12,7 +12,7 @@ from unittest import mock
 from proxy.executor import background, runtime_events
 from proxy.executor.background import TimeSlices
 from proxy.succession import replacement
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.simulation.calm import ALL_S, KERNEL_S, kernel_differences, other_differences
 from tests.simulation.clock import Schedule
 from tests.simulation.daemon import Daemon
@@ -126,7 +126,7 @@ class Node:
         self.schedule = Schedule()
         self.faults = Faults(str(seed), rates or rate)
         self.delays = Delays(str(seed), self.faults)
-        self.kernel = Kernel(self, described(*self.options.machine), self.options.version)
+        self.kernel = Kernel(self, regular_machine(*self.options.machine), self.options.version)
         self.promises = AssumedPods(self)
         self.kernel.written = self.promises.written
         self.runtime = SimulatedRuntime(self)

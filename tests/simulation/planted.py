@@ -15,6 +15,7 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import NodePolicyRead
 from proxy.engine.reservation_events import LedgerWritten
 from proxy.executor import cpuset_enforcer, reconciler
+from proxy.executor.call_tracker import CallTracker
 from proxy.executor.confinement import NOT_AT_ALL, Confinement
 from proxy.executor.cpuset_enforcer import Enforced, Enforcer
 from proxy.executor.creates import Creates, Lifecycle
@@ -27,7 +28,6 @@ from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_sync import RuntimeSync
-from proxy.executor.start_update import StartUpdate
 from proxy.frontends.cri.call import InterceptedCall
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyOptions
@@ -75,7 +75,7 @@ def abort_forgotten() -> Patches:
 
 def late_answer_ignored() -> Patches:
     """A call without an answer counts as over at once, although the runtime may carry it out."""
-    yield StartUpdate, "mark_orphaned", lambda start_update, call: start_update._context.calls.complete(call)
+    yield CallTracker, "mark_orphaned", lambda call_tracker, call: call_tracker._context.calls.complete(call)
 
 
 def calls_in_flight_ignored() -> Patches:

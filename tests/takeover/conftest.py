@@ -22,7 +22,7 @@ from proxy.demo.environment import ProxyProcess
 from proxy.demo.runtime import StandInRuntime
 from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
 EIGHT = CpuSet(range(8))
@@ -251,7 +251,7 @@ def played(tmp_path: Path) -> PlayedKubelet:
 @pytest.fixture
 def kubelet_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNode]:
     """A node of 16 CPUs on two sockets; kubelet runs with policy static, and the daemon serves its calls."""
-    machine = described(2, 1, 4, 2)
+    machine = regular_machine(2, 1, 4, 2)
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         directory = Path(short)
         write_sysfs(machine, directory / "machine")

@@ -38,9 +38,9 @@ from proxy.takeover.inputs import CpuManagerFile, TakeoverInputs, owning_of, pod
 from proxy.takeover.record import TakeoverStage
 from proxy.takeover.rules import StepRefusedError, finish, revert, start
 from proxy.takeover.writer import Writer, text_in
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 KEEPS_BACK = CpuSet([0, 1])
 
 DEATHS = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6])

@@ -47,7 +47,7 @@ from proxy.takeover.status_data import (
     plan_page,
     status_page,
 )
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 EIGHT = CpuSet(range(8))
@@ -143,7 +143,7 @@ def test_conflicts_of_a_start(more: dict[str, Any], message: str) -> None:
 def test_why_the_plan_is_not_applied_to_all_pods(
     mode: NodeMode, enforcement: Enforcement, why: NotAppliedToAll | None
 ) -> None:
-    machine = described(1, 1, 4, 2)
+    machine = regular_machine(1, 1, 4, 2)
     empty = NodeState.empty(Node(machine, CpuTopology.of(machine)))
     assert not_applied_of(structs.replace(empty, mode=mode, enforcement=enforcement)) is why
     assert why is None or why in NOT_APPLIED

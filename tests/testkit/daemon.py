@@ -32,11 +32,11 @@ from proxy.demo.client import CriClient, DemoPod
 from proxy.demo.runtime import StandInRuntime
 from proxy.executor.background import Threads
 from proxy.frontends.cri.relay_loop import RelayLoop
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.answers import check
 from tests.testkit.waiting import LIMIT_S, wait_until
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 """Two sockets with one NUMA node each, 4 cores of 2 threads: 16 CPUs."""
 """How long a test waits for something that takes milliseconds on an idle machine."""
 

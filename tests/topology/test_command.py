@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from proxy.cli.main import command_line
 from proxy.cli.topology import topology
 from proxy.model.errors import TopologyError, UsageError
-from proxy.topology.build import described
 from proxy.topology.facts import machine_to_json
 from proxy.topology.picture import render
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 
 
 def run(*args: str) -> str:

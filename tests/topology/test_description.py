@@ -7,10 +7,10 @@ import pytest
 
 from proxy.model.errors import TopologyError
 from proxy.model.machine import Machine
-from proxy.topology.build import described
 from proxy.topology.description import load_machine, machine_from_json
 from proxy.topology.facts import machine_to_json
 from proxy.topology.reader import read_machine
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 
 
@@ -114,9 +114,9 @@ def test_files(tmp_path) -> None:
 
 def shapes() -> list[Machine]:
     return [
-        described(1, 1, 1, 1),
-        described(2, 2, 4, 2, 1 << 30, True),
-        described(2, 1, 3, 4, 1 << 20, False),
+        regular_machine(1, 1, 1, 1),
+        regular_machine(2, 2, 4, 2, 1 << 30, True),
+        regular_machine(2, 1, 3, 4, 1 << 20, False),
     ]
 
 
@@ -136,7 +136,7 @@ def test_a_described_machine_has_the_requested_parts() -> None:
 @pytest.mark.parametrize("counts", [(0, 1, 1, 1), (1, 1, 1, 0), (8, 8, 1024, 2)])
 def test_impossible_counts_are_refused(counts: tuple[int, int, int, int]) -> None:
     with pytest.raises(TopologyError, match="cannot describe a machine"):
-        described(*counts)
+        regular_machine(*counts)
 
 
 @pytest.mark.parametrize("machine", shapes(), ids=["one", "offset", "adjacent"])

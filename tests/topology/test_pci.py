@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from proxy.model.idset import Mask
-from proxy.topology.build import described
 from proxy.topology.pci import PciFunction, nvidia_addresses, pci_functions
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.pci_tree import PciTree
 
@@ -19,7 +19,7 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 @pytest.fixture
 def pci(tmp_path: Path) -> PciTree:
-    write_sysfs(described(2, 1, 4, 2), tmp_path)
+    write_sysfs(regular_machine(2, 1, 4, 2), tmp_path)
     return PciTree(tmp_path / "sys")
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.topology.build import described
 from proxy.topology.description import machine_from_json
 from proxy.topology.picture import render
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 
@@ -13,7 +13,7 @@ def draw(machine: Machine, **options) -> list[str]:
 
 
 def test_small_machine_in_one_part() -> None:
-    assert draw(described(1, 1, 2, 2, 4 << 30, sibling_offset=False)) == [
+    assert draw(regular_machine(1, 1, 2, 2, 4 << 30, sibling_offset=False)) == [
         "1 socket, 1 NUMA node, 2 cores, 4 CPUs, 2 threads per core, 4 GiB",
         "└─ socket 0 · node 0 4 GiB · L3 32 MiB  CPUs 0-3",
         "   [0 1] [2 3]  2 cores",
@@ -21,7 +21,7 @@ def test_small_machine_in_one_part() -> None:
 
 
 def test_sockets_nodes_and_distances() -> None:
-    assert draw(described(2, 2, 8, 2, 64 << 30)) == [
+    assert draw(regular_machine(2, 2, 8, 2, 64 << 30)) == [
         "2 sockets, 4 NUMA nodes, 32 cores, 64 CPUs, 2 threads per core, 256 GiB",
         "├─ socket 0  CPUs 0-15,32-47",
         "│  ├─ node 0 64 GiB · L3 32 MiB  CPUs 0-7,32-39",
@@ -43,7 +43,7 @@ def test_sockets_nodes_and_distances() -> None:
 
 def test_owners_are_drawn_in_columns_of_cores_and_rows_of_threads() -> None:
     owners = {1: "A", 21: "A", 2: "B"}
-    lines = draw(described(1, 1, 20, 2), owner=lambda cpu: owners.get(cpu, "·"))
+    lines = draw(regular_machine(1, 1, 20, 2), owner=lambda cpu: owners.get(cpu, "·"))
     assert lines[2:] == [
         "   0-19            ·AB····· ········ ····",
         "   20-39           ·A······ ········ ····",
@@ -51,13 +51,13 @@ def test_owners_are_drawn_in_columns_of_cores_and_rows_of_threads() -> None:
 
 
 def test_long_tags_keep_their_columns_and_paint_changes_no_width() -> None:
-    machine = described(1, 1, 3, 1)
+    machine = regular_machine(1, 1, 3, 1)
     lines = draw(machine, owner=lambda cpu: "BE" if cpu else "x", paint=lambda tag: f"<{tag}>")
     assert lines[2] == "   0-2             <x > <BE> <BE>"
 
 
 def test_narrow_terminals_wrap_strips() -> None:
-    lines = draw(described(1, 1, 20, 1), owner=lambda cpu: "o", width=40)
+    lines = draw(regular_machine(1, 1, 20, 1), owner=lambda cpu: "o", width=40)
     assert [line.split() for line in lines[2:]] == [
         ["0-15", "oooooooo", "oooooooo"],
         ["16-19", "oooo"],
@@ -65,7 +65,7 @@ def test_narrow_terminals_wrap_strips() -> None:
 
 
 def test_ascii_only() -> None:
-    text = render(described(2, 2, 8, 2), owner=lambda cpu: "·", ascii=True)
+    text = render(regular_machine(2, 2, 8, 2), owner=lambda cpu: "·", ascii=True)
     assert text.isascii()
     assert "|- node 0" in text
     assert "`- node 1" in text
@@ -74,7 +74,7 @@ def test_ascii_only() -> None:
 
 
 def test_identical_parts_are_drawn_once_in_long_pictures() -> None:
-    machine = described(8, 4, 8, 2)
+    machine = regular_machine(8, 4, 8, 2)
     assert draw(machine)[:4] == [
         "8 sockets, 32 NUMA nodes, 256 cores, 512 CPUs, 2 threads per core, 2 TiB",
         "├─ socket 0  CPUs 0-31,256-287",
@@ -92,7 +92,7 @@ def test_identical_parts_are_drawn_once_in_long_pictures() -> None:
 
 
 def test_wide_distance_tables_become_lists() -> None:
-    lines = draw(described(8, 4, 1, 1))
+    lines = draw(regular_machine(8, 4, 1, 1))
     assert "  node 4: 10 to 4, 12 to 5-7, 21 to 0-3,8-31" in lines
     assert "distances:" in lines
 
@@ -187,6 +187,6 @@ def test_cpus_in_no_inner_part_are_still_drawn() -> None:
 
 
 def test_small_caches_are_not_drawn() -> None:
-    machine = described(1, 1, 2, 1)
+    machine = regular_machine(1, 1, 2, 1)
     small = {name: changed_copy(cache, level=2) for name, cache in machine.caches.items()}
     assert "L2" not in render(changed_copy(machine, caches=small))

@@ -8,8 +8,8 @@ import pytest
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.topology.build import described
 from proxy.topology.reader import is_same, read_machine
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 from tests.testkit.changed_copy import changed_copy
 
@@ -20,7 +20,7 @@ NODE1 = "sys/devices/system/node/node1/meminfo"
 @pytest.fixture
 def known(tmp_path: Path) -> Machine:
     """A machine with two nodes of 1 GiB, written below the test's directory."""
-    whole = described(2, 1, 4, 2)
+    whole = regular_machine(2, 1, 4, 2)
     nodes = tuple(changed_copy(node, mem_bytes=GIB) for node in whole.nodes)
     write_sysfs(changed_copy(whole, nodes=nodes), tmp_path)
     machine = read_machine(tmp_path)

@@ -18,8 +18,8 @@ from proxy.doctor.checks import CheckResult
 from proxy.interface import interface, shipped_unit
 from proxy.model import schema_ids
 from proxy.model.errors import PermissionDeniedError
-from proxy.topology.build import described
 from proxy.topology.reader import read_machine
+from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs
 from proxy.upgrade.checks import CHECKS, UpgradeFacts, examine, unit_changes
 from proxy.upgrade.gather import UNITS, gather
@@ -119,7 +119,7 @@ def test_a_unit_in_etc_that_hides_the_new_one_is_found(tmp_path: Path) -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    write_sysfs(described(2, 1, 4, 2), tmp_path / "machine")
+    write_sysfs(regular_machine(2, 1, 4, 2), tmp_path / "machine")
     for name in ("proc", "state", "hooks"):
         (tmp_path / name).mkdir()
     file = tmp_path / "c.yaml"

@@ -29,8 +29,8 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
 if TYPE_CHECKING:
+    from proxy.executor.call_tracker import CallTracker
     from proxy.executor.node_executor import NodeExecutor
-    from proxy.executor.start_update import StartUpdate
 
 MOST: Final = 256
 """This many containers may have updates that wait."""
@@ -77,17 +77,17 @@ class Updates:
     """Carries out what hooks want of containers."""
 
     def __init__(
-        self, executor: NodeExecutor, start_update: StartUpdate, *, owned_cpus: bool = False
+        self, executor: NodeExecutor, call_tracker: CallTracker, *, owned_cpus: bool = False
     ) -> None:
         """Wait for updates.
 
         Args:
             executor: The node.
-            start_update: Follows updates.
+            call_tracker: Follows updates.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self._executor = executor
-        self._start_update = start_update
+        self._call_tracker = call_tracker
         self._owned_cpus = owned_cpus
         self._worker = Worker("hook-updates", executor.report_internal_error)
         self._waiting: dict[str, _Wanted] = {}
@@ -212,7 +212,7 @@ class Updates:
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
         call = executor.calls.track(container_id, want)
         fencing.bind(call, fence)
-        async with self._start_update.under_way(call):
+        async with self._call_tracker.under_way(call):
             mems = executor.mems.renewed(container)
             try:
                 await self._worker.run(executor.runtime.update_limits, container_id, cpus, mems, limits)

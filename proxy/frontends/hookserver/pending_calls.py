@@ -21,9 +21,9 @@ from typing import Generic, TypeVar
 
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.runtime_knowledge import CreateKey
+from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
-from proxy.executor.start_update import StartUpdate
 from proxy.frontends.hookserver.foreign_call import ForeignCall
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -94,9 +94,9 @@ class PendingCalls:
         starts: By container id: containers that are being started.
     """
 
-    def __init__(self, executor: NodeExecutor, start_update: StartUpdate) -> None:
+    def __init__(self, executor: NodeExecutor, call_tracker: CallTracker) -> None:
         self._executor = executor
-        self._start_update = start_update
+        self._call_tracker = call_tracker
         self.pods = Calls[str](POD_TIMEOUT_S, executor.clock)
         self.creates = Calls[CreateKey](CREATE_TIMEOUT_S, executor.clock)
         self.starts = Calls[str](START_TIMEOUT_S, executor.clock)
@@ -129,7 +129,7 @@ class PendingCalls:
 
     async def check(self) -> None:
         """Query the runtime for the outcome of pending calls; those past their timeout are lost."""
-        executor, ask = self._executor, self._start_update.lookups.run
+        executor, ask = self._executor, self._call_tracker.lookups.run
         try:
             if self.creates or self.starts:
                 for container in await ask(executor.runtime.list_containers):
@@ -149,7 +149,7 @@ class PendingCalls:
             UnavailableError, RuntimeCallError: The runtime does not answer.
         """
         if self.creates:
-            for container in await self._start_update.lookups.run(self._executor.runtime.list_containers):
+            for container in await self._call_tracker.lookups.run(self._executor.runtime.list_containers):
                 self.handle_listed_container(container)
 
     def handle_listed_pod(self, pod: RuntimePod) -> None:

@@ -40,7 +40,7 @@ from proxy.simulate.hosts import Host, host_of, reserve_of
 from proxy.simulate.machines import MOST_MACHINES
 from proxy.simulate.manifests import MOST_PODS
 from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 KIND = "Fleet"
 Choice = TypeVar("Choice", bound=enum.StrEnum)
@@ -154,7 +154,7 @@ def _machine(raw: Mapping[str, Any], at: str) -> Machine:
         )
     memory = read_amounts({MEMORY: raw.get("memory", "256Gi")}, at)[MEMORY]
     try:
-        return described(sockets, nodes // sockets, cpus // nodes // threads, threads, memory // nodes)
+        return regular_machine(sockets, nodes // sockets, cpus // nodes // threads, threads, memory // nodes)
     except TopologyError as error:
         raise FieldError(at, str(error)) from None
 

@@ -30,7 +30,7 @@ from proxy.scheduler.resource_topology import ResourceTopologyFacts, read_resour
 from proxy.simulate import MAX_PODS
 from proxy.simulate.documents import Document, shape_of
 from proxy.simulate.hosts import PODS, Host
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 NODE, NUMATOPOLOGY, RESOURCE_TOPOLOGY = "Node", "Numatopology", "NodeResourceTopology"
 KINDS = (NODE, NUMATOPOLOGY, RESOURCE_TOPOLOGY)
@@ -159,7 +159,7 @@ def _host(name: str, meta: NodeMeta, node: SchedulableNode | None) -> Host:
 
 @functools.cache
 def _without_topology(cpus: int) -> Node:
-    machine = described(1, 1, cpus, 1)
+    machine = regular_machine(1, 1, cpus, 1)
     return Node(machine, CpuTopology.of(machine))
 
 

@@ -11,10 +11,10 @@ from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy,
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; cores 0,8 1,9 ...
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 

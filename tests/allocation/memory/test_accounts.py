@@ -29,11 +29,11 @@ from proxy.model.workload import (
     Request,
     SetAside,
 )
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
 MIB = 1 << 20
-MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+MACHINE = regular_machine(2, 1, 4, 2, mem_bytes_per_node=100 * MIB)
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True, reserved_memory={0: {"memory": 10 * MIB}})
 RUNNING, EXITED, CREATING = Phase.RUNNING, Phase.EXITED, Phase.CREATING
 

@@ -31,10 +31,10 @@ from proxy.model.workload import (
     Request,
     SetAside,
 )
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
-MACHINE = described(2, 1, 4, 2)  # CPUs 0-15
+MACHINE = regular_machine(2, 1, 4, 2)  # CPUs 0-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 COUNTING = changed_copy(NODE, reserved_memory={0: {"memory": 1}})
 P = TypeVar("P", bound=Provider)

@@ -17,9 +17,9 @@ from proxy.backends.kubelet.settings import KubeletError, KubeletSettings
 from proxy.backends.kubelet.small_file import LARGEST
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 TOPOLOGY = CpuTopology.of(MACHINE)
 PATIENT = 60.0
 STATIC = static_state(MACHINE.online, {"u": {"c": CpuSet([2, 3]), "d": CpuSet([4])}})

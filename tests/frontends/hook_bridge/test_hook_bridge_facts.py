@@ -26,12 +26,12 @@ from proxy.model.grants import Block
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from proxy.wire.protobuf import field
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.hook_facts import container_facts, pod_facts, remember, remember_pod
 
-MACHINE = described(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
+MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
 NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 POD = Pod("s1", "u1", "ns", "web", 2, QosClass.LS, KubeQos.BURSTABLE, "/kubepods/burstable/podu1")
 CONFIG = pb.PodSandboxConfig(labels={"app": "web"}, annotations={"note": "x"})

@@ -22,10 +22,10 @@ from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
 from proxy.frontends.hookserver.server import HookServerRunner
 from proxy.telemetry import metrics
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.waiting import until
 
-MACHINE = described(2, 1, 4, 2)
+MACHINE = regular_machine(2, 1, 4, 2)
 SERVICE = "/runtime.v1alpha1.RuntimeHookService/"
 
 
@@ -211,13 +211,13 @@ hooks:
     async def start(self, text: str) -> None:
         self.daemon = Daemon(self.parse_config(text), machine=MACHINE, cgroups=self.cgroups)
         await self.daemon.start()
-        executor, sync, start_update = self.daemon.executor, self.daemon.reconciler, self.daemon._start_update
+        executor, sync, call_tracker = self.daemon.executor, self.daemon.reconciler, self.daemon._call_tracker
         assert executor is not None
         assert sync is not None
-        assert start_update is not None
+        assert call_tracker is not None
         # The daemon's own hook server is not configured: the test starts one as the daemon would.
         self.serving = HookServerRunner(
-            self.socket, executor, start_update, CallFlow(executor, sync, start_update)
+            self.socket, executor, call_tracker, CallFlow(executor, sync, call_tracker)
         )
         await self.serving.run()
         self.peer = Peer(self.directory / "runtime.sock", self.socket)

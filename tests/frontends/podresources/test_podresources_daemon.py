@@ -313,7 +313,7 @@ def test_without_the_setting_no_module_of_the_api_is_imported(node: DaemonNode) 
 import asyncio, sys
 from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.topology.build import described
+from proxy.topology.regular_machine import described
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from pathlib import Path
 

@@ -20,10 +20,10 @@ from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
 GIB = 1 << 30
-MACHINE = described(2, 1, 4, 2, mem_bytes_per_node=8 * GIB)
+MACHINE = regular_machine(2, 1, 4, 2, mem_bytes_per_node=8 * GIB)
 WEB = Pod("s1", "u1", "shop", "web", kube_qos=KubeQos.GUARANTEED)
 BATCH = Pod("s2", "u2", "shop", "batch", kube_qos=KubeQos.BURSTABLE)
 BLOCKS = (Block(Mask([0, 1]), "memory", 2 * GIB), Block(Mask([0]), "hugepages-2Mi", 4 << 20))
@@ -156,7 +156,7 @@ def test_a_container_that_is_being_created_has_its_cpus_as_with_kubelet_from_adm
 
 
 def test_offline_cpus_are_omitted_and_their_replacements_are_listed() -> None:
-    whole = described(1, 1, 4, 1, mem_bytes_per_node=GIB)
+    whole = regular_machine(1, 1, 4, 1, mem_bytes_per_node=GIB)
     cpus_there = tuple(cpu for cpu in whole.cpus if cpu.id != 2)
     numa = structs.replace(whole.nodes[0], cpus=CpuSet.parse("0-1,3"))
     machine = dataclasses.replace(whole, cpus=cpus_there, nodes=(numa,))

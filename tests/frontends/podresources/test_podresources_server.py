@@ -12,10 +12,10 @@ from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.frontends.podresources.server import PodResourcesServer
 from proxy.model.mode import NodeMode
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 from tests.testkit.captured_log import telemetry
 
-MACHINE = described(1, 1, 2, 1)
+MACHINE = regular_machine(1, 1, 2, 1)
 
 
 class Kubelet:

@@ -27,9 +27,9 @@ from proxy.demo.client import CriClient
 from proxy.demo.runtime import StandInRuntime
 from proxy.kubelet.rewriting import static_state
 from proxy.model.idset import CpuSet
-from proxy.topology.build import described
+from proxy.topology.regular_machine import regular_machine
 
-WHOLE = described(2, 1, 8, 2)
+WHOLE = regular_machine(2, 1, 8, 2)
 PERIOD = 100_000
 MIB = 1 << 20
 KOORDINATOR = "scheduling.koordinator.sh"

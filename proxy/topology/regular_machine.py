@@ -12,7 +12,7 @@ _LOCAL, _SAME_SOCKET, _REMOTE = 10, 12, 21
 _PAGE_SIZES_KB = (2048, 1048576)
 
 
-def described(
+def regular_machine(
     sockets: int,
     nodes_per_socket: int,
     cores_per_node: int,

@@ -62,7 +62,7 @@ def report_overcommitted_memory(context: NodeContext) -> None:
         )
 
 
-class StartUpdate:
+class CallTracker:
     """Prepares and follows the starts and updates of containers.
 
     Attributes:
