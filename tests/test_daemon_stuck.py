@@ -39,12 +39,12 @@ from proxy import daemon, process
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.config.load import parse
 from proxy.executor import background, context, worker_health
-from proxy.topology.regular_machine import described
+from proxy.topology.regular_machine import regular_machine
 
 root = Path(sys.argv[1])
 context.STUCK_S = 0.3
 worker_health.PERIOD_S = 0.1
-parts = dict(machine=described(2, 1, 4, 2), cgroups=FakeCgroups.open(root / "cgroup"))
+parts = dict(machine=regular_machine(2, 1, 4, 2), cgroups=FakeCgroups.open(root / "cgroup"))
 process.Daemon = functools.partial(daemon.Daemon, **parts)
 config = parse(sys.argv[2], "test")
 {more}

@@ -313,12 +313,12 @@ def test_without_the_setting_no_module_of_the_api_is_imported(node: DaemonNode) 
 import asyncio, sys
 from proxy.config.load import parse
 from proxy.daemon import Daemon
-from proxy.topology.regular_machine import described
+from proxy.topology.regular_machine import regular_machine
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from pathlib import Path
 
 async def main():
-    machine = described(2, 1, 4, 2)
+    machine = regular_machine(2, 1, 4, 2)
     cgroups = FakeCgroups(Path({str(node.directory / "cg")!r}), machine.online, machine.memory_nodes, 1)
     daemon = Daemon(parse({node.configuration()!r}, "test"), machine=machine, cgroups=cgroups)
     await daemon.start()
