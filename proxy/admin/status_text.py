@@ -280,7 +280,7 @@ def _bytes(value: object) -> str:
 
 
 def _pools(data: Mapping[str, object]) -> Iterable[str]:
-    """One row a pool; on a machine with several NUMA nodes also what of it lies on each."""
+    """One row a pool; on a machine with several NUMA nodes also its part on each."""
     pools = as_map(data.get("pools"))
     nodes = [as_map(entry) for entry in as_list(pools.get("nodes"))]
     nodes = nodes if len(nodes) > 1 else []

@@ -44,7 +44,7 @@ class AgentSession:
         self._reloaded = asyncio.Event()
 
     async def until(self, condition: Callable[[Config], bool]) -> None:
-        """Wait until the configuration meets a condition."""
+        """Wait until the configuration satisfies a condition."""
         while not condition(self.config):
             await self._reloaded.wait()
 

@@ -1,8 +1,8 @@
 """All intersections of one set from each of several families, without trying all combinations.
 
-Theory. Merging hints asks which node sets are the intersection of one hint from every list. The number of
-combinations is the product of the lists' lengths; the number of different intersections is not. So the lists
-are taken in one after the other, and only the set of different intersections so far is kept. That loses
+Theory. A merge of hints looks for the node sets that are the intersection of one hint from every list. The
+number of combinations is the product of the lists' lengths; the number of different intersections is not.
+So the lists are added one by one, and only the set of different intersections so far is kept. That loses
 nothing: ``(a & b) & c`` depends on ``a & b`` alone, so of combinations with equal intersections one counts
 for all. Every step is ``meet(R, A) = {r & a}``, and there are three ways to do it, all giving the same set:
 

@@ -88,5 +88,5 @@ class EndpointWatch:
             self._telemetry.problem(RESET, reason=reset)
 
     def page(self) -> dict[str, object]:
-        """Return what the status says."""
+        """Return what the status shows."""
         return {} if self.found is None else {"endpoint": self.found.endpoint, "reset": self.found.reset}

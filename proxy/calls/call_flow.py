@@ -206,7 +206,7 @@ class CallFlow:
         if call.method in self._answered and self._must_be_placed(call):
             call.refuse(
                 GrpcStatus.INTERNAL,
-                f"cannot place what {call.method} asks for: the request cannot be decoded",
+                f"cannot apply the plan to {call.method}: the request cannot be decoded",
             )
         else:
             call.release()

@@ -149,7 +149,7 @@ class CreateCalls:
         return renewed
 
     def _learned(self, pod: Pod) -> None:
-        """Take what a request says of its pod into the state; that may change which CPUs are shared."""
+        """Record what a request carries about its pod; that may change which CPUs are shared."""
         self.executor.store.handle(PodLearned(pod, "pod described by a create"))
 
     async def _find_out(
@@ -354,7 +354,7 @@ class CreateCalls:
             self.executor.lifecycle.failed(context.target)
 
 
-DEVICES_UNKNOWN = "cannot find out whether a container asks for devices: kubelet has not given its pod"
+DEVICES_UNKNOWN = "cannot find out whether a container requests devices: kubelet has not given its pod"
 
 
 class UnreportedPods:

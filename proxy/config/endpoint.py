@@ -64,7 +64,7 @@ def parse_address(text: str) -> str:
         The address in lower case.
 
     Raises:
-        ValueError: It is not an endpoint; the message says what is missing.
+        ValueError: It is not an endpoint; the message names what is missing.
     """
     body = text.strip().lower()
     match = re.fullmatch(_HTTP, body)

@@ -1,4 +1,4 @@
-"""A small synchronous CRI client that speaks as kubelet does."""
+"""A small synchronous CRI client that makes kubelet's calls."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _NEXT = (
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line says.
+    """The options of the command line.
 
     Attributes:
         runtime: ``standin`` or ``containerd``.

@@ -50,7 +50,7 @@ class FailureSteps:
 
         return DemoStep(
             "Two LSE pods that cannot be placed",
-            f"One asks for {named(absent)}, which this machine does not have, the other for trading's "
+            f"One requests {named(absent)}, which this machine does not have, the other for trading's "
             f"{named(self._parts.lse)}. LSE would rather not run than run elsewhere: the create is refused "
             "with the reason, the runtime never sees it, and no container moves.",
             act,
@@ -241,7 +241,7 @@ class Scenario:
             cpus,
             f"trading (LSE) takes {named(cpus)}",
             "The scheduler named these CPUs in the pod's annotation, and LSE does not share them. The "
-            "others leave them first: the create is held until the kernel says that they are gone.",
+            "others leave them first: the create is held until the kernel confirms it.",
         )
 
     def _lsr(self) -> DemoStep:
@@ -280,7 +280,7 @@ class Scenario:
 
         whole = f"{count} whole CPU" + ("s" if count > 1 else "")
         return DemoStep(
-            f"database (Guaranteed) asks for {whole}",
+            f"database (Guaranteed) requests {whole}",
             "cpuManagerPolicy is static, so the proxy picks CPUs for it: close together, whole cores first, "
             "on one NUMA node, and the memory of that node.",
             act,
@@ -292,7 +292,7 @@ class Scenario:
         split = [core for core in machine.cores.values() if core & got and not core <= got]
         if len(got) != self._parts.count or not got.isdisjoint(taken):
             raise DemoError(
-                f"database got CPUs {got}; it asked for {self._parts.count}, and {taken} were taken"
+                f"database got CPUs {got}; it requested {self._parts.count}, and {taken} were taken"
             )
         if len(machine.nodes_of(got)) != 1 or (self._parts.big and split):
             raise DemoError(f"database got CPUs {got}, which are not whole cores of one NUMA node")

@@ -116,13 +116,13 @@ class StepRunner:
             if cpus_by_ref == files:
                 break
             if time.monotonic() >= deadline:
-                raise DemoError(f"the proxy says {cpus_by_ref}, the cgroup files say {files}")
+                raise DemoError(f"the proxy reports {cpus_by_ref}, the cgroup files contain {files}")
             time.sleep(0.02)
             snapshot = self.environment.snapshot()
         if page["violations"]:
             raise DemoError(f"the proxy finds its own plan broken: {page['violations']}")
         if not files:
-            return "No container is left, and the proxy says so too."
+            return "No container is left, and the proxy reports none."
         count = len(files)
         return (
             f"Read back from {count} cgroup{'s' if count > 1 else ''}: as the rules say, as the proxy's "

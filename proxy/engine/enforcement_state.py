@@ -14,7 +14,7 @@ KEY = "e/pods"
 
 
 class Enforcement(Struct, frozen=True):
-    """To which pods the plan is applied, besides what the mode says.
+    """To which pods the plan is applied, where the mode alone does not decide it.
 
     Attributes:
         selection: The pods that mode ``enforce`` selects.

@@ -38,7 +38,7 @@ def explain(
         pod: The pod.
         name: The container; empty for the pod as a whole.
         attempt: Its attempt.
-        request: What the CRI says.
+        request: The container's resources in the CRI call.
         verdict: Admit or refuse.
         decision: What the topology manager decided; None where it was not queried.
         placement: The placement; None on a refusal.

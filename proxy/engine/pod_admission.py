@@ -100,7 +100,7 @@ def admit(
     Args:
         state: The node as it is.
         pod: The pod; ``sandbox_id`` is a provisional id until the runtime has assigned one.
-        total: What the CRI says of the pod as a whole, and the devices of all its containers.
+        total: The resources of the pod as a whole in the CRI call, and the devices of all its containers.
         preferred: What device plug-ins prefer.
 
     Raises:

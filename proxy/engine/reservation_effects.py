@@ -137,11 +137,11 @@ class AwaitOwnInflight(Struct, frozen=True):
 
 
 class WriteSharers(Struct, frozen=True):
-    """Write the cpuset of every container that shares CPUs, to what the state says then."""
+    """Write the cpuset of every container that shares CPUs, to what the state holds then."""
 
 
 class WriteOwners(Struct, frozen=True):
-    """Write the cpusets of the containers themselves, to what the state says then."""
+    """Write the cpusets of the containers themselves, to what the state holds then."""
 
 
 class ReadCpusets(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The topology manager: hints, policy and allocation for one container, with the record of all three.
 
-Every provider says where it could serve the container; the policy merges one hint from the answers, or
+Every provider reports where it could serve the container; the policy merges one hint from the answers, or
 refuses; then every provider allocates under that hint, in the order in which the node holds them (kubernetes
 v1.36, pkg/kubelet/cm/topologymanager/scope_container.go ``Admit``; scope_pod.go for a pod as a whole, see
 ``proxy.engine.pod_admission``). Nothing here changes anything: the outcome is a ``TopologyDecision``, also
@@ -182,7 +182,7 @@ def pod_requests(
     Args:
         pod: The pod.
         name: The container; empty for the pod as a whole.
-        request: What the CRI says.
+        request: The container's resources in the CRI call.
         cpus: Exclusive CPUs that it claims.
         devices: What containers hold. Without kubelet's report, a container requests what it holds: the
             CRI does not carry it.

@@ -2,7 +2,7 @@
 
 The order of a create that gives CPUs to an owner:
 
-    decide (the state already says that the CPUs are taken)
+    decide (the CPUs are already taken in the state)
     -> ledger: the placement, in flight
     -> wait for calls in flight that carry wider sets (confinement)
     -> kernel: other containers leave the CPUs; this is read back

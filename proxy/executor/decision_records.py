@@ -43,7 +43,7 @@ class PodDecisions(Struct, frozen=True):
         containers: Names of its containers, oldest record first; without the pod's own decision.
         refused: The newest record's reason where that is a refusal; else empty.
         exists: True where the sandbox or a container of the pod exists.
-        applied: Whether what the newest record says was applied.
+        applied: Whether the decision of the newest record was applied.
     """
 
     pod: str

@@ -1,11 +1,11 @@
-"""Asks device plug-ins for containers that get devices: which ones are preferred, and what they need.
+"""Queries device plug-ins for containers that get devices: which ones are preferred, and what they need.
 
 The order of a create is kubelet's: the devices are chosen and Allocate is called when the pod is admitted,
 and PreStartContainer right before CreateContainer (kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go
 ``Allocate``, ``GetDeviceRunContainerOptions``). A pod comes to us with its containers one by one, so all
 three happen before the container's create is forwarded:
 
-    decide (the state already says that the devices are taken; a preference is requested before)
+    decide (the devices are already taken in the state; a preference is requested before)
     -> Allocate, for resources whose plug-ins have not answered for this container before
     -> ledger: the devices and the answers
     -> PreStartContainer

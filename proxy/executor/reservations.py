@@ -321,7 +321,7 @@ class Reservations:
         raise AssertionError(f"{effect} is not waited for")
 
     async def _append(self, reservation: Reservation, run: ReservationRun, may_run_on: CpuSet) -> Event:
-        """Record what the effect says; without a container there is nothing to record."""
+        """Record the effect's placement; without a container there is nothing to record."""
         state = self._context.state
         if reservation.kind is ReservationKind.REPLACEMENT:
             state = state.changed(put=self._replaced(reservation))

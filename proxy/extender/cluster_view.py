@@ -154,7 +154,7 @@ class ClusterView:
             self._join(name)
 
     async def _served_version(self) -> str:
-        """Return the version to follow, once the API server has said which it has."""
+        """Return the version to follow, once the API server has reported which it has."""
         path, pauses = f"/apis/{GROUP}", RetryDelays(PAUSES)
         while True:
             try:

@@ -71,7 +71,7 @@ def event_to(event: Point) -> dict[str, Any]:
 
 
 def adjustment_to(adjustment: Adjustment) -> dict[str, Any]:
-    """Return what an adjustment says as plain data; ``null`` is ``CLEAR``."""
+    """Return an adjustment as plain data; ``null`` is ``CLEAR``."""
     return _fields(adjustment)
 
 

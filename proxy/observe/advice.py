@@ -88,7 +88,7 @@ def causes_against(record: Explanation) -> tuple[str, ...]:
         requirement = "a single NUMA node" if single else "as few NUMA nodes as its amount should need"
         return sentences(
             [
-                f"No NUMA nodes have what it asks of {both(cannot)}" if cannot else "",
+                f"No NUMA nodes have what it requests of {both(cannot)}" if cannot else "",
                 f"What it requests of {both(others)} is not available on {requirement}" if others else "",
             ]
         )

@@ -429,7 +429,7 @@ class Streams:
         self.open.discard(stream.id)
         resize = self._resize()
         answer = frames.refusal(stream.id, code, message, answered=stream.answered, resize=resize)
-        # The reset asks a client that still sends to stop, and makes late frames of the runtime legal.
+        # After the reset a client that still sends stops, and late frames of the runtime are legal.
         self.to_client(answer, frames.rst_stream(stream.id, frames.NO_ERROR))
         self.to_server(frames.rst_stream(stream.id, frames.CANCEL))
         self.forget(stream, None)

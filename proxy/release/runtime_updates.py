@@ -62,7 +62,7 @@ class RuntimeUpdater:
         if container_id in executor.quotas.known.unsent or not due.exact or container_id in sweep.written:
             return True
         if executor.state.node.erases(container.placement) and not container.request.cpuset_cpus:
-            return False  # nothing is saved for it but what its request says
+            return False  # nothing is saved for it but what its request carries
         last_sent = self.progress.reported.get(container_id)
         mems = container.placement.mems if last_sent is None else last_sent.mems
         return executor.state.runtime.saved.get(container_id) != due.cpus or mems != due.mems

@@ -90,7 +90,7 @@ class SocketPath:
         try:
             if bind(str(beside)):
                 return
-        except RuntimeError as error:  # how the library says it
+        except RuntimeError as error:  # the library's error for this
             cause = f": {error}"
         raise CannotCreateError(f"{self._failed}: it cannot be bound{cause}")
 

@@ -230,7 +230,7 @@ REFUSED_BY_HOOKS = Counter(
 )
 UPDATED_BY_HOOKS = Counter("updated_by_hooks", "Containers that hooks changed outside of their own calls.")
 UPDATES_BY_HOOKS_FAILED = Counter(
-    "updates_by_hooks_failed", "Changes of containers that hooks asked for and that failed."
+    "updates_by_hooks_failed", "Changes of containers that hooks requested and that failed."
 )
 HOOK_SERVER_REQUESTS = Counter(
     "hook_server_requests",

@@ -94,7 +94,7 @@ class SysfsTree:
             most: The number of bytes that is read.
         """
         try:
-            # O_NONBLOCK: whatever lies there, a FIFO included, must not stop us.
+            # O_NONBLOCK: a file of any type, such as a FIFO, must not block the reading.
             fd = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError):
             return None

@@ -450,7 +450,7 @@ def test_an_undecodable_call_is_forwarded_unless_it_may_create_a_container(run_s
             call = await world.call(method, Garbage())
             assert call.refused == (
                 13,
-                f"cannot place what {method} asks for: the request cannot be decoded",
+                f"cannot apply the plan to {method}: the request cannot be decoded",
             )
         assert world.executor.telemetry.value(metrics.REQUESTS_UNDECODABLE) == 6
 

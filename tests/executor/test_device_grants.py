@@ -592,7 +592,7 @@ def test_a_pod_that_kubelet_does_not_report_is_a_problem(run_scenario: Any, *, r
     async def scenario(world: Any) -> None:
         def problems() -> list[Any]:
             found = world.executor.telemetry.problems()
-            return [each["what"] for each in found if "asks for devices" in str(each["what"])]
+            return [each["what"] for each in found if "requests devices" in str(each["what"])]
 
         answer, kubelet[0].pod_requests = kubelet[0].pod_requests, lambda *_: None
         one = await world.pod("a", kube="burstable")

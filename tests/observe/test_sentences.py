@@ -223,7 +223,7 @@ def test_an_impossible_resource_is_named_and_no_policy_is_advised() -> None:
         ProviderAnswer("cpu", "cpu", "", (hint(True, 0),), 1, 1),
     )
     reported = without_reasons("refused_gpu", *answer)
-    assert section(reported, "")[1:] == ("No NUMA nodes have what it asks of x/gpu.",)
+    assert section(reported, "")[1:] == ("No NUMA nodes have what it requests of x/gpu.",)
     uncounted = without_reasons("refused_gpu", ProviderAnswer("devices", "x/gpu"), answer[1])
     assert all_sentences(uncounted)[1] == all_sentences(reported)[1]
     assert "best-effort" not in render_decision(uncounted)

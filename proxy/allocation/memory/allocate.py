@@ -67,7 +67,7 @@ def allocate(state: MemoryState, pod: PodRequests, name: str, merged: TopologyHi
         return MemoryGrant(state, held, ("it holds its memory already",))
     amounts = container_amounts(pod, container)
     if not amounts:
-        return MemoryGrant(state, (), ("it asks for no memory of its own",))
+        return MemoryGrant(state, (), ("it requests no memory of its own",))
     mask, reasons = _choose(state, family(state, pod, amounts, name), amounts, merged)
     blocks = tuple(Block(mask, resource, size) for resource, size in amounts.items())
     for block in blocks:

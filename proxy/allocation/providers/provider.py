@@ -1,7 +1,7 @@
 """The interface between the topology manager and every provider: the ``Provider`` protocol.
 
-A provider answers for one kind of resource. For a container or a pod it says on which NUMA nodes the request
-could be served (hints), it allocates under the hint that the policy merged from all answers, and it explains
+A provider answers for one kind of resource. For a container or a pod it reports which NUMA nodes can serve it
+(hints), it allocates under the hint that the policy merged from all answers, and it explains
 what was missing where a request was refused. This is kubelet's ``HintProvider`` (kubernetes v1.36,
 pkg/kubelet/cm/topologymanager/topology_manager.go: ``GetTopologyHints``, ``GetPodTopologyHints``,
 ``Allocate``), with three differences:
@@ -53,7 +53,7 @@ class ProviderRequest(Struct, frozen=True):
         pod: The pod.
         requests: What its containers request, in the order of the pod.
         name: The container; empty for the pod as a whole, or for a container that represents the pod.
-        cri_resources: What the CRI says of the container or the sandbox.
+        cri_resources: The resources of the container or the sandbox in the CRI call.
         scope: Whether hints are requested for the container or for the pod as a whole.
         exclusive: Whether it may get exclusive CPUs.
         cpus: How many exclusive CPUs are requested.
@@ -207,7 +207,7 @@ class Provider(Protocol):
 
         Args:
             pod: The pod.
-            request: What the CRI, or the runtime, says of the container.
+            request: The container's resources, from the CRI call or from the runtime.
             mems: Its memory nodes.
             grants: Its recorded grants.
             running: True where it uses its resources already, whatever is recorded.

@@ -3,7 +3,7 @@
 The expected places (``proxy.backends.cgroup.group_names``) are tried first: a few stat calls of a
 microsecond each. Only where the pod's own group is not where its name says (a node inside a container), the
 tree is searched for the id, breadth first and with a bound, and the place is remembered for as long as it
-exists. What lies above it there is remembered, too: all other names are tried below that as well, so that
+exists. The path above it there is remembered, too: all other names are tried below that as well, so that
 a node is searched once. A container that was not started yet has no group; its pod's group exists, so that it
 costs no search.
 """
@@ -50,7 +50,7 @@ class GroupFinder:
         return group
 
     def group(self, path: str) -> str | None:
-        """Return a group by its name: where that says, or where names have been found to begin."""
+        """Return a group by its name: at that path, or below a root where other names were found."""
         for top in self._tops:
             candidate = f"{top}/{path}" if top else path
             if self._files.is_group(candidate):

@@ -29,7 +29,7 @@ ANSWER_LIMIT: Final = 256 << 10
 DEVICES_LIMIT: Final = 16_384
 """Devices of a resource."""
 ID_LIMIT: Final = 256
-"""Characters of a device's id. The interface says 63, which kubelet does not check."""
+"""Characters of a device's id. The interface specifies 63, which kubelet does not check."""
 ENTRIES_LIMIT: Final = 1024
 """Entries of one kind in an answer to Allocate."""
 _HEALTHY = "Healthy"
@@ -37,7 +37,7 @@ _HIGHEST_NODE = 1023
 
 
 class PluginAnswerError(ValueError):
-    """A plug-in has sent what cannot be used; the text says what."""
+    """A plug-in has sent an answer that cannot be used; the text names it."""
 
 
 def read_devices(content: bytes) -> dict[str, RegisteredDevice]:
@@ -61,7 +61,7 @@ def read_devices(content: bytes) -> dict[str, RegisteredDevice]:
 
 
 def _nodes(device: pb.Device) -> Mask | None:
-    """Return the NUMA nodes; None where there is no topology. -1, which sysfs says for none, is none."""
+    """Return the NUMA nodes; None where there is no topology. -1, sysfs' value for no node, is none."""
     if not device.HasField("topology"):
         return None
     return Mask(node.ID for node in device.topology.nodes if 0 <= node.ID <= _HIGHEST_NODE)

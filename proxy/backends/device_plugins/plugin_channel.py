@@ -66,7 +66,7 @@ class PluginChannel:
         try:
             begin: Any = self._channel.open().unary_unary(f"{SERVICE}/{method}")
             call = begin.future(request, timeout=timeout_s)
-        except ValueError:  # how grpc says that the channel is closed
+        except ValueError:  # grpc's error for a closed channel
             raise PluginCallError("the connection is closed", answered=False) from None
         call.add_done_callback(lambda done: self._soon(_pass_result, answer, done, timeout_s))
         try:

@@ -57,7 +57,7 @@ class UnixChannel:
             number, name = failed.code().value[0], failed.code().name
             details = details_of(failed)
             raise KubeletError(self._failed(what, f"{details} ({name})"), number, details) from None
-        except ValueError:  # how grpc says that the channel was closed meanwhile
+        except ValueError:  # grpc's error for a channel that was closed meanwhile
             raise KubeletError(self._failed(what, "the channel is closed")) from None
         try:
             return answer.FromString(content)

@@ -36,7 +36,7 @@ _NIL = "<nil>"
 
 
 class HeldCpus(Struct, frozen=True):
-    """What ``cpu_manager_state`` says.
+    """What ``cpu_manager_state`` contains.
 
     Attributes:
         default: The shared set.

@@ -61,7 +61,7 @@ class PodsApi:
             The pod, or None where kubelet does not know it.
 
         Raises:
-            KubeletError: Kubelet does not serve the API, or does not answer; ``code`` says which.
+            KubeletError: Kubelet does not serve the API, or does not answer; ``code`` tells the two apart.
             InputError: The pod is malformed.
         """
         from proxy.api.kubelet import pods_pb2 as pb

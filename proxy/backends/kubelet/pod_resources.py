@@ -167,7 +167,7 @@ def _devices(listed: Iterable[pb.ContainerDevices]) -> dict[str, dict[str, Mask 
     """Merge the groups of a device."""
     devices: dict[str, dict[str, Mask | None]] = {}
     for group in listed:
-        # A plugin passes on what sysfs says, and -1 there is no node.
+        # A plug-in passes on the value of sysfs; -1 is no node.
         nodes = Mask(node.ID for node in group.topology.nodes if 0 <= node.ID <= _HIGHEST_NODE)
         ids = devices.setdefault(group.resource_name, {})
         for name in group.device_ids:

@@ -197,7 +197,7 @@ def index_pods(items: Iterable[object]) -> PodIndex:
 
 
 def pod_in(index: PodIndex, uid: str, namespace: str, name: str) -> Item | None:
-    """Find a pod by what the CRI says of its sandbox; None where it is not there."""
+    """Find the pod of a CRI sandbox; None where kubelet does not list it."""
     return index.get((uid,)) or index.get((uid, namespace, name))
 
 

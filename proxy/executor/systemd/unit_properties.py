@@ -115,7 +115,7 @@ class UnitProperties:
             self.units.watch(self._unit_event)
 
     def _unit_event(self, event: UnitEvents) -> None:
-        """Pass news on to the event loop; called in a thread of ``units``."""
+        """Pass a notification on to the event loop; called in a thread of ``units``."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, event)
 

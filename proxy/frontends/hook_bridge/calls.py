@@ -304,7 +304,7 @@ def _conflict(fields: Mapping[str, str], outcome: Outcome) -> str:
 
 
 def _renewed(before: Pod, pod: Pod) -> Pod:
-    """Return a pod that hooks have changed; Kubernetes' class is what kubelet's own cgroup says."""
+    """Return a pod that hooks have changed; Kubernetes' class is that of kubelet's own cgroup."""
     if pod.cgroup_parent == before.cgroup_parent:
         return pod
     return structs.replace(pod, kube_qos=before.kube_qos, cgroup_changed_by_hook=True)

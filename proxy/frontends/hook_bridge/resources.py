@@ -1,6 +1,6 @@
 """What is requested in CPUs and memory: from messages, from the ledger, and over several calls.
 
-A request says nothing about a field by 0 or an empty text; the runtime then leaves what it has. So what a
+In a request, 0 or an empty text leaves a field unset; the runtime then leaves what it has. So what a
 container requests altogether is the content of its create, changed by that of each update. Koordinator keeps
 the same account (Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cri/utils.go,
 updateResourceByUpdateContainerResourceRequest), but takes only values above 0 of an update, so that a limit
@@ -26,7 +26,7 @@ _PAGES = re.compile(r"hugepages-([0-9]+)([KMGT])i")
 
 
 def resources_of(message: pb.LinuxContainerResources | hook_pb.LinuxContainerResources) -> Resources:
-    """Read what a request says; huge pages and unified are read at the first access."""
+    """Read a request; huge pages and unified are read at the first access."""
     return Resources(
         message.cpu_period,
         message.cpu_quota,

@@ -44,7 +44,7 @@ class Key:
         wants: What a good value is, in words.
         default: What holds where it is not given; meaningless where it is ``required``.
         required: It must be given.
-        help: What it means, as the hook says.
+        help: What it means, in the hook's words.
         read: Plain value to the field's; raises ValueError with the cause.
     """
 

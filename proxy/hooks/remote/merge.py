@@ -39,7 +39,7 @@ def merge_answer(sent: Request, answer: Response) -> Request:
 
     Args:
         sent: The request that the server received.
-        answer: What it says.
+        answer: The server's answer.
 
     Raises:
         HookError: The answer is not of the type that answers the request.

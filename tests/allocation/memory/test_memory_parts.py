@@ -70,7 +70,7 @@ def test_reserves_that_do_not_fit() -> None:
             PodRequests("p", (ContainerResources("c", requests={"memory": GI}),), own={"memory": GI}),
             "Guaranteed",
         ),
-        (PodRequests("p", (ContainerResources("c", requests={"cpu": 1000}),)), "asks for no memory"),
+        (PodRequests("p", (ContainerResources("c", requests={"cpu": 1000}),)), "requests no memory"),
     ],
 )
 def test_a_container_without_memory_of_its_own(pod: PodRequests, why: str) -> None:

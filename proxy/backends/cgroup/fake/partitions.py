@@ -49,7 +49,7 @@ class PartitionEntry(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What its file says."""
+        """The content of its file."""
         if self.state == VALID:
             return self.kind
         return f"{self.kind} invalid{f' ({self.reason})' if self.reason else ''}"
