@@ -46,8 +46,8 @@ def pod(uid: str, devices: int, kube: KubeQos) -> Pod:
     """Return a pod of one container."""
     amounts = {"cpu": 8000, "memory": 1} if kube is KubeQos.GUARANTEED else {}
     limits = {**amounts, **({RESOURCE: devices} if devices else {})}
-    asks = PodRequests(uid, (ContainerResources("c", requests=amounts, limits=limits),))
-    return Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, requests=asks)
+    pod_requests = PodRequests(uid, (ContainerResources("c", requests=amounts, limits=limits),))
+    return Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, requests=pod_requests)
 
 
 def node() -> NodeState:

@@ -137,8 +137,8 @@ def many_nodes(policy: TopologyPolicy, *, far: bool) -> tuple[str, Callable[[], 
 
 def _gpu_case(node: Node, policy: TopologyPolicy, *, far: bool) -> tuple[str, Callable[[], Plan], bool]:
     amounts = {"cpu": 16_000, "memory": 64 * GIB, "nvidia.com/gpu": 4}
-    asks = PodRequests("u0", (ContainerResources("c", requests=amounts, limits=amounts),))
-    guest = Pod("s0", "u0", "bench", "p0", requests=asks)
+    pod_requests = PodRequests("u0", (ContainerResources("c", requests=amounts, limits=amounts),))
+    guest = Pod("s0", "u0", "bench", "p0", requests=pod_requests)
     state = NodeState.empty(node).with_pod(guest)
     work = partial(place, state, guest, "c", 0, whole(16, 64 * GIB), "token")
     return f"36 nodes, CPU + memory + 4 GPUs{' far off' if far else ''}, {policy}", work, not far

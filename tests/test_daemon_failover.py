@@ -78,9 +78,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
 async def requests_to_server(node: Node, names: set[str]) -> dict[str, Any]:
     """Wait until the server has received these requests, and return them by hook."""
     async with asyncio.timeout(60):
-        while not names <= {name.removesuffix("Hook") for name, _ in node.server.asked}:
+        while not names <= {name.removesuffix("Hook") for name, _ in node.server.received}:
             await asyncio.sleep(0.02)
-    return {name.removesuffix("Hook"): request for name, request in node.server.asked}
+    return {name.removesuffix("Hook"): request for name, request in node.server.received}
 
 
 def check(reported: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ def test_a_container_made_before_the_restart(node: Node) -> None:
             sandbox, container = await asyncio.to_thread(node.create)
         finally:
             await daemon.stop()
-        node.server.asked.clear()
+        node.server.received.clear()
         daemon = node.daemon()
         await daemon.start()
         try:

@@ -47,14 +47,16 @@ DEVICES = [
 ]
 REFUSALS = (NotEnoughCpus, CpuRefusedError, MemoryRefused, devices_allocate.DeviceRefused)
 
-ASKS = st.builds(
+REQUESTS = st.builds(
     lambda cpus, mib, gpus: {"cpu": cpus * 1000, "memory": mib * MIB, **({GPU: gpus} if gpus else {})},
     st.integers(1, 7),
     st.integers(1, 90),
     st.integers(0, 2),
 )
 PODS = st.tuples(
-    st.lists(ASKS, max_size=2), st.lists(st.booleans(), min_size=2), st.lists(ASKS, min_size=1, max_size=2)
+    st.lists(REQUESTS, max_size=2),
+    st.lists(st.booleans(), min_size=2),
+    st.lists(REQUESTS, min_size=1, max_size=2),
 )
 
 

@@ -117,9 +117,9 @@ def remembered_container(
     known = memory.container(lookup)
     if known is None:
         return None
-    pod, asked = _pod_of_entry(entry), request_of(entry.container_resources)
+    pod, request = _pod_of_entry(entry), request_of(entry.container_resources)
     placement = Placement(Pool.SHARED, CpuSet(), Mask())
-    one = Container(lookup, meta.name, pod, asked, placement, Phase.CREATED, meta.attempt)
+    one = Container(lookup, meta.name, pod, request, placement, Phase.CREATED, meta.attempt)
     return view.pod(pod), existing_facts(one, known)
 
 

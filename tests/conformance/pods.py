@@ -36,13 +36,13 @@ def pod(case: Case) -> PodRequests:
         raise BadCaseError(f"it has an unusable 'pod': {error!r}") from None
 
 
-def first_app(asked: PodRequests) -> str:
+def first_app(requests: PodRequests) -> str:
     """Return the name of the first app container.
 
     Raises:
         BadCaseError: The pod has none.
     """
-    if not (apps := asked.of(ContainerKind.APP)):
+    if not (apps := requests.of(ContainerKind.APP)):
         raise BadCaseError("its pod has no app container")
     return apps[0].name
 

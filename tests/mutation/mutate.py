@@ -383,14 +383,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="list those that are noticed too, with the test")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
-    asked = parser.parse_args()
-    known = [(m, part) for part in ROOMS[asked.room] for m in chosen(part.changed, asked.at)]
-    todo = random.Random(asked.seed).sample(known, asked.n) if 0 < asked.n < len(known) else known
+    options = parser.parse_args()
+    known = [(m, part) for part in ROOMS[options.room] for m in chosen(part.changed, options.at)]
+    todo = random.Random(options.seed).sample(known, options.n) if 0 < options.n < len(known) else known
     started = time.monotonic()
-    killed = len(todo) - run(todo, asked.jobs, all_shown=asked.all)
+    killed = len(todo) - run(todo, options.jobs, all_shown=options.all)
     share = 100 * killed / len(todo) if todo else 100
     took = time.monotonic() - started
-    print(f"{asked.room}: {killed} of {len(todo)} noticed ({share:.0f} %), of {len(known)}, in {took:.0f} s")
+    print(
+        f"{options.room}: {killed} of {len(todo)} noticed ({share:.0f} %), of {len(known)}, in {took:.0f} s"
+    )
 
 
 if __name__ == "__main__":

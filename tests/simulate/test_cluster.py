@@ -158,13 +158,13 @@ def _simulated_pod(number: int, kind: str, size: int, host: str) -> SimulatedPod
     st.booleans(),
 )
 def test_sums_hold_for_any_pods(
-    wishes: list[tuple[str, int, str]], policy: str, fill: bool, retry: bool
+    demands: list[tuple[str, int, str]], policy: str, fill: bool, retry: bool
 ) -> None:
     config = parse(f"cpuManagerPolicy: static\ntopologyManagerPolicy: {policy}", "test")
     machine = regular_machine(2, 1, 4)
     made = hosts_of(config, [NamedMachine("m1", machine), NamedMachine("m2", machine)], SimulationRules({}))
     cluster = Cluster(made, fill=fill, retry=retry)
-    results = cluster.run([_simulated_pod(i, *wish) for i, wish in enumerate(wishes)])
+    results = cluster.run([_simulated_pod(i, *demand) for i, demand in enumerate(demands)])
     for host in cluster.hosts:
         here = [r for r in results if r.outcome is PodOutcome.PLACED and r.host == host.name]
         assert not violations(host.state)

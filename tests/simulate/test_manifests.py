@@ -93,9 +93,9 @@ spec:
 """
     simulated_pod = read(tmp_path, text).simulated_pods[0]
     assert simulated_pod.needs == {"cpu": 3750, "memory": 2 << 20, "example.com/gpu": 1}
-    asks = simulated_pod.arrival.pod.requests
-    assert asks is not None
-    assert [a.kind for a in asks.containers] == [
+    pod_requests = simulated_pod.arrival.pod.requests
+    assert pod_requests is not None
+    assert [a.kind for a in pod_requests.containers] == [
         ContainerKind.INIT,
         ContainerKind.SIDECAR,
         ContainerKind.INIT,

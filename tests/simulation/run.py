@@ -32,7 +32,7 @@ class Outcome:
     trace: str = ""
     violation: str = ""
     seed: int = 0
-    asked: int = 0
+    requested: int = 0
     recent: tuple[str, ...] = ()
 
 
@@ -46,7 +46,7 @@ def seed_of(seed: int, worker: int, epoch: int) -> int:
 
 def simulate(seed: int, events: int) -> Outcome:
     """Simulate one node."""
-    outcome = Outcome(seed=seed, asked=events)
+    outcome = Outcome(seed=seed, requested=events)
     node = Node(seed)
     try:
         node.run(events)
@@ -80,7 +80,7 @@ def work(seed: int, worker: int, events: int, epoch_events: int = EPOCH) -> Outc
         epoch += 1
         if one.violation:
             total.violation, total.seed, total.recent = one.violation, one.seed, one.recent
-            total.trace, total.asked = one.trace, one.asked
+            total.trace, total.requested = one.trace, one.requested
             return total
         print(f"worker {worker}: {total.events} events, {total.nodes} nodes", file=sys.stderr, flush=True)
     total.trace = traces.hexdigest()
@@ -113,25 +113,26 @@ def main() -> None:
             [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
             {**os.environ, "PYTHONHASHSEED": "0"},
         )
-    asked = arguments()
-    seed = asked.seed if asked.seed is not None else int(time.time())
+    options = arguments()
+    seed = options.seed if options.seed is not None else int(time.time())
     began = time.monotonic()
-    with planted(asked.plant):
-        outcomes = _outcomes(asked, seed)
-    sys.exit(report(seed, outcomes, time.monotonic() - began, asked))
+    with planted(options.plant):
+        outcomes = _outcomes(options, seed)
+    sys.exit(report(seed, outcomes, time.monotonic() - began, options))
 
 
-def _outcomes(asked: argparse.Namespace, seed: int) -> list[Outcome]:
+def _outcomes(options: argparse.Namespace, seed: int) -> list[Outcome]:
     jobs = [
-        (seed, number, asked.events // asked.workers, asked.node_events) for number in range(asked.workers)
+        (seed, number, options.events // options.workers, options.node_events)
+        for number in range(options.workers)
     ]
-    if asked.workers == 1:
+    if options.workers == 1:
         return [work(*jobs[0])]
-    with multiprocessing.get_context("fork").Pool(asked.workers) as pool:
+    with multiprocessing.get_context("fork").Pool(options.workers) as pool:
         return pool.map(_job, jobs, chunksize=1)
 
 
-def report(seed: int, outcomes: list[Outcome], seconds: float, asked: argparse.Namespace) -> int:
+def report(seed: int, outcomes: list[Outcome], seconds: float, options: argparse.Namespace) -> int:
     """Print what came out, and return the exit code."""
     kinds = sum((one.kinds for one in outcomes), Counter[str]())
     events = sum(one.events for one in outcomes)
@@ -144,10 +145,10 @@ def report(seed: int, outcomes: list[Outcome], seconds: float, asked: argparse.N
     print(f"trace {' '.join(one.trace for one in outcomes)}")
     wrong = [one for one in outcomes if one.violation]
     for one in wrong:
-        if asked.trace:
-            print("\n".join(one.recent[-asked.trace :]))
+        if options.trace:
+            print("\n".join(one.recent[-options.trace :]))
         print(f"violation: {one.violation}")
-        plant = f" PLANT={asked.plant}" if asked.plant else ""
-        print(f"repeat it: make simulate-faults SEED={one.seed} EVENTS={one.asked} WORKERS=1{plant}")
+        plant = f" PLANT={options.plant}" if options.plant else ""
+        print(f"repeat it: make simulate-faults SEED={one.seed} EVENTS={one.requested} WORKERS=1{plant}")
     print(f"{len(wrong)} violations")
     return int(bool(wrong))

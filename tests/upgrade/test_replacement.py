@@ -43,7 +43,7 @@ def test_the_new_process_may_listen_at_another_admin_socket(
 ) -> None:
     """``adminSocket`` of the configuration has changed since the daemon was started."""
     admin, after = tmp_path / "a", tmp_path / "b"
-    owners, asked = {admin: 1}, []
+    owners, queried = {admin: 1}, []
 
     def owner(path: Path) -> int:
         if path not in owners:
@@ -54,14 +54,14 @@ def test_the_new_process_may_listen_at_another_admin_socket(
         if act:
             owners.clear()
             owners.update({after: 2} if listens else {})
-        asked.append((path, route))
+        queried.append((path, route))
         return {"ready": True}
 
     monkeypatch.setattr(replacement, "_owner", owner)
     monkeypatch.setattr(replacement, "query_admin", query)
     if listens:
         assert replacement.replace_daemon(admin, 5, after=after) == replacement.Replacement(2)
-        assert asked == [(admin, "/successor"), (after, "/status")]
+        assert queried == [(admin, "/successor"), (after, "/status")]
         return
     with pytest.raises(UnavailableError, match=f"no process answers at {admin} or {after}: systemctl"):
         replacement.replace_daemon(admin, 0.2, after=after)

@@ -45,7 +45,7 @@ def resources(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> 
     return ContainerResources(name, kind, {"cpu": cpus * 1000}, {"cpu": cpus * 1000})
 
 
-ASKS = PodRequests(
+REQUESTS = PodRequests(
     "p",
     (
         resources("i", 4, ContainerKind.INIT),
@@ -54,7 +54,7 @@ ASKS = PodRequests(
         resources("b", 2),
     ),
 )
-POD = Pod("s-p", "p", "ns", "p", requests=ASKS)
+POD = Pod("s-p", "p", "ns", "p", requests=REQUESTS)
 BARE = changed_copy(POD, requests=None)
 OTHER = Pod("s-o", "o", "ns", "o")
 

@@ -31,15 +31,15 @@ GPUS = {"gpu": {i: RegisteredDevice(i, Mask([n])) for i, n in (("a", 0), ("b", 1
 def request(
     *near: LocatedDevice, gpus: int = 0, scope: Scope = Scope.CONTAINER, name: str = "c"
 ) -> ProviderRequest:
-    asks = PodRequests(
+    pod_requests = PodRequests(
         "u",
         (
             ContainerResources("c", limits={"gpu": gpus} if gpus else {}),
             ContainerResources("d", limits={"gpu": 1}),
         ),
     )
-    pod = Pod("s", "u", "ns", "p", requests=asks)
-    return ProviderRequest(pod, asks, name, Request(devices=near), scope)
+    pod = Pod("s", "u", "ns", "p", requests=pod_requests)
+    return ProviderRequest(pod, pod_requests, name, Request(devices=near), scope)
 
 
 NEAR2 = changed_copy(GPU0, fewest_numa_nodes=1), changed_copy(GPU1, fewest_numa_nodes=1)

@@ -29,7 +29,7 @@ ANY = TopologyHint(None, preferred=False)
 
 def request(mib: int, *, guaranteed: bool = True, scope: Scope = Scope.CONTAINER) -> ProviderRequest:
     amounts = {"memory": mib * MIB} if mib else {}
-    asks = PodRequests(
+    pod_requests = PodRequests(
         "u",
         (
             ContainerResources("i", ContainerKind.INIT, amounts, amounts),
@@ -37,7 +37,9 @@ def request(mib: int, *, guaranteed: bool = True, scope: Scope = Scope.CONTAINER
         ),
         guaranteed,
     )
-    return ProviderRequest(Pod("s", "u", "ns", "p", requests=asks), asks, "c", Request(), scope)
+    return ProviderRequest(
+        Pod("s", "u", "ns", "p", requests=pod_requests), pod_requests, "c", Request(), scope
+    )
 
 
 def test_the_memory_provider_serves_guaranteed_pods_and_accounts_for_them() -> None:
@@ -112,10 +114,10 @@ def test_an_init_container_holds_memory_that_later_containers_have_not_taken_ove
 
 def test_only_memory_that_is_bound_is_adopted() -> None:
     pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.GUARANTEED)
-    asked = Request(memory_limit=5 * MIB, huge_pages=(("hugepages-2Mi", 0),))
+    resources = Request(memory_limit=5 * MIB, huge_pages=(("hugepages-2Mi", 0),))
 
     def adopted(pod: Pod, mems: int) -> tuple[Block, ...]:
-        return PROVIDER.adopt(pod, asked, Mask.from_bits(mems), Grants(), running=True).blocks
+        return PROVIDER.adopt(pod, resources, Mask.from_bits(mems), Grants(), running=True).blocks
 
     assert adopted(pod, 0b01) == (Block(Mask([0]), "memory", 5 * MIB),)
     assert adopted(pod, 0b11) == (), "it may use all nodes"

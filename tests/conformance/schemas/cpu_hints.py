@@ -11,16 +11,16 @@ from tests.conformance.static import policy, state
 
 
 def check(case: Case, topologies: Topologies) -> Outcome:
-    known, now, asked = policy(case, topologies), state(case), pod(case)
+    known, now, requests = policy(case, topologies), state(case), pod(case)
     want = _cpu(answer({"cpu": case.value("expected", (list, type(None)))}))
     expected = dict.fromkeys(case.value("scopes", list), want)
     got: dict[str, object] = {}
     for scope in expected:
         if scope == "pod":
-            got[scope] = _cpu(pod_hints(known, now, asked))
+            got[scope] = _cpu(pod_hints(known, now, requests))
         else:
-            name = case.optional("container", str) or first_app(asked)
-            got[scope] = _cpu(container_hints(known, now, asked, name))
+            name = case.optional("container", str) or first_app(requests)
+            got[scope] = _cpu(container_hints(known, now, requests, name))
     return Outcome(expected, got)
 
 

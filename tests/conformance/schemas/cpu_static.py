@@ -59,15 +59,15 @@ def _start(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
 
 
 def _allocate(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
-    asked, affinity = pod(case), hint(case.optional("hint", dict)).affinity
+    requests, affinity = pod(case), hint(case.optional("hint", dict)).affinity
     refused: Exception | None = None
     names = case.value("allocate", list)
     try:
         for name in names:
-            now = allocate(known, now, asked, name, affinity)
+            now = allocate(known, now, requests, name, affinity)
     except _REFUSALS as error:
         refused = error
-    owned = {name: now.of(asked.uid, name) for name in names}
+    owned = {name: now.of(requests.uid, name) for name in names}
     got: dict[str, Any] = {"error": _error(refused)}
     want: dict[str, Any] = {"error": _told(case, "error")}
     if reported := case.optional("expected", dict):
@@ -82,7 +82,7 @@ def _allocate(case: Case, known: CpuPolicy, now: CpuState) -> Outcome:
         want["expected_default"], got["expected_default"] = default, str(now.default)
     if (leaves := case.optional("then_remove", str)) is not None:
         want["after"] = case.expected("expected_default_after_remove")
-        got["after"] = str(remove(now, asked.uid, leaves).default)
+        got["after"] = str(remove(now, requests.uid, leaves).default)
     if len(want) == 1 and not want["error"]:
         raise BadCaseError("it expects nothing")
     return Outcome(want, got)

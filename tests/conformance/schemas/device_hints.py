@@ -20,14 +20,14 @@ def device(raw: Mapping[str, Any]) -> RegisteredDevice:
 
 
 def check(case: Case, _: Topologies) -> Outcome:
-    state, asked, nodes = _state(case), pod(case), Mask(case.value("numa_nodes", list))
+    state, requests, nodes = _state(case), pod(case), Mask(case.value("numa_nodes", list))
     expected = hints.shown(hints.answer(case.value("expected", dict)))
     got = {}
     for scope in case.value("scopes", list):
         if scope == "pod":
-            found = pod_hints(state, asked, nodes)
+            found = pod_hints(state, requests, nodes)
         else:
-            found = container_hints(state, asked, first_app(asked), nodes)
+            found = container_hints(state, requests, first_app(requests), nodes)
         reported = hints.shown(found)
         got[scope] = {resource: reported.get(resource, "no answer") for resource in expected}
     return Outcome(dict.fromkeys(got, expected), got)

@@ -110,15 +110,15 @@ def _hook_request_create(case: Case) -> Outcome:
     assert skip is not None
     expected = shown(message(hook.ContainerResourceHookRequest, _expected(case)))
     got = shown(container_request(PreCreateContainer(*facts, Decision())))
-    asked = not skip(facts[0].labels)
-    return Outcome((case.optional("call_hook", bool, default=True), expected), (asked, got))
+    called = not skip(facts[0].labels)
+    return Outcome((case.optional("call_hook", bool, default=True), expected), (called, got))
 
 
 def _hook_request_update(case: Case) -> Outcome:
     entry = message(hook.ContainerResourceHookRequest, case.optional("stored", dict))
-    asked = message(cri.UpdateContainerResourcesRequest, case.optional("request", dict))
+    request = message(cri.UpdateContainerResourcesRequest, case.optional("request", dict))
     event = PreUpdateContainerResources(
-        *messages.facts_of_entry(entry), Decision(), resources_of(asked.linux), dict(asked.annotations)
+        *messages.facts_of_entry(entry), Decision(), resources_of(request.linux), dict(request.annotations)
     )
     expected = message(hook.ContainerResourceHookRequest, _expected(case))
     return Outcome(shown(expected), shown(container_request(event)))
@@ -197,18 +197,18 @@ def _told(
 
 def _merge(case: Case) -> Outcome:
     update = case.value("kind", str) == "merge_kubelet_update_into_stored"
-    had, said, expected = (
+    had, answer, expected = (
         None if raw is None else message(hook.LinuxContainerResources, raw)
         for raw in (case.optional("stored", dict), case.optional("other", dict), _expected(case))
     )
-    after = merge.merge_update(had, said) if update else merge.merge_resources(had, said)
+    after = merge.merge_update(had, answer) if update else merge.merge_resources(had, answer)
     return Outcome(expected and shown(expected), after and shown(after))
 
 
 def _resources_cri_to_hook(case: Case) -> Outcome:
-    asked = message(cri.LinuxContainerResources, case.optional("input", dict))
+    request = message(cri.LinuxContainerResources, case.optional("input", dict))
     expected = message(hook.LinuxContainerResources, _expected(case))
-    return Outcome(shown(expected), shown(resources_message(resources_of(asked))))
+    return Outcome(shown(expected), shown(resources_message(resources_of(request))))
 
 
 def _resources_hook_to_cri(case: Case) -> Outcome:

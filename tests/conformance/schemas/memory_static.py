@@ -32,16 +32,20 @@ def check(case: Case, _: Topologies) -> Outcome:
 
 
 def _hints(case: Case, test: str) -> Outcome:
-    asked, state = pod(case), memory.state(case)
-    got = pod_hints(state, asked) if test == "pod_hints" else container_hints(state, asked, first_app(asked))
+    requests, state = pod(case), memory.state(case)
+    got = (
+        pod_hints(state, requests)
+        if test == "pod_hints"
+        else container_hints(state, requests, first_app(requests))
+    )
     expected = hints.answer(case.value("expected_hints", (dict, type(None))))
     return Outcome(hints.shown(expected), hints.shown(got))
 
 
 def _allocate(case: Case, *kinds: ContainerKind, most: int | None = None) -> MemoryState:
-    state, asked = memory.state(case), pod(case)
-    for ask in asked.of(*kinds)[:most]:
-        state = allocate(state, asked, ask.name, hints.hint(case.optional("hint", dict))).state
+    state, requests = memory.state(case), pod(case)
+    for container in requests.of(*kinds)[:most]:
+        state = allocate(state, requests, container.name, hints.hint(case.optional("hint", dict))).state
     return state
 
 

@@ -166,8 +166,8 @@ def test_offline_cpus_are_omitted_and_their_replacements_are_listed() -> None:
 
 def test_only_app_containers_and_sidecars_are_listed_if_the_spec_is_known() -> None:
     kinds = {"setup": ContainerKind.INIT, "proxy": ContainerKind.SIDECAR, "main": ContainerKind.APP}
-    asks = PodRequests("u1", tuple(ContainerResources(name, kind) for name, kind in kinds.items()))
-    pod = structs.replace(WEB, requests=asks)
+    pod_requests = PodRequests("u1", tuple(ContainerResources(name, kind) for name, kind in kinds.items()))
+    pod = structs.replace(WEB, requests=pod_requests)
     answer = pods_answer(state(owner(name="setup", pod=pod), pods=(pod,)), None)
     assert cpus(answer) == {"web": {"proxy": [], "main": []}}
 

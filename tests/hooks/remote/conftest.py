@@ -45,7 +45,7 @@ class HookServer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.answer: Callable[[Any], Any] = echo
-        self.asked: list[tuple[str, Any]] = []
+        self.received: list[tuple[str, Any]] = []
         self.let_go = threading.Event()  # ends the wait of hang()
         self._server: grpc.Server | None = None
 
@@ -76,7 +76,7 @@ class HookServer:
 
         def handle(content: bytes, context: grpc.ServicerContext) -> bytes:
             request = kind.FromString(content)
-            self.asked.append((name, request))
+            self.received.append((name, request))
             try:
                 answer = self.answer(request)
             except PermissionError as error:

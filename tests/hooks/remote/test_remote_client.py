@@ -68,7 +68,7 @@ def test_every_hook_calls_its_stage_and_an_echo_is_no_adjustment(
     server: HookServer, hook_of: MakeHook, point: str
 ) -> None:
     assert call_hook(hook_of(server.path), point) is None
-    name, request = server.asked[0]
+    name, request = server.received[0]
     assert name == f"{POINTS[point].__name__}Hook"
     assert request.pod_meta.name
 
@@ -141,7 +141,7 @@ def test_a_restarted_server_is_called_again(server: HookServer, hook_of: MakeHoo
             time.sleep(0.05)
     else:
         pytest.fail("the restarted server is not called again")
-    assert len(server.asked) == 2
+    assert len(server.received) == 2
 
 
 def test_a_server_that_stops_during_a_call_fails_it(server: HookServer, hook_of: MakeHook) -> None:
@@ -157,7 +157,7 @@ def test_a_server_that_stops_during_a_call_fails_it(server: HookServer, hook_of:
 
     thread = threading.Thread(target=call_and_keep_error)
     thread.start()
-    while not server.asked:
+    while not server.received:
         time.sleep(0.01)
     assert server._server is not None
     server._server.stop(None)
@@ -208,7 +208,7 @@ def test_messages_of_five_mebibytes_pass_in_both_directions(server: HookServer, 
     server.answer = answer
     adjustment = call_hook(hook_of(server.path, timeout=30), so_far=Adjustment(annotations={"much": large}))
     assert adjustment == Adjustment(cpu_shares=77, annotations={"more": large})
-    assert server.asked[0][1].container_annotations["much"] == large
+    assert server.received[0][1].container_annotations["much"] == large
 
 
 def test_messages_without_end_are_refused(server: HookServer, hook_of: MakeHook) -> None:
@@ -216,7 +216,7 @@ def test_messages_without_end_are_refused(server: HookServer, hook_of: MakeHook)
     flood = "x" * (17 << 20)
     with pytest.raises(HookError, match=r"the request has \d+ bytes, and 16777216 is the most"):
         call_hook(hook, so_far=Adjustment(annotations={"much": flood}))
-    assert not server.asked
+    assert not server.received
     server.answer = lambda _request: pb.ContainerResourceHookResponse(container_annotations={"more": flood})
     with pytest.raises(HookError, match=r"larger than max .*\(RESOURCE_EXHAUSTED\)"):
         call_hook(hook)
@@ -263,7 +263,7 @@ def test_a_shut_down_hook_sends_no_calls_and_lets_pending_ones_end(
     assert results == [Adjustment(cpu_shares=77)]
     with pytest.raises(HookError, match="the hook has been shut down"):
         call_hook(hook)
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
 
 
 def test_a_socket_path_may_contain_a_space(servers: Callable[[str], HookServer], hook_of: MakeHook) -> None:
@@ -375,7 +375,7 @@ def test_a_socket_in_a_directory_that_others_can_write_is_not_asked(server: Hook
         assert f"(mode {mode:04o}): chmod g" in error_of_call(client)
     server.path.parent.chmod(0o755)
     assert client.call(METHOD, b"") is not None
-    assert len(server.asked) == 1
+    assert len(server.received) == 1
     client.close()
 
 
@@ -402,7 +402,7 @@ def test_a_process_that_takes_the_place_of_a_server_is_not_asked(
         except HookError:
             assert time.monotonic() < until
             time.sleep(0.05)
-    assert len(server.asked) == 2
+    assert len(server.received) == 2
 
 
 def test_a_checked_socket_is_not_connected_to_again(

@@ -76,9 +76,9 @@ def test_all_servers_are_called_in_order_and_get_earlier_changes(
         assert outcome.adjustment == Adjustment(cpu_shares=77, cpus=CpuSet((2, 3)))
         assert outcome.owners == {"cpu_shares": "05-first", "cpus": "koordlet"}
     assert not errors
-    assert {request.container_resources.cpu_shares for _, request in first.asked} == {4096}
-    assert {request.container_resources.cpu_shares for _, request in second.asked + third.asked} == {77}
-    assert [len(server.asked) for server in (first, second, third)] == [5, 5, 5]
+    assert {request.container_resources.cpu_shares for _, request in first.received} == {4096}
+    assert {request.container_resources.cpu_shares for _, request in second.received + third.received} == {77}
+    assert [len(server.received) for server in (first, second, third)] == [5, 5, 5]
 
 
 def test_a_python_hook_runs_in_order_with_servers(server: HookServer, hook_of: MakeHook) -> None:
@@ -90,7 +90,7 @@ def test_a_python_hook_runs_in_order_with_servers(server: HookServer, hook_of: M
     (outcome,), errors = call_engine(hook_of(server.path), python)
     assert outcome.adjustment == narrow(EVENT)
     assert not errors
-    reported = server.asked[0][1]
+    reported = server.received[0][1]
     assert (reported.container_resources.cpuset_cpus, reported.container_envs["PINNED"]) == ("4", "4")
 
 
@@ -122,7 +122,7 @@ def test_a_hanging_server_is_skipped_or_fails_the_call_by_policy(
     if policy is HookFailurePolicy.FAIL:
         assert "hook a" in outcome.refusal
         assert "no answer within 0.2 s" in outcome.refusal
-        assert not good.asked
+        assert not good.received
     else:
         assert outcome.adjustment == Adjustment(cpu_shares=77)
         assert not outcome.refusal
@@ -148,7 +148,7 @@ def test_pods_with_the_label_are_hidden_from_servers(server: HookServer, hook_of
     labelled = changed_copy(event, pod=changed_copy(event.pod, labels=label, namespace="kube-system"))
     (outcome,), _ = call_engine(hook_of(server.path), event=labelled)
     assert not outcome.adjustment
-    assert not server.asked
+    assert not server.received
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_the_label_hides_pods_from_servers_in_listed_namespaces_only(
     pod = changed_copy(event.pod, labels=label, namespace=namespace)
     more = {} if listed is None else {"skip_namespaces": Namespaces(listed)}
     call_engine(hook_of(server.path, **more), event=changed_copy(event, pod=pod))
-    assert len(server.asked) == count
+    assert len(server.received) == count
 
 
 class ServerDirectory:
