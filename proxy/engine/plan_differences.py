@@ -1,7 +1,9 @@
 """Compute what applying the plan to all pods would change on the node, container by container.
 
 The plan is compared with what the kernel has, not with what was written. A container to which the plan is
-applied, and that differs anyway, has drifted.
+applied, and that differs anyway, has drifted. A container with a call in flight whose answer is awaited does
+not count as different: the call may change it. A call that got no answer (an orphan) hides no difference: it
+stays in flight for as long as the runtime does not answer, and the kernel is written meanwhile.
 
 The memory nodes of a container that runs are not changed, because its memory may be there. It would be bound
 to those of the plan when it is created again.
@@ -102,7 +104,7 @@ def _difference(
 ) -> ContainerDifference:
     applied, desired = applies_to(state, container.pod), state.desired_cpus(container)
     change = PlanChange.NONE
-    if in_effect is not None and in_effect[0] != desired and not state.inflight.is_busy(container.id):
+    if in_effect is not None and in_effect[0] != desired and not state.inflight.is_awaited(container.id):
         if applied:
             change = PlanChange.DRIFT
         else:

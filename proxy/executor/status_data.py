@@ -157,7 +157,7 @@ def _container(executor: NodeExecutor, container: Container) -> dict[str, object
     has = None if exited else has
     cpus, mems = _desired(executor, container)
     applied = applies_to(state, container.pod)
-    busy = container.phase not in LIVE or state.inflight.is_busy(container.id)
+    busy = container.phase not in LIVE or state.inflight.is_awaited(container.id)
     return {
         "id": container.id,
         "ref": container.ref,

@@ -96,6 +96,18 @@ def test_a_container_with_a_call_in_flight_may_get_other_cpus_by_it(
     assert web.change is PlanChange.NONE
 
 
+@pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])
+def test_a_call_that_got_no_answer_hides_no_difference(mode: NodeMode) -> None:
+    there = state(OWN, mode=mode)
+    orphan = InflightCall(1, "own", ALL, orphaned_since=1.0)
+    there = structs.replace(there, inflight=there.inflight.added(orphan))
+    (own,) = plan_differences(there, [OWN], {"own": (ALL, BOTH)}, {})
+    assert own.change is (PlanChange.DRIFT if mode is NodeMode.ENFORCE else PlanChange.PIN)
+    awaited = structs.replace(there, inflight=there.inflight.added(InflightCall(2, "own", OWNED)))
+    (own,) = plan_differences(awaited, [OWN], {"own": (ALL, BOTH)}, {})
+    assert own.change is PlanChange.NONE
+
+
 @pytest.mark.parametrize(
     ("quotas", "own", "web"),
     [

@@ -129,6 +129,22 @@ def test_a_container_with_other_cpus_is_not_counted_in_its_pool_while_it_starts(
     run_scenario(scenario)
 
 
+def test_a_call_that_got_no_answer_hides_no_other_cpus(run_scenario: Any) -> None:
+    async def scenario(world: Any) -> None:
+        web = await world.run(await world.pod("web", "LS"))
+        call = world.executor.calls.track(web, CpuSet.parse("0-15"))
+        world.cgroups.sets[web] = CpuSet.parse("0-7")
+        await world.executor.kernel_view.refresh()
+        assert not row(world, web)["differs"], "a call is in flight"
+        world.executor.call_tracker.mark_orphaned(call)
+        world.cgroups.sets[web] = CpuSet.parse("0-7")
+        await world.executor.kernel_view.refresh()
+        assert row(world, web)["differs"]
+        assert check(world, "cpusets")["reason"] == "1 container without the desired cpuset: ns/web/c"
+
+    run_scenario(scenario)
+
+
 def test_a_container_that_is_only_observed_is_not_counted_in_its_pool(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
