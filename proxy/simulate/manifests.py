@@ -271,11 +271,13 @@ class _ManifestReader:
 
     def _pod_template(self, raw: Mapping[str, object], where: str, *, is_single: bool = False) -> PodTemplate:
         spec = raw.get("spec")
-        host, is_bound = "", False
+        host, names_node = "", False
         if isinstance(spec, dict):
             host = self._host(spec)
-            is_bound = is_single and self._bound and host != "" and host == spec.get("nodeName")
-        return pod_template_of(pod_spec(raw, where), host if self._bound else "", where, is_bound=is_bound)
+            names_node = self._bound and host != "" and host == spec.get("nodeName")
+        host = host if self._bound else ""
+        is_bound = is_single and names_node
+        return pod_template_of(pod_spec(raw, where), host, where, is_bound=is_bound, names_node=names_node)
 
     def _host(self, spec: Mapping[str, object]) -> str:
         """Return the machine that a pod requests, and count requests that are not simulated."""

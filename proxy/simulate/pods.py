@@ -26,6 +26,7 @@ class PodTemplate:
         requests: The requests of its containers, by name.
         host: The machine that the pod names; empty for any.
         where: File and line that it came from, for messages.
+        names_node: Whether ``host`` is its ``nodeName``, so that no scheduler chooses a machine for it.
     """
 
     spec: PodSpec
@@ -34,6 +35,7 @@ class PodTemplate:
     requests: tuple[tuple[str, Request], ...]
     host: str
     where: str
+    names_node: bool = False
 
     def copy(self, name: str, number: int, host: str = "") -> SimulatedPod:
         """Make a pod.
@@ -69,6 +71,11 @@ class SimulatedPod:
         return self.arrival.pod.ref
 
     @property
+    def names_node(self) -> bool:
+        """Whether ``host`` is its ``nodeName``: no scheduler chooses a machine for it."""
+        return self.pod_template.names_node
+
+    @property
     def needs(self) -> Mapping[str, int]:
         """The amounts that the scheduler subtracts from a machine."""
         return self.pod_template.needs
@@ -79,7 +86,9 @@ class SimulatedPod:
         return self.pod_template.where
 
 
-def pod_template_of(spec: PodSpec, host: str = "", where: str = "", *, is_bound: bool = False) -> PodTemplate:
+def pod_template_of(
+    spec: PodSpec, host: str = "", where: str = "", *, is_bound: bool = False, names_node: bool = False
+) -> PodTemplate:
     """Return the template of a pod: its request to the scheduler, and to the engine of its machine.
 
     Args:
@@ -88,6 +97,7 @@ def pod_template_of(spec: PodSpec, host: str = "", where: str = "", *, is_bound:
         where: File and line that it came from, for messages.
         is_bound: Whether this very pod runs on ``host``. Only then it has the CPUs that its annotation
             ``resource-status`` names: a scheduler chose them on that machine, and for one pod.
+        names_node: Whether ``host`` is its ``nodeName``.
     """
     if not is_bound:
         spec = without_named_cpus(spec)
@@ -96,7 +106,7 @@ def pod_template_of(spec: PodSpec, host: str = "", where: str = "", *, is_bound:
         for container in spec.requests.containers
     )
     total = sandbox_total(spec.requests, spec.requests.own_limits)
-    return PodTemplate(spec, needs_of(spec), total, requests, host, where)
+    return PodTemplate(spec, needs_of(spec), total, requests, host, where, names_node)
 
 
 def needs_of(spec: PodSpec) -> dict[str, int]:

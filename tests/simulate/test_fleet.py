@@ -283,6 +283,39 @@ def test_a_pod_that_runs_and_is_not_shown_takes_its_cpus() -> None:
     assert done.runs[1].hosts[0].ownable.bits == 0
 
 
+def test_a_pod_that_requires_a_node_is_scheduled_to_it() -> None:
+    pinned = [pod("a", 4), pod("b", 4), pod("c", 4)]
+    for each, host in zip(pinned, ("n1", "n1", "n9"), strict=True):
+        each["spec"]["nodeSelector"] = {"kubernetes.io/hostname": host}
+    for settings in (FleetSettings(), FleetSettings(anywhere=True)):
+        done = simulated(listed(node(), numatopology("1-5,8-15"), *pinned), settings)
+        assert (done.fleet.running, done.fleet.pods) == (0, 3)
+        stock, extended = figures(done)
+        placed, waiting = (3, 0) if settings.anywhere else (2, 1)
+        assert (stock.placed, extended.placed, extended.waiting) == (placed, placed, waiting)
+        note = "not placed: 1 pod that can only go to a node not simulated, such as default/c (node n9)"
+        assert (note in done.notes) is not settings.anywhere
+
+
+def test_no_other_node_takes_a_pod_that_requires_one() -> None:
+    pinned = [pod(f"p{number}", 9) for number in range(2)]
+    for each in pinned:
+        each["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node1-2"}
+    text = f"---\n{listed(*pinned)}\n---\nkind: Fleet\nnodes: [{{count: 3, cpus: 32, numaNodes: 2}}]"
+    for settings in (FleetSettings(), FleetSettings(percentage=50, extended_percentage=50)):
+        for run in simulated(text, settings).runs:
+            assert [record.node for record in run.records] == ["node1-2", "node1-2"]
+
+
+def test_the_pods_of_a_daemon_set_are_scheduled_to_each_node() -> None:
+    template = {"spec": pod("", 1)["spec"]}
+    agent = {"kind": "DaemonSet", "metadata": {"name": "a"}, "spec": {"template": template}}
+    done = simulated(f"---\n{listed(agent)}\n---\nkind: Fleet\nnodes: [{{count: 3}}]")
+    assert (done.fleet.running, done.fleet.pods) == (0, 3)
+    for run in done.runs:
+        assert [record.node for record in run.records] == ["node1-1", "node1-2", "node1-3"]
+
+
 def test_a_pod_that_its_node_would_reject_is_left_out() -> None:
     done = simulated(listed(node(), numatopology("1-15"), pod("a", 9, "n1"), pod("b", 8)))
     note = "left out: 1 pod that run already, because their nodes reject them, such as default/a"

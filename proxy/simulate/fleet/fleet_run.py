@@ -243,17 +243,19 @@ class FleetRun:
             now: The time of the simulation.
             leaving: Where pods that are placed are added.
             times: How long they run.
-            by_kind: Whether the first pod that fails decides for all that request the same.
+            by_kind: Whether the first pod that fails decides for all that request the same and may go to the
+                same nodes.
         """
-        unplaceable: set[PodKind] = set()
+        unplaceable: set[tuple[PodKind, str]] = set()
         before = len(self._waiting)
         for number, record in list(self._waiting.items()):
-            if record.pod.kind in unplaceable:
+            alike = record.pod.kind, record.pod.simulated_pod.host
+            if alike in unplaceable:
                 continue
             if self._attempt(record, now, leaving, times[number][1]):
                 del self._waiting[number]
             elif by_kind:
-                unplaceable.add(record.pod.kind)
+                unplaceable.add(alike)
         return len(self._waiting) < before
 
     def _attempt(self, record: FleetPodResult, now: float, leaving: _Leaving, stays: float) -> bool:

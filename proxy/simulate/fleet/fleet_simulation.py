@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.model.errors import InputError
@@ -182,8 +182,8 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
         if mix is not None:
             simulated_pods += generation.pods_of(mix, milli, chance, len(simulated_pods))
     found = fleet_pods(simulated_pods)
-    running = tuple(pod for pod in found if pod.simulated_pod.host)
-    coming = tuple(pod for pod in found if not pod.simulated_pod.host)
+    running = tuple(pod for pod in found if pod.simulated_pod.names_node)
+    coming = tuple(pod for pod in found if not pod.simulated_pod.names_node)
     for simulated_pod in (pod.simulated_pod for pod in running):
         if simulated_pod.host not in names:
             raise InputError(
@@ -193,7 +193,16 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
     if not coming:
         raise InputError("cannot simulate a cluster without arriving pods: give Pods, workloads or a Fleet")
     shown = {name: frozenset(uids) for name, uids in nodes.shown.items()}
-    return Fleet(tuple(all_hosts), shown, running, coming, (*nodes.notes, *pods.notes))
+    notes = (*nodes.notes, *pods.notes, *_absent_nodes(coming, names))
+    return Fleet(tuple(all_hosts), shown, running, coming, notes)
+
+
+def _absent_nodes(coming: Iterable[FleetPod], names: Mapping[str, int]) -> Iterator[str]:
+    """Yield a note about pods that require a node that is not simulated."""
+    required = [pod.simulated_pod for pod in coming if pod.simulated_pod.host]
+    if absent := [pod for pod in required if pod.host not in names]:
+        example = f"such as {absent[0].ref} (node {absent[0].host})"
+        yield f"not placed: {counted(len(absent), 'pod')} that can only go to a node not simulated, {example}"
 
 
 def _names(hosts: Sequence[Host]) -> dict[str, int]:

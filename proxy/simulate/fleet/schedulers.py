@@ -161,10 +161,11 @@ class StockFleetScheduler:
             percentage: ``percentageOfNodesToScore``; 0: by the number of nodes.
         """
         self._stock = StockScheduler(hosts, chance, percentage)
+        self._at = {host.name: at for at, host in enumerate(hosts)}
 
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 where no node is suitable."""
-        return self._stock.choose(pod.kind.stock)
+        return self._stock.choose(pod.kind.stock, only=self._required(pod))
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
         """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
@@ -172,7 +173,8 @@ class StockFleetScheduler:
 
     def fitting(self, pod: FleetPod) -> Sequence[int]:
         """Return all nodes on which a pod fits by requests."""
-        return self._stock.fitting(pod.kind.stock)
+        fitting, required = self._stock.fitting(pod.kind.stock), self._required(pod)
+        return fitting if required is None else [at for at in required if at in fitting]
 
     def bound(self, at: int, pod: FleetPod, outcome: DryRunOutcome, host: Host) -> None:
         """Record the decision of a node on a pod that was bound to it."""
@@ -186,6 +188,13 @@ class StockFleetScheduler:
     def removed(self, at: int, pod: FleetPod, host: Host) -> None:
         """Record that a pod was removed from its node."""
         self._stock.take(at, pod.kind.stock, -1)
+
+    def _required(self, pod: FleetPod) -> Sequence[int] | None:
+        """Return the positions of the nodes that a pod may go to; None for all."""
+        host = pod.simulated_pod.host
+        if not host:
+            return None
+        return [self._at[host]] if host in self._at else []
 
 
 class ExtendedFleetScheduler(StockFleetScheduler):
@@ -208,7 +217,6 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         """
         super().__init__(hosts, chance, percentage)
         self._names = [host.name for host in hosts]
-        self._at = {name: at for at, name in enumerate(self._names)}
         self._added = [score // EXTENDER_SCALE * weight * EXTENDER_SCALE for score in range(BEST + 1)]
         self._strategy = strategy
         self._table, self._now = NodeTable(), 0.0
@@ -220,7 +228,8 @@ class ExtendedFleetScheduler(StockFleetScheduler):
 
     def choose(self, pod: FleetPod) -> int:
         """Return the position of the node for a pod; -1 where no node is suitable."""
-        if self._stock.examines_all:
+        required = self._required(pod)
+        if required is None and self._stock.examines_all:
             best = self.ranking(pod).best(self._added)
             return self._stock.pick(best) if best else -1
         demand = pod.demand
@@ -232,7 +241,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             passed = nodes if len(fits) == len(names) else list(map(self._at.__getitem__, fits))
             return passed, list(map(self._added.__getitem__, scores))
 
-        return self._stock.choose(pod.kind.stock, extend)
+        return self._stock.choose(pod.kind.stock, extend, required)
 
     def ranking(self, pod: FleetPod) -> Ranking:
         """Return the nodes as they are now for a pod."""

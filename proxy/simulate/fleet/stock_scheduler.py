@@ -155,15 +155,20 @@ class StockScheduler:
         view.changes_read = len(self.changes)
         return view
 
-    def choose(self, demand: StockDemand, extend: ExtenderCall | None = None) -> int:
+    def choose(
+        self, demand: StockDemand, extend: ExtenderCall | None = None, only: Sequence[int] | None = None
+    ) -> int:
         """Return the index of the node for a pod; -1 where no node is suitable.
 
         Args:
             demand: The pod.
             extend: The extender, if there is one.
+            only: The nodes that the pod may go to; None for all.
         """
         view = self.view(demand)
-        nodes: Sequence[int] = self._feasible(view)
+        nodes: Sequence[int] = (
+            self._feasible(view) if only is None else [at for at in only if view.scores[at] != INFEASIBLE]
+        )
         added: Sequence[int] = ()
         if extend is not None and nodes:
             nodes, added = extend(nodes)
