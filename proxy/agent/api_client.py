@@ -26,6 +26,7 @@ from lightkube.core.exceptions import ConfigError
 
 from proxy.config.cluster import ClusterConfig
 from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.open_file import open_file
 
 if TYPE_CHECKING:
     from lightkube import KubeConfig
@@ -103,7 +104,8 @@ def _kubeconfig(file: Path) -> KubeConfig:
     from lightkube import KubeConfig
 
     try:
-        content = yaml.safe_load(file.read_text())
+        with open_file(file) as stream:
+            content = yaml.safe_load(stream.read().decode())
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         # The text of the error may quote a part of the line, which may be a credential.
         mark = getattr(error, "problem_mark", None)

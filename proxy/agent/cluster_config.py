@@ -35,6 +35,7 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import ConfigError, TopoproxyError
 from proxy.model.label_selector import LabelExpression, LabelOperator, LabelSelector
 from proxy.observe.json_access import as_list, as_map
+from proxy.open_file import open_file
 
 PAUSES = Backoff(1.0, 30.0)
 RELOAD_S = 60.0
@@ -391,7 +392,8 @@ class ConfigFollowing:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        with open_file(path) as stream:
+            return stream.read()
     except FileNotFoundError:
         return None
 

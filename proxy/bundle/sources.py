@@ -31,6 +31,7 @@ from proxy.doctor.checks import examine
 from proxy.doctor.gather import gather
 from proxy.model.errors import CannotCreateError, TopoproxyError
 from proxy.observe.json_access import as_list, as_map
+from proxy.open_file import open_file
 from proxy.topology.facts import machine_to_json
 from proxy.topology.reader import read_machine
 
@@ -233,7 +234,7 @@ def _machine_of(ledger: bytes) -> str:
 def _log(file: Path | None) -> str | TextEnd:
     if file is not None:
         try:
-            with file.open("rb") as opened:
+            with open_file(file) as opened:
                 size = opened.seek(0, 2)
                 opened.seek(max(0, size - MEMBER_LIMIT))
                 content = opened.read(MEMBER_LIMIT)

@@ -93,8 +93,11 @@ def upgrade(
 
 
 def _read(path: Path) -> dict[str, object]:
+    from proxy.open_file import open_file
+
     try:
-        description = json.loads(path.read_bytes().decode())
+        with open_file(path) as stream:
+            description = json.loads(stream.read().decode())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

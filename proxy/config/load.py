@@ -23,6 +23,7 @@ from proxy.config.former_keys import rename_former_keys
 from proxy.config.nested_values import SettingError, YamlNode, clash, meant
 from proxy.config.schema import API_VERSION, KIND, Config, Setting, keys
 from proxy.model.errors import ConfigError, PermissionDeniedError, TopoproxyError, UsageError
+from proxy.open_file import open_file
 from proxy.permissions import Trust
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class _MissingFileError(ConfigError):
 
 def _text(file: Path, trusted: bool) -> str:
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             if trusted and (problem := _untrusted(file, stream.fileno())):
                 raise ConfigError(f"cannot trust the configuration {file}: {problem}")
             data = stream.read(SIZE_LIMIT + 1)
@@ -198,7 +199,7 @@ def untrusted(path: Path | None = None) -> str:
     file = path if path is not None else DEFAULT_FILE
     for drop_in in (file, *listed(file)):
         try:
-            with drop_in.open("rb") as stream:
+            with open_file(drop_in) as stream:
                 if problem := _untrusted(drop_in, stream.fileno()):
                     return problem
         except OSError:

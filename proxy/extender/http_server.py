@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from proxy.model.errors import CannotCreateError, InputError
+from proxy.open_file import open_file
 from proxy.telemetry.port import Telemetry
 
 HEAD_LIMIT = 32 << 10
@@ -226,7 +227,7 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     context.num_tickets = 0  # kube-scheduler keeps none, and opens many connections
     for file in (certificate, key, client_ca):
         try:
-            Path(file).read_bytes()
+            open_file(Path(file)).close()
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from error
     for file in (certificate, client_ca):

@@ -23,6 +23,7 @@ import yaml
 from yaml.resolver import Resolver
 
 from proxy.model.errors import InputError, PermissionDeniedError
+from proxy.open_file import open_file
 
 SIZE_LIMIT = 64 << 20
 """Bytes of one file."""
@@ -320,7 +321,7 @@ def read_bytes(path: Path) -> bytes:
             if sys.stdin is None:
                 raise InputError("cannot read standard input: it is closed")
             return sys.stdin.buffer.read(SIZE_LIMIT + 1)
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             return stream.read(SIZE_LIMIT + 1)
     except PermissionError as error:
         raise PermissionDeniedError(f"cannot read {path}: {error.strerror}") from error

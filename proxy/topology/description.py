@@ -16,6 +16,7 @@ from msgspec import structs
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache, Cpu, HugePages, Machine, NumaNode
+from proxy.open_file import open_file
 from proxy.topology.facts import COLUMNS
 from proxy.topology.files import MachineDeniedError
 
@@ -55,7 +56,7 @@ def load_machine(path: Path) -> Machine:
         TopologyError: The file cannot be read, or does not describe a machine.
     """
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             text = stream.read(SIZE_LIMIT + 1)
         if len(text) > SIZE_LIMIT:
             raise TopologyError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def problem(file: Path) -> str:
         return str(raised.value)
 
     return asyncio.run(run())
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_is_no_kubeconfig(file: Path) -> None:
+    os.mkfifo(file)
+    assert problem(file) == f"cannot read the credentials in {file}: it is not a regular file"
 
 
 def test_a_kubeconfig_is_read(file: Path) -> None:

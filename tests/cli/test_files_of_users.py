@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,40 @@ def test_garbage_is_refused_in_one_line(
     errors = capsys.readouterr().err
     assert errors.startswith(f"topoproxy: {expected[content].format(file=file)}"), errors
     assert errors.count("\n") == 1
+
+
+PIPES: dict[tuple[str, ...], tuple[int, str]] = {
+    ("simulate",): (65, READ),
+    ("simulate", os.devnull, "--devices"): (65, READ),
+    ("topology", "--machine"): (65, "cannot read the machine description {file}"),
+    ("hooks", "run", HOOK, "--event"): (65, "cannot read the event {file}"),
+    ("hooks", "run", "--example", "configure"): (65, "cannot read hook {file}"),
+    ("upgrade", "--check", "--from"): (65, READ),
+    ("check-config", "--config"): (78, "cannot read the configuration {file}"),
+    ("serve", "--config"): (78, "cannot read the configuration {file}"),
+    ("agent", "--config"): (78, "cannot read the configuration {file}"),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("command", PIPES, ids=" ".join)
+def test_a_named_pipe_is_no_file(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "10-pipe.py"
+    os.mkfifo(file)
+    code, expected = PIPES[command]
+    assert command_line([*command, str(file)]) == code
+    assert capsys.readouterr().err == f"topoproxy: {expected.format(file=file)}: it is not a regular file\n"
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_among_the_drop_ins_is_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("mode: observe\n")
+    drop_in = tmp_path / "config.d/10-pipe.yaml"
+    drop_in.parent.mkdir()
+    os.mkfifo(drop_in)
+    assert command_line(["check-config", "--config", str(tmp_path / "c.yaml")]) == 78
+    assert "config.d/10-pipe.yaml: it is not a regular file" in capsys.readouterr().err

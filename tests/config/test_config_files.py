@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from proxy.config import Config, load, parse
 from proxy.config.files import exposed
 from proxy.config.load import untrusted
 from proxy.model.errors import ConfigError
+from proxy.open_file import open_file
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to others")
 
@@ -89,17 +91,15 @@ def test_a_link_through_another_users_directory_is_refused(file: Path, tmp_path:
 def test_a_file_is_checked_where_it_was_opened(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that replaces it at the path later is not used."""
     file.chmod(0o666)
-    opened = Path.open
 
-    def open_and_replace(self: Path, *args: str, **more: str) -> object:
-        stream = opened(self, *args, **more)  # type: ignore[arg-type]
-        if args == ("rb",):
-            file.unlink()
-            file.write_text("mode: enforce\n")
-            file.chmod(0o600)
+    def open_and_replace(path: Path) -> object:
+        stream = open_file(path)
+        file.unlink()
+        file.write_text("mode: enforce\n")
+        file.chmod(0o600)
         return stream
 
-    monkeypatch.setattr(Path, "open", open_and_replace)
+    monkeypatch.setattr(sys.modules["proxy.config.load"], "open_file", open_and_replace)
     assert "can be written by its group and others" in reason(file)
 
 

@@ -213,7 +213,7 @@ class TestFiles:
         def refuse(*_: object) -> None:
             raise PermissionError(13, os.strerror(13))
 
-        monkeypatch.setattr(Path, "open", refuse)
+        monkeypatch.setattr("proxy.open_file.os.open", refuse)
         with pytest.raises(PermissionDeniedError, match="Permission denied"):
             load(tmp_path / "c.yaml")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import ssl
 import sys
@@ -159,6 +160,13 @@ def test_an_unusable_key_is_reported(certificates: Path, file: str, cause: str) 
 def test_a_missing_file_is_reported(certificates: Path, name: str) -> None:
     with pytest.raises(InputError, match=f"^cannot read {certificates / 'none'}: No such file or directory$"):
         context_of(certificates, **{name: "none"})
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_is_no_key(certificates: Path) -> None:
+    os.mkfifo(certificates / "pipe")
+    with pytest.raises(InputError, match=f"^cannot read {certificates / 'pipe'}: it is not a regular file$"):
+        context_of(certificates, key="pipe")
 
 
 def test_an_address_that_is_used_is_reported_in_the_words_of_the_system() -> None:

@@ -173,7 +173,7 @@ def test_a_file_without_permission_has_the_code_of_permissions(monkeypatch: pyte
     def denied(path: Path, *_: object, **__: object) -> Never:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr("proxy.open_file.os.open", denied)
     monkeypatch.setattr(Path, "stat", denied)
     for read in (lambda: read_bytes(Path("a")), lambda: found_files(["a"])):
         with pytest.raises(PermissionDeniedError, match=r"^cannot read a: Permission denied$"):

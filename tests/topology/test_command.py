@@ -78,7 +78,7 @@ def test_a_machine_that_may_not_be_read_has_its_message_and_code(
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "stat", denied)
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr("proxy.open_file.os.open", denied)
     for args in (
         ["topology", "--sysfs-root", str(tmp_path)],
         ["devices", "--sysfs-root", str(tmp_path), "--admin", "unix:///none/a"],

@@ -28,6 +28,7 @@ from proxy.hooks.status_data import hooks_page
 from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, HookError, InputError, UsageError
 from proxy.observe.json_access import one_line, table
+from proxy.open_file import open_file
 from proxy.telemetry.port import silent
 
 MOST_BYTES = 16 << 20
@@ -149,7 +150,7 @@ def _read(file: str) -> object:
         if file == "-":
             data = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
-            with Path(file).open("rb") as stream:
+            with open_file(Path(file)) as stream:
                 data = stream.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read the event {name}: {error.strerror or error}") from error
