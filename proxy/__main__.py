@@ -30,12 +30,13 @@ def main() -> NoReturn:
     del command_line
     from proxy.early_socket import block_signals, open_socket
     from proxy.model.errors import TopoproxyError
+    from proxy.standard_streams import report
 
     block_signals()
     try:
         early = open_socket(end)
     except TopoproxyError as error:
-        print(f"topoproxy: {error}", file=sys.stderr)
+        report(f"topoproxy: {error}")
         sys.exit(error.exit_code)
     import proxy.relay.huffman  # noqa: F401  reads tables of a module that is dropped below
 

@@ -16,6 +16,7 @@ from proxy.daemon import Daemon
 from proxy.early_socket import EarlySocket, deliver_signals
 from proxy.frontends.cri.relay_loop import RelayLoop
 from proxy.model.errors import TopoproxyError
+from proxy.standard_streams import report
 
 END_S, LAST_WORDS_S = 4.6, 0.3
 """Seconds after ``drainTimeout`` at which the process ends, whatever hangs: five, with those for the log."""
@@ -137,7 +138,7 @@ def run_to_end(config: Config, early: EarlySocket | None = None) -> int:
     try:
         return run(config, early)
     except TopoproxyError as error:
-        print(f"topoproxy: {error}", file=sys.stderr)
+        report(f"topoproxy: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -8,7 +8,6 @@ the daemon, and a fault in one does not break the others.
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import os
 import sys
@@ -19,8 +18,9 @@ import click
 
 from proxy import __version__
 from proxy.cli.exit_codes import EPILOG, epilog
-from proxy.model.errnos import FULL
+from proxy.model.errnos import UNWRITABLE_OUTPUT
 from proxy.model.errors import TopoproxyError
+from proxy.standard_streams import flush_or_discard, replace_closed_stderr, report, write_errors
 
 if TYPE_CHECKING:
     from proxy.config.schema import Config
@@ -172,34 +172,35 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         The exit code; for ``serve``, the configuration of the daemon that is to run.
     """
     code: int | Config | None
+    replace_closed_stderr()
     if sys.stdout is None and not _is_service(sys.argv[1:] if args is None else args):
-        click.echo("topoproxy: cannot write the output: standard output is closed", err=True)
+        report("topoproxy: cannot write the output: standard output is closed")
         return EX_IOERR
     try:
         code = cli.main(args, "topoproxy", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        write_errors(error.show)
         code = error.exit_code
     except TopoproxyError as error:
-        click.echo(f"topoproxy: {error}", err=True)
+        report(f"topoproxy: {error}")
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = 130
     except (_ReaderGoneError, BrokenPipeError):
-        _drop_output()
         code = READER_GONE
     except Exception as error:
-        if _no_room(error):
-            _drop_output()
-            click.echo(f"topoproxy: cannot write the output: {error.strerror}", err=True)
-            return EX_IOERR
-        if os.environ.get("TOPOPROXY_DEBUG"):
-            raise
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        click.echo(f"topoproxy: internal error: {what} (TOPOPROXY_DEBUG=1 shows where)", err=True)
-        code = 1
+        if _is_unwritable(error):
+            report(f"topoproxy: cannot write the output: {error.strerror}")
+            code = EX_IOERR
+        else:
+            if os.environ.get("TOPOPROXY_DEBUG"):
+                raise
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            report(f"topoproxy: internal error: {what} (TOPOPROXY_DEBUG=1 shows where)")
+            code = 1
+    flush_or_discard()
     return code or 0
 
 
@@ -208,14 +209,9 @@ def _is_service(args: Sequence[str]) -> bool:
     return bool({"serve", "agent", "scheduler-extender"} & set(args[:1]))
 
 
-def _no_room(error: Exception) -> TypeGuard[OSError]:
-    """Return whether our own output found no room; an error that names a file is about that file."""
-    return isinstance(error, OSError) and error.filename is None and error.errno in (errno.EFBIG, *FULL)
-
-
-def _drop_output() -> None:
-    """Forget what is still buffered: it must not raise again when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _is_unwritable(error: Exception) -> TypeGuard[OSError]:
+    """Return whether our own output cannot be written; an error that names a file is about that file."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE_OUTPUT
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

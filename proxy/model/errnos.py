@@ -13,6 +13,8 @@ DENIED: Final = (errno.EACCES, errno.EPERM)
 """The process lacks the permission."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 """A disk, or this user's part of it, is full."""
+UNWRITABLE_OUTPUT: Final = (errno.EFBIG, errno.EIO, *FULL)
+"""Standard output takes nothing more: a limit on its size, a terminal that is gone, a full disk."""
 UNREADABLE_PROC: Final = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, *DENIED)
 """A file of procfs cannot be read: it is not mounted, hidden, or the process has ended."""
 UNWRITABLE: Final = (errno.EROFS, errno.EACCES)

@@ -188,3 +188,56 @@ def test_an_output_without_space_is_reported_without_a_traceback(args: list[str]
         74,
         "topoproxy: cannot write the output: No space left on device\n",
     )
+
+
+REDIRECTIONS = {
+    "closed": "2>&-",
+    "full": "2>/dev/full",
+    "all closed": "<&- >&- 2>&-",
+    "both full": ">/dev/full 2>&1",
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("redirection", REDIRECTIONS.values(), ids=REDIRECTIONS)
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["serve", "--config", "/none"], 78),
+        (["serve", "--listen", "unix:///none/x.sock"], 73),
+        (["check-config", "--config", "/none"], 78),
+        (["statsu"], 2),
+    ],
+)
+def test_an_error_that_cannot_be_reported_has_its_exit_code(
+    args: list[str], code: int, redirection: str
+) -> None:
+    script = f'exec "$@" {redirection}'
+    result = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "proxy", *args], capture_output=True, timeout=60
+    )
+    if args[0] != "serve" and redirection == REDIRECTIONS["all closed"]:
+        code = 74  # a command other than a service does not begin
+    assert (result.returncode, result.stdout, result.stderr) == (code, b"", b"")
+
+
+def test_an_error_whose_reader_has_ended_has_its_exit_code() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", CODE, "check-config", "--config", "/none"], stderr=writing, timeout=60
+        )
+    finally:
+        os.close(writing)
+    assert result.returncode == 78
+
+
+def test_a_lost_message_does_not_keep_the_output_from_being_written(tmp_path: Path) -> None:
+    code = (
+        "import sys; from proxy.standard_streams import flush_or_discard, report\n"
+        "print('output'); report('message'); report('another'); flush_or_discard()"
+    )
+    with (tmp_path / "out").open("w") as out, open("/dev/full", "w") as full:
+        result = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=full, timeout=60)
+    assert (result.returncode, (tmp_path / "out").read_text()) == (0, "output\n")
