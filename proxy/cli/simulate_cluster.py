@@ -67,13 +67,13 @@ def cluster_options(command: Command) -> Command:
             ),
             click.option(
                 "--rate",
-                type=FiniteRange(0, min_open=True),
+                type=FiniteRange(1e-6, 1e6),
                 metavar="N",
                 help="--arrival poisson: pods that arrive in a second, on average.  [default: 10]",
             ),
             click.option(
                 "--lifetime",
-                type=FiniteRange(0),
+                type=FiniteRange(0, 1e9),
                 metavar="S",
                 help="--cluster: seconds for which a pod stays, on average; 0: to the end.  [default: 0]",
             ),

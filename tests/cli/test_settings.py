@@ -104,6 +104,12 @@ def test_a_number_that_is_not_finite_is_refused(name: str, option: click.Paramet
         option.type.convert(text, option, None)
 
 
+@pytest.mark.parametrize(("name", "option"), RANGES, ids=[f"{name} {option.name}" for name, option in RANGES])
+def test_a_number_has_an_upper_bound(name: str, option: click.Parameter) -> None:
+    with pytest.raises(click.BadParameter):
+        option.type.convert("1e308", option, None)
+
+
 def test_options_with_numbers_are_known() -> None:
     names = {(name, option.name) for name, option in RANGES}
     assert {("attach", "timeout"), ("simulate", "rate"), ("demo", "pause"), ("status", "timeout")} <= names

@@ -275,6 +275,26 @@ def test_a_cluster_too_small_for_its_pods_ends_with_1_if_requested(workspace: Pa
     assert invoke("--cluster fleet.yaml --fail-on-refused").exit_code == 0
 
 
+@pytest.mark.parametrize("rate", ["1e-6", "1e6"])
+@pytest.mark.parametrize("lifetime", ["0", "1e-320", "1e9"])
+def test_the_smallest_and_the_largest_times_make_valid_json(
+    workspace: Path, rate: str, lifetime: str
+) -> None:
+    (workspace / "fleet.yaml").write_text(FLEET)
+    args = f"--cluster fleet.yaml --arrival poisson --rate {rate} --lifetime {lifetime} --svg f.svg --json"
+    data = json.loads(run(args))
+    assert len(data["runs"]) == 2
+    assert not {"inf", "nan"} & set(re.findall(r"[a-z]+", (workspace / "f.svg").read_text()))
+
+
+@pytest.mark.parametrize("rate", ["0", "1e-320", "1e7"])
+def test_a_rate_out_of_range_is_a_wrong_command_line(workspace: Path, rate: str) -> None:
+    (workspace / "fleet.yaml").write_text(FLEET)
+    result = invoke(f"--cluster fleet.yaml --arrival poisson --rate {rate} --json")
+    assert result.exit_code == 2
+    assert "is not in the range 1e-06<=x<=1000000.0." in result.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [

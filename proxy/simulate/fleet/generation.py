@@ -235,7 +235,8 @@ def _whole(raw: Mapping[str, Any], key: str, at: str, default: int, most: int, *
 def _number(raw: Mapping[str, Any], key: str, at: str, default: float) -> float:
     value = raw.get(key, default)
     if type(value) not in (int, float) or not 0 < value <= 1_000_000:
-        raise FieldError(f"{at}.{key}".lstrip("."), f"{shown(value)} is not a number above 0")
+        cause = f"{shown(value)} is not a number above 0, and at most 1000000"
+        raise FieldError(f"{at}.{key}".lstrip("."), cause)
     return float(value)
 
 
