@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
+from proxy.admin import QUERY_LIMIT
 from proxy.model.errors import InputError, PermissionDeniedError, TopoproxyError, UnavailableError
 
 ANSWER_LIMIT = 64 << 20
@@ -36,7 +37,7 @@ def query_admin(
 
     Raises:
         UnavailableError: The daemon does not answer, or with an error.
-        InputError: The daemon does not take the request.
+        InputError: The daemon does not take the request, or its parameters are too long.
         PermissionDeniedError: This user may not use the socket, or may not request the action.
     """
     request = request_bytes(route, params, act=act)
@@ -62,8 +63,17 @@ def unanswered(path: Path, error: OSError) -> TopoproxyError:
 
 
 def request_bytes(route: str, params: Mapping[str, str] | None = None, *, act: bool = False) -> bytes:
-    """Write a request for the admin socket; see ``query_admin``."""
-    target = f"{route}?{urlencode(params, errors='replace')}" if params else route
+    """Write a request for the admin socket; see ``query_admin``.
+
+    Raises:
+        InputError: The parameters are longer than a daemon reads.
+    """
+    query = urlencode(params or {}, errors="replace")
+    if len(query) > QUERY_LIMIT:
+        raise InputError(
+            f"cannot query the daemon for {route}: the parameters are longer than {QUERY_LIMIT} bytes"
+        )
+    target = f"{route}?{query}" if query else route
     verb = "POST" if act else "GET"
     return f"{verb} {target} HTTP/1.1\r\nHost: topoproxy\r\nConnection: close\r\n\r\n".encode()
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl
 
+from proxy.admin import QUERY_LIMIT
 from proxy.logs import log
 from proxy.model.errors import InputError
 from proxy.model.quoting import message
@@ -32,7 +33,6 @@ ACTION_SECONDS = 60.0
 """An action may wait for a disk; one that takes longer continues, and its client is notified."""
 CLIENT_LIMIT = 16
 HEAD_LIMIT = 8192
-QUERY_LIMIT = 1024
 FIELD_LIMIT = 8
 
 Answer = object | Awaitable[object]

@@ -154,9 +154,20 @@ def test_a_bad_request_is_answered_with_the_reason(at: Path) -> None:
             await asyncio.to_thread(query_admin, at, "/echo", 5, {"no": "1"})
         with pytest.raises(InputError, match="for /echo: the parameters are longer than 1024 bytes"):
             await asyncio.to_thread(query_admin, at, "/echo", 5, {"a": "x" * 2000})
+        assert await asyncio.to_thread(query_admin, at, "/echo", 5, {"a": "x" * 1022}) == {"a": "x" * 1022}
         assert b"one is there twice" in await send(at, b"GET /echo?a=1&a=2 HTTP/1.1\r\n\r\n")
 
     with_server(at, check)
+
+
+@pytest.mark.parametrize("count", [1023, 9000, 1_000_000])
+def test_parameters_that_no_daemon_reads_are_not_sent(at: Path, count: int) -> None:
+    """A daemon would end the connection before it has read such a request, as if it were not there."""
+    with pytest.raises(InputError) as refused:
+        query_admin(at, "/echo", 5, {"a": "x" * count})
+    assert str(refused.value) == (
+        "cannot query the daemon for /echo: the parameters are longer than 1024 bytes"
+    )
 
 
 def test_a_page_that_cannot_be_encoded_is_escaped(at: Path) -> None:
