@@ -93,17 +93,20 @@ def upgrade(
 
 
 def _read(path: Path) -> dict[str, object]:
+    from proxy.model.strict_json import StrictJsonError, read_json
     from proxy.open_file import open_file
 
     try:
         with open_file(path) as stream:
-            description = json.loads(stream.read().decode())
+            description = read_json(stream.read().decode())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: byte {error.start} is not UTF-8") from error
     except RecursionError:
         raise InputError(f"cannot read {path}: it is nested too deeply") from None
+    except StrictJsonError as error:
+        raise InputError(f"cannot read {path}: {error}") from None
     except ValueError as error:
         raise InputError(f"cannot read {path}: not JSON: {error}") from error
     if not isinstance(description, dict) or description.get("schema") != schema_ids.INTERFACE:

@@ -11,9 +11,7 @@ only PyYAML converts stay strings: timestamps, and numbers to the base of 60 (``
 
 from __future__ import annotations
 
-import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ import yaml
 from yaml.resolver import Resolver
 
 from proxy.model.errors import InputError, PermissionDeniedError
+from proxy.model.strict_json import StrictJsonError, read_json
 from proxy.open_file import open_file
 
 SIZE_LIMIT = 64 << 20
@@ -95,19 +94,10 @@ def documents(data: bytes, file: str) -> list[Document]:
 
 def _json(text: str, file: str) -> list[Document] | None:
     """Read one JSON value; None where it is none, and may be YAML."""
-
-    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
-        result = dict(items)
-        if len(result) != len(items):
-            ((repeated, _),) = Counter(key for key, _ in items).most_common(1)
-            raise InputError(f"cannot read {file}: the key {_short(repeated)} is there twice in one object")
-        return result
-
-    def constant(name: str) -> Never:
-        raise InputError(f"cannot read {file}: {name} is not a JSON value")
-
     try:
-        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        value = read_json(text)
+    except StrictJsonError as error:
+        raise InputError(f"cannot read {file}: {error}") from None
     except RecursionError:
         raise InputError(f"cannot read {file}: it is nested too deeply") from None
     except ValueError as error:

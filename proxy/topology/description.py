@@ -7,7 +7,6 @@ that has it too: a description that contradicts itself would make every later an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from msgspec import structs
 from proxy.model.errors import TopologyError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache, Cpu, HugePages, Machine, NumaNode
+from proxy.model.strict_json import StrictJsonError, read_json
 from proxy.open_file import open_file
 from proxy.topology.facts import COLUMNS
 from proxy.topology.files import MachineDeniedError
@@ -32,23 +32,6 @@ _NUMA_DERIVED = frozenset(
 _LEVEL_OF = {"cores": "core", "packages": "package", "dies": "die", "clusters": "cluster"}
 
 
-class _RepeatedKeyError(ValueError):
-    """An object has a key twice."""
-
-
-def _with_unique_keys(items: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object of a JSON file.
-
-    Raises:
-        _RepeatedKeyError: A key is in it twice.
-    """
-    result = dict(items)
-    if len(result) != len(items):
-        keys = [key for key, _ in items]
-        raise _RepeatedKeyError(repr(next(key for key in keys if keys.count(key) > 1)[:60]))
-    return result
-
-
 def load_machine(path: Path) -> Machine:
     """Read a machine description from a JSON file.
 
@@ -62,7 +45,7 @@ def load_machine(path: Path) -> Machine:
             raise TopologyError(
                 f"cannot read the machine description {path}: it is larger than {SIZE_LIMIT} bytes"
             )
-        data = json.loads(text.decode(), object_pairs_hook=_with_unique_keys)
+        data = read_json(text.decode())
     except OSError as error:
         kind = MachineDeniedError if isinstance(error, PermissionError) else TopologyError
         raise kind(f"cannot read the machine description {path}: {error.strerror}") from error
@@ -72,10 +55,8 @@ def load_machine(path: Path) -> Machine:
         raise TopologyError(
             f"cannot read the machine description {path}: byte {error.start} is not UTF-8"
         ) from error
-    except _RepeatedKeyError as error:
-        raise TopologyError(
-            f"cannot read the machine description {path}: the key {error} is there twice in one object"
-        ) from None
+    except StrictJsonError as error:
+        raise TopologyError(f"cannot read the machine description {path}: {error}") from None
     except ValueError as error:
         raise TopologyError(f"cannot read the machine description {path}: not JSON: {error}") from error
     try:

@@ -17,6 +17,7 @@ CONTENTS = {
     "binary": b"\xe2\x28\xa1\x00\xff",
     "nested": b"[" * 50_000 + b"]" * 50_000,
     "repeated": b'{"a": 1, "a": 2}',
+    "not a number": b'{"a": NaN}',
 }
 HOOK = str(Path(__file__).parents[2] / "hooks/20-quota-off.py")
 READ = "cannot read {file}"
@@ -52,6 +53,7 @@ EXPECTED: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {
             "binary": "cannot read the machine description {file}: byte 0 is not UTF-8",
             "nested": "cannot read the machine description {file}: it is nested too deeply",
             "repeated": "cannot read the machine description {file}: the key 'a' is there twice",
+            "not a number": "cannot read the machine description {file}: NaN is not a JSON value",
         },
     ),
     ("hooks", "run", HOOK, "--event"): (
@@ -61,6 +63,8 @@ EXPECTED: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {
             "empty": "cannot use the event {file}: it is not JSON",
             "binary": "cannot use the event {file}: byte 0 is not UTF-8",
             "nested": "cannot use the event {file}: it is nested too deeply",
+            "repeated": "cannot use the event {file}: the key 'a' is there twice in one object",
+            "not a number": "cannot use the event {file}: NaN is not a JSON value",
         },
     ),
     ("upgrade", "--check", "--from"): (
@@ -71,6 +75,7 @@ EXPECTED: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {
             "empty": f"{READ}: not JSON",
             "binary": f"{READ}: byte 0 is not UTF-8",
             "nested": f"{READ}: it is nested too deeply",
+            "repeated": f"{READ}: the key 'a' is there twice in one object",
         },
     ),
     ("check-config", "--config"): (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from proxy.hooks.serialize import event_to, outcome_to
 from proxy.hooks.status_data import hooks_page
 from proxy.model import schema_ids
 from proxy.model.errors import ConfigError, HookError, InputError, UsageError
+from proxy.model.strict_json import StrictJsonError, read_json
 from proxy.observe.json_access import one_line, table
 from proxy.open_file import open_file
 from proxy.telemetry.port import silent
@@ -157,11 +157,13 @@ def _read(file: str) -> object:
     if len(data) > MOST_BYTES:
         raise InputError(f"cannot read the event {name}: it is larger than {MOST_BYTES} bytes")
     try:
-        return json.loads(data.decode("utf-8-sig"))
+        return read_json(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(f"cannot use the event {name}: byte {error.start} is not UTF-8") from error
     except RecursionError:
         raise InputError(f"cannot use the event {name}: it is nested too deeply") from None
+    except StrictJsonError as error:
+        raise InputError(f"cannot use the event {name}: {error}") from None
     except ValueError as error:
         raise InputError(f"cannot use the event {name}: it is not JSON: {error}") from error
 
