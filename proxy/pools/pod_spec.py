@@ -76,7 +76,7 @@ def pod_spec(raw: object, where: str = "", *, listed: bool = False) -> PodSpec:
 
     Args:
         raw: The object, as a JSON or YAML reader gives it.
-        where: The file that it comes from, for messages; else the pod's name is used.
+        where: Where it comes from, for messages, as ``in pod.yaml``; else the pod's name is used.
         listed: Whether kubelet delivered it: then ``kind`` may be missing, as in lists, and
             ``status.qosClass`` is used.
 

@@ -270,6 +270,11 @@ STDIN = "-"
 _ENDINGS = (".yaml", ".yml", ".json")
 
 
+def name_of(path: Path | str) -> str:
+    """Return what a file is called in messages."""
+    return "standard input" if str(path) == STDIN else str(path)
+
+
 def found_files(paths: Iterable[str]) -> list[Path]:
     """Return the named files, and of named directories all YAML and JSON files, sorted.
 

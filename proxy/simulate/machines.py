@@ -22,7 +22,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.phrases import cpus as named
 from proxy.model.phrases import numa_nodes_text
-from proxy.simulate.documents import Document, documents, read_bytes
+from proxy.simulate.documents import Document, documents, name_of, read_bytes
 from proxy.topology.description import load_machine
 from proxy.topology.facts import section
 from proxy.topology.reader import read_machine
@@ -39,9 +39,11 @@ def load_plugins(path: Path) -> dict[str, dict[str, RegisteredDevice]]:
     Raises:
         InputError: The file is not of that form; one line, with the line.
     """
-    read_documents = documents(read_bytes(path), str(path))
+    read_documents = documents(read_bytes(path), name_of(path))
     if len(read_documents) != 1 or not isinstance(read_documents[0].value, dict):
-        raise InputError(f"cannot read the devices of {path}: it must be one mapping of resources to devices")
+        raise InputError(
+            f"cannot read the devices of {name_of(path)}: it must be one mapping of resources to devices"
+        )
     document = read_documents[0]
     plugins: dict[str, dict[str, RegisteredDevice]] = {}
     for resource, listed in read_documents[0].value.items():
@@ -70,7 +72,7 @@ def check_plugins(
             for device in devices.values():
                 if device.nodes is not None and not device.nodes <= nodes:
                     raise InputError(
-                        f"cannot use the devices of {path}: {resource} {device.id} is near "
+                        f"cannot use the devices of {name_of(path)}: {resource} {device.id} is near "
                         f"{numa_nodes_text(device.nodes)}, and {machine.name} has nodes {nodes}"
                     )
 

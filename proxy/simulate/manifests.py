@@ -15,7 +15,7 @@ from proxy.model.errors import InputError
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map
 from proxy.pools.pod_spec import pod_spec
-from proxy.simulate.documents import Document, documents, found_files, read_bytes, shape_of
+from proxy.simulate.documents import Document, documents, found_files, name_of, read_bytes, shape_of
 from proxy.simulate.pods import PodTemplate, SimulatedPod, pod_template_of
 
 MOST_PODS = 1_000_000
@@ -65,7 +65,7 @@ def load_pods(
     """
     pods = pods_of(read_documents(paths), machines, replicas, bound=bound)
     if not pods.simulated_pods:
-        raise InputError(f"cannot simulate pods: no pods found in {', '.join(paths)}")
+        raise InputError(f"cannot simulate pods: no pods found in {', '.join(map(name_of, paths))}")
     return pods
 
 
@@ -79,9 +79,7 @@ def read_documents(paths: Sequence[str]) -> list[Document]:
         InputError: A file is not there, it is no YAML and no JSON, or a document of it is no object.
     """
     all_documents = [
-        document
-        for path in found_files(paths)
-        for document in documents(read_bytes(path), str(path) if str(path) != "-" else "standard input")
+        document for path in found_files(paths) for document in documents(read_bytes(path), name_of(path))
     ]
     for document in all_documents:
         if not isinstance(document.value, dict):
@@ -168,9 +166,9 @@ class _ManifestReader:
         if kind in _LISTS:
             items = raw.get("items")
             if not isinstance(items, list):
-                raise InputError(f"cannot read the list {where}: items must be a list")
+                raise InputError(f"cannot read the list in {where}: items must be a list")
             if at:
-                raise InputError(f"cannot read the list {where}: it is an item of another list")
+                raise InputError(f"cannot read the list in {where}: it is an item of another list")
             for number, item in enumerate(items):
                 listed = {"apiVersion": "v1", "kind": "Pod", **item} if kind == "PodList" and item else item
                 self._item(document, item, listed, number)
@@ -277,7 +275,9 @@ class _ManifestReader:
             names_node = self._bound and host != "" and host == spec.get("nodeName")
         host = host if self._bound else ""
         is_bound = is_single and names_node
-        return pod_template_of(pod_spec(raw, where), host, where, is_bound=is_bound, names_node=names_node)
+        return pod_template_of(
+            pod_spec(raw, f"in {where}"), host, where, is_bound=is_bound, names_node=names_node
+        )
 
     def _host(self, spec: Mapping[str, object]) -> str:
         """Return the machine that a pod requests, and count requests that are not simulated."""
@@ -311,7 +311,7 @@ class _ManifestReader:
             raise InputError(f"cannot simulate more than {MOST_PODS} pods: {where} would exceed them")
 
     def _fail(self, kind: str, where: str, cause: str) -> Never:
-        raise InputError(f"cannot read the {kind} {where}: {cause}")
+        raise InputError(f"cannot read the {kind} in {where}: {cause}")
 
 
 def _each(names: Sequence[str], hosts: Sequence[str]) -> Iterator[tuple[str, str]]:

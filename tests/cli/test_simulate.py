@@ -108,6 +108,36 @@ def test_pods_from_standard_input_may_be_repeated() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("args", "text", "message"),
+    [
+        ("-", "", "cannot simulate pods: no pods found in standard input"),
+        ("-", "kind: Pod", "cannot read the pod in standard input line 1: apiVersion: is missing"),
+        ("-", "kind: List", "cannot read the list in standard input line 1: items must be a list"),
+        (
+            "--cluster -",
+            "kind: Fleet\na: 1",
+            "cannot read the fleet in standard input line 1: a: is not known",
+        ),
+        (
+            "--cluster -",
+            "kind: Node",
+            "cannot read the Node in standard input line 1: metadata.name is missing",
+        ),
+        ("pod.yaml --devices -", "[]", "cannot read the devices of standard input: it must be one mapping"),
+        (
+            "pod.yaml --devices -",
+            "a.b/c: [{id: a, numa: [9]}]",
+            "cannot use the devices of standard input: a.b/c a is near NUMA node 9",
+        ),
+    ],
+)
+def test_standard_input_is_called_by_its_name(args: str, text: str, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        invoke(f"{args} --machine m.json", text)
+    assert str(refused.value).startswith(message)
+
+
 def test_the_result_can_be_printed_as_json() -> None:
     data = json.loads(
         run("pod.yaml --replicas 3 --machine m.json --config single.yaml --explain job-1 --json")

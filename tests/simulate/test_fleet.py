@@ -215,7 +215,7 @@ def test_a_wrong_fleet_is_refused_with_its_field(text: str, message: str) -> Non
     with pytest.raises(InputError) as refused:
         simulated(text)
     found = str(refused.value)
-    assert found.startswith(f"cannot read the fleet fleet.yaml line 1: {message}"), found
+    assert found.startswith(f"cannot read the fleet in fleet.yaml line 1: {message}"), found
     assert "\n" not in found
 
 
@@ -362,12 +362,15 @@ def test_a_node_without_topology_objects_aligns_nothing() -> None:
     [
         ([pod("a", 1)], "cannot simulate a cluster without nodes"),
         ([node(), numatopology("1-15")], "cannot simulate a cluster without arriving pods"),
-        ([node(), node(), pod("a", 1)], "cannot read the Node fleet.yaml line 1: there is another one"),
+        ([node(), node(), pod("a", 1)], "cannot read the Node in fleet.yaml line 1: there is another one"),
         ([numatopology("1-15"), pod("a", 1)], "cannot use the node n1: there is no Node object"),
         ([node(), pod("a", 1, "n2"), pod("b", 1)], "cannot place the pod default/a of fleet.yaml"),
         ([{**node(), "status": {}}, pod("a", 1)], "cannot use the node n1: status.allocatable"),
-        ([{**node(), "metadata": {}}, pod("a", 1)], "cannot read the Node fleet.yaml line 1: metadata.name"),
-        ([node(), {**numatopology("x")}, pod("a", 1)], "cannot read the Numatopology fleet.yaml line 1: "),
+        (
+            [{**node(), "metadata": {}}, pod("a", 1)],
+            "cannot read the Node in fleet.yaml line 1: metadata.name",
+        ),
+        ([node(), {**numatopology("x")}, pod("a", 1)], "cannot read the Numatopology in fleet.yaml line 1: "),
         (
             [node(), {"kind": "Service"}],
             "cannot read fleet.yaml, line 1, item 2: kind 'Service' is not supported (supported: Pod, List",

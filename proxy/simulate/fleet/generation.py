@@ -99,7 +99,7 @@ def read_fleet(document: Document) -> tuple[list[Host], Mix | None]:
             hosts += _nodes(read_object(entry, f"nodes[{at}]"), f"nodes[{at}]", at)
         return hosts, _mix(raw)
     except FieldError as error:
-        raise InputError(f"cannot read the fleet {document.where()}: {error}") from None
+        raise InputError(f"cannot read the fleet in {document.where()}: {error}") from None
 
 
 def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Iterator[SimulatedPod]:

@@ -95,7 +95,7 @@ def _each(documents: Iterable[Document]) -> Iterator[tuple[str, str, Mapping[str
                 metadata = raw.get("metadata")
                 name = metadata.get("name") if isinstance(metadata, dict) else None
                 if not isinstance(name, str) or not name:
-                    raise InputError(f"cannot read the {kind} {where}: metadata.name is missing")
+                    raise InputError(f"cannot read the {kind} in {where}: metadata.name is missing")
                 yield str(kind), name, raw, where
 
 
@@ -104,11 +104,11 @@ def _keep(
 ) -> None:
     kind = raw["kind"]
     if name in objects:
-        raise InputError(f"cannot read the {kind} {where}: there is another one of the name {name}")
+        raise InputError(f"cannot read the {kind} in {where}: there is another one of the name {name}")
     try:
         objects[name] = reader(raw)
     except ValueError as error:
-        raise InputError(f"cannot read the {kind} {where}: {error}") from None
+        raise InputError(f"cannot read the {kind} in {where}: {error}") from None
 
 
 def _joined(objects: _Objects, *, empty: bool) -> RecordedNodes:
