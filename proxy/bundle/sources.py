@@ -100,6 +100,20 @@ class BundleSettings(Struct, frozen=True):
     now: float
 
 
+class Collected(Struct, frozen=True):
+    """The content of a bundle.
+
+    Attributes:
+        members: The files by name, redacted, the manifest first.
+        absent: Why files are missing, by name; not redacted, for the terminal.
+        redacted: How many strings were replaced.
+    """
+
+    members: dict[str, bytes]
+    absent: dict[str, str]
+    redacted: int
+
+
 class TextEnd(Struct, frozen=True):
     """The end of a text that is too long, from the beginning of a line.
 
@@ -116,8 +130,8 @@ class AbsentError(Exception):
     """A source is not there; the message says why."""
 
 
-def collect(settings: BundleSettings) -> dict[str, bytes]:
-    """Read all sources, redact them and return the members, the manifest first.
+def collect(settings: BundleSettings) -> Collected:
+    """Read all sources, and redact them.
 
     Args:
         settings: Where to look.
@@ -150,7 +164,7 @@ def collect(settings: BundleSettings) -> dict[str, bytes]:
         "configuration": redactor.text(settings.refused),
         "redacted": redactor.replaced,
     }
-    return {"manifest.json": _json(manifest), **members}
+    return Collected({"manifest.json": _json(manifest), **members}, absent, redactor.replaced)
 
 
 def _sources(settings: BundleSettings) -> dict[str, Callable[[], object]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -35,7 +34,8 @@ def bundle(
 
     Only what is known to be harmless is kept: words of topoproxy's source, numbers, and names of pods and
     containers. Everything else is replaced by <redacted:N>: values of annotations, labels, environments and
-    settings of hooks, and messages of other programs. Read the file before you send it.
+    settings of hooks, and messages of other programs. Read the file before you send it. What the command
+    prints is not redacted.
     """
     from proxy.bundle.sources import BundleSettings, collect, pack, write_bundle
 
@@ -48,12 +48,10 @@ def bundle(
     config, refused = config_or_defaults(file, admin)
     if refused:
         click.echo(f"the defaults are described, because the configuration is refused: {refused}")
-    members = collect(BundleSettings(config, refused, timeout, log, now))
-    data = pack(f"topoproxy-bundle-{stamp}", members, now)
+    found = collect(BundleSettings(config, refused, timeout, log, now))
+    data = pack(f"topoproxy-bundle-{stamp}", found.members, now)
     write_bundle(path, data)
-    manifest = json.loads(members["manifest.json"])
-    click.echo(
-        f"{path}: {counted(len(members), 'file')}, {len(data)} bytes, {manifest['redacted']} strings redacted"
-    )
-    for name, why in manifest["absent"].items():
+    count = counted(len(found.members), "file")
+    click.echo(f"{path}: {count}, {len(data)} bytes, {found.redacted} strings redacted")
+    for name, why in found.absent.items():
         click.echo(f"without {name}: {why}")

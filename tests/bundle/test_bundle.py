@@ -174,6 +174,17 @@ def test_a_bundle_is_made_without_daemon_journal_ledger_and_configuration(
     assert "the defaults are described, because the configuration is refused: cannot use" in done.output
 
 
+def test_what_is_printed_is_not_redacted_and_the_manifest_is(config: Path, tmp_path: Path) -> None:
+    config.write_text("mod: zzqqxxyyzzqqxxyy\n")
+    log = tmp_path / "zzqqxxyyzzqq.log"
+    done = run(tmp_path / "b.tar.gz", "--config", config, "--log", log)
+    manifest = json.loads(read(tmp_path / "b.tar.gz")["manifest.json"])
+    assert f"without log.txt: cannot read {log}: No such file or directory" in done.output
+    assert f"is refused: cannot use the configuration {config}: line 1: mod: unknown key" in done.output
+    assert "zzqqxxyy" not in json.dumps(manifest)
+    assert f", {manifest['redacted']} strings redacted" in done.output
+
+
 @pytest.mark.parametrize("garbage", [b"", b"\x00\xff" * 500, b"00000000 {}\n", b"[" * 100_000])
 def test_an_invalid_source_is_named_in_the_manifest(config: Path, tmp_path: Path, garbage: bytes) -> None:
     (tmp_path / "state/ledger.jsonl").write_bytes(garbage)

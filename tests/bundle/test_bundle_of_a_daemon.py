@@ -53,7 +53,7 @@ def test_no_secret_of_a_pod_or_a_hook_is_in_the_bundle_of_a_running_daemon() -> 
             (node.directory / "log").write_text(log)
             config = read_config(file, {})
             settings = BundleSettings(config, "", 30, node.directory / "log", time.time())
-            found.update(await asyncio.to_thread(collect, settings))
+            found.update((await asyncio.to_thread(collect, settings)).members)
 
         try:
             run(daemon, scenario)
