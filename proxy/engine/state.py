@@ -424,8 +424,15 @@ class NodeState(Struct, frozen=True):
         )
 
     def ended_owners(self) -> list[Container]:
-        """Return the containers that owned CPUs, have ended, and may come back to them."""
-        return [c for c in self.containers.values() if c.phase is Phase.EXITED and self._may_return(c)]
+        """Return the containers that owned CPUs, have ended, and may come back to them.
+
+        One that exists again does not: after a resize it may own other CPUs than before, or none.
+        """
+        ended = [c for c in self.containers.values() if c.phase is Phase.EXITED and self._may_return(c)]
+        if not ended:
+            return ended
+        live = {(c.pod.sandbox_id, c.name) for c in self.containers.values() if c.phase is not Phase.EXITED}
+        return [c for c in ended if (c.pod.sandbox_id, c.name) not in live]
 
     def retained_cpus(self, owner: str) -> CpuSet:
         """Return the CPUs that an owner holds, or to which its ended containers may come back."""

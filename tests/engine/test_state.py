@@ -3,6 +3,7 @@ from __future__ import annotations
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.container_create import place
 from proxy.engine.node import Node
+from proxy.engine.owners import spare_shared_cpus
 from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
 from proxy.model.defects import InputDefect
@@ -106,7 +107,7 @@ def test_annotated_and_returning_cpus_count_as_promised() -> None:
     named = changed_copy(OTHER, cpuset=CpuSet.parse("4-5"))
     containers = [
         owning("1", "a/c", "0-1", Phase.EXITED),
-        owning("2", "a/d", "2", Phase.RUNNING),
+        changed_copy(owning("2", "a/d", "2", Phase.RUNNING), name="d"),
         owning("3", "gone/c", "3", Phase.EXITED, pod=Pod("s-gone", "gone", "ns", "gone")),
         changed_copy(sharing("4"), phase=Phase.EXITED),
     ]
@@ -120,6 +121,15 @@ def test_annotated_and_returning_cpus_count_as_promised() -> None:
         assert not NodeState.of(NODE, [pod], []).promised_cpus("x/c"), (
             "it does not own what its annotation names"
         )
+
+
+def test_a_container_that_exists_again_does_not_come_back_to_its_earlier_cpus() -> None:
+    ended = owning("1", "a/c", "0-3", Phase.EXITED)
+    for again in (owning("2", "a/c", "0-1", attempt=1), sharing("2")):
+        state = NodeState.of(NODE, [POD, OTHER], [ended, again])
+        assert not state.promised_cpus("b/c")
+        assert spare_shared_cpus(state, OTHER) == state.pools.shared
+        assert state.changed(drop=["2"]).promised_cpus("b/c") == CpuSet.parse("0-3")
 
 
 def test_the_previous_cpus_of_an_owner_are_those_of_its_last_attempt() -> None:
