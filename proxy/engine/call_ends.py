@@ -33,12 +33,14 @@ from proxy.engine.node_effects import (
     NodeEffect,
     NodeEffects,
     OrphanOver,
+    PutRecord,
     SyncRuntimeSoon,
     WriteCpusets,
 )
+from proxy.engine.pod_resize import aside_after_update
 from proxy.engine.reservation_effects import RequestReconcile
 from proxy.engine.state import NodeState
-from proxy.model.workload import Phase
+from proxy.model.workload import POD_RECORD, Phase
 
 ORPHAN_GRACE_S = 2.0
 """How long a runtime that answers other calls may still be executing an orphan, in seconds."""
@@ -125,7 +127,11 @@ def update_accepted(state: NodeState, event: UpdateAccepted) -> Handled:
     if resized.placement.mems != container.placement.mems:  # other nodes are not drift from now on
         bindings = state.facts.mems
         state = state.with_facts(mems=replace(bindings, held=bindings.held - {container.id}))
-    return containers_updated(state, ContainersUpdated((resized,), "container resized"))
+    state, effects = containers_updated(state, ContainersUpdated((resized,), "container resized"))
+    pod = aside_after_update(state, container, resized)
+    if pod is None:
+        return state, effects
+    return state.with_pod(pod), (PutRecord(POD_RECORD + pod.sandbox_id, pod), *effects)
 
 
 def update_ended(state: NodeState, event: UpdateEnded) -> Handled:

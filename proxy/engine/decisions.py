@@ -64,6 +64,7 @@ from proxy.engine.node_effects import (
 )
 from proxy.engine.node_events import LossesDue, MemoryNodesCompared
 from proxy.engine.owners import union_of
+from proxy.engine.pod_resize import aside_after_create
 from proxy.engine.quotas import quotas_after_create, requested_quota
 from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.runtime_knowledge import CreateKey, DelegatedCreate, clients_request
@@ -302,6 +303,9 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     except PreferenceMissing as question:
         return before, (QueryPreference.of(question),)
     after, container = plan.state, plan.container
+    if container is not None and container.pod.reserved_for_pod is not None:
+        plan, records = _with_resized_pod(plan, container)
+        after, first = plan.state, (*first, *records)
     if after.devices is not state.devices:
         first = (*first, *devices_recorded(state, after, event.pod.key))
     answer = create_answer(after, event.pod, container, plan.verdict)
@@ -324,6 +328,16 @@ def _as_created(event: CreateRequested) -> Pod:
     if requests is pod.requests:
         return pod
     return structs.replace(pod, requests=requests, source=f"{pod.source}; {name} as its create has it")
+
+
+def _with_resized_pod(plan: Plan, container: Container) -> tuple[Plan, NodeEffects]:
+    """Return the plan with what stays set aside for a pod that requests other amounts than before."""
+    pod = aside_after_create(plan.state, container)
+    if pod is None:
+        return plan, NOTHING
+    return structs.replace(plan, state=plan.state.with_pod(pod)), (
+        PutRecord(POD_RECORD + pod.sandbox_id, pod),
+    )
 
 
 def _withdrawn(

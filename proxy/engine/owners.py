@@ -175,10 +175,16 @@ def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
 
 
 def needs_pod_total(node: Node, pod: Pod, request: Request) -> bool:
-    """Return whether a container may own CPUs because of its create alone (``pod_total_problem``)."""
-    if not node.static or pod.requests is not None or pod.cpuset is not None:
+    """Return whether the sum that a create carries for its pod matters.
+
+    So it does where a container may own CPUs because of its create alone (``pod_total_problem``), and where
+    CPUs or memory were set aside by the sum (``pod_resize``).
+    """
+    if pod.requests is not None or pod.cpuset is not None:
         return False
-    return may_own(pod) and whole_cpus(request) > 0
+    if pod.reserved_for_pod is not None:
+        return True
+    return node.static and may_own(pod) and whole_cpus(request) > 0
 
 
 def pod_total_problem(state: NodeState, pod: Pod, name: str, count: int) -> str:

@@ -1,0 +1,130 @@
+"""What stays set aside for a pod of which a container was resized."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.engine.call_events import UpdateAccepted
+from proxy.engine.container_events import ContainerCreated, CreateRequested, PhaseChanged
+from proxy.engine.handle import handle
+from proxy.engine.invariants import violations
+from proxy.engine.node_effects import PutRecord
+from proxy.engine.pod_admission import admit
+from proxy.engine.state import NodeState
+from proxy.model.requests import PodRequests
+from proxy.model.workload import Phase, Pod, SetAside
+from tests.engine.test_pod_admission import MIB, RESERVED, empty, pod, resources, whole
+from tests.testkit.changed_copy import changed_copy
+
+
+def admitted(state: NodeState, arriving: Pod, cpus: int, mib: int = 0) -> NodeState:
+    admission = admit(state, arriving, whole(cpus, mib))
+    assert admission.verdict.admitted
+    return admission.state
+
+
+def created(
+    state: NodeState, known: Pod, name: str, cpus: int, mib: int = 0, total: int = 0, total_mib: int = 0
+) -> tuple[NodeState, list[str]]:
+    """Return the state after a container was created again, and the keys of the records."""
+    aside = state.pods[known.sandbox_id].reserved_for_pod
+    arriving = changed_copy(known, reserved_for_pod=aside, total=whole(total, total_mib) if total else None)
+    state, effects = handle(state, CreateRequested(arriving, name, 0, whole(cpus, mib), "t"))
+    state, _ = handle(state, ContainerCreated("t", f"{name}-{len(state.containers)}"))
+    assert violations(state) == []
+    return state, [effect.key for effect in effects if isinstance(effect, PutRecord)]
+
+
+def ended(state: NodeState, name: str) -> NodeState:
+    for container in list(state.containers.values()):
+        if container.name == name:
+            state, _ = handle(state, PhaseChanged(container.id, Phase.EXITED))
+    return state
+
+
+def aside_of(state: NodeState) -> SetAside:
+    aside = state.pods["s-a"].reserved_for_pod
+    assert aside is not None
+    return aside
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "cri"])
+def test_cpus_that_a_smaller_container_does_not_need_are_free_again(*, reported: bool) -> None:
+    known = pod("a", *([resources("c", 4)] if reported else []))
+    state = admitted(empty(), known, 4)
+    state, keys = created(state, known, "c", 4, total=4)
+    assert (str(aside_of(state).cpus), keys) == ("0-1,8-9", [])
+    if reported:
+        known = changed_copy(known, requests=PodRequests("", (resources("c", 2),)))
+    state, keys = created(ended(state, "c"), known, "c", 2, total=2)
+    assert (str(aside_of(state).cpus), keys) == ("0,8", ["p/s-a"])
+    other = admitted(state, pod("b"), 6).pods["s-b"].reserved_for_pod
+    assert other is not None
+    assert str(other.cpus) == "1-3,9-11"
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "cri"])
+def test_a_larger_container_keeps_its_cpus_when_it_comes_back(*, reported: bool) -> None:
+    known = pod("a", *([resources("c", 2)] if reported else []))
+    state, _ = created(admitted(empty(), known, 2), known, "c", 2, total=2)
+    if reported:
+        known = changed_copy(known, requests=PodRequests("", (resources("c", 4),)))
+    state, _ = created(ended(state, "c"), known, "c", 4, total=4)
+    larger = next(c for c in state.containers.values() if c.phase is not Phase.EXITED)
+    assert len(larger.placement.exclusive) == 4
+    assert aside_of(state).cpus == larger.placement.exclusive
+
+
+def test_a_container_that_shares_since_its_resize_leaves_nothing_set_aside() -> None:
+    known = pod("a", resources("c", 4), resources("d", 2))
+    state = admitted(empty(), known, 6)
+    for name, cpus in (("c", 4), ("d", 2)):
+        state, _ = created(state, known, name, cpus)
+    others = next(c for c in state.containers.values() if c.name == "d").placement.exclusive
+    known = changed_copy(known, requests=PodRequests("", (resources("c"), resources("d", 2))))
+    state, effects = handle(
+        ended(state, "c"),
+        CreateRequested(changed_copy(known, reserved_for_pod=aside_of(state)), "c", 1, whole(0), "t"),
+    )
+    assert PutRecord("p/s-a", state.pods["s-a"]) in effects
+    assert aside_of(state).cpus == others
+
+
+def test_containers_that_have_ended_keep_what_was_set_aside_before_others() -> None:
+    """Only the CRI is known: which CPUs a container that is still to come would have had does not matter."""
+    known = pod("a")
+    state = admitted(empty(), known, 6)
+    for name, cpus in (("c", 4), ("d", 2)):
+        state, _ = created(state, known, name, cpus, total=6)
+    cpus_of_d = next(c for c in state.containers.values() if c.name == "d").placement.exclusive
+    state, _ = created(ended(ended(state, "d"), "c"), known, "c", 2, total=4)
+    assert cpus_of_d < aside_of(state).cpus
+    assert len(aside_of(state).cpus) == 4
+
+
+def test_the_sum_is_ignored_where_it_says_nothing() -> None:
+    known = pod("a")
+    state, _ = created(admitted(empty(), known, 4), known, "c", 2)
+    assert len(aside_of(state).cpus) == 4
+    nothing = changed_copy(whole(0), cpu_shares=2)
+    unknown = changed_copy(known, reserved_for_pod=aside_of(state), total=nothing)
+    after, _ = handle(state, CreateRequested(unknown, "d", 0, whole(2), "t"))
+    assert len(aside_of(after).cpus) == 4
+
+
+def test_the_memory_of_a_pod_follows_its_containers() -> None:
+    known = pod("a")
+    state = empty(reserved_memory=RESERVED)
+    state, _ = created(admitted(state, known, 2, 40), known, "c", 2, 30, total=2, total_mib=40)
+    assert [block.size // MIB for block in aside_of(state).blocks] == [40]
+    state, effects = handle(state, UpdateAccepted("c-1", 50 * MIB))
+    assert [block.size // MIB for block in aside_of(state).blocks] == [60]
+    assert state.memory is not None
+    assert state.memory.nodes[0].table("memory").reserved == 60 * MIB
+    assert PutRecord("p/s-a", state.pods["s-a"]) in effects
+    state, effects = handle(state, UpdateAccepted("c-1", 50 * MIB))
+    assert effects == ()
+    state, _ = created(ended(state, "c"), known, "c", 2, 50, total=2, total_mib=55)
+    assert [block.size // MIB for block in aside_of(state).blocks] == [55]
+    assert state.memory is not None
+    assert state.memory.nodes[0].table("memory").reserved == 55 * MIB
