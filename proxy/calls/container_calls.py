@@ -10,7 +10,7 @@ from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, Prepare
 from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.pod_fence import Fence
-from proxy.engine.quotas import QuotaRefused, quota_record
+from proxy.engine.quotas import quota_record
 from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.reconciler import Reconciler
@@ -167,7 +167,7 @@ class ContainerCalls:
                 sent=answer.sent,
                 inflight_call=inflight_call,
                 requested=request,
-                former_quota=former_quota,
+                quota_update=executor.quotas.update_sent(container_id, request.cpu_quota, former_quota),
             )
         else:
             executor.spawn(fencing.drop(fence))
@@ -181,15 +181,14 @@ class ContainerCalls:
         if context.inflight_call is None:
             return
         self.executor.drift.hint("kubelet", (context.inflight_call.container_id,))
+        is_refused = status not in (None, GrpcStatus.OK, *NO_ANSWER)
+        self.executor.quotas.update_ended(context.quota_update, refused=is_refused)
         if status is None:
             self.call_tracker.mark_orphaned(context.inflight_call)
         else:
             requested = context.requested
             if status == GrpcStatus.OK and requested is not None:
                 self.call_tracker.accepted(requested)
-            elif status not in NO_ANSWER and requested is not None:
-                refused = QuotaRefused(context.target, requested.cpu_quota, context.former_quota)
-                self.executor.store.handle(refused)
             self.call_tracker.completed(
                 context.inflight_call, context.sent if status == GrpcStatus.OK else None
             )

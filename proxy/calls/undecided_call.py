@@ -21,7 +21,7 @@ from proxy.model.workload import Pod, Request
 
 if TYPE_CHECKING:
     from proxy.engine.inflight import InflightCall
-    from proxy.engine.quotas import QuotaRecord
+    from proxy.executor.quotas import QuotaUpdate
 
 NO_DEVICES = DeviceFacts()
 """In place of devices that were not looked for, as they could change nothing."""
@@ -142,7 +142,7 @@ class CallContext:
         sent: The CPUs in the create that was sent to the runtime.
         inflight_call: Set while the call may write the container's cpuset.
         requested: What an update requests.
-        former_quota: The record of the container's CFS quota before an update; None where there was none.
+        quota_update: The part of an update that requests another CFS quota; None for none.
         named: Set once the runtime has named what was created.
         body: A create's message before hooks have changed it; None where no hook was called.
         device_fields: Fields of a create's message that device plug-ins have set, and the plug-in.
@@ -154,7 +154,7 @@ class CallContext:
     sent: CpuSet | None = None
     inflight_call: InflightCall | None = None
     requested: UpdateRequested | None = None
-    former_quota: QuotaRecord | None = None
+    quota_update: QuotaUpdate | None = None
     named: bool = False
     body: Any = None
     device_fields: Mapping[str, str] | None = None

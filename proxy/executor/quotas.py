@@ -12,6 +12,10 @@ carries it out:
   its file is written, and the quota is sent to the runtime (``runtime_sync``): otherwise the runtime's saved
   state undoes the write.
 
+Updates of clients and hooks change the quota that will be restored when they are sent, and a refused one must
+leave it as it was. Several may be in flight for one container. Each knows the record before it; when one
+ends, those of the others are corrected, so that every order of the answers has the same result.
+
 Order: a pod's quota is removed first and a container's is restored first, as cgroup v1 requires (see
 ``backends.cgroup.cfs_quota``). A failure costs the feature for that group, and is reported.
 
@@ -22,7 +26,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from proxy.engine import quotas as engine
 from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, QuotaRecord, RemovedQuotas
@@ -98,6 +104,21 @@ def restore_quotas(
     return done, written, errors
 
 
+@dataclass(slots=True, eq=False)
+class QuotaUpdate:
+    """An update in flight that requests another quota for a container.
+
+    Attributes:
+        container_id: The container.
+        quota: The quota that it requests; -1 for none.
+        former: The record that stays if the runtime refuses it; None for none.
+    """
+
+    container_id: str
+    quota: int
+    former: QuotaRecord | None
+
+
 class OwnerQuotas(Observer):
     """Removes quotas and restores them.
 
@@ -113,6 +134,7 @@ class OwnerQuotas(Observer):
         self._not_removed: set[str] = set()
         """Records whose quota could not be removed: it is not another program's."""
         self._is_due = False
+        self._updates: defaultdict[str, list[QuotaUpdate]] = defaultdict(list)
         context.store.handle(engine.CpuControllerChecked(groups is not None))
 
     @property
@@ -172,6 +194,38 @@ class OwnerQuotas(Observer):
         """
         effects = self._context.store.handle(engine.QuotaRequested(container.id, quota))
         return next(effect.quota for effect in effects if type(effect) is engine.QuotaCarried)
+
+    def update_sent(self, container_id: str, quota: int, former: QuotaRecord | None) -> QuotaUpdate | None:
+        """Register an update that is sent to the runtime; None where it requests no quota.
+
+        Args:
+            container_id: The container.
+            quota: The quota that it requests; 0 for none.
+            former: The record before it was requested.
+        """
+        if not quota:
+            return None
+        update = QuotaUpdate(container_id, quota, former)
+        self._updates[container_id].append(update)
+        return update
+
+    def update_ended(self, update: QuotaUpdate | None, *, refused: bool) -> None:
+        """Note the end of an update; without an answer it may be in effect, as if it was accepted."""
+        if update is None:
+            return
+        in_flight = self._updates[update.container_id]
+        place = in_flight.index(update)
+        earlier, later = in_flight[:place], in_flight[place + 1 :]
+        in_flight.remove(update)
+        if not in_flight:
+            del self._updates[update.container_id]
+        if not refused:
+            for each in earlier:
+                each.former = QuotaRecord(update.quota) if update.quota > 0 else None
+        elif later:
+            later[0].former = update.former
+        else:
+            self._context.store.handle(engine.QuotaRefused(update.container_id, update.quota, update.former))
 
     def saved(self, container_id: str, quota: int) -> None:
         """Note that the runtime has saved a quota (0: the call carried none)."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -117,6 +118,47 @@ def test_a_refused_resize_does_not_change_the_quota_that_is_restored(
         kept = 200_000 if status == 2 else 400_000
         assert world.executor.quotas.known.records[f"qc/{owner}"].quota == kept
         assert world.ledger.entries[f"qc/{owner}"]["quota"] == kept
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+@pytest.mark.parametrize(
+    ("quotas", "statuses", "kept"),
+    [
+        ((400_000, 400_000), (2, 0), 400_000),
+        ((400_000, 400_000), (0, 2), 400_000),
+        ((400_000, 400_000), (2, 14), 400_000),
+        ((400_000, 300_000), (2, 0), 300_000),
+        ((400_000, 300_000), (0, 2), 400_000),
+        ((400_000, 300_000), (2, 2), 200_000),
+        ((-1, 300_000), (2, 2), 200_000),
+        ((-1, 300_000), (0, 2), None),
+        ((300_000, -1), (2, 0), None),
+        ((300_000, -1), (2, 2), 200_000),
+    ],
+)
+def test_a_refused_resize_among_others_leaves_the_quota_of_those_that_are_in_effect(
+    run_scenario: Callable[..., None],
+    quotas: Sequence[int],
+    statuses: Sequence[int],
+    kept: int | None,
+    order: Sequence[int],
+) -> None:
+    async def scenario(world: Any) -> None:
+        owner = await world.run(await lsr(world), **TWO)
+        calls = []
+        for quota in quotas:
+            resize = pb.UpdateContainerResourcesRequest(
+                container_id=owner, linux=pb.LinuxContainerResources(cpu_quota=quota)
+            )
+            calls.append(await world.call("UpdateContainerResources", resize))
+        for number in order:
+            world.wire.finished(calls[number], statuses[number])
+        await world.quiet()
+        record = world.executor.quotas.known.records.get(f"qc/{owner}")
+        assert (record.quota if record else None) == kept
+        assert not world.executor.quotas._updates
 
     run_scenario(scenario)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.hook_narrowing import Narrowing
-from proxy.engine.quotas import QuotaRefused, quota_record
+from proxy.engine.quotas import quota_record
 from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import Limits
 from proxy.hooks.answers import CLEAR, LEAVE, Update
@@ -212,13 +212,16 @@ class Updates:
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
         call = executor.calls.track(container_id, want)
         fencing.bind(call, fence)
+        update, is_refused = executor.quotas.update_sent(container_id, quota, former_quota), False
         async with self._call_tracker.under_way(call):
             mems = executor.mems.renewed(container)
             try:
                 await self._worker.run(executor.runtime.update_limits, container_id, cpus, mems, limits)
             except RuntimeCallError:
-                executor.store.handle(QuotaRefused(container_id, quota, former_quota))
+                is_refused = True
                 raise
+            finally:
+                executor.quotas.update_ended(update, refused=is_refused)
             executor.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
     # -- containers, and what is wrong --------------------------------------------------------------------
