@@ -195,6 +195,13 @@ class NodeContext(BackgroundTasks):
             if failure not in known:
                 self.telemetry.problem(CANNOT_WRITE_GROUP, reason=failure)
 
+    def forget_errors(self) -> None:
+        """Remove the problems of cpusets and groups that are not written any more: the node was released."""
+        for container_id in self._refused_writes:
+            self.telemetry.forget(CANNOT_WRITE, containerID=container_id)
+        self._refused_writes = frozenset()
+        self.telemetry.forget(CANNOT_WRITE_GROUP)
+
     def _goes_on(self) -> None:
         """Compare everything soon: a worker that was stuck continues, and its late writes may be outdated."""
         self.reconcile_requested.set()

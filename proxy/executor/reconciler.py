@@ -228,6 +228,8 @@ class Reconciler:
             await self._parts.confinement.recall()
             await self._repair(listing, request.change)
         else:
+            context.forget_errors()
+            self._missing_cgroups.report(())
             await self._also(self._parts.quotas.once())  # those of pods that were enforced
         context.telemetry.count(metrics.RECONCILES)
         context.telemetry.resolved(NOT_RECONCILED)

@@ -11,11 +11,14 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import ContainersUnsaved
 from proxy.engine.invariants import violations
+from proxy.executor.context import CANNOT_WRITE
+from proxy.executor.missing_cgroups import NO_CGROUP, NO_CGROUPS
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
+from proxy.release.service import enter
 from tests.testkit.changed_copy import changed_copy
 from tests.testkit.cri import TWO_CPUS, created_with
 
@@ -781,6 +784,30 @@ def test_many_containers_without_a_cgroup_are_reported_in_one_line(run_scenario)
         for _ in range(32):
             await world.sync.once()
         assert world.executor.telemetry.problems() == []
+
+    run_scenario(scenario)
+
+
+def test_after_a_release_cpusets_that_are_not_written_are_no_problem(run_scenario) -> None:
+    async def scenario(world: Any) -> None:
+        ids = [await world.run(await world.pod(f"p{number}", "LS")) for number in range(7)]
+        refused = ids.pop()
+        for container_id in ids:
+            del world.cgroups.sets[container_id]
+        world.executor.enforcer._paths.clear()
+        world.cgroups.broken.add(refused)
+        world.cgroups.sets[refused] = CpuSet.parse("0-1")
+        for _ in range(3):
+            await world.sync.once()
+        problems = {p["message"] for p in world.executor.telemetry.problems()}
+        assert problems == {NO_CGROUP, NO_CGROUPS, CANNOT_WRITE}
+        enter(world.executor, NodeMode.RELEASED)
+        await world.sync.once()
+        assert world.executor.telemetry.problems() == []
+        enter(world.executor, NodeMode.ENFORCE)
+        for _ in range(32):
+            await world.sync.once()
+        assert {p["message"] for p in world.executor.telemetry.problems()} == problems
 
     run_scenario(scenario)
 
