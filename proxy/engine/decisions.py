@@ -500,6 +500,8 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     pod = state.current_pod(container.pod)
     if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
         return None
+    created = container.pod  # with the amounts and the sum of the create
+    pod = structs.replace(pod, requests=created.requests, source=created.source, total=created.total)
     # kubelet's CPU manager may hold them for this container: what it has named is not chosen again.
     shared = reason.cpus - union_of(owner.cpus for owner in state.owners.values())
     blocked = structs.replace(state, blocked_cpus=shared)

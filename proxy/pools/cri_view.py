@@ -29,9 +29,9 @@ def shares(milli: int) -> int:
     return min(max(milli * 1024 // 1000, LEAST_SHARES), MOST_CPU_SHARES)
 
 
-def quota(milli: int) -> int:
+def quota(milli: int, period_us: int = CFS_PERIOD_US) -> int:
     """Return the CFS quota in microseconds for a limit in thousandths of a CPU; 0 (no limit) for 0."""
-    return max(milli * CFS_PERIOD_US // 1000, LEAST_QUOTA_US) if milli else 0
+    return max(milli * period_us // 1000, LEAST_QUOTA_US) if milli else 0
 
 
 def cri_request(container: ContainerResources, own_limits: Mapping[str, int] = _NONE) -> Request:
@@ -80,24 +80,27 @@ def carries_other_amounts(pod: PodRequests, name: str, request: Request) -> bool
         request: The resources of its create.
     """
     reported = next((each for each in pod.containers if each.name == name), None)
-    if reported is None:
-        return False
+    return reported is not None and any(_changes(reported, pod, request))
+
+
+def _changes(reported: ContainerResources, pod: PodRequests, request: Request) -> tuple[bool, bool, bool]:
+    """Return whether a create carries other CPU shares, another CFS quota, another memory limit."""
     implied = cri_request(reported, pod.own_limits)
     implied_quota = implied.cpu_quota
     if implied_quota and request.period_us != CFS_PERIOD_US:
-        limit = reported.limits.get(CPU) or pod.own_limits.get(CPU, 0)
-        implied_quota = max(limit * request.period_us // 1000, LEAST_QUOTA_US)
-    return (
-        request.cpu_shares not in (0, implied.cpu_shares)
-        or (request.cpu_quota > 0 and request.cpu_quota != implied_quota)
-        or request.memory_limit not in (0, implied.memory_limit)
-    )
+        implied_quota = quota(reported.limits.get(CPU) or pod.own_limits.get(CPU, 0), request.period_us)
+    other_shares = request.cpu_shares not in (0, implied.cpu_shares)
+    other_quota = request.cpu_quota > 0 and request.cpu_quota != implied_quota
+    if pod.guaranteed and 0 < request.cpu_shares < MOST_CPU_SHARES and not other_shares:
+        other_quota = False  # its limit is its request: another program has scaled the quota
+    return other_shares, other_quota, request.memory_limit not in (0, implied.memory_limit)
 
 
 def with_amounts_of_create(pod: PodRequests, name: str, request: Request) -> PodRequests:
     """Return a report in which one container has the CPUs and the memory that its create carries.
 
-    A pod with resources of its own stays as it is: the create may carry those.
+    Amounts that the create does not contradict stay as they were reported: its own are rounded. A pod with
+    resources of its own stays as it is: the create may carry those.
 
     Args:
         pod: What kubelet reported of the pod.
@@ -112,21 +115,29 @@ def with_amounts_of_create(pod: PodRequests, name: str, request: Request) -> Pod
 
 def _created(reported: ContainerResources, request: Request, pod: PodRequests) -> ContainerResources:
     requests, limits = dict(reported.requests), dict(reported.limits)
-    # Shares are rounded down, and a thousandth of a CPU is more than one share: so this is exact.
-    cpu = -(-request.cpu_shares * 1000 // 1024)
-    if request.cpu_shares == MOST_CPU_SHARES:
-        cpu = max(request.limit_milli, cpu)
-    if request.cpu_shares > 0:
-        requests[CPU] = cpu
-    if request.cpu_quota > 0:
-        limits[CPU] = request.limit_milli
-    elif pod.guaranteed and request.cpu_shares > 0:
-        limits[CPU] = cpu
-    if request.memory_limit > 0:
+    other_shares, other_quota, other_memory = _changes(reported, pod, request)
+    if other_shares or (other_quota and pod.guaranteed):
+        requests[CPU] = _requested_milli(request)
+    if pod.guaranteed:
+        limits[CPU] = requests.get(CPU, 0)
+    elif other_quota:
+        milli = requests.get(CPU, 0)
+        is_same = quota(milli, request.period_us) == request.cpu_quota
+        limits[CPU] = milli if is_same else request.limit_milli
+    if other_memory:
         limits[MEMORY] = request.memory_limit
         if pod.guaranteed:
             requests[MEMORY] = request.memory_limit
     return replace(reported, requests=requests, limits=limits)
+
+
+def _requested_milli(request: Request) -> int:
+    """Return the thousandths of a CPU for which CPU shares stand; without shares, the limit."""
+    if not request.cpu_shares:
+        return request.limit_milli
+    # Shares are rounded down, and a thousandth of a CPU is more than one share: so this is exact.
+    milli = 0 if request.cpu_shares <= LEAST_SHARES else -(-request.cpu_shares * 1000 // 1024)
+    return max(request.limit_milli, milli) if request.cpu_shares == MOST_CPU_SHARES else milli
 
 
 def cgroup_parent(uid: str, qos: KubeQos) -> str:

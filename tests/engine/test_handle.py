@@ -96,6 +96,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyOptions
+from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
@@ -238,6 +239,17 @@ def test_a_create_whose_cpus_cannot_be_freed_is_placed_elsewhere() -> None:
     assert placement.reasons[-1] == f"not on CPUs {first}, which could not be freed: stuck"
     assert "t" not in play.state.containers
     assert play >> CpusNotFreed("t", AbortReason("stuck", first), "v"), "the container is gone"
+
+
+def test_a_resized_container_that_is_placed_elsewhere_keeps_its_new_number_of_cpus() -> None:
+    two = ContainerResources("c", requests={"cpu": 2000}, limits={"cpu": 2000})
+    pod = Pod("s-g", "g", "ns", "g", requests=PodRequests("g", (two,)))
+    state, _ = handle(SHARED.with_pod(pod), CreateRequested(pod, "c", 0, FOUR, "t"))
+    first = state.containers["t"].placement.exclusive
+    assert len(first) == 4
+    after, _ = handle(state, CpusNotFreed("t", AbortReason("stuck", first), "u"))
+    elsewhere = after.containers["u"]
+    assert (len(elsewhere.placement.exclusive), elsewhere.pod) == (4, state.containers["t"].pod)
 
 
 def test_a_sandbox_that_is_reported_late_ends_no_container_of_a_later_one() -> None:

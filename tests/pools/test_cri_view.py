@@ -154,7 +154,7 @@ def test_a_report_is_replaced_by_what_a_create_carries(milli: int) -> None:
 
 def test_a_create_as_it_was_reported_carries_no_other_amounts() -> None:
     container = ContainerResources("a", requests=amounts(1500, 5), limits=amounts(2500, 5))
-    report = PodRequests("u", (container,), own_limits={"cpu": 9000})
+    report = PodRequests("u", (container,), guaranteed=False, own_limits={"cpu": 9000})
     usual = cri_request(container)
     same = (
         usual,
@@ -167,6 +167,52 @@ def test_a_create_as_it_was_reported_carries_no_other_amounts() -> None:
     assert not carries_other_amounts(report, "ephemeral", Request(cpu_shares=2))
     others = replace(usual, cpu_quota=100_000), replace(usual, cpu_shares=2), replace(usual, memory_limit=6)
     assert all(carries_other_amounts(report, "a", request) for request in others)
+
+
+@pytest.mark.parametrize("milli", [1, 2, 5, 100, 1001, 2000, 262_144_000])
+@pytest.mark.parametrize("period", [100_000, 33_333, 5000])
+def test_a_container_of_which_only_the_memory_was_resized_requests_the_same_cpus(
+    milli: int, period: int
+) -> None:
+    for cpus in ({}, {"cpu": milli}):
+        former, resized = (
+            ContainerResources("a", requests={**cpus, "memory": size}, limits={**cpus, "memory": size})
+            for size in (5, 7)
+        )
+        create = replace(cri_request(resized), cpu_quota=quota(cpus.get("cpu", 0), period), cpu_period=period)
+        for guaranteed in (True, False):
+            report = PodRequests("u", (former,), guaranteed)
+            (after,) = with_amounts_of_create(report, "a", create).containers
+            assert (after.requests.get("cpu", 0), after.limits.get("cpu", 0)) == (cpus.get("cpu", 0),) * 2
+            assert after.limits["memory"] == 7
+
+
+@pytest.mark.parametrize("period", [100_000, 33_333, 5000])
+def test_the_limit_of_a_resized_container_equals_its_request_again(period: int) -> None:
+    """A quota is rounded; an LSR pod whose limits differ from its requests may not own CPUs."""
+    former, resized = (ContainerResources("a", requests={"cpu": m}, limits={"cpu": m}) for m in (1500, 2001))
+    report = PodRequests("u", (former,), guaranteed=False)
+    create = replace(cri_request(resized), cpu_quota=quota(2001, period), cpu_period=period)
+    assert with_amounts_of_create(report, "a", create).containers == (resized,)
+
+
+def test_a_scaled_quota_of_a_guaranteed_container_is_no_resize() -> None:
+    """Koordinator's CPU normalization scales the quota of LS pods."""
+    report = PodRequests("u", (ContainerResources("a", requests=amounts(2000, 5), limits=amounts(2000, 5)),))
+    usual = cri_request(report.containers[0])
+    assert not carries_other_amounts(report, "a", replace(usual, cpu_quota=150_000))
+    without_shares = Request(cpu_quota=300_000, cpu_period=100_000)
+    assert carries_other_amounts(report, "a", without_shares)
+    (after,) = with_amounts_of_create(report, "a", without_shares).containers
+    assert (after.requests["cpu"], after.limits["cpu"]) == (3000, 3000)
+
+
+def test_more_cpus_than_shares_can_express_follow_the_limit() -> None:
+    former, resized = (
+        ContainerResources("a", requests=amounts(m, 5), limits=amounts(m, 5)) for m in (300_000, 400_000)
+    )
+    after = with_amounts_of_create(PodRequests("u", (former,)), "a", cri_request(resized))
+    assert after.containers == (resized,)
 
 
 def test_a_container_of_a_pod_with_its_own_limits_is_compared_with_those() -> None:
