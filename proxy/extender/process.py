@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from proxy.executor.background import run_with_restarts
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpServer, server_context
 from proxy.extender.lease import Lease
+from proxy.extender.retries import PodRetries
 from proxy.extender.service import ExtenderService
 from proxy.model.errors import UsageError
 from proxy.scheduler.node_table import NodeTable
@@ -27,6 +29,8 @@ from proxy.telemetry.port import Telemetry
 
 DRAIN_S = 10.0
 _OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+Parts = tuple[Callable[[], Awaitable[None]], ...]
+"""What runs while the lease is held."""
 LOST = 75
 """The exit code where the lease was lost (sysexits EX_TEMPFAIL); docs/exit-codes.md has it."""
 
@@ -69,12 +73,13 @@ async def _run(options: ExtenderOptions) -> int:
     lease = Lease(lease_api, *options.lease, identity, telemetry)
     table = NodeTable()
     view = ClusterView(api, table, telemetry)
-    service = ExtenderService(api, table, view, lease, telemetry, options.strategy)
+    retries = PodRetries(api, table, *options.lease, telemetry)
+    service = ExtenderService(api, table, view, lease, retries, telemetry, options.strategy)
     server = HttpServer(service.handle, telemetry)
     await server.start(options.host, options.port, tls)
     telemetry.event("listening for kube-scheduler", path=f"{options.host}:{server.port}")
     try:
-        return await _lead(lease, view, service, server, telemetry)
+        return await _lead(lease, (view.run, retries.run), service, server, telemetry)
     finally:
         await server.stop(0)
         await lease.release()
@@ -83,14 +88,14 @@ async def _run(options: ExtenderOptions) -> int:
 
 
 async def _lead(
-    lease: Lease, view: ClusterView, service: ExtenderService, server: HttpServer, telemetry: Telemetry
+    lease: Lease, parts: Parts, service: ExtenderService, server: HttpServer, telemetry: Telemetry
 ) -> int:
     """Wait for the lease, and answer requests for as long as it is held; return the exit code."""
     loop, end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     ended = asyncio.ensure_future(end.wait())
-    leading = asyncio.ensure_future(_while_held(lease, view, telemetry))
+    leading = asyncio.ensure_future(_while_held(lease, parts, telemetry))
     await asyncio.wait({ended, leading}, return_when=asyncio.FIRST_COMPLETED)
     service.draining = ended.done()
     if ended.done():
@@ -102,17 +107,18 @@ async def _lead(
     return 0 if service.draining else LOST
 
 
-async def _while_held(lease: Lease, view: ClusterView, telemetry: Telemetry) -> None:
+async def _while_held(lease: Lease, parts: Parts, telemetry: Telemetry) -> None:
     await lease.acquire()
     telemetry.event("holding the lease")
     # Binds of other replicas are read after the lease was taken: lists are consistent reads.
-    following = asyncio.ensure_future(run_with_restarts(view.run, telemetry.fault))
+    running = [asyncio.ensure_future(run_with_restarts(part, telemetry.fault)) for part in parts]
     try:
         await lease.keep()
         telemetry.warning("the lease is lost")
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def run(options: ExtenderOptions) -> int:

@@ -30,6 +30,7 @@ from proxy.agent.watcher import SILENCE_S
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpAnswer
 from proxy.extender.lease import Lease
+from proxy.extender.retries import PodRetries
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
@@ -81,6 +82,7 @@ class ExtenderService:
         table: NodeTable,
         view: ClusterView,
         lease: Lease,
+        retries: PodRetries,
         telemetry: Telemetry,
         strategy: Strategy,
     ) -> None:
@@ -91,6 +93,7 @@ class ExtenderService:
             table: The nodes.
             view: Keeps the table current.
             lease: Says whether this replica may bind.
+            retries: Makes kube-scheduler try refused pods again.
             telemetry: The log.
             strategy: How nodes that fit are ordered.
         """
@@ -98,6 +101,7 @@ class ExtenderService:
         self._table = table
         self._view = view
         self._lease = lease
+        self._retries = retries
         self._telemetry = telemetry
         self._strategy = strategy
         self._read: OrderedDict[bytes, PodDemand] = OrderedDict()
@@ -146,6 +150,7 @@ class ExtenderService:
     async def _filter(self, args: ExtenderArgs) -> HttpAnswer:
         demand = self._demand(args)
         result = self._table.filter(demand, _names(args))
+        self._retries.retried(demand.key)
         if result.fits:
             self._waiting.pop(demand.key, None)
         else:
@@ -159,6 +164,8 @@ class ExtenderService:
         if not result.fits and (cause := self._undecided(_names(args), failed["FailedNodes"])):
             # No event follows when that ends; after an error kube-scheduler asks again by itself.
             return HttpAnswer({"Error": f"cannot decide on {demand.ref}: {cause}"})
+        if not result.fits:
+            self._retries.refused(demand)
         return HttpAnswer({"NodeNames": result.fits, **failed, "Error": ""})
 
     async def _prioritize(self, args: ExtenderArgs) -> HttpAnswer:

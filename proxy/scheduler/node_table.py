@@ -60,6 +60,7 @@ class NodeTable:
 
     Attributes:
         judged: How many times the engine was called.
+        changed: Nodes whose class has changed; the reader empties it.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,7 @@ class NodeTable:
         self._verdicts: dict[object, dict[int, NodeVerdict]] = {}
         self._kept = 0
         self.judged = 0
+        self.changed: set[str] = set()
 
     # -- what is known ------------------------------------------------------------------------------------
 
@@ -388,7 +390,10 @@ class NodeTable:
             row.owned_by(assumed.demand, assumed.demand.lasting) for assumed in row.pending
         )
         key = *row.counts, *(assumed.demand.signature for assumed in row.pending), *row.ended_cpus()
-        self._kind_of[name] = self._kinds.setdefault(key, len(self._kinds))
+        kind = self._kinds.setdefault(key, len(self._kinds))
+        if self._kind_of.get(name) != kind:
+            self._kind_of[name] = kind
+            self.changed.add(name)
 
     def _shape(self, rules: Node) -> int:
         shape = self._shapes.get(id(rules))

@@ -25,6 +25,7 @@ import msgspec
 from proxy import logs
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.lease import Lease
+from proxy.extender.retries import PodRetries
 from proxy.extender.service import ExtenderService
 from proxy.scheduler.node_facts import join_facts
 from proxy.scheduler.node_table import NodeTable
@@ -92,7 +93,8 @@ async def answers(table: NodeTable, nodes: int, requests: int, chance: random.Ra
     telemetry, client = logs.telemetry(), ClusterApi().client()
     view = CurrentView(client, table, telemetry)
     lease = AlwaysHeld(client, "default", "extender", "me", telemetry)
-    service = ExtenderService(client, table, view, lease, telemetry, Strategy.FEWEST_NUMA_NODES)
+    retries = PodRetries(client, table, "default", "extender", telemetry)
+    service = ExtenderService(client, table, view, lease, retries, telemetry, Strategy.FEWEST_NUMA_NODES)
     names = [f"n{number}" for number in range(nodes)]
     found = []
     for number in range(requests):

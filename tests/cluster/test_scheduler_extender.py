@@ -41,6 +41,25 @@ def test_objects_that_are_malformed(bed: SchedulingBed) -> None:
         bed.fleet.clear()
 
 
+def test_a_waiting_pod_is_bound_when_an_object_shows_more_free_cpus(bed: SchedulingBed) -> None:
+    """A reserve was made smaller: no event of the cluster makes kube-scheduler try the pod again."""
+    paths = {name: f"{NUMATOPOLOGIES}/{name}" for name in bed.fleet.nodes}
+    try:
+        for path in paths.values():
+            bed.plane.merge(path, {"spec": {"numares": {"cpu": {"allocatable": "1-3"}}}})
+        time.sleep(25)  # the objects show pods of the tests before as ended for this long
+        bed.fleet.create_pods("waiting", [4], SCHEDULER)
+        time.sleep(15)  # longer than a back-off of kube-scheduler
+        assert not bed.fleet.judged
+        bed.plane.merge(paths["f0"], {"spec": bed.fleet.nodes["f0"].published()["spec"]})
+        bed.fleet.until_settled(1, quiet_s=30)
+        assert bed.fleet.admitted == {"waiting0": "f0"}
+    finally:
+        for name, path in paths.items():
+            bed.plane.merge(path, {"spec": bed.fleet.nodes[name].published()["spec"]})
+        bed.fleet.clear()
+
+
 def test_cpus_of_an_lsr_pod_are_annotated_when_it_is_bound(bed: SchedulingBed) -> None:
     raw = pod("lsr", 4, labels={"koordinator.sh/qosClass": "LSR"}, schedulerName=SCHEDULER)
     del raw["metadata"]["uid"], raw["metadata"]["namespace"]

@@ -13,6 +13,7 @@ import httpx2
 from proxy import logs
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.lease import Lease
+from proxy.extender.retries import PodRetries
 from proxy.extender.service import ExtenderService
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.scores import Strategy
@@ -23,13 +24,14 @@ PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 NUMATOPOLOGIES = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+CAPACITIES = "/apis/storage.k8s.io/v1/namespaces/default/csistoragecapacities"
 
 
 class ClusterApi(FakeApi):
     """An API server with bindings and optimistic locking."""
 
     def __init__(self) -> None:
-        super().__init__(PODS, NODES, NUMATOPOLOGIES, TOPOLOGIES, LEASES)
+        super().__init__(PODS, NODES, NUMATOPOLOGIES, TOPOLOGIES, LEASES, CAPACITIES)
         self.bindings: list[Json] = []
         self.bind_status = 201
         self.bind_limits: list[str] = []
@@ -69,7 +71,10 @@ class Bed:
         self.table = NodeTable()
         self.lease = Lease(client, "default", "extender", "me", telemetry)
         self.view = ClusterView(client, self.table, telemetry)
-        self.service = ExtenderService(client, self.table, self.view, self.lease, telemetry, strategy)
+        self.retries = PodRetries(client, self.table, "default", "extender", telemetry)
+        self.service = ExtenderService(
+            client, self.table, self.view, self.lease, self.retries, telemetry, strategy
+        )
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:

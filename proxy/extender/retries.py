@@ -1,0 +1,123 @@
+"""Makes kube-scheduler try refused pods again where an object shows room and nothing else changes.
+
+Theory. kube-scheduler sets a pod that an extender has refused aside until there is an event of any kind that
+it watches (kubernetes v1.36 pkg/scheduler/schedule_one.go, findNodesThatFitPod, and
+pkg/scheduler/framework/types.go, UnrollWildCardResource). The objects that describe nodes are not of these
+kinds. Where one of them shows more free CPUs and no pod has ended, because a reserve was made smaller, such a
+pod would wait for up to five minutes.
+
+So one object of a kind that it watches is changed: a CSIStorageCapacity in the extender's namespace. Its
+storage class is one that no volume has, so it means nothing to any program. An annotation of the Node object
+would do as well, but it would go to every client that watches nodes, and the extender would have to be
+permitted to change nodes.
+
+The change is made after the table has taken the object in, so the retried pod is decided with it. A replica
+that has just got the lease makes one, too: it does not know which pods the former one has refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from datetime import UTC, datetime
+
+from proxy.agent.api_client import ApiClient
+from proxy.model.backoff import Backoff, RetryDelays
+from proxy.model.errors import TopoproxyError
+from proxy.scheduler.node_table import NodeTable
+from proxy.scheduler.pod_demand import PodDemand
+from proxy.telemetry.port import Telemetry
+
+MOST_REFUSED = 500
+TICK_S = 1.0
+APART_S = 10.0
+"""Seconds between two changes: the longest back-off of kube-scheduler."""
+DECISION_PAUSE_S = 0.01
+"""Seconds after a call of the engine: requests of kube-scheduler go first."""
+PAUSES = Backoff(1.0, 60.0)
+RETRIED_AT = "topoproxy.io/retried-at"
+CANNOT = "cannot make kube-scheduler try refused pods again"
+
+
+class PodRetries:
+    """Makes kube-scheduler try the refused pods again when one of them fits."""
+
+    def __init__(
+        self, api: ApiClient, table: NodeTable, namespace: str, name: str, telemetry: Telemetry
+    ) -> None:
+        """Prepare; nothing is written yet.
+
+        Args:
+            api: The API server.
+            table: The nodes.
+            namespace: Of the object that is changed.
+            name: Of the object that is changed.
+            telemetry: The log.
+        """
+        self._api = api
+        self._table = table
+        self._name = name
+        self._path = f"/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities/{name}"
+        self._telemetry = telemetry
+        self._refused: OrderedDict[str, PodDemand] = OrderedDict()
+
+    def refused(self, demand: PodDemand) -> None:
+        """Record that a pod fits nowhere: kube-scheduler waits for an event."""
+        self._refused[demand.key] = demand
+        self._refused.move_to_end(demand.key)
+        if len(self._refused) > MOST_REFUSED:
+            self._refused.popitem(last=False)
+
+    def retried(self, pod: str) -> None:
+        """Record that kube-scheduler does not wait for an event to try a pod again, or has bound it."""
+        self._refused.pop(pod, None)
+
+    async def run(self) -> None:
+        """Follow the table until cancelled."""
+        pauses, is_due = RetryDelays(PAUSES), True
+        while True:
+            pause = TICK_S
+            if is_due or await self._one_fits():
+                is_due = not await self._change()
+                if is_due:
+                    pause = pauses.next()
+                else:
+                    pauses.reset()
+                    pause = APART_S
+            await asyncio.sleep(pause)
+
+    async def _one_fits(self) -> bool:
+        """Return whether a refused pod fits a node that has changed."""
+        changed, self._table.changed = self._table.changed, set()
+        demands = {demand.signature: demand for demand in self._refused.values()}
+        for name in changed:
+            for demand in demands.values():
+                verdicts = self._table.verdicts_of(demand)
+                verdict = self._table.known_verdict(name, demand, verdicts)
+                if verdict is None:
+                    verdict = self._table.verdict(name, demand, verdicts)
+                    await asyncio.sleep(DECISION_PAUSE_S)
+                if verdict.fits:
+                    return True
+        return False
+
+    async def _change(self) -> bool:
+        """Change the object; return whether that has succeeded. All refused pods are tried again then."""
+        before = self._refused
+        self._refused = OrderedDict()
+        at = datetime.now(UTC).isoformat(timespec="microseconds")
+        value = {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSIStorageCapacity",
+            "metadata": {"name": self._name, "annotations": {RETRIED_AT: at}},
+            "storageClassName": self._name,
+        }
+        try:
+            await self._api.apply(self._path, value)
+        except TopoproxyError as error:
+            self._telemetry.problem(CANNOT, err=error)
+            self._refused = OrderedDict({**before, **self._refused})
+            return False
+        self._telemetry.resolved(CANNOT)
+        self._telemetry.frequent("made kube-scheduler try refused pods again", count=len(before))
+        return True

@@ -1,0 +1,125 @@
+"""kube-scheduler tries refused pods again when an object shows room for one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from proxy.extender import retries as retries_module
+from proxy.extender.retries import RETRIED_AT
+from proxy.model.backoff import Backoff
+from tests.extender.extender_bed import CAPACITIES, Bed, ClusterApi, scheduler_pod
+from tests.testkit.waiting import until
+
+PATH = f"{CAPACITIES}/extender"
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries_module, "TICK_S", 0.01)
+    monkeypatch.setattr(retries_module, "APART_S", 0.02)
+    monkeypatch.setattr(retries_module, "PAUSES", Backoff(0.01, 0.02))
+
+
+@asynccontextmanager
+async def retrying(bed: Bed) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(bed.retries.run())
+    try:
+        await until(lambda: changes(bed) == 1)
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def changes(bed: Bed) -> int:
+    return bed.api.count("PATCH", PATH)
+
+
+def on_small_nodes(test: Callable[[Bed], Awaitable[None]]) -> None:
+    api = ClusterApi()
+    for name in ("n1", "n2"):
+        api.add_node(name, free="1-3")
+
+    async def run() -> None:
+        bed = Bed(api)
+        async with bed.following(), retrying(bed):
+            await test(bed)
+
+    asyncio.run(run())
+
+
+async def some_turns() -> None:
+    await asyncio.sleep(0.15)
+
+
+def test_a_refused_pod_is_tried_again_when_it_fits() -> None:
+    async def test(bed: Bed) -> None:
+        assert await bed.filter(scheduler_pod("four", 4), "n1", "n2") == []
+        first = bed.api.collections[CAPACITIES]["extender"]["metadata"]["annotations"][RETRIED_AT]
+        bed.api.add_node("n1", free="1-15")
+        await until(lambda: changes(bed) == 2)
+        stored = bed.api.collections[CAPACITIES]["extender"]
+        assert stored["metadata"]["annotations"][RETRIED_AT] != first
+        assert stored["storageClassName"] == "extender"
+        bed.api.add_node("n2", free="1-15")
+        await some_turns()
+        assert changes(bed) == 2, "kube-scheduler tries the pod again: it waits for nothing"
+
+    on_small_nodes(test)
+
+
+def test_nothing_is_written_where_no_refused_pod_fits() -> None:
+    async def test(bed: Bed) -> None:
+        assert await bed.filter(scheduler_pod("eight", 8), "n1", "n2") == []
+        assert await bed.filter(scheduler_pod("two", 2), "n1", "n2") == ["n1", "n2"]
+        bed.api.add_node("n1", free="1-5")
+        await until(lambda: len(bed.table.node("n1").free) == 5)
+        await some_turns()
+        assert changes(bed) == 1
+
+    on_small_nodes(test)
+
+
+def test_a_pod_that_kube_scheduler_tries_by_itself_needs_no_change() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.add_node("full", free="1-7", pods={"ended": "8-14"})
+        await until(lambda: bed.table.node("full") is not None)
+        answer = await bed.call("filter", Pod=scheduler_pod("large", 8), NodeNames=["full"])
+        assert "a node still shows CPUs" in answer["Error"]
+        bed.api.add_node("full", free="1-15")
+        await until(lambda: len(bed.table.node("full").free) == 15)
+        await some_turns()
+        assert changes(bed) == 1
+
+    on_small_nodes(test)
+
+
+def test_a_change_that_fails_is_made_later() -> None:
+    async def test(bed: Bed) -> None:
+        assert await bed.filter(scheduler_pod("four", 4), "n1", "n2") == []
+        bed.api.answers[PATH] = [403, 500]
+        bed.api.add_node("n1", free="1-15")
+        await until(lambda: changes(bed) == 4)
+        await some_turns()
+        assert changes(bed) == 4
+
+    on_small_nodes(test)
+
+
+def test_the_end_of_a_bind_without_an_answer_is_noticed() -> None:
+    async def test(bed: Bed) -> None:
+        bed.api.add_node("n1", free="1-7")
+        await until(lambda: len(bed.table.node("n1").free) == 7)
+        lost, waiting = scheduler_pod("lost", 4), scheduler_pod("waiting", 4)
+        assert await bed.filter(lost, "n1") == ["n1"]
+        bed.api.bind_status = 500
+        assert "cannot bind" in await bed.bind(lost, "n1")
+        assert await bed.filter(waiting, "n1") == []
+        bed.table.release("lost", asyncio.get_running_loop().time())
+        await until(lambda: changes(bed) == 2)
+
+    on_small_nodes(test)
