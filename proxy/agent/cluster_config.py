@@ -28,6 +28,7 @@ from msgspec import Struct, structs
 
 from proxy.agent.api_client import ApiServerError
 from proxy.agent.session import AgentSession
+from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT
 from proxy.atomic_write import write_file
 from proxy.config.cluster_config import FILE_NAME, IGNORED
 from proxy.config.load import SIZE_LIMIT, load
@@ -99,7 +100,6 @@ def config_object(item: Mapping[str, Any]) -> ConfigObject:
         ValueError: A field is invalid.
     """
     metadata, spec = item["metadata"], item.get("spec") or {}
-    status = item.get("status") or {}
     settings = spec.get("config")
     if not isinstance(settings, Mapping):
         raise ValueError("spec.config is missing")  # noqa: TRY004 - one kind of error for all bad input
@@ -109,8 +109,14 @@ def config_object(item: Mapping[str, Any]) -> ConfigObject:
         int(spec.get("priority") or 0),
         _selector(spec.get("nodeSelector") or {}),
         json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1),
-        frozenset(str(entry.get("name")) for entry in status.get("nodes") or ()),
+        _reported(item),
     )
+
+
+def _reported(item: Mapping[str, Any]) -> frozenset[str]:
+    """Return the nodes that the status of an object lists."""
+    status = item.get("status") or {}
+    return frozenset(str(entry.get("name")) for entry in status.get("nodes") or ())
 
 
 def _selector(raw: Mapping[str, Any]) -> LabelSelector:
@@ -176,9 +182,11 @@ def _node_identity(item: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str],
 async def follow_config(session: AgentSession) -> None:
     """Follow until cancelled, from the time on when the node permits settings from the cluster.
 
-    A node that permits them no longer reports that, as for each key that it does not permit.
+    A node that permits them no longer reports that, as for each key that it does not permit. When the agent
+    starts on a node that permits none, it removes the reports of an earlier run.
     """
     directory = session.config.cluster_facts.directory
+    await _withdraw(session)
     if directory is None:
         return
     await session.until(lambda config: bool(config.cluster_config.allowed))
@@ -189,6 +197,46 @@ async def follow_config(session: AgentSession) -> None:
         tasks.create_task(following.objects.run())
         tasks.create_task(following.nodes.run())
         tasks.create_task(following.run())
+
+
+async def _withdraw(session: AgentSession) -> None:
+    """Remove what an earlier run has written while the node permits no settings from the cluster."""
+    pauses, refusals = RetryDelays(PAUSES), 0
+    directory = session.config.cluster_facts.directory
+    while directory is None or not session.config.cluster_config.allowed:
+        try:
+            await _remove_reports(session)
+            if directory is not None:
+                await asyncio.to_thread(_put, directory / FILE_NAME, None)
+        except ApiServerError as error:
+            refusals += error.status == 403
+            if error.status == 404 or refusals >= REFUSALS_UNTIL_ABSENT:
+                return  # without the object, or the permission, nothing was reported
+        except (OSError, TopoproxyError):
+            pass  # the watches report it
+        else:
+            return
+        await asyncio.sleep(pauses.next())
+
+
+async def _remove_reports(session: AgentSession) -> None:
+    """Remove the annotation of the Node object, and the entries of the node in the status of objects."""
+    path = f"/api/v1/nodes/{session.node}"
+    node = await session.api.get(path)
+    if ANNOTATION not in ((node.get("metadata") or {}).get("annotations") or {}):
+        return
+    names = []
+    try:
+        async for page in session.api.pages(COLLECTION, {}):
+            items = page.get("items") or ()
+            names += [item["metadata"]["name"] for item in items if session.node in _reported(item)]
+    except ApiServerError as error:
+        if error.status != 404:  # the CRD was removed
+            raise
+    for name in names:
+        value, owner = object_status(name), f"topoproxy-{session.node}"
+        await session.api.apply(f"{COLLECTION}/{name}/status", value, owner=owner)
+    await session.api.merge(path, {"metadata": {"annotations": node_annotation(None)}})
 
 
 class ConfigFollowing:

@@ -31,7 +31,7 @@ from proxy.agent.cluster_config import (
     select,
 )
 from proxy.agent.session import AgentSession
-from proxy.config.cluster_config import FILE_NAME, IGNORED
+from proxy.config.cluster_config import FILE_NAME, IGNORED, ClusterConfigConfig
 from proxy.config.load import load
 from proxy.config.origin import Origin
 from proxy.config.schema import Config
@@ -416,14 +416,79 @@ def test_an_odd_object_is_ignored_with_a_reason(world: World) -> None:
     run_scenario(world, scenario)
 
 
-def test_a_node_that_permits_nothing_sends_no_requests(world: World) -> None:
+def test_a_node_that_permits_nothing_reads_its_node_once(world: World) -> None:
     world.config = Config()
 
     async def scenario() -> None:
         await asyncio.sleep(0.1)
 
     run_scenario(world, scenario)
-    assert not world.api.requests
+    assert dict(world.api.requests) == {("GET", f"{NODES}/n1"): 1}
+
+
+@pytest.mark.parametrize("with_directory", [True, False])
+def test_reports_of_an_earlier_run_are_removed_where_nothing_is_permitted_any_more(
+    world: World, with_directory: bool
+) -> None:
+    async def reports() -> None:
+        world.put("base")
+        await until(lambda: world.reported and world.status("base"))
+
+    async def removes() -> None:
+        await until(lambda: world.reported is None)
+
+    run_scenario(world, reports)
+    world.api.put(COLLECTION, "other", spec={"config": {}}, status={"nodes": [{"name": "n2"}]})
+    facts = replace(world.config.cluster_facts, directory=None) if not with_directory else None
+    world.config = replace(
+        world.config,
+        cluster_config=ClusterConfigConfig(),
+        cluster_facts=facts or world.config.cluster_facts,
+    )
+    world.api.answers[f"{NODES}/n1"] = [503, 403]
+    run_scenario(world, removes)
+    owner = {"fieldManager": "topoproxy-n1", "force": "true"}
+    left = [request for request in world.api.seen if request.url.path == f"{COLLECTION}/base/status"][-1]
+    assert dict(left.url.params) == owner
+    assert json.loads(left.content)["status"] == {}
+    assert not world.api.count("PATCH", f"{COLLECTION}/other/status")
+    assert (world.content is None) == with_directory
+
+
+@pytest.mark.parametrize("answers", [[404], [403] * 10])
+def test_a_node_that_cannot_be_read_has_no_reports(world: World, answers: list[int]) -> None:
+    world.config = Config()
+    world.api.answers[f"{NODES}/n1"] = answers
+
+    async def scenario() -> None:
+        await asyncio.sleep(1)
+
+    run_scenario(world, scenario)
+    assert world.api.requests["GET", f"{NODES}/n1"] <= 6
+    assert not world.api.count("PATCH")
+
+
+def test_keys_may_be_permitted_while_the_api_server_is_away(world: World) -> None:
+    config, world.config = world.config, replace(world.config, cluster_config=ClusterConfigConfig())
+    world.api.down = True
+
+    async def scenario() -> None:
+        session = AgentSession(
+            world.config, "n1", world.daemon, world.api.client(), telemetry([])  # type: ignore[arg-type]
+        )  # fmt: skip
+        task = asyncio.ensure_future(follow_config(session))
+        await asyncio.sleep(0.1)
+        session.use(config)
+        await asyncio.sleep(0.2)
+        world.api.down = False
+        world.put("base")
+        await until(lambda: world.reported)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await session.api.close()
+
+    asyncio.run(scenario())
+    assert world.reported["accepted"]
 
 
 def item(name: str = "a", **spec: Any) -> dict[str, Any]:
