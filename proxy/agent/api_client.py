@@ -5,16 +5,21 @@ few kinds, and classes of all of Kubernetes' objects would cost more memory than
 
 The credentials are a kubeconfig, or the service account token of the pod. That token is bound to the pod and
 expires; kubelet writes a new one into the same file before that. A connection is opened by the first request.
-When the API server answers 401, the connection is closed and the credentials are read again at the next
-request, so that new ones need no restart. Nothing here retries: each caller knows when its request is worth
-another attempt.
+When one of the files changes (the kubeconfig, the token, the certificate of the CA or of the client), the
+following requests use new connections with the new content; those in flight continue. When the API server
+answers 401, all connections are closed and the credentials are read again at the next request. So new
+credentials, a new CA and a new address need no restart. Nothing here retries: each caller knows when its
+request is worth another attempt.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -24,6 +29,7 @@ import msgspec
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
+from proxy.backends.kubelet.small_file import Stamp, stamp
 from proxy.config.cluster import ClusterConfig
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.open_file import open_file
@@ -34,6 +40,10 @@ if TYPE_CHECKING:
 
 FIELD_OWNER = "topoproxy"
 REQUEST_S = 10.0
+COMPARE_S = 5.0
+"""Seconds between two comparisons of the credentials' files."""
+RETIRE_S = 120.0
+"""Seconds after which connections with former credentials are closed: watches have ended by then."""
 PAGE = 250
 """Objects of a page of a list."""
 MESSAGE_LIMIT = 500
@@ -188,6 +198,9 @@ class ApiClient:
         self._credentials = credentials
         self._transport = transport
         self._http: httpx2.AsyncClient | None = None
+        self._stamps: dict[Path, Stamp | None] = {}
+        self._compare_at = 0.0
+        self._retiring: set[asyncio.Task[None]] = set()
         self.writes = 0
 
     async def close(self) -> None:
@@ -195,6 +208,9 @@ class ApiClient:
         http, self._http = self._http, None
         if http is not None:
             await http.aclose()
+        for task in tuple(self._retiring):
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
 
     async def get(self, path: str) -> JsonObject:
         """Read an object, or the answer of a discovery path.
@@ -343,10 +359,26 @@ class ApiClient:
 
     def _open(self) -> httpx2.AsyncClient:
         if self._http is None:
-            # The type of transport is that of lightkube's other client.
-            params = ConnectionParams(httpx2.Timeout(REQUEST_S), transport=cast("Any", self._transport))
-            self._http = AsyncClient(self._credentials(), params)
+            self._http = self._with_credentials()
+        elif time.monotonic() >= self._compare_at:
+            self._compare_at = time.monotonic() + COMPARE_S
+            if any(_stamp(file) != before for file, before in self._stamps.items()):
+                with contextlib.suppress(TopoproxyError, *_FAULTS):  # files that are being written
+                    former, self._http = self._http, self._with_credentials()
+                    task = asyncio.ensure_future(_retire(former))
+                    self._retiring.add(task)
+                    task.add_done_callback(self._retiring.discard)
         return self._http
+
+    def _with_credentials(self) -> httpx2.AsyncClient:
+        """Read the credentials; return a client that uses them."""
+        # The files are read after their stamps: what changes in between is noticed later.
+        stamps = {file: _stamp(file) for file in _files(self._credentials())}
+        # The type of transport is that of lightkube's other client.
+        params = ConnectionParams(httpx2.Timeout(REQUEST_S), transport=cast("Any", self._transport))
+        http = AsyncClient(self._credentials(), params)
+        self._stamps, self._compare_at = stamps, time.monotonic() + COMPARE_S
+        return http
 
     async def _request(
         self,
@@ -394,6 +426,33 @@ class ApiClient:
         if status == 401:
             await self.close()
         raise ApiServerError(f"cannot {method} {path} at the API server: {message.strip()}", status, reason)
+
+
+def _files(credentials: SingleConfig) -> Iterator[Path]:
+    """Yield the files that credentials are read from."""
+    user = credentials.user
+    named = [credentials.cluster.certificate_auth]
+    named += [user.client_cert, user.client_key, user.token_file] if user is not None else []
+    if credentials.fname is not None:
+        yield credentials.fname
+    for name in named:
+        if name:
+            yield Path(credentials.abs_file(name))
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        return stamp(str(file))
+    except OSError:
+        return None
+
+
+async def _retire(http: httpx2.AsyncClient) -> None:
+    """Close the connections of a client once its requests have ended."""
+    try:
+        await asyncio.sleep(RETIRE_S)
+    finally:
+        await http.aclose()
 
 
 async def _checked(content: bytes, check: Callable[[], None]) -> AsyncIterator[bytes]:

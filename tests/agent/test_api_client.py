@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from proxy.agent.api_client import ApiClient, NoCredentialsError, read_credentials
+from proxy.agent import api_client
+from proxy.agent.api_client import ApiClient, ApiUnreachableError, NoCredentialsError, read_credentials
 from proxy.config.cluster import ClusterConfig
+from proxy.extender.http_server import server_context
 from proxy.model.errors import UnavailableError
+from tests.cluster.extender_process import make_certificates
+from tests.testkit.waiting import until
 
 CLUSTERS = "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
 USERS = "users: [{name: u, user: {}}]\n"
@@ -116,3 +123,144 @@ def test_the_output_of_a_plugin_is_not_quoted(file: Path) -> None:
     script.chmod(0o700)
     file.write_text(CLUSTERS + PLUGIN % ("v1beta1", script) + CONTEXT)
     assert "secret" not in problem(file)
+
+
+# -- files that change -------------------------------------------------------------------------------------
+
+
+class ServerWithTls:
+    """An API server that answers a list, and a watch that stays open; with a CA of its own."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.name = name
+        self.directory = directory / name
+        self.directory.mkdir()
+        make_certificates(self.directory)
+        self.tokens: list[str] = []
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def start(self, port: int = 0) -> None:
+        certificate, key, ca = (str(self.directory / name) for name in ("server.crt", "server.key", "ca.crt"))
+        tls = server_context(certificate, key, ca)
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", port, ssl=tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for writer in self._writers:
+                writer.transport.abort()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.tokens += [line[22:] for line in head.split("\r\n") if line.startswith("Authorization:")]
+                if "watch=true" in head:
+                    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}\n")
+                    await asyncio.sleep(0.3)
+                    writer.write(b"{}\n")
+                    break
+                body = b'{"name": "%s"}' % self.name.encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+
+def with_two_servers(
+    directory: Path, test: Callable[[ApiClient, ServerWithTls, ServerWithTls], Awaitable[None]]
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+
+    async def run() -> None:
+        servers = ServerWithTls(directory, "former"), ServerWithTls(directory, "new")
+        client = ApiClient(lambda: read_credentials(ClusterConfig(kubeconfig=directory / "kubeconfig")))
+        shutil.copy(directory / "former/ca.crt", directory / "ca.crt")
+        (directory / "token").write_text("token-1")
+        try:
+            for server in servers:
+                await server.start()
+            write_kubeconfig(directory, servers[0].port)
+            async with asyncio.timeout(20):
+                await test(client, *servers)
+        finally:
+            await client.close()
+            for server in servers:
+                await server.stop()
+
+    asyncio.run(run())
+
+
+def write_kubeconfig(directory: Path, port: int) -> None:
+    cluster = f"{{server: 'https://127.0.0.1:{port}', certificate-authority: ca.crt}}"
+    user = f"{{tokenFile: {directory}/token}}"
+    (directory / "kubeconfig").write_text(
+        f"clusters: [{{name: c, cluster: {cluster}}}]\nusers: [{{name: u, user: {user}}}]\n{CONTEXT}"
+    )
+
+
+async def name_of(client: ApiClient) -> str:
+    while True:
+        try:
+            return str((await client.get("/apis"))["name"])
+        except ApiUnreachableError:
+            await asyncio.sleep(0.01)
+
+
+def test_a_ca_that_is_replaced_needs_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_client, "COMPARE_S", 0.05)
+
+    async def test(client: ApiClient, former: ServerWithTls, new: ServerWithTls) -> None:
+        assert await name_of(client) == "former"
+        port = former.port
+        await former.stop()
+        await new.stop()
+        await new.start(port)
+        with pytest.raises(ApiUnreachableError):
+            await client.get("/apis")
+        (tmp_path / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\nMIIB")  # it is being written
+        await asyncio.sleep(0.06)
+        with pytest.raises(ApiUnreachableError):
+            await client.get("/apis")
+        shutil.copy(tmp_path / "new/ca.crt", tmp_path / "ca.crt")
+        assert await name_of(client) == "new"
+
+    with_two_servers(tmp_path, test)
+
+
+def test_an_address_that_changes_needs_no_restart_and_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_client, "COMPARE_S", 0.05)
+
+    async def test(client: ApiClient, former: ServerWithTls, new: ServerWithTls) -> None:
+        async with client.watch("/api/v1/pods", {}, 10) as lines:
+            assert await anext(lines) == "{}"
+            shutil.copy(tmp_path / "new/ca.crt", tmp_path / "ca.crt")
+            write_kubeconfig(tmp_path, new.port)
+            await asyncio.sleep(0.06)
+            assert await name_of(client) == "new"
+            assert [line async for line in lines] == ["{}"]
+
+    with_two_servers(tmp_path, test)
+
+
+def test_a_new_token_is_used_before_the_former_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_client, "COMPARE_S", 0.05)
+    monkeypatch.setattr(api_client, "RETIRE_S", 0.05)
+
+    async def test(client: ApiClient, former: ServerWithTls, new: ServerWithTls) -> None:
+        await client.get("/apis")
+        (tmp_path / "token").write_text("token-22")
+        await asyncio.sleep(0.06)
+        await client.get("/apis")
+        assert former.tokens == ["token-1", "token-22"]
+        assert len(client._retiring) == 1
+        await until(lambda: not client._retiring)
+
+    with_two_servers(tmp_path, test)
