@@ -108,10 +108,12 @@ def scheduler_extender(
         from proxy.extender.process import ExtenderOptions, run
     except ImportError as error:
         raise not_in_packages("the extender", error) from error
+    from proxy.extender.tls_files import TlsFiles
     from proxy.scheduler.scores import Strategy
 
+    tls = None if plain_http else TlsFiles(tls_cert, tls_key, client_ca)
     options = ExtenderOptions(
-        host.strip("[]"), int(port), "" if plain_http else tls_cert, tls_key, client_ca, kubeconfig,
-        (namespace, name), Strategy(strategy), log_level, log_format,
+        host.strip("[]"), int(port), tls, kubeconfig, (namespace, name), Strategy(strategy), log_level,
+        log_format,
     )  # fmt: skip
     return run(options)

@@ -82,7 +82,7 @@ class HttpServer:
     def __init__(self, handler: Handler, telemetry: Telemetry) -> None:
         self._handler = handler
         self._telemetry = telemetry
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], _Connection] = {}
         """In the order in which they have become idle."""
         self._draining = False
@@ -95,18 +95,32 @@ class HttpServer:
             CannotCreateError: The address is taken, or may not be used.
         """
         try:
-            self._server = await asyncio.start_server(
+            server = await asyncio.start_server(
                 self._connection, host or None, port, ssl=tls, limit=HEAD_LIMIT, **_limits(tls)
             )
         except OSError as error:
             raise CannotCreateError(f"cannot listen on {host}:{port}: {_cause(error)}") from error
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._servers = [server]
+        self.port = server.sockets[0].getsockname()[1]
+
+    async def use(self, tls: ssl.SSLContext) -> None:
+        """Use other TLS settings for new connections; connections that are open stay."""
+        former = self._servers
+        # Both listen at the same sockets for a moment: no connection is refused.
+        sockets = [os.dup(each.fileno()) for server in former for each in server.sockets]
+        self._servers = [
+            await asyncio.start_server(
+                self._connection, sock=socket.socket(fileno=each), ssl=tls, limit=HEAD_LIMIT, **_limits(tls)
+            )
+            for each in sockets
+        ]
+        for server in former:
+            server.close()
 
     async def stop(self, seconds: float) -> None:
         """Stop listening, let requests in flight end, and close other connections after some seconds."""
-        if self._server is None:
-            return
-        self._server.close()
+        for server in self._servers:
+            server.close()
         self._draining = True
         for task, connection in list(self._connections.items()):
             if not connection.busy:

@@ -11,17 +11,20 @@ import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from proxy import logs
 from proxy.agent.api_client import ApiClient, read_credentials
+from proxy.backends.kubelet.small_file import Stamp
 from proxy.config.cluster import ClusterConfig
 from proxy.executor.background import run_with_restarts
 from proxy.extender.cluster_view import ClusterView
-from proxy.extender.http_server import HttpServer, server_context
+from proxy.extender.http_server import HttpServer
 from proxy.extender.lease import Lease
 from proxy.extender.retries import PodRetries
 from proxy.extender.service import ExtenderService
+from proxy.extender.tls_files import TlsFiles, follow
 from proxy.model.errors import UsageError
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.scores import Strategy
@@ -41,8 +44,7 @@ class ExtenderOptions:
 
     Attributes:
         host, port: Where to listen.
-        certificate, key: Files of the server's certificate; empty for plain HTTP.
-        client_ca: File of the CA that signs the certificates of clients.
+        tls: Files of the certificates; None for plain HTTP.
         kubeconfig: Credentials; None for those of the pod.
         lease: Namespace and name of the Lease object.
         strategy: How nodes that fit are ordered.
@@ -51,9 +53,7 @@ class ExtenderOptions:
 
     host: str
     port: int
-    certificate: str
-    key: str
-    client_ca: str
+    tls: TlsFiles | None
     kubeconfig: Path | None
     lease: tuple[str, str]
     strategy: Strategy
@@ -63,9 +63,9 @@ class ExtenderOptions:
 
 async def _run(options: ExtenderOptions) -> int:
     telemetry = logs.telemetry()
-    tls = None
-    if options.certificate:
-        tls = server_context(options.certificate, options.key, options.client_ca)
+    tls = options.tls
+    used = tls.stamps() if tls else []
+    context = tls.context() if tls else None
     config = ClusterConfig(kubeconfig=options.kubeconfig)
     api = ApiClient(lambda: read_credentials(config))
     lease_api = ApiClient(lambda: read_credentials(config))
@@ -76,15 +76,27 @@ async def _run(options: ExtenderOptions) -> int:
     retries = PodRetries(api, table, *options.lease, telemetry)
     service = ExtenderService(api, table, view, lease, retries, telemetry, options.strategy)
     server = HttpServer(service.handle, telemetry)
-    await server.start(options.host, options.port, tls)
+    await server.start(options.host, options.port, context)
+    following = [_following(tls, used, server, telemetry)] if tls else []
     telemetry.event("listening for kube-scheduler", path=f"{options.host}:{server.port}")
     try:
         return await _lead(lease, (view.run, retries.run), service, server, telemetry)
     finally:
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
         await server.stop(0)
         await lease.release()
         await api.close()
         await lease_api.close()
+
+
+def _following(
+    tls: TlsFiles, used: list[Stamp | None], server: HttpServer, telemetry: Telemetry
+) -> asyncio.Future[None]:
+    """Start to follow the files of the certificates."""
+    part = partial(follow, tls, used, server.use, telemetry)
+    return asyncio.ensure_future(run_with_restarts(part, telemetry.fault))
 
 
 async def _lead(

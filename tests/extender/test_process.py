@@ -12,7 +12,7 @@ from proxy.scheduler.scores import Strategy
 
 def options(namespace: str, name: str) -> ExtenderOptions:
     strategy = Strategy.FEWEST_NUMA_NODES
-    return ExtenderOptions("", 0, "", "", "", None, (namespace, name), strategy, "info", "text")
+    return ExtenderOptions("", 0, None, None, (namespace, name), strategy, "info", "text")
 
 
 @pytest.mark.parametrize("lease", [("a", "b/c"), ("a", "B"), ("a", "b/"), ("a b", "c"), ("..", "c")])
