@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Struct, field
 
 from proxy.agent.api_client import ApiClient, ApiServerError
 from proxy.agent.watcher import SILENCE_S
@@ -61,10 +62,26 @@ MOST_WAITING = 500
 OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
 UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
 """Reasons that the end of no pod removes."""
+
+
+class Victim(Struct, frozen=True):
+    """A pod that kube-scheduler proposes to end (``MetaPod``)."""
+
+    uid: str = field(name="UID")
+
+
+class Victims(Struct, frozen=True):
+    """The pods of one node that kube-scheduler proposes to end (``MetaVictims``)."""
+
+    pods: list[Victim] | None = field(default=None, name="Pods")
+    violations: int = field(default=0, name="NumPDBViolations")
+
+
 ExtenderArgs = dict[str, msgspec.Raw]
 """The fields of a request."""
 _REQUEST = msgspec.json.Decoder(ExtenderArgs)
 _NAMES = msgspec.json.Decoder(list[str])
+_VICTIMS = msgspec.json.Decoder(dict[str, Victims | None])
 _SCALE = 10
 """kube-scheduler's scores of extenders end at 10, ours at 100."""
 
@@ -204,19 +221,18 @@ class ExtenderService:
 
     async def _preempt(self, args: ExtenderArgs) -> HttpAnswer:
         demand = self._demand(args)
-        proposed = _value(args, "NodeNameToMetaVictims")
-        if not isinstance(proposed, dict):
-            raise InputError(
-                "cannot preempt: NodeNameToMetaVictims is missing (nodeCacheCapable must be set)"
-            )
+        try:
+            proposed = _VICTIMS.decode(args.get("NodeNameToMetaVictims", b"null"))
+        except msgspec.DecodeError as error:
+            message = "NodeNameToMetaVictims is missing or malformed (nodeCacheCapable must be set)"
+            raise InputError(f"cannot preempt: {message}") from error
         answer = {}
         for name, victims in proposed.items():
-            uids = [str(victim.get("UID")) for victim in (victims or {}).get("Pods") or ()]
+            uids = [victim.uid for victim in (victims.pods if victims else None) or ()]
             chosen_uids = self._victims(name, demand, uids)
             if chosen_uids is not None:
-                violations = (victims or {}).get("NumPDBViolations") or 0
                 pods = [{"UID": uid} for uid in chosen_uids]
-                answer[name] = {"Pods": pods, "NumPDBViolations": violations}
+                answer[name] = {"Pods": pods, "NumPDBViolations": victims.violations if victims else 0}
         return HttpAnswer({"NodeNameToMetaVictims": answer})
 
     # -- inside -------------------------------------------------------------------------------------------

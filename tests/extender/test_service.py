@@ -346,6 +346,19 @@ def test_malformed_requests(verb: str, body: bytes, message: str) -> None:
     on_bed(test)
 
 
+@pytest.mark.parametrize("victims", [5, [], {"n1": []}, {"n1": {"Pods": 5}}, {"n1": {"Pods": ["a"]}}])
+def test_malformed_victims(victims: Any) -> None:
+    async def test(bed: Bed) -> None:
+        answer = await bed.call("preempt", Pod=scheduler_pod("a", 2), NodeNameToMetaVictims=victims)
+        cause = "NodeNameToMetaVictims is missing or malformed (nodeCacheCapable must be set)"
+        assert answer == (400, f"cannot preempt: {cause}\n")
+        none = {"n1": None}
+        empty = await bed.call("preempt", Pod=scheduler_pod("a", 2), NodeNameToMetaVictims=none)
+        assert empty == {"NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
+
+    on_bed(test)
+
+
 @pytest.mark.parametrize("path", [PODS, NODES, NUMATOPOLOGIES])
 def test_what_may_no_longer_be_read_is_used_until_it_is_too_old(
     path: str, monkeypatch: pytest.MonkeyPatch
