@@ -2,7 +2,8 @@
 
 The body of a create chooses release, refusal or hold. Options come as JSON: ``budget`` is the limit of
 held bytes, ``unread`` that of bytes that no peer reads, ``memory`` the bytes of address space that the
-process may use in addition to those that it has when it is ready.
+process may use in addition to those that it has when it is ready, ``start`` the bytes that its start uses and
+frees.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ def report(message, /, **keys):
 
 async def main(listen, runtime, options):
     memory_trim.keep_large_blocks()
+    b"x" * options.get("start", 0)  # freed at once
     front = Acceptor(
         runtime, Decider(), METHODS, report=lambda message, **keys: print_line(rendered(message, plain(keys)))
     )

@@ -33,6 +33,11 @@ def bed(tmp_path):
         yield bed
 
 
+def test_the_peak_leaves_out_the_memory_of_the_start(tmp_path):
+    with contextlib.closing(Bed(tmp_path, start=64 * MIB)) as bed:
+        assert bed.peak() - bed.rss() < GROWTH_MIB
+
+
 def ends_with_goaway(client):
     """The connection ends, with GOAWAY and the reason before the end."""
     seen = client.frames(10)
