@@ -432,7 +432,7 @@ class Responses(Direction):
         if streams.dead.get(stream) == REFUSED:
             return CUT
         if stream in streams.flow.queue and stream not in streams.tracked:
-            streams.drop_waiting(stream)
+            streams.flow.drop(stream)
             if grant := streams.flow.take_grant():
                 self.inject(frames.window_update(0, grant))
         streams.server_ended(stream, None, reset=True)

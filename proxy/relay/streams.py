@@ -13,8 +13,9 @@ late and are ignored. From every state the stream can end early: the runtime ans
 has the request, the client resets it, the runtime goes away (GOAWAY), the connection is lost. ``finished`` is
 then called, once, if ``request`` was.
 
-A stream that ended while the client may still be sending is *dead*: the client's DATA for it is dropped (the
-window comes back by the rule in ``flow``; that of the stream only if the client was sent no reset). If we
+A stream that ended while the client may still be sending is *dead*, also one that only passed and that the
+runtime has reset: the client's DATA for it is dropped (the window comes back by the rule in ``flow``; that of
+the stream only if the client was sent no reset: nothing may follow a reset, RFC 9113, 5.1). If we
 refused it, what the runtime still sends for it is dropped too, DATA against window for the runtime; its
 HEADERS must pass, because both header tables depend on them, and find a stream that we have reset before.
 
@@ -322,19 +323,14 @@ class Streams:
         self.open.discard(stream_id)
         stream = self.tracked.get(stream_id)
         if stream is None:
-            if reset and stream_id in self.dead:
-                self.dead[stream_id] = RESET
+            if reset:
+                self.mark_dead(stream_id, RESET)
             return
         if not stream.sent:
             if not reset:
                 self.to_server(frames.rst_stream(stream_id, frames.CANCEL))
             self.mark_dead(stream_id, RESET if reset else ENDED)
         self.forget(stream, status)
-
-    def drop_waiting(self, stream_id: int) -> None:
-        """Drop what waits of a passing stream: nothing may follow a reset (RFC 9113, 5.1)."""
-        self.flow.drop(stream_id)
-        self.mark_dead(stream_id, RESET)
 
     def forget(self, stream: Stream, status: int | None) -> None:
         """Stop tracking a stream, and notify the handler."""

@@ -411,6 +411,26 @@ def test_padding_of_a_waiting_upload_is_returned():
     assert net.client.send == server.recv
 
 
+def test_data_of_an_upload_that_the_runtime_has_reset_returns_only_the_connections_window():
+    server = Peer(client=False, consume=None)
+    net = Net(server=server).run()
+    held = net.client.call(CREATE, bytes(65_000))
+    upload = net.client.open(UPLOAD)
+    net.run()
+    net.session.release(held)
+    net.run()
+    assert net.session._streams.flow.server == 530
+    net.client.out += frame(0, 8, upload, payload := b"\xc8" + bytes(1000) + bytes(200))
+    net.client.send -= len(payload)
+    server.reset(upload)
+    net.session.from_server(server.take())
+    net.run()  # the client's strict end takes no update for the stream
+    server.take_grant(0, 65_005)
+    net.run()
+    assert not server.streams[upload].body
+    assert net.client.send == server.recv == 65535
+
+
 def test_window_updates_pass_unchanged_while_no_body_is_held():
     net = Net(rewrite, server=Peer(client=False, consume=None)).run()
     sid = net.client.open(UPLOAD)
