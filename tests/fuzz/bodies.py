@@ -74,11 +74,11 @@ class _Round:
         await world.sync.once()
         try:
             await self.others()
-            before = self.records()
+            before = await self.records()
             for _ in range(CALLS):
                 await self.call()
             await world.quiet()
-            now = self.records()
+            now = await self.records()
             changed = {
                 key: (before.get(key), now.get(key))
                 for key in {*before, *now}
@@ -102,8 +102,9 @@ class _Round:
         sharer = await world.pod("tenant-sharer", "LS")
         await world.run(sharer)
 
-    def records(self) -> dict[str, object]:
+    async def records(self) -> dict[str, object]:
         """Return the ledger records of other tenants, without values that follow from the pools."""
+        await self.world.executor.ledger_writer.flush()
         found: dict[str, object] = {}
         for key, entry in self.world.ledger.entries.items():
             text = json.dumps(entry, sort_keys=True, default=str)

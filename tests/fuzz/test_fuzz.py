@@ -1,9 +1,11 @@
 """A minute of the fuzzers with a fixed seed; ``make fuzz`` runs them without end."""
 
 import random
+import time
 
 import pytest
 
+from tests.executor.conftest import MemoryLedger
 from tests.fuzz import bodies, sessions
 from tests.fuzz.__main__ import main
 from tests.fuzz.outcome import FuzzError, Outcome, run
@@ -27,6 +29,18 @@ def test_interceptors_survive_random_bodies():
     print(outcome)
     assert outcome.seen["released"] > 200
     assert outcome.seen["refused"] > 20
+
+
+def test_a_slow_ledger_is_waited_for(monkeypatch):
+    write = MemoryLedger.write
+
+    def write_late(ledger, changes):
+        time.sleep(0.1)
+        write(ledger, changes)
+
+    monkeypatch.setattr(MemoryLedger, "write", write_late)
+    monkeypatch.setattr(bodies, "CALLS", 1)
+    bodies.one(random.Random(SEED), Outcome("bodies"))
 
 
 def test_a_failure_can_be_reproduced(monkeypatch, capsys):
