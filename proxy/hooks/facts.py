@@ -51,6 +51,9 @@ class PodFacts:
 class Mount:
     """A directory or file of the host in a container.
 
+    A hook that sets a mount of the request anew changes only these fields if ``host_path`` stays: SELinux
+    relabelling, id mappings and the like are kept.
+
     Attributes:
         container_path, host_path: Absolute paths.
         readonly: The container cannot write to it.

@@ -9,7 +9,8 @@ order and without duplicates: Koordinator v1.8.0 pkg/runtimeproxy/resexecutor/cr
 transferToCRIContainerEnvs.)
 
 A variable, mount or device that is set stays at its place, and its duplicates are removed; a new one comes
-last. Mounts and devices are equal if their paths in the container are, however these are spelled.
+last. Mounts and devices are equal if their paths in the container are, however these are spelled. A mount of
+the same path of the host keeps what hooks do not know of it, such as its SELinux relabelling and id mappings.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from proxy.wire.protobuf import entry_of, field, text
 
 _LABELS, _ANNOTATIONS, _LINUX = 9, 10, 15
 """Fields of ContainerConfig."""
+_NOT_RECURSIVE = b"\x40\x00"
+"""``Mount.recursive_read_only``, which the CRI permits only for a private mount that is read-only: false."""
 
 
 def adjusted_create(body: bytes, adjustment: Adjustment) -> bytes:
@@ -203,8 +206,14 @@ def _env(raw: bytes, name: str, value: str) -> bytes:
     return entry.SerializeToString()
 
 
-def _mount(_raw: bytes, path: str, mount: Mount) -> bytes:
-    return suffix.mount_of(path, mount).SerializeToString()
+def _mount(raw: bytes, path: str, mount: Mount) -> bytes:
+    made = suffix.mount_of(path, mount)
+    if text(pb.PathFacts.FromString(raw).host_path) != mount.host_path:
+        return made.SerializeToString()
+    entry = pb.Mount.FromString(raw)
+    entry.container_path, entry.readonly, entry.propagation = path, made.readonly, made.propagation
+    recursive = entry.readonly and entry.propagation == pb.PROPAGATION_PRIVATE
+    return entry.SerializeToString() + (b"" if recursive else _NOT_RECURSIVE)
 
 
 def _device(_raw: bytes, path: str, device: Device) -> bytes:

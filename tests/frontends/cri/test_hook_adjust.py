@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.frontends.cri.config_fields import PROPAGATIONS
 from proxy.frontends.cri.hook_adjust import adjusted_create, adjusted_run_pod, adjusted_update
 from proxy.frontends.cri.messages import cgroup_parent_suffix, create_suffix
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment
@@ -92,8 +93,12 @@ def expected_create(body: bytes, adjustment: Adjustment) -> bytes:
     config.ClearField("envs")
     config.envs.extend(envs)
 
-    made = {clean(path): mount_bytes(path, mount) for path, mount in adjustment.mounts.items()}
     there = [(clean(mount.container_path), mount.SerializeToString()) for mount in config.mounts]
+    sources = {clean(mount.container_path): mount for mount in reversed(config.mounts)}
+    made = {
+        clean(path): mount_bytes(path, mount, sources.get(clean(path)))
+        for path, mount in adjustment.mounts.items()
+    }
     mounts = [pb.Mount.FromString(raw) for raw in expected_list(there, made)]
     config.ClearField("mounts")
     config.mounts.extend(mounts)
@@ -106,12 +111,15 @@ def expected_create(body: bytes, adjustment: Adjustment) -> bytes:
     return request.SerializeToString()
 
 
-def mount_bytes(path: str, mount: Mount | object) -> bytes | None:
+def mount_bytes(path: str, mount: Mount | object, there: pb.Mount | None) -> bytes | None:
     if not isinstance(mount, Mount):
         return None
-    number = ["private", "host_to_container", "bidirectional"].index(mount.propagation)
-    message = pb.Mount(container_path=clean(path), host_path=mount.host_path, readonly=mount.readonly)
-    return message.SerializeToString() + (b"\x28" + bytes((number,)) if number else b"")
+    same_source = there is not None and there.host_path == mount.host_path
+    message = pb.Mount.FromString(there.SerializeToString() if there is not None and same_source else b"")
+    message.container_path, message.host_path, message.readonly = clean(path), mount.host_path, mount.readonly
+    number = message.propagation = PROPAGATIONS.index(mount.propagation)
+    unset = b"\x40\x00" if same_source and (number or not mount.readonly) else b""
+    return message.SerializeToString() + unset
 
 
 def device_bytes(path: str, device: Device | object) -> bytes | None:
@@ -357,6 +365,35 @@ def test_paths_of_mounts_are_normalized_before_the_comparison() -> None:
         ("/data", "/new", False)
     ]
     assert not read(adjusted_create(request(), Adjustment(mounts={"/./data": CLEAR}))).mounts
+
+
+RELABEL, MAPPING = b"\x20\x01", field(6, b"\x10\x05")
+RECURSIVE, NOT_RECURSIVE = b"\x40\x01", b"\x40\x00"
+
+
+@pytest.mark.parametrize(
+    ("host_path", "readonly", "propagation", "rest"),
+    [
+        ("/srv", True, "private", RELABEL + MAPPING + RECURSIVE),
+        ("/srv", False, "private", RELABEL + MAPPING + RECURSIVE + NOT_RECURSIVE),
+        ("/srv", True, "bidirectional", RELABEL + MAPPING + RECURSIVE + NOT_RECURSIVE),
+        ("/other", True, "private", b""),
+    ],
+)
+def test_a_mount_of_the_same_source_keeps_what_hooks_do_not_know(
+    host_path: str, readonly: bool, propagation: str, rest: bytes
+) -> None:
+    known = pb.Mount(container_path="/data", host_path="/srv", readonly=True).SerializeToString()
+    body = field(2, field(7, known + RELABEL + MAPPING + RECURSIVE))
+    mount = Mount("/data", host_path, readonly, propagation)
+    (after,) = read(adjusted_create(body, Adjustment(mounts={"/data": mount}))).mounts
+    assert (after.host_path, after.readonly) == (host_path, readonly)
+    assert after.propagation == PROPAGATIONS.index(propagation)
+    after.ClearField("container_path")
+    after.ClearField("host_path")
+    after.ClearField("readonly")
+    after.ClearField("propagation")
+    assert after.SerializeToString() == rest
 
 
 def test_the_placement_of_the_engine_overrides_hooks() -> None:
