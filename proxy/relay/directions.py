@@ -61,8 +61,7 @@ class Direction(FrameReader):
     def _settings(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         pairs = frames.settings(flags, stream, data, start, end)
         self.begun = True
-        self.on_settings(acknowledged=bool(flags & frames.ACK), pairs=pairs)
-        return KEEP
+        return self.on_settings(acknowledged=bool(flags & frames.ACK), pairs=pairs)
 
     def _goaway(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         if stream or end - start < 8:
@@ -140,8 +139,8 @@ class Direction(FrameReader):
         """Handle a RST_STREAM."""
 
     @abstractmethod
-    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
-        """Handle a SETTINGS frame, which always passes."""
+    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> int:
+        """Handle a SETTINGS frame."""
 
     @abstractmethod
     def on_goaway(self, last: int) -> None:
@@ -285,17 +284,31 @@ class Requests(Direction):
             streams.flow.drop(stream)
         return CUT if stream in streams.dead else KEEP
 
-    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
+    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> int:
         """Pass the client's limits to the response direction; apply the limits of the runtime."""
         if acknowledged:
-            self.streams.resize_windows(self.streams.flow.on_settings_ack())
-            return
+            flow = self.streams.flow
+            if flow.must_hold_ack():
+                flow.held_acks += 1
+                return CUT
+            self.pass_held_acks()
+            self.streams.resize_windows(flow.on_settings_ack())
+            return KEEP
         sizes = [value for key, value in pairs if key == frames.HEADER_TABLE_SIZE]
         if len(self.announced) >= frames.UNACKNOWLEDGED:
             raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
         self.announced.append(sizes[-1] if sizes else None)
         for key, value in pairs:
             self._client_settings(key, value)
+        return KEEP
+
+    def pass_held_acks(self) -> None:
+        """Send the acknowledgements that have waited."""
+        flow = self.streams.flow
+        while flow.held_acks:
+            flow.held_acks -= 1
+            self.inject(frames.SETTINGS_ACK)
+            self.streams.resize_windows(flow.on_settings_ack())
 
     def on_ping(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         """Take the answer to the PING that followed our GOAWAY."""
@@ -438,18 +451,19 @@ class Responses(Direction):
         streams.server_ended(stream, None, reset=True)
         return KEEP
 
-    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> None:
+    def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> int:
         """Obey what the runtime allows; the frame itself continues to the client."""
         if acknowledged:
             if self._requests.announced and (size := self._requests.announced.popleft()) is not None:
                 self._limit = size
-            return
+            return KEEP
         for key, value in pairs:
             if key == frames.HEADER_TABLE_SIZE:
                 self._requests.tracker.allow(value)
             elif key == frames.MAX_FRAME_SIZE:
                 self._requests.largest = max(self._requests.largest, value)
         self.streams.resize_windows(self.streams.flow.on_server_settings(pairs))
+        return KEEP
 
     def on_goaway(self, last: int) -> None:
         """Streams that the runtime will not take are over."""

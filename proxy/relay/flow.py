@@ -36,6 +36,9 @@ the stream is spent by us.
 What the runtime announces in SETTINGS holds for it when the client's acknowledgement has reached it, which
 passes through us in order. So a smaller window or frame size is obeyed at once, a larger one is used behind
 the acknowledgement: grpc's C core widens and narrows its frame size as it goes and takes neither too early.
+An acknowledgement of a smaller window waits behind DATA of passing streams that the client sent before it and
+that waits here: it may exceed the smaller window. What came behind the acknowledgement passes it, so none
+waits that allows anything larger.
 
 The queue is served in order of release, a stream that has no window of its own is passed over: finishing one
 body before the next begins lets the runtime answer, and give back window, early.
@@ -44,10 +47,12 @@ body before the next begins lets the runtime answer, and give back window, early
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from operator import le
+from typing import Final, TypeAlias
 
 from proxy.relay import frames
 from proxy.relay.events import RelayError
+from proxy.relay.headers import DEFAULT_TABLE_SIZE
 
 _LOW_WINDOW: Final = 32_768
 AHEAD_BYTES: Final = 256 << 10
@@ -57,6 +62,8 @@ STREAM_AHEAD_BYTES: Final = 1 << 20
 _WIDE_WINDOW: Final = 1 << 30  # wider ones are not added to: 2^31 - 1 is the limit
 _ENDLESS: Final = 1 << 62
 _JOINED_BYTES: Final = 65_536
+_Limits: TypeAlias = tuple[int, int, int]
+"""A window of streams, a size of frames and a size of the header table, as the runtime allows them."""
 _SMALL_BYTES: Final = 4096  # pieces below are gathered: each object costs some sixty bytes more than it holds
 
 
@@ -131,10 +138,12 @@ class FlowControl:
         largest: The runtime's SETTINGS_MAX_FRAME_SIZE, the same.
         credits: What to grant to the client, by stream.
         queue: What waits to be sent, by stream, in order.
+        held_acks: Acknowledgements of the client that wait behind DATA in the queue.
     """
 
     __slots__ = (
-        "_limits", "ahead", "client", "credits", "initial", "largest", "queue", "server", "waiting",
+        "_limits", "ahead", "client", "credits", "held_acks", "initial", "largest", "queue", "server",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -144,7 +153,8 @@ class FlowControl:
         self.initial = frames.DEFAULT_WINDOW
         self.largest = frames.DEFAULT_FRAME
         # What holds, then what each SETTINGS that is not acknowledged yet will change it to.
-        self._limits: deque[tuple[int, int]] = deque([(self.initial, self.largest)])
+        self._limits: deque[_Limits] = deque([(self.initial, self.largest, DEFAULT_TABLE_SIZE)])
+        self.held_acks = 0
         self.credits: dict[int, int] = {}
         self.queue: dict[int, Outgoing] = {}
 
@@ -165,7 +175,7 @@ class FlowControl:
 
     def grant_ahead(self, size: int) -> int:
         """Let the client send a message of ``size`` bytes at once; returns the window for its stream."""
-        if size <= self.initial or max(initial for initial, _ in self._limits) > _WIDE_WINDOW:
+        if size <= self.initial or max(limits[0] for limits in self._limits) > _WIDE_WINDOW:
             return 0
         self.ahead = AHEAD_BYTES
         return min(size, STREAM_AHEAD_BYTES)
@@ -208,16 +218,26 @@ class FlowControl:
         Raises:
             RelayError: The client acknowledges none of them.
         """
-        initial, largest = self._limits[-1]
+        initial, largest, table = self._limits[-1]
         for key, value in pairs:
             if key == frames.INITIAL_WINDOW_SIZE:
                 initial = value
             elif key == frames.MAX_FRAME_SIZE:
                 largest = value
+            elif key == frames.HEADER_TABLE_SIZE:
+                table = value
         if len(self._limits) > frames.UNACKNOWLEDGED:
             raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
-        self._limits.append((initial, largest))
+        self._limits.append((initial, largest, table))
         return self._apply_limits()
+
+    def must_hold_ack(self) -> bool:
+        """Return whether an acknowledgement of the client has to wait for what waits of passing streams."""
+        held = self.held_acks
+        if not self.waiting or held + 1 >= len(self._limits):
+            return False
+        before, after = self._limits[held], self._limits[held + 1]
+        return all(map(le, after, before)) and (held > 0 or after[0] < before[0])
 
     def on_settings_ack(self) -> int:
         """Book that the client acknowledged; returns by how much the windows of streams change now."""
@@ -227,8 +247,8 @@ class FlowControl:
 
     def _apply_limits(self) -> int:
         before = self.initial
-        self.initial = min(initial for initial, _ in self._limits)
-        self.largest = min(largest for _, largest in self._limits)
+        self.initial = min(initial for initial, _, _ in self._limits)
+        self.largest = min(largest for _, largest, _ in self._limits)
         return self.initial - before
 
     def enqueue(self, item: Outgoing) -> None:

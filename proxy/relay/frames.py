@@ -103,6 +103,10 @@ def rst_stream(stream: int, code: int) -> bytes:
     return _LONG.pack(4 << 8 | RST_STREAM, 0, stream, code)
 
 
+SETTINGS_ACK: Final = HEAD.pack(SETTINGS, ACK, 0)
+"""A SETTINGS frame that acknowledges one of the other side."""
+
+
 def goaway(last: int, code: int = NO_ERROR) -> bytes:
     """Write a GOAWAY with an HTTP/2 error code."""
     return _GOAWAY.pack(8 << 8 | GOAWAY, 0, 0, last, code)

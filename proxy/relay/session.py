@@ -95,6 +95,8 @@ class Session:
             flow.credits.clear()
         if grant := flow.take_due_grant():
             self._responses.inject(frames.window_update(0, grant))
+        if flow.held_acks and not flow.waiting:
+            self._requests.pass_held_acks()
 
     def from_server(self, data: bytes) -> None:
         """Take what the runtime sent.
@@ -103,6 +105,9 @@ class Session:
             RelayError: The runtime broke the protocol; this connection must end.
         """
         self._responses.feed(data)
+        flow = self._streams.flow
+        if flow.held_acks and not flow.waiting:
+            self._requests.pass_held_acks()
 
     def refuse(self, stream: int, code: int, message: str) -> None:
         """End a waiting call with a gRPC status; nothing happens where it no longer waits."""

@@ -431,6 +431,71 @@ def test_data_of_an_upload_that_the_runtime_has_reset_returns_only_the_connectio
     assert net.client.send == server.recv == 65535
 
 
+def waiting_upload(*, table=4096):
+    """A net in which 30,000 bytes of an upload wait for the connection's window."""
+    server = Peer(client=False, consume=None)
+    net = Net(server=server).run()
+    if table != 4096:
+        server.announce((1, table))
+    held = net.client.call(CREATE, bytes(65_000))
+    upload = net.client.open(UPLOAD)
+    net.run()
+    net.session.release(held)
+    net.client.data(upload, bytes(30_000), end=False)
+    net.run()
+    assert net.session._streams.flow.waiting == 30_000 - 530
+    return net, server, upload
+
+
+@pytest.mark.parametrize("more", [(), ((1, 100),), ((4, 900), (5, 16_384))])
+def test_the_ack_of_a_smaller_initial_window_waits_behind_data_that_waits(more):
+    net, server, upload = waiting_upload()
+    server.announce((4, 1000))
+    if more:
+        server.announce(*more)
+    net.run()
+    assert len(server.unacked) == 1 + bool(more)
+    other = net.client.call(VERSION, b"v")  # its header does not wait
+    net.run()
+    assert other in server.streams
+    server.take_grant(0, 65_005)
+    net.run()
+    assert len(server.streams[upload].body) == 30_000  # the strict end has the larger window until the ack
+    assert not server.unacked
+    assert server.my_initial == (900 if (4, 900) in more else 1000)
+
+
+@pytest.mark.parametrize("larger", [(4, 2000), (5, 20_000), (1, 5000)])
+def test_an_ack_that_allows_something_larger_does_not_wait(larger):
+    net, server, _ = waiting_upload()
+    server.announce((4, 1000))
+    net.run()
+    assert server.unacked
+    server.announce(larger)
+    net.run()
+    assert not server.unacked
+    net, server, _ = waiting_upload(table=100)
+    server.announce(*([(4, 1000), larger] if larger[0] != 4 else [larger, (4, 70_000)]))
+    net.run()
+    assert not server.unacked
+
+
+@pytest.mark.parametrize("how", ["client", "runtime", "goaway"])
+def test_an_ack_waits_no_longer_than_the_data_before_it(how):
+    net, server, upload = waiting_upload()
+    server.announce((4, 1000))
+    net.run()
+    assert server.unacked
+    if how == "client":
+        net.client.reset(upload)
+    elif how == "runtime":
+        server.reset(upload)
+    else:
+        server.out += frame(7, 0, 0, struct.pack(">II", upload - 2, 0))
+    net.run()
+    assert not server.unacked
+
+
 def test_window_updates_pass_unchanged_while_no_body_is_held():
     net = Net(rewrite, server=Peer(client=False, consume=None)).run()
     sid = net.client.open(UPLOAD)
