@@ -22,7 +22,7 @@ from tests.simulation.faults import LATE_S, Delays, Faults, Rates
 from tests.simulation.hanging import HangingStarts
 from tests.simulation.kernel import Kernel
 from tests.simulation.kubelet import Kubelet
-from tests.simulation.promises import AssumedPods, ViolationError
+from tests.simulation.promises import Promises, ViolationError
 from tests.simulation.runtime import RefusedError, SimulatedRuntime
 from tests.simulation.workers import SimulatedThreads, Threading
 
@@ -127,7 +127,7 @@ class Node:
         self.faults = Faults(str(seed), rates or rate)
         self.delays = Delays(str(seed), self.faults)
         self.kernel = Kernel(self, regular_machine(*self.options.machine), self.options.version)
-        self.promises = AssumedPods(self)
+        self.promises = Promises(self)
         self.kernel.written = self.promises.written
         self.runtime = SimulatedRuntime(self)
         self.disk = SimulatedDisk(self)

@@ -76,8 +76,8 @@ def _role(container: Container) -> Role:
     )
 
 
-class AssumedPods:
-    """Watches a node.
+class Promises:
+    """Checks the promises of docs/applying.md on a node.
 
     Attributes:
         violation: The first promise that was found broken; empty for none.
@@ -141,7 +141,9 @@ class AssumedPods:
             if container.name == meta.name and container.attempt == meta.attempt:
                 self._creates[request.pod_sandbox_id, meta.name, meta.attempt] = _role(container)
                 chosen, has = self._chosen.get(request.pod_sandbox_id), container.placement.exclusive
-                if chosen and not trip.undecided and has.bits != chosen:
+                # kubelet may remove a sandbox again that it removed before, and meet a new one with its id.
+                exists = request.pod_sandbox_id in self.node.runtime.sandboxes
+                if chosen and exists and not trip.undecided and has.bits != chosen:
                     self.broken(f"{container.ref} gets {has or 'no CPUs'}, and its pod has {text_of(chosen)}")
                 if container.placement.pool is Pool.OWN and not self.suspended:
                     self._has_record(container, "is forwarded")
