@@ -155,7 +155,7 @@ def test_the_requests_of_a_pod_are_known_without_kubelet(
 ) -> None:
     uid = uuid.uuid4()
     monkeypatch.setattr("proxy.demo.client.uuid.uuid4", lambda: uid)
-    limits = {"limits": {"cpu": "2", "memory": "1Gi"}}
+    limits = {"limits": {"cpu": "2", "memory": "64Mi"}}
     item = {
         "metadata": {"namespace": "demo", "name": "web", "uid": str(uid)},
         "spec": {"containers": [{"name": "main", "resources": limits}]},
@@ -170,7 +170,7 @@ def test_the_requests_of_a_pod_are_known_without_kubelet(
         pod = executor.state.containers[container].pod
         assert pod.source == "the cluster agent"
         assert pod.requests is not None
-        assert pod.requests.named("main").requests == {"cpu": 2000, "memory": 1 << 30}
+        assert pod.requests.named("main").requests == {"cpu": 2000, "memory": 64 << 20}
 
     daemon = node.daemon("cpuManagerPolicy: static\n")
     run(daemon, scenario)

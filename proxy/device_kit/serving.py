@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 import grpc
 
@@ -236,13 +237,15 @@ def serve(*plugins: DevicePlugin, directory: Path = DIRECTORY) -> None:
     """
     log.setup()
     telemetry = logging_telemetry()
-    ended = threading.Event()
+    # Not an Event: a handler that interrupts the start of its wait() would wait for the lock that this holds.
+    # SimpleQueue.put may be called by a handler.
+    ended: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda received, _: ended.put(received))
     servers = [PluginServer(plugin, directory, telemetry) for plugin in plugins]
     for server in servers:
         server.start()
-    ended.wait()
+    ended.get()
     for server in servers:
         server.end_soon()
     for server in servers:

@@ -39,6 +39,35 @@ def test_the_plugin_of_the_page_serves(tmp_path: Path) -> None:
     assert [node.host_path for node in answer.devices] == [f"{cards}/card0"]
 
 
+def test_a_signal_that_interrupts_the_start_of_the_wait_ends_the_plugin(tmp_path: Path) -> None:
+    """A second SIGTERM is sent for a wait without a condition, which the first one does not interrupt."""
+    program = f"""
+import os, signal, threading
+from pathlib import Path
+from proxy.device_kit.serving import serve
+
+class Interrupted(threading.Condition):
+    def __enter__(self):
+        entered = super().__enter__()
+        if threading.current_thread() is threading.main_thread():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return entered
+
+def end():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Timer(1, end).start()
+threading.Condition = Interrupted
+serve(directory=Path({str(tmp_path)!r}))
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], env=ENVIRONMENT)
+    try:
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_the_test_of_the_page_passes(tmp_path: Path) -> None:
     (tmp_path / "test_cards.py").write_text(FILES["test_cards.py"])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
