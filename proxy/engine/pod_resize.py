@@ -94,10 +94,11 @@ def _cpus_as_summed(state: NodeState, aside: SetAside, pod: Pod, total: Request)
     names = {c.name for c in inside if c.owns_cpus}
     ended = union_of(c.placement.exclusive for c in inside if c.name not in names) & aside.cpus - owned
     kept, topology = owned, state.node.cpu.topo
-    for candidates in (ended, aside.cpus - owned - ended):
+    for candidates in (ended & topology.cpus, aside.cpus - owned - ended & topology.cpus):
         lacking = max(count - len(kept), 0)
         kept |= take_packed(topology, candidates, min(lacking, len(candidates)))
-    return kept
+    offline = list(aside.cpus - kept - topology.cpus)
+    return kept | CpuSet(offline[: max(count - len(kept), 0)])
 
 
 def _with_memory(blocks: Blocks, size: int) -> Blocks:

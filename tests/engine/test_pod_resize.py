@@ -9,8 +9,10 @@ from proxy.engine.container_events import ContainerCreated, CreateRequested, Pha
 from proxy.engine.handle import handle
 from proxy.engine.invariants import violations
 from proxy.engine.node_effects import PutRecord
+from proxy.engine.node_events import HardwareChanged
 from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
+from proxy.model.idset import CpuSet
 from proxy.model.requests import PodRequests
 from proxy.model.workload import Phase, Pod, SetAside
 from tests.engine.test_pod_admission import MIB, RESERVED, empty, pod, resources, whole
@@ -100,6 +102,19 @@ def test_containers_that_have_ended_keep_what_was_set_aside_before_others() -> N
     state, _ = created(ended(ended(state, "d"), "c"), known, "c", 2, total=4)
     assert cpus_of_d < aside_of(state).cpus
     assert len(aside_of(state).cpus) == 4
+
+
+def test_cpus_that_are_offline_stay_set_aside_only_for_lack_of_others() -> None:
+    known = pod("a")
+    state, _ = created(admitted(empty(), known, 7), known, "c", 2, total=7)
+    others = aside_of(state).cpus - state.containers["c-1"].placement.exclusive
+    gone = CpuSet(list(others)[:3])
+    machine = state.node.machine
+    smaller = changed_copy(machine, cpus=tuple(cpu for cpu in machine.cpus if cpu.id not in gone))
+    state, _ = handle(state, HardwareChanged(smaller))
+    state, _ = created(ended(state, "c"), known, "c", 2, total=6)
+    assert len(aside_of(state).cpus) == 6
+    assert len(aside_of(state).cpus & gone) == 2
 
 
 def test_the_sum_is_ignored_where_it_says_nothing() -> None:
