@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _NO_CPUS = CpuSet()
+BE_GROUPS = "b/groups"
+"""The ledger's key of the record that the cgroups of class BestEffort were narrowed."""
 
 
 class SubjectFacts(Struct, frozen=True):
@@ -39,6 +41,8 @@ class SubjectFacts(Struct, frozen=True):
         kubelet_reserved: CPUs that a takeover keeps back in addition, because kubelet did.
         partitions: Partitions of owners.
         suppression: BE suppression.
+        be_groups: Whether the cgroups of class BestEffort were narrowed to the BE pool (``beCpuset: erase``),
+            by this run or an earlier one, and have not been released since.
     """
 
     drift: WriteConflicts = WriteConflicts()
@@ -53,11 +57,13 @@ class SubjectFacts(Struct, frozen=True):
     kubelet_reserved: CpuSet = _NO_CPUS
     partitions: PartitionFacts = PartitionFacts()
     suppression: BeSuppression = BeSuppression()
+    be_groups: bool = False
 
     def recorded(self) -> tuple[object, ...]:
         """Return the facts that the ledger keeps."""
-        return self.quotas, self.partitions, self.suppression
+        return self.quotas, self.partitions, self.suppression, self.be_groups
 
     def records(self) -> dict[str, dict[str, object]]:
         """Return the ledger's records of them."""
-        return self.quotas.dump() | self.partitions.dump() | self.suppression.dump()
+        be_groups: dict[str, dict[str, object]] = {BE_GROUPS: {}} if self.be_groups else {}
+        return self.quotas.dump() | self.partitions.dump() | self.suppression.dump() | be_groups

@@ -35,6 +35,7 @@ from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SyncRun
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.runtime_knowledge import superseded_pods
 from proxy.engine.state import NodeState
+from proxy.model.koordinator import BeCpuset
 from proxy.model.workload import Phase
 
 Handled = tuple[NodeState, NodeEffects]
@@ -84,8 +85,9 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
         enforcement=state.enforcement,
         devices=restored(state.devices, event.devices, event.resources),
     )
-    after = with_unrecorded_grants(found)
-    records = device_grants.unanswered_dropped(after, event.devices)
+    be_groups = event.be_groups or state.node.be_cpuset is BeCpuset.ERASE
+    after = with_unrecorded_grants(found).with_facts(be_groups=be_groups)
+    records = (*decisions.recorded(state, after), *device_grants.unanswered_dropped(after, event.devices))
     return after, (*records, *followed(state, after, "ledger read"))
 
 

@@ -272,6 +272,7 @@ class LedgerRead(Struct, frozen=True):
         devices: The devices that pods held, by key of the pod.
         resources: The resources of device plug-ins that were registered.
         arriving: Tokens of the sandboxes that another process is having made.
+        be_groups: Whether that run narrowed the cgroups of class BestEffort.
     """
 
     pods: tuple[Pod, ...]
@@ -282,6 +283,7 @@ class LedgerRead(Struct, frozen=True):
     devices: Mapping[str, PodDevices] = {}
     resources: tuple[str, ...] = ()
     arriving: frozenset[str] = frozenset()
+    be_groups: bool = False
 
 
 class MemoryNodesCompared(Struct, frozen=True):

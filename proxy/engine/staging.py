@@ -30,6 +30,7 @@ from collections.abc import Collection
 
 from msgspec import structs
 
+from proxy.engine.decisions import recorded
 from proxy.engine.enforcement import is_selected, live_pods, was_applied_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement, canonical
 from proxy.engine.node_effects import EnforcementStep, NodeEffects, PutRecord
@@ -43,6 +44,7 @@ from proxy.engine.node_events import (
     ModeChanged,
 )
 from proxy.engine.state import NodeState
+from proxy.model.koordinator import BeCpuset
 from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import number_of
 from proxy.model.workload import Pod, Pool
@@ -66,7 +68,9 @@ def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
         if NodeMode.RELEASED not in (event.mode, state.mode):
             return after, ()
         after = structs.replace(after, enforcement=_without_steps(after.enforcement))
-        return after, _recorded(state, after)
+        narrowed = state.node.be_cpuset is BeCpuset.ERASE  # they are again, once the release is undone
+        after = after.with_facts(be_groups=narrowed)
+        return after, (*recorded(state, after), *_recorded(state, after))
     return _retargeted(state, event.mode, state.enforcement)
 
 

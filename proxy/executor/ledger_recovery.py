@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.facts import BE_GROUPS
 from proxy.engine.held_devices import PODS, RESOURCES, PodDevices, load_record, salvaged
 from proxy.engine.node_events import EnforcementRead, LedgerRead
 from proxy.executor.call_tracker import CallTracker, report_overcommitted_memory
@@ -84,7 +85,15 @@ class LedgerRecovery:
         devices, resources = self._recorded_devices(entries)
         arriving = self._call_tracker.former_calls.sandboxes
         read = LedgerRead(
-            tuple(pods), tuple(containers), holds, tuple(lost), context.clock(), devices, resources, arriving
+            tuple(pods),
+            tuple(containers),
+            holds,
+            tuple(lost),
+            context.clock(),
+            devices,
+            resources,
+            arriving,
+            be_groups=BE_GROUPS in entries,
         )
         context.store.handle(read)
         self._recall_enforcement(entries.get(KEY))

@@ -2,8 +2,9 @@
 
 A group's set lies within its parent's on cgroup v1, so ancestors are written first: the group of class
 BestEffort, those of its pods and what is in them, where they hold the BE (best effort) pool (``beCpuset:
-erase``), then sandboxes, monitors and containers. A container's target set is added to its current one. On v2
-a group without its own list has that of its parent already, and is left so.
+erase``, also by an earlier configuration), then sandboxes, monitors and containers. A container's target set
+is added to its current one. On v2 a group without its own list has that of its parent already, and is left
+so.
 
 The target is the cpuset that a container would have without topoproxy.
 
@@ -144,7 +145,7 @@ def give_back(
         pods: The pods whose other groups are given back.
     """
     done, cgroups = SweepResult(), enforcer.cgroups
-    if state.node.be_cpuset is BeCpuset.ERASE:
+    if state.facts.be_groups or state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, pods, done)
     for idle in enforcer.sandboxes.groups(state, pods):
         _as_above(cgroups, idle, done)

@@ -67,17 +67,19 @@ class Tree:
             if not isinstance(self.groups, FakeCgroups):
                 path.rmdir()
 
-    def state(self, *, erase: bool, request: Request) -> NodeState:
+    def state(self, *, erase: bool, request: Request, were_narrow: bool = False) -> NodeState:
         machine = regular_machine(1, 1, len(self.cpus), 1)
         cpuset = BeCpuset.ERASE if erase else BeCpuset.NARROW
         node = Node(machine, CpuTopology.of(machine), be_cpuset=cpuset)
         pod = Pod("box", "x", "ns", "p", kube_qos=KubeQos.BEST_EFFORT, cgroup_parent=f"/{self.pod}")
         placement = Placement(Pool.BE, CpuSet(), machine.memory_nodes)
         container = Container("c", "main", pod, request, placement, Phase.RUNNING)
-        return NodeState.of(node, [pod], [container])
+        return NodeState.of(node, [pod], [container]).with_facts(be_groups=were_narrow)
 
-    def release(self, *, erase: bool = False, request: Request | None = None) -> SweepResult:
-        state = self.state(erase=erase, request=request or Request())
+    def release(
+        self, *, erase: bool = False, request: Request | None = None, were_narrow: bool = False
+    ) -> SweepResult:
+        state = self.state(erase=erase, request=request or Request(), were_narrow=were_narrow)
         enforcer = Enforcer(self.groups, lambda: state)
         there = state.containers.values()
         targets = [(c, target_of(c, state.node.machine, CpuManager())) for c in there]
@@ -105,15 +107,16 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tree]:
     made.clean()
 
 
-def test_groups_grow_from_the_top(tree: Tree) -> None:
+@pytest.mark.parametrize("now", [{"erase": True}, {"were_narrow": True}], ids=["erase", "changed to narrow"])
+def test_groups_grow_from_the_top(tree: Tree, now: dict[str, bool]) -> None:
     for path in (f"{tree.pod}/c", f"{tree.pod}/box", tree.pod, f"{tree.base}/besteffort"):
         tree.put(path, tree.few)
-    given = tree.release(erase=True)
+    given = tree.release(**now)
     assert given.errors == {}
     for path in (f"{tree.base}/besteffort", tree.pod, f"{tree.pod}/box", f"{tree.pod}/c"):
         assert tree.cpus_of(path) == tree.cpus, path
     assert given.due["c"].cpus == tree.cpus
-    again = tree.release(erase=True)
+    again = tree.release(**now)
     assert (again.written, again.errors) == ([], {})
 
 

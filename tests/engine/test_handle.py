@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import handle as engine
@@ -93,6 +94,7 @@ from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.runtime_knowledge import ChangeSequence
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
+from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyOptions
@@ -538,6 +540,25 @@ def test_the_mode_is_kept_whenever_the_state_is_rebuilt() -> None:
     assert play >> read << ExpectedPoolChange("ledger read")
     assert (play.state.mode, dict(play.state.runtime.lost)) == (NodeMode.RELEASING, {"lse": 3.0})
     assert play.state.with_machine(SMALLER).mode is NodeMode.RELEASING
+
+
+def test_the_ledger_has_that_cgroups_of_best_effort_were_narrowed_until_the_node_is_released() -> None:
+    def narrowed(state: NodeState, event: NodeEvent) -> tuple[NodeState, list[object]]:
+        after, effects = handle(state, event)
+        return after, [effect.record for effect in effects if isinstance(effect, PutRecord)]
+
+    read, released = LedgerRead((), (), {}, (), 3.0), ModeChanged(NodeMode.RELEASED)
+    erasing, records = narrowed(NodeState.empty(changed_copy(NODE, be_cpuset=BeCpuset.ERASE)), read)
+    assert records == [{}]
+    erasing, _ = narrowed(erasing, released)
+    assert erasing.facts.be_groups, "they are narrowed again, once the release is undone"
+    narrowing, records = narrowed(EMPTY, read)
+    assert (narrowing.facts.be_groups, records) == (False, [])
+    changed, _ = narrowed(EMPTY, structs.replace(read, be_groups=True))
+    changed, _ = narrowed(changed, ModeChanged(NodeMode.RELEASING))
+    assert changed.facts.be_groups
+    changed, records = narrowed(changed, released)
+    assert (changed.facts.be_groups, records) == (False, [None])
 
 
 def test_a_sandbox_that_a_replaced_daemon_has_made_takes_the_place_of_its_token() -> None:

@@ -16,6 +16,7 @@ from proxy.executor.missing_cgroups import NO_CGROUP, NO_CGROUPS
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import BeCpuset
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.release.service import enter
@@ -786,6 +787,23 @@ def test_many_containers_without_a_cgroup_are_reported_in_one_line(run_scenario)
         assert world.executor.telemetry.problems() == []
 
     run_scenario(scenario)
+
+
+def test_a_node_that_does_not_erase_any_more_remembers_the_groups_that_it_narrowed_until_a_release(
+    run_scenario,
+) -> None:
+    async def scenario(world: Any) -> None:
+        await world.executor.ledger_writer.flush()
+        assert "b/groups" in world.ledger.entries
+        await world.close()
+        world.rules = {}
+        world.boot()
+        assert world.executor.state.facts.be_groups
+        enter(world.executor, NodeMode.RELEASED)
+        await world.executor.ledger_writer.flush()
+        assert "b/groups" not in world.ledger.entries
+
+    run_scenario(scenario, rules={"be_cpuset": BeCpuset.ERASE})
 
 
 def test_after_a_release_cpusets_that_are_not_written_are_no_problem(run_scenario) -> None:
