@@ -15,7 +15,7 @@ from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.allocation.refusal import UNEXPECTED
 from proxy.engine.enforcement import applies_to
 from proxy.engine.held_devices import holds_all
-from proxy.engine.memory_resize import with_memory_limit
+from proxy.engine.memory_resize import added_nodes
 from proxy.engine.quotas import carried_quota
 from proxy.engine.reservation_effects import AbortReason
 from proxy.engine.start_step import is_ready
@@ -251,7 +251,5 @@ def update_answer(
     if container is None or container.phase is Phase.EXITED or not applies_to(state, container.pod):
         return _UNCHANGED
     cpus, mems = state.desired_cpus(container), state.facts.mems.carried(state, container)
-    resized = with_memory_limit(state, container, memory_limit)
-    if resized.placement.mems != container.placement.mems:
-        mems |= state.desired_mems(resized)
+    mems |= added_nodes(state, container, memory_limit)
     return Forward(cpus, None if state.node.erases(container.placement) else cpus, mems, quota)

@@ -41,7 +41,7 @@ class UpdateRequested(Struct, frozen=True):
 
 
 class UpdateAccepted(Struct, frozen=True):
-    """The runtime has carried out a client's update.
+    """The runtime has carried out an update of a client, or of a hook.
 
     Attributes:
         container_id: The container.

@@ -15,6 +15,7 @@ from msgspec import structs
 from proxy.engine.hook_narrowing import is_bound_by_hook
 from proxy.engine.placement import counted_nodes, owner_memory_nodes
 from proxy.engine.state import NodeState
+from proxy.model.idset import Mask
 from proxy.model.phrases import numa_nodes_text
 from proxy.model.requests import MEMORY
 from proxy.model.workload import Container
@@ -46,3 +47,12 @@ def with_memory_limit(state: NodeState, container: Container, limit: int) -> Con
         reasons = (*reasons, f"memory of {numa_nodes_text(mems)} since its memory limit was raised")
     placement = structs.replace(placement, mems=mems, blocks=blocks, reasons=reasons)
     return structs.replace(container, request=request, placement=placement)
+
+
+def added_nodes(state: NodeState, container: Container, limit: int) -> Mask:
+    """Return all memory nodes of a container after a resize in place that adds some; none where it adds none.
+
+    The arguments are as for ``with_memory_limit``.
+    """
+    resized = with_memory_limit(state, container, limit)
+    return state.desired_mems(resized) if resized.placement.mems != container.placement.mems else Mask()

@@ -14,10 +14,11 @@ from proxy.executor.runtime_ports import Limits
 from proxy.frontends.hook_bridge import updates as module
 from proxy.hooks.answers import CLEAR, Adjustment, Update
 from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.telemetry import metrics
 from tests.executor.played_hooks import hooks
+from tests.testkit.cri import TWO_CPUS
 
 
 def cpus(text: str) -> CpuSet:
@@ -89,6 +90,30 @@ def test_notified_hooks_may_request_updates_too(run_scenario) -> None:
             one = await world.run(await world.pod("ls", "LS"))
             await world.until(lambda: world.runtime.updates)
             assert world.runtime.updates == [(one, "0-15", Limits(cpu_shares=9))]
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_hook_that_raises_an_owners_memory_limit_adds_nodes(run_scenario, monkeypatch, refused) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            owner = await world.run(await world.pod("p"), memory_limit_in_bytes=40 << 30, **TWO_CPUS)
+            sent = []
+
+            def update_limits(container_id: str, cpus: CpuSet, mems: Mask | None, limits: Limits) -> None:
+                sent.append((container_id, str(mems), limits.memory_limit))
+                if refused:
+                    raise RuntimeCallError("no", 2)
+
+            monkeypatch.setattr(world.runtime, "update_limits", update_limits)
+            request_update(h, owner, memory_limit=80 << 30)
+            await done(world, h)
+            assert sent == [(owner, "0-1", 80 << 30)]
+            container = world.executor.state.containers[owner]
+            limit, mems = (40 << 30, "0") if refused else (80 << 30, "0-1")
+            assert (container.request.memory_limit, str(container.placement.mems)) == (limit, mems)
+            assert world.ledger.entries[f"c/{owner}"]["request"]["memory_limit"] == limit
 
     run_scenario(scenario)
 

@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from proxy.engine.call_events import UpdateRequested
 from proxy.engine.enforcement import applies_to
 from proxy.engine.hook_narrowing import Narrowing
+from proxy.engine.memory_resize import added_nodes
 from proxy.engine.quotas import quota_record
 from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import Limits
@@ -215,6 +217,8 @@ class Updates:
         update, is_refused = executor.quotas.update_sent(container_id, quota, former_quota), False
         async with self._call_tracker.under_way(call):
             mems = executor.mems.renewed(container)
+            if added := added_nodes(executor.state, container, limits.memory_limit):
+                mems = executor.mems.carried(container) | added
             try:
                 await self._worker.run(executor.runtime.update_limits, container_id, cpus, mems, limits)
             except RuntimeCallError:
@@ -222,6 +226,7 @@ class Updates:
                 raise
             finally:
                 executor.quotas.update_ended(update, refused=is_refused)
+            self._call_tracker.accepted(UpdateRequested(container_id, "", "", quota, limits.memory_limit))
             executor.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
     # -- containers, and what is wrong --------------------------------------------------------------------
