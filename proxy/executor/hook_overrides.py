@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from proxy.engine.container_events import ContainersUpdated, CpusAssigned
 from proxy.engine.explain_record import explain
 from proxy.engine.hook_narrowing import Narrowing, narrowed, unmet_hook_limit, without_extra_cpus
+from proxy.engine.memory_resize import with_memory_limit
 from proxy.engine.node_effects import Change
 from proxy.engine.pod_admission import EVENT
+from proxy.executor.call_tracker import report_overcommitted_memory
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.observer import Observer
@@ -60,6 +62,26 @@ class HookOverrides(Observer):
             self._writes.write_soon([container_id])
         context.store.handle(CpusAssigned((container_id,)))
         return problem
+
+    def limit_memory(self, token: str, limit: int) -> None:
+        """Record the memory limit that hooks request for a container that is being created.
+
+        Args:
+            token: The token of its create.
+            limit: Bytes; negative for no limit.
+        """
+        context = self._context
+        container = context.state.containers.get(token)
+        if container is None or container.phase is not Phase.CREATING:
+            return
+        new = with_memory_limit(context.state, container, limit)
+        if new is container:
+            return
+        context.store.handle(ContainersUpdated((new,), "memory limit set by a hook", recorded=False))
+        if fresh := [why for why in new.placement.reasons if why not in container.placement.reasons]:
+            context.history.amend(token, "; ".join(fresh))
+        if new.placement.blocks:
+            report_overcommitted_memory(context)
 
     def refused_pod(self, pod: Pod, message: str) -> None:
         """Record for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""

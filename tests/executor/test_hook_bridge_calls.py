@@ -18,6 +18,7 @@ from proxy.hooks.hook import HookFailurePolicy, Outcome
 from proxy.model.errors import HookError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
+from proxy.model.options import TopologyPolicy
 from proxy.telemetry import metrics
 from tests.executor.played_hooks import hooks
 from tests.testkit.cri import TWO_CPUS
@@ -667,6 +668,42 @@ def test_stops_and_removals_are_never_blocked_by_hooks(run_scenario) -> None:
             assert not world.executor.state.containers
 
     run_scenario(scenario)
+
+
+@pytest.mark.parametrize(
+    ("limit", "recorded", "nodes"), [(80 << 30, 80 << 30, "0-1"), (1 << 30, 1 << 30, "0"), (CLEAR, 0, "0")]
+)
+def test_a_memory_limit_of_a_hook_decides_on_memory_nodes(run_scenario, limit, recorded, nodes) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            h.add(pre_create_container=Adjustment(memory_limit=limit))
+            call = await world.begin(await world.pod("p"), memory_limit_in_bytes=40 << 30, **TWO_CPUS)
+            assert (linux(call).memory_limit_in_bytes, linux(call).cpuset_mems) == (recorded, nodes)
+            one = world.finish(call, "one")
+            await world.quiet()
+            container = world.executor.state.containers[one]
+            assert (container.request.memory_limit, str(container.placement.mems)) == (recorded, nodes)
+            assert world.ledger.entries[f"c/{one}"]["request"].get("memory_limit", 0) == recorded
+            world.check()
+
+    run_scenario(scenario)
+
+
+def test_the_memory_limit_of_a_hook_is_counted(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            h.add(pre_create_container=Adjustment(memory_limit=60 << 30))
+            await world.run(await world.pod("p"), memory_limit_in_bytes=40 << 30, **TWO_CPUS)
+            assert world.executor.state.memory.nodes[0].table("memory").reserved == 60 << 30
+            assert not world.executor.telemetry.problems()
+            await world.run(await world.pod("q"), memory_limit_in_bytes=1 << 30, **TWO_CPUS)
+            problems = [each["message"] for each in world.executor.telemetry.problems()]
+            assert problems == [
+                "cannot count all memory of the running containers: they were promised more than there is"
+            ]
+
+    rules = {"policy": TopologyPolicy.RESTRICTED, "reserved_memory": {0: {"memory": 1 << 20}}}
+    run_scenario(scenario, rules=rules)
 
 
 def test_an_update_is_changed_narrowed_and_may_be_refused(run_scenario) -> None:

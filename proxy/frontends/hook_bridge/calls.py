@@ -24,6 +24,7 @@ from proxy.calls.undecided_call import CallContext, Handle, UndecidedCall
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.facts import remembered_pod_facts
 from proxy.frontends.hook_bridge.update_queue import UpdateQueue
+from proxy.hooks.answers import CLEAR, LEAVE
 from proxy.hooks.events import (
     Point,
     PreCreateContainer,
@@ -199,6 +200,8 @@ class HookBridge:
         if applied is None:
             return None
         self._dispatcher.narrow(token, applied, offered)
+        if (limit := applied.adjustment.memory_limit) is not LEAVE:
+            executor.overrides.limit_memory(token, -1 if limit is CLEAR else limit)
         if executor.state is state and not executor.store.mode.is_leaving:
             return placed  # nothing has happened since
         container = executor.state.containers.get(token)
