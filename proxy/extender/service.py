@@ -203,6 +203,9 @@ class ExtenderService:
         namespace, name = _text(args, "PodNamespace"), _text(args, "PodName")
         uid, node = _text(args, "PodUID"), _text(args, "Node")
         demand = self._demands.get(uid) or await self._read_pod(namespace, name, uid)
+        before = self._table.assumed_pod(uid)
+        if before is not None and before.bound:
+            return HttpAnswer({"Error": f"cannot bind {demand.ref} to {node}: it is bound to {before.node}"})
         verdict = self._table.place(node, demand)
         if not verdict.fits:
             return HttpAnswer({"Error": f"cannot bind {demand.ref} to {node}: {verdict.message}"})
@@ -313,7 +316,9 @@ class ExtenderService:
             self._table.release(demand.key, asyncio.get_running_loop().time())
             raise
         except ApiServerError as error:
-            if error.status < 500 and error.status != 408:
+            if error.status == 409:  # an earlier bind without an answer may have taken effect
+                self._resolve_later(demand, settled=True)
+            elif error.status < 500 and error.status != 408:
                 self._table.release(demand.key, asyncio.get_running_loop().time())
             else:
                 self._resolve_later(demand)
@@ -323,34 +328,42 @@ class ExtenderService:
             return f"cannot bind {demand.ref} to {node}: {str(error) or 'the API server does not answer'}"
         return ""
 
-    def _resolve_later(self, demand: PodDemand) -> None:
-        """Find out later whether a bind without an answer took effect; until then the pod is assumed."""
-        task = asyncio.ensure_future(self._resolve_bind(demand, self._table.assumed_pod(demand.key)))
+    def _resolve_later(self, demand: PodDemand, *, settled: bool = False) -> None:
+        """Find out later whether a pod is bound; until then it is assumed.
+
+        Args:
+            demand: The pod.
+            settled: The API server has answered the last bind.
+        """
+        assumed = self._table.assumed_pod(demand.key)
+        task = asyncio.ensure_future(self._resolve_bind(demand, assumed, 0.0 if settled else SETTLED_S))
         self._resolving.add(task)
         task.add_done_callback(self._resolving.discard)
 
-    async def _resolve_bind(self, demand: PodDemand, assumed: AssumedPod | None) -> None:
-        """Forget the assumed pod of a bind that did not take effect; the watch shows one that did.
+    async def _resolve_bind(self, demand: PodDemand, assumed: AssumedPod | None, seconds: float) -> None:
+        """Forget the assumed pod of a bind that did not take effect, and record one that is bound.
 
+        The watch may have shown the bind before the pod was assumed on another node.
         Where the API server does not answer, the assumed pod is forgotten after ``LOST_S``.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + LOST_S
-        await asyncio.sleep(SETTLED_S)
+        await asyncio.sleep(seconds)
         path = f"/api/v1/namespaces/{demand.spec.namespace}/pods/{demand.spec.name}"
         while loop.time() < end and self._table.assumed_pod(demand.key) is assumed:
             try:
                 async with asyncio.timeout(BIND_S):
-                    pod = await self._api.get(path)
+                    found = read_demand(await self._api.get(path))
             except (TopoproxyError, TimeoutError) as error:
                 if not (isinstance(error, ApiServerError) and error.status == 404):
                     await asyncio.sleep(SETTLE_RETRY_S)
                     continue
-                pod = {}
-            metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
-            is_bound = metadata.get("uid") == demand.key and spec.get("nodeName")
-            if not is_bound and self._table.assumed_pod(demand.key) is assumed:
-                self._table.release(demand.key, loop.time())
+                found = None
+            if self._table.assumed_pod(demand.key) is assumed:
+                if found is not None and found.key == demand.key and found.node:
+                    self._table.observe(found, loop.time(), running=False)
+                else:
+                    self._table.release(demand.key, loop.time())
             return
 
     def _victims(self, name: str, demand: PodDemand, proposed: list[str]) -> tuple[str, ...] | None:

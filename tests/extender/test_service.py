@@ -160,7 +160,7 @@ def test_a_bind_that_the_server_refuses_assumes_nothing() -> None:
     async def test(bed: Bed) -> None:
         raw = scheduler_pod("a", 7)
         await bed.filter(raw, "n1")
-        bed.api.bind_status = 409
+        bed.api.bind_status = 403
         assert "as the test wants it" in await bed.bind(raw, "n1")
         assert not bed.table.pending("n1")
         bed.api.bind_status = 503
@@ -199,6 +199,38 @@ def test_a_bind_without_an_answer_is_dropped_once_it_can_have_no_effect(
         assert [each.pod for each in bed.table.pending("n2")] == ["again"], "a later bind has its own timeout"
         await until(lambda: not bed.table.pending("n2"))
         assert set(bed.api.bind_limits) == {f"{service_module.BIND_S}s"}
+
+    on_bed(test)
+
+
+def test_a_pod_that_is_bound_stays_counted_where_it_is_bound() -> None:
+    """kube-scheduler binds it to another node, as it has got no answer to the first bind."""
+
+    async def test(bed: Bed) -> None:
+        raw = scheduler_pod("a", 7)
+        assert await bed.filter(raw, "n1", "n2") == ["n1", "n2"]
+        bed.api.bind_status = 409
+        bed.api.add_pod(pod("a", 7, node="n1"))
+        await until(lambda: bed.table.assumed_pod("a") is not None)
+        assert "it is bound to n1" in await bed.bind(raw, "n2")
+        assert [each.pod for each in bed.table.pending("n1")] == ["a"]
+        assert not bed.api.bind_limits
+
+    on_bed(test)
+
+
+def test_a_bind_that_conflicts_with_an_earlier_one_leaves_the_pod_where_that_has_bound_it() -> None:
+    async def test(bed: Bed) -> None:
+        raw, other = scheduler_pod("a", 7), scheduler_pod("other", 2)
+        assert await bed.filter(raw, "n1", "n2") == ["n1", "n2"]
+        bed.api.bind_status = 409
+        bed.api.collections[PODS]["default/a"] = pod("a", 7, node="n1")  # the watch does not show it yet
+        assert "as the test wants it" in await bed.bind(raw, "n2")
+        await until(lambda: bool(bed.table.pending("n1")))
+        assert not bed.table.pending("n2")
+        bed.api.add_pod(pod("other", 2))
+        assert "as the test wants it" in await bed.bind(other, "n2")
+        await until(lambda: not bed.table.pending("n2"))
 
     on_bed(test)
 
