@@ -7,6 +7,9 @@ whole duration, by its own monotonic clock. The holder counts the duration from 
 sent, and stops ``MARGIN_S`` early, which is longer than a bind may take: so a bind of the old holder has
 ended when the new one begins.
 
+A Lease object may be deleted while it is held. The holder stops when it finds that out, and a replica that
+has seen the lease waits for its whole duration before it creates another one.
+
 A write whose answer was lost may have taken effect, and then the next one is a conflict with it. So after a
 conflict the lease is read: it is lost only where it names another holder.
 
@@ -19,6 +22,7 @@ import asyncio
 import contextlib
 import time
 from datetime import UTC, datetime
+from math import inf
 
 from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
 from proxy.model.errors import TopoproxyError
@@ -51,7 +55,7 @@ class Lease:
         self._identity = identity
         self._telemetry = telemetry
         self._version = ""
-        self._observed: tuple[str, float] = ("", 0.0)
+        self._observed: tuple[str, float] = ("", -inf)
         self._until = 0.0
 
     @property
@@ -80,6 +84,9 @@ class Lease:
                         return
             except (TopoproxyError, TimeoutError) as error:
                 self._telemetry.problem("cannot renew the lease", err=error)
+                if isinstance(error, ApiServerError) and error.status == 404:
+                    self._until = 0.0  # it was deleted: another replica may create it
+                    return
             else:
                 self._telemetry.resolved("cannot renew the lease")
 
@@ -98,14 +105,18 @@ class Lease:
         except ApiServerError as error:
             if error.status != 404:
                 raise
-            return await self._create()
+            return self._is_over("", DURATION_S) and await self._create()
         spec, version = lease.get("spec") or {}, str(lease["metadata"]["resourceVersion"])
-        if version != self._observed[0]:
-            self._observed = version, time.monotonic()
-        lasts = spec.get("leaseDurationSeconds") or DURATION_S
-        is_free = spec.get("holderIdentity") in (None, "", self._identity)
-        is_free = is_free or time.monotonic() - self._observed[1] > lasts
+        is_over = self._is_over(version, spec.get("leaseDurationSeconds") or DURATION_S)
+        is_free = is_over or spec.get("holderIdentity") in (None, "", self._identity)
         return is_free and await self._write(version, {**self._renewed(), "acquireTime": _now()})
+
+    def _is_over(self, version: str, lasts: float) -> bool:
+        """Return whether the lease was seen in a version for its whole duration; empty: it does not exist."""
+        now = time.monotonic()
+        if version != self._observed[0]:
+            self._observed = version, now
+        return now - self._observed[1] > lasts
 
     async def _create(self) -> bool:
         began = time.monotonic()

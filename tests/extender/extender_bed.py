@@ -46,7 +46,9 @@ class ClusterApi(FakeApi):
             self.bindings.append(body)
             return httpx2.Response(201, json={"kind": "Status"})
         if request.method == "PATCH" and request.url.path.startswith(LEASES):
-            found = self.collections[LEASES][request.url.path.rpartition("/")[2]]
+            found = self.collections[LEASES].get(request.url.path.rpartition("/")[2])
+            if found is None:
+                return httpx2.Response(404, json={"message": "not found"})
             if found["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
                 return httpx2.Response(409, json={"message": "the object has been modified"})
         return await super().handle_async_request(request)

@@ -11,6 +11,7 @@ from proxy import logs
 from proxy.extender import lease as module
 from proxy.extender.lease import Lease
 from tests.extender.extender_bed import LEASES, ClusterApi
+from tests.testkit.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,25 @@ def test_a_replaced_holder_stops() -> None:
         await two.acquire()
         async with asyncio.timeout(1):
             await one.keep()
+
+    asyncio.run(run())
+
+
+def test_a_lease_that_is_deleted_is_held_by_no_two_replicas() -> None:
+    async def run() -> None:
+        api = ClusterApi()
+        one, two = lease(api, "one"), lease(api, "two")
+        await one.acquire()
+        waiting = asyncio.ensure_future(two.acquire())
+        await until(lambda: bool(two._observed[0]))
+        api.remove(LEASES, "extender")
+        async with asyncio.timeout(0.6):
+            await one.keep()
+        assert not one.held
+        began = asyncio.get_running_loop().time()
+        await waiting
+        assert two.held
+        assert asyncio.get_running_loop().time() - began > 0.6, "the holder may not have noticed yet"
 
     asyncio.run(run())
 
