@@ -14,6 +14,7 @@ class Leases:
     """One Lease served over HTTP, as by the API server.
 
     Attributes:
+        cut_off: How many answers come without their end.
         stored: Set once a Lease was stored.
         answers: Cleared while the answers of writes are held back.
     """
@@ -23,6 +24,7 @@ class Leases:
         self.version = 0
         self.conflicts = 0
         self.free_after = 0
+        self.cut_off = 0
         self.stored = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
@@ -58,6 +60,14 @@ class Leases:
 
             def answer(self, status: int, body: object) -> None:
                 data = json.dumps(body).encode()
+                if leases.cut_off:
+                    leases.cut_off -= 1
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data) + leases.cut_off))
+                    self.end_headers()
+                    self.wfile.write(data[:-1])
+                    self.close_connection = True
+                    return
                 with suppress(ConnectionError):  # the client may have ended
                     self.send_response(status)
                     self.send_header("Content-Length", str(len(data)))
@@ -78,11 +88,11 @@ class Leases:
     def holder(self) -> str:
         return str(self.lease.get("spec", {}).get("holderIdentity", ""))
 
-    def hold(self, node: str, age_s: float) -> None:
+    def hold(self, node: str, age_s: float, lasts_s: int = 900) -> None:
         renewed = datetime.now(UTC) - timedelta(seconds=age_s)
         spec = {
             "holderIdentity": node,
-            "leaseDurationSeconds": 900,
+            "leaseDurationSeconds": lasts_s,
             "renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}",
         }
         self.version += 1

@@ -418,9 +418,26 @@ def test_a_node_waits_for_the_lease(node: Node, leases: Leases) -> None:
 def test_a_holder_that_does_not_renew_loses_the_lease_and_a_conflict_is_retried(
     node: Node, leases: Leases
 ) -> None:
-    leases.hold("node-b", 1000)
+    leases.hold("node-b", 0, lasts_s=1)
     leases.conflicts = 2
     assert node.run("installed")[0] == 0
+    assert leases.holder == ""
+
+
+def test_a_clock_that_is_ahead_takes_no_turn(node: Node, leases: Leases) -> None:
+    leases.hold("node-b", 1000)
+    leases.free_after = 3
+    code, reported = node.run("installed")
+    assert code == 0
+    assert "waits: node node-b is being changed" in reported
+
+
+def test_an_answer_without_its_end_is_no_answer(node: Node, leases: Leases) -> None:
+    leases.hold("", 0)
+    leases.cut_off = 2
+    code, reported = node.run("installed")
+    assert code == 0
+    assert "waits: the API server does not answer" in reported
     assert leases.holder == ""
 
 

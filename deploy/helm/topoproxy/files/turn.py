@@ -1,11 +1,13 @@
 """The turn of a node: python turn.py take|hold|release|drop NAMESPACE/NAME NODE SECONDS PARENT.
 
 One Lease says which node is being changed. take waits until no other node holds it, or its holder has not
-renewed it for SECONDS. hold renews it until it is killed. release repeats until the Lease is released, drop
-makes one attempt. All end when their parent process, PARENT, ends. Only the standard library is needed.
+renewed it for as long as the Lease lasts, by the clock of this node: clocks of nodes are not compared. hold
+renews it until it is killed. release repeats until the Lease is released, drop makes one attempt. All end
+when their parent process, PARENT, ends. Only the standard library is needed.
 """
 
 import datetime
+import http.client
 import json
 import os
 import ssl
@@ -48,15 +50,16 @@ def spec(holder, seconds):
     return {"holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": now}
 
 
-def expired(lease):
-    """Return whether the holder has not renewed its Lease in time."""
-    held = lease.get("spec", {})
-    text = (held.get("renewTime") or "1970-01-01T00:00:00.000000Z").replace("Z", "+00:00")
-    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(text)
-    return age.total_seconds() > (held.get("leaseDurationSeconds") or 0)
+def expired(lease, seen):
+    """Return whether the Lease was seen in one version for as long as it lasts; seen: version to time."""
+    version = lease["metadata"]["resourceVersion"]
+    if version not in seen:
+        seen.clear()
+        seen[version] = time.monotonic()
+    return time.monotonic() - seen[version] > (lease.get("spec", {}).get("leaseDurationSeconds") or 0)
 
 
-def attempt(action, namespace, name, node, seconds):
+def attempt(action, namespace, name, node, seconds, seen):
     """Take or release once; return whether it was done, and what is in the way."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     status, lease = call("GET", f"{path}/{name}")
@@ -77,7 +80,7 @@ def attempt(action, namespace, name, node, seconds):
     holder = lease.get("spec", {}).get("holderIdentity") or ""
     if action in RELEASES and holder != node:
         return True, ""
-    if action in TAKES and holder not in ("", node) and not expired(lease):
+    if action in TAKES and holder not in ("", node) and not expired(lease, seen):
         return False, f"node {holder} is being changed"
     lease["spec"] = spec(node if action in TAKES else "", seconds)
     status, _ = call("PUT", f"{path}/{name}", lease)  # 409 where another node was faster
@@ -88,12 +91,12 @@ def main():
     """Do what the command line says; return the exit code."""
     action, where, node, seconds, parent = sys.argv[1:6]
     namespace, name = where.split("/")
-    said = ""
+    said, seen = "", {}
     while os.getppid() == int(parent):
         try:
-            done, why = attempt(action, namespace, name, node, int(seconds))
-        except OSError as error:
-            done, why = False, f"the API server does not answer: {error}"
+            done, why = attempt(action, namespace, name, node, int(seconds), seen)
+        except (OSError, ValueError, LookupError, http.client.HTTPException) as error:
+            done, why = False, f"the API server does not answer: {error or type(error).__name__}"
         if action == "drop" or (done and action != "hold"):
             return 0 if done else 1
         if not done and why != said:
