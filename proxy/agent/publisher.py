@@ -48,6 +48,7 @@ from proxy.agent.objects.pod_events import (
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Key, Watcher
 from proxy.config.cluster import TopologyObject
+from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
 from proxy.model.mode import NodeMode
 from proxy.observe.device_capacity import healthy_devices
@@ -56,6 +57,11 @@ KOORDINATOR_GROUPS = frozenset({"scheduling.koordinator.sh", "slo.koordinator.sh
 DISCOVER_S, RETURNS_S = 300.0, 10.0
 """Seconds between two readings of the APIs, and after one that lacks an API in use: an API server that has
 just started may not serve all CRDs yet."""
+RETRY_S = 2.0
+"""Seconds before the APIs are read again where the API server did not answer."""
+UNKNOWN_PAUSES = Backoff(2.0, 30.0)
+"""The same where it refused."""
+CANNOT_DISCOVER = "cannot read which APIs the cluster has"
 EVENT_BURST, EVENT_S = 25, 2.0
 """This many Events at once, and one more every this many seconds."""
 EVENTS_KEPT = 1000
@@ -126,13 +132,18 @@ class Publisher:
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         """Read repeatedly which APIs the cluster has."""
+        telemetry, pauses = self._session.telemetry, RetryDelays(UNKNOWN_PAUSES)
         while True:
             pause = DISCOVER_S
             try:
                 found = await self._session.api.get("/apis")
-            except TopoproxyError:  # the watch of the Node reports it
-                await asyncio.sleep(2.0)
+            except TopoproxyError as error:
+                if isinstance(error, ApiServerError):  # the watch of the Node reports others
+                    telemetry.problem(CANNOT_DISCOVER, err=error)
+                await asyncio.sleep(pauses.next() if isinstance(error, ApiServerError) else RETRY_S)
                 continue
+            pauses.reset()
+            telemetry.resolved(CANNOT_DISCOVER)
             groups = {
                 str(group.get("name")): [
                     str(version.get("version")) for version in group.get("versions") or ()

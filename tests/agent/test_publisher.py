@@ -681,3 +681,21 @@ def test_the_condition_keeps_its_time_over_a_new_start() -> None:
         assert it.api.count("PATCH", f"{NODES}/n1/status") == writes
 
     publish(test)
+
+
+def test_an_api_server_that_refuses_to_list_its_apis_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "UNKNOWN_PAUSES", Backoff(0.1, 0.2))
+
+    async def test(it: Published) -> None:
+        it.api.answers["/apis"] = [403] * 100
+
+        def reported() -> list[object]:
+            return [each["message"] for each in it.telemetry.problems()]
+
+        await it.until(lambda: publisher.CANNOT_DISCOVER in reported())
+        assert it.get(VOLCANO) is None
+        it.api.answers["/apis"].clear()
+        await it.until(lambda: it.get(VOLCANO))
+        assert publisher.CANNOT_DISCOVER not in reported()
+
+    publish(test)
