@@ -125,7 +125,6 @@ class Watcher(Generic[T]):
                 if not self._version:
                     await self._list()
                 await self._follow()
-                pauses.reset()
             except ApiServerError as error:
                 least = self._refused(error)
             except NoCredentialsError as error:

@@ -103,6 +103,28 @@ def test_a_long_list_is_read_page_by_page_with_the_selector() -> None:
     follow(test, api)
 
 
+def test_watches_that_end_at_once_are_opened_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSES", Backoff(0.25, 4.0, steady=30.0))
+
+    async def test(it: Followed) -> None:
+        ending = asyncio.create_task(end_all(it.api))
+        before = it.api.count("GET", PODS)
+        await asyncio.sleep(60)
+        ending.cancel()
+        assert it.api.count("GET", PODS) - before <= 60 / (4.0 * 0.6) + 5
+        await asyncio.sleep(40)
+        it.api.end_watches()
+        await asyncio.sleep(0.3)
+        assert it.api.watches == 1, "this one has lasted"
+
+    async def end_all(api: FakeApi) -> None:
+        while True:
+            api.end_watches()
+            await asyncio.sleep(0.01)
+
+    follow(test)
+
+
 def test_a_watch_that_ends_continues_where_it_was_without_a_new_list() -> None:
     async def test(it: Followed) -> None:
         put(it.api, "a", 1)
