@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 FIELD_OWNER = "topoproxy"
 REQUEST_S = 10.0
+"""Seconds without a byte after which a request has failed."""
+WHOLE_S = 60.0
+"""Seconds after which a request has failed whose answer is not complete."""
 COMPARE_S = 5.0
 """Seconds between two comparisons of the credentials' files."""
 RETIRE_S = 120.0
@@ -398,8 +401,9 @@ class ApiClient:
             body = _checked(content, check)
         self.writes += method != "GET"
         try:
-            http = self._open()
-            answer = await http.request(method, path, params=params, content=body, headers=headers)
+            async with asyncio.timeout(WHOLE_S):
+                http = self._open()
+                answer = await http.request(method, path, params=params, content=body, headers=headers)
         except _FAULTS as error:
             raise _unreachable(method, path, error) from error
         if answer.status_code >= 400:

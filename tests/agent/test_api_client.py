@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from lightkube import KubeConfig
+from lightkube.config.models import User
 
 from proxy.agent import api_client
 from proxy.agent.api_client import ApiClient, ApiUnreachableError, NoCredentialsError, read_credentials
@@ -264,3 +266,36 @@ def test_a_new_token_is_used_before_the_former_one_is_refused(
         await until(lambda: not client._retiring)
 
     with_two_servers(tmp_path, test)
+
+
+def test_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_client, "WHOLE_S", 0.3)
+
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b" ")
+            await asyncio.sleep(0.01)
+        writer.close()
+        ended.set()
+
+    ended = asyncio.Event()
+
+    async def run() -> None:
+        server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        cluster = KubeConfig.from_server(url).clusters["default"]
+        found = KubeConfig.from_one(cluster=cluster, user=User()).get()
+        assert found is not None
+        client = ApiClient(lambda: found)
+        try:
+            async with asyncio.timeout(10):
+                with pytest.raises(ApiUnreachableError, match=r"the API server: TimeoutError$"):
+                    await client.get("/apis")
+                await ended.wait()
+        finally:
+            await client.close()
+            server.close()
+
+    asyncio.run(run())
