@@ -154,6 +154,7 @@ class Publisher:
                 self._groups = groups
                 pause = RETURNS_S if self._drop_former() else DISCOVER_S
                 self._watch_own(tasks)
+                self._withdraw_turned_off()
                 self._publish()
             await asyncio.sleep(pause)
 
@@ -188,6 +189,29 @@ class Publisher:
                 metadata_only=True,
             )
             self._watchers[collection] = tasks.create_task(watcher.run())
+
+    def _withdraw_turned_off(self) -> None:
+        """Remove the objects of an earlier run that are turned off: schedulers would read them for ever."""
+        turned_off = []
+        if not self._settings.numatopology and "nodeinfo.volcano.sh" in self._groups:
+            turned_off.append(volcano.PATH)
+        if self._settings.node_resource_topology is TopologyObject.NONE and self._groups.get(nrt.GROUP):
+            turned_off.append(nrt.path(self._groups[nrt.GROUP][0]))
+        for collection in turned_off:
+            path = f"{collection}/{self._session.node}"
+            self.writer.want(path, None, partial(self._delete_own, path), once=True, gives_up=True)
+
+    async def _delete_own(self, path: str) -> None:
+        """Delete an object if topoproxy has written fields of it."""
+        try:
+            item = await self._session.api.get(path)
+        except ApiServerError as error:
+            if error.status == 404:
+                return
+            raise
+        _, has_own_fields = own_object(item)
+        if has_own_fields:
+            await self._session.api.delete(path, uid=str(item["metadata"].get("uid") or ""))
 
     def _own_changed(self, path: str, _: Key, own: OwnObject | None) -> None:
         """Handle a new version of an object, or its end; withdraw an object of an earlier run."""

@@ -699,3 +699,40 @@ def test_an_api_server_that_refuses_to_list_its_apis_is_reported(monkeypatch: py
         assert publisher.CANNOT_DISCOVER not in reported()
 
     publish(test)
+
+
+@pytest.mark.parametrize(
+    ("settings", "collection", "other"),
+    [
+        ("cluster: {numatopology: false}\n", VOLCANO, TOPOLOGY),
+        ("cluster: {nodeResourceTopology: none}\n", TOPOLOGY, VOLCANO),
+    ],
+)
+@pytest.mark.parametrize("manager", ["topoproxy", "nfd-topology-updater"])
+def test_an_object_of_an_earlier_run_is_removed_where_it_is_turned_off(
+    settings: str, collection: str, other: str, manager: str
+) -> None:
+    async def test(it: Published) -> None:
+        it.api.put(collection, "n1", metadata={"managedFields": [{"manager": manager}]})
+        it.api.answers[f"{collection}/n1"] = [503]
+        await it.until(lambda: it.get(other))
+        await it.until(lambda: it.api.count("GET", f"{collection}/n1") == 2)
+        await asyncio.sleep(0.1)
+        assert (it.get(collection) is None) == (manager == "topoproxy")
+        assert it.api.count("GET", f"{collection}/n1") == 2
+        assert it.get(other)
+
+    publish(test, settings)
+
+
+def test_an_object_that_is_turned_off_and_that_may_not_be_read_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(object_writer, "REFUSED", Backoff(0.02, 0.05))
+
+    async def test(it: Published) -> None:
+        it.api.answers[f"{VOLCANO}/n1"] = [403] * 10
+        await it.until(lambda: it.api.count("GET", f"{VOLCANO}/n1") == 3)
+        await it.until(lambda: f"{VOLCANO}/n1" not in it.publisher.writer._objects)
+
+    publish(test, "cluster: {numatopology: false}\n")
