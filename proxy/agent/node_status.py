@@ -161,6 +161,8 @@ class PublishedStatus:
             self._advertised = set(own | self._healthy.keys())  # an earlier run may have written amounts
             self._writer.forget(self._path)
             self._writer.forget(self._devices_path)
+            if condition is not None and not self._session.config.cluster.node_condition:
+                self._writer.want(self._path, None, self._remove_condition)  # of an earlier run
             return True
         before = self._condition and self._condition[0]  # the write that replaces it may be in flight
         if self._own is not None and condition not in (before, self._own):
@@ -196,6 +198,11 @@ class PublishedStatus:
         if self._session.config.cluster.node_condition and self.uid:
             content = self.uid, condition
             self._writer.want(self._path, content, lambda: self._write_condition(condition))
+
+    async def _remove_condition(self) -> JsonObject | None:
+        """Remove the condition, if it is ours: an apply removes fields that the owner leaves out."""
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._session.node}}
+        return await self._session.api.apply(self._path, node)
 
     async def _write_condition(self, condition: NodeCondition) -> JsonObject | None:
         """Write the condition; its time is that of the last change of its status."""

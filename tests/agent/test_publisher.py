@@ -736,3 +736,17 @@ def test_an_object_that_is_turned_off_and_that_may_not_be_read_is_left(
         await it.until(lambda: f"{VOLCANO}/n1" not in it.publisher.writer._objects)
 
     publish(test, "cluster: {numatopology: false}\n")
+
+
+@pytest.mark.parametrize("has_condition", [True, False])
+def test_the_condition_of_an_earlier_run_is_removed_where_it_is_turned_off(has_condition: bool) -> None:
+    async def test(it: Published) -> None:
+        conditions = [{"type": "TopologyPlacement", "status": "True"}] if has_condition else []
+        it.api.put(NODES, "n1", metadata={"uid": "node-uid"}, status={"conditions": conditions})
+        await it.until(lambda: it.get(VOLCANO))
+        await asyncio.sleep(0.1)
+        sent = [json.loads(r.content) for r in it.api.seen if r.url.path == f"{NODES}/n1/status"]
+        nothing = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
+        assert sent == ([nothing] if has_condition else [])
+
+    publish(test, "cluster: {nodeCondition: false}\n")

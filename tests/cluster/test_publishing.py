@@ -310,3 +310,18 @@ def test_two_agents_and_a_new_start_change_nothing(cluster: ControlPlane, tmp_pa
         assert condition(cluster)["lastTransitionTime"] == since
 
     on_bed(cluster, test)
+
+
+def test_what_is_turned_off_is_removed(cluster: ControlPlane) -> None:
+    off = "cluster: {numatopology: false, nodeResourceTopology: none, nodeCondition: false}\n"
+
+    def test(bed: Bed) -> None:
+        wait_until(lambda: cluster.get(TOPOLOGY), 30)
+        bed.agent.stop()
+        assert cluster.get(NUMATOPOLOGY)
+        assert condition(cluster)
+        with running_agent(cluster, bed.node.directory, off):
+            wait_until(lambda: not condition(cluster), 30)
+            wait_until(lambda: cluster.get(NUMATOPOLOGY) is None and cluster.get(TOPOLOGY) is None, 30)
+
+    on_bed(cluster, test)
