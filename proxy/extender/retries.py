@@ -90,7 +90,8 @@ class PodRetries:
         """Return whether a refused pod fits a node that has changed."""
         changed, self._table.changed = self._table.changed, set()
         demands = {demand.signature: demand for demand in self._refused.values()}
-        for name in changed:
+        for name in changed if demands else ():
+            await asyncio.sleep(0)
             for demand in demands.values():
                 verdicts = self._table.verdicts_of(demand)
                 verdict = self._table.known_verdict(name, demand, verdicts)
