@@ -73,6 +73,7 @@ def _startable(config: Config) -> Config:
 
 def _machine(config: Config) -> Iterator[str]:
     from proxy.config import check_against
+    from proxy.config.checks import partly_reserved_cores
     from proxy.executor.node_rules import node_of
     from proxy.topology.reader import read_machine
 
@@ -93,6 +94,8 @@ def _machine(config: Config) -> Iterator[str]:
     if floor > (size := len(node.shareable)):
         short = f"admission.sharedFloor is {floor}, and the shared pool has {counted(size, 'CPU')}"
         yield f"note: {short}: no CPU can have an owner"
+    if reason := partly_reserved_cores(config, machine):
+        yield f"note: {reason}"
 
 
 def _runtime(config: Config) -> str:

@@ -8,14 +8,16 @@ from dataclasses import replace
 from proxy.config.cluster_config import IGNORED, faults
 from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
+from proxy.model import phrases
 from proxy.model.errors import ConfigError
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.options import CpuOptions, check_cpu_options, check_topology_options
-from proxy.model.phrases import cpus_are, no_cpus
+from proxy.model.phrases import counted, cpus_are, no_cpus
 from proxy.model.quantity import show_quantity
 
 _CPU_OPTIONS = "cpuManagerPolicyOptions"
+_UNDER_FULL_PCPUS = "under full-pcpus-only: reserve whole cores"
 
 
 def check(config: Config) -> list[str]:
@@ -82,6 +84,28 @@ def ineffective(config: Config) -> list[str]:
             " clusterFacts.directory is not set"
         )
     return found
+
+
+def partly_reserved_cores(config: Config, machine: Machine) -> str:
+    """Return why CPUs are lost to containers under full-pcpus-only; empty where none are.
+
+    The other threads of a core with a reserved CPU do not count as free for a request (kubernetes
+    pkg/kubelet/cm/cpumanager/policy_static.go, ``GetAvailablePhysicalCPUs``).
+    """
+    if not config.cpu_manager_policy_options.full_pcpus_only:
+        return ""
+    reserved, amount = config.reserved_system_cpus, config.reserved_cpu_amount or 0
+    cores = machine.cores.values()
+    lost = CpuSet.from_bits(union(core.bits for core in cores if core & reserved)) - reserved
+    if lost:
+        rest = f"the rest of them ({phrases.cpus(lost)}) is free for no request"
+        return f"reservedSystemCPUs: it reserves cores in part, and {rest} {_UNDER_FULL_PCPUS}"
+    threads = max(map(len, cores), default=1)
+    if amount % threads:
+        part = f"{counted(amount, 'CPU')}, and a core has {threads}"
+        rest = "the rest of a core is free for no request"
+        return f"kubeReserved and systemReserved: they reserve {part}: {rest} {_UNDER_FULL_PCPUS}"
+    return ""
 
 
 def _unsatisfiable(config: Config, machine: Machine) -> Iterator[str]:

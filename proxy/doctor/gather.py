@@ -28,7 +28,7 @@ from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
 from proxy.backends.ledger.format import recover
 from proxy.backends.runtime.client import GrpcRuntime
 from proxy.config import Config, check_against
-from proxy.config.checks import start_config
+from proxy.config.checks import partly_reserved_cores, start_config
 from proxy.config.files import exposed
 from proxy.doctor.certificate import expiry
 from proxy.doctor.facts import (
@@ -128,6 +128,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
             str(config.runtime),
         ),
         machine=problem,
+        lost_cpus="" if machine is None or problem else partly_reserved_cores(config, machine),
         cgroups=read("cgroups", lambda: _cgroups(config), CgroupFacts()),
         runtime=read("runtime", lambda: _runtime(config, places), RuntimeFacts()),
         kubelet=read("kubelet", lambda: _kubelet(config), KubeletSetup()),

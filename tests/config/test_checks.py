@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from proxy.config import Config, check_against, override, parse
-from proxy.config.checks import check, check_start, memory_misfits, usable_memory
+from proxy.config.checks import check, check_start, memory_misfits, partly_reserved_cores, usable_memory
 from proxy.model.errors import ConfigError, UsageError
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
+from proxy.topology.regular_machine import regular_machine
 
 MACHINE = Machine(
     cpus=tuple(Cpu(i, i, 0) for i in (0, 1, 3)),
@@ -324,6 +325,34 @@ def test_a_daemon_starts_while_parts_of_the_machine_are_offline(
 def test_a_daemon_does_not_start_with_parts_that_never_existed(text: str, machine: Machine) -> None:
     with pytest.raises(ConfigError):
         check_start(parse(text, "f.yaml"), machine)
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (
+            "reservedSystemCPUs: 0",
+            "reservedSystemCPUs: it reserves cores in part, and the rest of them (CPU 4)",
+        ),
+        ("reservedSystemCPUs: '0,5'", "the rest of them (CPUs 1,4) is free for no request"),
+        ("reservedSystemCPUs: '0,4'", ""),
+        (
+            "kubeReserved: {cpu: 500m}",
+            "systemReserved: they reserve 1 CPU, and a core has 2: the rest of a core",
+        ),
+        ("kubeReserved: {cpu: 2}\nsystemReserved: {cpu: 1}", "they reserve 3 CPUs"),
+        ("kubeReserved: {cpu: 2}", ""),
+        ("", ""),
+    ],
+)
+def test_a_core_that_is_reserved_in_part_is_named(text: str, lost: str) -> None:
+    machine = regular_machine(1, 1, 4, 2)
+    with_option = parse(f"{STATIC}{{full-pcpus-only: true}}\n{text}\n", "f.yaml")
+    found = partly_reserved_cores(with_option, machine)
+    assert lost in found
+    assert bool(found) is bool(lost)
+    assert partly_reserved_cores(with_option, regular_machine(1, 1, 8, 1)) == ""
+    assert partly_reserved_cores(parse(f"cpuManagerPolicy: static\n{text}\n", "f.yaml"), machine) == ""
 
 
 def test_the_directories_of_device_plugins_are_not_kubelets() -> None:

@@ -138,6 +138,7 @@ def test_the_group_of_the_runtime_may_use_the_socket() -> None:
     assert examined(lambda node: (node.directory / "cri.sock").chmod(0o660)) == {}
 
 
+WHOLE_CORES = "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: true}"
 BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
     "kubeadm-reset": (
         "kubelet-endpoint",
@@ -198,6 +199,11 @@ BROKEN: dict[str, tuple[str, str, Callable[[DoctoredNode], object]]] = {
     "no-clock": ("clock", "fail", lambda node: setattr(node, "now", 60.0)),
     "wrong-key": ("configuration", "fail", lambda node: setattr(node, "more", "mod: observe")),
     "reserved-too-much": ("machine", "fail", lambda node: setattr(node, "more", "reservedSystemCPUs: 0-99")),
+    "reserved-half-a-core": (
+        "machine",
+        "warn",
+        lambda node: setattr(node, "more", f"{WHOLE_CORES}\nreservedSystemCPUs: 0"),
+    ),
     "no-certificate": (
         "certificates",
         "fail",
