@@ -5,20 +5,31 @@ The exit code of a failed command is that of its error, whether or not the messa
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import os
 import sys
 from collections.abc import Callable
 from typing import TextIO
 
 _STDERR = 2
+_JSON_ESCAPES = "topoproxy.json-escapes"
 
 
-def replace_closed_stderr() -> None:
-    """Give the process a standard error that discards everything where its parent has closed it.
+def prepare() -> None:
+    """Prepare both streams so that writing text to them cannot fail for reasons of Python.
 
-    Python has no ``sys.stderr`` then, so that messages would go to standard output, and the next file that is
-    opened could get the descriptor.
+    Characters that the encoding of standard output lacks are written as escapes: names of files need not be
+    UTF-8. The escapes are those of JSON, so that JSON stays valid.
+
+    Where its parent has closed standard error, the process gets one that discards everything. Python has no
+    ``sys.stderr`` then, so that messages would go to standard output, and the next file that is opened could
+    get the descriptor.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        codecs.register_error(_JSON_ESCAPES, _escaped)
+        sys.stdout.reconfigure(errors=_JSON_ESCAPES)
     if sys.stderr is not None:
         return
     descriptor = os.open(os.devnull, os.O_WRONLY)
@@ -26,6 +37,11 @@ def replace_closed_stderr() -> None:
         os.dup2(descriptor, _STDERR)
         os.close(descriptor)
     sys.stderr = os.fdopen(_STDERR, "w", errors="backslashreplace", closefd=False)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def report(message: str) -> None:

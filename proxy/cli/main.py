@@ -20,7 +20,7 @@ from proxy import __version__
 from proxy.cli.exit_codes import EPILOG, epilog
 from proxy.model.errnos import UNWRITABLE_OUTPUT
 from proxy.model.errors import TopoproxyError
-from proxy.standard_streams import flush_or_discard, replace_closed_stderr, report, write_errors
+from proxy.standard_streams import flush_or_discard, prepare, report, write_errors
 
 if TYPE_CHECKING:
     from proxy.config.schema import Config
@@ -172,7 +172,7 @@ def command_line(args: Sequence[str] | None = None) -> int | Config:
         The exit code; for ``serve``, the configuration of the daemon that is to run.
     """
     code: int | Config | None
-    replace_closed_stderr()
+    prepare()
     if sys.stdout is None and not _is_service(sys.argv[1:] if args is None else args):
         report("topoproxy: cannot write the output: standard output is closed")
         return EX_IOERR

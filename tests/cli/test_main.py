@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -241,3 +242,36 @@ def test_a_lost_message_does_not_keep_the_output_from_being_written(tmp_path: Pa
     with (tmp_path / "out").open("w") as out, open("/dev/full", "w") as full:
         result = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=full, timeout=60)
     assert (result.returncode, (tmp_path / "out").read_text()) == (0, "output\n")
+
+
+def escaped(args: list[str], directory: Path, encoding: str) -> subprocess.CompletedProcess[bytes]:
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": root}
+    command = [sys.executable, "-c", CODE, *args]
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=60)
+
+
+NAME = "\u00e9\u2011\U0001f600\udcff.yaml"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("utf-8:strict", "\u00e9\u2011\U0001f600\\udcff.yaml".encode()),
+        ("iso-8859-1:strict", b"\xe9\\u2011\\ud83d\\ude00\\udcff.yaml"),
+    ],
+)
+def test_a_name_that_the_output_cannot_encode_is_escaped(encoding: str, shown: bytes, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("mode: observe\n")
+    result = escaped(["check-config", "--config", NAME], tmp_path, encoding)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout.startswith(b"# from " + shown + b"\n")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-1"])
+def test_json_stays_valid_where_the_output_cannot_encode_a_name(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("mode: loud\n")
+    result = escaped(["doctor", "--json", "--config", NAME], tmp_path, f"{encoding}:strict")
+    assert (result.returncode, result.stderr) == (1, b"")
+    checks = json.loads(result.stdout.decode(encoding))["checks"]
+    assert NAME in next(check["text"] for check in checks if check["id"] == "configuration")
