@@ -191,15 +191,18 @@ def _check_writable(path: Path) -> None:
     Raises:
         CannotCreateError: It cannot.
     """
-    existing = path if path.exists() else path.parent
-    if path.is_dir():
-        problem = errno.EISDIR
-    elif not existing.exists():
-        problem = errno.ENOENT
-    elif not os.access(existing, os.W_OK):
-        problem = errno.EACCES
-    else:
-        return
+    try:
+        existing = path if path.exists() else path.parent
+        if path.is_dir():
+            problem = errno.EISDIR
+        elif not existing.exists():
+            problem = errno.ENOENT
+        elif not os.access(existing, os.W_OK):
+            problem = errno.EACCES
+        else:
+            return
+    except OSError as error:
+        raise CannotCreateError(f"cannot write the picture {path}: {error.strerror}") from error
     raise CannotCreateError(f"cannot write the picture {path}: {os.strerror(problem)}")
 
 

@@ -10,7 +10,7 @@ import click
 from proxy.cli.admin_query import config_for, config_or_defaults, query_options
 from proxy.cli.settings import PATH, read_config
 from proxy.model import schema_ids
-from proxy.model.errors import InputError, UsageError
+from proxy.model.errors import InputError, PermissionDeniedError, UsageError
 
 CHECK_FAILED = 1
 REPLACE_S = 600.0
@@ -100,7 +100,8 @@ def _read(path: Path) -> dict[str, object]:
         with open_file(path) as stream:
             description = read_json(stream.read().decode())
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        kind = PermissionDeniedError if isinstance(error, PermissionError) else InputError
+        raise kind(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: byte {error.start} is not UTF-8") from error
     except RecursionError:

@@ -11,6 +11,7 @@ only PyYAML converts stay strings: timestamps, and numbers to the base of 60 (``
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -286,7 +287,7 @@ def found_files(paths: Iterable[str]) -> list[Path]:
     for path_text in paths:
         path = Path(path_text)
         if path_text != STDIN and _is_directory(path):
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS and p.is_file())
+            inside = _inside(path)
             if not inside:
                 raise InputError(
                     f"cannot read pods from {path_text}: no file in it ends in {', '.join(_ENDINGS)}"
@@ -297,11 +298,28 @@ def found_files(paths: Iterable[str]) -> list[Path]:
     return files
 
 
+def _inside(directory: Path) -> list[Path]:
+    """Return the YAML and JSON files of a directory and of those in it."""
+
+    def fail(error: OSError) -> Never:
+        raise error
+
+    try:
+        found = [Path(place, name) for place, _, names in os.walk(directory, onerror=fail) for name in names]
+        return sorted(path for path in found if path.suffix.lower() in _ENDINGS and path.is_file())
+    except PermissionError as error:
+        raise PermissionDeniedError(f"cannot read {error.filename}: {error.strerror}") from error
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
 def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
     except PermissionError as error:
         raise PermissionDeniedError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def read_bytes(path: Path) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -142,3 +144,72 @@ def test_a_named_pipe_among_the_drop_ins_is_no_file(
     os.mkfifo(drop_in)
     assert command_line(["check-config", "--config", str(tmp_path / "c.yaml")]) == 78
     assert "config.d/10-pipe.yaml: it is not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("simulate",),
+        ("topology", "--machine"),
+        ("hooks", "run", HOOK, "--event"),
+        ("upgrade", "--check", "--from"),
+        ("check-config", "--config"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_may_not_be_read_has_the_code_of_permissions(
+    command: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, opened = tmp_path / "10-denied.py", os.open
+
+    def denied(path: Path, *args: int, **more: int) -> int:
+        if Path(path) == file:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr("proxy.open_file.os.open", denied)
+    assert command_line([*command, str(file)]) == 77
+    errors = capsys.readouterr().err
+    assert errors.startswith("topoproxy: cannot read ")
+    assert errors.endswith(f"{file}: Permission denied\n")
+
+
+def test_a_directory_that_may_not_be_searched_is_not_taken_as_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched = os.scandir
+
+    def denied(path: str) -> Iterator[os.DirEntry[str]]:
+        if Path(path) == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return searched(path)
+
+    monkeypatch.setattr("os.scandir", denied)
+    assert command_line(["simulate", str(tmp_path)]) == 77
+    assert capsys.readouterr().err == f"topoproxy: cannot read {tmp_path}: Permission denied\n"
+
+
+def test_a_name_that_is_too_long_is_no_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "a" * 300
+    for command in ("simulate", "topology --machine", f"hooks run {HOOK} --event", "upgrade --check --from"):
+        assert command_line([*command.split(), name]) == 65
+        assert capsys.readouterr().err.endswith(f"{name}: File name too long\n")
+    (tmp_path / "fleet.yaml").write_text("kind: Fleet\nnodes: [{}]\n")
+    assert command_line(["simulate", "--cluster", "fleet.yaml", "--svg", f"{name}/x.svg"]) == 73
+    error = capsys.readouterr().err
+    assert error == f"topoproxy: cannot write the picture {name}/x.svg: File name too long\n"
+
+
+def test_a_closed_standard_input_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    for command in (["simulate", "-"], ["hooks", "run", HOOK, "--event", "-"]):
+        assert command_line(command) == 65
+        assert capsys.readouterr().err.endswith("standard input: it is closed\n")

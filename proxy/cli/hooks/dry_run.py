@@ -25,7 +25,7 @@ from proxy.hooks.loader.loading import Loaded, load_file
 from proxy.hooks.serialize import event_to, outcome_to
 from proxy.hooks.status_data import hooks_page
 from proxy.model import schema_ids
-from proxy.model.errors import ConfigError, HookError, InputError, UsageError
+from proxy.model.errors import ConfigError, HookError, InputError, PermissionDeniedError, UsageError
 from proxy.model.strict_json import StrictJsonError, read_json
 from proxy.observe.json_access import one_line, table
 from proxy.open_file import open_file
@@ -148,12 +148,15 @@ def _read(file: str) -> object:
     name = _named(file)
     try:
         if file == "-":
+            if sys.stdin is None:
+                raise InputError("cannot read the event standard input: it is closed")
             data = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
             with open_file(Path(file)) as stream:
                 data = stream.read(MOST_BYTES + 1)
     except OSError as error:
-        raise InputError(f"cannot read the event {name}: {error.strerror or error}") from error
+        kind = PermissionDeniedError if isinstance(error, PermissionError) else InputError
+        raise kind(f"cannot read the event {name}: {error.strerror or error}") from error
     if len(data) > MOST_BYTES:
         raise InputError(f"cannot read the event {name}: it is larger than {MOST_BYTES} bytes")
     try:
