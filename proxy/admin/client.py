@@ -96,7 +96,7 @@ def read_answer(path: Path, route: str, data: bytes) -> object:
         return body.decode(errors="replace")
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnavailableError(
             f"cannot query the daemon at {path}: the answer is cut off or is not JSON"
         ) from error

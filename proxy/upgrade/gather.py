@@ -45,6 +45,8 @@ def gather(
     if running is None:
         try:
             running = as_map(query_admin(socket, "/interface", timeout))
+            if not isinstance(running.get("version"), str):
+                running, silent = {}, f"the answer of the daemon at {socket} does not name it"
         except TopoproxyError as error:
             running, silent = {}, str(error)
     if not refused:

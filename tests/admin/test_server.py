@@ -333,6 +333,7 @@ class TestClient:
             (b"", "what answers there is not an admin socket"),
             (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00", "what answers there is not an admin socket"),
             (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{", "cut off or is not JSON"),
+            (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b"[" * 9000, "or is not JSON"),
             (b"HTTP/1.1 500 Oops\r\n\r\nno page\n", "for /status: no page"),
         ],
     )

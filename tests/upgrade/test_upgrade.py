@@ -151,6 +151,18 @@ def test_the_running_daemon_is_asked(config: Path, tmp_path: Path) -> None:
     assert "FAIL" not in done.stdout
 
 
+@pytest.mark.parametrize("answer", [{}, [], {"schema": "topoproxy-interface/1"}, {"version": 3}])
+def test_an_answer_without_a_version_is_a_warning(config: Path, tmp_path: Path, answer: object) -> None:
+    with _serving(tmp_path / "admin.sock", {"/interface": lambda: answer}):
+        done = upgrade("--check", "--config", config)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    socket = tmp_path / "admin.sock"
+    assert (
+        f"the running version is not known: the answer of the daemon at {socket} does not name it"
+        in " ".join(done.stdout.split())
+    )
+
+
 def test_options_of_the_running_daemon_are_kept(config: Path, tmp_path: Path) -> None:
     other = tmp_path / "other-state"
     other.mkdir()
