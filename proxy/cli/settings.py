@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import TopoproxyError, UsageError
 
 if TYPE_CHECKING:
     from proxy.config import Config
@@ -116,6 +116,14 @@ def not_in_packages(program: str, error: ImportError) -> TopoproxyError:
     )
 
 
+def _absolute(option: str, directory: str) -> str:
+    """Return the path of a directory of the command line, where a relative one means what it says."""
+    try:
+        return str(Path(directory).absolute())
+    except FileNotFoundError:
+        raise UsageError(f"cannot use {option} {directory}: the current directory was removed") from None
+
+
 def read_config(file: Path | None, options: dict[str, str | None], *, trusted: bool = False) -> Config:
     """Read the configuration file; options of the command line take precedence over it.
 
@@ -136,7 +144,7 @@ def read_config(file: Path | None, options: dict[str, str | None], *, trusted: b
     for parameter, text in options.items():
         option, key = _BY_PARAMETER[parameter]
         if text and key in _DIRECTORIES:
-            text = str(Path(text).absolute())  # On a command line a relative directory means what it says.
+            text = _absolute(option, text)
         if text is not None:
             values[key] = (option, text)
     config = override(load(file, trusted=trusted), values)
