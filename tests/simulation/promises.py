@@ -338,6 +338,7 @@ class Promises:
             named = target_of(container, kernel.whole, CpuManager()).cpus
             above = kernel.effective(kernel.groups[one.sandbox.parent.strip("/")])
             wanted = above if named is None else named.bits & above or above
+            wanted &= daemon.executor.state.node.machine.online.bits  # others have come online just now
             if one.begun and group is not None and kernel.is_trusted(group):
                 has = kernel.effective(group)
                 if wanted & ~has:
