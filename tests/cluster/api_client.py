@@ -13,6 +13,9 @@ import yaml
 
 NAMESPACE = "topoproxy-system"
 Json = dict[str, Any]
+TOO_MANY_REQUESTS = 429
+STARTING = "storage is (re)initializing"
+"""The answer until the caches of a new API server are filled; client-go repeats such requests."""
 
 
 class ApiError(Exception):
@@ -43,7 +46,11 @@ class ApiClient:
     ) -> Any:  # fmt: skip
         body = None if value is None else json.dumps(value).encode()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+        end = time.monotonic() + self._patience_s
         status, text = self._answer(method, path, body, headers)
+        while status == TOO_MANY_REQUESTS and STARTING in text and time.monotonic() < end:
+            time.sleep(0.5)
+            status, text = self._answer(method, path, body, headers)
         if status >= 400:
             raise ApiError(status, text)
         return text if raw else json.loads(text)

@@ -64,8 +64,10 @@ class Bed:
         return next(each for each in self.status()["cluster"] if each["name"] == name)
 
     def pod(self, name: str, cpus: int = 2) -> Json:
+        """Create a pod with the memory that ``launch`` requests."""
         metadata = {"name": name, "ownerReferences": [OWNER]}
-        containers = [{"name": "main", "image": "x", "resources": {"limits": {"cpu": cpus, "memory": "1Gi"}}}]
+        limits = {"cpu": cpus, "memory": "64Mi"}
+        containers = [{"name": "main", "image": "x", "resources": {"limits": limits}}]
         value = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
         return self.plane.create(PODS, {**value, "spec": {"nodeName": "n1", "containers": containers}})
 
