@@ -113,13 +113,13 @@ class CreateCalls:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
         given = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
-        asks_kubelet = (
+        queries_kubelet = (
             fact_lookup.needs_pod_requests(state, pod)
             or fact_lookup.is_outdated(pod, requested.name, requested.resources)
             or (given is not NO_DEVICES and fact_lookup.knows_devices(given))
         )
         if (
-            asks_kubelet
+            queries_kubelet
             or holders(state, pod)
             or executor.kubelet_cpus.needs_cpus_of_container(pod, requested.resources)
         ):
@@ -161,11 +161,11 @@ class CreateCalls:
         if fact_lookup.needs_pod_requests(executor.state, pod) or fact_lookup.is_outdated(
             pod, requested.name, requested.resources
         ):
-            asked = pod
-            found = await fact_lookup.pod(asked)
+            before = pod
+            found = await fact_lookup.pod(before)
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = executor.state.current_pod(pod)
-            if found is not asked:
+            if found is not before:
                 pod = structs.replace(pod, requests=found.requests, source=found.source)
             if pod.sandbox_id in executor.state.pods:
                 executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
