@@ -29,7 +29,7 @@ import msgspec
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
-from proxy.backends.kubelet.small_file import Stamp, stamp
+from proxy.backends.kubelet.small_file import Stamp, readable_stamp
 from proxy.config.cluster import ClusterConfig
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.open_file import open_file
@@ -365,7 +365,7 @@ class ApiClient:
             self._http = self._with_credentials()
         elif time.monotonic() >= self._compare_at:
             self._compare_at = time.monotonic() + COMPARE_S
-            if any(_stamp(file) != before for file, before in self._stamps.items()):
+            if any(readable_stamp(str(file)) != before for file, before in self._stamps.items()):
                 with contextlib.suppress(TopoproxyError, *_FAULTS):  # files that are being written
                     former, self._http = self._http, self._with_credentials()
                     task = asyncio.ensure_future(_retire(former))
@@ -376,7 +376,7 @@ class ApiClient:
     def _with_credentials(self) -> httpx2.AsyncClient:
         """Read the credentials; return a client that uses them."""
         # The files are read after their stamps: what changes in between is noticed later.
-        stamps = {file: _stamp(file) for file in _files(self._credentials())}
+        stamps = {file: readable_stamp(str(file)) for file in _files(self._credentials())}
         # The type of transport is that of lightkube's other client.
         params = ConnectionParams(httpx2.Timeout(REQUEST_S), transport=cast("Any", self._transport))
         http = AsyncClient(self._credentials(), params)
@@ -442,13 +442,6 @@ def _files(credentials: SingleConfig) -> Iterator[Path]:
     for name in named:
         if name:
             yield Path(credentials.abs_file(name))
-
-
-def _stamp(file: Path) -> Stamp | None:
-    try:
-        return stamp(str(file))
-    except OSError:
-        return None
 
 
 async def _retire(http: httpx2.AsyncClient) -> None:

@@ -113,10 +113,8 @@ class CreateCalls:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
         given = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
-        queries_kubelet = (
-            fact_lookup.needs_pod_requests(state, pod)
-            or fact_lookup.is_outdated(pod, requested.name, requested.resources)
-            or (given is not NO_DEVICES and fact_lookup.knows_devices(given))
+        queries_kubelet = self._needs_report(pod, requested) or (
+            given is not NO_DEVICES and fact_lookup.knows_devices(given)
         )
         if (
             queries_kubelet
@@ -126,6 +124,13 @@ class CreateCalls:
             self._spawn(call, self._find_out(call, pod, requested, given))
         else:
             self._decide(call, pod, requested)
+
+    def _needs_report(self, pod: Pod, requested: CreateRequest) -> bool:
+        """Return whether to query kubelet for the pod: it has reported none, or another request."""
+        fact_lookup = self.executor.fact_lookup
+        return fact_lookup.needs_pod_requests(self.executor.state, pod) or fact_lookup.is_outdated(
+            pod, requested.name, requested.resources
+        )
 
     def _described(self, pod: Pod, known: Pod | None) -> Pod:
         """Return the pod as the request describes it; it was not known, or not known well."""
@@ -158,9 +163,7 @@ class CreateCalls:
         """Read what the call does not carry, then decide."""
         executor = self.executor
         fact_lookup = executor.fact_lookup
-        if fact_lookup.needs_pod_requests(executor.state, pod) or fact_lookup.is_outdated(
-            pod, requested.name, requested.resources
-        ):
+        if self._needs_report(pod, requested):
             before = pod
             found = await fact_lookup.pod(before)
             # More may be known of the pod by now; only what kubelet has answered is new.

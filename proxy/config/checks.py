@@ -17,7 +17,7 @@ from proxy.model.phrases import counted, cpus_are, no_cpus
 from proxy.model.quantity import show_quantity
 
 _CPU_OPTIONS = "cpuManagerPolicyOptions"
-_UNDER_FULL_PCPUS = "under full-pcpus-only: reserve whole cores"
+_NOT_FREE = "for exclusive CPUs under full-pcpus-only: reserve whole cores"
 
 
 def check(config: Config) -> list[str]:
@@ -87,7 +87,7 @@ def ineffective(config: Config) -> list[str]:
 
 
 def partly_reserved_cores(config: Config, machine: Machine) -> str:
-    """Return why CPUs are lost to containers under full-pcpus-only; empty where none are.
+    """Return why CPUs do not count as free for owners under full-pcpus-only; empty where all do.
 
     The other threads of a core with a reserved CPU do not count as free for a request (kubernetes
     pkg/kubelet/cm/cpumanager/policy_static.go, ``GetAvailablePhysicalCPUs``).
@@ -98,13 +98,13 @@ def partly_reserved_cores(config: Config, machine: Machine) -> str:
     cores = machine.cores.values()
     lost = CpuSet.from_bits(union(core.bits for core in cores if core & reserved)) - reserved
     if lost:
-        rest = f"the rest of them ({phrases.cpus(lost)}) is free for no request"
-        return f"reservedSystemCPUs: it reserves cores in part, and {rest} {_UNDER_FULL_PCPUS}"
+        rest = f"their other threads ({phrases.cpus(lost)}) do not count as free"
+        return f"reservedSystemCPUs: it reserves a part of some cores, and {rest} {_NOT_FREE}"
     threads = max(map(len, cores), default=1)
     if amount % threads:
         part = f"{counted(amount, 'CPU')}, and a core has {threads}"
-        rest = "the rest of a core is free for no request"
-        return f"kubeReserved and systemReserved: they reserve {part}: {rest} {_UNDER_FULL_PCPUS}"
+        rest = "the rest of a core does not count as free"
+        return f"kubeReserved and systemReserved: they reserve {part}: {rest} {_NOT_FREE}"
     return ""
 
 

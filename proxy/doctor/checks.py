@@ -122,8 +122,8 @@ def _machine(facts: DoctorFacts) -> Outcome:
             facts.machine,
             "topoproxy topology shows the machine; change the settings that do not fit",
         )
-    if facts.lost_cpus:
-        return WARN, facts.lost_cpus, "reserve all CPUs of a core, here and in kubelet's configuration"
+    if facts.partly_reserved:
+        return WARN, facts.partly_reserved, "reserve all CPUs of a core, here and in kubelet's configuration"
     return OK, "the machine can be read and fits the configuration", ""
 
 

@@ -186,7 +186,7 @@ class DoctorFacts(Struct, frozen=True):
     Attributes:
         now: Seconds since the epoch.
         machine: Why the machine cannot be read, or does not fit the configuration; empty if neither.
-        lost_cpus: Why CPUs are lost to containers; empty where none are.
+        partly_reserved: Why CPUs do not count as free for owners; empty where all do.
         hooks: What is wrong with files of hooks.
         writers: Other programs on the node that write cpusets.
         denials: How many actions of the daemon SELinux or AppArmor denied; None where that is not logged.
@@ -196,7 +196,7 @@ class DoctorFacts(Struct, frozen=True):
     now: float
     configuration: ConfigurationFacts = ConfigurationFacts()
     machine: str = ""
-    lost_cpus: str = ""
+    partly_reserved: str = ""
     cgroups: CgroupFacts = CgroupFacts()
     runtime: RuntimeFacts = RuntimeFacts()
     kubelet: KubeletSetup = KubeletSetup()

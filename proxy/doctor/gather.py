@@ -128,7 +128,7 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
             str(config.runtime),
         ),
         machine=problem,
-        lost_cpus="" if machine is None or problem else partly_reserved_cores(config, machine),
+        partly_reserved="" if machine is None or problem else partly_reserved_cores(config, machine),
         cgroups=read("cgroups", lambda: _cgroups(config), CgroupFacts()),
         runtime=read("runtime", lambda: _runtime(config, places), RuntimeFacts()),
         kubelet=read("kubelet", lambda: _kubelet(config), KubeletSetup()),

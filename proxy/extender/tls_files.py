@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from proxy.backends.kubelet.small_file import Stamp, stamp
+from proxy.backends.kubelet.small_file import Stamp, readable_stamp
 from proxy.extender.http_server import server_context
 from proxy.model.errors import InputError
 from proxy.telemetry.port import Telemetry
@@ -39,14 +39,7 @@ class TlsFiles(Struct, frozen=True):
 
     def stamps(self) -> list[Stamp | None]:
         """Return values that change with the files."""
-        return [_stamp(file) for file in (self.certificate, self.key, self.client_ca)]
-
-
-def _stamp(file: str) -> Stamp | None:
-    try:
-        return stamp(file)
-    except OSError:
-        return None
+        return [readable_stamp(file) for file in (self.certificate, self.key, self.client_ca)]
 
 
 async def follow(

@@ -51,8 +51,8 @@ class PodFacts:
 class Mount:
     """A directory or file of the host in a container.
 
-    A hook that sets a mount of the request anew changes only these fields if ``host_path`` stays: SELinux
-    relabelling, id mappings and the like are kept.
+    A hook that replaces a mount of the request, and leaves its ``host_path``, changes only these fields:
+    SELinux relabelling and id mappings are kept.
 
     Attributes:
         container_path, host_path: Absolute paths.

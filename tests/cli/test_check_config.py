@@ -62,9 +62,7 @@ def test_the_effective_configuration_is_printed_as_a_file(tmp_path: Path, machin
 def test_a_core_that_is_reserved_in_part_is_a_note(tmp_path: Path, machine: Path) -> None:
     options = "cpuManagerPolicyOptions: {full-pcpus-only: true}\n"
     file = write(tmp_path, f"cpuManagerPolicy: static\nreservedSystemCPUs: 0\n{options}")
-    note = (
-        "# note: reservedSystemCPUs: it reserves cores in part, and the rest of them (CPU 4) is free for no"
-    )
+    note = "# note: reservedSystemCPUs: it reserves a part of some cores, and their other threads (CPU 4)"
     assert note in run("--config", file, "--sysfs-root", machine)
 
 

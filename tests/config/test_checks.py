@@ -332,9 +332,9 @@ def test_a_daemon_does_not_start_with_parts_that_never_existed(text: str, machin
     [
         (
             "reservedSystemCPUs: 0",
-            "reservedSystemCPUs: it reserves cores in part, and the rest of them (CPU 4)",
+            "reservedSystemCPUs: it reserves a part of some cores, and their other threads (CPU 4)",
         ),
-        ("reservedSystemCPUs: '0,5'", "the rest of them (CPUs 1,4) is free for no request"),
+        ("reservedSystemCPUs: '0,5'", "their other threads (CPUs 1,4) do not count as free"),
         ("reservedSystemCPUs: '0,4'", ""),
         (
             "kubeReserved: {cpu: 500m}",

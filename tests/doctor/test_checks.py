@@ -98,7 +98,7 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
             {"exposed-files": "warn"},
         ),
         (node_with(machine="cannot read the machine"), {"machine": "fail"}),
-        (node_with(lost_cpus="CPU 4 is on a core with a reserved CPU"), {"machine": "warn"}),
+        (node_with(partly_reserved="CPU 4 is on a core with a reserved CPU"), {"machine": "warn"}),
         (node_with(cgroups=CgroupFacts("cannot find the controller")), {"cgroup-cpuset": "fail"}),
         (node_with(cgroups=CgroupFacts(without_cpuset=("/kubepods.slice",))), {"cgroup-cpuset": "fail"}),
         (node_with(runtime=RuntimeFacts("cannot ask")), NO_RUNTIME),

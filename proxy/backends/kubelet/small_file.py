@@ -38,6 +38,14 @@ def stamp(path: str) -> Stamp | None:
         return None
 
 
+def readable_stamp(path: str) -> Stamp | None:
+    """Return a file's stamp; None where there is no file, or its state cannot be read."""
+    try:
+        return stamp(path)
+    except OSError:
+        return None
+
+
 def read_small(path: str, largest: int = LARGEST) -> tuple[bytes, Stamp]:
     """Read a file, and the stamp of what was read.
 

@@ -149,7 +149,7 @@ def _read(file: str) -> object:
     try:
         if file == "-":
             if sys.stdin is None:
-                raise InputError("cannot read the event standard input: it is closed")
+                raise InputError("cannot read the event: standard input is closed")
             data = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
             with open_file(Path(file)) as stream:
