@@ -332,7 +332,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         if str(path) == STDIN:
             if sys.stdin is None:
-                raise InputError("cannot read standard input: it is closed")
+                raise InputError("cannot read the manifests: standard input is closed")
             return sys.stdin.buffer.read(SIZE_LIMIT + 1)
         with open_file(path) as stream:
             return stream.read(SIZE_LIMIT + 1)

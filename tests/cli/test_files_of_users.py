@@ -212,4 +212,4 @@ def test_a_closed_standard_input_is_no_internal_error(
     monkeypatch.setattr("sys.stdin", None)
     for command in (["simulate", "-"], ["hooks", "run", HOOK, "--event", "-"]):
         assert command_line(command) == 65
-        assert capsys.readouterr().err.endswith("standard input: it is closed\n")
+        assert capsys.readouterr().err.endswith("standard input is closed\n")

@@ -498,6 +498,21 @@ def test_an_installer_that_is_done_ends_at_a_signal(node: Node) -> None:
     assert end(script, timeout=30)[0] == 143, "no process is left"
 
 
+@pytest.mark.parametrize("node", ["sh"], indirect=True)  # busybox runs its own sleep
+def test_an_installer_ends_where_its_child_misses_the_signal(node: Node) -> None:
+    sleep = node.directory / "image/sleep"
+    sleep.unlink()
+    sleep.write_text(
+        f"#!{sys.executable}\nimport pathlib, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(node.directory / 'sleeps')!r}).touch()\nwhile True: signal.pause()\n"
+    )
+    sleep.chmod(0o755)
+    script = node.start("installed", ONCE="no")
+    wait_until((node.directory / "sleeps").exists, 30)
+    script.send_signal(signal.SIGTERM)
+    assert end(script, timeout=30)[0] == 143
+
+
 def test_renewals_end_with_the_script(node: Node, leases: Leases) -> None:
     (node.directory / "attach-waits").touch()
     script = node.start("attached", TURN_SECONDS="1")

@@ -24,20 +24,35 @@ case $state in absent | installed | attached) ;;
     ;;
 esac
 
-# A shell handles a signal only after the program in its foreground has ended: these run in the background.
-child='' holder=''
+# A shell handles a signal only after the program in its foreground has ended: these run in the background. A signal
+# that arrives while one is started is handled once its process id is known.
+child='' holder='' starting='' stopping=''
+started() {
+    starting=''
+    [ -z "$stopping" ] || exit 143
+}
+stop() {
+    say "received a signal to stop"
+    stopping=yes
+    [ -n "$starting" ] || exit 143
+}
 turn() {
+    starting=yes
     "$python" "$scripts/turn.py" "$1" "$TURN" "$NODE_NAME" "$TURN_SECONDS" $$ &
     child=$!
+    started
     wait "$child" || return
     child=''
 }
 hold() {
+    starting=yes
     "$python" "$scripts/turn.py" hold "$TURN" "$NODE_NAME" "$TURN_SECONDS" $$ &
     holder=$!
+    started
 }
+# SIGTERM is lost in a child that still is a copy of this shell, with its trap.
 end() {
-    kill "$1" 2>/dev/null || :
+    kill -9 "$1" 2>/dev/null || :
     wait "$1" 2>/dev/null || : # busybox prints how it ended
 }
 # The node is not being changed while a child takes or releases the turn.
@@ -186,7 +201,7 @@ failed() {
 }
 
 rm -f "$ready"
-trap 'say "received a signal to stop"; exit 143' TERM INT
+trap stop TERM INT
 trap finish EXIT
 turn take
 hold
@@ -216,7 +231,9 @@ touch "$ready"
 say "is $state"
 [ "${ONCE:-no}" = no ] || exit 0
 while :; do
+    starting=yes
     sleep 3600 &
     holder=$!
+    started
     wait "$holder"
 done
