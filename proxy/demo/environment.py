@@ -70,7 +70,7 @@ class ProxyProcess:
         """The process id; 0 when it does not run."""
         return self._process.pid if self._process is not None else 0
 
-    def start(self, seconds: float = 20.0) -> float:
+    def start(self, seconds: float = 60.0) -> float:
         """Start it and wait for the first good answer through it.
 
         Returns:
@@ -90,7 +90,8 @@ class ProxyProcess:
                 env={key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"},
             )
         while time.monotonic() < started + seconds and self._process.poll() is None:
-            if self._answers():
+            # Attempts get longer on a busy machine. The first are short: a killed proxy leaves a socket.
+            if self._answers(max(0.5, (time.monotonic() - started) / 4)):
                 return time.monotonic() - started
             time.sleep(0.02)
         self.kill()
@@ -111,12 +112,12 @@ class ProxyProcess:
         end_process(self._process, with_signal)
         self._process = None
 
-    def _answers(self) -> bool:
-        """Return whether a process answers through the socket; a killed proxy leaves a dead one."""
+    def _answers(self, timeout: float) -> bool:
+        """Return whether a process answers through the socket within ``timeout`` seconds."""
         if not self.socket.exists():
             return False
         try:
-            with CriClient(str(self.socket), timeout=0.5) as client:
+            with CriClient(str(self.socket), timeout=timeout) as client:
                 client.version()
         except TopoproxyError:
             return False
