@@ -6,8 +6,11 @@ import pytest
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.handle import handle
 from proxy.engine.kubelet_cpus import changed_cpus, clashes
 from proxy.engine.node import Node
+from proxy.engine.node_effects import Change
+from proxy.engine.pod_events import SandboxStopped
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
 from proxy.model.idset import CpuSet, Mask
@@ -158,3 +161,14 @@ def test_cpus_below_the_floor_of_the_shared_pool_are_named_with_the_floor() -> N
     state = NodeState.of(floors, (POD, THEIRS), (OWNER,), held("4-5"))
     (message,) = clashes(state)
     assert "the shared pool must keep 5 CPUs of this node" in message
+
+
+def test_containers_leave_the_cpus_of_kubelet_that_were_set_aside_for_an_ended_pod() -> None:
+    sharing = owning("s", "", Pod("s-b", "b", "ns", "b"), Pool.SHARED)
+    rules, pods = Node(MACHINE, CpuTopology.of(MACHINE)), (POD, THEIRS, ASIDE, sharing.pod)
+    before = NodeState.of(rules, pods, (OWNER, sharing), held("5-6"))
+    assert before.pools.shared == CpuSet.parse("0-1,4-5,7")
+    after, effects = handle(before, SandboxStopped("s-a"))
+    assert after.pools.shared == CpuSet.parse("0-1,4,7")
+    (change,) = (effect for effect in effects if isinstance(effect, Change))
+    assert (change.after, list(change.moved)) == (after, [sharing.id])

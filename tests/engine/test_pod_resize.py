@@ -143,3 +143,19 @@ def test_the_memory_of_a_pod_follows_its_containers() -> None:
     assert [block.size // MIB for block in aside_of(state).blocks] == [55]
     assert state.memory is not None
     assert state.memory.nodes[0].table("memory").reserved == 55 * MIB
+
+
+def test_a_container_without_a_part_changes_nothing() -> None:
+    known = pod("a", resources("c", 4))
+    state, _ = created(admitted(empty(), known, 4), known, "c", 4)
+    before = aside_of(state)
+    state, keys = created(state, known, "added", 2)
+    assert (aside_of(state), keys) == (before, [])
+
+
+def test_parts_stay_where_kubelet_does_not_report_the_pod_any_more() -> None:
+    known = pod("a", resources("c", 4))
+    state, _ = created(admitted(empty(), known, 4), known, "c", 4)
+    before = aside_of(state)
+    state, keys = created(ended(state, "c"), changed_copy(known, requests=None), "c", 2)
+    assert (aside_of(state), keys) == (before, [])
