@@ -136,6 +136,11 @@ def test_a_preferred_mask_inside_a_window_stands_for_others() -> None:
     assert seen == (hint(1 << 31, preferred=False), hint(0b11, preferred=True))
 
 
+def test_nodes_outside_a_window_that_make_a_part_just_large_enough_are_in_its_hint() -> None:
+    family = Family((1 << 5,), (0, 1), 2, (amounts(1, 1, 1),), 1)
+    assert [str(h.affinity) for h in family.for_window(Mask([0]))] == ["5", "0-1"]
+
+
 def test_equally_good_masks_are_listed_only_for_distances() -> None:
     answer, nodes = {"a": free(13, 2), "b": free(14, 2)}, Mask(range(14))
     table = Distances({a: dict.fromkeys(nodes, 10) for a in nodes})

@@ -146,6 +146,9 @@ def test_even_parts_avoid_nodes_and_cores_of_exclusive_pods() -> None:
     steps: list[str] = []
     bind(four, CpuSet.parse("1-15"), 8, bind_request, others, steps)
     assert steps[0] == "in even parts over NUMA nodes 1-2: 4 + 4"
+    steps.clear()
+    bind(TWO, CpuSet.parse("0-9"), 9, EVENLY, Allocated(), steps)
+    assert steps[0] == "in even parts over NUMA nodes 0-1: 7 + 2", "in the order of the nodes"
 
 
 def test_given_nodes_are_used() -> None:
