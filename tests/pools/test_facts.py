@@ -153,6 +153,7 @@ def test_every_fault_of_a_pod_is_reported_with_its_kind() -> None:
     assert pod.qos is QosClass.NONE
     assert "'LSX' is not a class (LSE, LSR, LS, BE, SYSTEM)" in pod.defects[0]
     assert pod.problem == pod.defects[1]
+    assert [fault.decisive for fault in pod.defects].count(True) == 1, "one of the three annotations"
     assert not pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "LS"}, {"a": "b"}, "").defects
     assert pod_facts("s", "u", "ns", "n", 0, {QOS_LABEL: "ls"}, {}, "").defects
 

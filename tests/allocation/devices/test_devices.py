@@ -219,3 +219,17 @@ def test_allocations_that_contradict_held_devices_are_refused() -> None:
         allocate(unregistered(state, R), pod(resources(1)), "c", OPEN)
     with pytest.raises(DeviceRefused, match="cannot allocate unregistered device vendor/dev"):
         allocate(DeviceState({}, state.held), pod(resources(1)), "c", OPEN)
+
+
+def test_only_the_unanswered_devices_of_one_container_are_released() -> None:
+    state = (
+        DeviceState()
+        .register(R, [RegisteredDevice(name) for name in "abcd"])
+        .give("p", "c", R, frozenset("a"))
+        .give("p", "d", R, frozenset("b"))
+        .give("other", "c", R, frozenset("c"))
+    )
+    after = state.release_unanswered("p", "c", {R})
+    assert after.held == {"p": {"d": {R: frozenset("b")}}, "other": {"c": {R: frozenset("c")}}}
+    assert after.release_unanswered("p", "d", {R}).held == {"other": {"c": {R: frozenset("c")}}}
+    assert state.release_unanswered("p", "c", ()) is state
