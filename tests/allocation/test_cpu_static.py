@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from proxy.allocation.cpu_policy import CpuPolicy, CpuState, CpuStateError, SmtAlignmentError
-from proxy.allocation.cpu_request import container_cpus, pod_cpus
+from proxy.allocation.cpu_request import container_cpus, pod_cpus, running_request_milli
 from proxy.allocation.cpu_static import allocate, available, container_hints, pod_hints, remove
 from proxy.allocation.cpu_topology import CpuRow, CpuTopology
 from proxy.allocation.packed import NotEnoughCpus
@@ -17,6 +17,7 @@ from proxy.model.options import CpuOptions
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from tests.oracles.cpu_manager_state import managed, start
 from tests.oracles.pod_level_cpu import EmptyPodSharedPoolError, allocate_pod
+from tests.testkit.changed_copy import changed_copy as replace
 
 TOPO = CpuTopology.of_rows(  # two sockets of two nodes of two cores: core c has CPUs c and c + 8
     CpuRow(c + 8 * t, c, c // 4, c // 2, c // 2) for t in range(2) for c in range(8)
@@ -66,6 +67,18 @@ def test_requests() -> None:
     )
     assert [pod_cpus(pod(whole, own=own)) for own in (4, 2.5)] == [4, 0]
     assert pod_cpus(pod(whole, own=4, guaranteed=False)) == 0
+
+
+def test_a_pod_requests_what_it_states_or_what_its_running_containers_do() -> None:
+    containers = (
+        resources("i", 4, ContainerKind.INIT),
+        resources("s", 0.5, ContainerKind.SIDECAR),
+        resources("c", 2),
+    )
+    assert running_request_milli(pod(*containers)) == 2500
+    assert running_request_milli(pod(*containers, own=3)) == 3000
+    memory_only = replace(pod(*containers), own={"memory": 1})
+    assert running_request_milli(memory_only) == 2500
 
 
 def test_reserves_by_list_or_amount() -> None:

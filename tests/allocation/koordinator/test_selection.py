@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.koordinator.bind_request import Allocated, BindError, BindRequest
+from proxy.allocation.koordinator.selection import Binding, choose
 from proxy.engine.container_create import Plan, place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
@@ -211,3 +213,11 @@ def test_arm_keeps_apart_by_node_and_not_by_core() -> None:
     assert plan.container is not None
     assert plan.explanation is not None
     assert any(step.what.startswith("PCPULevel left out") for step in plan.explanation.steps)
+
+
+def test_even_parts_of_whole_cores_that_are_not_there_are_refused() -> None:
+    binding, steps = Binding(BindRequest(FULL, required=True), Allocated()), list[str]()
+    free = CpuSet.parse("0-2,4,8,12")  # of each node one whole core, and two CPUs of other cores
+    assert str(choose(NODE.topology, free, 4, binding, Mask([0, 1]), steps, even=True)) == "0,4,8,12"
+    with pytest.raises(BindError, match="Insufficient NUMA cpu"):
+        choose(NODE.topology, free, 6, binding, Mask([0, 1]), steps, even=True)
