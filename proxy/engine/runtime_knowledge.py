@@ -185,6 +185,10 @@ class RuntimeKnowledge(Struct, frozen=True):
         saved = self.saved.drop(container_id) if cpus is None else self.saved.put(container_id, cpus)
         return self if saved is self.saved else structs.replace(self, saved=saved)
 
+    def with_nothing_saved(self) -> RuntimeKnowledge:
+        """Return the knowledge without what the runtime has saved, which others may have changed."""
+        return structs.replace(self, saved=PersistentMap())
+
     def with_unsaved(self, ids: Iterable[str]) -> RuntimeKnowledge:
         """Return the knowledge with more containers whose CPUs are to be sent to the runtime."""
         return structs.replace(self, unsaved={**self.unsaved, **dict.fromkeys(ids)})

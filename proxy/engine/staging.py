@@ -62,9 +62,10 @@ def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
     in effect for no pod, so none lags any more.
     """
     if event.mode.is_leaving or state.mode.is_leaving:
-        # While the node is released, other programs may give containers other memory nodes.
+        # While the node is released, other programs may give containers other memory nodes and cpusets.
         facts = structs.replace(state.facts, mems=state.facts.mems.forgotten())
-        after = structs.replace(state, mode=event.mode, facts=facts)
+        runtime = state.runtime if event.mode.is_leaving else state.runtime.with_nothing_saved()
+        after = structs.replace(state, mode=event.mode, facts=facts, runtime=runtime)
         if NodeMode.RELEASED not in (event.mode, state.mode):
             return after, ()
         after = structs.replace(after, enforcement=_without_steps(after.enforcement))

@@ -61,3 +61,13 @@ def test_a_cpuset_that_is_narrow_while_be_is_suppressed_is_not_made_lasting() ->
     assert not is_passing(suppressed, SHARER, ALL), "only BE is suppressed"
     assert not is_passing(suppressed, be, CpuSet()), "its saved cpuset is not known"
     assert not is_passing(suppressed, be, ALL | CpuSet((99,))), "an update would bring CPUs that are not BE's"
+
+
+def test_what_is_saved_is_unknown_once_a_release_was_undone() -> None:
+    """Updates of clients pass unread while the node is released."""
+    state, _ = handle(OWNED, SavedCpusLearned("ls", ALL))
+    for mode in (NodeMode.RELEASING, NodeMode.RELEASED):
+        state, _ = handle(state, ModeChanged(mode))
+        assert state.runtime.saved["ls"] == ALL, "else a release would update each container"
+    state, _ = handle(state, ModeChanged(NodeMode.ENFORCE))
+    assert sync_step(state, "ls") is SyncStep.LEARN
