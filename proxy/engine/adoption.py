@@ -49,12 +49,12 @@ def adopt(state: NodeState, found: ContainerFound) -> Plan:
         claimed = structs.replace(claimed, problem=claimed.problem or sharing_problem(breach))
     if claimed.pool is not Pool.OWN and not claimed.fatal and phase is not Phase.CREATED:
         claimed = with_burst_limit(state, pod, request, claimed)
-        plan = _pooled(state, found, claimed.why, claimed)
+        plan = _pooled(state, found, claimed.reason, claimed)
         return structs.replace(plan, problem=claimed.problem, limit=limit)
     if claimed.pool is Pool.OWN and claimed.cpus is None and phase is not Phase.CREATED:
-        kept = _keep_cpus(state, found, claimed)
-        why = f"{claimed.why}, but it was started without exclusive CPUs and gets none while it runs"
-        plan = kept or _pooled(state, found, why)
+        plan_with_cpus = _keep_cpus(state, found, claimed)
+        reason = f"{claimed.reason}, but it was started without exclusive CPUs and gets none while it runs"
+        plan = plan_with_cpus or _pooled(state, found, reason)
         return structs.replace(plan, problem=claimed.problem, limit=limit)
     # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
     may_run = phase is not Phase.CREATED
@@ -105,10 +105,10 @@ def _keep_cpus(state: NodeState, found: ContainerFound, claimed: Claim) -> Plan 
         return None
     if not state.cpus_set_aside(pod.key).isdisjoint(current_cpus):
         return None
-    why = f"{claimed.why}; runs on CPUs {current_cpus} already"
+    reason = f"{claimed.reason}; runs on CPUs {current_cpus} already"
     mems = named_memory_nodes(state, request)
     placement = _adopted(
-        state, pod, request, Placement(Pool.OWN, current_cpus, mems, (why,), claimed.excludes_be)
+        state, pod, request, Placement(Pool.OWN, current_cpus, mems, (reason,), claimed.excludes_be)
     )
     if quota_is_off(state, pod, name, Pool.OWN):
         placement = without_quota(placement, request)
@@ -119,11 +119,11 @@ def _keep_cpus(state: NodeState, found: ContainerFound, claimed: Claim) -> Plan 
     return Plan(Verdict(), after, container, moves(state, after)[0])
 
 
-def _pooled(state: NodeState, found: ContainerFound, why: str, claimed: Claim | None = None) -> Plan:
+def _pooled(state: NodeState, found: ContainerFound, reason: str, claimed: Claim | None = None) -> Plan:
     mems = named_memory_nodes(state, found.request)
-    placement = pool_placement(Pool.SHARED, mems, why)
+    placement = pool_placement(Pool.SHARED, mems, reason)
     if claimed is not None:
-        placement = pool_placement(claimed.pool, mems, why, claimed.within, claimed.nodes)
+        placement = pool_placement(claimed.pool, mems, reason, claimed.within, claimed.nodes)
     container = _container(found, _adopted(state, found.pod, found.request, placement))
     return Plan(Verdict(), state.changed(put=(container,)), container)
 

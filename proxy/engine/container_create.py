@@ -176,8 +176,8 @@ def _claimed(
     if claimed.pool is Pool.OWN and claimed.cpus is None:
         problem = pod_total_problem(state, permitted, name, claimed.count)
         if problem:
-            pool, why = pool_of(permitted)
-            claimed = Claim(pool, why, problem=problem)
+            pool, reason = pool_of(permitted)
+            claimed = Claim(pool, reason, problem=problem)
     if breach is None or claimed.problem:
         return claimed
     return structs.replace(claimed, problem=sharing_problem(breach))
@@ -243,10 +243,10 @@ class ContainerDraft(Struct, frozen=True):
         limit: AdmissionRule | None = None,
     ) -> Plan:
         """Return the plan that refuses the container, with the reason."""
-        why = explain(
+        explanation = explain(
             CREATE, self.pod, self.name, self.attempt, self.request, verdict, decision, shortfalls=shortfalls
         )
-        return Plan(verdict, self.state, problem=problem, explanation=why, limit=limit)
+        return Plan(verdict, self.state, problem=problem, explanation=explanation, limit=limit)
 
 
 class DraftedContainer(Struct, frozen=True):
@@ -292,14 +292,14 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
             pass  # then the rule is the reason
     if rejects_claims(node) and not pinned:
         # kubelet would create a container that its CPU manager has admitted and pinned again and again.
-        what = f"give {named_cpus(found.placement.exclusive)} to {pod.ref}/{draft.name}"
-        verdict = rejection_verdict(breach, what)
+        action = f"give {named_cpus(found.placement.exclusive)} to {pod.ref}/{draft.name}"
+        verdict = rejection_verdict(breach, action)
         missing = (
             on_machine(draft.state, pod, len(found.placement.exclusive)) if verdict.reason in FLOORS else ()
         )
         raise PlacementRefusedError(verdict, found.decision, missing, breach.rule)
-    pool, why = pool_of(pod)
-    shared = Claim(pool, why, problem=sharing_problem(breach))
+    pool, reason = pool_of(pod)
+    shared = Claim(pool, reason, problem=sharing_problem(breach))
     return draft.of(draft.find(shared), breach.rule)
 
 
@@ -315,14 +315,14 @@ def _planned(draft: ContainerDraft, drafted: DraftedContainer, breach: Breach | 
             verdict = exhausted_verdict(f"give {named_cpus(placement.exclusive)} to {container.ref}")
             return draft.refused(verdict, found.decision, missing, found.problem)
         shrink, _ = moves(state, after)
-    why = explain(
+    explanation = explain(
         CREATE, pod, draft.name, draft.attempt, draft.request, _ADMITTED, found.decision, placement, after
     )
     if shrink:
         moved, more_moved = moved_containers(state, after, shrink)
-        why = structs.replace(why, moved=moved, more_moved=more_moved)
+        explanation = structs.replace(explanation, moved=moved, more_moved=more_moved)
     limit = breach.rule if breach is not None else drafted.limit
-    return Plan(_ADMITTED, after, container, shrink, found.problem, why, limit)
+    return Plan(_ADMITTED, after, container, shrink, found.problem, explanation, limit)
 
 
 def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
@@ -372,7 +372,7 @@ def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> 
     if placement is None:
         claimed = claim(pod, request, state.node.machine.online, static=state.node.static)
         placement = state.node.pool_placements[key] = pool_placement(
-            claimed.pool, state.node.machine.memory_nodes, claimed.why
+            claimed.pool, state.node.machine.memory_nodes, claimed.reason
         )
     return placement
 
@@ -402,14 +402,14 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
         ) from conflict
     if context is None:
         mems = pool_memory_nodes(state, request, claimed.nodes)
-        placement = pool_placement(claimed.pool, mems, claimed.why, claimed.within, claimed.nodes)
+        placement = pool_placement(claimed.pool, mems, claimed.reason, claimed.within, claimed.nodes)
         return FoundPlacement(placement, problem=claimed.problem or nowhere)
     decision, unmet = _decide(context)
     if not decision.verdict.admitted and claimed.count and claimed.problem:
         # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
         pool, _ = pool_of(pod)
-        why = f"{claimed.why}; there are not enough: it runs on the {pool} pool"
-        return _find_placement(draft, Claim(pool, why, problem=claimed.problem))
+        reason = f"{claimed.reason}; there are not enough: it runs on the {pool} pool"
+        return _find_placement(draft, Claim(pool, reason, problem=claimed.problem))
     if not decision.verdict.admitted:
         missing = shortfall(state, context, decision.verdict.reason)
         raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
@@ -457,7 +457,7 @@ def _placed(
     if claimed.pool is not Pool.OWN:
         bound = counted_nodes(pod, granted.blocks)
         mems = bound or pool_memory_nodes(state, request, claimed.nodes)
-        reasons = (claimed.why, counted_memory_reason(bound)) if bound else (claimed.why,)
+        reasons = (claimed.reason, counted_memory_reason(bound)) if bound else (claimed.reason,)
         pooled_placement = Placement(
             claimed.pool,
             CpuSet(),
@@ -473,9 +473,11 @@ def _placed(
     )
     where = numa_nodes_text(state.node.machine.nodes_of(cpus))
     if cpus == state.last_cpus(f"{pod.key}/{name}"):
-        why = f"{claimed.why}; keeps the CPUs of its earlier attempt"
+        reason = f"{claimed.reason}; keeps the CPUs of its earlier attempt"
     elif pod.reserved_for_pod is not None and cpus <= pod.reserved_for_pod.cpus:
-        why = f"{claimed.why}; {listed(cpus)} on {where}, set aside for its pod"
+        reason = f"{claimed.reason}; {listed(cpus)} on {where}, set aside for its pod"
     else:
-        why = f"{claimed.why}; picked {listed(cpus)} on {where}"
-    return with_grants(Placement(Pool.OWN, cpus, mems, (why, *memory_reasons), claimed.excludes_be), granted)
+        reason = f"{claimed.reason}; picked {listed(cpus)} on {where}"
+    return with_grants(
+        Placement(Pool.OWN, cpus, mems, (reason, *memory_reasons), claimed.excludes_be), granted
+    )

@@ -1,4 +1,4 @@
-"""Decisions about containers, their calls and their lifecycle, and changes of facts of the node.
+"""Rules for containers: their calls, their lifecycle and their adoption.
 
 Where a container is placed, the answer is ``PlanDecided``, and what is decided is in the state at once, so
 that no later decision uses the same CPUs. The other rules answer a call that waits (``call_answers``).
@@ -12,7 +12,6 @@ from __future__ import annotations
 from msgspec import structs
 
 from proxy.allocation.devices.allocate import PreferenceMissing
-from proxy.engine import partition, quotas, suppression, systemd_masks, write_conflicts
 from proxy.engine.admission import assigned_cpus
 from proxy.engine.adoption import adopt, parse_cpus
 from proxy.engine.call_answers import (
@@ -45,10 +44,8 @@ from proxy.engine.container_events import (
 )
 from proxy.engine.device_grants import devices_recorded
 from proxy.engine.enforcement import applies_to
-from proxy.engine.hotplug import changed_losses
 from proxy.engine.node_effects import (
     Follow,
-    LossesChanged,
     NodeEffect,
     NodeEffects,
     NotifyCpusAssigned,
@@ -60,12 +57,13 @@ from proxy.engine.node_effects import (
     PutRecord,
     SyncRuntimeSoon,
     WriteCpusets,
+    fact_records,
     followed,
 )
-from proxy.engine.node_events import LossesDue, MemoryNodesCompared
 from proxy.engine.owners import union_of
 from proxy.engine.pod_resize import aside_after_create
-from proxy.engine.quotas import quotas_after_create, requested_quota
+from proxy.engine.quotas import QuotaEvent, RemovedQuotas, quotas_after_create, requested_quota
+from proxy.engine.quotas import step as quotas_step
 from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.runtime_knowledge import CreateKey, DelegatedCreate, clients_request
 from proxy.engine.state import NodeState
@@ -75,91 +73,19 @@ from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Co
 from proxy.pools.cri_view import carries_other_amounts, with_amounts_of_create
 
 
-def recorded(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
-    """Return the records of facts that differ, for the ledger."""
-    if before.facts.recorded() == after.facts.recorded():
-        return ()
-    old, new = before.facts.records(), after.facts.records()
-    return tuple(PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))
-
-
-def cpu_controller_checked(
-    state: NodeState, event: quotas.CpuControllerChecked
-) -> tuple[NodeState, NodeEffects]:
-    """Record whether CFS quotas can be written."""
-    return state.with_facts(cpu_groups=event.found), ()
-
-
-def quotas_read(state: NodeState, event: quotas.QuotasRead) -> tuple[NodeState, NodeEffects]:
-    """Record the quotas that an earlier run has removed."""
-    return state.with_facts(quotas=quotas.RemovedQuotas(event.records)), ()
-
-
-def with_quotas(state: NodeState, known: quotas.RemovedQuotas) -> tuple[NodeState, NodeEffects]:
-    """Return the state in which something else is known of CFS quotas."""
+def with_quotas(state: NodeState, known: RemovedQuotas) -> tuple[NodeState, NodeEffects]:
+    """Return the state with other removed CFS quotas, and the ledger's records of what differs."""
     if known == state.facts.quotas:
         return state, ()
     after = state.with_facts(quotas=known)
-    return after, recorded(state, after)
+    return after, fact_records(state, after)
 
 
-def quotas_changed(state: NodeState, event: quotas.QuotaEvent) -> tuple[NodeState, NodeEffects]:
+def quotas_changed(state: NodeState, event: QuotaEvent) -> tuple[NodeState, NodeEffects]:
     """Apply an event about CFS quotas."""
-    known, effects = quotas.step(state, event)
+    known, effects = quotas_step(state, event)
     after, records = with_quotas(state, known)
     return after, (*records, *effects)
-
-
-def partitions_read(state: NodeState, event: partition.PartitionsRead) -> tuple[NodeState, NodeEffects]:
-    """Record the partitions of an earlier run."""
-    known = partition.PartitionFacts(event.records)
-    return state.with_facts(partitions=known), ()
-
-
-def partitions_changed(state: NodeState, event: partition.PartitionEvent) -> tuple[NodeState, NodeEffects]:
-    """Apply an event about partitions."""
-    known, effects = partition.step(state, event)
-    after = state.with_facts(partitions=known)
-    return after, (*recorded(state, after), *effects)
-
-
-def be_quotas_read(state: NodeState, event: suppression.BeQuotasRead) -> tuple[NodeState, NodeEffects]:
-    """Record the quotas of BE pods that an earlier run has written."""
-    known = suppression.BeSuppression(above=min(event.paths, default=""), written=event.paths)
-    return state.with_facts(suppression=known), ()
-
-
-def suppression_changed(
-    state: NodeState, event: suppression.SuppressionEvent
-) -> tuple[NodeState, NodeEffects]:
-    """Apply an event about BE suppression; the caller writes the BE pool to the kernel."""
-    found, effects = suppression.step(state, event)
-    change = followed(state, found, "BE pool suppressed", Follow.CALLER)
-    return found, (*recorded(state, found), *change, *effects)
-
-
-def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:
-    """Record the memory nodes that containers have."""
-    mems = structs.replace(state.facts.mems, held=event.right, wide=event.wide)
-    return state.with_facts(mems=mems), ()
-
-
-def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffects]:
-    """Compare what containers lack with what was reported."""
-    losses, changes = changed_losses(state.facts.losses, state)
-    return state.with_facts(losses=losses), (LossesChanged(tuple(changes)),)
-
-
-def unit_cpus_read(state: NodeState, event: systemd_masks.UnitCpusRead) -> tuple[NodeState, NodeEffects]:
-    """Record what a unit shows about the masks that the runtime sends."""
-    masks, effects = systemd_masks.step(state.facts.masks, event)
-    return state.with_facts(masks=masks), effects
-
-
-def drift_changed(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
-    """Record what was found in the kernel and differs from the plan."""
-    drift, effects = write_conflicts.step(state.facts.drift, event)
-    return state.with_facts(drift=drift), effects
 
 
 NOTHING: NodeEffects = ()
@@ -270,12 +196,12 @@ def cpus_assigned(state: NodeState, event: CpusAssigned) -> tuple[NodeState, Nod
 
 
 def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeState, NodeEffects]:
-    """Note that something has happened to a container."""
+    """Number a change of a container, so that older lists of the runtime do not count for it."""
     return state.with_runtime(state.runtime.touched(event.container_id)), NOTHING
 
 
 def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeState, NodeEffects]:
-    """Let a container be adopted again that was believed to be gone."""
+    """Forget that a container was removed, so that it can be adopted again."""
     changes = state.runtime.changes.forgotten(event.container_id)
     return state.with_runtime(structs.replace(state.runtime, changes=changes)), NOTHING
 
@@ -381,7 +307,7 @@ def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, N
 
 
 def create_without_devices(state: NodeState, event: CreateWithoutDevices) -> tuple[NodeState, NodeEffects]:
-    """Refuse a create that cannot use its devices; its container goes."""
+    """Refuse a create that cannot use its devices, and remove its container from the state."""
     container = event.container
     verdict = unallocated_verdict(container, event.cause)
     after, effects = create_failed(state, CreateFailed(container.id))
@@ -425,7 +351,7 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
 
 
 def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, NodeEffects]:
-    """Withdraw a placement whose CPUs cannot be freed, and make another one; nothing where there is none."""
+    """Replace a placement whose CPUs cannot be freed by another one; keep it where there is no other."""
     container = state.containers.get(event.token)
     if container is None:
         return state, ()
@@ -438,9 +364,9 @@ def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, No
 
 
 def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState, NodeEffects]:
-    """Assign a container that is not known the CPUs that it runs on."""
+    """Adopt a container that the state does not have, on the CPUs that it runs on."""
     container_id, saved = event.container_id, event.saved
-    state, plan, dropped = _adopted(state, event)
+    state, plan, dropped = _adopted_without_lost_creates(state, event)
     assert plan.container is not None
     after = plan.state
     if saved is not None:
@@ -449,30 +375,32 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
     return after, (*dropped, record, *followed(state, after, "container adopted"), PlanDecided(plan))
 
 
-def _adopted(state: NodeState, found: ContainerFound) -> tuple[NodeState, Plan, NodeEffects]:
+def _adopted_without_lost_creates(
+    state: NodeState, event: ContainerFound
+) -> tuple[NodeState, Plan, NodeEffects]:
     """Return the plan for a container, and the state without lost creates that are in its way.
 
     A lost create whose CPUs an owner runs on has failed: the owner is newer. The ledger still has the create
     where it could not be written any more.
     """
-    plan = adopt(state, found)
+    plan = adopt(state, event)
     assert plan.container is not None
-    if plan.container.placement.pool is Pool.OWN or found.phase is not Phase.RUNNING:
+    if plan.container.placement.pool is Pool.OWN or event.phase is not Phase.RUNNING:
         return state, plan, NOTHING
-    current = parse_cpus(found.request.cpuset_cpus)
-    lost = _lost_creates_on(state, current, found) if current else []
+    current = parse_cpus(event.request.cpuset_cpus)
+    lost = _lost_creates_on(state, current, event) if current else []
     without, effects = state, list[NodeEffect]()
     for token in lost:
         without, more = create_failed(without, CreateFailed(token))
         effects += more
-    again = adopt(without, found) if lost else plan
+    again = adopt(without, event) if lost else plan
     assert again.container is not None
     if again.container.placement.exclusive != current:
         return state, plan, NOTHING
     return without, again, tuple(effects)
 
 
-def _lost_creates_on(state: NodeState, cpus: CpuSet, found: ContainerFound) -> list[str]:
+def _lost_creates_on(state: NodeState, cpus: CpuSet, event: ContainerFound) -> list[str]:
     """Return the tokens of the lost creates of other containers that were to own some of these CPUs."""
     lost = ((token, state.containers.get(token)) for token in state.runtime.lost)
     return [
@@ -480,7 +408,7 @@ def _lost_creates_on(state: NodeState, cpus: CpuSet, found: ContainerFound) -> l
         for token, container in lost
         if container is not None
         and not container.placement.exclusive.isdisjoint(cpus)
-        and (container.pod.key, container.name) != (found.pod.key, found.name)
+        and (container.pod.key, container.name) != (event.pod.key, event.name)
     ]
 
 
@@ -489,9 +417,9 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
 
     Args:
         state: The node without the container.
-        container: What is to be placed, as it was placed.
+        container: The container as it was placed.
         reason: The CPUs, and why they cannot be freed.
-        token: Its id until the runtime names it.
+        token: The id of the container until the runtime assigns one.
 
     Returns:
         A plan that gives it CPUs of its own; None where its CPUs were named by another party or set aside for
@@ -512,8 +440,8 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     message = f"not on CPUs {listed(reason.cpus)}, which could not be freed: {reason.message}"
     placement = structs.replace(new.placement, reasons=(*new.placement.reasons, message))
     new = structs.replace(new, placement=placement)
-    why = plan.explanation
-    if why is not None:
-        why = structs.replace(why, reasons=(*why.reasons, message))
+    explanation = plan.explanation
+    if explanation is not None:
+        explanation = structs.replace(explanation, reasons=(*explanation.reasons, message))
     after = structs.replace(plan.state, blocked_cpus=state.blocked_cpus).changed(put=(new,))
-    return structs.replace(plan, state=after, container=new, explanation=why)
+    return structs.replace(plan, state=after, container=new, explanation=explanation)

@@ -1,4 +1,4 @@
-"""The engine: a state and an event in; the next state, and what is to be done, out.
+"""The engine: takes a state and an event, and returns the next state and the effects to perform.
 
 On a node, ``NodeStore`` is its only caller: it replaces the state, and performs the effects in their order.
 """
@@ -16,6 +16,7 @@ from proxy.engine import (
     container_events,
     decisions,
     device_grants,
+    fact_rules,
     node_effects,
     node_events,
     node_policy_applied,
@@ -54,12 +55,12 @@ def handle(state: NodeState, event: NodeEvent) -> Handled:
 def _saved_cpus_learned(state: NodeState, event: call_events.SavedCpusLearned) -> Handled:
     container = state.containers.get(event.container_id)
     if (container is None or container.phase is Phase.CREATING) and event.cpus is not None:
-        return state, ()  # nothing would forget it any more
+        return state, ()  # no later event would remove the value of a container that is gone
     return state.with_runtime(state.runtime.with_saved(event.container_id, event.cpus)), ()
 
 
 def _containers_unsaved(state: NodeState, event: call_events.ContainersUnsaved) -> Handled:
-    # A container may have gone since its cpuset was written: nothing would forget it any more.
+    # A container may have gone since its cpuset was written; no later event would remove its id.
     known = [container_id for container_id in event.ids if container_id in state.containers]
     if not known:
         return state, ()
@@ -71,13 +72,15 @@ def _runtime_sync_started(state: NodeState, event: call_events.RuntimeSyncStarte
 
 
 def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
-    found = NodeState.of(state.node, event.pods, event.containers, reservation_cpus=event.reservation_cpus)
+    restored_state = NodeState.of(
+        state.node, event.pods, event.containers, reservation_cpus=event.reservation_cpus
+    )
     lost = dict.fromkeys(event.lost, event.at)
     superseded = superseded_pods(event.pods)
     runtime = structs.replace(state.runtime, lost=lost, arriving=event.arriving, superseded=superseded)
     runtime = runtime.with_inherited(pod.cgroup_parent for pod in event.pods)
-    found = structs.replace(
-        found,
+    restored_state = structs.replace(
+        restored_state,
         runtime=runtime,
         mode=state.mode,
         inflight=state.inflight,
@@ -86,8 +89,11 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
         devices=restored(state.devices, event.devices, event.resources),
     )
     be_groups = event.be_groups or state.node.be_cpuset is BeCpuset.ERASE
-    after = with_unrecorded_grants(found).with_facts(be_groups=be_groups)
-    records = (*decisions.recorded(state, after), *device_grants.unanswered_dropped(after, event.devices))
+    after = with_unrecorded_grants(restored_state).with_facts(be_groups=be_groups)
+    records = (
+        *node_effects.fact_records(state, after),
+        *device_grants.unanswered_dropped(after, event.devices),
+    )
     return after, (*records, *followed(state, after, "ledger read"))
 
 
@@ -108,9 +114,9 @@ def _takeover_changed(state: NodeState, event: node_events.TakeoverChanged) -> H
 
 def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Handled:
     after = state.with_machine(event.machine)
-    was, now = state.node.machine.memory_nodes, after.node.machine.memory_nodes
-    if was != now:
-        mems = after.facts.mems.changed(now - was)
+    nodes_before, nodes_after = state.node.machine.memory_nodes, after.node.machine.memory_nodes
+    if nodes_before != nodes_after:
+        mems = after.facts.mems.changed(nodes_after - nodes_before)
         after = after.with_facts(mems=mems)
     return after, followed(state, after, "machine changed", Follow.ALL)
 
@@ -119,9 +125,9 @@ def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> 
     after = state.with_facts(cpu_manager=event.manager).with_kubelet_cpus(event.held)
     if after.kubelet_cpus is state.kubelet_cpus:
         return after, ()
-    came, went = changed_cpus(state.kubelet_cpus, after.kubelet_cpus)
+    added, removed = changed_cpus(state.kubelet_cpus, after.kubelet_cpus)
     change = followed(state, after, "kubelet's CPU manager changed")
-    return after, (*change, node_effects.KubeletCpusChanged(came, went))
+    return after, (*change, node_effects.KubeletCpusChanged(added, removed))
 
 
 def _reservation_cpus_changed(state: NodeState, event: node_events.ReservationCpusChanged) -> Handled:
@@ -182,17 +188,17 @@ _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {
     call_events.SavedCpusLearned: _saved_cpus_learned,
     call_events.ContainersUnsaved: _containers_unsaved,
     call_events.RuntimeSyncStarted: _runtime_sync_started,
-    systemd_masks.UnitCpusRead: decisions.unit_cpus_read,
-    **dict.fromkeys(get_args(write_conflicts.DriftEvent), decisions.drift_changed),
-    quotas.CpuControllerChecked: decisions.cpu_controller_checked,
-    quotas.QuotasRead: decisions.quotas_read,
+    systemd_masks.UnitCpusRead: fact_rules.unit_cpus_read,
+    **dict.fromkeys(get_args(write_conflicts.DriftEvent), fact_rules.drift_changed),
+    quotas.CpuControllerChecked: fact_rules.cpu_controller_checked,
+    quotas.QuotasRead: fact_rules.quotas_read,
     **dict.fromkeys(get_args(quotas.QuotaEvent), decisions.quotas_changed),
-    partition.PartitionsRead: decisions.partitions_read,
-    **dict.fromkeys(get_args(partition.PartitionEvent), decisions.partitions_changed),
-    suppression.BeQuotasRead: decisions.be_quotas_read,
-    **dict.fromkeys(get_args(suppression.SuppressionEvent), decisions.suppression_changed),
-    node_events.MemoryNodesCompared: decisions.memory_nodes_compared,
-    node_events.LossesDue: decisions.losses_due,
+    partition.PartitionsRead: fact_rules.partitions_read,
+    **dict.fromkeys(get_args(partition.PartitionEvent), fact_rules.partitions_changed),
+    suppression.BeQuotasRead: fact_rules.be_quotas_read,
+    **dict.fromkeys(get_args(suppression.SuppressionEvent), fact_rules.suppression_changed),
+    node_events.MemoryNodesCompared: fact_rules.memory_nodes_compared,
+    node_events.LossesDue: fact_rules.losses_due,
     node_events.ModeChanged: staging.mode_changed,
     node_events.EnforcementChanged: staging.enforcement_changed,
     node_events.EnforcementRead: staging.enforcement_read,

@@ -85,8 +85,8 @@ def narrowed(
             problems.append(f"{message}: it was promised memory of {numa_nodes_text(promised)}")
         else:
             reasons = _without(placement.reasons, _MEMORY)
-            why = f"{_MEMORY}{named}{_BY}{by}"
-            placement = structs.replace(placement, mems=limits.mems, reasons=(*reasons, why))
+            reason = f"{_MEMORY}{named}{_BY}{by}"
+            placement = structs.replace(placement, mems=limits.mems, reasons=(*reasons, reason))
     if placement == container.placement:
         return container, "; ".join(problems)
     return structs.replace(container, placement=placement), "; ".join(problems)
@@ -100,10 +100,10 @@ def _cpus(state: NodeState, placement: Placement, limits: Narrowing, base: CpuSe
     outside = cpus & state.node.machine.online - base if limits.owned else CpuSet()
     if not cpus & base | outside:
         return placement, f"it has {listed(base)}" if not limits.owned else "none of them is online"
-    why = f"{_NARROWED}{listed(cpus)}{_BY}{limits.by}"
+    reason = f"{_NARROWED}{listed(cpus)}{_BY}{limits.by}"
     if outside:
-        why += _outside(outside)
-    reasons = (*placement.reasons, why)
+        reason += _outside(outside)
+    reasons = (*placement.reasons, reason)
     return structs.replace(placement, hook_cpus=cpus, hook_extra_cpus=outside, reasons=reasons), ""
 
 

@@ -353,3 +353,11 @@ def followed(
     if before.pools is after.pools and before.node is after.node:
         return ()
     return (Change(before, after, reason, follow, *moves(before, after)),)
+
+
+def fact_records(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
+    """Return the ledger's records of the facts in which two states differ; a fact that is gone has None."""
+    if before.facts.recorded() == after.facts.recorded():
+        return ()
+    old, new = before.facts.records(), after.facts.records()
+    return tuple(PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))

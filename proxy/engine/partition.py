@@ -1,8 +1,8 @@
 """Decide which owners of CPUs get a partition of cgroup v2, and record the partitions.
 
 Theory of operation. A partition is an addition: the cpusets are in effect without it, and a failure costs the
-partition only. A container gets one if it runs, owns CPUs and has them in effect, and whose CPUs no
-other container may use: BE containers may use those of an LSR pod, several containers those of their pod. The
+partition only. A container gets one if it runs, owns CPUs, has them in effect, and no other
+container may use them: BE containers may use those of an LSR pod, several containers those of their pod. The
 kernel would take the CPUs away from the others without any notice.
 
 A record (``x/`` and the container's id) holds all that will be written. The ledger has it before that is
@@ -57,7 +57,7 @@ class PartitionRecord(Struct, frozen=True):
         path: The container's group.
         cpus: The CPUs.
         kind: ``root`` or ``isolated``.
-        exclusive_added: What it has added to the exclusive sets of the groups above.
+        exclusive_added: CPUs that were added to ``cpuset.cpus.exclusive`` of the groups above, by path.
     """
 
     path: str
@@ -92,11 +92,11 @@ class PartitionFacts(Struct, frozen=True):
 
     Attributes:
         records: The partitions that exist, or are about to be made.
-        why: Why a container has none, in words.
+        obstacles: Why a container has no partition, in words.
     """
 
     records: Mapping[str, PartitionRecord] = field(default_factory=dict)
-    why: Mapping[str, str] = field(default_factory=dict)
+    obstacles: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def load(
@@ -210,9 +210,11 @@ def step(state: NodeState, event: PartitionEvent) -> PartitionStep:
         case PartitionPlanned(container_id, record):
             return structs.replace(facts, records={**facts.records, container_id: record}), ()
         case PartitionMade(container_id):
-            return structs.replace(facts, why={i: w for i, w in facts.why.items() if i != container_id}), ()
+            return structs.replace(
+                facts, obstacles={i: text for i, text in facts.obstacles.items() if i != container_id}
+            ), ()
         case PartitionRefused(container_id, reason):
-            return structs.replace(facts, why={**facts.why, container_id: reason}), ()
+            return structs.replace(facts, obstacles={**facts.obstacles, container_id: reason}), ()
         case PartitionsEnded(ids):
             remaining = {i: record for i, record in facts.records.items() if i not in ids}
             return structs.replace(facts, records=remaining), ()
@@ -225,9 +227,9 @@ def step(state: NodeState, event: PartitionEvent) -> PartitionStep:
 def _compared(facts: PartitionFacts, state: NodeState, lost: Mapping[str, PartitionState]) -> PartitionStep:
     containers = state.containers
     texts = {i: _lost_text(partition) for i, partition in lost.items() if i in containers}
-    why = {i: why for i, why in facts.why.items() if i in containers} | texts
+    obstacles = {i: text for i, text in facts.obstacles.items() if i in containers} | texts
     report = ReportLostPartitions(tuple((containers[i], text) for i, text in texts.items()))
-    return structs.replace(facts, why=why), (report,)
+    return structs.replace(facts, obstacles=obstacles), (report,)
 
 
 def _lost_text(partition: PartitionState) -> str:
@@ -238,17 +240,17 @@ def _lost_text(partition: PartitionState) -> str:
 
 
 def _due(facts: PartitionFacts, state: NodeState, later: frozenset[str]) -> PartitionStep:
-    make, why = list[str](), {**facts.why}
+    make, obstacles = list[str](), {**facts.obstacles}
     for container in state.containers.values():
         if container.placement.pool is not Pool.OWN or container.phase is not Phase.RUNNING:
             continue
         if container.id in facts.records or container.id in later:
             continue
         if partition_cpus(state, container.id) is None:
-            why[container.id] = shared_with(state, container)
+            obstacles[container.id] = shared_with(state, container)
         else:
             make.append(container.id)
-    return structs.replace(facts, why=why), (MakePartitions(tuple(make)),)
+    return structs.replace(facts, obstacles=obstacles), (MakePartitions(tuple(make)),)
 
 
 # -- questions ----------------------------------------------------------------------------------------------

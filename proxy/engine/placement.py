@@ -79,10 +79,10 @@ def without_hook_limits(placement: Placement) -> Placement:
 
 @functools.lru_cache(maxsize=64)
 def pool_placement(
-    pool: Pool, mems: Mask, why: str, within: CpuSet | None = None, nodes: Mask | None = None
+    pool: Pool, mems: Mask, reason: str, within: CpuSet | None = None, nodes: Mask | None = None
 ) -> Placement:
     """Return the placement of a container that owns no CPUs; the same value for the many that are alike."""
-    return Placement(pool, CpuSet(), mems, (why,), pool_cpus_limit=within, pool_numa_limit=nodes)
+    return Placement(pool, CpuSet(), mems, (reason,), pool_cpus_limit=within, pool_numa_limit=nodes)
 
 
 def unmet_limit(state: NodeState, claimed: Claim) -> str:
@@ -109,7 +109,9 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
     for sibling in state.in_sandbox(pod.sandbox_id):
         if sibling.placement.pool_numa_limit is not None and sibling.phase is not Phase.EXITED:
             return structs.replace(
-                claimed, nodes=sibling.placement.pool_numa_limit, why=f"{claimed.why}, as its pod is bound"
+                claimed,
+                nodes=sibling.placement.pool_numa_limit,
+                reason=f"{claimed.reason}, as its pod is bound",
             )
     machine = state.node.machine
     pools = {node: part.shared for node, part in state.pools.per_node(machine).items()}
@@ -117,7 +119,7 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
     if not nodes or nodes == Mask(node for node, cpus in pools.items() if cpus):
         return claimed
     return structs.replace(
-        claimed, nodes=nodes, why=f"{claimed.why}, of {numa_nodes_text(nodes)} (ConstrainedBurst)"
+        claimed, nodes=nodes, reason=f"{claimed.reason}, of {numa_nodes_text(nodes)} (ConstrainedBurst)"
     )
 
 

@@ -111,8 +111,8 @@ def admit(
     permitted, breach = permitted_claim(state.node, pod)
     if breach is not None and rejects_claims(state.node):
         verdict = rejection_verdict(breach, f"place {pod.ref}")
-        why = explain(EVENT, pod, "", pod.attempt, total, verdict)
-        return PodAdmission(verdict, pod, state, why, limit=breach.rule)
+        explanation = explain(EVENT, pod, "", pod.attempt, total, verdict)
+        return PodAdmission(verdict, pod, state, explanation, limit=breach.rule)
     if permitted is not pod:
         return _admit_permitted(state, pod, permitted, total, breach, preferred)
     earlier = next(
@@ -242,8 +242,8 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
     if breach is not None:
         decision = structs.replace(decision, verdict=rejection_verdict(breach, action))
         return structs.replace(_reject(state, request, decision, context), limit=breach.rule)
-    why = explain(EVENT, promised, "", pod.attempt, total, Verdict(), decision)
-    return PodAdmission(Verdict(), promised, after, why, unmet or "")
+    explanation = explain(EVENT, promised, "", pod.attempt, total, Verdict(), decision)
+    return PodAdmission(Verdict(), promised, after, explanation, unmet or "")
 
 
 def _with_devices(state: NodeState, pod: Pod, decision: TopologyDecision) -> NodeState:
@@ -296,8 +296,8 @@ def _reject(
     shortfalls = shortfall(state, context, verdict.reason) if context is not None else ()
     if verdict.reason in FLOORS:
         shortfalls = on_machine(state, pod, len(decision.cpus))
-    why = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, shortfalls=shortfalls)
-    return PodAdmission(verdict, pod, state, why)
+    explanation = explain(EVENT, pod, "", pod.attempt, total, verdict, decision, shortfalls=shortfalls)
+    return PodAdmission(verdict, pod, state, explanation)
 
 
 def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> Verdict:

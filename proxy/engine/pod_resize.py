@@ -93,12 +93,12 @@ def _cpus_as_summed(state: NodeState, aside: SetAside, pod: Pod, total: Request)
     owned = union_of(c.placement.exclusive for c in inside if c.owns_cpus)
     names = {c.name for c in inside if c.owns_cpus}
     ended = union_of(c.placement.exclusive for c in inside if c.name not in names) & aside.cpus - owned
-    kept, topology = owned, state.node.cpu.topo
+    remaining, topology = owned, state.node.cpu.topo
     for candidates in (ended & topology.cpus, aside.cpus - owned - ended & topology.cpus):
-        lacking = max(count - len(kept), 0)
-        kept |= take_packed(topology, candidates, min(lacking, len(candidates)))
-    offline = list(aside.cpus - kept - topology.cpus)
-    return kept | CpuSet(offline[: max(count - len(kept), 0)])
+        lacking = max(count - len(remaining), 0)
+        remaining |= take_packed(topology, candidates, min(lacking, len(candidates)))
+    offline = list(aside.cpus - remaining - topology.cpus)
+    return remaining | CpuSet(offline[: max(count - len(remaining), 0)])
 
 
 def _with_memory(blocks: Blocks, size: int) -> Blocks:

@@ -96,7 +96,7 @@ def place_on_named_cpus(
         state, request, cpus, f"{owner} {name}", counted_nodes(pod, granted.blocks)
     )
     placement = with_grants(
-        Placement(Pool.OWN, cpus, mems, (claimed.why, *reasons), claimed.excludes_be), granted
+        Placement(Pool.OWN, cpus, mems, (claimed.reason, *reasons), claimed.excludes_be), granted
     )
     return FoundPlacement(placement, owner, claimed.problem, decision)
 
@@ -190,7 +190,9 @@ def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict
     text = conflict.text
     fault = InputDefect(text, DefectKind.OVERLAP)
     if not claimed.per_pod and claimed.cpus:
-        why = f"{claimed.why}, but {text}: others are chosen"
-        return Claim(Pool.OWN, why, count=len(claimed.cpus), excludes_be=claimed.excludes_be, problem=fault)
+        reason = f"{claimed.reason}, but {text}: others are chosen"
+        return Claim(
+            Pool.OWN, reason, count=len(claimed.cpus), excludes_be=claimed.excludes_be, problem=fault
+        )
     pool, _ = pool_of(pod)
-    return Claim(pool, f"{claimed.why}, but {text}: it runs on the {pool} pool", problem=fault)
+    return Claim(pool, f"{claimed.reason}, but {text}: it runs on the {pool} pool", problem=fault)

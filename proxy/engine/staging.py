@@ -30,10 +30,9 @@ from collections.abc import Collection
 
 from msgspec import structs
 
-from proxy.engine.decisions import recorded
 from proxy.engine.enforcement import is_selected, live_pods, was_applied_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement, canonical
-from proxy.engine.node_effects import EnforcementStep, NodeEffects, PutRecord
+from proxy.engine.node_effects import EnforcementStep, NodeEffects, PutRecord, fact_records
 from proxy.engine.node_events import (
     EnforcementChanged,
     EnforcementPaused,
@@ -71,7 +70,7 @@ def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
         after = structs.replace(after, enforcement=_without_steps(after.enforcement))
         narrowed = state.node.be_cpuset is BeCpuset.ERASE  # they are again, once the release is undone
         after = after.with_facts(be_groups=narrowed)
-        return after, (*recorded(state, after), *_recorded(state, after))
+        return after, (*fact_records(state, after), *_enforcement_record(state, after))
     return _retargeted(state, event.mode, state.enforcement)
 
 
@@ -80,7 +79,7 @@ def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
     changed = structs.replace(state.enforcement, selection=event.selection)
     if state.mode is NodeMode.RELEASED:
         after = structs.replace(state, enforcement=_without_steps(changed))
-        return after, _recorded(state, after)
+        return after, _enforcement_record(state, after)
     return _retargeted(state, state.mode, changed)
 
 
@@ -90,7 +89,7 @@ def enforcement_read(state: NodeState, event: EnforcementRead) -> Handled:
     enforcement = structs.replace(event.enforcement, selection=state.enforcement.selection)
     if state.mode is NodeMode.RELEASED:
         after = structs.replace(state, enforcement=_without_steps(enforcement))
-        return after, _recorded(before, after)
+        return after, _enforcement_record(before, after)
     return _retargeted(before, state.mode, enforcement)
 
 
@@ -98,7 +97,7 @@ def enforcement_paused(state: NodeState, event: EnforcementPaused) -> Handled:
     """Pause the steps, or continue with them."""
     changed = structs.replace(state.enforcement, paused=event.paused)
     after = structs.replace(state, enforcement=canonical(changed))
-    return after, _recorded(state, after)
+    return after, _enforcement_record(state, after)
 
 
 def labels_learned(before: NodeState, after: NodeState, known: Pod, pod: Pod) -> Handled:
@@ -108,7 +107,7 @@ def labels_learned(before: NodeState, after: NodeState, known: Pod, pod: Pod) ->
         return after, ()
     changed = structs.replace(enforcement, lagging=enforcement.lagging ^ {key})
     after = structs.replace(after, enforcement=canonical(changed))
-    return after, _recorded(before, after)
+    return after, _enforcement_record(before, after)
 
 
 def _without_steps(enforcement: Enforcement) -> Enforcement:
@@ -126,10 +125,10 @@ def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Hand
     )
     enforcement = structs.replace(without_lag, lagging=lagging, moving=changed.moving & pods.keys())
     after = structs.replace(target, enforcement=canonical(enforcement))
-    return after, _recorded(before, after)
+    return after, _enforcement_record(before, after)
 
 
-def _recorded(before: NodeState, after: NodeState) -> NodeEffects:
+def _enforcement_record(before: NodeState, after: NodeState) -> NodeEffects:
     """Return the record of a change. It names the mode, too: a restart with another one is a change."""
     record = after.enforcement.dump(after.mode)
     return () if record == before.enforcement.dump(before.mode) else (PutRecord(KEY, record),)
@@ -151,7 +150,7 @@ def step_due(state: NodeState, event: EnforcementStepDue) -> Handled:
     changed = structs.replace(enforcement, lagging=lagging, moving=moving)
     after = structs.replace(state, enforcement=canonical(changed))
     step = (EnforcementStep(tuple(sorted(moving))),) if moving else ()
-    return after, (*_recorded(state, after), *step)
+    return after, (*_enforcement_record(state, after), *step)
 
 
 def _next(state: NodeState, live: dict[str, Pod], keys: Collection[str], count: int) -> list[str]:
@@ -169,7 +168,7 @@ def step_done(state: NodeState, event: EnforcementStepDone) -> Handled:
     """Remove pods from the step: their target is in effect for them."""
     changed = structs.replace(state.enforcement, moving=state.enforcement.moving - event.keys)
     after = structs.replace(state, enforcement=canonical(changed))
-    return after, _recorded(state, after)
+    return after, _enforcement_record(state, after)
 
 
 def step_failed(state: NodeState, event: EnforcementStepFailed) -> Handled:
@@ -183,4 +182,4 @@ def step_failed(state: NodeState, event: EnforcementStepFailed) -> Handled:
     }
     changed = structs.replace(enforcement, lagging=enforcement.lagging ^ failed)
     after = structs.replace(state, enforcement=canonical(changed))
-    return after, _recorded(state, after)
+    return after, _enforcement_record(state, after)

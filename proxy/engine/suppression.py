@@ -64,7 +64,7 @@ class SuppressionChange(Struct, frozen=True):
     when: float
     before: str
     after: str
-    why: str
+    reason: str
 
 
 class BeSuppression(Struct, frozen=True):
@@ -111,14 +111,14 @@ class LimitQuota(Struct, frozen=True):
         path: The group above them.
         milli: The budget in milli-CPUs.
         before: The quota that was in effect there, as far as it is known.
-        why: Where the budget comes from.
+        reason: Where the budget comes from.
         matters: Whether there are pods that a failure concerns.
     """
 
     path: str
     milli: int
     before: int | None
-    why: str
+    reason: str
     matters: bool
 
 
@@ -139,11 +139,11 @@ class RemoveBeQuotas(Struct, frozen=True):
 
     Attributes:
         paths: The groups.
-        why: Why BE is not suppressed any more; empty where it is.
+        reason: Why BE is not suppressed any more; empty where it is.
     """
 
     paths: tuple[str, ...]
-    why: str = ""
+    reason: str = ""
 
 
 class ReportBeChange(Struct, frozen=True):
@@ -198,7 +198,7 @@ class SuppressionEnded(Struct, frozen=True):
     """BE is not suppressed any more, or not for now."""
 
     when: float
-    why: str
+    reason: str
 
 
 class BeQuotaRead(Struct, frozen=True):
@@ -216,11 +216,11 @@ class BeQuotaWritten(Struct, frozen=True):
 
 
 class BeQuotaRemoved(Struct, frozen=True):
-    """A quota of topoproxy was removed, or its group is gone; ``why`` is that of ``RemoveBeQuotas``."""
+    """A quota of topoproxy was removed, or its group is gone; ``reason`` is that of ``RemoveBeQuotas``."""
 
     when: float
     path: str
-    why: str = ""
+    reason: str = ""
 
 
 SuppressionEvent = (
@@ -243,19 +243,19 @@ def step(state: NodeState, event: SuppressionEvent) -> SuppressionStep:
             return _measured(state, event)
         case BeUsageUnreadable(when, cause):
             return _unreadable(state, known, when, cause)
-        case SuppressionEnded(when, why):
+        case SuppressionEnded(when, reason):
             # Rates that are computed from an old reading would be averages over the pause.
             ended = structs.replace(known, reading=None, figures=None, failures=0)
-            return _given_back(state, ended, when, why)
+            return _given_back(state, ended, when, reason)
         case BeQuotaRead(limit, quota):
             return _quota_read(state, known, limit, quota)
         case BeQuotaWritten(when, WriteBeQuota(limit, quota)):
-            change = SuppressionChange(when, quota_text(limit.before), quota_text(quota), limit.why)
+            change = SuppressionChange(when, quota_text(limit.before), quota_text(quota), limit.reason)
             known = structs.replace(known, quota=quota, change=change)
             return _knowing(state, known), (ReportBeChange(change),)
-        case BeQuotaRemoved(when, path, why):
+        case BeQuotaRemoved(when, path, reason):
             return _quota_removed(
-                state, known, path, SuppressionChange(when, quota_text(known.quota), NO_QUOTA, why)
+                state, known, path, SuppressionChange(when, quota_text(known.quota), NO_QUOTA, reason)
             )
 
 
@@ -275,16 +275,18 @@ def _measured(state: NodeState, event: BeUsageRead) -> SuppressionStep:
     usage = usage_of(state, query, usage_rates)
     milli = budget(usage, settings.threshold, settings.least)
     known = structs.replace(known, failures=0, figures=(milli, usage))
-    why, matters = reason(known, settings), bool(query.inside)
+    reason, matters = budget_reason(known, settings), bool(query.inside)
     if settings.mode is not SuppressMode.QUOTA:
-        return _narrowed(state, known, event.when, milli, why)
+        return _narrowed(state, known, event.when, milli, reason)
     if not above:
         return _knowing(state, known), ((ReportNoBeGroup(),) if matters else ())
-    limit = LimitQuota(above, milli, known.quota, why, matters)
+    limit = LimitQuota(above, milli, known.quota, reason, matters)
     return _knowing(state, known), (*_removal(known.written - {above}), limit)
 
 
-def _narrowed(state: NodeState, known: BeSuppression, when: float, milli: int, why: str) -> SuppressionStep:
+def _narrowed(
+    state: NodeState, known: BeSuppression, when: float, milli: int, reason: str
+) -> SuppressionStep:
     pool, current, machine = state.pools.be, state.pools.of(Pool.BE), state.node.machine
     if known.locations[0] is not machine:
         known = structs.replace(known, locations=(machine, locations_of(machine)))
@@ -292,23 +294,23 @@ def _narrowed(state: NodeState, known: BeSuppression, when: float, milli: int, w
     if count > len(current) >= cpu_count_for(milli - SLACK_MILLI, len(current), len(machine.online)):
         return _knowing(state, known), ()
     if count >= len(pool):
-        return _limited(state, known, None, when, why)
+        return _limited(state, known, None, when, reason)
     lsr = [
         AnnotatedCpus(QosClass.LSR, owner.cpus) for owner in state.owners.values() if not owner.excludes_be
     ]
     limit = choose_cpus(known.locations[1], lsr, Withheld(reserved=machine.online - pool), milli, current)
-    return _limited(state, known, limit, when, why) if limit else (_knowing(state, known), ())
+    return _limited(state, known, limit, when, reason) if limit else (_knowing(state, known), ())
 
 
 def _limited(
-    state: NodeState, known: BeSuppression, limit: CpuSet | None, when: float, why: str
+    state: NodeState, known: BeSuppression, limit: CpuSet | None, when: float, reason: str
 ) -> SuppressionStep:
     """Narrow the BE pool to a limit; None restores it."""
     after = state.with_be_limit(limit)
     pool_before, pool_after = state.pools.of(Pool.BE), after.pools.of(Pool.BE)
     if pool_before == pool_after:
         return _knowing(after, known), ()
-    change = SuppressionChange(when, f"CPUs {pool_before}", f"CPUs {pool_after}", why)
+    change = SuppressionChange(when, f"CPUs {pool_before}", f"CPUs {pool_after}", reason)
     return _knowing(after, structs.replace(known, change=change)), (ReportBeChange(change),)
 
 
@@ -325,13 +327,13 @@ def _unreadable(state: NodeState, known: BeSuppression, when: float, cause: str)
     return after, (report, *effects)
 
 
-def _given_back(state: NodeState, known: BeSuppression, when: float, why: str) -> SuppressionStep:
-    after, effects = _limited(state, known, None, when, why)
-    return after, (*effects, *_removal(known.written, why))
+def _given_back(state: NodeState, known: BeSuppression, when: float, reason: str) -> SuppressionStep:
+    after, effects = _limited(state, known, None, when, reason)
+    return after, (*effects, *_removal(known.written, reason))
 
 
-def _removal(paths: frozenset[str], why: str = "") -> tuple[RemoveBeQuotas, ...]:
-    return (RemoveBeQuotas(tuple(sorted(paths)), why),) if paths else ()
+def _removal(paths: frozenset[str], reason: str = "") -> tuple[RemoveBeQuotas, ...]:
+    return (RemoveBeQuotas(tuple(sorted(paths)), reason),) if paths else ()
 
 
 def _quota_read(state: NodeState, known: BeSuppression, limit: LimitQuota, quota: int) -> SuppressionStep:
@@ -350,7 +352,7 @@ def _quota_removed(
     if written:
         return _knowing(state, structs.replace(known, written=written)), ()
     known = structs.replace(known, written=written, quota=None)
-    if not change.why:
+    if not change.reason:
         return _knowing(state, known), ()
     return _knowing(state, structs.replace(known, change=change)), (ReportBeChange(change),)
 
@@ -378,7 +380,7 @@ def quota_text(quota: int | None) -> str:
     return NO_QUOTA if quota in (None, UNLIMITED) else f"a CFS quota of {quota / CFS_PERIOD_US:.2f} CPUs"
 
 
-def reason(known: BeSuppression, settings: SuppressionSettings) -> str:
+def budget_reason(known: BeSuppression, settings: SuppressionSettings) -> str:
     """Explain how the budget was computed."""
     if known.figures is None:
         return "usage is not known"
@@ -405,11 +407,10 @@ def suppression_note(
     """Return how a container is suppressed; empty where it is not."""
     if not applies_to(state, container.pod):
         return ""
-    why, pod = reason(known, settings), container.pod
+    reason, pod = budget_reason(known, settings), container.pod
     if container.placement.pool is Pool.BE and state.pools.be_now is not None:
-        return (
-            f"BE is suppressed: it runs on {state.desired_cpus(container)} now, of {state.pools.be}; {why}."
-        )
+        current = state.desired_cpus(container)
+        return f"BE is suppressed: it runs on {current} now, of {state.pools.be}; {reason}."
     if known.quota not in (None, UNLIMITED) and is_be(pod.qos, pod.kube_qos):
-        return f"BE is suppressed: all BE pods together have {quota_text(known.quota)}; {why}."
+        return f"BE is suppressed: all BE pods together have {quota_text(known.quota)}; {reason}."
     return ""

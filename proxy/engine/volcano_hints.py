@@ -52,25 +52,26 @@ def decide_with_preferences(
         )
     if policy is not None:
         tries.append((policy, None))
-    why = "" if on_machine or nodes is None else f"{numa_nodes_text(nodes)} cannot be found here"
-    for under, on in tries:
-        hint = TopologyHint(on, preferred=True) if on else None
-        decision = decide(structs.replace(context, policy=under, volcano_hint=hint))
-        if decision.verdict.admitted and (not on or _granted_on(context, decision, on)):
-            return (decision, None) if not why else _noted(decision, _unmet(None, nodes, why))
-        why = why or decision.verdict.message or "they have too little"
-    return _noted(decide(context), _unmet(policy, nodes, why))
+    obstacle = "" if on_machine or nodes is None else f"{numa_nodes_text(nodes)} cannot be found here"
+    for tried_policy, tried_nodes in tries:
+        hint = TopologyHint(tried_nodes, preferred=True) if tried_nodes else None
+        decision = decide(structs.replace(context, policy=tried_policy, volcano_hint=hint))
+        if decision.verdict.admitted and (not tried_nodes or _granted_on(context, decision, tried_nodes)):
+            return (decision, None) if not obstacle else _noted(decision, _unmet(None, nodes, obstacle))
+        obstacle = obstacle or decision.verdict.message or "they have too little"
+    return _noted(decide(context), _unmet(policy, nodes, obstacle))
 
 
 def _noted(decision: TopologyDecision, unmet: InputDefect) -> tuple[TopologyDecision, InputDefect]:
     return structs.replace(decision, steps=(AllocationStep(VOLCANO, unmet), *decision.steps)), unmet
 
 
-def _unmet(policy: TopologyPolicy | None, nodes: Mask | None, why: str) -> InputDefect:
+def _unmet(policy: TopologyPolicy | None, nodes: Mask | None, obstacle: str) -> InputDefect:
     preferences = [f"policy {policy}"] if policy else []
     preferences += [numa_nodes_text(nodes)] if nodes else []
     return InputDefect(
-        f"cannot meet what Volcano's scheduler prefers ({', '.join(preferences)}): {why}", DefectKind.WISH
+        f"cannot meet what Volcano's scheduler prefers ({', '.join(preferences)}): {obstacle}",
+        DefectKind.WISH,
     )
 
 

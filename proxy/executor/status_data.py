@@ -13,7 +13,7 @@ from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.quotas import CONTAINER, POD
 from proxy.engine.state import NodeState
-from proxy.engine.suppression import BeSuppression, SuppressionSettings, reason
+from proxy.engine.suppression import BeSuppression, SuppressionSettings, budget_reason
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.readiness import other_checks, required_checks
@@ -286,7 +286,7 @@ def suppression_page(
         "pool": str(state.pools.be),
         "quota_us": known.quota,
         "group": known.above,
-        "why": reason(known, settings),
+        "why": budget_reason(known, settings),
     }
     if known.figures is not None:
         milli, usage = known.figures

@@ -117,7 +117,7 @@ class Claim(Struct, frozen=True):
         count: How many CPUs to pick when ``cpus`` is None and the pool is OWN.
         per_pod: True when all containers of the pod own the same CPUs.
         excludes_be: True when owned CPUs leave the BE pool too.
-        why: The reason, in one sentence.
+        reason: Why this is the claim, in one sentence.
         problem: What is wrong with the request, in words; the claim is then the part that remains.
         fatal: True when the container is rejected because of the problem.
         within: CPUs that a pool is narrowed to.
@@ -125,7 +125,7 @@ class Claim(Struct, frozen=True):
     """
 
     pool: Pool
-    why: str
+    reason: str
     cpus: CpuSet | None = None
     count: int = 0
     per_pod: bool = False
@@ -182,16 +182,16 @@ def claim(
         return Claim(Pool.SHARED, f"{pod.qos} pod refused", problem=problem, fatal=True)
     named = bool(pod.cpuset) and not problem  # only BE pods get here: any other pod owns the named CPUs
     row = row_of(pod.qos, pod.kube_qos, named=named, bound=bool(pod.nodes) and not problem)
-    pool, why = _pool(DecisionRow.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
+    pool, reason = _pool(DecisionRow.BEST_EFFORT if is_be else row, pod.qos, pod.kube_qos)
     if row is DecisionRow.NAMED and pod.cpuset:
-        why = (
+        reason = (
             f"BE pod: its resource-status annotation names {named_cpus(pod.cpuset)}, which the BE pool limits"
         )
-        return Claim(Pool.BE, why, within=pod.cpuset)
+        return Claim(Pool.BE, reason, within=pod.cpuset)
     if row in (DecisionRow.BE_ON_NODES, DecisionRow.SHARED_ON_NODES) and pod.nodes:
-        why = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
+        reason = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
         return Claim(
-            pool, f"{_class(pod)} pod: {why} binds it to {numa_nodes_text(pod.nodes)}", nodes=pod.nodes
+            pool, f"{_class(pod)} pod: {reason} binds it to {numa_nodes_text(pod.nodes)}", nodes=pod.nodes
         )
     if may_own(pod) and not problem:
         count = whole_cpus(request) if kubelet_reported_count is None else kubelet_reported_count
@@ -199,18 +199,18 @@ def claim(
         if own is not None:
             return own
     if pod.volcano_nodes and pool is Pool.SHARED and not problem:
-        why = f"{why}, of {numa_nodes_text(pod.volcano_nodes)}, which Volcano's scheduler chose"
-        return Claim(pool, why, nodes=pod.volcano_nodes)
-    return Claim(pool, why, problem=problem)
+        reason = f"{reason}, of {numa_nodes_text(pod.volcano_nodes)}, which Volcano's scheduler chose"
+        return Claim(pool, reason, nodes=pod.volcano_nodes)
+    return Claim(pool, reason, problem=problem)
 
 
 def _named(pod: Pod, cpus: CpuSet) -> Claim:
     """Return the claim of a pod whose CPUs an annotation names, or were chosen with its sandbox."""
-    why = f"{_class(pod)} pod: its resource-status annotation names {named_cpus(cpus)}"
+    reason = f"{_class(pod)} pod: its resource-status annotation names {named_cpus(cpus)}"
     if pod.cpuset_chosen_locally:
         chosen = f"{named_cpus(cpus)} {'was' if len(cpus) == 1 else 'were'} chosen for it"
-        why = f"{_class(pod)} pod: {chosen} when its sandbox was made"
-    return Claim(Pool.OWN, why, cpus=cpus, per_pod=True, excludes_be=pod.qos is QosClass.LSE)
+        reason = f"{_class(pod)} pod: {chosen} when its sandbox was made"
+    return Claim(Pool.OWN, reason, cpus=cpus, per_pod=True, excludes_be=pod.qos is QosClass.LSE)
 
 
 def pool_of(pod: Pod) -> tuple[Pool, str]:

@@ -9,11 +9,10 @@ import pytest
 from msgspec import Struct
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.decisions import recorded
 from proxy.engine.facts import SubjectFacts
 from proxy.engine.handle import handle
 from proxy.engine.node import Node
-from proxy.engine.node_effects import PutRecord
+from proxy.engine.node_effects import PutRecord, fact_records
 from proxy.engine.node_events import LedgerRead, NodeEvent
 from proxy.engine.node_policy import NodePolicy
 from proxy.engine.partition import PartitionFacts, PartitionRecord
@@ -33,7 +32,7 @@ QUOTAS = RemovedQuotas({"q/a": QuotaRecord(1, "kubepods/a"), "qc/x": QuotaRecord
 
 def test_the_ledger_is_updated_with_the_facts_that_it_stores() -> None:
     state = EMPTY.with_facts(quotas=QUOTAS)
-    assert recorded(EMPTY, state) == (
+    assert fact_records(EMPTY, state) == (
         PutRecord("q/a", {"quota": 1, "group": "kubepods/a"}),
         PutRecord("qc/x", {"quota": 2, "group": ""}),
     )
@@ -41,13 +40,13 @@ def test_the_ledger_is_updated_with_the_facts_that_it_stores() -> None:
         state,
         state.with_facts(quotas=QUOTAS.forget(("q/a",)), partitions=PartitionFacts({"x": RECORD})),
     )
-    assert recorded(before, state) == (PutRecord("q/a", None), PutRecord("x/x", RECORD.dump()))
+    assert fact_records(before, state) == (PutRecord("q/a", None), PutRecord("x/x", RECORD.dump()))
     before, state = state, state.with_facts(suppression=BeSuppression(written=frozenset("ba")))
-    assert recorded(before, state) == (PutRecord(KEY, {"quota": ["a", "b"]}),)
+    assert fact_records(before, state) == (PutRecord(KEY, {"quota": ["a", "b"]}),)
     before, state = state, state.with_facts(suppression=BeSuppression(failures=1))
-    assert recorded(before, state) == (PutRecord(KEY, None),)
+    assert fact_records(before, state) == (PutRecord(KEY, None),)
     after = state.with_facts(suppression=BeSuppression(failures=2), losses={"x": "its CPU 1 is offline"})
-    assert recorded(state, after) == ()
+    assert fact_records(state, after) == ()
 
 
 def test_facts_outlive_another_machine_and_the_ledger() -> None:

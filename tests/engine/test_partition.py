@@ -127,9 +127,9 @@ def test_a_partition_that_the_kernel_refuses_has_its_reason_until_it_is_made() -
     assert scenario >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump())
     assert scenario >> PartitionsEnded(("x",)) << PutRecord("x/x", None)
     assert scenario >> PartitionRefused("x", "no")
-    assert scenario.state.facts.partitions == PartitionFacts(why={"x": "no"})
+    assert scenario.state.facts.partitions == PartitionFacts(obstacles={"x": "no"})
     assert scenario >> PartitionsDue(frozenset(("x",))) << MakePartitions(()), "not yet"
-    assert scenario.state.facts.partitions.why == {"x": "no"}
+    assert scenario.state.facts.partitions.obstacles == {"x": "no"}
     assert scenario >> PartitionsDue() << MakePartitions(("x",))
     assert scenario >> PartitionPlanned("x", RECORD) << PutRecord("x/x", RECORD.dump()) >> PartitionMade("x")
     assert scenario.state.facts.partitions == PartitionFacts({"x": RECORD})
@@ -149,7 +149,7 @@ def test_containers_that_get_no_partition_have_a_reason(
 ) -> None:
     scenario = Playbook(node(*containers), handle)
     assert scenario >> PartitionsDue() << MakePartitions(())
-    assert scenario.state.facts.partitions.why == why
+    assert scenario.state.facts.partitions.obstacles == why
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,9 @@ def test_a_partition_that_the_kernel_ended_is_reported_for_an_existing_container
         >> PartitionsCompared({"x": found, "gone": found})
         << ReportLostPartitions(((scenario.state.containers["x"], reported),))
     )
-    assert scenario.state.facts.partitions.why == {"x": reported}, "nothing is kept of a removed container"
+    assert scenario.state.facts.partitions.obstacles == {"x": reported}, (
+        "nothing is kept of a removed container"
+    )
 
 
 def test_when_a_partition_can_be_made() -> None:

@@ -65,8 +65,8 @@ def test_a_constrained_burst_stays_on_as_few_numa_nodes_as_have_its_limit(
     if nodes is None:
         assert found == SHARED
     else:
-        why = f"it shares, of NUMA node {nodes} (ConstrainedBurst)"
-        assert found == changed_copy(SHARED, nodes=Mask.parse(nodes), why=why)
+        reason = f"it shares, of NUMA node {nodes} (ConstrainedBurst)"
+        assert found == changed_copy(SHARED, nodes=Mask.parse(nodes), reason=reason)
 
 
 def test_the_strategy_of_the_node_decides_among_nodes() -> None:
@@ -152,7 +152,7 @@ def test_containers_of_a_pod_are_limited_alike(phase: Phase, bound: bool, nodes:
     sibling = Container("a", "a", POD, Request(), placement, phase)
     found = with_burst_limit(state(sibling), POD, limit(1000), SHARED)
     assert found.nodes == Mask.parse(nodes)
-    assert found.why.endswith("as its pod is bound") is (nodes == "1")
+    assert found.reason.endswith("as its pod is bound") is (nodes == "1")
 
 
 POOLS = CpuPools(CpuSet.parse("0-5"), CpuSet.parse("0-6"), CpuSet(), CpuSet.parse("0-1"))

@@ -30,8 +30,8 @@ from proxy.engine.suppression import (
     SuppressionEnded,
     SuppressionSettings,
     WriteBeQuota,
+    budget_reason,
     quota_text,
-    reason,
     suppression_note,
     suppression_obstacle,
 )
@@ -80,7 +80,7 @@ def be_cpus(state: NodeState) -> int:
 )
 def test_be_gets_the_unused_cpus_up_to_the_threshold(used: float, cpus: int) -> None:
     state, (change, report) = read(running(), used)
-    known, why = state.facts.suppression, reason(state.facts.suppression, CPUSET)
+    known, why = state.facts.suppression, budget_reason(state.facts.suppression, CPUSET)
     assert be_cpus(state) == cpus
     assert isinstance(change, Change)
     reported = SuppressionChange(7.0, "CPUs 0-15", f"CPUs {state.pools.of(Pool.BE)}", why)
@@ -122,12 +122,14 @@ def test_a_quota_from_the_budget_to_its_end() -> None:
     assert last is not None
     later = UsageReading(last.at + S, 4 * S, {"ls": {"x": 4 * S}})
     scenario >> BeUsageRead(8.0, QUOTA, PODS, later)
-    limit = LimitQuota(GROUP, 6400, None, reason(scenario.state.facts.suppression, QUOTA), matters=True)
+    limit = LimitQuota(
+        GROUP, 6400, None, budget_reason(scenario.state.facts.suppression, QUOTA), matters=True
+    )
     assert scenario << limit
     write = WriteBeQuota(limit, 640_000)
     assert scenario >> BeQuotaRead(limit, -1) << PutRecord(KEY, ROW) << write, "the ledger has it first"
     assert scenario.state.facts.suppression.quota == -1
-    change = SuppressionChange(9.0, "no CFS quota", "a CFS quota of 6.40 CPUs", limit.why)
+    change = SuppressionChange(9.0, "no CFS quota", "a CFS quota of 6.40 CPUs", limit.reason)
     assert scenario >> BeQuotaWritten(9.0, write) << ReportBeChange(change)
     assert scenario >> BeQuotaRead(limit, 640_000), "the quota is in effect already"
     assert scenario >> SuppressionEnded(10.0, "it stops") << RemoveBeQuotas((GROUP,), "it stops")
@@ -155,7 +157,7 @@ def test_suppression_is_undone_after_a_while_without_readings() -> None:
     change = state.facts.suppression.change
     assert change is not None
     assert effects == [ReportUnreadable("no", lasts=True), ReportBeChange(change)]
-    assert (change.after, change.why) == ("CPUs 0-15", "their usage cannot be read")
+    assert (change.after, change.reason) == ("CPUs 0-15", "their usage cannot be read")
     assert (be_cpus(state), state.facts.suppression.figures) == (16, None)
     state, effects = handle(state, BeUsageUnreadable(8.0, "no"))
     assert effects == (ReportUnreadable("no", lasts=True),), "the CPUs were released already"
@@ -241,7 +243,7 @@ def test_a_container_on_a_narrowed_pool_is_reported_with_its_cpus() -> None:
 def test_the_reason_of_a_suppression_is_described() -> None:
     assert quota_text(None) == quota_text(-1) == "no CFS quota"
     assert quota_text(240_000) == "a CFS quota of 2.40 CPUs"
-    assert reason(BeSuppression(), CPUSET) == "usage is not known"
+    assert budget_reason(BeSuppression(), CPUSET) == "usage is not known"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def test_the_reason_of_a_suppression_is_described() -> None:
 )
 def test_the_budget_is_explained_by_its_components(used: float, kept: int, system: str) -> None:
     usage = Usage(16_000, 16_000 - kept, used, pods={"ls": 2.0})
-    text = reason(BeSuppression(figures=(6900, usage)), CPUSET)
+    text = budget_reason(BeSuppression(figures=(6900, usage)), CPUSET)
     budget = "the budget is 6.9 CPUs: 65 % of 16 are 10.4, other pods use 2.0"
     assert text == f"{budget}, {system}"
 
@@ -265,7 +267,7 @@ def test_the_budget_is_explained_by_its_components(used: float, kept: int, syste
 def test_the_lower_bound_of_the_budget_is_named_where_it_decided(least: int | None, milli: int) -> None:
     usage = Usage(16_000, 16_000, 7.0, pods={"ls": 6.0})
     settings = changed_copy(CPUSET, least=least)
-    text = reason(BeSuppression(figures=(milli, usage)), settings)
+    text = budget_reason(BeSuppression(figures=(milli, usage)), settings)
     bound = "at least 25 % of 16, because " if least == 25 else ""
     budget = f"the budget is {milli / 1000:.1f} CPUs: {bound}65 % of 16 are 10.4, other pods use 6.0"
     assert text == f"{budget}, the system uses 1.0"

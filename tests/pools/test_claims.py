@@ -122,7 +122,7 @@ def test_the_reason_names_the_class_by_label_or_else_by_kubernetes(cpus: str) ->
         (pod(QosClass.LS, KubeQos.BURSTABLE, cpus), "LS"),
         (pod(QosClass.NONE, KubeQos.BURSTABLE, cpus), "Burstable"),
     ):
-        assert claim(the_pod, WHOLE_TWO, ONLINE, static=True).why.startswith(f"{name} pod")
+        assert claim(the_pod, WHOLE_TWO, ONLINE, static=True).reason.startswith(f"{name} pod")
 
 
 def test_pinning_by_kubelet_is_kept_where_topoproxy_does_not_allocate() -> None:
@@ -154,9 +154,9 @@ def test_numa_nodes_without_cpus_bind_a_pod_to_the_pool_of_these_nodes(
     bound = changed_copy(pod(qos, kube), nodes=Mask((1,)))
     made = claim(bound, WHOLE_TWO, ONLINE, static=True)
     assert (made.pool, made.nodes, made.cpus, made.count, made.problem) == (pool, Mask((1,)), None, 0, "")
-    assert made.why.endswith("pod: its resource-status annotation binds it to NUMA node 1")
+    assert made.reason.endswith("pod: its resource-status annotation binds it to NUMA node 1")
     aligned = claim(changed_copy(bound, aligned=NumaPolicy.RESTRICTED), WHOLE_TWO, ONLINE, static=True)
-    assert aligned.why.endswith("pod: it was aligned, which binds it to NUMA node 1")
+    assert aligned.reason.endswith("pod: it was aligned, which binds it to NUMA node 1")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_the_pool_of_a_container_without_exclusive_cpus() -> None:
 def test_the_reason_names_the_component_that_chose_the_cpus() -> None:
     named = pod(QosClass.LSR, cpus="0-1")
     here = changed_copy(named, cpuset_chosen_locally=True)
-    why = [claim(each, WHOLE_TWO, ONLINE, static=True).why for each in (named, here)]
+    why = [claim(each, WHOLE_TWO, ONLINE, static=True).reason for each in (named, here)]
     assert why == [
         "LSR pod: its resource-status annotation names CPUs 0-1",
         "LSR pod: CPUs 0-1 were chosen for it when its sandbox was made",

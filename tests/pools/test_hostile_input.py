@@ -132,7 +132,7 @@ def test_whatever_a_pod_says_little_is_kept_of_it(
     assert pod.cpuset is None or pod.cpuset <= bounds.cpus
     assert pod.nodes is None or pod.nodes <= bounds.nodes
     assert pod.volcano_nodes is None or pod.volcano_nodes <= bounds.nodes
-    for message in (pod.problem, *pod.defects, claimed.why, claimed.problem):
+    for message in (pod.problem, *pod.defects, claimed.reason, claimed.problem):
         assert len(message) <= 300
         assert message.isprintable()
     assert len(pod.ref) <= 320
@@ -173,7 +173,7 @@ def test_a_long_annotation_makes_neither_a_long_message_nor_a_long_record(text: 
     began = time.thread_time()
     found = claim(pod, Request(), SMALL.cpus, static=True)
     assert time.thread_time() - began < 0.1
-    assert len(found.why) <= 300
+    assert len(found.reason) <= 300
     assert len(found.problem) <= 400
     assert len(json.dumps(dump(pod))) < 21_000
 

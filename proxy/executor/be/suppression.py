@@ -120,8 +120,8 @@ class Suppression:
             try:
                 if settings.mode is not SuppressMode.QUOTA or waited >= MISSED_ROUNDS:
                     await self._remove_quotas(sorted(self.known.written))
-                if why := engine.suppression_obstacle(self._context.state, settings):
-                    await self._give_back(why)
+                if reason := engine.suppression_obstacle(self._context.state, settings):
+                    await self._give_back(reason)
                 elif settings.mode is SuppressMode.OFF:
                     wait = waits.next() if self.known.written else math.inf
                 elif reconciled.is_set():
@@ -159,12 +159,12 @@ class Suppression:
                     await self._follow(moved)
                 case engine.ReportBeChange(change):
                     context.telemetry.count(metrics.BE_SUPPRESS_CHANGES)
-                    keys = {"now": change.after, "before": change.before, "reason": change.why}
+                    keys = {"now": change.after, "before": change.before, "reason": change.reason}
                     context.telemetry.debug("changed what BE pods have", **keys)
                 case LimitQuota():
                     await self._limit_quota(effect)
-                case engine.RemoveBeQuotas(paths, why):
-                    await self._remove_quotas(paths, why)
+                case engine.RemoveBeQuotas(paths, reason):
+                    await self._remove_quotas(paths, reason)
                 case engine.ReportNoBeGroup():
                     context.telemetry.problem(NO_GROUP)
                 case engine.ReportUnreadable(cause, lasts):
@@ -217,7 +217,7 @@ class Suppression:
             raise CgroupError("cannot set a CFS quota: the cpu controller is not there")
         return self.groups
 
-    async def _remove_quotas(self, paths: Iterable[str], why: str = "") -> None:
+    async def _remove_quotas(self, paths: Iterable[str], reason: str = "") -> None:
         """Remove quotas that topoproxy wrote."""
         before = self.known.written
         for path in paths:
@@ -230,14 +230,14 @@ class Suppression:
                     telemetry = self._context.telemetry
                     telemetry.problem("cannot write the CFS quota of BE pods", path=path, err=error)
                     continue
-            await self._handle(engine.BeQuotaRemoved(self._context.wall_clock(), path, why))
+            await self._handle(engine.BeQuotaRemoved(self._context.wall_clock(), path, reason))
         if self.known.written != before:
             await self._context.ledger_writer.flush()
 
     # -- giving back --------------------------------------------------------------------------------------
 
-    async def _give_back(self, why: str) -> None:
-        await self._handle(engine.SuppressionEnded(self._context.wall_clock(), why))
+    async def _give_back(self, reason: str) -> None:
+        await self._handle(engine.SuppressionEnded(self._context.wall_clock(), reason))
 
     async def stop(self) -> None:
         """Restore everything; ``run`` has ended."""

@@ -180,7 +180,7 @@ class PartitionSync(Observer):
                     "ref": container.ref,
                     "cpus": str(record.cpus if record else state.desired_cpus(container)),
                     "state": record.kind if record and not self.jobs.is_invalid(container.id) else MEMBER,
-                    "reason": known.why.get(container.id, ""),
+                    "reason": known.obstacles.get(container.id, ""),
                 }
             )
         isolated = "" if self._isolated is None else str(self._isolated)

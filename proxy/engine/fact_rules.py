@@ -1,0 +1,81 @@
+"""Rules for facts of single matters: quotas, partitions, BE suppression, memory nodes, losses, drift.
+
+Each takes a state and an event and returns the state after it and the effects, as all rules of
+``proxy.engine.handle`` do. Most of them apply the function ``step`` of the matter's own module, and add the
+ledger's records of what has changed. Quotas are read here; each create may change them, so their other events
+are handled in ``proxy.engine.decisions``.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from proxy.engine import partition, quotas, suppression, systemd_masks, write_conflicts
+from proxy.engine.hotplug import changed_losses
+from proxy.engine.node_effects import Follow, LossesChanged, NodeEffects, fact_records, followed
+from proxy.engine.node_events import LossesDue, MemoryNodesCompared
+from proxy.engine.state import NodeState
+
+
+def cpu_controller_checked(
+    state: NodeState, event: quotas.CpuControllerChecked
+) -> tuple[NodeState, NodeEffects]:
+    """Record whether CFS quotas can be written."""
+    return state.with_facts(cpu_groups=event.found), ()
+
+
+def quotas_read(state: NodeState, event: quotas.QuotasRead) -> tuple[NodeState, NodeEffects]:
+    """Record the quotas that an earlier run has removed."""
+    return state.with_facts(quotas=quotas.RemovedQuotas(event.records)), ()
+
+
+def partitions_read(state: NodeState, event: partition.PartitionsRead) -> tuple[NodeState, NodeEffects]:
+    """Record the partitions of an earlier run."""
+    known = partition.PartitionFacts(event.records)
+    return state.with_facts(partitions=known), ()
+
+
+def partitions_changed(state: NodeState, event: partition.PartitionEvent) -> tuple[NodeState, NodeEffects]:
+    """Apply an event about partitions."""
+    known, effects = partition.step(state, event)
+    after = state.with_facts(partitions=known)
+    return after, (*fact_records(state, after), *effects)
+
+
+def be_quotas_read(state: NodeState, event: suppression.BeQuotasRead) -> tuple[NodeState, NodeEffects]:
+    """Record the quotas of BE pods that an earlier run has written."""
+    known = suppression.BeSuppression(above=min(event.paths, default=""), written=event.paths)
+    return state.with_facts(suppression=known), ()
+
+
+def suppression_changed(
+    state: NodeState, event: suppression.SuppressionEvent
+) -> tuple[NodeState, NodeEffects]:
+    """Apply an event about BE suppression; the caller writes the BE pool to the kernel."""
+    after, effects = suppression.step(state, event)
+    change = followed(state, after, "BE pool suppressed", Follow.CALLER)
+    return after, (*fact_records(state, after), *change, *effects)
+
+
+def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple[NodeState, NodeEffects]:
+    """Record the memory nodes that containers have."""
+    mems = structs.replace(state.facts.mems, held=event.right, wide=event.wide)
+    return state.with_facts(mems=mems), ()
+
+
+def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffects]:
+    """Compare what containers lack with what was reported."""
+    losses, changes = changed_losses(state.facts.losses, state)
+    return state.with_facts(losses=losses), (LossesChanged(tuple(changes)),)
+
+
+def unit_cpus_read(state: NodeState, event: systemd_masks.UnitCpusRead) -> tuple[NodeState, NodeEffects]:
+    """Record what a unit shows about the masks that the runtime sends."""
+    masks, effects = systemd_masks.step(state.facts.masks, event)
+    return state.with_facts(masks=masks), effects
+
+
+def drift_changed(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
+    """Record what was found in the kernel and differs from the plan."""
+    drift, effects = write_conflicts.step(state.facts.drift, event)
+    return state.with_facts(drift=drift), effects
