@@ -242,6 +242,8 @@ def step(state: NodeState, event: SuppressionEvent) -> SuppressionStep:
         case BeUsageRead():
             return _measured(state, event)
         case BeUsageUnreadable(when, cause):
+            if known.failures + 1 >= MISSED_ROUNDS:
+                known = structs.replace(known, reading=None)  # later rates would be averages over the outage
             return _unreadable(state, known, when, cause)
         case SuppressionEnded(when, reason):
             # Rates that are computed from an old reading would be averages over the pause.

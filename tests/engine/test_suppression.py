@@ -172,6 +172,19 @@ def test_suppression_is_undone_after_a_while_without_readings() -> None:
     )
 
 
+def test_usage_after_an_outage_is_not_averaged_over_the_outage() -> None:
+    state, _ = read(running(), 6)
+    for _ in range(MISSED_ROUNDS):
+        state, _ = handle(state, BeUsageUnreadable(8.0, "no"))
+    assert be_cpus(state) == 16
+    counter = 6 * S + 600 * 9 * S  # 9 CPUs in use during ten minutes without readings
+    reading = UsageReading(602 * S, counter, {"ls": {"x": counter}})
+    state, effects = handle(state, BeUsageRead(609.0, CPUSET, PODS, reading))
+    assert (effects, be_cpus(state)) == ((), 16), "there is no usage before the second reading"
+    state, _ = read(state, 1)
+    assert (be_cpus(state), state.facts.suppression.failures) == (10, 0)
+
+
 def test_figures_end_with_the_suppression() -> None:
     """The next reading is the first one again: rates over a long pause would be those of the past."""
     state, _ = read(running(), 6)
