@@ -298,8 +298,8 @@ class Adoption:
             context.telemetry.problem(NOT_AS_REQUESTED, **subject(container), reason=plan.problem)
         placement, telemetry = container.placement, context.telemetry
         log = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
-        cpus, why = context.state.desired_cpus(container), placement.reasons[0]
+        cpus, reason = context.state.desired_cpus(container), placement.reasons[0]
         if applied:
-            log("adopted a container", **subject(container), cpus=cpus, reason=why)
+            log("adopted a container", **subject(container), cpus=cpus, reason=reason)
         else:
-            log("would place a running container", **subject(container), cpus=cpus, reason=why)
+            log("would place a running container", **subject(container), cpus=cpus, reason=reason)

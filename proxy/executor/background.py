@@ -293,10 +293,10 @@ class BackgroundTasks:
         """Report an internal error; callable from any thread."""
         self.telemetry.fault(error)
 
-    def unreadable(self, what: str) -> None:
+    def unreadable(self, message: str) -> None:
         """Count and report an entry in the runtime's lists that cannot be read; callable from any thread."""
         self.telemetry.count(metrics.RUNTIME_ENTRIES_UNREADABLE)
-        self.telemetry.problem("cannot read an entry of the runtime", reason=what)
+        self.telemetry.problem("cannot read an entry of the runtime", reason=message)
 
     async def end_tasks(self) -> None:
         """Cancel all background tasks, and start no more."""

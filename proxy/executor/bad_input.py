@@ -76,10 +76,10 @@ class BadInput:
             if len(self._reported) > REMEMBERED:
                 self._reported.popitem(last=False)
         # The words of these change from attempt to attempt: which containers block a claim, how much is left.
-        what = fault.kind if fault.kind in (DefectKind.OVERLAP, DefectKind.ADMISSION) else str(fault)
-        if what in reported:
+        key = fault.kind if fault.kind in (DefectKind.OVERLAP, DefectKind.ADMISSION) else str(fault)
+        if key in reported:
             return
-        reported.add(what)
+        reported.add(key)
         self._telemetry.count(metrics.BAD_INPUT, kind=fault.kind)
         if report:
             self._telemetry.problem(NOT_AS_REQUESTED, pod=pod.ref, kind=fault.kind, reason=str(fault))

@@ -118,9 +118,9 @@ class ChangeFeed(Observer):
         """Wait for a change; one of mode or rules comes without a notice, and is detected within a second."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while not self._changed.is_set() and (left := end - loop.time()) > 0:
+        while not self._changed.is_set() and (remaining_s := end - loop.time()) > 0:
             try:
-                async with asyncio.timeout(min(left, RULES_S)):
+                async with asyncio.timeout(min(remaining_s, RULES_S)):
                     await self._changed.wait()
             except TimeoutError:
                 self._count_rules()

@@ -110,7 +110,7 @@ class Confinement:
         Args:
             owned: These CPUs.
         """
-        context, calls = self._context, self._in_the_way(owned)
+        context, calls = self._context, self._obstructing_calls(owned)
         seconds = context.options.call_timeout
         if not calls:
             return NOT_AT_ALL
@@ -118,14 +118,14 @@ class Confinement:
         began = clock()
         while True:
             due = [c for c in calls if clock() - c.sent_at >= CONFINE_AFTER_S and self._can_confine(c)]
-            passed = await self.confine(due, owned)
-            left = [c for c in calls if not context.calls.has_completed(c) and c not in passed]
-            if not left or clock() - began >= seconds:
-                unfinished = sum(not context.calls.has_completed(call) for call in passed)
-                return WaitResult(tuple(left), clock() - began, unfinished)
-            await context.calls.wait(left, self._next(left, began + seconds))
+            confined = await self.confine(due, owned)
+            late = [c for c in calls if not context.calls.has_completed(c) and c not in confined]
+            if not late or clock() - began >= seconds:
+                unfinished = sum(not context.calls.has_completed(call) for call in confined)
+                return WaitResult(tuple(late), clock() - began, unfinished)
+            await context.calls.wait(late, self._seconds_to_next_check(late, began + seconds))
 
-    def _in_the_way(self, owned: CpuSet) -> list[InflightCall]:
+    def _obstructing_calls(self, owned: CpuSet) -> list[InflightCall]:
         """Return the calls in flight that may give some CPUs to a container that must not have them.
 
         Where the limit of a pod has some of the CPUs, each call for the pod may give them to its container,
@@ -137,10 +137,10 @@ class Confinement:
             return []
         placed = [c for c in state.containers.values() if inflight.is_busy(c.id) and applies_to(state, c.pod)]
         limits = ((c.id, state.desired_cpus(c)) for c in placed if self._may_exceed(c))
-        found = inflight.exceeding(limits, owned)
+        carrying = inflight.exceeding(limits, owned)
         limited = [c for c in placed if (self._fencing.carried_beside(c) - state.desired_cpus(c)) & owned]
         within = (call for c in limited for call in inflight.of(c.id))
-        return [*found, *(call for call in within if call not in found)]
+        return [*carrying, *(call for call in within if call not in carrying)]
 
     def _may_exceed(self, container: Container) -> bool:
         """Return whether a call in flight may give a container CPUs that it must not have.
@@ -153,10 +153,10 @@ class Confinement:
             not f.suspected for f in state.inflight.of(container.id)
         )
 
-    def _next(self, left: list[InflightCall], deadline: float) -> float:
+    def _seconds_to_next_check(self, calls: list[InflightCall], deadline: float) -> float:
         """Return the seconds until calls are to be checked again, rounded up to whole milliseconds."""
         now = asyncio.get_running_loop().time()
-        ages = [now - call.sent_at for call in left if self._can_confine(call)]
+        ages = [now - call.sent_at for call in calls if self._can_confine(call)]
         due = [CONFINE_AFTER_S - age if age < CONFINE_AFTER_S else POLL_S for age in ages]
         return math.ceil(max(0.0, min([*due, deadline - now])) * 1000) / 1000
 
@@ -197,14 +197,14 @@ class Confinement:
         """
         if not calls or self._context.store.mode.is_leaving:
             return set()
-        done = {call for call in calls if await self._fence(call, owned)}
-        done |= await self._narrow([call for call in calls if call.is_start])
+        confined = {call for call in calls if await self._fence(call, owned)}
+        confined |= await self._narrow([call for call in calls if call.is_start])
         for call in calls:
-            self._context.store.handle(CallConfined(call, call in done))
-        if done and not self._watches_confined:
+            self._context.store.handle(CallConfined(call, call in confined))
+        if confined and not self._watches_confined:
             self._watches_confined = True
             self._context.spawn(self._watch_confined())
-        return done
+        return confined
 
     async def _fence(self, call: InflightCall, owned: CpuSet) -> bool:
         """Limit the cgroup of a container's pod while a call is in flight; returns whether that succeeded."""
@@ -322,8 +322,8 @@ class Confinement:
             ]
             await self.confine(updates, self._owned())
         if starts:
-            found = await context.kernel.run(self._with_group, [call.container_id for call in starts])
-            starts = [call for call in starts if call.container_id in found or self._is_fenceable(call)]
+            with_cgroup = await context.kernel.run(self._with_group, [call.container_id for call in starts])
+            starts = [call for call in starts if call.container_id in with_cgroup or self._is_fenceable(call)]
             await self.confine(starts, self._owned())
 
     def _owned(self) -> CpuSet:
@@ -366,12 +366,12 @@ class Confinement:
         ref = container.ref if container is not None else f"container {call.container_id}"
         if call.suspected:
             return f"a call for {ref} that may have been made before a restart or during a release"
-        what = "start" if call.is_start else "update"
-        return f"the {what} of {ref}, not answered for {now - call.sent_at:.1f} s"
+        action = "start" if call.is_start else "update"
+        return f"the {action} of {ref}, not answered for {now - call.sent_at:.1f} s"
 
     @staticmethod
     def public_message(wait: WaitResult) -> str:
         """Return the message without names of containers, for the client of the call that is refused."""
         starts = any(call.is_start for call in wait.late)
-        what = "started" if starts else "updated"
-        return f"the runtime is still busy with calls for containers that must move: one is being {what}"
+        action = "started" if starts else "updated"
+        return f"the runtime is still busy with calls for containers that must move: one is being {action}"

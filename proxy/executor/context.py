@@ -142,9 +142,9 @@ class NodeContext(BackgroundTasks):
         """Wait for as long as the options say, also where they change meanwhile."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while (left := began + seconds(self.options) - loop.time()) > 0:
+        while (remaining_s := began + seconds(self.options) - loop.time()) > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining_s):
                     await self._options_changed.wait()
 
     def change_enforcement(self, mode: NodeMode, selection: PodSelection) -> None:

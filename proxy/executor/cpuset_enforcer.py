@@ -145,8 +145,8 @@ class Enforcer:
         began = time.perf_counter()
         self._first()
         for part in parts:
-            left = self._in_bulk(state, part, done) if len(part) >= BULK else [c.id for c in part]
-            for container_id in left:
+            remaining = self._in_bulk(state, part, done) if len(part) >= BULK else [c.id for c in part]
+            for container_id in remaining:
                 container = self._state().containers.get(container_id)
                 if container is not None and not self._ended and self.is_live(container):
                     self._one(container, done)
@@ -270,9 +270,9 @@ class Enforcer:
         As soon as the state changes, the containers that are not written yet are left.
 
         Returns:
-            Ids of the containers that are left, to be written one by one.
+            Ids of the containers that are not written yet, to be written one by one.
         """
-        left: list[str] = []
+        remaining: list[str] = []
         sets: dict[tuple[int, int], tuple[CpuSet, CpuSet | None, list[str], list[str]]] = {}
         known, gone, held = self._paths, self._removed, self._held
         for container in containers:
@@ -281,7 +281,7 @@ class Enforcer:
             container_id = container.id
             path = known.get(container_id) or container.cgroup
             if not path or (gone and gone.get(container_id) == path):
-                left.append(container_id)
+                remaining.append(container_id)
                 continue
             want, has = state.desired_cpus(container), held.get(container_id)
             key = want.bits, has.bits if has is not None else 0
@@ -300,10 +300,10 @@ class Enforcer:
             results = self.cgroups.write_all(paths, want, has, is_same)
             for container_id, written in zip(ids, results, strict=True):
                 if written is None:
-                    left.append(container_id)
+                    remaining.append(container_id)
                 else:
                     self._holds(container_id, want, done, written=written)
-        return left
+        return remaining
 
     def _holds(self, container_id: str, want: CpuSet, done: Enforced, *, written: bool) -> None:
         """Record that a container's cgroup holds the wanted cpuset."""

@@ -84,8 +84,8 @@ class CpusetMems:
         for container_id in self._failed & result.right:
             context.telemetry.resolved(NOT_REPAIRED, containerID=container_id)
         self._failed = {container.id for container, _ in result.failed}
-        for container, why in result.failed:
-            context.telemetry.problem(NOT_REPAIRED, **subject(container), err=why)
+        for container, message in result.failed:
+            context.telemetry.problem(NOT_REPAIRED, **subject(container), err=message)
         drifted = [i for i in {*result.repaired, *result.wide} if i in held]
         context.telemetry.count(metrics.MEMS_REPAIRED, len(result.repaired))
         if drifted:
@@ -144,8 +144,10 @@ class CpusetMems:
         where = "it is not known where its memory is"
         if use is not None:
             where = f"it has {_size(firm)} there, and {_size(cache)} of page cache"
-        why = f"cannot bind it to memory of nodes {want} again: it was given {has - want} too, and {where}"
-        result.failed.append((container, why))
+        message = (
+            f"cannot bind it to memory of nodes {want} again: it was given {has - want} too, and {where}"
+        )
+        result.failed.append((container, message))
 
     def _use(self, container: Container) -> MemoryUse | None:
         return None if self.memory is None else self.memory.use(container.pod.cgroup_parent, container.id)

@@ -77,7 +77,7 @@ class Creates:
     def place_or_query(
         self, pod: Pod, name: str, attempt: int, request: Request, preferred: Preferences
     ) -> PlanDecided | QueryPreference:
-        """Decide as ``place`` does, or give the question that a device plug-in has to answer first."""
+        """Decide as ``place`` does, or return the query that a device plug-in has to answer first."""
         began = time.perf_counter()
         token = self._context.token("call")
         requested = CreateRequested(pod, name, attempt, request, token, preferred)
@@ -132,14 +132,21 @@ class Creates:
         if placement.pool is not Pool.OWN and not telemetry.verbose:
             return
         log = telemetry.event if placement.pool is Pool.OWN else telemetry.debug
-        cpus, mems, why = context.state.desired_cpus(container), placement.mems, placement.reasons[0]
+        cpus, mems, reason = context.state.desired_cpus(container), placement.mems, placement.reasons[0]
         if applied:
-            log("placed", **subject(container), cpus=cpus, mems=mems, reason=why)
+            log("placed", **subject(container), cpus=cpus, mems=mems, reason=reason)
         else:
-            log("would place", **subject(container), cpus=cpus, mems=mems, reason=why, moves=len(plan.shrink))
+            log(
+                "would place",
+                **subject(container),
+                cpus=cpus,
+                mems=mems,
+                reason=reason,
+                moves=len(plan.shrink),
+            )
 
     def _with_problems(self, plan: Plan, pod: Pod, name: str) -> Plan:
-        """Report what was wrong with the request, here and in the record."""
+        """Report what is wrong with a request; returns the plan with that among its reasons."""
         context = self._context
         context.bad_input.report_decision(pod, plan)
         problem = plan.problem or plan.verdict.operator_message
@@ -154,14 +161,16 @@ class Creates:
             return plan
         if not isinstance(plan.problem, InputDefect) and plan.container is not None:
             context.telemetry.problem(NOT_AS_REQUESTED, pod=pod.ref, container=name, reason=plan.problem)
-        why = plan.explanation
+        explanation = plan.explanation
         if (
-            why is None
+            explanation is None
             or plan.problem in pod.defects
-            or any(plan.problem in reason for reason in why.reasons)
+            or any(plan.problem in reason for reason in explanation.reasons)
         ):
             return plan
-        return structs.replace(plan, explanation=structs.replace(why, reasons=(*why.reasons, plan.problem)))
+        return structs.replace(
+            plan, explanation=structs.replace(explanation, reasons=(*explanation.reasons, plan.problem))
+        )
 
     def remember(self, plan: Plan, *, applied: bool, cpus: CpuSet | None = None, event: str = CREATE) -> None:
         """Keep the record of a decision.
@@ -172,15 +181,15 @@ class Creates:
             cpus: The CPUs of the container, where they are known; None to look.
             event: Why it was placed.
         """
-        context, container, why = self._context, plan.container, plan.explanation
+        context, container, explanation = self._context, plan.container, plan.explanation
         assert container is not None
-        if why is None:
+        if explanation is None:
             cpus = context.store.state.desired_cpus(container) if cpus is None else cpus
             context.history.note_simple(context.wall_clock(), container, cpus, applied=applied, event=event)
         else:
-            if not applied or event != why.event:
-                why = structs.replace(why, applied=applied, event=event)
-            context.history.note(context.wall_clock(), why, container.id)
+            if not applied or event != explanation.event:
+                explanation = structs.replace(explanation, applied=applied, event=event)
+            context.history.note(context.wall_clock(), explanation, container.id)
 
 
 class Lifecycle:

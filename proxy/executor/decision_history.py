@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from proxy.engine.explain_record import explain_pooled
 from proxy.executor.decision_records import (
     PodDecisions,
+    RecordSubject,
     RememberedDecision,
     container_name,
     pod_key,
@@ -36,8 +37,25 @@ KEEP = 5
 FIRST, LAST = 4, 6
 """How many reasons are kept when ever more are added to a record: the oldest, and the newest."""
 
-_Entry = tuple[int, float, Explanation | Container, CpuSet, bool, str]
-"""Number, time and subject of the record; of a simple one its CPUs, whether it is applied, its event."""
+
+class _Record(Struct, frozen=True):
+    """A record of one decision.
+
+    Attributes:
+        number: Its number, in the order of the records.
+        when: The time, for display.
+        subject: The decision, or the container where nothing was weighed.
+        cpus: The CPUs of the container at that time.
+        applied: Whether the decision was applied.
+        event: Why the container was placed.
+    """
+
+    number: int
+    when: float
+    subject: RecordSubject
+    cpus: CpuSet
+    applied: bool
+    event: str
 
 
 class DecisionHistory:
@@ -51,9 +69,9 @@ class DecisionHistory:
         """
         self.limit = limit
         self._count = 0
-        self._living: dict[str, list[_Entry]] = {}
-        self._removed: OrderedDict[int, tuple[str, _Entry]] = OrderedDict()  # in the order of removal
-        self._named: dict[tuple[str, str], list[int]] = {}  # removed ones, by pod and container
+        self._living: dict[str, list[_Record]] = {}
+        self._removed: OrderedDict[int, tuple[str, _Record]] = OrderedDict()  # by number
+        self._named: dict[tuple[str, str], list[int]] = {}  # numbers of removed records, by pod and container
 
     def resize(self, limit: int) -> None:
         """Keep another number of records of removed containers and of refusals, the newest."""
@@ -79,12 +97,14 @@ class DecisionHistory:
         """
         self._count += 1
         explanation = _fitted(explanation)
-        entry = (self._count, when, explanation, explanation.cpus, explanation.applied, explanation.event)
+        record = _Record(
+            self._count, when, explanation, explanation.cpus, explanation.applied, explanation.event
+        )
         known, runs = container_id in self._living, explanation.verdict.admitted or not explanation.applied
         if known or (container_id and runs):
-            self._living[container_id] = [*self._living.get(container_id, ()), entry][-KEEP:]
+            self._living[container_id] = [*self._living.get(container_id, ()), record][-KEEP:]
         else:
-            self._mark_removed(container_id, entry)
+            self._mark_removed(container_id, record)
 
     def note_simple(
         self, when: float, container: Container, cpus: CpuSet, *, applied: bool = True, event: str = CREATE
@@ -99,23 +119,23 @@ class DecisionHistory:
             event: Why it was placed.
         """
         self._count = count = self._count + 1
-        entries = self._living.get(container.id)
-        if entries is None:
-            self._living[container.id] = [(count, when, container, cpus, applied, event)]
+        records = self._living.get(container.id)
+        if records is None:
+            self._living[container.id] = [_Record(count, when, container, cpus, applied, event)]
         else:
-            entries.append((count, when, container, cpus, applied, event))
-            del entries[:-KEEP]
+            records.append(_Record(count, when, container, cpus, applied, event))
+            del records[:-KEEP]
 
     def amend(self, container_id: str, text: str) -> None:
         """Add what has happened since to the newest record of a living container."""
-        entries = self._living.get(container_id)
-        if not entries:
+        records = self._living.get(container_id)
+        if not records:
             return
-        explanation = _explanation(entries[-1])
+        explanation = _explanation(records[-1])
         reasons = (*explanation.reasons, message(text))
         if len(reasons) > FIRST + LAST:
             reasons = (*reasons[:FIRST], *reasons[-LAST:])
-        entries[-1] = _changed(entries[-1], structs.replace(explanation, reasons=reasons))
+        records[-1] = _changed(records[-1], structs.replace(explanation, reasons=reasons))
 
     def mark_applied(self, container_id: str, text: str = "", *, applied: bool) -> None:
         """Note that the plan is applied to a living container from now on, or is not any more.
@@ -130,15 +150,15 @@ class DecisionHistory:
         """
         if text:
             self.amend(container_id, text)
-        entries = self._living.get(container_id)
-        if not entries:
+        records = self._living.get(container_id)
+        if not records:
             return
-        explanation = _explanation(entries[-1])
+        explanation = _explanation(records[-1])
         if not explanation.verdict.admitted:
-            return  # It says that the container would have been refused.
+            return  # a refusal that was not applied stays one: the container exists despite it
         if applied and not explanation.applied:
             explanation = structs.replace(explanation, moved=(), more_moved=0, mems=None)
-        entries[-1] = _changed(entries[-1], structs.replace(explanation, applied=applied))
+        records[-1] = _changed(records[-1], structs.replace(explanation, applied=applied))
 
     def refused(self, token: str, verdict: Verdict) -> None:
         """Note that a container was refused elsewhere after it was placed here: the placement is void.
@@ -147,19 +167,19 @@ class DecisionHistory:
             token: The token of the call. Its placement may have been withdrawn already.
             verdict: Why it was refused.
         """
-        if entries := self._living.get(token):
-            entries[-1] = _refused(entries[-1], verdict)
+        if records := self._living.get(token):
+            records[-1] = _refused(records[-1], verdict)
             return
-        for number, (container_id, entry) in reversed(self._removed.items()):
+        for number, (container_id, record) in reversed(self._removed.items()):
             if container_id == token:
-                self._removed[number] = "", _refused(entry, verdict)
+                self._removed[number] = "", _refused(record, verdict)
                 return
 
     def renamed(self, token: str, container_id: str) -> None:
         """Move the records under a token to the container's id."""
-        entries = self._living.pop(token, None)
-        if entries is not None:
-            self._living[container_id] = [*self._living.get(container_id, ()), *entries][-KEEP:]
+        records = self._living.pop(token, None)
+        if records is not None:
+            self._living[container_id] = [*self._living.get(container_id, ()), *records][-KEEP:]
 
     def exists_despite_refusal(self, container: Container) -> bool:
         """Assign the record of a refusal that was not applied to the container that exists despite it.
@@ -167,41 +187,40 @@ class DecisionHistory:
         Returns:
             False where there is no such record.
         """
-        numbers = self._named.get((container.pod.uid or container.pod.ref, container.name))
+        numbers = self._named.get((pod_key(container), container.name))
         if not numbers:
             return False
-        container_id, entry = self._removed[numbers[-1]]
-        what = entry[2]
-        if not isinstance(what, Explanation) or what.applied or what.verdict.admitted or container_id:
+        container_id, record = self._removed[numbers[-1]]
+        refusal = record.subject
+        if not isinstance(refusal, Explanation) or refusal.applied or refusal.verdict.admitted:
             return False
-        if what.attempt != container.attempt:
+        if container_id or refusal.attempt != container.attempt:
             return False
         self._forget(numbers[-1])
-        self._living[container.id] = [*self._living.get(container.id, ()), entry][-KEEP:]
+        self._living[container.id] = [*self._living.get(container.id, ()), record][-KEEP:]
         return True
 
     def would_be_refused(self) -> list[RememberedDecision]:
         """Return the newest refusal of each container or pod that was not applied, the oldest first."""
         newest: dict[tuple[str, str], RememberedDecision] = {}
-        for container_id, entry, exists in self._all():
-            what, name = entry[2], (pod_key(entry[2]), container_name(entry[2]))
+        for container_id, record, exists in self._all():
+            subject, name = record.subject, _name_of(record)
             newest.pop(name, None)
-            if isinstance(what, Explanation) and not what.applied and not what.verdict.admitted:
-                newest[name] = RememberedDecision(entry[1], what, container_id, exists)
+            if isinstance(subject, Explanation) and not subject.applied and not subject.verdict.admitted:
+                newest[name] = RememberedDecision(record.when, subject, container_id, exists)
         return list(newest.values())
 
     def removed(self, container_id: str) -> None:
         """Note that a container (or a sandbox) was removed, or was never created."""
-        for entry in self._living.pop(container_id, ()):
-            self._mark_removed(container_id, entry)
+        for record in self._living.pop(container_id, ()):
+            self._mark_removed(container_id, record)
 
-    def _mark_removed(self, container_id: str, entry: _Entry) -> None:
-        number, what = entry[0], entry[2]
-        mates = self._named.setdefault((pod_key(what), container_name(what)), [])
-        mates.append(number)
-        self._removed[number] = (container_id, entry)
-        if len(mates) > KEEP:
-            self._forget(min(mates))
+    def _mark_removed(self, container_id: str, record: _Record) -> None:
+        numbers = self._named.setdefault(_name_of(record), [])
+        numbers.append(record.number)
+        self._removed[record.number] = (container_id, record)
+        if len(numbers) > KEEP:
+            self._forget(min(numbers))
         self._displace()
 
     def _displace(self) -> None:
@@ -209,8 +228,8 @@ class DecisionHistory:
             self._forget(next(iter(self._removed)))
 
     def _forget(self, number: int) -> None:
-        _, entry = self._removed.pop(number)
-        name = (pod_key(entry[2]), container_name(entry[2]))
+        _, record = self._removed.pop(number)
+        name = _name_of(record)
         self._named[name].remove(number)
         if not self._named[name]:
             del self._named[name]
@@ -228,40 +247,40 @@ class DecisionHistory:
         wanted = query.strip().rpartition("://")[2].strip("/")
         known = self._all()
         for matches in query_matchers(wanted):
-            found = [(i, entry, exists) for i, entry, exists in known if matches(i, entry[2])]
+            found = [(i, record, exists) for i, record, exists in known if matches(i, record.subject)]
             if found:
-                return [RememberedDecision(e[1], _explanation(e), i, exists) for i, e, exists in found]
+                return [RememberedDecision(r.when, _explanation(r), i, exists) for i, r, exists in found]
         return []
 
     def with_devices(self) -> list[RememberedDecision]:
         """Return the records of containers with devices, oldest first; not those of refused containers."""
         return [
-            RememberedDecision(entry[1], what, container_id, exists)
-            for container_id, entry, exists in self._all()
-            if isinstance(what := entry[2], Explanation)
-            and what.container
-            and what.devices
-            and (what.verdict.admitted or not what.applied)
+            RememberedDecision(record.when, subject, container_id, exists)
+            for container_id, record, exists in self._all()
+            if isinstance(subject := record.subject, Explanation)
+            and subject.container
+            and subject.devices
+            and (subject.verdict.admitted or not subject.applied)
         ]
 
     def pods(self) -> list[PodDecisions]:
         """Return all pods that have records, the one with the newest record last."""
-        grouped: dict[tuple[str, str], list[tuple[_Entry, bool]]] = {}
-        for _, entry, exists in self._all():
-            key = (pod_ref(entry[2]), pod_uid(entry[2]))
-            grouped.setdefault(key, []).append((entry, exists))
-        lines = sorted(grouped.items(), key=lambda line: line[1][-1][0][0])
-        return [_line(pod, uid, entries) for (pod, uid), entries in lines]
+        grouped: dict[tuple[str, str], list[tuple[_Record, bool]]] = {}
+        for _, record, exists in self._all():
+            key = (pod_ref(record.subject), pod_uid(record.subject))
+            grouped.setdefault(key, []).append((record, exists))
+        newest_last = sorted(grouped.items(), key=lambda item: item[1][-1][0].number)
+        return [_pod_decisions(pod, uid, records) for (pod, uid), records in newest_last]
 
-    def _all(self) -> list[tuple[str, _Entry, bool]]:
-        return sorted(self._each(), key=lambda known: known[1][0])
+    def _all(self) -> list[tuple[str, _Record, bool]]:
+        return sorted(self._each(), key=lambda item: item[1].number)
 
-    def _each(self) -> Iterator[tuple[str, _Entry, bool]]:
-        for container_id, entry in self._removed.values():
-            yield container_id, entry, False
-        for container_id, entries in self._living.items():
-            for entry in entries:
-                yield container_id, entry, True
+    def _each(self) -> Iterator[tuple[str, _Record, bool]]:
+        for container_id, record in self._removed.values():
+            yield container_id, record, False
+        for container_id, records in self._living.items():
+            for record in records:
+                yield container_id, record, True
 
 
 def _fitted(explanation: Explanation) -> Explanation:
@@ -276,18 +295,17 @@ def _shortened(verdict: Verdict) -> Verdict:
     return structs.replace(verdict, message=message(verdict.message))
 
 
-def _explanation(entry: _Entry) -> Explanation:
-    _, _, what, cpus, applied, event = entry
-    if isinstance(what, Explanation):
-        return what
-    simple = explain_pooled(what, cpus, event)
-    return simple if applied else structs.replace(simple, applied=False)
+def _explanation(record: _Record) -> Explanation:
+    if isinstance(record.subject, Explanation):
+        return record.subject
+    explanation = explain_pooled(record.subject, record.cpus, record.event)
+    return explanation if record.applied else structs.replace(explanation, applied=False)
 
 
-def _refused(entry: _Entry, verdict: Verdict) -> _Entry:
+def _refused(record: _Record, verdict: Verdict) -> _Record:
     """Return the record of a placement that is void: nothing was given, and no container had to move."""
     explanation = structs.replace(
-        _explanation(entry),
+        _explanation(record),
         verdict=_shortened(verdict),
         pool="",
         cpus=CpuSet(),
@@ -296,19 +314,24 @@ def _refused(entry: _Entry, verdict: Verdict) -> _Entry:
         moved=(),
         more_moved=0,
     )
-    return _changed(entry, explanation)
+    return _changed(record, explanation)
 
 
-def _changed(entry: _Entry, explanation: Explanation) -> _Entry:
+def _changed(record: _Record, explanation: Explanation) -> _Record:
     """Return a record with another explanation."""
-    return entry[0], entry[1], explanation, explanation.cpus, explanation.applied, explanation.event
+    number, when = record.number, record.when
+    return _Record(number, when, explanation, explanation.cpus, explanation.applied, explanation.event)
 
 
-def _line(pod: str, uid: str, entries: list[tuple[_Entry, bool]]) -> PodDecisions:
-    newest = entries[-1][0]
-    names = dict.fromkeys(name for entry, _ in entries if (name := container_name(entry[2])))
-    what = newest[2]
-    verdict = what.verdict if isinstance(what, Explanation) else None
+def _name_of(record: _Record) -> tuple[str, str]:
+    """Return the pod and the container that a record is about."""
+    return pod_key(record.subject), container_name(record.subject)
+
+
+def _pod_decisions(pod: str, uid: str, records: list[tuple[_Record, bool]]) -> PodDecisions:
+    newest, _ = records[-1]
+    names = dict.fromkeys(name for record, _ in records if (name := container_name(record.subject)))
+    verdict = newest.subject.verdict if isinstance(newest.subject, Explanation) else None
     refused = verdict.reason or "refused" if verdict is not None and not verdict.admitted else ""
-    exists = any(exists for _, exists in entries)
-    return PodDecisions(pod, uid, newest[1], len(entries), tuple(names), refused, exists, newest[4])
+    exists = any(exists for _, exists in records)
+    return PodDecisions(pod, uid, newest.when, len(records), tuple(names), refused, exists, newest.applied)

@@ -56,7 +56,7 @@ class HookOverrides(Observer):
         # A container that is being created is recorded when the runtime has given it an id.
         exists = new.phase is not Phase.CREATING
         context.store.handle(ContainersUpdated((new,), "container narrowed by a hook", exists))
-        fresh = [why for why in new.placement.reasons if why not in container.placement.reasons]
+        fresh = [reason for reason in new.placement.reasons if reason not in container.placement.reasons]
         context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
         if exists:
             self._writes.write_soon([container_id])
@@ -78,7 +78,7 @@ class HookOverrides(Observer):
         if new is container:
             return
         context.store.handle(ContainersUpdated((new,), "memory limit set by a hook", recorded=False))
-        if fresh := [why for why in new.placement.reasons if why not in container.placement.reasons]:
+        if fresh := [reason for reason in new.placement.reasons if reason not in container.placement.reasons]:
             context.history.amend(token, "; ".join(fresh))
         if new.placement.blocks:
             report_overcommitted_memory(context)

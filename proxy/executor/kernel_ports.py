@@ -223,11 +223,11 @@ class Located(Struct, frozen=True):
 
     Attributes:
         path: Its path below the root of the cpuset controller's hierarchy; empty if it was not found.
-        why: Why it was not found, in words.
+        obstacle: Why the cgroup was not found, in words.
     """
 
     path: str = ""
-    why: str = ""
+    obstacle: str = ""
 
 
 class GroupLocator(Protocol):

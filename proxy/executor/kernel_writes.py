@@ -168,7 +168,7 @@ class CgroupLocator:
         places: Finds a cgroup by the runtime's answer; None where nothing does.
         driver: ``cgroupfs`` or ``systemd`` as the runtime reports it; empty where it does not.
         absent: Ids of containers with a cgroup that was looked for and not found, since the last comparison.
-        why: By id, why the runtime's answer did not help.
+        obstacles: By container id, why the runtime's answer did not lead to a cgroup.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class CgroupLocator:
         self.places = places
         self.driver = ""
         self.absent: set[str] = set()
-        self.why: dict[str, str] = {}
+        self.obstacles: dict[str, str] = {}
         self._rounds = 0
 
     def recall(self) -> None:
@@ -207,10 +207,10 @@ class CgroupLocator:
         """
         context, places = self._context, self.places
         self._rounds += 1
-        self.why = {k: v for k, v in self.why.items() if k in context.state.containers}
+        self.obstacles = {k: v for k, v in self.obstacles.items() if k in context.state.containers}
         existing = {i for i in running if i in context.state.containers}
         again = self._rounds % RARE_EVERY == 0
-        chosen = sorted(i for i in self.absent & existing if again or i not in self.why)[:AT_ONCE]
+        chosen = sorted(i for i in self.absent & existing if again or i not in self.obstacles)[:AT_ONCE]
         self.absent.difference_update(chosen)
         self.absent &= existing
         if places is None or not chosen:
@@ -222,9 +222,9 @@ class CgroupLocator:
             if container is None or container.phase is Phase.EXITED:
                 continue
             if not at.path:
-                self.why[container_id] = at.why
+                self.obstacles[container_id] = at.obstacle
                 continue
-            self.why.pop(container_id, None)
+            self.obstacles.pop(container_id, None)
             known = structs.replace(container, cgroup=at.path)
             context.store.handle(ContainersUpdated((known,), "cgroup located"))
             context.telemetry.count(metrics.CGROUPS_LOCATED)

@@ -39,7 +39,7 @@ class MissingCgroups:
             telemetry.problem(NO_CGROUPS)
             lost = [min(lost, key=lambda c: c.ref)]
         for container in lost:
-            telemetry.problem(NO_CGROUP, **subject(container), err=self._locator.why.get(container.id))
+            telemetry.problem(NO_CGROUP, **subject(container), err=self._locator.obstacles.get(container.id))
 
     def _end(self) -> None:
         """End the problems of containers with a cgroup by now, and of those that need none any more."""

@@ -46,8 +46,8 @@ class OwnerMoves:
         context = self._context
         if not applies_to(context.state, None) or not context.reconciled.is_set():
             return "the node is not enforced now"
-        if why := why_not_movable(context.state, owner, cpus):
-            return why
+        if obstacle := why_not_movable(context.state, owner, cpus):
+            return obstacle
         containers = containers_of(context.state, owner)
         if not applies_to(context.state, containers[0].pod):
             return "the plan is not applied to its pod"
@@ -60,25 +60,25 @@ class OwnerMoves:
         """Carry out a move, or its restoration; the runtime and systemd are sent what is in effect then."""
         context = self._context
         reservation = await self._reservations.carry_out(reservation, run)
-        moved, why = f"from CPUs {reservation.previous} to {reservation.cpus}", _ENDED
+        moved, obstacle = f"from CPUs {reservation.previous} to {reservation.cpus}", _ENDED
         if reservation.is_committed:
-            why = ""
+            obstacle = ""
             context.telemetry.count(metrics.OWNERS_MOVED)
             context.telemetry.event(
                 "moved an owner", owner=reservation.ref, before=reservation.previous, cpus=reservation.cpus
             )
         elif reservation.reason is not None:
-            why = reservation.reason.message
+            obstacle = reservation.reason.message
             context.telemetry.count(metrics.MOVES_ABORTED)
             context.telemetry.problem(
-                "cannot move an owner", owner=reservation.ref, cpus=reservation.cpus, err=why
+                "cannot move an owner", owner=reservation.ref, cpus=reservation.cpus, err=obstacle
             )
         for container in containers_of(context.state, run.owner):
             if reservation.is_committed:
                 context.history.amend(container.id, f"moved {moved}")
             context.sync_later(container.id)
             context.store.handle(CpusAssigned((container.id,)))
-        return why
+        return obstacle
 
     # -- moves that an earlier daemon has left unfinished -------------------------------------------------
 

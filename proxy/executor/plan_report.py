@@ -95,15 +95,15 @@ def _container(row: ContainerDifference) -> dict[str, object]:
 
 
 def _rejection(record: RememberedDecision) -> dict[str, object]:
-    what = record.explanation
+    explanation = record.explanation
     return {
-        "pod": what.pod,
-        "uid": what.uid,
-        "container": what.container,
+        "pod": explanation.pod,
+        "uid": explanation.uid,
+        "container": explanation.container,
         "id": record.container_id,
         "exists": record.exists,
         "when": record.when,
-        "code": what.verdict.code,
-        "reason": what.verdict.reason,
-        "message": what.verdict.operator_message,
+        "code": explanation.verdict.code,
+        "reason": explanation.verdict.reason,
+        "message": explanation.verdict.operator_message,
     }

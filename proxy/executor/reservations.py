@@ -432,8 +432,8 @@ class Reservations:
         context.history.refused(token, unreserved_verdict(context.state, container, reason))
         context.history.removed(token)
         context.telemetry.count(metrics.CREATES_ON_OTHER_CPUS)
-        lost, why = container.placement.exclusive, reason.message
-        context.telemetry.problem("cannot free CPUs", **subject(container), cpus=lost, err=why)
+        cpus = container.placement.exclusive
+        context.telemetry.problem("cannot free CPUs", **subject(container), cpus=cpus, err=reason.message)
         self._creates.report(plan)
         new = plan.container
         assert new is not None

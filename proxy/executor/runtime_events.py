@@ -152,20 +152,20 @@ class RuntimeEvents(Observer):
         self._put(EventsState.WAITING)
         return 0
 
-    def missed(self, what: str) -> None:
+    def missed(self, message: str) -> None:
         """Report an event that cannot be read, and request a reconcile pass; called from the thread."""
-        self._context.unreadable(what)
+        self._context.unreadable(message)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._context.reconcile_requested.set)
 
-    def _put(self, what: RuntimeEvent | EventsState) -> None:
+    def _put(self, item: RuntimeEvent | EventsState) -> None:
         with self._lock:
             if self._closing.is_set():
                 return
-            if len(self._queue) >= QUEUE_LIMIT and isinstance(what, RuntimeEvent):
+            if len(self._queue) >= QUEUE_LIMIT and isinstance(item, RuntimeEvent):
                 self._overflown = True
                 return
-            self._queue.append(what)
+            self._queue.append(item)
             if self._woken:
                 return
             self._woken = True
@@ -189,12 +189,12 @@ class RuntimeEvents(Observer):
         if overflown:
             self._context.telemetry.count(metrics.RUNTIME_EVENT_OVERFLOWS)
             self._context.reconcile_requested.set()
-        for what in batch:
+        for item in batch:
             try:
-                if isinstance(what, EventsState):
-                    self._enter(what)
+                if isinstance(item, EventsState):
+                    self._enter(item)
                 else:
-                    self._handle(what)
+                    self._handle(item)
             except Exception as error:  # noqa: BLE001  a fault in one event must not affect the others
                 self._context.report_internal_error(error)
                 self._context.reconcile_requested.set()

@@ -171,10 +171,10 @@ class RuntimeSync:
 
     def _backs_off(self, container_id: str) -> bool:
         """Return whether a container waits after an update without a good answer, and retry it later."""
-        left = self._silent.remaining(container_id, self._context.clock())
-        if left:
-            asyncio.get_running_loop().call_later(left, self._context.sync_later, container_id)
-        return bool(left)
+        remaining_s = self._silent.remaining(container_id, self._context.clock())
+        if remaining_s:
+            asyncio.get_running_loop().call_later(remaining_s, self._context.sync_later, container_id)
+        return bool(remaining_s)
 
     async def _runs(self, container_id: str) -> bool:
         """Return whether a container runs after its update was refused; only then the refusal matters."""

@@ -177,8 +177,8 @@ class SandboxCgroups:
         self._observed.pop(key, None)
         is_left = error.errno == errno.EOPNOTSUPP and self._quirks.is_left_behind(path)
         if error.errno not in GONE and not is_left:
-            what = "sandbox" if key == pod.sandbox_id else "monitor of a container"
-            errors.append(f"cannot move the {what} of {pod.ref}: {error}")
+            kind = "sandbox" if key == pod.sandbox_id else "monitor of a container"
+            errors.append(f"cannot move the {kind} of {pod.ref}: {error}")
 
     def groups(self, state: NodeState, pods: Iterable[Pod] | None = None) -> Iterator[str]:
         """Yield the cgroups of the sandboxes and monitors that exist, of some pods or of all."""
@@ -199,5 +199,5 @@ class SandboxCgroups:
 
 def _rest(has: CpuSet, pool: CpuSet, reserved: CpuSet) -> CpuSet:
     """Return the CPUs of its pool that a sandbox keeps or gets when it has to leave others."""
-    left = has & pool
-    return left & reserved or left or pool
+    in_pool = has & pool
+    return in_pool & reserved or in_pool or pool

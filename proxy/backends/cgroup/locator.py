@@ -63,12 +63,12 @@ class Locator:
 
     def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
         """Find a container's group; see ``proxy.executor.kernel_ports.GroupLocator.locate``."""
-        path, why = self._by_name(container_id, detail.cgroups_path), ""
+        path, obstacle = self._by_name(container_id, detail.cgroups_path), ""
         if not path:
-            path, why = self._by_pid(container_id, detail.pid)
+            path, obstacle = self._by_pid(container_id, detail.pid)
         if path:
             self.remember(container_id, path, detail.cgroups_path)
-        return Located(path, why)
+        return Located(path, obstacle)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Notify all trees of a place; see ``proxy.executor.kernel_ports.GroupLocator.remember``."""

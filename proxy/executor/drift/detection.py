@@ -149,10 +149,10 @@ class Drift:
         live = [c for i in ids if (c := containers.get(i)) is not None and enforcer.is_live(c)]
         self._arm(live)
         found = self._found(live)
-        left = self._not_due(found)
-        done = enforcer.enforce([c.id for c in live if c.id not in left])
+        contested = self._not_due(found)
+        done = enforcer.enforce([c.id for c in live if c.id not in contested])
         self._arm_found(live, done)
-        done.found, done.unrepaired = found, left
+        done.found, done.unrepaired = found, contested
         return done
 
     def enforce_all(self) -> Enforced:
@@ -160,10 +160,10 @@ class Drift:
         live = self._live()
         self._arm(live, again=True)
         found = self._found(live)
-        left = self._not_due(found)
-        done = self._context.enforcer.enforce_all(left)
+        contested = self._not_due(found)
+        done = self._context.enforcer.enforce_all(contested)
         self._arm_found(live, done)
-        done.found, done.unrepaired = found, left
+        done.found, done.unrepaired = found, contested
         return done
 
     def _arm_found(self, live: list[Container], done: Enforced) -> None:

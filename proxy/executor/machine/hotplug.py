@@ -150,8 +150,8 @@ class Hotplug:
                 "cannot follow the machine: the shared pool would be empty", cpus=machine.online
             )
             return
-        for what, old, new in differences(was, machine):
-            context.telemetry.warning("the machine changed", what=what, now=new, before=old)
+        for changed_part, old, new in differences(was, machine):
+            context.telemetry.warning("the machine changed", what=changed_part, now=new, before=old)
         context.store.handle(HardwareChanged(machine))
         context.enforcer.forget()  # what the kernel removed from cgroups, no program wrote
         context.telemetry.count(metrics.MACHINE_CHANGES)

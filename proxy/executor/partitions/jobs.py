@@ -138,7 +138,7 @@ class PartitionJobs:
             self.ended.add(container_id)
             return None
         try:
-            made = self._kernel.make(record.path, record.cpus, record.kind, record.exclusive_added)
+            partition = self._kernel.make(record.path, record.cpus, record.kind, record.exclusive_added)
         except CgroupError as error:
             if error.errno == errno.ENOENT:
                 self._end_above(container_id, record)
@@ -147,11 +147,11 @@ class PartitionJobs:
                 telemetry = self._context.telemetry
                 telemetry.problem("cannot make a partition", path=record.path, err=error)
             return None
-        if made.valid:
+        if partition.valid:
             self._watcher.add(container_id, self._kernel.file(record.path))
         else:
             self.ended.add(container_id)
-        return made
+        return partition
 
 
 def _above(path: str) -> list[str]:

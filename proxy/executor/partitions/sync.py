@@ -69,8 +69,8 @@ class PartitionSync(Observer):
         """Load the records of the ledger; the first pass compares them with the kernel."""
         records, invalid = engine.PartitionFacts.load(entries)
         self._context.store.handle(engine.PartitionsRead(records))
-        for key, why in invalid.items():
-            self._context.telemetry.problem("cannot use a record of the ledger", record=key, err=why)
+        for key, error in invalid.items():
+            self._context.telemetry.problem("cannot use a record of the ledger", record=key, err=error)
 
     def entered(self, container: Container, phase: Phase) -> None:
         """See ``Observer``."""
@@ -126,20 +126,20 @@ class PartitionSync(Observer):
             return  # the state has changed meanwhile; that change schedules another pass
         context.store.handle(engine.PartitionPlanned(container_id, record))
         await context.ledger_writer.flush()
-        made = await context.kernel.run(jobs.carry_out, container_id, record)
+        partition = await context.kernel.run(jobs.carry_out, container_id, record)
         self._take_over_ended()
-        if made is None:
+        if partition is None:
             return
-        if made.valid:
+        if partition.valid:
             context.store.handle(engine.PartitionMade(container_id))
             context.telemetry.count(metrics.PARTITIONS_MADE)
             context.telemetry.event(
                 "made a partition", **subject(container), cpus=record.cpus, kind=record.kind
             )
         else:
-            context.store.handle(engine.PartitionRefused(container_id, made.reason))
+            context.store.handle(engine.PartitionRefused(container_id, partition.reason))
             self._retries.failed(container_id)
-            context.telemetry.problem("cannot make a partition", **subject(container), err=made.reason)
+            context.telemetry.problem("cannot make a partition", **subject(container), err=partition.reason)
 
     def _take_over_compared(self, lost: Mapping[str, PartitionState]) -> None:
         """Report the partitions that the kernel has ended."""
@@ -151,9 +151,11 @@ class PartitionSync(Observer):
                 self._retries.succeeded(container_id)
         for effect in context.store.handle(engine.PartitionsCompared(lost)):
             if isinstance(effect, engine.ReportLostPartitions):
-                for container, why in effect.lost:
+                for container, change in effect.lost:
                     context.telemetry.count(metrics.PARTITIONS_LOST)
-                    context.telemetry.problem("the kernel ended a partition", **subject(container), err=why)
+                    context.telemetry.problem(
+                        "the kernel ended a partition", **subject(container), err=change
+                    )
 
     def _take_over_ended(self) -> None:
         """Remove the records of partitions that have ended."""

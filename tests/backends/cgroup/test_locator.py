@@ -79,7 +79,7 @@ def test_a_group_that_is_not_the_containers_own_is_none(tmp_path: Path) -> None:
     place.process(7, "3:cpuset:/kubepods/podx/kata_abcd\n")
     found = place.locator.locate(ID, RuntimeDetail(f"/kubepods/podx/{ID}", pid=7))
     assert found.path == ""
-    assert "virtual machine" in found.why
+    assert "virtual machine" in found.obstacle
     assert place.tree.find("/kubepods/podx", ID) is None
 
 
@@ -101,7 +101,7 @@ def test_the_reason_is_reported_where_no_group_is_found(
     place.process(7, lines)
     found = place.locator.locate(ID, RuntimeDetail(pid=pid))
     assert found.path == ""
-    assert why in found.why
+    assert why in found.obstacle
 
 
 def test_a_mount_of_a_part_of_the_tree(tmp_path: Path) -> None:
