@@ -128,14 +128,14 @@ class _Preference(Struct, frozen=True):
 def _narrowest(entry: HintList, policy: TopologyPolicy) -> str:
     masks = (hint.affinity for hint in entry.hints if hint.affinity)
     least = min(masks, key=lambda mask: (len(mask), mask.bits), default=None)
-    one = least is not None and len(least) == 1
+    is_single_node = least is not None and len(least) == 1
     if policy is TopologyPolicy.SINGLE_NUMA_NODE:
-        lack = "prefers no single NUMA node" if one else "does not fit on one NUMA node"
+        lack = "prefers no single NUMA node" if is_single_node else "does not fit on one NUMA node"
     else:
         lack = "has no preferred NUMA nodes left"
     if least is None:
         return f"{entry.resource} {lack}"
-    fewest = f"it {'fits on node' if one else 'needs at least nodes'} {listed(least)} now"
+    fewest = f"it {'fits on node' if is_single_node else 'needs at least nodes'} {listed(least)} now"
     return f"{entry.resource} {lack}; {fewest}"
 
 

@@ -216,7 +216,7 @@ class CallFlow:
         executor.report_internal_error(error)
         executor.reconcile_requested.set()
         if isinstance(call.state, CallContext):
-            # It passes without our set: not what we meant.
+            # The request may pass without its cpuset: what the runtime saves is not known.
             executor.store.handle(SavedCpusLearned(call.state.target, None))
             call.state.sent = None
         always = executor.options.refuse_on_error

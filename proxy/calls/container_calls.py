@@ -172,7 +172,7 @@ class ContainerCalls:
         else:
             executor.spawn(fencing.drop(fence))
             if container_id in executor.state.containers:
-                # It carries what the client names, or what the runtime has saved.
+                # The update carries the CPUs that the client names, or those that the runtime has saved.
                 inflight_call = executor.calls.track(container_id, executor.state.node.machine.online)
                 call.state = CallContext(container_id, inflight_call=inflight_call, requested=request)
         send(call, answer)

@@ -106,22 +106,22 @@ class CreateCalls:
             call.release()  # the pod may be one that is observed
 
     def _create_in(self, call: UndecidedCall, pod: Pod, requested: CreateRequest) -> None:
-        """Decide a create, at once where all that matters is known."""
+        """Decide a create at once, or query kubelet first where its facts may change the decision."""
         executor = self.executor
         store = executor.store
         if pod.cgroup_changed_by_hook:
             call.set_cgroup_parent(pod.cgroup_parent)
         state, fact_lookup = store.state, executor.fact_lookup
-        given = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
+        devices = requested.devices() if fact_lookup.devices_matter(state.node, pod) else NO_DEVICES
         queries_kubelet = self._needs_report(pod, requested) or (
-            given is not NO_DEVICES and fact_lookup.knows_devices(given)
+            devices is not NO_DEVICES and fact_lookup.knows_devices(devices)
         )
         if (
             queries_kubelet
             or holders(state, pod)
             or executor.kubelet_cpus.needs_cpus_of_container(pod, requested.resources)
         ):
-            self._spawn(call, self._find_out(call, pod, requested, given))
+            self._spawn(call, self._query_facts_first(call, pod, requested, devices))
         else:
             self._decide(call, pod, requested)
 
@@ -157,19 +157,19 @@ class CreateCalls:
         """Record what a request carries about its pod; that may change which CPUs are shared."""
         self.executor.store.handle(PodLearned(pod, "pod described by a create"))
 
-    async def _find_out(
-        self, call: UndecidedCall, pod: Pod, requested: CreateRequest, given: DeviceFacts
+    async def _query_facts_first(
+        self, call: UndecidedCall, pod: Pod, requested: CreateRequest, devices: DeviceFacts
     ) -> None:
-        """Read what the call does not carry, then decide."""
+        """Read the facts that the call does not carry from kubelet and sysfs, then decide."""
         executor = self.executor
         fact_lookup = executor.fact_lookup
         if self._needs_report(pod, requested):
             before = pod
-            found = await fact_lookup.pod(before)
+            reported = await fact_lookup.pod(before)
             # More may be known of the pod by now; only what kubelet has answered is new.
             pod = executor.state.current_pod(pod)
-            if found is not before:
-                pod = structs.replace(pod, requests=found.requests, source=found.source)
+            if reported is not before:
+                pod = structs.replace(pod, requests=reported.requests, source=reported.source)
             if pod.sandbox_id in executor.state.pods:
                 executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
             if self._unreported.includes(pod, requested.name) and executor.options.refuse_on_error:
@@ -177,9 +177,9 @@ class CreateCalls:
                     message = "kubelet has not given its pod, and it may ask for devices"
                     call.refuse(GrpcStatus.UNAVAILABLE, f"cannot place {pod.ref}/{requested.name}: {message}")
                 return
-        if given is not NO_DEVICES and executor.fact_lookup.knows_devices(given):
+        if devices is not NO_DEVICES and executor.fact_lookup.knows_devices(devices):
             requested.resources = await executor.fact_lookup.devices(
-                pod, requested.name, given, requested.resources
+                pod, requested.name, devices, requested.resources
             )
             pod = executor.state.current_pod(pod)
         await record_exited(executor, executor.lifecycle, executor.fact_lookup.worker, pod)
@@ -344,8 +344,9 @@ class CreateCalls:
             context.named = True
             executor = self.executor
             executor.lifecycle.created(context.target, container_id, context.sent)
-            made = executor.state.containers.get(container_id)
-            if made and executor.state.owners and executor.enforcer.sandboxes.has_monitors(made.pod):
+            state, sandboxes = executor.state, executor.enforcer.sandboxes
+            container = state.containers.get(container_id)
+            if container and state.owners and sandboxes.has_monitors(container.pod):
                 executor.spawn(executor.writes.clear_sandboxes())
 
     def _create_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:

@@ -182,13 +182,13 @@ class NodeState(Struct, frozen=True):
         # A CPU that is offline comes back, and still belongs to its owner then. An owner that has lost all
         # of them shares meanwhile: the kernel would let it run anywhere, on the CPUs of others too.
         online = self.node.machine.online
-        here = placement.exclusive & online
-        if placement.replacement and (lacking := len(placement.exclusive) - len(here)):
-            here |= CpuSet(list(placement.replacement & online)[:lacking])
-        here = here or self.pools.shared
+        present = placement.exclusive & online
+        if placement.replacement and (lacking := len(placement.exclusive) - len(present)):
+            present |= CpuSet(list(placement.replacement & online)[:lacking])
+        usable = present or self.pools.shared
         if placement.hook_cpus is None:
-            return here
-        return here & placement.hook_cpus | placement.hook_extra_cpus & online or here
+            return usable
+        return usable & placement.hook_cpus | placement.hook_extra_cpus & online or usable
 
     def cpus_without_hooks(self, container: Container) -> CpuSet:
         """Return the CPUs that a container would run on without the limits of hooks."""
@@ -374,8 +374,8 @@ class NodeState(Struct, frozen=True):
         return after.with_pod(structs.replace(pod, reserved_for_pod=structs.replace(aside, parts=parts)))
 
     def _part_after_release(self, part: ContainerPart) -> ContainerPart:
-        kept = self._after_release(Grants(part.cpus, part.blocks, shares=part.shares))
-        return ContainerPart(part.name, kept.cpus, kept.blocks, kept.shares)
+        grants = self._after_release(Grants(part.cpus, part.blocks, shares=part.shares))
+        return ContainerPart(part.name, grants.cpus, grants.blocks, grants.shares)
 
     def _after_release(self, grants: Grants) -> Grants:
         for provider in self.providers:

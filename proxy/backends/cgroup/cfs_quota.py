@@ -105,7 +105,7 @@ class KernelCpuGroups:
             )
         return True
 
-    def _error(self, what: str, path: str, error: OSError) -> CgroupError:
+    def _error(self, action: str, path: str, error: OSError) -> CgroupError:
         number = error.errno or 0
         if number == errno.ENOENT and self._files.is_group(path):
             number, message = (
@@ -118,7 +118,7 @@ class KernelCpuGroups:
             message = ""
         cause = f"{message} ({errno.errorcode[number]})" if message else explain(number)
         return CgroupError(
-            f"cannot {what} cgroup /{path}: {cause}", errno.ENOENT if number in GONE else number
+            f"cannot {action} cgroup /{path}: {cause}", errno.ENOENT if number in GONE else number
         )
 
 

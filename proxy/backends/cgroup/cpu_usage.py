@@ -126,7 +126,7 @@ class CgroupUsage:
         for again in (True, False):
             fd = self._open.get(path)
             try:
-                kept = fd is not None
+                was_open = fd is not None
                 if fd is None:
                     fd = os.open(self._full(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                     if len(self._open) < _OPEN:
@@ -142,7 +142,7 @@ class CgroupUsage:
                     raise CgroupError(
                         f"cannot read the CPU time of cgroup /{path}: {error.strerror}", error.errno or 0
                     ) from None
-                if kept and again:
+                if was_open and again:
                     continue  # the group may have been made again under its name
                 return None
             try:

@@ -311,10 +311,10 @@ class KernelCgroups:
             )
 
     @staticmethod
-    def _error(what: str, path: str, error: OSError) -> CgroupError:
+    def _error(action: str, path: str, error: OSError) -> CgroupError:
         number = error.errno or 0
         return CgroupError(
-            f"cannot {what} cgroup /{path}: {explain(number)}", errno.ENOENT if number in GONE else number
+            f"cannot {action} cgroup /{path}: {explain(number)}", errno.ENOENT if number in GONE else number
         )
 
 

@@ -123,6 +123,6 @@ class InotifyWrites:
             os.close(fd)
 
 
-def _error(what: str) -> CgroupError:
+def _error(action: str) -> CgroupError:
     number = ctypes.get_errno()
-    return CgroupError(f"cannot {what}: {_WORDS.get(number) or os.strerror(number)}", number)
+    return CgroupError(f"cannot {action}: {_WORDS.get(number) or os.strerror(number)}", number)

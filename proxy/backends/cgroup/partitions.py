@@ -44,7 +44,7 @@ from proxy.model.idset import CpuSet
 
 PARTITION, EXCLUSIVE = "cpuset.cpus.partition", "cpuset.cpus.exclusive"
 EFFECTIVE = "cpuset.cpus.effective"
-_STATE = re.compile(r"(?P<kind>member|root|isolated)(?P<bad> invalid)?(?: \((?P<why>.*)\))?")
+_STATE = re.compile(r"(?P<kind>member|root|isolated)(?P<bad> invalid)?(?: \((?P<reason>.*)\))?")
 OLD = "this kernel has no cpuset.cpus.exclusive (Linux 6.7), so all groups above would have to be partitions"
 NO_WORD = "another group names some of its CPUs, or those above no longer lend them"
 
@@ -86,8 +86,8 @@ class KernelPartitions:
         match = _STATE.fullmatch(text)
         if match is None:
             return PartitionState(text, valid=False, reason=f"the kernel calls it {text!r}")
-        kind, why = match["kind"], match["why"] or ""
-        return PartitionState(kind, valid=kind != MEMBER and not match["bad"], reason=why)
+        kind, reason = match["kind"], match["reason"] or ""
+        return PartitionState(kind, valid=kind != MEMBER and not match["bad"], reason=reason)
 
     def exclusive_added(self, path: str, cpus: CpuSet) -> Mapping[str, CpuSet]:
         """Return what a partition adds to exclusive sets of groups; see ``Partitions.exclusive_added``."""
@@ -136,8 +136,8 @@ class KernelPartitions:
         if state.valid and state.kind == kind:
             return state
         self.end(path, cpus, exclusive_added)
-        why = state.reason or NO_WORD
-        return PartitionState(kind, valid=False, reason=why if has_exclusive_file else f"{why}; {OLD}")
+        reason = state.reason or NO_WORD
+        return PartitionState(kind, valid=False, reason=reason if has_exclusive_file else f"{reason}; {OLD}")
 
     def end(self, path: str, cpus: CpuSet, exclusive_added: Mapping[str, CpuSet]) -> None:
         """Make a group a member; see ``Partitions.end``."""
@@ -169,14 +169,14 @@ class KernelPartitions:
             raise self._error(f"set {file} to {str(value) or 'nothing'} in", path, error) from None
 
     @staticmethod
-    def _error(what: str, path: str, error: OSError) -> CgroupError:
+    def _error(action: str, path: str, error: OSError) -> CgroupError:
         number = error.errno or 0
         if number == errno.EINVAL:
-            why = "a sibling of it or of a group above names some of these CPUs (EINVAL)"
+            cause = "a sibling of it or of a group above names some of these CPUs (EINVAL)"
         else:
-            why = explain(number)
+            cause = explain(number)
         number = errno.ENOENT if number in GONE else number
-        return CgroupError(f"cannot {what} cgroup /{path}: {why}", number)
+        return CgroupError(f"cannot {action} cgroup /{path}: {cause}", number)
 
 
 def open_partitions(cgroups: object) -> KernelPartitions | None:

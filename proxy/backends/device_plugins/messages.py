@@ -157,16 +157,16 @@ def _container_answer(answer: pb.ContainerAllocateResponse) -> AllocateAnswer:
     )
 
 
-def _pairs(what: str, pairs: Mapping[str, str], barred: str = "") -> dict[str, str]:
+def _pairs(kind: str, pairs: Mapping[str, str], barred: str = "") -> dict[str, str]:
     for name, value in pairs.items():
         if not name or "\0" in name or "\0" in value or (barred and barred in name):
-            raise PluginAnswerError(f"its answer has an impossible {what}, {quoted(name)}")
+            raise PluginAnswerError(f"its answer has an impossible {kind}, {quoted(name)}")
     return dict(pairs)
 
 
-def _path(what: str, path: str) -> str:
+def _path(kind: str, path: str) -> str:
     if not path.startswith("/") or "\0" in path:
-        raise PluginAnswerError(f"its answer has a {what} at {quoted(path)}, which is not an absolute path")
+        raise PluginAnswerError(f"its answer has a {kind} at {quoted(path)}, which is not an absolute path")
     return path
 
 

@@ -288,11 +288,11 @@ class DevicePluginRegistry:
         except (PluginCallError, PluginAnswerError) as error:
             raise _failed(resource, "prepare devices of", endpoint.path, error) from None
 
-    def _endpoint(self, what: str, resource: str) -> PluginEndpoint:
+    def _endpoint(self, action: str, resource: str) -> PluginEndpoint:
         managed = self._resources.get(resource)
         if managed is None:
             raise DevicePluginError(
-                resource, f"cannot {what} {resource}: no device plug-in has registered it"
+                resource, f"cannot {action} {resource}: no device plug-in has registered it"
             )
         return managed.endpoint
 
@@ -319,5 +319,5 @@ class DevicePluginRegistry:
         }
 
 
-def _failed(resource: str, what: str, path: Path, error: Exception) -> DevicePluginError:
-    return DevicePluginError(resource, f"cannot {what} {resource}: the device plug-in at {path}: {error}")
+def _failed(resource: str, action: str, path: Path, error: Exception) -> DevicePluginError:
+    return DevicePluginError(resource, f"cannot {action} {resource}: the device plug-in at {path}: {error}")

@@ -34,14 +34,14 @@ class UnixChannel:
         self._timeout_s = timeout_s
         self._channel = GrpcChannel(self.path, LARGEST)
 
-    def call(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
+    def call(self, action: str, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Make a call.
 
         Args:
-            what: What is queried, for messages, as ``query kubelet for a pod``.
+            action: The text after "cannot" in messages, such as ``query kubelet for a pod``.
             method: Path of the method.
-            request: What is sent.
-            answer: What is expected.
+            request: The request.
+            answer: The type of the answer.
 
         Raises:
             KubeletError: There is no answer, or it is an error; ``code`` and ``details`` say which.
@@ -56,17 +56,17 @@ class UnixChannel:
             failed: Any = error
             number, name = failed.code().value[0], failed.code().name
             details = details_of(failed)
-            raise KubeletError(self._failed(what, f"{details} ({name})"), number, details) from None
+            raise KubeletError(self._failed(action, f"{details} ({name})"), number, details) from None
         except ValueError:  # grpc's error for a channel that was closed meanwhile
-            raise KubeletError(self._failed(what, "the channel is closed")) from None
+            raise KubeletError(self._failed(action, "the channel is closed")) from None
         try:
             return answer.FromString(content)
         except DecodeError:
-            raise KubeletError(self._failed(what, "the answer cannot be decoded")) from None
+            raise KubeletError(self._failed(action, "the answer cannot be decoded")) from None
 
     def close(self) -> None:
         """Close the channel; calls after that fail."""
         self._channel.close()
 
-    def _failed(self, what: str, cause: str) -> str:
-        return f"cannot {what} at {self.path}: {cause}"
+    def _failed(self, action: str, cause: str) -> str:
+        return f"cannot {action} at {self.path}: {cause}"

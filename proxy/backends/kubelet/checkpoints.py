@@ -63,11 +63,11 @@ def held_cpus(checkpoint: Checkpoint) -> HeldCpus:
 
 
 @contextmanager
-def _readable(what: str) -> Iterator[None]:
+def _readable(file: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"cannot read kubelet's {what}: {error!r}") from None
+        raise CheckpointError(f"cannot read kubelet's {file}: {error!r}") from None
 
 
 class CheckpointError(TopoproxyError):
@@ -134,7 +134,7 @@ def read_memory(content: str) -> Checkpoint:
     return _read(content, "memory_manager_state", {1: _memory_1, 2: _memory_2})
 
 
-def _read(content: str, what: str, texts: Mapping[int, Callable[[Mapping[str, Any]], str]]) -> Checkpoint:
+def _read(content: str, file: str, texts: Mapping[int, Callable[[Mapping[str, Any]], str]]) -> Checkpoint:
     try:
         raw = load(content, largest=None)
         if not isinstance(raw, dict):
@@ -142,7 +142,7 @@ def _read(content: str, what: str, texts: Mapping[int, Callable[[Mapping[str, An
         fields = lower(raw)
         checksum = _checksum(fields.get("checksum"))
     except ValueError as error:
-        raise CheckpointError(f"cannot read kubelet's {what}: {error}") from None
+        raise CheckpointError(f"cannot read kubelet's {file}: {error}") from None
     for version, text in texts.items():
         try:
             # Go has no half characters: it reads each as the replacement character.
@@ -208,13 +208,13 @@ def _cpu_2(fields: Mapping[str, Any]) -> str:
 
 
 def _cpu_3(fields: Mapping[str, Any]) -> str:
-    left = CpuSet.LIMIT
+    remaining = CpuSet.LIMIT
 
     def pod_cpus(raw: Mapping[str, Any]) -> str:
-        nonlocal left
+        nonlocal remaining
         cpus = CpuSet.parse(lower(raw).get("cpuset", ""))
-        left -= len(cpus)
-        if left < 0:  # no CPU is in two pods' sets, and a text of few letters may name very many
+        remaining -= len(cpus)
+        if remaining < 0:  # "0-9999999" is short and names very many; no CPU is in the sets of two pods
             raise ValueError("more CPUs than any machine has")
         elements = _map((cpu, "{}") for cpu in cpus)
         return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){elements}}}}}"

@@ -38,22 +38,22 @@ _LONGEST_TOKEN = 1 << 16
 _CREDENTIALS_HINT = "; name the file of a valid token or certificate"
 
 
-class _Page(Struct, frozen=True):
-    """A page of kubelet's server.
+class _Endpoint(Struct, frozen=True):
+    """An endpoint of kubelet's server.
 
     Attributes:
-        what: What it is, for messages.
-        path: Where it is if the address has no path.
+        name: Its name in messages.
+        path: Its path, used where the configured address has none.
         right: The resource on which the API server must permit ``get``.
     """
 
-    what: str
+    name: str
     path: str
     right: str
 
 
-_PODS = _Page("the pods", "/pods", "nodes/pods")
-_CONFIGZ = _Page("the configuration", "/configz", "nodes/configz")
+_PODS = _Endpoint("the pods", "/pods", "nodes/pods")
+_CONFIGZ = _Endpoint("the configuration", "/configz", "nodes/configz")
 
 
 def fetch_pods(settings: KubeletSettings) -> bytes:
@@ -80,22 +80,22 @@ def fetch_configz(settings: KubeletSettings) -> bytes:
     return _fetch(settings, settings.configz, _CONFIGZ)
 
 
-def _fetch(settings: KubeletSettings, address: str, page: _Page) -> bytes:
+def _fetch(settings: KubeletSettings, address: str, endpoint: _Endpoint) -> bytes:
     import http.client
 
     try:
         url = urlsplit(address)
         where = _shown(url)
     except ValueError as error:
-        raise KubeletError(f"cannot read {page.what} of kubelet at {address!r}: {error}") from None
+        raise KubeletError(f"cannot read {endpoint.name} of kubelet at {address!r}: {error}") from None
     code = GrpcStatus.OK
     try:
-        return _exchange(settings, url, page)
+        return _exchange(settings, url, endpoint)
     except TimeoutError:
         cause, code = f"no complete answer within {settings.timeout:g} s", GrpcStatus.DEADLINE_EXCEEDED
     except (OSError, ValueError, http.client.HTTPException) as error:
         cause = str(error) or type(error).__name__
-    raise KubeletError(f"cannot read {page.what} of kubelet at {where}: {cause}", code)
+    raise KubeletError(f"cannot read {endpoint.name} of kubelet at {where}: {cause}", code)
 
 
 def _shown(url: SplitResult) -> str:
@@ -143,7 +143,7 @@ def _remaining_s(deadline: float) -> float:
     return remaining
 
 
-def _exchange(settings: KubeletSettings, url: SplitResult, page: _Page) -> bytes:
+def _exchange(settings: KubeletSettings, url: SplitResult, endpoint: _Endpoint) -> bytes:
     import http.client
 
     deadline = time.monotonic() + settings.timeout
@@ -160,10 +160,10 @@ def _exchange(settings: KubeletSettings, url: SplitResult, page: _Page) -> bytes
         connection = http.client.HTTPConnection(url.hostname, port)
         bounded: Any = _Bounded(connected, deadline)
         connection.sock = bounded
-        path = page.path if url.path in ("", "/") else url.path
+        path = endpoint.path if url.path in ("", "/") else url.path
         connection.request("GET", f"{path}?{url.query}" if url.query else path, headers=headers)
         with connection.getresponse() as response:
-            return _body(response, page)
+            return _body(response, endpoint)
     finally:
         connected.close()
 
@@ -172,15 +172,15 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     """Connect to the first address that answers."""
     failure: OSError = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        made = socket.socket(family, kind, protocol)
+        connection = socket.socket(family, kind, protocol)
         try:
-            made.settimeout(_remaining_s(deadline))
-            made.connect(address)
+            connection.settimeout(_remaining_s(deadline))
+            connection.connect(address)
         except OSError as error:
-            made.close()
+            connection.close()
             failure = error
         else:
-            return made
+            return connection
     raise failure
 
 
@@ -222,11 +222,11 @@ def _authorization(settings: KubeletSettings, scheme: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def _body(response: http.client.HTTPResponse, page: _Page) -> bytes:
+def _body(response: http.client.HTTPResponse, endpoint: _Endpoint) -> bytes:
     if response.status != 200:
         text = " ".join(response.read(_LONGEST_REASON).decode("ascii", "replace").split())
         text = "".join(c if c.isprintable() else "?" for c in text)
-        hint = {401: _CREDENTIALS_HINT, 403: f"; allow get on {page.right} or nodes/proxy"}.get(
+        hint = {401: _CREDENTIALS_HINT, 403: f"; allow get on {endpoint.right} or nodes/proxy"}.get(
             response.status, ""
         )
         raise ValueError(f"it answers {response.status} {response.reason}: {text or 'no reason given'}{hint}")

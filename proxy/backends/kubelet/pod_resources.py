@@ -137,15 +137,15 @@ class PodResources:
         return None
 
     def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        what, path = "query kubelet for devices", f"{_SERVICE}/{method}"
+        action, path = "query kubelet for devices", f"{_SERVICE}/{method}"
         for _ in range(_TRIES - 1):
             try:
-                return self._channel.call(what, path, request, answer)
+                return self._channel.call(action, path, request, answer)
             except KubeletError as error:
                 if error.code != GrpcStatus.RESOURCE_EXHAUSTED:
                     raise
             time.sleep(_WAIT_S)  # in a worker; kubelet permits 100 requests a second
-        return self._channel.call(what, path, request, answer)
+        return self._channel.call(action, path, request, answer)
 
 
 def _near(listed: pb.ContainerResources) -> tuple[LocatedDevice, ...]:

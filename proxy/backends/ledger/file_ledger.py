@@ -175,7 +175,8 @@ class FileLedger:
             )
             notes.append(f"the ledger {self.path} was repaired: {message}")
         packed, rejected = fmt.pack(state.entries, SIZE_LIMIT)
-        notes += [f"the ledger's record {fmt.shown(key)} is left out: {why}" for key, why in rejected.items()]
+        for key, error in rejected.items():
+            notes.append(f"the ledger's record {fmt.shown(key)} is left out: {error}")
         self._entries = fmt.apply({}, packed)
         self._number, self._size = state.number, state.good_bytes
         return notes
@@ -192,6 +193,6 @@ def _read_all(fd: int) -> bytes:
     return b"".join(parts)
 
 
-def cannot(what: str, path: Path, error: OSError) -> CannotCreateError:
+def cannot(action: str, path: Path, error: OSError) -> CannotCreateError:
     """Return an error that says what could not be done to the ledger, and why."""
-    return CannotCreateError(f"cannot {what} the ledger {path}: {error.strerror or error}")
+    return CannotCreateError(f"cannot {action} the ledger {path}: {error.strerror or error}")

@@ -110,9 +110,9 @@ def _pack_one(key: str, value: object, limit: int) -> bytes:
     return packed
 
 
-def shown(what: object) -> str:
+def shown(value: object) -> str:
     """Return a key or an error as short printable text."""
-    text = str(what) if isinstance(what, str | Exception) else type(what).__name__
+    text = str(value) if isinstance(value, str | Exception) else type(value).__name__
     cut = text if len(text) <= _QUOTED_CHARACTERS else text[:_QUOTED_CHARACTERS] + "..."
     return cut if cut.isprintable() else ascii(cut)[1:-1]
 

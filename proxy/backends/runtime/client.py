@@ -47,13 +47,13 @@ _TOO_LARGE = 1 << 64
 
 
 def entries_of(
-    raw: bytes, what: str, read: Callable[[bytes], _Entry | None], unread: Callable[[str], None]
+    raw: bytes, kind: str, read: Callable[[bytes], _Entry | None], unread: Callable[[str], None]
 ) -> Listed[_Entry]:
     """Read a list.
 
     Args:
         raw: The runtime's answer.
-        what: What an entry is, for people.
+        kind: What an entry is, for messages: ``sandbox`` or ``container``.
         read: Reads an entry. It raises DecodeError where the entry is not a message, and returns None where
             the entry is about something that no call can name.
         unread: Called with a sentence about each entry that is left out.
@@ -64,7 +64,7 @@ def entries_of(
     try:
         pieces = pb.ListEntries.FromString(raw).entries
     except DecodeError as error:
-        message = f"cannot read the runtime's list of {what} entries: {error}"
+        message = f"cannot read the runtime's list of {kind} entries: {error}"
         unread(message)
         raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
     entries, lacking = list[_Entry](), set[str]()
@@ -74,10 +74,10 @@ def entries_of(
         except DecodeError as error:
             known = _id_of(piece)
             lacking.add(known)
-            unread(f"cannot read {what} {known!r} of the runtime's list: {error}")
+            unread(f"cannot read {kind} {known!r} of the runtime's list: {error}")
             continue
         if entry is None:
-            unread(f"cannot use a {what} of the runtime's list: its id is not UTF-8")
+            unread(f"cannot use a {kind} of the runtime's list: its id is not UTF-8")
         else:
             entries.append(entry)
     return Listed(entries, lacking)
@@ -227,7 +227,7 @@ class GrpcRuntime:
         self._service = _SERVICES[0]
         # A list of thousands of containers passes the default limit of 4 MiB.
         self._channel = GrpcChannel(self._path, -1, ("grpc.max_send_message_length", -1))
-        self.unread: Callable[[str], None] = lambda what: None
+        self.unread: Callable[[str], None] = lambda message: None
 
     def version(self) -> str:
         """Query ``name version``; see ``proxy.executor.runtime_ports.Runtime``."""
@@ -238,9 +238,9 @@ class GrpcRuntime:
 
     def cgroup_driver(self) -> str:
         """Read the cgroup driver; see ``Runtime`` of the ports. CRI of 1.28; containerd 2.0."""
-        what = "read the cgroup driver of the runtime"
+        action = "read the cgroup driver of the runtime"
         try:
-            answer = self._query(what, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
+            answer = self._query(action, "RuntimeConfig", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse)
         except RuntimeCallError as error:
             if error.code != GrpcStatus.UNIMPLEMENTED:
                 raise
@@ -272,23 +272,23 @@ class GrpcRuntime:
     def detail(self, container_id: str) -> RuntimeDetail:
         """Read one container's status, verbose; see ``proxy.executor.runtime_ports.Runtime``."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
-        what = f"read the status of container {container_id}"
-        return parse_detail(self._query(what, "ContainerStatus", request, pb.DetailFacts))
+        action = f"read the status of container {container_id}"
+        return parse_detail(self._query(action, "ContainerStatus", request, pb.DetailFacts))
 
     def update_cpuset(self, container_id: str, cpus: CpuSet, mems: Mask | None, cpu_quota: int = 0) -> None:
         """Make a cpuset lasting, and a quota; see ``proxy.executor.runtime_ports.Runtime``.
 
         Fields that are not set mean "leave" to the runtime, so the request holds nothing else.
         """
-        what = f"update the cpuset of container {container_id}"
+        action = f"update the cpuset of container {container_id}"
         if not cpus or (mems is not None and not mems):
-            raise RuntimeCallError(f"cannot {what}: the set is empty", GrpcStatus.INVALID_ARGUMENT)
+            raise RuntimeCallError(f"cannot {action}: the set is empty", GrpcStatus.INVALID_ARGUMENT)
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
         request.linux.cpuset_cpus = str(cpus)
         if mems is not None:
             request.linux.cpuset_mems = str(mems)
         request.linux.cpu_quota = cpu_quota
-        self._call(what, "UpdateContainerResources", request)
+        self._call(action, "UpdateContainerResources", request)
 
     def update_limits(
         self, container_id: str, cpus: CpuSet | None, mems: Mask | None, limits: Limits
@@ -306,8 +306,8 @@ class GrpcRuntime:
             unified=limits.unified,
         )
         request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
-        what = f"update container {container_id}"
-        self._call(what, "UpdateContainerResources", request)
+        action = f"update container {container_id}"
+        self._call(action, "UpdateContainerResources", request)
 
     def raw_lists(self) -> tuple[bytes, bytes]:
         """List all sandboxes and containers; see ``proxy.executor.runtime_ports.Runtime``."""
@@ -318,18 +318,23 @@ class GrpcRuntime:
         """Close the channel; calls after that fail as unavailable."""
         self._channel.close()
 
-    def _query(self, what: str, method: str, request: Message, answer: type[Answer]) -> Answer:
+    def _query(self, action: str, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Make a call whose answer is valid only as a whole."""
-        raw = self._call(what, method, request)
+        raw = self._call(action, method, request)
         try:
             return answer.FromString(raw)
         except DecodeError as error:
-            message = f"cannot {what} at {self._path}: {error}"
+            message = f"cannot {action} at {self._path}: {error}"
             self.unread(message)
             raise RuntimeCallError(message, GrpcStatus.INTERNAL) from None
 
-    def _call(self, what: str, method: str, request: Message) -> bytes:
-        """Make a call; gives the answer undecoded."""
+    def _call(self, action: str, method: str, request: Message) -> bytes:
+        """Make a call and return the encoded answer, in the version of the API that the runtime has.
+
+        Raises:
+            UnavailableError: The runtime has not answered.
+            RuntimeCallError: The runtime has answered with an error.
+        """
         import grpc
 
         first, refusal = self._service, None
@@ -345,14 +350,14 @@ class GrpcRuntime:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     refusal = refusal or error  # that of the version which the runtime is known to have
                     continue
-                raise self._error(what, error) from None
+                raise self._error(action, error) from None
             except ValueError:  # the channel is closed
-                raise UnavailableError(f"cannot {what} at {self._path}: the channel is closed") from None
+                raise UnavailableError(f"cannot {action} at {self._path}: the channel is closed") from None
             self._service = service
             return result
-        raise self._error(what, refusal) from None
+        raise self._error(action, refusal) from None
 
-    def _error(self, what: str, error: Any) -> UnavailableError | RuntimeCallError:
+    def _error(self, action: str, error: Any) -> UnavailableError | RuntimeCallError:
         number, name = error.code().value[0], error.code().name
-        message = f"cannot {what} at {self._path}: {details_of(error)} ({name})"
+        message = f"cannot {action} at {self._path}: {details_of(error)} ({name})"
         return UnavailableError(message) if number in NO_ANSWER else RuntimeCallError(message, number)

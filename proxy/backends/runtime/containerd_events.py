@@ -59,7 +59,7 @@ class ContainerdEvents:
         self._path = path.removeprefix("unix://")
         self.timeout: Callable[[], float] = lambda: timeout_s
         self._channel = GrpcChannel(self._path, MESSAGE_LIMIT, ONE_THREAD)
-        self.unread: Callable[[str], None] = lambda what: None
+        self.unread: Callable[[str], None] = lambda message: None
 
     def listen(self) -> Iterator[RuntimeEvent]:
         """Subscribe; see ``proxy.executor.runtime_ports.Events``."""

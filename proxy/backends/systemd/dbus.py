@@ -102,11 +102,11 @@ class Connection:
         self._socket.sendall(BEGIN)
 
     def call(self, message: Message) -> tuple[Any, ...]:
-        """Make a call, and give the body of the answer; in any thread but the one that reads.
+        """Make a call and return the body of the answer; in any thread but the one that reads.
 
         Raises:
             UnavailableError: No answer in time, or the connection has ended.
-            CgroupError: An error is the answer; errno ENOENT where there is no such unit.
+            CgroupError: The answer is an error; errno ENOENT where there is no such unit.
         """
         waiter = _Waiter()
         with self._lock:
@@ -124,8 +124,8 @@ class Connection:
         with self._lock:
             self._waiting.pop(serial, None)
         if waiter.answer is None:
-            why = "the connection has ended" if answered else f"no answer within {self._timeout_s:g} s"
-            raise UnavailableError(f"cannot call {self.path}: {why}")
+            cause = "the connection has ended" if answered else f"no answer within {self._timeout_s:g} s"
+            raise UnavailableError(f"cannot call {self.path}: {cause}")
         return _body(message, waiter.answer)
 
     def read(self, signal: bytes) -> Iterator[Message]:

@@ -145,13 +145,13 @@ class SystemdUnits:
     def _dial(self) -> Connection:
         from proxy.backends.systemd.dbus import Connection
 
-        why = UnavailableError("cannot connect to systemd: it has no socket here")
+        failure = UnavailableError("cannot connect to systemd: it has no socket here")
         for path in self._addresses():
             try:
                 return Connection(path, self._timeout_s)
             except UnavailableError as error:
-                why = error
-        raise why
+                failure = error
+        raise failure
 
     def _listen(self, connection: Connection, on_event: Callable[[UnitEvents], None]) -> None:
         bus = connection.path.endswith(BUS.name)

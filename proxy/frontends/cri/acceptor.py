@@ -195,8 +195,8 @@ class Acceptor:
                 loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
                 loop.remove_reader(self._fd)
                 with contextlib.suppress(MemoryError):
-                    why = getattr(error, "strerror", "out of memory")
-                    self._report("cannot accept a connection", err=why)
+                    cause = getattr(error, "strerror", "out of memory")
+                    self._report("cannot accept a connection", err=cause)
                 return
             task = asyncio.get_running_loop().create_task(self._open(client))
             self._opening.add(task)

@@ -160,15 +160,15 @@ def _put(
     entries: MutableSequence[bytes],
     wanted: Mapping[str, Any],
     name_of: Callable[[bytes], str],
-    made: Callable[[bytes, str, Any], bytes],
+    encode: Callable[[bytes, str, Any], bytes],
 ) -> None:
-    """Set and take out entries of a list, in place.
+    """Set and remove entries of a list, in place.
 
     Args:
         entries: The list, of a message, with its entries encoded.
         wanted: Name to value, or ``CLEAR``.
-        name_of: Gives the name of an entry.
-        made: Gives what an entry, old or (empty) new, is to be.
+        name_of: Returns the name of an encoded entry.
+        encode: Takes an encoded entry (empty for a new one), its name and value; returns the entry to store.
     """
     placed: set[str] = set()
     gone: list[int] = []
@@ -179,13 +179,13 @@ def _put(
         if wanted[name] is CLEAR or name in placed:
             gone.append(index)
         else:
-            entries[index] = made(entry, name, wanted[name])
+            entries[index] = encode(entry, name, wanted[name])
             placed.add(name)
     for index in reversed(gone):
         del entries[index]
     for name, value in wanted.items():
         if value is not CLEAR and name not in placed:
-            entries.append(made(b"", name, value))
+            entries.append(encode(b"", name, value))
 
 
 def _name(raw: bytes) -> str:
@@ -207,11 +207,15 @@ def _env(raw: bytes, name: str, value: str) -> bytes:
 
 
 def _mount(raw: bytes, path: str, mount: Mount) -> bytes:
-    made = suffix.mount_of(path, mount)
+    wanted_mount = suffix.mount_of(path, mount)
     if text(pb.PathFacts.FromString(raw).host_path) != mount.host_path:
-        return made.SerializeToString()
+        return wanted_mount.SerializeToString()
     entry = pb.Mount.FromString(raw)
-    entry.container_path, entry.readonly, entry.propagation = path, made.readonly, made.propagation
+    entry.container_path, entry.readonly, entry.propagation = (
+        path,
+        wanted_mount.readonly,
+        wanted_mount.propagation,
+    )
     recursive = entry.readonly and entry.propagation == pb.PROPAGATION_PRIVATE
     return entry.SerializeToString() + (b"" if recursive else _NOT_RECURSIVE)
 

@@ -35,30 +35,30 @@ _ENVS, _MOUNTS, _DEVICES = 6, 7, 8
 def resources(wanted: Adjustment | Update) -> bytes:
     """Encode LinuxContainerResources with what is wanted.
 
-    Of CPUs and memory nodes only that what the client requests is erased: which ones a container has is the
-    engine's to say, after this.
+    The client's CPUs and memory nodes can only be erased here: the engine decides which ones the container
+    gets, and they are written after this.
     """
-    found = b""
+    encoded = b""
     scalars = _OF_SCALARS(wanted)
     if not all(map(is_, scalars, _NO_SCALARS)):
         for number, value in zip(_SCALARS.values(), scalars, strict=True):
             if value is not LEAVE:
                 # A negative int64 goes as the 64 bits of its two's complement.
-                found += bytes((number << 3,)) + varint(0 if value is CLEAR else value % (1 << 64))
+                encoded += bytes((number << 3,)) + varint(0 if value is CLEAR else value % (1 << 64))
     if wanted.cpus is CLEAR:
-        found += field(_CPUS, b"")
+        encoded += field(_CPUS, b"")
     if isinstance(wanted, Adjustment) and wanted.mems is CLEAR:
-        found += field(_MEMS, b"")
-    return found + entries(_UNIFIED, wanted.unified) if wanted.unified else found
+        encoded += field(_MEMS, b"")
+    return encoded + entries(_UNIFIED, wanted.unified) if wanted.unified else encoded
 
 
 def entries(number: int, wanted: Mapping[str, str] | Mapping[str, str | Presence]) -> bytes:
     """Encode the entries of a map that are set; a field of this number for each."""
-    found = b""
+    encoded = b""
     for key, value in wanted.items():
         if isinstance(value, str):
-            found += field(number, _entry(key.encode(), value.encode()))
-    return found
+            encoded += field(number, _entry(key.encode(), value.encode()))
+    return encoded
 
 
 def _entry(key: bytes, value: bytes) -> bytes:
@@ -74,17 +74,17 @@ def lists(
     devices: Mapping[str, Device | Presence],
 ) -> bytes:
     """Encode entries of ContainerConfig's lists, for those that are set."""
-    found = b""
+    encoded = b""
     for name, value in envs.items():
         if isinstance(value, str):
-            found += field(_ENVS, _entry(name.encode(), env_bytes(value)))
+            encoded += field(_ENVS, _entry(name.encode(), env_bytes(value)))
     for path, mount in mounts.items():
         if isinstance(mount, Mount):
-            found += field(_MOUNTS, mount_of(path, mount).SerializeToString())
+            encoded += field(_MOUNTS, mount_of(path, mount).SerializeToString())
     for path, device in devices.items():
         if isinstance(device, Device):
-            found += field(_DEVICES, device_of(path, device).SerializeToString())
-    return found
+            encoded += field(_DEVICES, device_of(path, device).SerializeToString())
+    return encoded
 
 
 def env_bytes(value: str) -> bytes:

@@ -212,10 +212,10 @@ class Link:
             self._report_problem("ended a connection because of an internal error", err=error)
             self._context.fault(error)
 
-    def cut(self, why: str) -> None:
+    def cut(self, reason: str) -> None:
         """End the link without sending what waits."""
         if not self.closed:
-            self._report_problem("ended a connection", reason=why)
+            self._report_problem("ended a connection", reason=reason)
             self.client.abort()
             self.server.abort()
             self.lost()
@@ -346,14 +346,14 @@ class Link:
         """
         while self._pending_events:
             events, self._pending_events = self._pending_events, []
-            for call, what in events:
+            for call, outcome in events:
                 try:
-                    if isinstance(what, bytes):
-                        self._interceptor.response(call, what)
+                    if isinstance(outcome, bytes):
+                        self._interceptor.response(call, outcome)
                     else:
-                        self._interceptor.finished(call, what)
+                        self._interceptor.finished(call, outcome)
                 except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes anyway
                     self._fault(call, "note the answer", error)
 
-    def _fault(self, call: InterceptedCall, what: str, error: Exception) -> None:
-        self._report_problem("cannot handle a call", step=what, method=call.path, err=error)
+    def _fault(self, call: InterceptedCall, step: str, error: Exception) -> None:
+        self._report_problem("cannot handle a call", step=step, method=call.path, err=error)

@@ -39,7 +39,7 @@ LINGER_S: Final = 5.0
 """How long the socket of a peer that does not read stays open after ``close``."""
 _GATHERED_BYTES: Final = 64 << 10
 
-_OTHER, _OWN = 1, 2  # why nothing is read: the other end's buffer is full, this end's is
+_OTHER, _OWN = 1, 2  # reasons to pause: the other end's buffer is full; this end's buffer is full
 
 
 def _nothing(*_: object) -> None:
@@ -165,16 +165,16 @@ class Pipe:
             self._reading = False
             self._watch()
 
-    def pause(self, why: int = _OTHER) -> None:
+    def pause(self, reason: int = _OTHER) -> None:
         """Stop reading until ``resume`` is called with the same reason."""
-        paused, self._pauses = self._pauses, self._pauses | why
+        paused, self._pauses = self._pauses, self._pauses | reason
         if not paused and self.attached and self._reading:
             self._watch()
 
-    def resume(self, why: int = _OTHER) -> None:
+    def resume(self, reason: int = _OTHER) -> None:
         """Read again, unless there is another reason not to."""
-        if self._pauses & why:
-            self._pauses &= ~why
+        if self._pauses & reason:
+            self._pauses &= ~reason
             if not self._pauses and self.attached and self._reading:
                 self._watch()
 

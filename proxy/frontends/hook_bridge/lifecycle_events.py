@@ -198,9 +198,9 @@ class LifecycleEvents(Observer):
 
     def created(self, token: str, container: Container) -> None:
         """See ``Observer``."""
-        made = self.sent.pop(token, None)
-        if made is not None:
-            self.memory.created(container.id, made)
+        request = self.sent.pop(token, None)
+        if request is not None:
+            self.memory.created(container.id, request)
         self._notify(PostCreateContainer, container)
         if container.placement.pool is Pool.OWN:
             self._compare_soon()  # its CPUs have an owner with an id now
@@ -262,7 +262,7 @@ class LifecycleEvents(Observer):
             i in pods and self.memory.pod(i) is None for i in state.pods
         ):
             self._lacks()
-        self.sent = {token: made for token, made in self.sent.items() if token in state.containers}
+        self.sent = {token: request for token, request in self.sent.items() if token in state.containers}
 
     # -- what changes on the node -------------------------------------------------------------------------
 

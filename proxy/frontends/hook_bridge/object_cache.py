@@ -131,7 +131,7 @@ class RememberedContainer(Struct, frozen=True):
 
 
 class ObjectCache:
-    """All that is remembered; on the event loop's thread."""
+    """Remembers sandboxes and containers for hooks; used only on the event loop's thread."""
 
     def __init__(self) -> None:
         self._pods: dict[str, RememberedPod] = {}
@@ -143,17 +143,17 @@ class ObjectCache:
 
     def container(self, container_id: str) -> RememberedContainer | None:
         """Return what is remembered of a container."""
-        found = self._containers.get(container_id)
-        if found is not None and not isinstance(found, RememberedContainer):
-            found = self._containers[container_id] = found()
-        return found
+        remembered = self._containers.get(container_id)
+        if remembered is not None and not isinstance(remembered, RememberedContainer):
+            remembered = self._containers[container_id] = remembered()
+        return remembered
 
     def knows(self, container_id: str) -> bool:
         """Return whether anything is remembered of a container."""
         return container_id in self._containers
 
     def ran(self, sandbox_id: str, pod: PodFacts) -> None:
-        """A sandbox has been created.
+        """Remember a sandbox that the runtime has created.
 
         Args:
             sandbox_id: The runtime's id.
@@ -163,19 +163,19 @@ class ObjectCache:
         self._pods[sandbox_id] = RememberedPod(pod.runtime_handler, texts)
 
     def created(
-        self, container_id: str, made: RememberedContainer | Callable[[], RememberedContainer]
+        self, container_id: str, container: RememberedContainer | Callable[[], RememberedContainer]
     ) -> None:
-        """A container has been created.
+        """Remember a container that the runtime has created.
 
         Args:
             container_id: The runtime's id.
-            made: What is kept of its request with what hooks have set, without the engine's decision, which
-                is not the client's request; or a function that reads it.
+            container: Its request with the fields that hooks have set, without what the engine decided, which
+                the client did not request; or a function that reads it.
         """
-        self._containers[container_id] = made
+        self._containers[container_id] = container
 
     def updated(self, container_id: str, update: Resources) -> None:
-        """An update of a container has succeeded."""
+        """Remember the resources that a successful update of a container has set."""
         known = self.container(container_id)
         if known is not None:
             self._containers[container_id] = replace(known, requested=merged(known.requested, update))

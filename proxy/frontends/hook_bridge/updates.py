@@ -240,12 +240,12 @@ class Updates:
             return None
         return container
 
-    def _report_not_applied(self, container_id: str, by: Mapping[str, str], why: str) -> None:
+    def _report_not_applied(self, container_id: str, by: Mapping[str, str], error: str) -> None:
         which = subject_of(self._executor.state.containers, container_id)
         hooks = ", ".join(sorted(set(by.values())))
         self._executor.telemetry.count(metrics.UPDATES_BY_HOOKS_FAILED)
         self._executor.telemetry.problem(
-            "cannot update a container as hooks request", **which, hook=hooks, err=why
+            "cannot update a container as hooks request", **which, hook=hooks, err=error
         )
 
     def close(self) -> None:

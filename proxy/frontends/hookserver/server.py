@@ -230,8 +230,8 @@ class Server:
         if isinstance(request, pb.PodSandboxHookRequest):
             return pod_echo(request)
         if name == "PreCreateContainerHook" and self._servicer.must_be_placed(request):
-            what = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
             raise HookCallRefusedError(
-                GrpcStatus.INTERNAL, f"cannot place the container: internal error: {what}"
+                GrpcStatus.INTERNAL, f"cannot place the container: internal error: {cause}"
             )
         return container_echo(request)

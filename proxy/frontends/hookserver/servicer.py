@@ -280,16 +280,16 @@ class Servicer:
 
     # -- where nothing can be decided ---------------------------------------------------------------------
 
-    def _undecided(self, request: Container, why: str) -> ContainerAnswer:
+    def _undecided(self, request: Container, reason: str) -> ContainerAnswer:
         """Forward a create unchanged, unless its pod must not run unplaced."""
         executor = self._executor
         meta = request.pod_meta
-        message = f"cannot place {meta.namespace}/{meta.name}/{request.container_meta.name}: {why}"
+        message = f"cannot place {meta.namespace}/{meta.name}/{request.container_meta.name}: {reason}"
         executor.telemetry.problem(
             "cannot place a container",
             pod=f"{meta.namespace}/{meta.name}",
             container=request.container_meta.name,
-            err=why,
+            err=reason,
         )
         executor.reconcile_requested.set()
         if self.must_be_placed(request):

@@ -95,5 +95,5 @@ def _number(text: str, least: int, most: int) -> int:
     return int(match[0])
 
 
-def _invalid(why: str) -> OSError:
-    return OSError(errno.EINVAL, why)
+def _invalid(message: str) -> OSError:
+    return OSError(errno.EINVAL, message)

@@ -154,8 +154,8 @@ def set_partition(tree: FakePartitionFiles, path: str, kind: str, table: Table) 
     if old is not None and old.state == VALID:
         return {**after, path: replace(old, kind=kind)}
     if old is not None and old.state in (STUCK, LOST):
-        why = "Invalid cpu list in cpuset.cpus.exclusive"
-        return {**after, path: replace(old, kind=kind, state=LOST, reason=why)}
+        reason = "Invalid cpu list in cpuset.cpus.exclusive"
+        return {**after, path: replace(old, kind=kind, state=LOST, reason=reason)}
     cpus = _list(tree, path, EXCLUSIVE) or _list(tree, path, "cpuset.cpus")
     return {**after, path: _made(tree, path, kind, cpus, after)}
 
