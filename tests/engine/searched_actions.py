@@ -31,10 +31,10 @@ Action = tuple[str, ...]
 def actions(node: SearchedNode) -> Iterator[Action]:
     """Yield the actions that are possible now."""
     may_fail = node.faults > 0
-    for pod, left in node.left.items():
+    for pod, remaining_calls in node.left.items():
         call = node.calls.get(pod)
         if call is None:
-            if left and (pod in node.ids or left[0] == "Create"):
+            if remaining_calls and (pod in node.ids or remaining_calls[0] == "Create"):
                 yield ("client", pod)
             continue
         if call.stage == "answer":
@@ -153,8 +153,8 @@ def _move(node: SearchedNode) -> None:
     if why_not_movable(node.state, owner.owner, target):
         return
     own = owner.placement.exclusive
-    one = Reservation(ReservationKind.MOVE, (owner.id,), target, ref="b", previous=own)
-    node.reserve("move b", owner.id, one, "m-1")
+    reservation = Reservation(ReservationKind.MOVE, (owner.id,), target, ref="b", previous=own)
+    node.reserve("move b", owner.id, reservation, "m-1")
 
 
 ACTIONS: dict[str, Callable[..., None]] = {

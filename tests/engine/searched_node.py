@@ -282,57 +282,59 @@ class SearchedNode:
             assert event is not None
             self.give(task, event)
 
-    def reserve(self, name: str, target: str, one: Reservation, token: str) -> None:
+    def reserve(self, name: str, target: str, reservation: Reservation, token: str) -> None:
         """Begin a reservation."""
-        self.give(DaemonTask(name, target, reservation=one, token=token), seen.ReservationRequested())
+        self.give(DaemonTask(name, target, reservation=reservation, token=token), seen.ReservationRequested())
 
     def give(self, task: DaemonTask, event: seen.Event) -> None:
         """Pass an event to a reservation, and perform its effects."""
         assert task.reservation is not None
-        one, effects = reservation_step(task.reservation, event)
-        task = replace(task, reservation=one, waits="", event=None, calls=())
+        reservation, effects = reservation_step(task.reservation, event)
+        task = replace(task, reservation=reservation, waits="", event=None, calls=())
         for effect in effects:
-            task = self.perform(task, one, effect)
-        if one.is_over:
+            task = self.perform(task, reservation, effect)
+        if reservation.is_over:
             self.without(task)
-            self.ended(task, one)
+            self.ended(task, reservation)
         else:
-            assert task.waits, f"{one.phase} waits for nothing"
+            assert task.waits, f"{reservation.phase} waits for nothing"
             self.put(task)
 
-    def perform(self, task: DaemonTask, one: Reservation, effect: to_do.Effect) -> DaemonTask:
+    def perform(self, task: DaemonTask, reservation: Reservation, effect: to_do.Effect) -> DaemonTask:
         """Perform an effect of a reservation, or begin to wait for it; return the waiting task."""
         match effect:
             case to_do.WithdrawPlacement():
-                self.handle(CreateFailed(one.containers[0]))
+                self.handle(CreateFailed(reservation.containers[0]))
             case to_do.RecordSoon():
-                self.queue = (*self.queue, *self.records(task, one, CpuSet()).items())
+                self.queue = (*self.queue, *self.records(task, reservation, CpuSet()).items())
             case to_do.ReserveCpus(cpus):
                 self.handle(
-                    ReservationCpusChanged(task.token, ReservationCpus(self.owner_of(one), cpus), "held")
+                    ReservationCpusChanged(
+                        task.token, ReservationCpus(self.owner_of(reservation), cpus), "held"
+                    )
                 )
             case to_do.UnreserveCpus():
                 self.handle(ReservationCpusChanged(task.token, None, "released"))
             case to_do.AssignOwn(cpus, hold):
                 placed = tuple(
                     changed_copy(c, placement=changed_copy(c.placement, exclusive=cpus))
-                    for c in self.containers(one)
+                    for c in self.containers(reservation)
                 )
                 self.handle(
                     ReservationCpusChanged(
-                        task.token, ReservationCpus(self.owner_of(one), hold), "placed", placed
+                        task.token, ReservationCpus(self.owner_of(reservation), hold), "placed", placed
                     )
                 )
             case _ if isinstance(effect, to_do.WAITED):
-                return replace(self.awaited(task, one, effect), effect=effect)
+                return replace(self.awaited(task, reservation, effect), effect=effect)
         return task
 
-    def awaited(self, task: DaemonTask, one: Reservation, effect: to_do.Effect) -> DaemonTask:
+    def awaited(self, task: DaemonTask, reservation: Reservation, effect: to_do.Effect) -> DaemonTask:
         """Begin to wait for an effect."""
         state = self.state
         match effect:
             case to_do.AppendLedger(may_run_on):
-                self.queue = (*self.queue, *self.records(task, one, may_run_on).items())
+                self.queue = (*self.queue, *self.records(task, reservation, may_run_on).items())
                 return replace(task, waits="ledger")
             case to_do.AwaitInflight(cpus):
                 limits = (
@@ -342,16 +344,16 @@ class SearchedNode:
                 )
                 return self.awaiting(task, state.inflight.exceeding(limits, cpus), cpus)
             case to_do.AwaitOwnInflight(cpus):
-                own = (call for i in one.containers for call in state.inflight.of(i))
+                own = (call for i in reservation.containers for call in state.inflight.of(i))
                 return self.awaiting(task, [call for call in own if not call.carries <= cpus], CpuSet())
             case to_do.Pause():
                 return replace(task, waits="pause")
             case to_do.PlaceElsewhere(reason):
-                return replace(task, event=self.elsewhere(task, one, reason), waits="due")
+                return replace(task, event=self.elsewhere(task, reservation, reason), waits="due")
             case to_do.ReadCpusets(ids):
-                return self.job(task, "read", ids or one.containers)
+                return self.job(task, "read", ids or reservation.containers)
             case to_do.WriteOwners():
-                return self.job(task, "owners", one.containers)
+                return self.job(task, "owners", reservation.containers)
         assert isinstance(effect, to_do.WriteSharers)
         return self.job(task, "sharers")
 
@@ -363,19 +365,22 @@ class SearchedNode:
         self.jobs = (*self.jobs, KernelJob(kind, ids, task.name))
         return replace(task, waits="kernel")
 
-    def owner_of(self, one: Reservation) -> str:
-        return self.state.containers[one.containers[0]].owner
+    def owner_of(self, reservation: Reservation) -> str:
+        return self.state.containers[reservation.containers[0]].owner
 
-    def containers(self, one: Reservation) -> list[Container]:
-        return [c for i in one.containers if (c := self.state.containers.get(i)) is not None]
+    def containers(self, reservation: Reservation) -> list[Container]:
+        return [c for i in reservation.containers if (c := self.state.containers.get(i)) is not None]
 
-    def records(self, task: DaemonTask, one: Reservation, may_run_on: CpuSet) -> dict[str, Record | None]:
-        return records_of(one, {c.id: c for c in self.containers(one)}, task.token, may_run_on)
+    def records(
+        self, task: DaemonTask, reservation: Reservation, may_run_on: CpuSet
+    ) -> dict[str, Record | None]:
+        containers = {c.id: c for c in self.containers(reservation)}
+        return records_of(reservation, containers, task.token, may_run_on)
 
-    def elsewhere(self, task: DaemonTask, one: Reservation, reason: to_do.AbortReason) -> seen.Event:
+    def elsewhere(self, task: DaemonTask, reservation: Reservation, reason: to_do.AbortReason) -> seen.Event:
         """Place a create on other CPUs."""
         self.number += 1
-        effects = self.handle(CpusNotFreed(one.containers[0], reason, f"t-{self.number}"))
+        effects = self.handle(CpusNotFreed(reservation.containers[0], reason, f"t-{self.number}"))
         decided = effects[-1] if effects else None
         if type(decided) is not PlanDecided or decided.plan.container is None:
             return seen.NoOtherPlacement()
@@ -384,16 +389,16 @@ class SearchedNode:
             self.calls = {**self.calls, pod: replace(self.calls[pod], target=new.id)}
         return seen.PlacedElsewhere(new.id, new.placement.exclusive)
 
-    def ended(self, task: DaemonTask, one: Reservation) -> None:
+    def ended(self, task: DaemonTask, reservation: Reservation) -> None:
         """Continue after a reservation."""
-        if one.kind is KIND.MOVE:
-            self.handle(ContainersUnsaved(one.containers))
-            self.handle(CpusAssigned(one.containers))
-        elif one.kind is KIND.START:
-            self.started(task, "" if one.is_committed else "its CPUs are not free")
+        if reservation.kind is KIND.MOVE:
+            self.handle(ContainersUnsaved(reservation.containers))
+            self.handle(CpusAssigned(reservation.containers))
+        elif reservation.kind is KIND.START:
+            self.started(task, "" if reservation.is_committed else "its CPUs are not free")
         elif (call := self.calls.get("b")) is not None and call.method == "Create" and not call.gone:
-            there = self.state.containers.get(one.containers[0])
-            if one.is_committed and there is not None:
+            there = self.state.containers.get(reservation.containers[0])
+            if reservation.is_committed and there is not None:
                 self.forward(call, self.handle(CreateResumed(there, is_reserved=True))[-1])
             else:
                 self.over(call)
@@ -409,9 +414,9 @@ class SearchedNode:
             call = replace(call, stage="runtime", cpus=answer.carries, inflight_call=inflight_call)
         elif type(answer) is ReserveFirst:
             cpus = answer.container.placement.exclusive
-            one = Reservation(KIND.CREATE, (call.target,), cpus, ref="b")
+            reservation = Reservation(KIND.CREATE, (call.target,), cpus, ref="b")
             self.calls = {**self.calls, call.pod: call}
-            self.reserve(f"create {call.pod}", call.target, one, call.target)
+            self.reserve(f"create {call.pod}", call.target, reservation, call.target)
             return
         elif type(answer) is PrepareStart:
             self.put(DaemonTask(f"start {call.pod}", call.target))
@@ -440,8 +445,8 @@ class SearchedNode:
             self.requests = (*self.requests, RuntimeRequest(target, task.name, inflight_call))
             self.put(replace(task, waits="runtime"))
         elif step is StartStep.CLEAR:
-            one = Reservation(KIND.START, (target,), container.placement.exclusive, ref="b")
-            self.reserve(task.name, target, one, "")
+            reservation = Reservation(KIND.START, (target,), container.placement.exclusive, ref="b")
+            self.reserve(task.name, target, reservation, "")
         else:
             keep = state.desired_cpus(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
             calls = tuple(call.number for call in state.inflight.conflicting_updates(target, keep))

@@ -24,20 +24,20 @@ def kernel_differences(node: Node) -> Iterator[str]:
     """Yield the differences between the kernel and the plan."""
     assert node.daemon is not None
     state = node.daemon.executor.state
-    for one in node.runtime.containers.values():
-        group = node.kernel.groups.get(one.path)
-        container = state.containers.get(one.id)
-        if one.state != RUNNING:
+    for simulated in node.runtime.containers.values():
+        group = node.kernel.groups.get(simulated.path)
+        container = state.containers.get(simulated.id)
+        if simulated.state != RUNNING:
             continue
         if group is None or container is None:
-            yield f"{one.id} runs, and the daemon does not know it"
+            yield f"{simulated.id} runs, and the daemon does not know it"
             continue
         has, want = node.kernel.effective(group), state.desired_cpus(container)
         if has != want.bits:
-            yield f"{one.id} is on {text_of(has)} and should be on {want}"
+            yield f"{simulated.id} is on {text_of(has)} and should be on {want}"
         if group.displaced:
-            yield f"the processes of {one.id} were moved away and are not back"
-    live = {one.id for one in node.runtime.containers.values() if one.state != EXITED}
+            yield f"the processes of {simulated.id} were moved away and are not back"
+    live = {simulated.id for simulated in node.runtime.containers.values() if simulated.state != EXITED}
     known = {c.id for c in state.containers.values() if c.phase is not Phase.EXITED}
     if live != known:
         yield f"the daemon knows {sorted(known - live)} and does not know {sorted(live - known)}"
@@ -48,12 +48,12 @@ def other_differences(node: Node) -> Iterator[str]:
     assert node.daemon is not None
     executor = node.daemon.executor
     state = executor.state
-    for one in node.runtime.containers.values():
-        container = state.containers.get(one.id)
-        if one.state == RUNNING and container is not None and node.options.settle_per_second:
+    for simulated in node.runtime.containers.values():
+        container = state.containers.get(simulated.id)
+        if simulated.state == RUNNING and container is not None and node.options.settle_per_second:
             want = state.desired_cpus(container)
-            if CpuSet.parse(one.cpus) != want:
-                yield f"the runtime has saved {one.cpus} for {one.id}, which should be on {want}"
+            if CpuSet.parse(simulated.cpus) != want:
+                yield f"the runtime has saved {simulated.cpus} for {simulated.id}, which should be on {want}"
     under_way = [key for key in node.promises.durable if key.startswith(("i/", "m/"))]
     if under_way:
         yield f"the ledger has records of what was under way: {', '.join(under_way)}"

@@ -75,11 +75,11 @@ class Schedule:
         self._hash.update(line.encode())
         self.recent.append(line)
 
-    def event(self, kind: str, what: str = "") -> None:
+    def event(self, kind: str, detail: str = "") -> None:
         """Count an event that is delivered to the daemon."""
         self.events += 1
         self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
-        self.note(f"{kind} {what}")
+        self.note(f"{kind} {detail}")
 
     @property
     def trace_hash(self) -> str:

@@ -169,8 +169,8 @@ class Daemon:
         self._woken.discard(number)
         if not self.alive or number not in self.loop.readers or not self._pending[number]():
             return
-        what = "cpuset written" if number == SimulatedWrites.FILE else "uevent"
-        self.node.schedule.event("notification", what)
+        event = "cpuset written" if number == SimulatedWrites.FILE else "uevent"
+        self.node.schedule.event("notification", event)
         callback, args = self.loop.readers[number]
         self.loop.enter(callback, *args)
         self._readable(number)

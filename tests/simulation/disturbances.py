@@ -42,19 +42,19 @@ class Disturbances:
     def begin(self) -> None:
         """Begin to disturb."""
         self._timers = []
-        for wanted, every, what in self._all:
+        for wanted, every, disturb in self._all:
             if wanted:
-                self._again(every, what)
+                self._again(every, disturb)
 
-    def _again(self, every: float, what: Callable[[], None]) -> None:
+    def _again(self, every: float, disturb: Callable[[], None]) -> None:
         self._timers = [t for t in self._timers if t.callback is not None]
         self._timers.append(
-            self.node.schedule.after(self.dice.expovariate(1 / every), self._happen, every, what)
+            self.node.schedule.after(self.dice.expovariate(1 / every), self._happen, every, disturb)
         )
 
-    def _happen(self, every: float, what: Callable[[], None]) -> None:
-        self._again(every, what)
-        what()
+    def _happen(self, every: float, disturb: Callable[[], None]) -> None:
+        self._again(every, disturb)
+        disturb()
 
     def calm(self) -> None:
         """Stop all disturbances, and end those in progress."""
@@ -75,18 +75,18 @@ class Disturbances:
             self.node.kubelet.pod()
 
     def _exit(self) -> None:
-        """A container ends by itself."""
-        there = [c for c in self.node.runtime.containers.values() if c.begun]
-        if there:
-            self.node.runtime.end(self.dice.choice(there))
+        """End the process of a container."""
+        running = [c for c in self.node.runtime.containers.values() if c.begun]
+        if running:
+            self.node.runtime.end(self.dice.choice(running))
 
     def _foreign_write(self) -> None:
-        """Another program writes the cpuset of a container; on v2 also that of a group above one."""
+        """Write the cpuset of a container as another program; on v2 also of a group above it."""
         node, dice = self.node, self.dice
-        there = [c for c in node.runtime.containers.values() if c.begun]
-        if not there:
+        running = [c for c in node.runtime.containers.values() if c.begun]
+        if not running:
             return
-        group = node.kernel.groups[dice.choice(there).path]
+        group = node.kernel.groups[dice.choice(running).path]
         if node.kernel.version == 2 and dice.random() < 0.2 and group.above is not None:
             group = group.above
         online = list(CpuSet.from_bits(node.kernel.online))
@@ -155,11 +155,11 @@ class Disturbances:
                     promises.roles[container_id].given.add(target.bits)
                     promises.roles[container_id].mover = daemon
             before = container.placement.exclusive
-            why = await daemon.executor.owner_moves.move(container.owner, target)
-            self.node.schedule.note(f"move of {container.owner} to {target}: {why or 'done'}")
+            obstacle = await daemon.executor.owner_moves.move(container.owner, target)
+            self.node.schedule.note(f"move of {container.owner} to {target}: {obstacle or 'done'}")
             for container_id in ids:
                 if container_id in promises.roles:
-                    promises.roles[container_id].given.discard(before.bits if not why else target.bits)
+                    promises.roles[container_id].given.discard(before.bits if not obstacle else target.bits)
 
         if len(given) == 1:
             self.node.schedule.event("command", f"move {container.owner} to {target}")

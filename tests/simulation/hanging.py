@@ -16,7 +16,7 @@ from tests.simulation.runtime import CREATED, RefusedError
 if TYPE_CHECKING:
     from tests.simulation.kubelet import Trip
     from tests.simulation.node import Node
-    from tests.simulation.runtime import Made
+    from tests.simulation.runtime import SimulatedContainer
 
 POLL_S = 0.05
 
@@ -26,66 +26,68 @@ class HangingStarts:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.under_way: dict[Trip, Made | None] = {}
+        self.under_way: dict[Trip, SimulatedContainer | None] = {}
 
     def begin(self, trip: Trip) -> None:
-        """A start begins, and hangs before its cgroup is made."""
+        """Begin a start that hangs before its cgroup is made."""
         container_id = pb.StartContainerRequest.FromString(trip.body or b"").container_id
         self.under_way[trip] = self.node.runtime.containers.get(container_id)
         self.node.schedule.after(self._moment(), self._make, trip)
 
-    def is_starting(self, one: Made) -> bool:
+    def is_starting(self, container: SimulatedContainer) -> bool:
         """Return whether a start of a container hangs."""
-        return any(self._container(trip) is one for trip in self.under_way)
+        return any(self._container(trip) is container for trip in self.under_way)
 
     def _moment(self) -> float:
         return 0.05 if self.node.faults.calm else self.node.faults.dice.random() * 4.0
 
-    def _container(self, trip: Trip) -> Made | None:
+    def _container(self, trip: Trip) -> SimulatedContainer | None:
         """Return the container of a start; None where it is gone: another one may have its id by now."""
-        one = self.under_way[trip]
-        return one if one is not None and self.node.runtime.containers.get(one.id) is one else None
+        container = self.under_way[trip]
+        if container is None or self.node.runtime.containers.get(container.id) is not container:
+            return None
+        return container
 
     def _end(self, trip: Trip, status: int) -> None:
         self.under_way.pop(trip, None)
         self.node.kubelet.answer(trip, status, b"")
 
     def _make(self, trip: Trip) -> None:
-        node, one = self.node, self._container(trip)
-        if one is None or not node.runtime.up or trip.gone or not trip.daemon.alive:
+        node, container = self.node, self._container(trip)
+        if container is None or not node.runtime.up or trip.gone or not trip.daemon.alive:
             self._end(trip, GrpcStatus.UNKNOWN)  # nothing has been done yet, and its connection has ended
             return
         try:
-            node.runtime.make_group(one)
+            node.runtime.make_group(container)
         except RefusedError as error:
             self._end(trip, error.code)
             return
         node.schedule.after(self._moment(), self._write_again, trip)
 
     def _write_again(self, trip: Trip) -> None:
-        node, one = self.node, self._container(trip)
-        group = node.kernel.groups.get(one.path) if one is not None else None
-        if one is None or group is None or one.state != CREATED:
+        node, container = self.node, self._container(trip)
+        group = node.kernel.groups.get(container.path) if container is not None else None
+        if container is None or group is None or container.state != CREATED:
             self._end(trip, GrpcStatus.UNKNOWN)
             return
         try:
-            if one.cpus:
-                node.promises.runtime_writes(one, bits_of(one.cpus))
-                node.kernel.write(group, one.cpus)
+            if container.cpus:
+                node.promises.runtime_writes(container, bits_of(container.cpus))
+                node.kernel.write(group, container.cpus)
         except OSError:
-            node.kernel.remove(one.path)
+            node.kernel.remove(container.path)
             self._end(trip, GrpcStatus.UNKNOWN)
             return
         node.schedule.after(self._moment(), self._execute, trip, node.schedule.now)
 
     def _execute(self, trip: Trip, since: float) -> None:
-        node, one = self.node, self._container(trip)
-        if one is None or one.path not in node.kernel.groups or one.state != CREATED:
+        node, container = self.node, self._container(trip)
+        if container is None or container.path not in node.kernel.groups or container.state != CREATED:
             self._end(trip, GrpcStatus.UNKNOWN)
             return
         daemon = node.daemon
-        if daemon is None or not daemon.has_followed(node.kernel.groups[one.path], since):
+        if daemon is None or not daemon.has_followed(node.kernel.groups[container.path], since):
             node.schedule.after(POLL_S, self._execute, trip, since)
             return
-        node.runtime.execute(one)
+        node.runtime.execute(container)
         self._end(trip, GrpcStatus.OK)

@@ -152,10 +152,10 @@ class Kubelet:
             self.waiting.append((life, status, message))
             return
         try:
-            what = life.send((status, message))
+            step = life.send((status, message))
         except StopIteration:
             return
-        self._do(life, what)
+        self._do(life, step)
 
     def begin(self, life: Life) -> None:
         """Begin a pod's life."""
@@ -170,17 +170,17 @@ class Kubelet:
         for life, status, message in waiting:
             self.node.schedule.after(self.node.delays.wire(), self.advance, life, status, message)
 
-    def _do(self, life: Life, what: Pause | Call) -> None:
+    def _do(self, life: Life, step: Pause | Call) -> None:
         schedule = self.node.schedule
-        if isinstance(what, Pause):
-            schedule.after(what.seconds, self.advance, life)
+        if isinstance(step, Pause):
+            schedule.after(step.seconds, self.advance, life)
         elif self.waits:
-            schedule.after(0.05, self._do, life, what)
+            schedule.after(0.05, self._do, life, step)
         elif (daemon := self.node.daemon) is None:
             schedule.after(0.1, self.advance, life, LOST)
         else:
             self._calls += 1
-            trip = Trip(self, life, daemon, what, self._calls)
+            trip = Trip(self, life, daemon, step, self._calls)
             self.trips[trip] = None
             schedule.after(self.node.delays.wire(), trip.arrive)
             if self.node.faults.happens(self.node.faults.rates.client_gone):
@@ -418,9 +418,9 @@ class Kubelet:
         elif what < 0.8:
             yield from self._update(container_id)
         elif what < 0.9:
-            one = self.node.runtime.containers.get(container_id)
-            if one is not None and one.state == RUNNING:
-                self.node.runtime.end(one)  # by itself
+            container = self.node.runtime.containers.get(container_id)
+            if container is not None and container.state == RUNNING:
+                self.node.runtime.end(container)  # its process exits
             yield Pause(dice.random())
         else:
             yield Call("StopContainer", pb.StopContainerRequest(container_id=container_id))

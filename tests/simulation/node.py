@@ -159,14 +159,14 @@ class Node:
 
     # -- what may come in the middle of something ---------------------------------------------------------
 
-    def effect(self, process: Daemon, what: str) -> None:
+    def effect(self, process: Daemon, effect_name: str) -> None:
         """A daemon is about to do something outside of itself: it may crash, or others may come first.
 
         Raises:
             CrashError: The process ends here.
         """
         if process is self.daemon and self.faults.crashes(within=self.promises.moves_under_way):
-            self.crash(f"before {what}")
+            self.crash(f"before {effect_name}")
         if self._depth < DEPTH and self.faults.interleaves():
             self.elapse(process, self.delays.within())
 
@@ -248,7 +248,7 @@ class Node:
         self.kubelet.cut(former)
         self.schedule.after(self.delays.wire(), former.tell_end)
 
-    def crash(self, why: str) -> None:
+    def crash(self, reason: str) -> None:
         """End the daemon at once, and start another one later.
 
         Raises:
@@ -256,7 +256,7 @@ class Node:
         """
         daemon = self.daemon
         assert daemon is not None
-        self.schedule.event("crash", why)
+        self.schedule.event("crash", reason)
         self.daemon = None
         for each in (
             daemon,

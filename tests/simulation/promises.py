@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.simulation.kernel import Group
     from tests.simulation.kubelet import Trip
     from tests.simulation.node import Node
-    from tests.simulation.runtime import Made
+    from tests.simulation.runtime import SimulatedContainer
 
 
 class ViolationError(AssertionError):
@@ -100,14 +100,14 @@ class Promises:
         self._owned: dict[str, int] = {}
         self._sharing: dict[str, None] = {}
 
-    def broken(self, what: str) -> None:
+    def broken(self, message: str) -> None:
         """Report a promise that is broken.
 
         Raises:
             ViolationError: Always; the daemon may catch it, and ``violation`` is what counts.
         """
-        self.violation = self.violation or what
-        raise ViolationError(what)
+        self.violation = self.violation or message
+        raise ViolationError(message)
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Promises:
         return trip.daemon.executor.state.containers.get(container_id)
 
     def forwarded(self, trip: Trip) -> None:
-        """The daemon forwards a call."""
+        """Note that the daemon forwards a call."""
         self._in_time(trip)
         if trip.daemon.wire.replaced:
             self.broken(f"{trip.method} (call {trip.serial}) is forwarded by a daemon that was replaced")
@@ -160,11 +160,11 @@ class Promises:
         if trip.chosen and self.disk_works:
             self._chosen[pb.RunPodSandboxResponse.FromString(message).pod_sandbox_id] = trip.chosen
 
-    def _has_record(self, container: Container, what: str) -> None:
+    def _has_record(self, container: Container, event: str) -> None:
         """Check that a container owns CPUs according to the ledger."""
         keys = f"i/{container.id}", f"c/{container.id}", f"p/{container.pod.sandbox_id}"
         if self.disk_works and not any(key in self.durable for key in keys):
-            self.broken(f"{container.ref} {what}, and the ledger has no record of its CPUs")
+            self.broken(f"{container.ref} {event}, and the ledger has no record of its CPUs")
 
     def decided(self, trip: Trip) -> None:
         """Handle the end of a call."""
@@ -187,32 +187,32 @@ class Promises:
         self._chosen.pop(sandbox_id, None)
         self._creates = {key: role for key, role in self._creates.items() if key[0] != sandbox_id}
 
-    def created(self, one: Made) -> None:
-        """The runtime has made a container."""
-        role = self._creates.pop((one.sandbox.id, one.name, one.attempt), None)
+    def created(self, container: SimulatedContainer) -> None:
+        """Note that the runtime has created a container."""
+        role = self._creates.pop((container.sandbox.id, container.name, container.attempt), None)
         if role is not None:
-            self.roles[one.id] = role
+            self.roles[container.id] = role
 
     def _plays(self, container_id: str, role: Role) -> None:
         if container_id not in self._owned and container_id not in self._sharing:
             self.roles[container_id] = role
 
-    def began(self, one: Made) -> None:
-        """The program of a container is executed."""
-        role = self.roles.get(one.id)
+    def began(self, container: SimulatedContainer) -> None:
+        """Note that the program of a container is executed."""
+        role = self.roles.get(container.id)
         if role is None:
             return
         if role.owner:
-            self._owned[one.id] = self._own(one.id) & self.node.kernel.online
+            self._owned[container.id] = self._own(container.id) & self.node.kernel.online
         else:
-            self._sharing[one.id] = None
-        self.written(self.node.kernel.groups[one.path])
+            self._sharing[container.id] = None
+        self.written(self.node.kernel.groups[container.path])
 
-    def ended(self, one: Made) -> None:
+    def ended(self, container: SimulatedContainer) -> None:
         """A container has exited."""
-        self._owned.pop(one.id, None)
-        self._sharing.pop(one.id, None)
-        self.roles.pop(one.id, None)
+        self._owned.pop(container.id, None)
+        self._sharing.pop(container.id, None)
+        self.roles.pop(container.id, None)
 
     # -- cpusets ------------------------------------------------------------------------------------------
 
@@ -224,10 +224,10 @@ class Promises:
         if daemon is not None and daemon.executor.store.mode is NodeMode.RELEASED:
             self.broken(f"{text_of(bits)} is written to {group.path}, and the node is released")
 
-    def runtime_writes(self, one: Made, bits: int) -> None:
+    def runtime_writes(self, container: SimulatedContainer, bits: int) -> None:
         """The runtime writes a cpuset that the daemon gave to it."""
         if not bits:
-            self.broken(f"an empty cpuset is written to {one.path}")
+            self.broken(f"an empty cpuset is written to {container.path}")
 
     def written(self, group: Group) -> None:
         """Note that the effective set of a group may have changed."""
@@ -324,33 +324,35 @@ class Promises:
             if key == KEY and value is not None and value["stage"] == NodeMode.RELEASED.value:
                 self._given_back()
             if key.startswith("m/"):
-                records = (value for one, value in self.durable.items() if one.startswith("m/"))
+                records = (record for name, record in self.durable.items() if name.startswith("m/"))
                 self._moving = frozenset(i for record in records for i in record["containers"])
 
     def _given_back(self) -> None:
         """Check that a release has given every container back what it would have without the daemon."""
         kernel, runtime, daemon = self.node.kernel, self.node.runtime, self.node.daemon
         assert daemon is not None
-        for one in runtime.containers.values():
-            container, group = daemon.executor.state.containers.get(one.id), kernel.groups.get(one.path)
-            if container is None or one.state == EXITED or (group is not None and group.foreign):
+        for simulated in runtime.containers.values():
+            container = daemon.executor.state.containers.get(simulated.id)
+            group = kernel.groups.get(simulated.path)
+            if container is None or simulated.state == EXITED or (group is not None and group.foreign):
                 continue
             named = target_of(container, kernel.whole, CpuManager()).cpus
-            above = kernel.effective(kernel.groups[one.sandbox.parent.strip("/")])
+            above = kernel.effective(kernel.groups[simulated.sandbox.parent.strip("/")])
             wanted = above if named is None else named.bits & above or above
             wanted &= daemon.executor.state.node.machine.online.bits  # others have come online just now
-            if one.begun and group is not None and kernel.is_trusted(group):
+            ref = f"{simulated.id} is released, and"
+            if simulated.begun and group is not None and kernel.is_trusted(group):
                 has = kernel.effective(group)
                 if wanted & ~has:
-                    self.broken(f"{one.id} is released, and is on {text_of(has)} of {text_of(wanted)}")
-            if one.cpus and not one.undecided and wanted & ~bits_of(one.cpus):
-                self.broken(f"{one.id} is released, and its saved cpuset is {one.cpus} of {text_of(wanted)}")
+                    self.broken(f"{ref} is on {text_of(has)} of {text_of(wanted)}")
+            if simulated.cpus and not simulated.undecided and wanted & ~bits_of(simulated.cpus):
+                self.broken(f"{ref} has the saved cpuset {simulated.cpus} of {text_of(wanted)}")
 
     def ledger_opened(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """A daemon starts with the ledger: nothing that was written is lost."""
-        found = {key: json.loads(json.dumps(value)) for key, value in entries.items()}
-        if found != self.durable:
-            wrong = sorted(k for k in {*found, *self.durable} if found.get(k) != self.durable.get(k))
+        opened = {key: json.loads(json.dumps(value)) for key, value in entries.items()}
+        if opened != self.durable:
+            wrong = sorted(k for k in {*opened, *self.durable} if opened.get(k) != self.durable.get(k))
             self.broken(f"the ledger has lost or changed records: {', '.join(wrong)}")
 
     @property
@@ -379,9 +381,9 @@ class Promises:
         """Check that each owner that runs has the CPUs that it was given, by the daemon's account."""
         daemon = self.node.daemon
         assert daemon is not None
-        there = daemon.executor.state.containers
+        containers = daemon.executor.state.containers
         for container_id in self._owned:
-            container = there.get(container_id)
+            container = containers.get(container_id)
             if container is not None:
                 self._end_move(container)
             given = self.roles[container_id].given

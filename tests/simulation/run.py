@@ -70,17 +70,17 @@ def work(seed: int, worker: int, events: int, epoch_events: int = EPOCH) -> Outc
     gc.freeze()
     total, traces, epoch = Outcome(), hashlib.blake2b(digest_size=16), 0
     while total.events < events:
-        one = simulate(seed_of(seed, worker, epoch), min(epoch_events, events - total.events))
-        traces.update(one.trace.encode())
-        total.events += one.events
+        outcome = simulate(seed_of(seed, worker, epoch), min(epoch_events, events - total.events))
+        traces.update(outcome.trace.encode())
+        total.events += outcome.events
         total.nodes += 1
-        total.lives += one.lives
-        total.checks += one.checks
-        total.kinds += one.kinds
+        total.lives += outcome.lives
+        total.checks += outcome.checks
+        total.kinds += outcome.kinds
         epoch += 1
-        if one.violation:
-            total.violation, total.seed, total.recent = one.violation, one.seed, one.recent
-            total.trace, total.requested = one.trace, one.requested
+        if outcome.violation:
+            total.violation, total.seed, total.recent = outcome.violation, outcome.seed, outcome.recent
+            total.trace, total.requested = outcome.trace, outcome.requested
             return total
         print(f"worker {worker}: {total.events} events, {total.nodes} nodes", file=sys.stderr, flush=True)
     total.trace = traces.hexdigest()
@@ -134,21 +134,23 @@ def _outcomes(options: argparse.Namespace, seed: int) -> list[Outcome]:
 
 def report(seed: int, outcomes: list[Outcome], seconds: float, options: argparse.Namespace) -> int:
     """Print what came out, and return the exit code."""
-    kinds = sum((one.kinds for one in outcomes), Counter[str]())
-    events = sum(one.events for one in outcomes)
+    kinds = sum((outcome.kinds for outcome in outcomes), Counter[str]())
+    events = sum(outcome.events for outcome in outcomes)
+    nodes, lives, checks = (sum(getattr(o, key) for o in outcomes) for key in ("nodes", "lives", "checks"))
     print(
-        f"seed {seed}: {events} events on {sum(one.nodes for one in outcomes)} nodes in {seconds:.0f} s"
-        f" ({events / max(seconds, 0.001):.0f}/s), {sum(one.lives for one in outcomes)} starts of the daemon,"
-        f" {sum(one.checks for one in outcomes)} cpusets checked"
+        f"seed {seed}: {events} events on {nodes} nodes in {seconds:.0f} s"
+        f" ({events / max(seconds, 0.001):.0f}/s),"
+        f" {lives} starts of the daemon, {checks} cpusets checked"
     )
     print(", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
-    print(f"trace {' '.join(one.trace for one in outcomes)}")
-    wrong = [one for one in outcomes if one.violation]
-    for one in wrong:
+    print(f"trace {' '.join(outcome.trace for outcome in outcomes)}")
+    wrong = [outcome for outcome in outcomes if outcome.violation]
+    for outcome in wrong:
         if options.trace:
-            print("\n".join(one.recent[-options.trace :]))
-        print(f"violation: {one.violation}")
+            print("\n".join(outcome.recent[-options.trace :]))
+        print(f"violation: {outcome.violation}")
         plant = f" PLANT={options.plant}" if options.plant else ""
-        print(f"repeat it: make simulate-faults SEED={one.seed} EVENTS={one.requested} WORKERS=1{plant}")
+        variables = f"SEED={outcome.seed} EVENTS={outcome.requested} WORKERS=1{plant}"
+        print(f"repeat it: make simulate-faults {variables}")
     print(f"{len(wrong)} violations")
     return int(bool(wrong))

@@ -40,7 +40,7 @@ class Sandbox:
 
 
 @dataclass(slots=True)
-class Made:
+class SimulatedContainer:
     """A container at the runtime.
 
     Attributes:
@@ -92,7 +92,7 @@ class SimulatedRuntime:
         self.answers_since = 0.0
         self.undecided = False
         self.sandboxes: dict[str, Sandbox] = {}
-        self.containers: dict[str, Made] = {}
+        self.containers: dict[str, SimulatedContainer] = {}
         self.events: SimulatedEvents | None = None
         self._serial = 0
         self._free: dict[str, list[tuple[str, float]]] = {"c": [], "s": []}
@@ -108,9 +108,9 @@ class SimulatedRuntime:
         self._serial += 1
         return f"{kind}{self._serial}"
 
-    def _frees(self, one_id: str) -> None:
-        """The id of something that was removed may be used again."""
-        self._free[one_id[0]].append((one_id, self.node.schedule.now))
+    def _frees(self, object_id: str) -> None:
+        """Let the id of a removed sandbox or container be used again."""
+        self._free[object_id[0]].append((object_id, self.node.schedule.now))
 
     # -- what calls do ------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class SimulatedRuntime:
         uid = config.metadata.uid
         if any(s.uid == uid and s.ready for s in self.sandboxes.values()):
             raise RefusedError(GrpcStatus.ALREADY_EXISTS)
-        one = Sandbox(
+        sandbox = Sandbox(
             self._new_id("s"),
             uid,
             config.metadata.name,
@@ -136,32 +136,32 @@ class SimulatedRuntime:
             dict(config.labels),
             dict(config.annotations),
         )
-        self.sandboxes[one.id] = one
-        self.node.promises.sandbox_made(one.id)
-        self.node.kernel.make(one.parent.strip("/"))
-        return pb.RunPodSandboxResponse(pod_sandbox_id=one.id).SerializeToString()
+        self.sandboxes[sandbox.id] = sandbox
+        self.node.promises.sandbox_made(sandbox.id)
+        self.node.kernel.make(sandbox.parent.strip("/"))
+        return pb.RunPodSandboxResponse(pod_sandbox_id=sandbox.id).SerializeToString()
 
     def stop_sandbox(self, body: bytes) -> bytes:
-        one = self.sandboxes.get(pb.StopPodSandboxRequest.FromString(body).pod_sandbox_id)
-        if one is not None:
-            one.ready = False
-            for container in self.inside(one.id):
+        sandbox = self.sandboxes.get(pb.StopPodSandboxRequest.FromString(body).pod_sandbox_id)
+        if sandbox is not None:
+            sandbox.ready = False
+            for container in self.inside(sandbox.id):
                 self.end(container)
-            self.node.schedule.after(0.0, self.report, "exit", one.id)
+            self.node.schedule.after(0.0, self.report, "exit", sandbox.id)
         return b""
 
     def remove_sandbox(self, body: bytes) -> bytes:
         sandbox_id = pb.RemovePodSandboxRequest.FromString(body).pod_sandbox_id
-        one = self.sandboxes.pop(sandbox_id, None)
-        if one is not None:
+        sandbox = self.sandboxes.pop(sandbox_id, None)
+        if sandbox is not None:
             for container in self.inside(sandbox_id):
                 self._delete(container)
-            self.node.kernel.remove(one.parent.strip("/"))
+            self.node.kernel.remove(sandbox.parent.strip("/"))
             self.report("delete", sandbox_id)
             self._frees(sandbox_id)
         return b""
 
-    def inside(self, sandbox_id: str) -> list[Made]:
+    def inside(self, sandbox_id: str) -> list[SimulatedContainer]:
         """Return the containers of a sandbox."""
         return [c for c in self.containers.values() if c.sandbox.id == sandbox_id]
 
@@ -175,129 +175,131 @@ class SimulatedRuntime:
         meta, limits = request.config.metadata, request.config.linux.resources
         if any(c.name == meta.name and c.attempt == meta.attempt for c in self.inside(sandbox.id)):
             raise RefusedError(GrpcStatus.ALREADY_EXISTS)
-        one = Made(
+        container = SimulatedContainer(
             self._new_id("c"), sandbox, meta.name, meta.attempt, limits.cpuset_cpus,
             limits.cpuset_mems, limits.cpu_quota, (limits.cpu_shares, limits.cpu_quota, limits.cpu_period),
         )  # fmt: skip
-        self.containers[one.id] = one
-        self.node.promises.created(one)
-        return pb.CreateContainerResponse(container_id=one.id).SerializeToString()
+        self.containers[container.id] = container
+        self.node.promises.created(container)
+        return pb.CreateContainerResponse(container_id=container.id).SerializeToString()
 
-    def _there(self, container_id: str) -> Made:
-        one = self.containers.get(container_id)
-        if one is None:
+    def _existing(self, container_id: str) -> SimulatedContainer:
+        container = self.containers.get(container_id)
+        if container is None:
             raise RefusedError(GrpcStatus.NOT_FOUND)
-        return one
+        return container
 
     def start(self, body: bytes) -> bytes:
-        one = self._there(pb.StartContainerRequest.FromString(body).container_id)
-        if self.node.hanging.is_starting(one):
-            raise RefusedError(GrpcStatus.UNKNOWN)  # containerd starts a container once at a time
-        self.make_group(one)
-        self.execute(one)
+        container = self._existing(pb.StartContainerRequest.FromString(body).container_id)
+        if self.node.hanging.is_starting(container):
+            raise RefusedError(GrpcStatus.UNKNOWN)  # containerd executes one start of a container at a time
+        self.make_group(container)
+        self.execute(container)
         return b""
 
-    def make_group(self, one: Made) -> None:
+    def make_group(self, container: SimulatedContainer) -> None:
         """Make the cgroup of a starting container, with the saved resources.
 
         Raises:
             RefusedError: It cannot start.
         """
         kernel = self.node.kernel
-        if one.state != CREATED or not one.sandbox.ready:
+        if container.state != CREATED or not container.sandbox.ready:
             raise RefusedError(GrpcStatus.UNKNOWN)
-        fresh = one.path not in kernel.groups
-        group = kernel.make(one.path)
+        fresh = container.path not in kernel.groups
+        group = kernel.make(container.path)
         try:
-            if one.cpus:
-                self.node.promises.runtime_writes(one, bits_of(one.cpus))
-                kernel.write(group, one.cpus, foreign=self.undecided)
-            if one.mems:
-                group.mems = bits_of(one.mems)
+            if container.cpus:
+                self.node.promises.runtime_writes(container, bits_of(container.cpus))
+                kernel.write(group, container.cpus, foreign=self.undecided)
+            if container.mems:
+                group.mems = bits_of(container.mems)
         except OSError:
             if fresh:
-                kernel.remove(one.path)
+                kernel.remove(container.path)
             raise RefusedError(GrpcStatus.UNKNOWN) from None
-        group.quota = group.quota if one.quota <= 0 else self._quota(one.quota)
+        group.quota = group.quota if container.quota <= 0 else self._quota(container.quota)
 
     def _quota(self, quota: int) -> str:
         return str(quota) if self.node.kernel.version == 1 else f"{quota} 100000"
 
-    def execute(self, one: Made) -> None:
+    def execute(self, container: SimulatedContainer) -> None:
         """Execute a container's program."""
-        group = self.node.kernel.groups[one.path]
-        group.container_id = one.id
-        one.state, one.begun = RUNNING, True
-        self.node.promises.began(one)
-        self.report("start", one.id)
+        group = self.node.kernel.groups[container.path]
+        group.container_id = container.id
+        container.state, container.begun = RUNNING, True
+        self.node.promises.began(container)
+        self.report("start", container.id)
 
     def update(self, body: bytes) -> bytes:
         request = pb.UpdateContainerResourcesRequest.FromString(body)
-        self.save(self._there(request.container_id), request.linux.cpuset_cpus, request.linux.cpuset_mems,
+        self.save(self._existing(request.container_id), request.linux.cpuset_cpus, request.linux.cpuset_mems,
                   request.linux.cpu_quota)  # fmt: skip
         return b""
 
-    def save(self, one: Made, cpus: str, mems: str, quota: int) -> None:
+    def save(self, container: SimulatedContainer, cpus: str, mems: str, quota: int) -> None:
         """Save the resources of an update, and write all saved resources.
 
         Raises:
             RefusedError: The container has ended, or the kernel refuses.
         """
-        if one.state == EXITED:
+        if container.state == EXITED:
             raise RefusedError(GrpcStatus.UNKNOWN)
-        group = self.node.kernel.groups.get(one.path)
-        before = one.cpus, one.mems, one.quota
-        one.cpus, one.mems, one.quota = cpus or one.cpus, mems or one.mems, quota or one.quota
-        one.undecided = self.undecided if cpus else one.undecided
+        group = self.node.kernel.groups.get(container.path)
+        before = container.cpus, container.mems, container.quota
+        container.cpus, container.mems = cpus or container.cpus, mems or container.mems
+        container.quota = quota or container.quota
+        container.undecided = self.undecided if cpus else container.undecided
         if group is None:
             return
         try:
-            if one.cpus:
-                self.node.promises.runtime_writes(one, bits_of(one.cpus))
-                self.node.kernel.write(group, one.cpus, foreign=self.undecided)
+            if container.cpus:
+                self.node.promises.runtime_writes(container, bits_of(container.cpus))
+                self.node.kernel.write(group, container.cpus, foreign=self.undecided)
         except OSError:
-            one.cpus, one.mems, one.quota = before
+            container.cpus, container.mems, container.quota = before
             raise RefusedError(GrpcStatus.UNKNOWN) from None
-        if one.quota:
-            group.quota = self._quota(one.quota) if one.quota > 0 else self._no_quota()
+        if container.quota:
+            group.quota = self._quota(container.quota) if container.quota > 0 else self._no_quota()
 
     def _no_quota(self) -> str:
         return "-1" if self.node.kernel.version == 1 else "max 100000"
 
     def stop(self, body: bytes) -> bytes:
-        one = self._there(pb.StopContainerRequest.FromString(body).container_id)
-        self.end(one)
+        container = self._existing(pb.StopContainerRequest.FromString(body).container_id)
+        self.end(container)
         return b""
 
     def remove(self, body: bytes) -> bytes:
-        one = self.containers.get(pb.RemoveContainerRequest.FromString(body).container_id)
-        if one is not None:
-            self._delete(one)
+        container = self.containers.get(pb.RemoveContainerRequest.FromString(body).container_id)
+        if container is not None:
+            self._delete(container)
         return b""
 
-    def _delete(self, one: Made) -> None:
-        self.end(one)
-        self._report_exit(one)  # the exit is reported before the deletion
-        del self.containers[one.id]
-        self.report("delete", one.id)
-        self._frees(one.id)
+    def _delete(self, container: SimulatedContainer) -> None:
+        self.end(container)
+        self._report_exit(container)  # the exit is reported before the deletion
+        del self.containers[container.id]
+        self.report("delete", container.id)
+        self._frees(container.id)
 
-    def end(self, one: Made) -> None:
+    def end(self, container: SimulatedContainer) -> None:
         """Make a container exit."""
-        if one.state == EXITED:
+        if container.state == EXITED:
             return
-        ran = one.state == RUNNING
-        one.state, one.begun = EXITED, False
-        self.node.promises.ended(one)
-        self.node.kernel.remove(one.path)
+        ran = container.state == RUNNING
+        container.state, container.begun = EXITED, False
+        self.node.promises.ended(container)
+        self.node.kernel.remove(container.path)
         if ran:
-            one.to_report = self.node.schedule.after(self.node.delays.report(), self._report_exit, one)
+            delay = self.node.delays.report()
+            container.to_report = self.node.schedule.after(delay, self._report_exit, container)
 
-    def _report_exit(self, one: Made) -> None:
-        if one.to_report is not None:
-            one.to_report.cancel()
-            one.to_report = None
-            self.report("exit", one.id)
+    def _report_exit(self, container: SimulatedContainer) -> None:
+        if container.to_report is not None:
+            container.to_report.cancel()
+            container.to_report = None
+            self.report("exit", container.id)
 
     def report(self, kind: str, container_id: str) -> None:
         """Send an event, if the daemon listens."""

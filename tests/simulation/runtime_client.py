@@ -28,17 +28,17 @@ class RuntimeClient:
         self._node = node
         self._process = process
 
-    def _call(self, what: str) -> SimulatedRuntime:
+    def _call(self, action: str) -> SimulatedRuntime:
         """Take the time of a call, and fail as calls fail."""
         node = self._node
         if not self._process.alive:
-            raise UnavailableError(f"cannot {what}: the daemon has ended")
-        node.effect(self._process, f"runtime {what}")
+            raise UnavailableError(f"cannot {action}: the daemon has ended")
+        node.effect(self._process, f"runtime {action}")
         if not node.runtime.up:
-            raise UnavailableError(f"cannot {what}: the runtime is away")
+            raise UnavailableError(f"cannot {action}: the runtime is away")
         if node.faults.runtime_is_silent():
             node.elapse(self._process, node.call_timeout)
-            raise UnavailableError(f"cannot {what}: deadline exceeded")
+            raise UnavailableError(f"cannot {action}: deadline exceeded")
         return node.runtime
 
     def version(self) -> str:
@@ -121,7 +121,7 @@ class SimulatedEvents:
         self._node = node
         self._queue: queue.SimpleQueue[RuntimeEvent | None] = queue.SimpleQueue()
         self._listener: Listener | None = None
-        self.unread: Callable[[str], None] = lambda what: None
+        self.unread: Callable[[str], None] = lambda message: None
 
     def listen(self) -> Iterator[RuntimeEvent]:
         if not self._node.runtime.up:

@@ -12,7 +12,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from tests.simulation.node import Node, NodeOptions
 from tests.simulation.promises import Role, ViolationError
-from tests.simulation.runtime import RUNNING, Made, Sandbox
+from tests.simulation.runtime import RUNNING, Sandbox, SimulatedContainer
 
 OLD, NEW = CpuSet([3]), CpuSet([5])
 
@@ -33,7 +33,7 @@ def node() -> Iterator[Node]:
         pod = Pod(f"s-{name}", name, "ns", name)
         there[name] = Container(name, "c", pod, Request(), placement, Phase.RUNNING, owner=name)
         sandbox = Sandbox(pod.sandbox_id, name, name, f"/kubepods/pod{name}", {}, {})
-        one = Made(name, sandbox, "c", 0, "", "", 0, (0, 0, 0), RUNNING, begun=True)
+        one = SimulatedContainer(name, sandbox, "c", 0, "", "", 0, (0, 0, 0), RUNNING, begun=True)
         node.runtime.containers[name] = one
         group = node.kernel.make(one.path)
         group.container_id = name
