@@ -362,7 +362,7 @@ DEVICES_UNKNOWN = "cannot find out whether a container requests devices: kubelet
 
 
 class UnreportedPods:
-    """Keeps a problem for each such pod until kubelet gives it, or it is gone.
+    """Keeps a problem for each pod that kubelet has not reported, until it does or the pod is gone.
 
     Attributes:
         refs: Key to name of the pods that have a problem.

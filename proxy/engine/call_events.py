@@ -173,10 +173,10 @@ class OrphanEnded(Struct, frozen=True):
 
 
 class SavedCpusLearned(Struct, frozen=True):
-    """It is known which CPUs the runtime has saved for a container, or not known any more.
+    """The CPUs that the runtime has saved for a container have become known, or are no longer known.
 
     Attributes:
-        container_id: The container; one that does not exist is passed over.
+        container_id: The container; the event has no effect where it does not exist.
         cpus: The CPUs; None where they are not known.
     """
 

@@ -57,7 +57,7 @@ DEFAULT = "default"
 
 
 class PolicyValue(Struct, Generic[T_co], frozen=True):
-    """One value that applies.
+    """A value of the policy that is in effect, and its source.
 
     Attributes:
         value: The value.

@@ -28,11 +28,11 @@ class PlanChange(StrEnum):
     """What would happen to the CPUs of a container."""
 
     NONE = ""
-    """It has them."""
+    """The container has the CPUs that the plan has for it."""
     PIN = "pin"
-    """It would be put on exclusive CPUs."""
+    """The container would get exclusive CPUs."""
     MOVE = "move"
-    """It would be put on other CPUs, those of its pool."""
+    """The container would be moved to the CPUs of its pool."""
     DRIFT = "drift"
     """The plan is applied to it, and yet it runs on other CPUs: they will be repaired."""
 

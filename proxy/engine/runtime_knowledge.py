@@ -1,20 +1,19 @@
 """The state of the runtime besides its containers, as far as it is known, as a value.
 
-It includes the order of changes: which containers and sandboxes have changed since a given number. A list of
-the runtime is old when it arrives: it says nothing about containers to which something has happened since it
-was requested. So the caller notes the number of the newest change first, and passes over all ids with a later
-one. Ids that are gone are remembered, too: a list from before does not bring them back.
+Changes of containers and sandboxes are numbered. A list of the runtime is old when it arrives: it is not
+valid for containers that have changed since it was requested. So the caller stores the number of the newest
+change before it requests the list, and ignores entries whose id has changed since. Removed ids are
+remembered, too: an old list does not bring them back.
 
-Changes are many and questions are few, and a question concerns the newest changes alone: so they are linked,
-each to the one before it. Only the newest are remembered, in two links of which the older one is dropped when
-the newer one is long. A list that is older than the changes that are remembered says nothing about any
-container.
+There are many changes and few queries, and a query concerns only the newest changes. So each change is
+linked to the one before it. Two chains are kept, and the older one is dropped when the newer one is long. A
+list that is older than both chains is not valid for any container.
 
-It includes the creates that were decided here, and that another program sends to the runtime. As a hook
-server, topoproxy answers with CPUs and never sees the call itself. The same create may still arrive a second
-time: the caller repeats it because it failed, or the call passes through topoproxy on its way to the
-runtime. Both are one container, so the first decision is withdrawn before the second is made. The values that
-the first decision wrote into the request are not the client's, so the client's own values count again.
+The knowledge includes creates that were decided here and that another program sends to the runtime. As a
+hook server, topoproxy answers with CPUs and never sees the call itself. The same create may still arrive a
+second time: the caller repeats it because it failed, or the call passes through topoproxy on its way to the
+runtime. Both are one container, so the first decision is withdrawn before the second is made. The values
+that the first decision wrote into the request are not the client's, so the client's own values count again.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ REMEMBERED_CHANGES = 2048
 
 
 class _Link(Struct, frozen=True, eq=False):
-    """One change.
+    """A change of a container or sandbox, linked to the change before it.
 
     Attributes:
         number: Its number.

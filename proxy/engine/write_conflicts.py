@@ -1,14 +1,14 @@
 """Write conflicts: another program writes a container's cpuset again and again.
 
-Theory of operation. ``step`` takes what is known about writes of other programs and an event; it returns what
-is known then and the effects, in order. Times are seconds of a clock that never jumps. A cpuset that another
-program has written is repaired at once: most of what writes cpusets (a reload, an update at the runtime's own
-socket) does so once. A program that comes back is another matter. A repair costs a write under a lock that
-the whole kernel shares, and moves every thread of the container, and so does the write of the other program:
+Theory of operation. ``step`` takes the known conflicts and an event; it returns the conflicts after the
+event and the effects, in order. Times are seconds of a monotonic clock. A cpuset that another program has
+written is repaired at once, since most programs (a reload of systemd, an update at the runtime's own
+socket) write it once. A program that writes it again and again must be answered more slowly: each write,
+its own and the repair, takes a lock that the whole kernel shares and moves every thread of the container.
 
     no conflict   repaired at once; the REPAIRS_TO_CONFLICT-th time within WINDOW_S begins a conflict
     conflict      repaired when it is due: after FIRST_S, then twice as long each time, up to LONGEST_S;
-                  where exclusive CPUs are at stake never later than URGENT_S. It never stops
+                  where exclusive CPUs are at stake never later than URGENT_S; repairs never stop
     over          the cpuset was right for QUIET_S
 
 A program that is fast enough to begin a conflict, with a write each WINDOW_S / 2, is seen again long before
@@ -71,8 +71,8 @@ class WriteConflict(Struct, frozen=True):
         began: When the first of its writes was repaired.
         times: How often the cpuset was repaired since.
         repaired: When that was last done.
-        wrong: When the cpuset was last seen to be wrong.
-        found: What the kernel held that time; empty where that was not read.
+        wrong: When the cpuset last differed from the plan.
+        kernel_cpus: The cpuset in the kernel at that time; empty where it was not read.
         writer: The likely writer; None until it has been looked for.
     """
 
@@ -80,7 +80,7 @@ class WriteConflict(Struct, frozen=True):
     times: int
     repaired: float
     wrong: float
-    found: CpuSet
+    kernel_cpus: CpuSet
     writer: CpusetWriter | None = None
 
     def due(self, *, urgent: bool) -> float:
@@ -94,11 +94,11 @@ class UnattributedRepairs(Struct, frozen=True):
 
     Attributes:
         times: How many.
-        found: What the kernel held before the last of them; None where that was not read.
+        kernel_cpus: The cpuset in the kernel before the last of them; None where it was not read.
     """
 
     times: int
-    found: CpuSet | None
+    kernel_cpus: CpuSet | None
 
 
 class WriteConflicts(Struct, frozen=True):
@@ -170,9 +170,13 @@ class CpusetsCompared(Struct, frozen=True):
 
 
 class FindWriters(Struct, frozen=True):
-    """Find the likely writers of what the kernel held."""
+    """Find the likely writers of cpusets in the kernel; answered by ``WritersFound``.
 
-    found: Mapping[str, CpuSet | None]
+    Attributes:
+        kernel_cpus: The cpusets before they were repaired, by container id; None where one was not read.
+    """
+
+    kernel_cpus: Mapping[str, CpuSet | None]
 
 
 class CheckCpusets(Struct, frozen=True):
@@ -217,7 +221,7 @@ def step(known: WriteConflicts, event: DriftEvent) -> DriftStep:
         case CpusetsRepaired():
             return _repaired(known, event)
         case WritersFound(writers):
-            return _found(known, writers)
+            return _writers_found(known, writers)
         case ConflictsDue(at):
             return _check(known, at)
         case WriterDetected(hint, ids):
@@ -232,41 +236,43 @@ def _repaired(known: WriteConflicts, event: CpusetsRepaired) -> DriftStep:
     conflicts, recent, repairs, at = {**known.conflicts}, {**known.recent}, {**known.repairs}, event.at
     for container_id, cpus in event.unrepaired.items():
         if container_id in conflicts:
-            conflicts[container_id] = structs.replace(conflicts[container_id], wrong=at, found=cpus)
-    for container_id, found in event.repaired.items():
+            conflicts[container_id] = structs.replace(conflicts[container_id], wrong=at, kernel_cpus=cpus)
+    for container_id, cpus_before in event.repaired.items():
         before = repairs.get(container_id)
-        repairs[container_id] = UnattributedRepairs(before.times + 1 if before else 1, found)
+        repairs[container_id] = UnattributedRepairs(before.times + 1 if before else 1, cpus_before)
         conflict = conflicts.get(container_id)
         if conflict is not None:
+            kernel_cpus = cpus_before or conflict.kernel_cpus
             conflicts[container_id] = structs.replace(
-                conflict, times=conflict.times + 1, repaired=at, wrong=at, found=found or conflict.found
+                conflict, times=conflict.times + 1, repaired=at, wrong=at, kernel_cpus=kernel_cpus
             )
             continue
         times = (*(time for time in recent.pop(container_id, ()) if at - time <= WINDOW_S), at)
         if len(times) < REPAIRS_TO_CONFLICT:
             recent[container_id] = times
         else:
-            conflicts[container_id] = WriteConflict(times[0], REPAIRS_TO_CONFLICT, at, at, found or CpuSet())
+            kernel_cpus = cpus_before or CpuSet()
+            conflicts[container_id] = WriteConflict(times[0], REPAIRS_TO_CONFLICT, at, at, kernel_cpus)
     known = structs.replace(known, conflicts=conflicts, recent=recent, repairs=repairs)
-    known, find = _find(known)
+    known, find = _find_writers(known)
     known, check = (known, ()) if known.is_checking else _check(known, at)
     return known, (*find, *check)
 
 
-def _find(known: WriteConflicts) -> DriftStep:
+def _find_writers(known: WriteConflicts) -> DriftStep:
     if known.finding or not known.repairs:
         return known, ()
-    find = FindWriters({i: repairs.found for i, repairs in known.repairs.items()})
+    find = FindWriters({i: repairs.kernel_cpus for i, repairs in known.repairs.items()})
     return structs.replace(known, repairs={}, finding=known.repairs), (find,)
 
 
-def _found(known: WriteConflicts, writers: Mapping[str, CpusetWriter]) -> DriftStep:
+def _writers_found(known: WriteConflicts, writers: Mapping[str, CpusetWriter]) -> DriftStep:
     writers = {i: writer for i, writer in writers.items() if i in known.finding}
     before = {i: known.conflicts[i] for i in writers if i in known.conflicts}
     named = {i: structs.replace(conflict, writer=writers[i]) for i, conflict in before.items()}
     began = {i: conflict for i, conflict in named.items() if before[i].writer is None}
     report = ReportDrift({i: (known.finding[i], writers[i]) for i in writers}, began, tuple(named))
-    known, more = _find(structs.replace(known, conflicts={**known.conflicts, **named}, finding={}))
+    known, more = _find_writers(structs.replace(known, conflicts={**known.conflicts, **named}, finding={}))
     return known, (report, *more)
 
 
@@ -304,10 +310,17 @@ def _without_ended(known: WriteConflicts, live: Collection[str], at: float) -> W
 
 
 def not_due(
-    known: WriteConflicts, state: NodeState, found: Mapping[str, CpuSet], now: float
+    known: WriteConflicts, state: NodeState, kernel_cpus: Mapping[str, CpuSet], now: float
 ) -> dict[str, CpuSet]:
-    """Return those of some wrong cpusets that may not be repaired yet."""
-    conflicts = ((i, cpus, known.conflicts.get(i)) for i, cpus in found.items())
+    """Return the wrong cpusets that must not be repaired yet, by container id.
+
+    Args:
+        known: The conflicts.
+        state: The node.
+        kernel_cpus: Cpusets in the kernel that differ from the plan, by container id.
+        now: The time, by the clock of the conflicts, in seconds.
+    """
+    conflicts = ((i, cpus, known.conflicts.get(i)) for i, cpus in kernel_cpus.items())
     return {
         i: cpus
         for i, cpus, conflict in conflicts
@@ -315,22 +328,22 @@ def not_due(
     }
 
 
-def is_urgent(state: NodeState, container_id: str, found: CpuSet) -> bool:
+def is_urgent(state: NodeState, container_id: str, kernel_cpus: CpuSet) -> bool:
     """Return whether exclusive CPUs are at stake while the kernel holds this cpuset for a container."""
     container = state.containers.get(container_id)
     if container is None or container.placement.pool is Pool.OWN:
         return container is not None
     owned = union(owner.cpus.bits for owner in state.owners.values())
-    return bool((found - state.desired_cpus(container)).bits & owned)
+    return bool((kernel_cpus - state.desired_cpus(container)).bits & owned)
 
 
 def contested(known: WriteConflicts, state: NodeState, cpus: CpuSet) -> tuple[ContestedCpus, ...]:
     """Return the containers that another program puts onto some of these CPUs, with all CPUs of each."""
-    conflicting = ((state.containers.get(i), conflict.found) for i, conflict in known.conflicts.items())
+    conflicting = ((state.containers.get(i), conflict.kernel_cpus) for i, conflict in known.conflicts.items())
     return tuple(
-        ContestedCpus(container.ref, found)
-        for container, found in conflicting
-        if container is not None and (found - state.desired_cpus(container)) & cpus
+        ContestedCpus(container.ref, kernel_cpus)
+        for container, kernel_cpus in conflicting
+        if container is not None and (kernel_cpus - state.desired_cpus(container)) & cpus
     )
 
 

@@ -154,7 +154,7 @@ CLOSE_S = 1.0
 
 
 class Worker:
-    """One thread, or a few, with a name."""
+    """A named queue of jobs with one thread, or a few."""
 
     def __init__(self, name: str, failed: Callable[[BaseException], None], threads: int = 1) -> None:
         self.name = name

@@ -41,7 +41,7 @@ class Enforced:
         group_errors: Those of them that are about groups above pods.
         refused: The kernel's error for each cpuset that could not be written, by container id.
         notes: Messages about what else could not be written; no call is refused or delayed for these.
-        found: The cpusets found in cgroups that another program had written to, by container id, where they
+        kernel_cpus: The cpusets in cgroups that another program had written to, by container id, where they
             were read.
         unrepaired: Those of them that were not overwritten.
         seconds: How long the enforcement took.
@@ -55,7 +55,7 @@ class Enforced:
     group_errors: list[str] = field(default_factory=list)
     refused: dict[str, CgroupError] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    found: dict[str, CpuSet] = field(default_factory=dict)
+    kernel_cpus: dict[str, CpuSet] = field(default_factory=dict)
     unrepaired: dict[str, CpuSet] = field(default_factory=dict)
     seconds: float = 0.0
 

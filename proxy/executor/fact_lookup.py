@@ -106,18 +106,18 @@ class FactLookup:
         owns = (node.static or node.memory is not None) and pod.kube_qos is KubeQos.GUARANTEED
         return owns or node.policy is not TopologyPolicy.NONE
 
-    def knows_devices(self, given: DeviceFacts) -> bool:
+    def knows_devices(self, listed: DeviceFacts) -> bool:
         """Return whether there is a source for where a container's devices are."""
         known = self._kubelet is not None and self._kubelet.knows_devices
-        return known or (bool(given) and self._hardware is not None)
+        return known or (bool(listed) and self._hardware is not None)
 
     async def pod(self, pod: Pod) -> Pod:
         """Look up what a pod's containers request; returns the pod unchanged where that is not known."""
         return await self._in_time(pod, pod, self._pod, pod)
 
-    async def devices(self, pod: Pod, name: str, given: DeviceFacts, request: Request) -> Request:
+    async def devices(self, pod: Pod, name: str, listed: DeviceFacts, request: Request) -> Request:
         """Look up where the devices of a container are."""
-        near = await self._in_time(pod, (), self._devices, pod, name, given)
+        near = await self._in_time(pod, (), self._devices, pod, name, listed)
         return structs.replace(request, devices=near) if near else request
 
     async def pod_devices(self, pod: Pod, total: Request) -> Request:
@@ -153,13 +153,13 @@ class FactLookup:
 
         return self._try(with_requests, pod)
 
-    def _devices(self, pod: Pod, name: str, given: DeviceFacts) -> tuple[LocatedDevice, ...]:
+    def _devices(self, pod: Pod, name: str, listed: DeviceFacts) -> tuple[LocatedDevice, ...]:
         if self._kubelet is not None and self._kubelet.knows_devices:
             answer = self._device_nodes(self._kubelet, pod, (name,))
             if answer:
                 return answer
         hardware = self._hardware
-        return self._try(lambda: hardware.near(given), ()) if given and hardware is not None else ()
+        return self._try(lambda: hardware.near(listed), ()) if listed and hardware is not None else ()
 
     def _pod_devices(self, pod: Pod) -> tuple[LocatedDevice, ...]:
         if self._kubelet is None or not self._kubelet.knows_devices or pod.requests is None:

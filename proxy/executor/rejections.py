@@ -30,7 +30,7 @@ _MESSAGES = {
 
 @dataclass(slots=True)
 class _Rejected:
-    """One that is rejected.
+    """A pod or container whose creation is rejected, over all tries of the client.
 
     Attributes:
         message: The message of the problem.

@@ -206,7 +206,7 @@ def block_too_long() -> RelayError:
 
 
 class FrameReader(ABC):
-    """One direction; subclasses say what the frames mean.
+    """Reads the frames of one direction of a connection; subclasses define what each frame means.
 
     Attributes:
         out: What must leave, in order.

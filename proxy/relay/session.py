@@ -139,7 +139,7 @@ class Session:
             self._streams.forget(stream, None)
 
     def lost(self) -> None:
-        """One side is gone: every call that is still open is over."""
+        """End every open call, after the connection to one side has ended."""
         streams = self._streams
         streams.open.clear()
         for stream in list(streams.tracked.values()):

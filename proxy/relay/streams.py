@@ -237,7 +237,7 @@ class Streams:
         self.handler.request(stream.id, stream.path, message)
 
     def _report_anomaly(self, stream: Stream, body: bytes) -> bytes | None:
-        """Handle a body that is not one plain message; gives the first message where there is one."""
+        """Handle a body that is not one plain message; returns the first message where there is one."""
         kind = _kind(body, len(body))
         refusal = self.handler.anomaly(stream.path, kind)
         if kind is RequestAnomaly.MORE:

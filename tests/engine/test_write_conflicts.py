@@ -168,7 +168,7 @@ class TestWriteConflict:
 def test_two_writes_are_not_a_conflict_and_the_third_is() -> None:
     assert not after(0, 1).conflicts
     conflict = after(0, 1, 2).conflicts["c"]
-    assert (conflict.began, conflict.times, conflict.found) == (0, REPAIRS_TO_CONFLICT, WRONG)
+    assert (conflict.began, conflict.times, conflict.kernel_cpus) == (0, REPAIRS_TO_CONFLICT, WRONG)
 
 
 def test_writes_that_are_far_apart_never_make_a_conflict() -> None:

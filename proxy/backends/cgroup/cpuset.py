@@ -204,7 +204,7 @@ class KernelCgroups:
         return held != value
 
     def _swap(self, path: str, kind: CpusetList, value: IdSet) -> IdSet | None:
-        """Write in the quick way; gives what the group held, or None where it takes more than that."""
+        """Write a list with one file open; returns what the group held, or None where ``write`` is needed."""
         held = self._swap_all((path,), kind, value)[0]
         return list_or_none(kind.type.parse, held)
 
@@ -349,13 +349,13 @@ def open_cgroups(root: Path, procfs: Path = Path("/proc")) -> KernelCgroups:
 
 
 class CpusetList(Struct, frozen=True):
-    """One of the two lists.
+    """One of the two lists of a cpuset group: CPUs or memory nodes.
 
     Attributes:
-        file: Holds it as configured.
-        effective: Holds what tasks really get.
-        description: What it is called in errors.
-        type: Its values.
+        file: The file with the configured list.
+        effective: The file with the list in effect for tasks.
+        description: The name of the list in errors.
+        type: The type of its values.
     """
 
     file: str

@@ -129,8 +129,8 @@ class PodList:
         """Store how the list is read.
 
         Args:
-            fetch: Gives the list as JSON, in bounded time; raises KubeletError.
-            clock: Seconds that only grow.
+            fetch: Returns the list as JSON within a deadline; raises KubeletError.
+            clock: A monotonic clock, in seconds.
         """
         self._fetch = fetch
         self._clock = clock

@@ -67,7 +67,7 @@ class SystemdUnits:
         """Store the address of systemd; nothing is dialled before ``watch``.
 
         Args:
-            addresses: Gives the sockets to try, the best first; the bus's is known by its file name.
+            addresses: Returns the sockets to try, the best first; the bus is recognised by the file name.
             timeout_s: Deadline of each call. A reload keeps systemd busy for seconds on a full node.
         """
         self._addresses = addresses

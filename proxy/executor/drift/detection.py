@@ -148,22 +148,22 @@ class Drift:
         enforcer, containers = self._context.enforcer, self._context.state.containers
         live = [c for i in ids if (c := containers.get(i)) is not None and enforcer.is_live(c)]
         self._arm(live)
-        found = self._found(live)
-        contested = self._not_due(found)
+        wrong = self._wrong_cpusets(live)
+        contested = self._not_due(wrong)
         done = enforcer.enforce([c.id for c in live if c.id not in contested])
         self._arm_found(live, done)
-        done.found, done.unrepaired = found, contested
+        done.kernel_cpus, done.unrepaired = wrong, contested
         return done
 
     def enforce_all(self) -> Enforced:
         """Write the cpusets of all containers; contested ones only when they are due."""
         live = self._live()
         self._arm(live, again=True)
-        found = self._found(live)
-        contested = self._not_due(found)
+        wrong = self._wrong_cpusets(live)
+        contested = self._not_due(wrong)
         done = self._context.enforcer.enforce_all(contested)
         self._arm_found(live, done)
-        done.found, done.unrepaired = found, contested
+        done.kernel_cpus, done.unrepaired = wrong, contested
         return done
 
     def _arm_found(self, live: list[Container], done: Enforced) -> None:
@@ -173,8 +173,8 @@ class Drift:
             done.written += late.written
             done.drifted += late.drifted
 
-    def _not_due(self, found: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
-        return conflicts.not_due(self.known, self._context.state, found, self._context.clock())
+    def _not_due(self, wrong: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
+        return conflicts.not_due(self.known, self._context.state, wrong, self._context.clock())
 
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
         """Watch the known cgroups; returns the containers that are watched from now on."""
@@ -184,10 +184,10 @@ class Drift:
         groups = [(c.id, path) for c in live if c.id not in conflicting and (path := enforcer.known_path(c))]
         return self.watch.arm(groups, again=again)
 
-    def _found(self, live: list[Container]) -> dict[str, CpuSet]:
+    def _wrong_cpusets(self, live: list[Container]) -> dict[str, CpuSet]:
         """Return the cpusets in the kernel that differ from what was written and is still wanted, by id."""
         enforcer, state = self._context.enforcer, self._context.state
-        found: dict[str, CpuSet] = {}
+        wrong: dict[str, CpuSet] = {}
         for container in live:
             want, path = state.desired_cpus(container), enforcer.known_path(container)
             if (
@@ -201,8 +201,8 @@ class Drift:
             except CgroupError:
                 continue  # the write reports what is wrong
             if cpus != want:
-                found[container.id] = cpus
-        return found
+                wrong[container.id] = cpus
+        return wrong
 
     # -- on the loop --------------------------------------------------------------------------------------
 
@@ -217,15 +217,15 @@ class Drift:
         """Record what an enforcement repaired, and what it left."""
         if done.drifted or done.unrepaired:
             self._context.telemetry.count(metrics.CPUSETS_REPAIRED, len(done.drifted))
-            repaired = {i: done.found.get(i) for i in done.drifted}
+            repaired = {i: done.kernel_cpus.get(i) for i in done.drifted}
             self._step(conflicts.CpusetsRepaired(self._context.clock(), repaired, done.unrepaired))
 
     def _step(self, event: DriftEvent) -> None:
         context = self._context
         for effect in context.store.handle(event):
             match effect:
-                case conflicts.FindWriters(found):
-                    context.spawn(self._find_writers(found))
+                case conflicts.FindWriters(kernel_cpus):
+                    context.spawn(self._find_writers(kernel_cpus))
                 case conflicts.CheckCpusets(ids, seconds):
                     context.spawn(self._check(ids, seconds))
                 case conflicts.ReportDrift():
@@ -235,12 +235,12 @@ class Drift:
                     self.watch.drop(container_id)
                     reporting.report_end(context, container_id, conflict)
 
-    async def _find_writers(self, found: Mapping[str, CpuSet | None]) -> None:
+    async def _find_writers(self, kernel_cpus: Mapping[str, CpuSet | None]) -> None:
         if self._attribution is None:
             self._attribution = Attribution(self._context, self._kubelet_cpus)
         writers: Mapping[str, CpusetWriter] = {}
         try:
-            writers = await self._attribution.writers(found, self.known.hints)
+            writers = await self._attribution.writers(kernel_cpus, self.known.hints)
         except Exception as error:  # noqa: BLE001  the next repairs must be attributed
             self._context.report_internal_error(error)
         self._step(conflicts.WritersFound(writers))

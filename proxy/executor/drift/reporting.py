@@ -35,7 +35,7 @@ def report_repairs(context: NodeContext, report: ReportDrift) -> None:
             "drift: another program wrote a cpuset: put back",
             **subject(container),
             cpus=state.desired_cpus(container),
-            found=None if repairs.found is None else str(repairs.found) or "none",
+            found=None if repairs.kernel_cpus is None else str(repairs.kernel_cpus) or "none",
             probably=None if writer is CpusetWriter.UNKNOWN else writer,
         )
     if len(repaired) > MAX_NAMED:
@@ -51,12 +51,12 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
     conflicting = [(state.containers[i], conflict) for i, conflict in began.items() if i in state.containers]
     for container, conflict in conflicting[:MAX_NAMED]:
         writer = conflict.writer or CpusetWriter.UNKNOWN
-        urgent = is_urgent(state, container.id, conflict.found)
+        urgent = is_urgent(state, container.id, conflict.kernel_cpus)
         telemetry.problem(
             WRITE_CONFLICT,
             **subject(container),
             cpus=state.desired_cpus(container),
-            found=str(conflict.found) or None,
+            found=str(conflict.kernel_cpus) or None,
             probably=None if writer is CpusetWriter.UNKNOWN else writer,
             times=conflict.times,
             seconds=round(max(conflict.repaired - conflict.began, 0.1), 1),
@@ -93,10 +93,12 @@ def conflicts_page(context: NodeContext, known: WriteConflicts) -> list[dict[str
             "id": i,
             "by": str(conflict.writer or CpusetWriter.UNKNOWN),
             "cpus": str(state.desired_cpus(containers[i])),
-            "found": str(conflict.found),
+            "found": str(conflict.kernel_cpus),
             "times": conflict.times,
             "seconds": round(now - conflict.began, 1),
-            "next_s": round(max(0.0, conflict.due(urgent=is_urgent(state, i, conflict.found)) - now), 1),
+            "next_s": round(
+                max(0.0, conflict.due(urgent=is_urgent(state, i, conflict.kernel_cpus)) - now), 1
+            ),
         }
         for i, conflict in sorted(known.conflicts.items())
         if i in containers

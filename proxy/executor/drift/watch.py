@@ -87,7 +87,7 @@ class WriteWatch:
                 continue
             if not known:
                 self._forget(container_id)
-            # It is recorded before it is watched: an unrecorded group that is reported is unwatched.
+            # Recorded before the watch begins: a reported group without a record would be unwatched.
             self._paths[container_id], self._containers[path] = path, container_id
             try:
                 is_watched = self._watch(writes, path, above)

@@ -194,15 +194,15 @@ class UnitProperties:
         """Request a comparison of the units of some containers soon."""
         if self.units is None or self._context.enforcer.cgroups.version != 2:
             return
-        there = self._context.state.containers
-        some = [i for i in ids if (c := there.get(i)) is not None and self.is_unit(c)]
-        if some:
+        containers = self._context.state.containers
+        units = [i for i in ids if (c := containers.get(i)) is not None and self.is_unit(c)]
+        if units:
             self.begin()
-            self._known = {i: cpus for i, cpus in self._known.items() if i in there}
-            self._carried = {i: cpus for i, cpus in self._carried.items() if i in there}
-            # They are kept as long as systemd is not connected.
-            self._dirty = {i: None for i in self._dirty if i in there}
-            self._dirty.update(dict.fromkeys(some))
+            self._known = {i: cpus for i, cpus in self._known.items() if i in containers}
+            self._carried = {i: cpus for i, cpus in self._carried.items() if i in containers}
+            # The ids are kept as long as systemd is not connected.
+            self._dirty = {i: None for i in self._dirty if i in containers}
+            self._dirty.update(dict.fromkeys(units))
             self._wake.set()
 
     async def run(self) -> None:

@@ -193,13 +193,13 @@ class Interceptor(Protocol):
         """Handle a call, which waits for ``release`` or ``refuse``."""
 
     def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
-        """A request is not one plain message; gives a refusal or None, see ``Handler.anomaly``."""
+        """Handle a request that is not one plain message; returns a refusal or None (``Handler.anomaly``)."""
 
     def response(self, call: InterceptedCall, message: bytes) -> None:
-        """The first message of the answer, on its way to the client; nothing has been read since."""
+        """Handle the first message of the answer, which is being sent; nothing has been read since."""
 
     def finished(self, call: InterceptedCall, status: int | None) -> None:
-        """The call is over; comes once for every ``request``.
+        """Handle the end of a call; called once for every ``request``.
 
         Args:
             call: The call.
@@ -216,7 +216,7 @@ class CriCallFlow(CallFlow):
     """The handler of all intercepted calls."""
 
     def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
-        """A request is not one plain message: report it; gives a refusal or None."""
+        """Report a request that is not one plain message; returns a refusal or None."""
         executor, method = self.executor, path.rpartition("/")[2]
         executor.telemetry.count(metrics.CALLS_MALFORMED)
         executor.telemetry.problem("a request is not one plain message", method=method, reason=str(kind))

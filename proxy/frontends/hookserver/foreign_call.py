@@ -28,7 +28,7 @@ class HookCallRefusedError(TopoproxyError):
 
 
 class ForeignCall:
-    """One call. Its body is the answer so far; what else it carries, its subclasses know.
+    """A call that a peer will make after our answer. The body is the answer so far; subclasses add the rest.
 
     Releasing it answers the peer, which then makes the call; ``answered``, ``over`` and ``lost`` are set by
     what happened to it at the runtime.
