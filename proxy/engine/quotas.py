@@ -264,7 +264,8 @@ def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas
     Another container of the pod may have come since the request was forwarded, or a release may have begun:
     then it is restored at once.
     """
-    requested, quotas = container.request.cpu_quota, state.facts.quotas
+    requested = container.placement.hook_quota or container.request.cpu_quota
+    quotas = state.facts.quotas
     if requested <= 0 or not writes_quotas(state):
         return quotas
     if not applies_to(state, container.pod) and not was_applied_to(state, container.pod):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from proxy.engine.container_events import ContainersUpdated, CpusAssigned
 from proxy.engine.explain_record import explain
 from proxy.engine.hook_narrowing import Narrowing, narrowed, unmet_hook_limit, without_extra_cpus
@@ -82,6 +84,20 @@ class HookOverrides(Observer):
             context.history.amend(token, "; ".join(fresh))
         if new.placement.blocks:
             report_overcommitted_memory(context)
+
+    def set_quota(self, token: str, quota: int) -> None:
+        """Record the CFS quota that hooks set for an owner that is being created: it is restored later.
+
+        Args:
+            token: The token of its create.
+            quota: Microseconds; negative for none.
+        """
+        context = self._context
+        container = context.state.containers.get(token)
+        if container is None or container.phase is not Phase.CREATING or not container.owns_cpus:
+            return
+        new = structs.replace(container, placement=structs.replace(container.placement, hook_quota=quota))
+        context.store.handle(ContainersUpdated((new,), "CFS quota set by a hook", recorded=False))
 
     def refused_pod(self, pod: Pod, message: str) -> None:
         """Record for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""

@@ -231,6 +231,7 @@ def _dump_container(container: Container) -> dict[str, object]:
             **({"instead": str(placement.replacement)} if placement.replacement else {}),
             **({} if placement.hook_cpus is None else {"narrowed": str(placement.hook_cpus)}),
             **({"beyond": str(placement.hook_extra_cpus)} if placement.hook_extra_cpus else {}),
+            **({"quota": placement.hook_quota} if placement.hook_quota else {}),
             **_dump_shares(placement.shares),
             **({"devices": {r: list(ids) for r, ids in placement.devices}} if placement.devices else {}),
         },
@@ -268,6 +269,7 @@ def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Con
                 if "narrowed" in placement
                 else None,
                 hook_extra_cpus=CpuSet.parse(_text(placement.get("beyond", "")), cpus),
+                hook_quota=_number(placement.get("quota", 0)),
                 shares=_shares(placement.get("shares", [])),
             ),
             Phase(data["phase"]),

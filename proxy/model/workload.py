@@ -253,6 +253,7 @@ class Placement(Struct, frozen=True):
         hook_cpus: CPUs to which hooks have narrowed it; None where none has.
         hook_extra_cpus: The part of ``hook_cpus`` that is neither its own nor its pool's: others may own
             these CPUs, because the configuration lets hooks name them.
+        hook_quota: The CFS quota that hooks set for an owner at its create, -1 for none; 0 where none has.
         shares: Other resources that providers granted it.
     """
 
@@ -269,6 +270,7 @@ class Placement(Struct, frozen=True):
     replacement: CpuSet = field(default_factory=CpuSet)
     hook_cpus: CpuSet | None = None
     hook_extra_cpus: CpuSet = field(default_factory=CpuSet)
+    hook_quota: int = 0
     shares: tuple[Share, ...] = ()
 
     @property

@@ -213,6 +213,20 @@ def test_the_quota_of_a_create_without_a_quota(
     assert after.facts.quotas.records == ({"qc/x": QuotaRecord(requested)} if recorded else {})
 
 
+@pytest.mark.parametrize(
+    ("requested", "by_hook", "recorded"), [(5, 7, 7), (0, 7, 7), (5, -1, None), (5, 0, 5)]
+)
+def test_the_quota_that_a_hook_set_at_the_create_is_the_one_that_is_restored(
+    requested: int, by_hook: int, recorded: int | None
+) -> None:
+    placement = Placement(Pool.OWN, CpuSet.parse("0-1"), Mask(), cfs_quota_off=True, hook_quota=by_hook)
+    request = Request(cpu_quota=requested)
+    made = changed_copy(OWNER, id="t", phase=Phase.CREATING, placement=placement, request=request)
+    state = learned(NodeState.of(STATE.node, (POD,), (made,)), RemovedQuotas())
+    after, _ = handle(state, ContainerCreated("t", "x"))
+    assert after.facts.quotas.records == ({} if recorded is None else {"qc/x": QuotaRecord(recorded)})
+
+
 def test_the_quota_of_a_create_is_not_recorded_on_a_node_that_only_observes() -> None:
     """The request was forwarded unchanged, with its quota."""
     placement = Placement(Pool.OWN, CpuSet.parse("0-1"), Mask(), cfs_quota_off=True)

@@ -689,6 +689,34 @@ def test_a_memory_limit_of_a_hook_decides_on_memory_nodes(run_scenario, limit, r
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize(
+    ("requested", "wanted", "restored"),
+    [(200_000, 150_000, 150_000), (0, 150_000, 150_000), (200_000, CLEAR, None), (200_000, -1, None)],
+)
+@pytest.mark.parametrize("crash", [False, True])
+def test_the_quota_that_a_hook_sets_for_an_owner_is_the_one_that_is_restored(
+    run_scenario, requested, wanted, restored, crash
+) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            h.add(pre_create_container=Adjustment(cpu_quota=wanted))
+            call = await world.begin(await world.pod("lse", "LSE", "", "2-3"), cpu_quota=requested)
+            assert linux(call).cpu_quota == -1, "the quota of an owner is off"
+            at_the_crash = dict(world.ledger.entries)
+            one = world.finish(call, "one")
+            await world.executor.ledger_writer.flush()
+        if crash:  # before the answer of the runtime
+            await world.close()
+            world.ledger.entries.clear()
+            world.ledger.entries.update(at_the_crash)
+            world.boot()
+            await world.sync.once()
+        known = world.executor.quotas.known.records.get(f"qc/{one}")
+        assert (None if known is None else known.quota) == restored
+
+    run_scenario(scenario)
+
+
 def test_the_memory_limit_of_a_hook_is_counted(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:

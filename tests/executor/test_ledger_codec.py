@@ -100,6 +100,7 @@ CONTAINERS = st.builds(
         pool_numa_limit=st.none() | MASKS,
         hook_cpus=st.none() | CPUS,
         hook_extra_cpus=CPUS,
+        hook_quota=st.integers(-1, 9),
     ),
     st.sampled_from(Phase),
     NUMBERS,

@@ -202,6 +202,8 @@ class HookBridge:
         self._dispatcher.narrow(token, applied, offered)
         if (limit := applied.adjustment.memory_limit) is not LEAVE:
             executor.overrides.limit_memory(token, -1 if limit is CLEAR else limit)
+        if (quota := applied.adjustment.cpu_quota) is not LEAVE:
+            executor.overrides.set_quota(token, -1 if quota is CLEAR else quota)
         if executor.state is state and not executor.store.mode.is_leaving:
             return placed  # nothing has happened since
         container = executor.state.containers.get(token)
