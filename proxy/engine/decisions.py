@@ -61,7 +61,8 @@ from proxy.engine.node_effects import (
     followed,
 )
 from proxy.engine.owners import union_of
-from proxy.engine.pod_resize import aside_after_create
+from proxy.engine.pod_admission import with_earlier_decision
+from proxy.engine.pod_resize import aside_after_create, with_cpus_chosen_again
 from proxy.engine.quotas import QuotaEvent, RemovedQuotas, quotas_after_create, requested_quota
 from proxy.engine.quotas import step as quotas_step
 from proxy.engine.reservation_effects import AbortReason, RequestReconcile
@@ -216,6 +217,10 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
         state, event, withdrawn, first = _withdrawn(state, event)
     if (pod := _as_created(event)) is not event.pod:
         event = structs.replace(event, pod=pod)
+    if (pod := with_cpus_chosen_again(state, event.pod)) is not event.pod:
+        event = structs.replace(event, pod=pod)
+        state, more = _with_chosen_cpus(state, pod)
+        first = (*first, *more)
     try:
         plan = place(
             state,
@@ -243,6 +248,14 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     # The reservation writes the containers that leave an owner's CPUs, and waits for that.
     follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
     return after, (*first, *followed(state, after, "container placed", follow), decided)
+
+
+def _with_chosen_cpus(state: NodeState, decided: Pod) -> tuple[NodeState, NodeEffects]:
+    """Return the state in which a pod has the CPUs that were chosen again for it as a whole."""
+    known = with_earlier_decision(state.current_pod(decided), decided)
+    after = state.with_pod(known)
+    record = PutRecord(POD_RECORD + known.sandbox_id, known)
+    return after, (record, *followed(state, after, "CPUs of a pod chosen again"))
 
 
 def _as_created(event: CreateRequested) -> Pod:

@@ -118,7 +118,9 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
         facts += _from_cri(request)
     if pod.cpuset is not None:
         where = (
-            "the decision for its sandbox" if pod.cpuset_chosen_locally else "its resource-status annotation"
+            "the decision for the pod as a whole"
+            if pod.cpuset_chosen_locally
+            else "its resource-status annotation"
         )
         facts.append(Fact("the pod's CPUs:", listed(pod.cpuset), where))
     if request.cpuset_cpus:

@@ -180,7 +180,9 @@ def needs_pod_total(node: Node, pod: Pod, request: Request) -> bool:
     So it does where a container may own CPUs because of its create alone (``pod_total_problem``), and where
     CPUs or memory were set aside by the sum (``pod_resize``).
     """
-    if pod.requests is not None or pod.cpuset is not None:
+    if pod.cpuset_chosen_locally:
+        return True
+    if pod.kube_qos is not KubeQos.GUARANTEED or pod.requests is not None or pod.cpuset is not None:
         return False
     if pod.reserved_for_pod is not None:
         return True

@@ -6,6 +6,8 @@ sandbox. Two events show that the pod requests other amounts since:
 - A container is created again. Where its part is known, the part becomes what the container was granted.
   Where only the CRI is known, the create carries the sum of the pod as it is now. The CPUs that containers
   own stay set aside, then those that ended ones had, then as many others as the sum allows.
+- A container of an LSE or LSR pod is created, with another sum than an earlier one of its sandbox had. Where
+  all containers of the pod have ended, its CPUs are chosen again; where that is refused, it keeps its CPUs.
 - The runtime accepts another memory limit for a running container. The memory of a pod that is known as a
   whole changes by the difference; the next create of a container carries the exact sum.
 
@@ -18,12 +20,13 @@ from msgspec import structs
 
 from proxy.allocation.cpu_request import NO_SHARES, container_cpus
 from proxy.allocation.packed import take_packed
-from proxy.engine.owners import union_of
+from proxy.engine.owners import pod_cpu_count, union_of
+from proxy.engine.pod_admission import admit, with_earlier_decision
 from proxy.engine.state import NodeState, grants_of
 from proxy.model.grants import Blocks
 from proxy.model.idset import CpuSet
 from proxy.model.requests import MEMORY
-from proxy.model.workload import Container, ContainerPart, Pod, Request, SetAside
+from proxy.model.workload import Container, ContainerPart, Phase, Pod, Request, SetAside
 from proxy.pools.claims import whole_cpus
 
 
@@ -60,6 +63,27 @@ def aside_after_update(state: NodeState, before: Container, after: Container) ->
     if blocks == aside.blocks:
         return None
     return structs.replace(pod, reserved_for_pod=structs.replace(aside, blocks=blocks))
+
+
+def with_cpus_chosen_again(state: NodeState, pod: Pod) -> Pod:
+    """Return a pod that owns CPUs as a whole; with other CPUs where a resize has changed their number.
+
+    Args:
+        state: The node.
+        pod: The pod with the sum that the create of a container carries.
+    """
+    total, inside = pod.total, state.in_sandbox(pod.sandbox_id)
+    if not pod.cpuset_chosen_locally or total is None or total.cpu_shares <= NO_SHARES:
+        return pod
+    if pod.key in state.owners or any(c.phase is not Phase.EXITED for c in inside):
+        return pod
+    earlier = {whole_cpus(c.pod.total) for c in inside if c.pod.total is not None}
+    if earlier <= {whole_cpus(total)} or pod_cpu_count(pod, total) == len(pod.cpuset or ()):
+        return pod
+    undecided = structs.replace(pod, cpuset=None, cpuset_chosen_locally=False, reserved_for_pod=None)
+    without = state.changed(drop=[c.id for c in inside]).with_pod(undecided)
+    decided = admit(without, undecided, total).pod
+    return with_earlier_decision(pod, decided) if decided.cpuset_chosen_locally else pod
 
 
 def _with_part(aside: SetAside, container: Container) -> SetAside:

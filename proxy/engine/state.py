@@ -453,8 +453,10 @@ class NodeState(Struct, frozen=True):
         pod = self.pods.get(container.pod.sandbox_id)
         if pod is None or self._is_over(container):
             return False
-        if container.owner != pod.key or pod.cpuset_chosen_locally:
+        if container.owner != pod.key:
             return True
+        if pod.cpuset_chosen_locally:
+            return container.placement.exclusive <= (pod.cpuset or CpuSet())  # others since a resize
         requests = {c.name: c.request for c in self.in_sandbox(pod.sandbox_id)}
         return assigned_cpus(self.node, pod, sum_requests(list(requests.values()))) is not None
 

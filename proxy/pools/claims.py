@@ -209,7 +209,7 @@ def _named(pod: Pod, cpus: CpuSet) -> Claim:
     reason = f"{_class(pod)} pod: its resource-status annotation names {named_cpus(cpus)}"
     if pod.cpuset_chosen_locally:
         chosen = f"{named_cpus(cpus)} {'was' if len(cpus) == 1 else 'were'} chosen for it"
-        reason = f"{_class(pod)} pod: {chosen} when its sandbox was made"
+        reason = f"{_class(pod)} pod: {chosen} as a whole"
     return Claim(Pool.OWN, reason, cpus=cpus, per_pod=True, excludes_be=pod.qos is QosClass.LSE)
 
 

@@ -124,7 +124,7 @@ def test_the_label_and_the_annotation_are_facts_too() -> None:
 def test_cpus_that_were_chosen_here_are_not_attributed_to_an_annotation() -> None:
     lse = changed_copy(POD, qos=QosClass.LSE, cpuset=CpuSet.parse("3-4"), cpuset_chosen_locally=True)
     assert list(facts_of(lse, "c", Request()))[1:] == [
-        Fact("the pod's CPUs:", "3-4", "the decision for its sandbox")
+        Fact("the pod's CPUs:", "3-4", "the decision for the pod as a whole")
     ]
 
 

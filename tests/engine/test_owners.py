@@ -75,7 +75,7 @@ def test_the_containers_of_a_pod_own_its_cpus_together(qos: QosClass) -> None:
             result.pod.cpuset,
             Mask((0,)),
         )
-        assert "were chosen for it when its sandbox was made" in placement.reasons[0]
+        assert "were chosen for it as a whole" in placement.reasons[0]
         state = plan.state
     assert list(state.owners) == ["u1"]
     assert state.pools.shared == CpuSet.parse("2-7,10-15")

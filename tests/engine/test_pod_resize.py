@@ -14,7 +14,7 @@ from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.requests import PodRequests
-from proxy.model.workload import Phase, Pod, SetAside
+from proxy.model.workload import Container, Phase, Pod, QosClass, SetAside
 from tests.engine.test_pod_admission import MIB, RESERVED, empty, pod, resources, whole
 from tests.testkit.changed_copy import changed_copy
 
@@ -102,6 +102,55 @@ def test_containers_that_have_ended_keep_what_was_set_aside_before_others() -> N
     state, _ = created(ended(ended(state, "d"), "c"), known, "c", 2, total=4)
     assert cpus_of_d < aside_of(state).cpus
     assert len(aside_of(state).cpus) == 4
+
+
+def lsr() -> Pod:
+    return changed_copy(pod("a"), qos=QosClass.LSR)
+
+
+def restarted(state: NodeState, cpus: int) -> tuple[NodeState, Container, list[str]]:
+    """Return the state after all containers of the pod have ended and one was created again."""
+    for container in list(state.containers.values()):
+        state = ended(state, container.name)
+    state, keys = created(state, state.pods["s-a"], "c", cpus, total=cpus)
+    again = next(c for c in state.containers.values() if c.phase is not Phase.EXITED)
+    assert again.owner == "a"
+    assert again.placement.exclusive == state.pods["s-a"].cpuset == aside_of(state).cpus
+    return state, again, keys
+
+
+def test_the_cpus_of_an_lsr_pod_follow_a_resize_once_all_its_containers_have_ended() -> None:
+    state = admitted(empty(), lsr(), 4)
+    for name in ("init", "c"):
+        state, _ = created(state, state.pods["s-a"], name, 4, total=4)
+        state = ended(state, "init")
+    state, smaller, keys = restarted(state, 2)
+    assert (str(smaller.placement.exclusive), keys) == ("0,8", ["p/s-a"])
+    assert state.returning_cpus("other") == CpuSet(), "no ended container comes back to the former CPUs"
+    other = admitted(state, pod("b"), 4).pods["s-b"].reserved_for_pod
+    assert other is not None
+    assert str(other.cpus) == "1-2,9-10"
+    state, larger, _ = restarted(state, 6)
+    assert len(larger.placement.exclusive) == 6
+    state, same, keys = restarted(state, 6)
+    assert (same.placement.exclusive, keys) == (larger.placement.exclusive, [])
+
+
+def test_an_lsr_pod_keeps_its_cpus_while_one_of_its_containers_runs() -> None:
+    state = admitted(empty(), lsr(), 4)
+    for name in ("side", "c"):
+        state, _ = created(state, state.pods["s-a"], name, 2, total=4)
+    state, keys = created(ended(state, "c"), state.pods["s-a"], "c", 1, total=3)
+    assert (str(state.owners["a"].cpus), str(aside_of(state).cpus), keys) == ("0-1,8-9", "0-1,8-9", [])
+
+
+def test_an_lsr_pod_keeps_its_cpus_where_its_new_request_cannot_be_met() -> None:
+    state, _ = created(admitted(empty(), lsr(), 4), lsr(), "first", 4, total=4)
+    state, _ = created(state, state.pods["s-a"], "c", 4, total=4)
+    state, kept, keys = restarted(state, 16)
+    assert (str(kept.placement.exclusive), keys) == ("0-1,8-9", [])
+    _, kept, _ = restarted(state, 0)
+    assert str(kept.placement.exclusive) == "0-1,8-9"
 
 
 def test_cpus_that_are_offline_stay_set_aside_only_for_lack_of_others() -> None:

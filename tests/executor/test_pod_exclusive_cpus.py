@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.invariants import violations
+from tests.testkit.cri import TWO_CPUS
 
 FOUR = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
 HALF = {"cpu_shares": 512, "cpu_quota": 50_000, "cpu_period": 100_000}
@@ -59,6 +62,41 @@ def test_chosen_cpus_are_in_the_ledger_before_the_sandbox_is_made(run_scenario) 
         await world.executor.ledger_writer.flush()
         record = world.ledger.entries[f"p/{s}"]
         assert (record["cpuset"], record["chosen"], record["aside"]["cpus"]) == ("0-1,8-9", True, "0-1,8-9")
+
+    run_scenario(scenario, static=True)
+
+
+@pytest.mark.parametrize("class_and_parent", [("LSE",), ("LSR", "burstable")])
+def test_the_cpus_of_a_pod_follow_its_resize_when_its_container_is_created_again(
+    run_scenario, class_and_parent
+) -> None:
+    async def scenario(world) -> None:
+        async def create(name: str, request: dict[str, int]) -> None:
+            message = pb.CreateContainerRequest(pod_sandbox_id=s)
+            message.config.metadata.name = "c"
+            for carried in (message.config.linux.resources, message.sandbox_config.linux.resources):
+                carried.CopyFrom(pb.LinuxContainerResources(**request))
+            world.finish(await world.call("CreateContainer", message), name)
+            await world.start(name)
+
+        s = await world.pod("a", *class_and_parent, total=FOUR)
+        ls = await world.run(await world.pod("ls", "LS"))
+        await create("first", FOUR)
+        await world.update("first", **TWO_CPUS)
+        assert world.on("first") == "0-1,8-9", "an owner keeps its CPUs while it runs"
+        await world.stop("first")
+        await create("second", TWO_CPUS)
+        assert (world.on("second"), world.on(ls)) == ("0,8", "1-7,9-15")
+        await world.close()
+        world.boot()
+        assert str(world.executor.state.pods[s].cpuset) == "0,8", "the ledger has it"
+        for _ in range(3):  # until no call of the daemon before can be under way
+            await world.sync.once()
+            world.now += 3
+        await world.stop("second")
+        await create("third", FOUR)
+        assert (world.on("third"), world.on(ls)) == ("0-1,8-9", "2-7,10-15")
+        assert violations(world.executor.state) == []
 
     run_scenario(scenario, static=True)
 

@@ -187,7 +187,7 @@ def test_the_reason_names_the_component_that_chose_the_cpus() -> None:
     why = [claim(each, WHOLE_TWO, ONLINE, static=True).reason for each in (named, here)]
     assert why == [
         "LSR pod: its resource-status annotation names CPUs 0-1",
-        "LSR pod: CPUs 0-1 were chosen for it when its sandbox was made",
+        "LSR pod: CPUs 0-1 were chosen for it as a whole",
     ]
 
 
