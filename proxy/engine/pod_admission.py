@@ -167,6 +167,7 @@ def _admit_permitted(
         nodes=decided.nodes or pod.nodes,
         cpuset=decided.cpuset if decided.cpuset_chosen_locally else pod.cpuset,
         cpuset_chosen_locally=decided.cpuset_chosen_locally,
+        total=decided.total,
     )
     return structs.replace(
         admission, pod=recorded, state=state.with_pod(recorded), problem=problem, limit=limit
@@ -179,7 +180,7 @@ def with_earlier_decision(pod: Pod, earlier: Pod) -> Pod:
         pod, reserved_for_pod=earlier.reserved_for_pod, nodes=pod.nodes or earlier.nodes
     )
     return (
-        structs.replace(decided, cpuset=earlier.cpuset, cpuset_chosen_locally=True)
+        structs.replace(decided, cpuset=earlier.cpuset, cpuset_chosen_locally=True, total=earlier.total)
         if earlier.cpuset_chosen_locally
         else decided
     )
@@ -266,7 +267,9 @@ def _pod_with_grants(
     if aligned and not request.exclusive:
         promised = bind_to_nodes(promised, hint, state.node.nodes)
     if together:
-        promised = structs.replace(promised, cpuset=granted.cpus, cpuset_chosen_locally=True)
+        whole = request.cri_resources
+        total = Request(whole.cpu_shares, whole.cpu_quota, whole.cpu_period)
+        promised = structs.replace(promised, cpuset=granted.cpus, cpuset_chosen_locally=True, total=total)
     return promised
 
 

@@ -6,8 +6,8 @@ sandbox. Two events show that the pod requests other amounts since:
 - A container is created again. Where its part is known, the part becomes what the container was granted.
   Where only the CRI is known, the create carries the sum of the pod as it is now. The CPUs that containers
   own stay set aside, then those that ended ones had, then as many others as the sum allows.
-- A container of an LSE or LSR pod is created, with another sum than an earlier one of its sandbox had. Where
-  all containers of the pod have ended, its CPUs are chosen again; where that is refused, it keeps its CPUs.
+- A container of an LSE or LSR pod is created, with another sum than that by which its CPUs were chosen. Where
+  all containers of the pod have ended, they are chosen again; where that is refused, it keeps those it has.
 - The runtime accepts another memory limit for a running container. The memory of a pod that is known as a
   whole changes by the difference; the next create of a container carries the exact sum.
 
@@ -72,13 +72,15 @@ def with_cpus_chosen_again(state: NodeState, pod: Pod) -> Pod:
         state: The node.
         pod: The pod with the sum that the create of a container carries.
     """
-    total, inside = pod.total, state.in_sandbox(pod.sandbox_id)
+    total, known = pod.total, state.pods.get(pod.sandbox_id)
     if not pod.cpuset_chosen_locally or total is None or total.cpu_shares <= NO_SHARES:
         return pod
+    if known is None or known.total is None or whole_cpus(known.total) == whole_cpus(total):
+        return pod
+    inside = state.in_sandbox(pod.sandbox_id)
     if pod.key in state.owners or any(c.phase is not Phase.EXITED for c in inside):
         return pod
-    earlier = {whole_cpus(c.pod.total) for c in inside if c.pod.total is not None}
-    if earlier <= {whole_cpus(total)} or pod_cpu_count(pod, total) == len(pod.cpuset or ()):
+    if pod_cpu_count(pod, total) == len(pod.cpuset or ()):
         return pod
     undecided = structs.replace(pod, cpuset=None, cpuset_chosen_locally=False, reserved_for_pod=None)
     without = state.changed(drop=[c.id for c in inside]).with_pod(undecided)

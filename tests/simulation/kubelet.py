@@ -141,6 +141,7 @@ class Kubelet:
         self.pods: dict[str, CpuSet] = {}
         self.waiting: list[tuple[Life, int, bytes]] = []
         self.waits = False  # no daemon accepts: a successor will
+        self.sizes: dict[str, set[int]] = {}  # by sandbox: how many CPUs a resized pod has requested
         self._serial = 0
         self._calls = 0
 
@@ -451,6 +452,10 @@ class Kubelet:
             resources.CopyFrom(_limits(kind.whole))
         elif kind.chosen:
             resources.cpu_shares = 512
+            if self.dice.random() < 0.3:  # the pod was resized
+                count = self.dice.randint(1, 3)
+                request.sandbox_config.linux.resources.CopyFrom(_limits(count))
+                self.sizes.setdefault(sandbox_id, {kind.chosen}).add(count)
         elif kind.named:
             resources.cpu_shares = 1024 * kind.named
         else:

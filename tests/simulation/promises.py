@@ -143,11 +143,25 @@ class Promises:
                 chosen, has = self._chosen.get(request.pod_sandbox_id), container.placement.exclusive
                 # kubelet may remove a sandbox again that it removed before, and meet a new one with its id.
                 exists = request.pod_sandbox_id in self.node.runtime.sandboxes
-                if chosen and exists and not trip.undecided and has.bits != chosen:
-                    self.broken(f"{container.ref} gets {has or 'no CPUs'}, and its pod has {text_of(chosen)}")
+                is_other = chosen and exists and not trip.undecided and has.bits != chosen
+                if is_other and self._is_resized(request, len(has)):
+                    self._chosen[request.pod_sandbox_id] = has.bits if self.disk_works else 0
+                elif is_other:
+                    self.broken(
+                        f"{container.ref} gets {has or 'no CPUs'}, and its pod has {text_of(chosen or 0)}"
+                    )
                 if container.placement.pool is Pool.OWN and not self.suspended:
                     self._has_record(container, "is forwarded")
                 return
+
+    def _is_resized(self, request: pb.CreateContainerRequest, count: int) -> bool:
+        """Return whether a pod has requested this number of CPUs, and none of its containers has not ended.
+
+        The create that requested it may have been withdrawn.
+        """
+        inside = self.node.runtime.inside(request.pod_sandbox_id)
+        requested = self.node.kubelet.sizes.get(request.pod_sandbox_id, ())
+        return count in requested and all(one.state == EXITED for one in inside)
 
     def _sandbox_forwarded(self, trip: Trip) -> None:
         uid = pb.RunPodSandboxRequest.FromString(trip.body or b"").config.metadata.uid
