@@ -109,10 +109,10 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
     state, entered = phase_changed(state, PhaseChanged(container.id, phase))
     if phase is not Phase.RUNNING:
         return state, (*over, *entered)
-    written, is_confined = WriteCpusets((container.id,)), before is not None and before.confined
-    if not is_confined and call.carries == state.desired_cpus(container):
+    written, sent = WriteCpusets((container.id,)), before or call
+    if not sent.confined and not sent.overlapped and call.carries == state.desired_cpus(container):
         return state, (*over, *entered, written)
-    # The runtime has saved the cpuset that the start has brought.
+    # The runtime has saved the cpuset that the start has brought, or an update beside it.
     return _with_unsaved(state, container.id), (*over, *entered, written, SyncRuntimeSoon())
 
 

@@ -632,6 +632,15 @@ def test_a_start_of_a_confined_container_saves_the_cpuset_that_it_carried() -> N
     assert play >> CallConfined(START, confined=True), "it has completed"
 
 
+def test_after_a_start_beside_an_update_the_runtime_is_sent_the_cpus() -> None:
+    """The update was relayed during a release, with a cpuset of the client that the runtime has saved."""
+    play = flying(STARTABLE, START, UPDATE)
+    assert play >> UpdateEnded(UPDATE, None) << CallOver(2) << WriteCpusets(("ls",))
+    play >> StartEnded(START, Phase.RUNNING) << CallOver(1) << PutRecord("c/ls", SHARER)
+    assert play << NotifyEntered(SHARER, Phase.RUNNING) << WriteCpusets(("ls",)) << SyncRuntimeSoon()
+    assert list(play.state.runtime.unsaved) == ["ls"]
+
+
 def test_a_refused_start_is_over_with_the_next_list() -> None:
     play = flying(STARTABLE, START)
     assert play >> StartRefused(START, 5.0) << RequestReconcile()
