@@ -46,7 +46,7 @@ from proxy.executor.ports import DeviceFacts
 from proxy.executor.reservations import CreateClient
 from proxy.model.errors import DeviceConflictError, RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import GrpcStatus
-from proxy.model.workload import Container, Pod, Pool
+from proxy.model.workload import Container, KubeQos, Pod, Pool
 from proxy.telemetry import metrics
 
 POD_UNKNOWN = "cannot find the pod of a create"
@@ -196,7 +196,9 @@ class CreateCalls:
         if self._unreported.refs:
             self._unreported.end_others()
         executor.sandboxes.moved_on(pod, requested.name)
-        if needs_pod_total(executor.store.state.node, pod, requested.resources):
+        if (pod.cpuset_chosen_locally or pod.kube_qos is KubeQos.GUARANTEED) and needs_pod_total(
+            executor.store.state.node, pod, requested.resources
+        ):
             with contextlib.suppress(*call.unreadable):
                 pod = structs.replace(pod, total=requested.pod_total())
         grants, state = executor.device_grants, executor.store.state

@@ -217,7 +217,8 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
         state, event, withdrawn, first = _withdrawn(state, event)
     if (pod := _as_created(event)) is not event.pod:
         event = structs.replace(event, pod=pod)
-    if (pod := with_cpus_chosen_again(state, event.pod)) is not event.pod:
+    chosen = event.pod.cpuset_chosen_locally
+    if chosen and (pod := with_cpus_chosen_again(state, event.pod)) is not event.pod:
         event = structs.replace(event, pod=pod)
         state, more = _with_chosen_cpus(state, pod)
         first = (*first, *more)

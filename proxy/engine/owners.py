@@ -182,7 +182,7 @@ def needs_pod_total(node: Node, pod: Pod, request: Request) -> bool:
     """
     if pod.cpuset_chosen_locally:
         return True
-    if pod.kube_qos is not KubeQos.GUARANTEED or pod.requests is not None or pod.cpuset is not None:
+    if pod.requests is not None or pod.cpuset is not None:
         return False
     if pod.reserved_for_pod is not None:
         return True
