@@ -21,10 +21,12 @@ from tests.relay.strict_peer import (
     DATA,
     HEADERS,
     PREFACE,
+    RST,
     Net,
     Owner,
     Peer,
     frame,
+    frames,
     grpc,
     rewrite,
     settings,
@@ -379,6 +381,29 @@ def test_a_connection_that_uses_the_whole_budget_is_refused_itself():
         session.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(15_000))))
     assert budget.total <= 50_000
     assert len(owner.crowded) == 7
+
+
+def test_a_body_that_exceeds_the_budget_itself_is_neither_read_nor_sent():
+    budget = BodyBudget(50_000)
+    session, owner = begun(budget)
+    for stream, size in ((1, 15_000), (3, 15_000), (5, 16_000)):
+        session.from_client(opened(stream) + frame(DATA, 1, stream, grpc(bytes(size))))
+    session.to_server()
+    session.from_client(opened(7) + frame(DATA, 1, 7, grpc(bytes(16_300))))
+    assert set(owner.requests) == {1, 3, 5}
+    assert len(owner.crowded) == 1
+    assert owner.odd == []
+    assert [kind for kind, _, _, _ in frames(b"".join(session.to_server()))] == [HEADERS, RST]
+    assert budget.total == 46_015
+
+
+def test_a_connection_may_hold_as_much_as_its_limit(monkeypatch):
+    monkeypatch.setattr(streams, "HELD_BYTES", 20_000)
+    session, owner = begun()
+    body = grpc(bytes(19_995))
+    session.from_client(opened(1) + frame(DATA, 0, 1, body[:10_000]) + frame(DATA, 1, 1, body[10_000:]))
+    assert owner.requests == {1: (CREATE, bytes(19_995))}
+    assert owner.crowded == []
 
 
 def test_a_body_in_one_frame_counts_for_its_connection_too(monkeypatch):

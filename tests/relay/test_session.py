@@ -287,6 +287,22 @@ def test_a_refusal_announces_a_smaller_table_before_the_runtime(others):
     assert net.client.streams[third].headers[-1]["grpc-status"] == "0"
 
 
+@pytest.mark.parametrize("size", [4096, 100])
+def test_a_refusal_announces_no_table_that_the_runtime_has_announced(size):
+    net = Net(turn_down)
+    if size != 4096:
+        net.client.announce((1, size))
+    other = net.client.call(VERSION, b"")
+    net.run()
+    net.server.answer(other)
+    net.run()
+    sid = net.client.call(CREATE, b"")
+    net.session.from_client(net.client.take())
+    sent = frames(b"".join(net.session.to_client()))
+    (block,) = [payload for kind, _, stream, payload in sent if kind == HEADERS and stream == sid]
+    assert block[0] == 0x88, "a status, not a size of the table (RFC 7541, 6.3)"
+
+
 def test_late_frames_of_the_runtime_for_a_refused_call_are_dropped():
     net = started()
     sid = net.client.call(CREATE, b"config")
@@ -758,6 +774,15 @@ def test_a_body_that_would_exceed_the_memory_limit_is_refused(monkeypatch):
     net.check_whole()
 
 
+def test_a_stream_that_is_refused_within_its_body_is_granted_no_window():
+    net = started()
+    net.session._streams.budget.limit = 100_000
+    sid = net.client.call(CREATE, bytes(300_000))
+    net.run()  # strict: nothing follows a reset
+    assert net.client.streams[sid].headers[0]["grpc-status"] == "8"
+    assert net.owner.crowded
+
+
 def test_a_body_counts_against_the_memory_limit_until_it_has_left(monkeypatch):
     from proxy.relay import streams
 
@@ -856,6 +881,16 @@ def test_the_session_records_that_a_client_has_acknowledged_its_goaway():
     net.session.from_client(frame(PING, ACK, 0, b"another1"))
     assert b"another1" in b"".join(net.session.to_server())
     net.session.release(before)
+
+
+def test_a_ping_of_the_client_with_the_sessions_content_passes():
+    """It is no answer: the client has not seen the GOAWAY yet, and waits for an answer of its own."""
+    net = started()
+    net.session.goaway()
+    ping = frame(PING, 0, 0, BEHIND_GOAWAY)
+    net.session.from_client(ping)
+    assert b"".join(net.session.to_server()) == ping
+    assert not net.session.saw_goaway
 
 
 def test_open_streams_are_counted():
