@@ -37,8 +37,12 @@ What the runtime announces in SETTINGS holds for it when the client's acknowledg
 passes through us in order. So a smaller window or frame size is obeyed at once, a larger one is used behind
 the acknowledgement: grpc's C core widens and narrows its frame size as it goes and takes neither too early.
 An acknowledgement of a smaller window waits behind DATA of passing streams that the client sent before it and
-that waits here: it may exceed the smaller window. What came behind the acknowledgement passes it, so none
-waits that allows anything larger.
+that waits here: it may exceed the smaller window. Acknowledgements behind it wait with it, in order. What else
+came behind them passes them. So none waits that allows anything larger than what the runtime knows to be
+acknowledged: header blocks that use a larger table or frame cannot wait. Such an acknowledgement takes those
+before it along. A larger window then has room for the DATA that waits. If it is a table or a frame that is
+larger, the DATA may exceed the smaller window. containerd and CRI-O never announce a smaller one: grpc-go only
+widens its window (``internal/transport/bdp_estimator.go``).
 
 The queue is served in order of release, a stream that has no window of its own is passed over: finishing one
 body before the next begins lets the runtime answer, and give back window, early.
@@ -236,7 +240,7 @@ class FlowControl:
         held = self.held_acks
         if not self.waiting or held + 1 >= len(self._limits):
             return False
-        before, after = self._limits[held], self._limits[held + 1]
+        before, after = self._limits[0], self._limits[held + 1]
         return all(map(le, after, before)) and (held > 0 or after[0] < before[0])
 
     def on_settings_ack(self) -> int:

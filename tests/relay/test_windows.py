@@ -447,7 +447,7 @@ def waiting_upload(*, table=4096):
     return net, server, upload
 
 
-@pytest.mark.parametrize("more", [(), ((1, 100),), ((4, 900), (5, 16_384))])
+@pytest.mark.parametrize("more", [(), ((1, 100),), ((4, 900), (5, 16_384)), ((4, 2000),), ((4, 65_535),)])
 def test_the_ack_of_a_smaller_initial_window_waits_behind_data_that_waits(more):
     net, server, upload = waiting_upload()
     server.announce((4, 1000))
@@ -462,10 +462,26 @@ def test_the_ack_of_a_smaller_initial_window_waits_behind_data_that_waits(more):
     net.run()
     assert len(server.streams[upload].body) == 30_000  # the strict end has the larger window until the ack
     assert not server.unacked
-    assert server.my_initial == (900 if (4, 900) in more else 1000)
+    assert server.my_initial == dict(more).get(4, 1000)
 
 
-@pytest.mark.parametrize("larger", [(4, 2000), (5, 20_000), (1, 5000)])
+def test_acks_wait_in_order_until_one_allows_more_than_the_runtime_knows_of():
+    """The window of the last one is then larger than any that the waiting data was sent within."""
+    net, server, upload = waiting_upload()
+    for window in (1000, 60_000, 2000):
+        server.announce((4, window))
+    net.run()
+    assert len(server.unacked) == 3
+    server.announce((4, 70_000))
+    net.run()
+    assert not server.unacked
+    assert server.my_initial == 70_000
+    server.take_grant(0, 65_005)
+    net.run()
+    assert len(server.streams[upload].body) == 30_000
+
+
+@pytest.mark.parametrize("larger", [(4, 70_000), (5, 20_000), (1, 5000)])
 def test_an_ack_that_allows_something_larger_does_not_wait(larger):
     net, server, _ = waiting_upload()
     server.announce((4, 1000))
