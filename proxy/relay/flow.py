@@ -37,12 +37,12 @@ What the runtime announces in SETTINGS holds for it when the client's acknowledg
 passes through us in order. So a smaller window or frame size is obeyed at once, a larger one is used behind
 the acknowledgement: grpc's C core widens and narrows its frame size as it goes and takes neither too early.
 An acknowledgement of a smaller window waits behind DATA of passing streams that the client sent before it and
-that waits here: it may exceed the smaller window. Acknowledgements behind it wait with it, in order. What else
-came behind them passes them. So none waits that allows anything larger than what the runtime knows to be
+that waits here: it may exceed the smaller window. Acknowledgements behind it wait with it, in order. What
+else came behind them passes them. So none waits that allows anything larger than what the runtime knows to be
 acknowledged: header blocks that use a larger table or frame cannot wait. Such an acknowledgement takes those
 before it along. A larger window then has room for the DATA that waits. If it is a table or a frame that is
-larger, the DATA may exceed the smaller window. containerd and CRI-O never announce a smaller one: grpc-go only
-widens its window (``internal/transport/bdp_estimator.go``).
+larger, the DATA may exceed the smaller window. containerd and CRI-O never announce a smaller one: grpc-go
+only widens its window (``internal/transport/bdp_estimator.go``).
 
 The queue is served in order of release, a stream that has no window of its own is passed over: finishing one
 body before the next begins lets the runtime answer, and give back window, early.

@@ -95,6 +95,10 @@ def test_a_long_message_is_granted_at_once_and_the_connection_is_widened_once():
     assert flow.grant_ahead(16 << 20) == STREAM_AHEAD_BYTES
     assert flow.take_grant() == 0
     assert flow.client == flow.server + AHEAD_BYTES
+    flow.add_received(32_767 + AHEAD_BYTES // 2)
+    assert flow.take_due_grant() == 0, "it has half of it"
+    flow.add_received(1)
+    assert flow.take_due_grant() == 32_768 + AHEAD_BYTES // 2
 
 
 def test_no_window_is_widened_beyond_what_the_protocol_allows():
