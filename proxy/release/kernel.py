@@ -2,9 +2,14 @@
 
 A group's set lies within its parent's on cgroup v1, so ancestors are written first: the group of class
 BestEffort, those of its pods and what is in them, where they hold the BE (best effort) pool (``beCpuset:
-erase``, also by an earlier configuration), then sandboxes, monitors and containers. A container's target set
-is added to its current one. On v2 a group without its own list has that of its parent already, and is left
-so.
+erase``, also by an earlier configuration), then the groups of other pods that a fence may have left narrow
+(v2), then sandboxes, monitors and containers. A container's target set is added to its current one. On v2 a
+group without its own list has that of its parent already, and is left so.
+
+No record says which lists are fences (``engine.pod_fence``); a daemon that is killed within a call leaves
+one. A list that holds all CPUs that are planned for the pod's containers may be a fence, also one that later
+writes have widened. A list that lacks one of them is no fence: it comes from another program, and is
+followed.
 
 The target is the cpuset that a container would have without topoproxy.
 
@@ -34,7 +39,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from proxy.engine.pod_fence import has_group
+from proxy.engine.pod_fence import fence_cpus, has_group
 from proxy.engine.state import NodeState
 from proxy.executor.be.groups import CLASS
 from proxy.executor.cpuset_enforcer import Enforcer
@@ -147,6 +152,8 @@ def give_back(
     done, cgroups = SweepResult(), enforcer.cgroups
     if state.facts.be_groups or state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, pods, done)
+    if cgroups.version != 1:
+        _lift_fences(cgroups, state, pods, done)
     for idle in enforcer.sandboxes.groups(state, pods):
         _as_above(cgroups, idle, done)
     for container, target in targets:
@@ -236,6 +243,22 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
             todo += [
                 (group, depth + 1) for group in groups_below if depth or not is_partial or group in groups
             ]
+
+
+def _lift_fences(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:
+    """Set the groups of pods that may still be as narrow as a fence to the cpuset of the group above."""
+    parents = {pod.cgroup_parent for pod in pods if has_group(pod)}
+    members = {c.pod.cgroup_parent: c for c in state.containers.values() if c.pod.cgroup_parent in parents}
+    for parent, container in sorted(members.items()):
+        path, planned = cgroups.pod_group(parent), fence_cpus(state, container)
+        if path is None or not planned:
+            continue
+        try:
+            if planned <= cgroups.read(path).cpus:
+                _as_above(cgroups, path, done)
+        except CgroupError as error:
+            if error.errno not in GONE:
+                done.errors[path] = str(error)
 
 
 def _own_groups(cgroups: Cgroups, pods: Iterable[Pod]) -> set[str]:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.executor.cpuset_enforcer import Enforcer
@@ -13,6 +15,7 @@ from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.topology.regular_machine import regular_machine
+from tests.testkit.changed_copy import changed_copy
 
 MACHINE = regular_machine(1, 1, 4, 1)
 POD = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods")
@@ -72,6 +75,39 @@ def test_a_cgroup_that_a_start_makes_is_searched_for_again_once_the_container_ru
     phase, cgroups.sets["ls"] = Phase.RUNNING, CpuSet.parse("0-3")
     assert ours.enforce_pools().written == ["ls"], "the owner's create must not leave it there"
     assert cgroups.sets["ls"] == CpuSet.parse("1-3")
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_fence_that_an_earlier_run_has_left_keeps_no_container_from_more_cpus(
+    tmp_path: Path, count: int
+) -> None:
+    """It stays while it holds what is planned, and makes way one write later, also for a start."""
+    cgroups = FakeCgroups(tmp_path, MACHINE.online, Mask((0,)), 2)
+    pod = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods/podu")
+    keys = [f"c{number}" for number in range(count)]
+    for path in ("kubepods", "kubepods/podu", *(f"kubepods/podu/{key}" for key in keys)):
+        cgroups.mkdir(path)
+    cgroups.write("kubepods/podu", CpuSet.parse("1-3"), None)
+    there = [changed_copy(one(key, cgroup=f"kubepods/podu/{key}"), pod=pod) for key in keys]
+    node = Node(MACHINE, CpuTopology.of(MACHINE))
+    now = [NodeState.of(node, [pod], [*there, one("own", "0")])]
+    ours = Enforcer(cgroups, lambda: now[0])
+
+    def enforced() -> set[str]:
+        assert ours.enforce_all().errors == []
+        return {
+            str(cgroups.read(path).effective_cpus) for path in ("kubepods/podu", f"kubepods/podu/{keys[-1]}")
+        }
+
+    assert enforced() == {"1-3"}
+    now[0] = NodeState.of(node, [pod], there)
+    assert enforced() == {"0-3"}
+    cgroups.write("kubepods/podu", CpuSet.parse("1-3"), None)  # found so by another run, which moves nothing
+    assert Enforcer(cgroups, lambda: now[0]).enforce_all().errors == []
+    assert str(cgroups.read("kubepods/podu").effective_cpus) == "0-3"
+    cgroups.write("kubepods/podu", CpuSet.parse("1-3"), None)
+    ours.make_room(changed_copy(one("late", phase=Phase.CREATED), pod=pod))
+    assert str(cgroups.read("kubepods/podu").effective_cpus) == "0-3"
 
 
 def test_a_cgroup_that_appears_later_counts_as_found() -> None:

@@ -65,6 +65,33 @@ def test_every_container_gets_all_cpus_back(node: Node) -> None:
     node.run_scenario(again, after)
 
 
+@pytest.mark.parametrize("node", [2], indirect=True)
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_fence_that_a_killed_daemon_has_left_is_lifted(node: Node, *, offline: bool) -> None:
+    ids: list[str] = []
+
+    async def before() -> None:
+        ids.append(await node.launch(DemoPod("ls", "LS")))
+        ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
+
+    node.run_scenario(node.daemon(), before)
+    found = node.cgroups.find("", ids[0])
+    assert found is not None
+    group = found.rpartition("/")[0]
+    node.cgroups.files.write(group, "cpuset.cpus", "0-1,4-15\n")
+    again = node.daemon()
+
+    async def after() -> None:
+        assert node.cpus(ids[0]) == "0-1,4-15"
+        if not offline:
+            await node.release(again)
+
+    node.run_scenario(again, after)
+    if offline:
+        assert command(node, "--offline").exit_code == 0
+    assert [str(node.cgroups.read(path).effective_cpus) for path in (group, found)] == [ALL, ALL]
+
+
 def test_the_command(node: Node) -> None:
     async def scenario() -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
