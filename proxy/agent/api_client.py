@@ -7,9 +7,10 @@ The credentials are a kubeconfig, or the service account token of the pod. That 
 expires; kubelet writes a new one into the same file before that. A connection is opened by the first request.
 When one of the files changes (the kubeconfig, the token, the certificate of the CA or of the client), the
 following requests use new connections with the new content; those in flight continue. When the API server
-answers 401, all connections are closed and the credentials are read again at the next request. So new
-credentials, a new CA and a new address need no restart. Nothing here retries: each caller knows when its
-request is worth another attempt.
+answers 401 and the credentials have changed meanwhile, the request is sent once more with the new ones;
+otherwise all connections are closed and the credentials are read again at the next request. So new
+credentials, a new CA and a new address need no restart. Nothing else is retried here: each caller knows when
+its request is worth another attempt, and ``retry_after`` returns the delay that the API server has requested.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -49,6 +50,8 @@ RETIRE_S = 120.0
 """Seconds after which connections with former credentials are closed: watches have ended by then."""
 PAGE = 250
 """Objects of a page of a list."""
+LONGEST_RETRY_AFTER_S = 30.0
+"""A longer delay that the API server, or a proxy before it, requests is shortened to this one."""
 MESSAGE_LIMIT = 500
 """Characters of an answer that an error quotes."""
 JSON = "application/json"
@@ -166,18 +169,25 @@ class ApiServerError(TopoproxyError):
     Attributes:
         status: Of HTTP: 401, 403, 404, 409, 410, 422, 429, ...
         reason: Of the Status object, such as ``Conflict``.
+        retry_after: Seconds after which the API server wants another attempt; 0 where it has named none.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, status: int, reason: str = "") -> None:
+    def __init__(self, message: str, status: int, reason: str = "", retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.retry_after = retry_after
 
 
 class ApiUnreachableError(UnavailableError):
     """The API server does not answer."""
+
+
+def retry_after(error: BaseException) -> float:
+    """Return the seconds before another attempt that the API server has requested; 0 for none."""
+    return error.retry_after if isinstance(error, ApiServerError) else 0.0
 
 
 class ApiClient:
@@ -342,16 +352,20 @@ class ApiClient:
         """
         limits = httpx2.Timeout(REQUEST_S, read=silence)
         requested, headers = {**params, "watch": "true"}, {"Accept": accept}
-        try:
-            http = self._open()
+
+        async def send(http: httpx2.AsyncClient) -> httpx2.Response:
             request = http.build_request("GET", path, params=requested, timeout=limits, headers=headers)
-            answer = await http.send(request, stream=True)
+            return await http.send(request, stream=True)
+
+        try:
+            answer = await self._answer(send)
         except _FAULTS as error:
             raise _unreachable("watch", path, error) from error
         try:
             try:
                 if answer.status_code >= 400:
-                    await self._raise(answer.status_code, await answer.aread(), "watch", path)
+                    await answer.aread()
+                    await self._raise(answer, "watch", path)
                 yield answer.aiter_lines()
             finally:
                 await answer.aclose()
@@ -395,19 +409,20 @@ class ApiClient:
     ) -> JsonObject:
         content = None if value is None else msgspec.json.encode(value)
         headers = {**(headers or {}), **({"Content-Type": kind} if content else {})}
-        body: bytes | AsyncIterator[bytes] | None = content
+        body: bytes | _CheckedBody | None = content
         if content and check:
             headers["Content-Length"] = str(len(content))
-            body = _checked(content, check)
+            body = _CheckedBody(content, check)
         self.writes += method != "GET"
         try:
             async with asyncio.timeout(WHOLE_S):
-                http = self._open()
-                answer = await http.request(method, path, params=params, content=body, headers=headers)
+                answer = await self._answer(
+                    lambda http: http.request(method, path, params=params, content=body, headers=headers)
+                )
         except _FAULTS as error:
             raise _unreachable(method, path, error) from error
         if answer.status_code >= 400:
-            await self._raise(answer.status_code, answer.content, method, path)
+            await self._raise(answer, method, path)
         try:
             decoded = msgspec.json.decode(answer.content)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -416,8 +431,24 @@ class ApiClient:
             ) from error
         return decoded if isinstance(decoded, dict) else {}
 
-    async def _raise(self, status: int, content: bytes, method: str, path: str) -> None:
-        """Raise the error for an answer."""
+    async def _answer(
+        self, send: Callable[[httpx2.AsyncClient], Awaitable[httpx2.Response]]
+    ) -> httpx2.Response:
+        """Send a request; send it once more where it is answered 401 and there are new credentials."""
+        http = self._open()
+        answer = await send(http)
+        if answer.status_code != 401:
+            return answer
+        self._compare_at = 0.0
+        renewed = self._open()
+        if renewed is http:
+            return answer
+        await answer.aclose()
+        return await send(renewed)
+
+    async def _raise(self, answer: httpx2.Response, method: str, path: str) -> None:
+        """Raise the error for an answer that has been read."""
+        status, content = answer.status_code, answer.content
         message, reason = content[:MESSAGE_LIMIT].decode(errors="replace"), ""
         try:
             status_object = msgspec.json.decode(content)
@@ -429,7 +460,12 @@ class ApiClient:
             pass
         if status == 401:
             await self.close()
-        raise ApiServerError(f"cannot {method} {path} at the API server: {message.strip()}", status, reason)
+        raise ApiServerError(
+            f"cannot {method} {path} at the API server: {message.strip()}",
+            status,
+            reason,
+            _requested_delay(answer),
+        )
 
 
 def _files(credentials: SingleConfig) -> Iterator[Path]:
@@ -452,10 +488,30 @@ async def _retire(http: httpx2.AsyncClient) -> None:
         await http.aclose()
 
 
-async def _checked(content: bytes, check: Callable[[], None]) -> AsyncIterator[bytes]:
-    """Yield a body when it is about to be sent: a connection may have to be opened or awaited before."""
-    check()
-    yield content
+class _CheckedBody:
+    """A body with a check when it is about to be sent: a connection may have to be opened or awaited before.
+
+    It can be sent again: after 401, lightkube reads the token file again and repeats the request.
+    """
+
+    def __init__(self, content: bytes, check: Callable[[], None]) -> None:
+        self._content = content
+        self._check = check
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._check()
+        yield self._content
+
+
+def _requested_delay(answer: httpx2.Response) -> float:
+    """Return the seconds of ``Retry-After``; 0 where it is missing, or a date, as client-go does.
+
+    client-go v0.36 rest/with_retry.go, checkWait and retryAfterSeconds
+    """
+    text = answer.headers.get("Retry-After", "").strip()
+    has_delay = answer.status_code == 429 or answer.status_code >= 500
+    is_number = text.isascii() and text.isdigit()
+    return min(float(text), LONGEST_RETRY_AFTER_S) if has_delay and is_number else 0.0
 
 
 def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
+from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject, retry_after
 from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
 from proxy.telemetry.port import Telemetry
@@ -62,6 +62,7 @@ class _ManagedObject:
         delayed_until: The time until which a change that is not urgent waits for another one.
         written: The content written last; before the first write, a value that equals nothing.
         due: The time of the next write at the earliest.
+        refused_until: The time before which the API server wants no other attempt (``Retry-After``).
         failures: Failed writes in a row.
         refusals: Writes in a row that the API server has refused.
         overwritten: How often in a row another program has written it.
@@ -81,6 +82,7 @@ class _ManagedObject:
     delayed_until: float = 0.0
     written: object = field(default_factory=object)
     due: float = 0.0
+    refused_until: float = 0.0
     failures: int = 0
     refusals: int = 0
     overwritten: int = 0
@@ -131,7 +133,8 @@ class ObjectWriter:
                 waits.
             delay_s: This many seconds this change waits for an urgent one; the first of an object never
                 waits.
-            once: Forget it once it is written; the oldest of more than ``ONCE_LIMIT`` are forgotten before.
+            once: Forget it once it is written. The oldest of more than ``ONCE_LIMIT`` that wait until no
+                other waits are forgotten before.
             gives_up: Forget it also after ``ONCE_REFUSALS`` refusals in a row.
         """
         managed = self._objects.get(path)
@@ -150,7 +153,8 @@ class ObjectWriter:
                 managed.delayed_until = 0.0
             managed.wanted, managed.write = wanted, write
             if managed.failures:  # something new may be accepted
-                managed.failures, managed.due = 0, min(managed.due, self._now() + LEAST_S)
+                soon = max(self._now() + LEAST_S, managed.refused_until)
+                managed.failures, managed.due = 0, min(managed.due, soon)
         self._wake.set()
 
     def withdraw(self, path: str, remove: Write) -> None:
@@ -241,7 +245,11 @@ class ObjectWriter:
             self.observed(path, managed.meanwhile)
 
     def _bound(self) -> None:
-        single = [path for path, managed in self._objects.items() if managed.once]
+        single = [
+            path
+            for path, managed in self._objects.items()
+            if managed.once and managed.delay_factor == math.inf
+        ]
         for path in single[:-ONCE_LIMIT]:
             del self._objects[path]
 
@@ -254,7 +262,8 @@ class ObjectWriter:
         managed.refusals = managed.refusals + 1 if refused else 0
         # A starting API server refuses for a moment: attempts of the outage before do not count.
         pause = REFUSED.delay(managed.refusals) if refused else FAILED.delay(managed.failures)
-        managed.due = self._now() + pause
+        managed.refused_until = self._now() + retry_after(error)
+        managed.due = max(self._now() + pause, managed.refused_until)
         reported = _reported(path, managed)
         self._telemetry.problem(CANNOT_WRITE, path=reported, err=str(error).replace(path, reported))
         if managed.gives_up and managed.refusals >= ONCE_REFUSALS and self._objects.get(path) is managed:

@@ -31,6 +31,7 @@ from proxy.agent.api_client import (
     ApiUnreachableError,
     JsonObject,
     NoCredentialsError,
+    retry_after,
 )
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
@@ -120,13 +121,13 @@ class Watcher(Generic[T]):
         """Follow the collection until cancelled."""
         loop, pauses = asyncio.get_running_loop(), RetryDelays(PAUSES)
         while True:
-            began, least = loop.time(), 0.0
+            began, least, requested = loop.time(), 0.0, 0.0
             try:
                 if not self._version:
                     await self._list()
                 await self._follow()
             except ApiServerError as error:
-                least = self._refused(error)
+                least, requested = self._refused(error), retry_after(error)
             except NoCredentialsError as error:
                 least = PAUSES.longest
                 self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
@@ -135,7 +136,8 @@ class Watcher(Generic[T]):
             finally:
                 self.is_open = False
             pause = max(least, pauses.next(loop.time() - began))
-            await asyncio.sleep(pause * random.uniform(0.6, 1.0))  # noqa: S311  spreads nodes after an outage
+            spread = random.uniform(0.6, 1.0)  # noqa: S311  spreads nodes after an outage
+            await asyncio.sleep(max(pause * spread, requested))
 
     def _refused(self, error: ApiServerError) -> float:
         """Handle an error that the API server has answered; return the shortest pause."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
+from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject, retry_after
 from proxy.agent.objects.node_resource_topology import GROUP
 from proxy.agent.objects.node_resource_topology import path as topology_path
 from proxy.agent.objects.numatopology import PATH as NUMATOPOLOGIES
@@ -164,7 +164,7 @@ class ClusterView:
                     group = {}
                 else:
                     self._telemetry.problem("cannot follow the cluster", path=path, err=error)
-                    await asyncio.sleep(pauses.next())
+                    await asyncio.sleep(max(pauses.next(), retry_after(error)))
                     continue
             self._telemetry.resolved("cannot follow the cluster", path=path)
             found = [each.get("version") for each in group.get("versions") or () if isinstance(each, dict)]

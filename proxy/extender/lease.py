@@ -24,7 +24,7 @@ import time
 from datetime import UTC, datetime
 from math import inf
 
-from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject
+from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject, retry_after
 from proxy.model.errors import TopoproxyError
 from proxy.telemetry.port import Telemetry
 
@@ -66,13 +66,15 @@ class Lease:
     async def acquire(self) -> None:
         """Wait until this replica holds the lease."""
         while True:
+            pause = RETRY_S
             try:
                 if await self._try():
                     self._telemetry.resolved("cannot read or create the lease")
                     return
             except TopoproxyError as error:
                 self._telemetry.problem("cannot read or create the lease", err=error)
-            await asyncio.sleep(RETRY_S)
+                pause = max(pause, retry_after(error))
+            await asyncio.sleep(pause)
 
     async def keep(self) -> None:
         """Renew the lease until it is lost."""

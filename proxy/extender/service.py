@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Struct, field
 
-from proxy.agent.api_client import ApiClient, ApiServerError
+from proxy.agent.api_client import ApiClient, ApiServerError, retry_after
 from proxy.agent.watcher import SILENCE_S
 from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpAnswer
@@ -356,7 +356,7 @@ class ExtenderService:
                     found = read_demand(await self._api.get(path))
             except (TopoproxyError, TimeoutError) as error:
                 if not (isinstance(error, ApiServerError) and error.status == 404):
-                    await asyncio.sleep(SETTLE_RETRY_S)
+                    await asyncio.sleep(max(SETTLE_RETRY_S, retry_after(error)))
                     continue
                 found = None
             if self._table.assumed_pod(demand.key) is assumed:

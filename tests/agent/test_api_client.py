@@ -9,12 +9,20 @@ import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 from lightkube import KubeConfig
 from lightkube.config.models import User
 
 from proxy.agent import api_client
-from proxy.agent.api_client import ApiClient, ApiUnreachableError, NoCredentialsError, read_credentials
+from proxy.agent.api_client import (
+    ApiClient,
+    ApiServerError,
+    ApiUnreachableError,
+    NoCredentialsError,
+    read_credentials,
+    retry_after,
+)
 from proxy.config.cluster import ClusterConfig
 from proxy.extender.http_server import server_context
 from proxy.model.errors import UnavailableError
@@ -297,5 +305,105 @@ def test_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch
         finally:
             await client.close()
             server.close()
+
+    asyncio.run(run())
+
+
+# -- answers that ask for another attempt ------------------------------------------------------------------
+
+
+class StrictServer(httpx2.AsyncBaseTransport):
+    """An API server that accepts one token.
+
+    Attributes:
+        token: The token.
+        bodies: The bodies of the requests.
+    """
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.bodies: list[bytes] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        assert isinstance(request.stream, httpx2.AsyncByteStream)
+        self.bodies.append(b"".join([piece async for piece in request.stream]))
+        if request.headers["Authorization"] != f"Bearer {self.token}":
+            return httpx2.Response(401, json={"message": "Unauthorized"})
+        return httpx2.Response(200, json={"kind": "Status"})
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_request_is_repeated_with_a_token_that_was_replaced(file: Path, in_file: bool) -> None:
+    def write(token: str) -> None:
+        file.with_name("token").write_text(token)
+        user = f"{{tokenFile: {file.with_name('token')}}}" if in_file else f"{{token: {token}}}"
+        file.write_text(f"{CLUSTERS}users: [{{name: u, user: {user}}}]\n{CONTEXT}")
+
+    async def run() -> None:
+        server, checks = StrictServer("token-1"), [0]
+        client = ApiClient(lambda: read_credentials(ClusterConfig(kubeconfig=file)), server)
+
+        def check() -> None:
+            checks[0] += 1
+
+        write("token-1")
+        await client.get("/apis")
+        for number in range(2, 5):
+            server.token = f"token-{number}"
+            write(server.token)
+            os.utime(file, (number, number))
+            os.utime(file.with_name("token"), (number, number))
+            server.bodies.clear()
+            if number == 2:
+                await client.get("/apis")
+            elif number == 3:
+                await client.create("/api/v1/namespaces/a/pods/p/binding", {"a": 1}, check=check)
+                assert server.bodies == [b'{"a":1}', b'{"a":1}']
+                assert checks == [2], "it is checked each time before it is sent"
+            else:
+                async with client.watch("/api/v1/pods", {}, 10.0):
+                    pass
+            assert len(server.bodies) == 2
+        server.token = "other"
+        for _ in range(2):
+            server.bodies.clear()
+            with pytest.raises(ApiServerError) as raised:
+                await client.get("/apis")
+            assert raised.value.status == 401
+        assert len(server.bodies) <= 2, "the credentials are the same"
+        await client.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "seconds"),
+    [
+        (429, "1", 1.0),
+        (503, "7", 7.0),
+        (503, "86400", api_client.LONGEST_RETRY_AFTER_S),
+        (404, "7", 0.0),
+        (503, "Fri, 31 Dec 1999 23:59:59 GMT", 0.0),
+        (503, "-1", 0.0),
+        (503, "\u00b2", 0.0),
+        (503, None, 0.0),
+    ],
+)
+def test_the_delay_that_the_api_server_requests(status: int, text: str | None, seconds: float) -> None:
+    class Busy(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            headers = {} if text is None else {"Retry-After": text.encode()}
+            return httpx2.Response(status, headers=headers, json={"message": "busy"})
+
+    async def run() -> None:
+        cluster = KubeConfig.from_server("http://api").clusters["default"]
+        found = KubeConfig.from_one(cluster=cluster, user=User()).get()
+        assert found is not None
+        client = ApiClient(lambda: found, Busy())
+        for attempt in (client.get("/apis"), client.watch("/apis", {}, 1.0).__aenter__()):
+            with pytest.raises(ApiServerError) as raised:
+                await attempt
+            assert retry_after(raised.value) == seconds
+        await client.close()
 
     asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -251,13 +252,15 @@ def test_a_withdrawn_object_is_removed_once_and_forgotten() -> None:
 def test_single_writes_are_forgotten_and_bounded() -> None:
     async def test(server: Server) -> None:
         server.errors = [ApiUnreachableError("down")] * 1000
+        server.want("turned off", None, once=True)
         for number in range(300):
-            server.want(f"event {number}", number, once=True)
+            server.want(f"event {number}", number, once=True, delay_factor=math.inf)
         await asyncio.sleep(0.01)
         server.errors = []
         await asyncio.sleep(0.3)
-        assert len(server.writes) == module.ONCE_LIMIT
+        assert len(server.writes) == module.ONCE_LIMIT + 1
         assert ("event 299", 299) in server.writes
+        assert ("turned off", None) in server.writes, "Events take the place of Events alone"
 
     write(test)
 
@@ -330,5 +333,19 @@ def test_a_refusal_after_an_outage_waits_as_the_first_one_does() -> None:
             while not server.values:
                 await asyncio.sleep(0.005)
         assert asyncio.get_running_loop().time() - refused < 0.35, "the longest pause is 0.4 s"
+
+    write(test)
+
+
+def test_the_delay_that_the_api_server_requests_is_kept_also_after_a_change() -> None:
+    async def test(server: Server) -> None:
+        server.errors = [ApiServerError("busy", 429, retry_after=5.0)]
+        server.want("a", 1)
+        await asyncio.sleep(0.2)
+        server.want("a", 2)
+        await asyncio.sleep(4.7)
+        assert server.writes == []
+        await asyncio.sleep(0.3)
+        assert server.values == [2]
 
     write(test)
