@@ -19,7 +19,7 @@ from functools import partial
 
 import msgspec
 
-from proxy.agent.api_client import FIELD_OWNER, METADATA, ApiServerError, JsonObject
+from proxy.agent.api_client import FIELD_OWNER, METADATA, ApiServerError, JsonObject, retry_after
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
 from proxy.agent.node_status import (
     NODES,
@@ -75,12 +75,23 @@ POD_DELAY_FACTOR = 30.0
 
 OwnObject = tuple[str, bool]
 """The resource version of an object, and whether topoproxy has written fields of it."""
+KINDS = {"numatopologies": "Numatopology", "noderesourcetopologies": "NodeResourceTopology"}
 
 
 def own_object(item: JsonObject) -> OwnObject:
     """Return the stored fields of an object that topoproxy may have written."""
     managers = {entry.get("manager") for entry in item["metadata"].get("managedFields") or ()}
     return str(item["metadata"]["resourceVersion"]), FIELD_OWNER in managers
+
+
+def has_others_content(item: JsonObject) -> bool:
+    """Return whether other programs have written content of an object, that is not only its metadata."""
+    entries = item["metadata"].get("managedFields") or ()
+    return any(
+        (entry.get("fieldsV1") or {}).keys() - {"f:metadata", "f:apiVersion", "f:kind"}
+        for entry in entries
+        if entry.get("manager") != FIELD_OWNER
+    )
 
 
 class Publisher:
@@ -107,7 +118,7 @@ class Publisher:
         self._allocations = True
         self._placed_by: tuple[object, object] = None, None
         self._annotated: dict[str, JsonObject] = {}
-        self._looked_for_annotations = False
+        self._earlier_annotations = True
         self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
         self._events = WriteBudget(1 / EVENT_S, EVENT_BURST)
         self._occurrences: OrderedDict[str, tuple[float, int]] = OrderedDict()
@@ -140,7 +151,8 @@ class Publisher:
             except TopoproxyError as error:
                 if isinstance(error, ApiServerError):  # the watch of the Node reports others
                     telemetry.problem(CANNOT_DISCOVER, err=error)
-                await asyncio.sleep(pauses.next() if isinstance(error, ApiServerError) else RETRY_S)
+                pause = pauses.next() if isinstance(error, ApiServerError) else RETRY_S
+                await asyncio.sleep(max(pause, retry_after(error)))
                 continue
             pauses.reset()
             telemetry.resolved(CANNOT_DISCOVER)
@@ -199,10 +211,10 @@ class Publisher:
             turned_off.append(nrt.path(self._groups[nrt.GROUP][0]))
         for collection in turned_off:
             path = f"{collection}/{self._session.node}"
-            self.writer.want(path, None, partial(self._delete_own, path), once=True, gives_up=True)
+            self.writer.want(path, None, partial(self._remove_own, path), once=True, gives_up=True)
 
-    async def _delete_own(self, path: str) -> None:
-        """Delete an object if topoproxy has written fields of it."""
+    async def _remove_own(self, path: str) -> None:
+        """Delete an object if topoproxy has written fields of it; leave the content of other programs."""
         try:
             item = await self._session.api.get(path)
         except ApiServerError as error:
@@ -210,8 +222,21 @@ class Publisher:
                 return
             raise
         _, has_own_fields = own_object(item)
-        if has_own_fields:
-            await self._session.api.delete(path, uid=str(item["metadata"].get("uid") or ""))
+        if not has_own_fields or (has_others_content(item) and await self._remove_fields(path)):
+            return
+        await self._session.api.delete(path, uid=str(item["metadata"].get("uid") or ""))
+
+    async def _remove_fields(self, path: str) -> bool:
+        """Remove our fields of an object; return whether it is valid without them."""
+        *_, group, version, plural, name = path.split("/")
+        value = {"apiVersion": f"{group}/{version}", "kind": KINDS[plural], "metadata": {"name": name}}
+        try:
+            await self._session.api.apply(path, value)
+        except ApiServerError as error:
+            if error.status != 422:
+                raise
+            return False
+        return True
 
     def _own_changed(self, path: str, _: Key, own: OwnObject | None) -> None:
         """Handle a new version of an object, or its end; withdraw an object of an earlier run."""
@@ -260,6 +285,7 @@ class Publisher:
         for path in self.writer.paths:
             self.writer.forget(path)
         self._annotated.clear()
+        self._earlier_annotations = True
 
     # -- what the daemon reports -----------------------------------------------------------------------------
 
@@ -306,7 +332,13 @@ class Publisher:
             self._status.want_condition(unreachable(self._silence))
         elif page is not None:
             self._status.want_condition(condition_of(page))
-        if page is None or not self._status.uid:
+        if not self._status.uid:
+            return
+        if page is not None and page.published and self._settings.pod_annotations:
+            self._annotate(page)
+        if page is not None or not self._settings.pod_annotations:
+            self._look_for_annotations()
+        if page is None:
             return
         self._status.count_devices(healthy_devices(page.device_resources) if page.published else {})
         if not page.published:
@@ -324,35 +356,34 @@ class Publisher:
                 field == published for field, published in zip(before, self._placed_by, strict=True)
             )
             self._want(collection, value, self._apply, pauses[unchanged])
-        if self._settings.pod_annotations:
-            self._annotate(page)
 
     def withdraw(self) -> None:
         """Remove everything that was published about the node and its pods."""
         for collection in (self._numatopologies, self._topologies):
             if collection:
                 path = f"{collection}/{self._session.node}"
-                remove = partial(self._session.api.delete, path)
+                remove = partial(self._remove_own, path)
                 if path in self._existing:  # it may be of an earlier run
                     self.writer.want(path, None, remove)
                 self.writer.withdraw(path, remove)
         for path in list(self._annotated):
             self._remove_annotation(path)
-        if self._settings.pod_annotations and not self._looked_for_annotations:
-            self._looked_for_annotations = True
+
+    def _look_for_annotations(self) -> None:
+        """Look once for annotations of an earlier run that are not wanted any more."""
+        if self._earlier_annotations:
+            self._earlier_annotations = False
             path, find = f"{PODS}?{self._session.node}", self._withdraw_earlier_annotations
             self.writer.want(path, True, find, delay_factor=POD_DELAY_FACTOR, once=True, gives_up=True)
 
     async def _withdraw_earlier_annotations(self) -> None:
-        """Remove the annotations that an earlier run has written at pods of the node."""
+        """Remove the annotations that an earlier run has written at pods of the node, except wanted ones."""
         of_node = {"fieldSelector": f"spec.nodeName={self._session.node}"}
         async for page in self._session.api.pages(PODS, of_node, METADATA):
-            if self.follower.page is not None and self.follower.page.published:
-                self._looked_for_annotations = False  # the release was undone meanwhile
-                return
             for path, patch in written_here(page.get("items") or ()).items():
-                remove = self._merge(path, withdrawn(patch))
-                self.writer.want(path, None, remove, delay_factor=POD_DELAY_FACTOR)
+                if path not in self._annotated:
+                    remove = self._merge(path, withdrawn(patch))
+                    self.writer.want(path, None, remove, delay_factor=POD_DELAY_FACTOR)
 
     def _want(
         self,

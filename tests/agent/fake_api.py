@@ -13,7 +13,7 @@ import httpx2
 from lightkube import KubeConfig
 from lightkube.config.models import User
 
-from proxy.agent.api_client import ApiClient
+from proxy.agent.api_client import APPLY, ApiClient
 
 if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
@@ -169,7 +169,20 @@ class FakeApi(httpx2.AsyncBaseTransport):
         if collection is None:
             return httpx2.Response(404, json={"message": "the server could not find the resource"})
         body = json.loads(request.content) if request.content else {}
+        if request.headers.get("Content-Type", "").startswith(APPLY) and not path.endswith("/status"):
+            fields = {f"f:{part}": {} for part in body}
+            owner = {"manager": request.url.params["fieldManager"], "operation": "Apply", "fieldsV1": fields}
+            self._own(body, owner, self.collections[collection].get(name, {}))
         return self._one(request.method, collection, name, body)
+
+    def _own(self, body: Json, owner: Json, before: Json) -> None:
+        """Record the owner of applied fields."""
+        others = [
+            each
+            for each in before.get("metadata", {}).get("managedFields", [])
+            if each["manager"] != owner["manager"]
+        ]
+        body["metadata"]["managedFields"] = [*others, owner]
 
     def _split(self, path: str) -> tuple[str | None, str]:
         for collection in sorted(self.collections, key=len, reverse=True):

@@ -474,20 +474,62 @@ def test_annotations_of_an_earlier_run_are_removed_when_the_node_is_released() -
     publish(test)
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_annotations_of_an_earlier_run_are_removed_where_they_are_turned_off(is_silent: bool) -> None:
+    ours = json.dumps({"cpuset": "2-3", CHOSEN_BY: THIS_NODE})
+
+    async def test(it: Published) -> None:
+        it.daemon.down = is_silent
+        it.api.answers[PODS] = [503, 403, 429]
+        it.api.answers["/api/v1/namespaces/a/pods/lse"] = [503, 403, 403, 403, 403]
+        it.api.put(PODS, "a/lse", metadata={"uid": "u1", "annotations": {RESOURCE_STATUS: ours}})
+        theirs = {RESOURCE_STATUS: '{"cpuset":"4"}'}
+        it.api.put(PODS, "a/theirs", metadata={"uid": "u2", "annotations": theirs})
+        await asyncio.sleep(300.0)
+        assert it.get(PODS, "a/lse")["metadata"]["annotations"][RESOURCE_STATUS] is None
+        assert it.get(PODS, "a/theirs")["metadata"]["annotations"] == theirs
+        assert it.api.count("GET", PODS) == 4
+        assert it.api.count("PATCH", "/api/v1/namespaces/a/pods/") == 6
+        it.daemon.down = False
+        it.daemon.change(published=False, mode="released")
+        await asyncio.sleep(60.0)
+        assert it.api.count("GET", PODS) == 4
+
+    publish(test, "cluster: {podAnnotations: false, events: false}\n")
+
+
+def test_annotations_of_an_earlier_run_that_are_not_wanted_any_more_are_removed() -> None:
+    ours = json.dumps({"cpuset": "2-3", CHOSEN_BY: THIS_NODE})
+
+    async def test(it: Published) -> None:
+        for name, uid in (("a/lse", "u1"), ("a/shared", "u2")):
+            it.api.put(PODS, name, metadata={"uid": uid, "annotations": {RESOURCE_STATUS: ours}})
+        await it.until(lambda: it.get(PODS, "a/shared")["metadata"]["annotations"][RESOURCE_STATUS] is None)
+        await asyncio.sleep(60.0)
+        assert it.get(PODS, "a/lse")["metadata"]["annotations"][RESOURCE_STATUS]
+        assert it.api.count("PATCH", "/api/v1/namespaces/a/pods/") == 2
+
+    publish(test)
+
+
 def test_a_release_that_is_undone_meanwhile_keeps_the_annotations() -> None:
     async def test(it: Published) -> None:
-        await it.until(lambda: it.get(PODS, "a/lse")["metadata"]["annotations"].get(RESOURCE_STATUS))
         handle = it.api.handle_async_request
+        listed = asyncio.Event()
 
         async def slow(request: httpx2.Request) -> httpx2.Response:
+            answer = await handle(request)
             if (request.method, request.url.path) == ("GET", PODS):
-                it.daemon.change(published=True, mode="enforce")
+                listed.set()
                 await asyncio.sleep(30.0)
-            return await handle(request)
+            return answer
 
         it.api.handle_async_request = slow  # type: ignore[method-assign]
+        ours = json.dumps({"cpuset": "2-3", CHOSEN_BY: THIS_NODE})
+        it.api.put(PODS, "a/lse", metadata={"uid": "u1", "annotations": {RESOURCE_STATUS: ours}})
         it.daemon.change(published=False, mode="released")
-        await it.until(lambda: it.daemon.page["published"])
+        await listed.wait()
+        it.daemon.change(published=True, mode="enforce")
         await asyncio.sleep(120.0)
         assert it.get(PODS, "a/lse")["metadata"]["annotations"][RESOURCE_STATUS]
 
@@ -723,6 +765,47 @@ def test_an_object_of_an_earlier_run_is_removed_where_it_is_turned_off(
         assert it.get(other)
 
     publish(test, settings)
+
+
+THEIRS = {"manager": "other", "operation": "Update"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_refused", "is_deleted"),
+    [({"f:status": {}}, False, False), ({"f:metadata": {}}, False, True), ({"f:status": {}}, True, True)],
+)
+@pytest.mark.parametrize("is_off", [True, False])
+def test_content_of_other_programs_in_an_object_stays(
+    fields: dict[str, Any], is_refused: bool, is_deleted: bool, is_off: bool
+) -> None:
+    async def test(it: Published) -> None:
+        managers = [{"manager": "topoproxy", "fieldsV1": {"f:spec": {}}}, {**THEIRS, "fieldsV1": fields}]
+        it.api.put(VOLCANO, "n1", metadata={"managedFields": managers})
+        it.api.answers[f"{VOLCANO}/n1"] = [200, 422] if is_refused else []
+        handle, found = it.api.handle_async_request, it.get(VOLCANO)
+
+        async def first(request: httpx2.Request) -> httpx2.Response:
+            answer = await handle(request)
+            is_read = answer.status_code == 200 and (request.method, answer.json().get("reason")) == (
+                "GET",
+                "Scripted",
+            )
+            return httpx2.Response(200, json=found) if is_read else answer
+
+        it.api.handle_async_request = first  # type: ignore[method-assign]
+        if not is_off:
+            it.daemon.change(published=False, mode="released")
+        await asyncio.sleep(60.0)
+        sent = [json.loads(r.content) for r in it.api.seen if r.method == "PATCH" and VOLCANO in r.url.path]
+        nothing = {
+            "apiVersion": "nodeinfo.volcano.sh/v1alpha1",
+            "kind": "Numatopology",
+            "metadata": {"name": "n1"},
+        }
+        assert sent == ([nothing] if "f:status" in fields else [])
+        assert (it.get(VOLCANO) is None) == is_deleted
+
+    publish(test, "cluster: {numatopology: false, events: false}\n" if is_off else "")
 
 
 def test_an_object_that_is_turned_off_and_that_may_not_be_read_is_left(
