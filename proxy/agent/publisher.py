@@ -75,6 +75,8 @@ POD_DELAY_FACTOR = 30.0
 
 OwnObject = tuple[str, bool]
 """The resource version of an object, and whether topoproxy has written fields of it."""
+MODIFIED = "the object has been modified"
+"""kubernetes v1.36 staging/src/k8s.io/apiserver/pkg/registry/generic/registry/store.go, OptimisticLockErrorMsg."""
 KINDS = {"numatopologies": "Numatopology", "noderesourcetopologies": "NodeResourceTopology"}
 
 
@@ -427,13 +429,17 @@ class Publisher:
         self.writer.withdraw(path, self._merge(path, withdrawn(patch)))
 
     def _merge(self, path: str, patch: JsonObject) -> Write:
-        """Return a write of a pod; a pod that is gone, or was replaced by another, needs none."""
+        """Return a write of a pod; a pod that is gone, or was replaced by another, needs none.
+
+        The API server gives up a patch of a pod that others change at the same time with a conflict, too.
+        """
 
         async def write() -> JsonObject | None:
             try:
                 return await self._session.api.merge(path, patch)
             except ApiServerError as error:
-                if error.status in (404, 409):
+                was_replaced = error.status == 409 and MODIFIED not in str(error)
+                if error.status == 404 or was_replaced:
                     return None
                 raise
 

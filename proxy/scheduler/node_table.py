@@ -42,7 +42,10 @@ from proxy.scheduler.scores import Strategy, allocation_score, numa_strategy, vo
 NEW_CLASSES = 1
 ENOUGH = 16
 MOST_VERDICTS = 400_000
+MOST_SIGNATURES = 20_000
 MOST_CLASSES = 200_000
+SPARE_SHAPES = 100
+"""Shapes beyond two for each node after which those that no node has any more are forgotten."""
 UNKNOWN = "UnknownNode"
 NOT_JUDGED = "NotJudged"
 TOO_FEW_CPUS = "InsufficientCPUs"
@@ -70,6 +73,7 @@ class NodeTable:
         self._kinds: dict[object, int] = {}
         self._kind_of: dict[str, int] = {}
         self._shapes: dict[int, tuple[Node, int]] = {}
+        self._last_shape = 0
         self._verdicts: dict[object, dict[int, NodeVerdict]] = {}
         self._kept = 0
         self.judged = 0
@@ -266,7 +270,7 @@ class NodeTable:
 
     def verdicts_of(self, demand: PodDemand) -> dict[int, NodeVerdict]:
         """Return the verdicts for pods that demand the same, by class of nodes; forgotten with the object."""
-        if self._kept > MOST_VERDICTS:
+        if self._kept > MOST_VERDICTS or len(self._verdicts) > MOST_SIGNATURES:
             self._verdicts.clear()
             self._kept = 0
         return self._verdicts.setdefault(demand.signature, {})
@@ -398,7 +402,11 @@ class NodeTable:
     def _shape(self, rules: Node) -> int:
         shape = self._shapes.get(id(rules))
         if shape is None or shape[0] is not rules:
-            shape = self._shapes[id(rules)] = rules, len(self._shapes)
+            if len(self._shapes) > 2 * len(self._rows) + SPARE_SHAPES:
+                used = {id(row.node.rules) for row in self._rows.values() if row.node is not None}
+                self._shapes = {key: entry for key, entry in self._shapes.items() if key in used}
+            self._last_shape += 1
+            shape = self._shapes[id(rules)] = rules, self._last_shape
         return shape[1]
 
     def _numa_score(

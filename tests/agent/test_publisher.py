@@ -512,6 +512,33 @@ def test_annotations_of_an_earlier_run_that_are_not_wanted_any_more_are_removed(
     publish(test)
 
 
+@pytest.mark.parametrize(
+    ("cause", "is_repeated"),
+    [
+        ("the object has been modified; please apply your changes to the latest version", True),
+        ("Precondition failed: UID in precondition: u1, UID in object meta: u2", False),
+    ],
+)
+def test_an_annotation_is_written_again_after_a_conflict_unless_the_pod_was_replaced(
+    cause: str, is_repeated: bool
+) -> None:
+    async def test(it: Published) -> None:
+        handle, conflicts = it.api.handle_async_request, [1]
+
+        async def busy(request: httpx2.Request) -> httpx2.Response:
+            if request.method == "PATCH" and "/pods/" in request.url.path and conflicts:
+                conflicts.pop()
+                return httpx2.Response(409, json={"message": cause, "reason": "Conflict"})
+            return await handle(request)
+
+        it.api.handle_async_request = busy  # type: ignore[method-assign]
+        await asyncio.sleep(60.0)
+        assert not conflicts
+        assert (RESOURCE_STATUS in it.get(PODS, "a/lse")["metadata"]["annotations"]) == is_repeated
+
+    publish(test)
+
+
 def test_a_release_that_is_undone_meanwhile_keeps_the_annotations() -> None:
     async def test(it: Published) -> None:
         handle = it.api.handle_async_request

@@ -9,6 +9,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import NodeMeta
 from proxy.model.options import TopologyPolicy
 from proxy.pools.pod_fingerprint import fingerprint
+from proxy.scheduler import node_table
 from proxy.scheduler.assumed_pods import GRACE_S, LOST_S
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_row import JOIN_S
@@ -284,6 +285,34 @@ def test_identical_replicas_and_nodes_are_evaluated_once() -> None:
     table.assume("n7", demand("p0", 4), 0.0)
     assert len(table.filter(demand("p9", 4), names).fits) == 200
     assert table.judged == 2
+
+
+def test_what_no_node_has_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_table, "SPARE_SHAPES", 10)
+    table = NodeTable()
+    same = join_facts("same", NodeMeta(), read_numatopology(numatopology("same")), None)
+    table.put(same)
+    numa = read_numatopology(numatopology("n1"))
+    kinds = set()
+    for number in range(100):
+        labels = {"node.koordinator.sh/number": str(number)}
+        table.put(join_facts("n1", NodeMeta(labels=labels), numa, None))
+        table.put(same)
+        kinds.add(table._kind_of["n1"])
+        assert table._kind_of["n1"] != table._kind_of["same"]
+    assert len(kinds) == 100
+    assert len(table._shapes) <= 15
+
+
+def test_verdicts_are_forgotten_where_too_many_pods_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_table, "MOST_SIGNATURES", 10)
+    table = NodeTable()
+    table.put(node("n1", free=""))
+    for number in range(100):
+        raw = pod("a", 4)
+        raw["spec"]["containers"][0]["name"] = f"job-{number}"
+        assert table.filter(read_demand(raw)).fits == []
+    assert len(table._verdicts) <= 11
 
 
 def test_fewest_numa_nodes_score_highest() -> None:
