@@ -43,6 +43,7 @@ ONCE_LIMIT = 100
 ONCE_REFUSALS = 3
 """Refusals in a row after which an object that is written once is given up: its namespace may be gone."""
 CANNOT_WRITE = "cannot write an object of the cluster"
+KEEPS_WRITING = "another program keeps writing an object of this agent"
 _TEMPORARY = (401, 408, 409, 429)
 
 Write = Callable[[], Awaitable[JsonObject | None]]
@@ -169,7 +170,10 @@ class ObjectWriter:
 
     def forget(self, path: str) -> None:
         """Neither write nor remove an object any more."""
-        self._objects.pop(path, None)
+        managed = self._objects.pop(path, None)
+        if managed is not None:
+            self._telemetry.forget(CANNOT_WRITE, path=_reported(path, managed))
+            self._telemetry.forget(KEEPS_WRITING, path=path)
 
     def observed(self, path: str, version: str | None) -> None:
         """Handle a new version of an object; None: it was deleted. A version of others is overwritten."""
@@ -184,12 +188,13 @@ class ObjectWriter:
         now = self._now()
         if now - managed.repaired > OVERWRITTEN.steady:
             managed.overwritten = 0
+            self._telemetry.resolved(KEEPS_WRITING, path=path)
         managed.overwritten += 1
         managed.repaired = now
         managed.due = max(managed.due, now + OVERWRITTEN.delay(managed.overwritten))
         managed.written = object()
         if managed.overwritten > OVERWRITTEN.tolerated:
-            self._telemetry.problem("another program keeps writing an object of this agent", path=path)
+            self._telemetry.problem(KEEPS_WRITING, path=path)
         self._wake.set()
 
     async def run(self) -> None:
@@ -236,7 +241,7 @@ class ObjectWriter:
         if self._objects.get(path) is not managed:
             return
         if wanted == managed.wanted and (wanted is None or managed.once):
-            del self._objects[path]
+            self.forget(path)
             return
         version = str(((answer or {}).get("metadata") or {}).get("resourceVersion") or "")
         if version:
@@ -257,6 +262,8 @@ class ObjectWriter:
         refused = isinstance(error, ApiServerError) and error.status < 500 and error.status not in _TEMPORARY
         if isinstance(error, ApiUnreachableError):
             self._budget.give_back()
+        if self._objects.get(path) is not managed:
+            return  # it was forgotten meanwhile
         managed.failures += 1
         managed.written = object()  # a write without an answer may have taken effect
         managed.refusals = managed.refusals + 1 if refused else 0
@@ -266,9 +273,8 @@ class ObjectWriter:
         managed.due = max(self._now() + pause, managed.refused_until)
         reported = _reported(path, managed)
         self._telemetry.problem(CANNOT_WRITE, path=reported, err=str(error).replace(path, reported))
-        if managed.gives_up and managed.refusals >= ONCE_REFUSALS and self._objects.get(path) is managed:
-            del self._objects[path]
-            self._telemetry.forget(CANNOT_WRITE, path=reported)
+        if managed.gives_up and managed.refusals >= ONCE_REFUSALS:
+            self.forget(path)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

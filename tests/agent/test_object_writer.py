@@ -216,6 +216,42 @@ def test_repairs_against_a_persistent_writer_become_rare_and_are_reported() -> N
     write(test)
 
 
+def test_the_report_of_another_writer_ends_with_its_writes() -> None:
+    async def test(server: Server) -> None:
+        for end in (5.0, 0.0):
+            server.want("a", 1)
+            for step in range(40):
+                await asyncio.sleep(0.02)
+                server.writer.observed("a", f"theirs {step} {end}")
+            await asyncio.sleep(1.0)
+            assert len(server.telemetry.problems()) == 1
+            if end:
+                await asyncio.sleep(end)
+                server.writer.observed("a", "theirs, once")
+            else:
+                server.writer.forget("a")
+            assert server.telemetry.problems() == []
+
+    write(test)
+
+
+@pytest.mark.parametrize("is_in_flight", [True, False])
+def test_an_object_that_is_forgotten_is_no_problem_any_more(is_in_flight: bool) -> None:
+    async def test(server: Server) -> None:
+        async def refused() -> None:
+            await asyncio.sleep(1.0)
+            raise ApiServerError("no", 403)
+
+        server.writer.want("a", 1, refused)
+        await asyncio.sleep(0.5 if is_in_flight else 1.1)
+        assert len(server.telemetry.problems()) == (0 if is_in_flight else 1)
+        server.writer.forget("a")
+        await asyncio.sleep(5.0)
+        assert server.telemetry.problems() == []
+
+    write(test)
+
+
 def test_a_slow_write_delays_no_other_object() -> None:
     async def test(server: Server) -> None:
         done = asyncio.Event()
