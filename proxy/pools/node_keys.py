@@ -31,6 +31,8 @@ RESERVATION = "node.koordinator.sh/reservation"
 SYSTEM_QOS = "node.koordinator.sh/system-qos-resource"
 AMPLIFICATION = "node.koordinator.sh/resource-amplification-ratio"
 RAW_ALLOCATABLE = "node.koordinator.sh/raw-allocatable"
+PLACEMENT_KEYS = frozenset((*BIND_POLICY, *NUMA_STRATEGY, *NUMA_POLICY, RESERVATION, SYSTEM_QOS))
+"""The labels and annotations that decide where containers are placed."""
 
 Texts = Mapping[str, str]
 

@@ -37,7 +37,7 @@ from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
 from proxy.model.options import TopologyPolicy, check_cpu_options, parse_cpu_options
 from proxy.model.quantity import parse_quantity
 from proxy.model.requests import HUGE_PAGES, MEMORY
-from proxy.pools.node_keys import PREFIXES
+from proxy.pools.node_keys import PLACEMENT_KEYS
 from proxy.scheduler.numatopology import NumatopologyFacts
 from proxy.scheduler.resource_topology import CpuRows, MemoryRows, ResourceTopologyFacts
 
@@ -165,11 +165,14 @@ def _manager(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None
 
 
 def _policy_labels(meta: NodeMeta | None) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Return the labels and annotations of the Node object that a policy is read from."""
+    """Return the labels and annotations of the Node object that a policy is read from.
+
+    Others, such as amounts before amplification, differ between nodes that are alike.
+    """
     meta = meta or _NO_LABELS
     return (
-        tuple(sorted((k, v) for k, v in meta.labels.items() if k.startswith(PREFIXES))),
-        tuple(sorted((k, v) for k, v in meta.annotations.items() if k.startswith(PREFIXES))),
+        tuple(sorted((k, v) for k, v in meta.labels.items() if k in PLACEMENT_KEYS)),
+        tuple(sorted((k, v) for k, v in meta.annotations.items() if k in PLACEMENT_KEYS)),
     )
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import NodeMeta
 from proxy.model.options import TopologyPolicy
+from proxy.pools.node_keys import RAW_ALLOCATABLE, RESERVATION
 from proxy.pools.pod_fingerprint import fingerprint
 from proxy.scheduler import node_table
 from proxy.scheduler.assumed_pods import GRACE_S, LOST_S
@@ -295,8 +296,8 @@ def test_what_no_node_has_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     numa = read_numatopology(numatopology("n1"))
     kinds = set()
     for number in range(100):
-        labels = {"node.koordinator.sh/number": str(number)}
-        table.put(join_facts("n1", NodeMeta(labels=labels), numa, None))
+        annotations = {RESERVATION: f'{{"reservedCPUs": "0", "number": {number}}}'}
+        table.put(join_facts("n1", NodeMeta(annotations=annotations), numa, None))
         table.put(same)
         kinds.add(table._kind_of["n1"])
         assert table._kind_of["n1"] != table._kind_of["same"]
@@ -313,6 +314,24 @@ def test_verdicts_are_forgotten_where_too_many_pods_differ(monkeypatch: pytest.M
         raw["spec"]["containers"][0]["name"] = f"job-{number}"
         assert table.filter(read_demand(raw)).fits == []
     assert len(table._verdicts) <= 11
+
+
+def test_nodes_that_differ_in_what_no_placement_depends_on_are_alike() -> None:
+    numa = read_numatopology(numatopology("n"))
+    metas = [
+        NodeMeta(
+            labels={"node.koordinator.sh/label": str(number)},
+            annotations={RAW_ALLOCATABLE: f'{{"memory": "{number}Ki"}}'},
+        )
+        for number in range(3)
+    ]
+    first, *others = [join_facts(f"n{number}", meta, numa, None) for number, meta in enumerate(metas)]
+    assert all(other.rules is first.rules for other in others)
+    table = NodeTable()
+    for found in (first, *others):
+        table.put(found)
+    assert len(table.filter(demand("p", 4)).fits) == 3
+    assert table.judged == 1
 
 
 def test_fewest_numa_nodes_score_highest() -> None:
