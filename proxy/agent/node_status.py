@@ -211,7 +211,7 @@ class PublishedStatus:
             self._condition = _condition_in(node)
         since = timestamp(self._wall_clock())
         if self._condition is not None and self._condition[0].status == condition.status:
-            since = self._condition[1]
+            since = self._condition[1] or since
             if self._condition[0] == condition:
                 self._own = condition
                 return None

@@ -583,6 +583,18 @@ def test_a_crd_without_pod_allocations_gets_the_object_without_them() -> None:
     publish(test)
 
 
+def test_a_condition_without_a_time_gets_one() -> None:
+    async def test(it: Published) -> None:
+        await it.until(lambda: it.get(NODES)["status"]["conditions"])
+        foreign = {"type": "TopologyPlacement", "status": "True", "reason": "Foreign", "message": ""}
+        it.api.put(NODES, "n1", metadata={"uid": "node-uid"}, status={"conditions": [foreign]})
+        await it.until(lambda: it.get(NODES)["status"]["conditions"][0]["reason"] == "Enforcing")
+        (held,) = it.get(NODES)["status"]["conditions"]
+        assert held["lastTransitionTime"].startswith("20")
+
+    publish(test)
+
+
 def test_a_silent_daemon_is_a_condition_and_leaves_the_objects() -> None:
     async def test(it: Published) -> None:
         await it.until(lambda: it.get(VOLCANO) and it.get(NODES)["status"]["conditions"])

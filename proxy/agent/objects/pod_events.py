@@ -102,7 +102,7 @@ class PodEvent(Struct, frozen=True):
     def name(self) -> str:
         """The name of the Event."""
         identity = "\0".join((self.uid, self.container, self.reason))
-        return f"{self.pod[:200]}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+        return f"{self.pod[:200].rstrip('-.')}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     @property
     def path(self) -> str:

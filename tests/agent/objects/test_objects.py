@@ -246,6 +246,10 @@ def test_the_name_of_an_event_follows_from_its_subject() -> None:
     assert one.name == two.name
     assert one.name != rejection_event(Rejection("a/b", "u", "other")).name
     assert len(rejection_event(Rejection(f"a/{'b' * 253}", "u")).name) <= 253
+    for end in ("-", ".", "-.-"):
+        name = rejection_event(Rejection(f"a/{'b' * (200 - len(end))}{end}{'b' * 40}", "u")).name
+        assert name.startswith("bb")
+        assert "b." in name, "each part of an object's name ends with a letter or a digit"
     value = event_object(one, "n1", "t1", "t2", 5)
     assert value["involvedObject"]["fieldPath"] == "spec.containers{main}"
     assert (value["count"], value["type"], value["source"]["host"]) == (5, "Warning", "n1")
