@@ -68,6 +68,7 @@ class ConfigObject(Struct, frozen=True):
         selector: Labels of the nodes.
         text: The settings as JSON.
         nodes: The nodes that its status lists.
+        uid: Of the object; another one of the same name has another.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ConfigObject(Struct, frozen=True):
     selector: LabelSelector
     text: str
     nodes: frozenset[str]
+    uid: str = ""
 
 
 class ConfigAnswer(Struct, frozen=True):
@@ -85,12 +87,14 @@ class ConfigAnswer(Struct, frozen=True):
         name, generation: Of the object.
         accepted: Whether its settings are in effect on the node.
         reason: Why not, or why they still are where the object no longer applies; empty otherwise.
+        uid: Of the object.
     """
 
     name: str
     generation: int
     accepted: bool
     reason: str = ""
+    uid: str = ""
 
 
 def config_object(item: Mapping[str, Any]) -> ConfigObject:
@@ -110,6 +114,7 @@ def config_object(item: Mapping[str, Any]) -> ConfigObject:
         _selector(spec.get("nodeSelector") or {}),
         json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1),
         _reported(item),
+        str(metadata.get("uid") or ""),
     )
 
 
@@ -256,7 +261,7 @@ class ConfigFollowing:
         self._session = session
         self._path = path
         self._changed = asyncio.Event()
-        self._observed: tuple[str, int, str] | None = None
+        self._observed: tuple[str, str, int, str] | None = None
         self._answer: ConfigAnswer | None = None
         self._written: ConfigAnswer | None = None
         self._written_to: str | None = None
@@ -300,7 +305,11 @@ class ConfigFollowing:
             return True  # without the node, or permission to read, what was read last stays in effect
         uid, labels = node
         selected = select(self.objects.values.values(), dict(labels))
-        identity = ("", 0, "") if selected is None else (selected.name, selected.generation, selected.text)
+        identity = (
+            ("", "", 0, "")
+            if selected is None
+            else (selected.uid, selected.name, selected.generation, selected.text)
+        )
         broken = "" if selected is None else await asyncio.to_thread(self._fault, selected.text)
         now = asyncio.get_running_loop().time()
         if (identity, broken) != (self._observed, self._broken_rule) or now >= self._retry_at:
@@ -353,7 +362,8 @@ class ConfigFollowing:
 
     def _with(self, selected: ConfigObject, reason: str) -> ConfigAnswer:
         """Return the answer to an object, and log a new one."""
-        answer = ConfigAnswer(selected.name, selected.generation, not reason, reason[:_LONGEST_REASON])
+        name, generation = selected.name, selected.generation
+        answer = ConfigAnswer(name, generation, not reason, reason[:_LONGEST_REASON], selected.uid)
         if answer != self._answer and reason:
             self._session.telemetry.event(
                 "refused the settings of the cluster", source=selected.name, reason=reason

@@ -76,7 +76,8 @@ POD_DELAY_FACTOR = 30.0
 OwnObject = tuple[str, bool]
 """The resource version of an object, and whether topoproxy has written fields of it."""
 MODIFIED = "the object has been modified"
-"""kubernetes v1.36 staging/src/k8s.io/apiserver/pkg/registry/generic/registry/store.go, OptimisticLockErrorMsg."""
+"""The message of a conflict with another write (kubernetes v1.36
+staging/src/k8s.io/apiserver/pkg/registry/generic/registry/store.go, OptimisticLockErrorMsg)."""
 KINDS = {"numatopologies": "Numatopology", "noderesourcetopologies": "NodeResourceTopology"}
 
 

@@ -153,6 +153,26 @@ def test_the_daemon_gets_the_settings_and_the_node_reports_them(world: World) ->
     run_scenario(world, scenario)
 
 
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_an_object_that_is_created_again_gets_the_answer_in_its_status(
+    world: World, is_noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        world.put("base")
+        await until(lambda: world.status("base"))
+        former = world.api.collections[COLLECTION]["base"]
+        monkeypatch.setattr(cluster_config, "SPREAD_S", 0.3)
+        world.api.remove(COLLECTION, "base")
+        if is_noticed:
+            await until(lambda: world.content is None)
+        metadata = {**former["metadata"], "uid": "another"}
+        world.api.put(COLLECTION, "base", metadata=metadata, spec=former["spec"])
+        await until(lambda: world.status("base"))
+        assert world.status("base") == [{"name": "n1", "generation": 1, "accepted": True}]
+
+    run_scenario(world, scenario)
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
