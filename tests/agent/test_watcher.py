@@ -405,3 +405,23 @@ def test_credentials_are_read_again_after_401() -> None:
         assert len(read) >= 2
 
     follow(test, api)
+
+
+def test_the_delay_that_the_api_server_requests_is_kept() -> None:
+    api, times = FakeApi(PODS), list[float]()
+    handle = api.handle_async_request
+
+    async def busy(request: httpx2.Request) -> httpx2.Response:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) == 1:
+            return httpx2.Response(503, headers={"Retry-After": "7"}, json={"message": "busy"})
+        return await handle(request)
+
+    async def test(it: Followed) -> None:
+        await asyncio.sleep(6.9)
+        assert len(times) == 1
+        await it.until(it.watcher.listed.is_set)
+        assert times[1] - times[0] == pytest.approx(7.0, abs=0.05)
+
+    api.handle_async_request = busy  # type: ignore[method-assign]
+    follow(test, api)
