@@ -20,6 +20,8 @@ from wheels import MACHINES, ROOT
 from proxy import __version__
 
 KINDS = ("python", "deb", "rpm", "image", "helm")
+EARLIEST = 315532800
+"""1980-01-01, the earliest time that a wheel can hold: that of all files where no commit can be read."""
 
 
 def source_date_epoch() -> int:
@@ -27,8 +29,16 @@ def source_date_epoch() -> int:
     if text := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(text)
     command = ["git", "log", "-1", "--format=%ct"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else 315532800
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+    except (OSError, subprocess.CalledProcessError, ValueError) as err:
+        cause = getattr(err, "stderr", None) or str(err)
+        print(
+            f"make package: cannot read the time of the last commit, all files are of 1980: {cause.strip()}",
+            file=sys.stderr,
+        )
+        return EARLIEST
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build
 import pytest
 import sbom
 
@@ -52,6 +53,21 @@ def test_wheel_and_source_are_built_with_checksums_and_a_bill(tmp_path: Path) ->
     again = build(tmp_path / "b")
     again.pop("SHA256SUMS")
     assert again == files
+
+
+@pytest.mark.parametrize("script", [None, "#!/bin/sh\necho 'fatal: dubious ownership' >&2; exit 128\n"])
+def test_sources_whose_commit_cannot_be_read_are_packaged_with_the_earliest_time(
+    script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if script is not None:
+        (tmp_path / "git").write_text(script)
+        (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + (":/bin" if script else ""))
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    assert build.source_date_epoch() == build.EARLIEST
+    printed = capsys.readouterr().err
+    assert "make package: cannot read the time of the last commit" in printed
+    assert ("dubious ownership" if script else "No such file or directory") in printed
 
 
 def test_the_version_is_that_of_the_newest_release_of_the_changelog() -> None:
