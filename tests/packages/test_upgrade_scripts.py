@@ -95,3 +95,19 @@ def test_an_rpm_requires_a_python_that_it_has_libraries_for() -> None:
     (line,) = [line for line in rpm.spec({}, Path("/"), "0.9.0").splitlines() if "python3 >=" in line]
     either = "python3.14 or python3.13 or python3.12 or python3.11"
     assert line == f"Requires: ((python3 >= 3.11 with python3 < 3.15) or {either})"
+
+
+@pytest.mark.parametrize(("left", "code"), [("", 0), ("ledger.jsonl", 1)])
+def test_a_purge_succeeds_where_the_state_directory_is_a_mount_point(
+    root: Path, left: str, code: int
+) -> None:
+    """The kernel refuses to remove a mount point: rm empties it and fails. Files that stay are a failure."""
+    state = root / "var/lib/topoproxy"
+    state.mkdir(parents=True)
+    if left:
+        (state / left).touch()
+    imitate(root / "bin/rm", f'case "$*" in "-rf {state}") exit 1 ;; esac\nexec /bin/rm "$@"')
+    environment = {"PATH": f"{root}/bin:{os.environ['PATH']}", "DPKG_ROOT": str(root)}
+    command = ["sh", "-c", deb.script("postrm").decode(), "script", "purge"]
+    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == code
+    assert state.exists()
