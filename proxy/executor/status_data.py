@@ -293,8 +293,9 @@ def suppression_page(
         found["budget_milli"] = milli
         found["capacity_milli"] = usage.capacity
         found["usage"] = {name: round(used, 3) for name, used in structs.asdict(shares_of(usage)).items()}
-    if known.change is not None:
-        found["last_change"] = structs.asdict(known.change)
+    if (change := known.change) is not None:
+        values = {"when": change.when, "before": change.before, "after": change.after}
+        found["last_change"] = {**values, "why": change.reason}
     return found
 
 
