@@ -10,7 +10,7 @@ import pytest
 from proxy.model.errors import InputError
 from proxy.model.requests import ContainerKind, ContainerResources, peak_request
 from proxy.model.workload import KubeQos
-from proxy.pools.pod_spec import pod_spec
+from proxy.pools.pod_spec import counted_by_scheduler, pod_spec
 
 Raw = dict[str, Any]
 G = 1 << 30
@@ -126,6 +126,13 @@ def test_pod_requests_default_to_container_needs_then_to_limits() -> None:
     raw["spec"]["resources"]["requests"] = {"cpu": "3500m"}
     assert pod_spec(raw).requests.own == {"cpu": 3500, "memory": G}
     assert pod_spec(pod(res({"cpu": 1}), resources=res({"memory": 5}))).requests.own == {"memory": 5}
+
+
+def test_a_scheduler_counts_the_request_and_the_overhead_of_the_runtime_class() -> None:
+    raw = pod(res({"cpu": 1}), overhead={"cpu": "250m", "memory": 5})
+    assert counted_by_scheduler(pod_spec(raw)) == {"cpu": 1250, "memory": 5}
+    raw["spec"]["resources"] = res({"cpu": 3})
+    assert counted_by_scheduler(pod_spec(raw)) == {"cpu": 3250, "memory": 5}
 
 
 def test_containers_need_the_most_of_init_and_of_apps_with_sidecars() -> None:
