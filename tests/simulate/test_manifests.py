@@ -416,5 +416,5 @@ def test_anything_anywhere_is_read_or_refused_in_one_line(
 
 def test_a_closed_standard_input_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(InputError, match="cannot read standard input: it is closed"):
+    with pytest.raises(InputError, match="cannot read the manifests: standard input is closed"):
         load_pods(["-"], ["m"], 1, bound=True)

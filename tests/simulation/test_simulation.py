@@ -65,7 +65,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
 
 
 def test_a_violation_prints_the_command_that_repeats_it() -> None:
-    _, printed = simulated("--seed", SEED, "--events", 2000, "--plant", "shrink_skipped")
+    _, printed = simulated("--seed", EARLY["shrink_skipped"], "--events", 2000, "--plant", "shrink_skipped")
     options = re.search(
         r"repeat it: make simulate-faults SEED=(\d+) EVENTS=(\d+) WORKERS=1 PLANT=(\w+)", printed
     )
