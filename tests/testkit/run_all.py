@@ -24,7 +24,7 @@ from tests.testkit.shuffle import RANDOM, seed_of
 ROOT = Path(__file__).parents[2]
 SECOND = (
     *("tests/e2e", "tests/bench", "tests/fuzz", "tests/simulation"),
-    *("tests/agent", "tests/deploy", "tests/extender", "tests/scheduler"),
+    *("tests/agent", "tests/attach", "tests/deploy", "tests/extender", "tests/release", "tests/scheduler"),
 )
 """What the second process runs: the end-to-end tests, which mostly wait, and others that share no files."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|warnings?|xfailed|xpassed)")
