@@ -78,7 +78,8 @@ OwnObject = tuple[str, bool]
 MODIFIED = "the object has been modified"
 """The message of a conflict with another write (kubernetes v1.36
 staging/src/k8s.io/apiserver/pkg/registry/generic/registry/store.go, OptimisticLockErrorMsg)."""
-KINDS = {"numatopologies": "Numatopology", "noderesourcetopologies": "NodeResourceTopology"}
+KINDS = {volcano.PLURAL: volcano.KIND, nrt.PLURAL: nrt.KIND}
+"""The kind of an object, by the plural in its path."""
 
 
 def own_object(item: JsonObject) -> OwnObject:

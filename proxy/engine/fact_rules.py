@@ -1,7 +1,7 @@
-"""Rules for facts of single matters: quotas, partitions, BE suppression, memory nodes, losses, drift.
+"""Rules for the facts in ``SubjectFacts``: quotas, partitions, BE suppression, memory nodes, losses, drift.
 
 Each takes a state and an event and returns the state after it and the effects, as all rules of
-``proxy.engine.handle`` do. Most of them apply the function ``step`` of the matter's own module, and add the
+``proxy.engine.handle`` do. Most of them apply the function ``step`` of the subject's own module, and add the
 ledger's records of what has changed. Quotas are read here; each create may change them, so their other events
 are handled in ``proxy.engine.decisions``.
 """

@@ -70,7 +70,7 @@ class DecisionHistory:
         self.limit = limit
         self._count = 0
         self._living: dict[str, list[_Record]] = {}
-        self._removed: OrderedDict[int, tuple[str, _Record]] = OrderedDict()  # by number
+        self._removed: OrderedDict[int, tuple[str, _Record]] = OrderedDict()  # numbers, oldest removal first
         self._named: dict[tuple[str, str], list[int]] = {}  # numbers of removed records, by pod and container
 
     def resize(self, limit: int) -> None:

@@ -189,9 +189,9 @@ def claim(
         )
         return Claim(Pool.BE, reason, within=pod.cpuset)
     if row in (DecisionRow.BE_ON_NODES, DecisionRow.SHARED_ON_NODES) and pod.nodes:
-        reason = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
+        source = "its resource-status annotation" if not pod.aligned else "it was aligned, which"
         return Claim(
-            pool, f"{_class(pod)} pod: {reason} binds it to {numa_nodes_text(pod.nodes)}", nodes=pod.nodes
+            pool, f"{_class(pod)} pod: {source} binds it to {numa_nodes_text(pod.nodes)}", nodes=pod.nodes
         )
     if may_own(pod) and not problem:
         count = whole_cpus(request) if kubelet_reported_count is None else kubelet_reported_count

@@ -42,7 +42,7 @@ else came behind them passes them. So none waits that allows anything larger tha
 acknowledged: header blocks that use a larger table or frame cannot wait. Such an acknowledgement takes those
 before it along. A larger window then has room for the DATA that waits. If it is a table or a frame that is
 larger, the DATA may exceed the smaller window. containerd and CRI-O never announce a smaller one: grpc-go
-only widens its window (``internal/transport/bdp_estimator.go``).
+only widens its window (grpc-go v1.80 ``internal/transport/bdp_estimator.go``).
 
 The queue is served in order of release, a stream that has no window of its own is passed over: finishing one
 body before the next begins lets the runtime answer, and give back window, early.

@@ -505,6 +505,15 @@ class World:
             await self.quiet()
         return call
 
+    async def run_with_sum(self, sandbox: str, container_id: str, **resources: int) -> None:
+        """Create and start the only container of a pod; the create also carries the sum of the pod."""
+        message = pb.CreateContainerRequest(pod_sandbox_id=sandbox)
+        message.config.metadata.name = "c"
+        for carried in (message.config.linux.resources, message.sandbox_config.linux.resources):
+            carried.CopyFrom(pb.LinuxContainerResources(**resources))
+        self.finish(await self.call("CreateContainer", message), container_id)
+        await self.start(container_id)
+
     async def run(self, sandbox: str, name: str = "c", **resources: Any) -> str:
         container_id = await self.create(sandbox, name, **resources)
         await self.start(container_id)

@@ -71,21 +71,13 @@ def test_the_cpus_of_a_pod_follow_its_resize_when_its_container_is_created_again
     run_scenario, class_and_parent
 ) -> None:
     async def scenario(world) -> None:
-        async def create(name: str, request: dict[str, int]) -> None:
-            message = pb.CreateContainerRequest(pod_sandbox_id=s)
-            message.config.metadata.name = "c"
-            for carried in (message.config.linux.resources, message.sandbox_config.linux.resources):
-                carried.CopyFrom(pb.LinuxContainerResources(**request))
-            world.finish(await world.call("CreateContainer", message), name)
-            await world.start(name)
-
         s = await world.pod("a", *class_and_parent, total=FOUR)
         ls = await world.run(await world.pod("ls", "LS"))
-        await create("first", FOUR)
+        await world.run_with_sum(s, "first", **FOUR)
         await world.update("first", **TWO_CPUS)
         assert world.on("first") == "0-1,8-9", "an owner keeps its CPUs while it runs"
         await world.stop("first")
-        await create("second", TWO_CPUS)
+        await world.run_with_sum(s, "second", **TWO_CPUS)
         assert (world.on("second"), world.on(ls)) == ("0,8", "1-7,9-15")
         await world.close()
         world.boot()
@@ -94,7 +86,7 @@ def test_the_cpus_of_a_pod_follow_its_resize_when_its_container_is_created_again
             await world.sync.once()
             world.now += 3
         await world.stop("second")
-        await create("third", FOUR)
+        await world.run_with_sum(s, "third", **FOUR)
         assert (world.on("third"), world.on(ls)) == ("0-1,8-9", "2-7,10-15")
         assert violations(world.executor.state) == []
 

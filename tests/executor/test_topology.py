@@ -520,22 +520,14 @@ def test_what_is_set_aside_follows_the_sum_that_a_create_carries(run_scenario) -
     half = {"cpu_shares": 1536, "cpu_quota": 150_000, "cpu_period": 100_000}
 
     async def scenario(world: Any) -> None:
-        async def again(name: str, **request: int) -> None:
-            message = pb.CreateContainerRequest(pod_sandbox_id=s)
-            message.config.metadata.name = "c"
-            for carried in (message.config.linux.resources, message.sandbox_config.linux.resources):
-                carried.CopyFrom(pb.LinuxContainerResources(**request))
-            world.finish(await world.call("CreateContainer", message), name)
-            await world.start(name)
-
         s = await world.pod("a", total=FOUR)
-        await again("first", **FOUR)
+        await world.run_with_sum(s, "first", **FOUR)
         assert set_aside_cpus(world) == {"a": "0-1,8-9"}
         await world.stop("first")
-        await again("second", **TWO_CPUS)
+        await world.run_with_sum(s, "second", **TWO_CPUS)
         assert (world.on("second"), set_aside_cpus(world)) == ("0,8", {"a": "0,8"})
         await world.stop("second")
-        await again("third", **half)
+        await world.run_with_sum(s, "third", **half)
         assert (world.on("third"), set_aside_cpus(world)) == ("0-15", {"a": ""})
         world.boot()
         assert set_aside_cpus(world) == {"a": ""}, "the ledger has it"

@@ -18,7 +18,9 @@ from proxy.agent.objects.node_page import NodePage, PublishedPod
 from proxy.model.idset import CpuSet
 
 API_VERSION = "nodeinfo.volcano.sh/v1alpha1"
-PATH = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies"
+KIND = "Numatopology"
+PLURAL = "numatopologies"
+PATH = f"/apis/{API_VERSION}/{PLURAL}"
 POD_ALLOCATIONS = "podAllocations"
 
 
@@ -49,7 +51,7 @@ def numatopology(page: NodePage, *, allocations: bool = True) -> dict[str, Any]:
         spec[POD_ALLOCATIONS] = [allocation for pod in page.pods if (allocation := _allocation(pod))]
     return {
         "apiVersion": API_VERSION,
-        "kind": "Numatopology",
+        "kind": KIND,
         "metadata": {"name": page.name},
         "spec": spec,
     }
