@@ -3,24 +3,21 @@
 lightkube connects and authenticates. Objects stay dictionaries: the agent writes and reads a few fields of a
 few kinds, and classes of all of Kubernetes' objects would cost more memory than the rest of the agent.
 
-The credentials are a kubeconfig, or the service account token of the pod. That token is bound to the pod and
-expires; kubelet writes a new one into the same file before that. A connection is opened by the first request.
-When one of the files changes (the kubeconfig, the token, the certificate of the CA or of the client), the
-following requests use new connections with the new content; those in flight continue. When the API server
-answers 401 and the credentials have changed meanwhile, the request is sent once more with the new ones;
-otherwise all connections are closed and the credentials are read again at the next request. So new
-credentials, a new CA and a new address need no restart. Nothing else is retried here: each caller knows when
-its request is worth another attempt, and ``retry_after`` returns the delay that the API server has requested.
+A connection is opened by the first request. When one of the files of the credentials changes
+(``proxy.agent.credentials``), the following requests use new connections with the new content; those in
+flight continue. When the API server answers 401 and the credentials have changed meanwhile, the request is
+sent once more with the new ones; otherwise all connections are closed and the credentials are read again at
+the next request. So new credentials, a new CA and a new address need no restart. Nothing else is retried
+here: each caller knows when its request is worth another attempt, and ``retry_after`` returns the delay that
+the API server has requested.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -30,13 +27,11 @@ import msgspec
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
+from proxy.agent.credentials import credential_files
 from proxy.backends.kubelet.small_file import Stamp, readable_stamp
-from proxy.config.cluster import ClusterConfig
 from proxy.model.errors import TopoproxyError, UnavailableError
-from proxy.open_file import open_file
 
 if TYPE_CHECKING:
-    from lightkube import KubeConfig
     from lightkube.config.kubeconfig import SingleConfig
 
 FIELD_OWNER = "topoproxy"
@@ -66,101 +61,6 @@ JsonObject = dict[str, Any]
 _BROKEN = (httpx2.HTTPError, httpx2.StreamError, OSError)
 _FAULTS = (*_BROKEN, httpx2.InvalidURL, ValueError, LookupError, AssertionError, ConfigError)
 """Errors of a request before it is answered; lightkube reads tokens and runs commands then."""
-
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where kubelet mounts the service account of a pod."""
-
-
-class NoCredentialsError(UnavailableError):
-    """There are no credentials, or they cannot be read."""
-
-
-def node_name(config: ClusterConfig) -> str:
-    """Return the name of the Node object."""
-    return config.node or os.environ.get("NODE_NAME", "") or socket.gethostname().lower()
-
-
-def read_credentials(config: ClusterConfig) -> SingleConfig:
-    """Read the address of the API server and the credentials.
-
-    Args:
-        config: Names the kubeconfig.
-
-    Raises:
-        NoCredentialsError: There are none, or they cannot be read.
-    """
-    from lightkube import KubeConfig
-
-    named = config.kubeconfig or (Path(os.environ["KUBECONFIG"]) if os.environ.get("KUBECONFIG") else None)
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
-    file = SERVICE_ACCOUNT if config.kubeconfig is None and in_pod else named
-    if file is None:
-        raise NoCredentialsError("cannot connect to the API server: there are no credentials")
-    try:
-        if file is not SERVICE_ACCOUNT:
-            return _selected(_kubeconfig(file.expanduser()))
-        credentials = KubeConfig.from_service_account(file).get()
-    except OSError as error:
-        cause = error.strerror or str(error)
-        raise NoCredentialsError(f"cannot read the credentials in {file}: {cause}") from error
-    except (ValueError, LookupError, TypeError, ConfigError) as error:
-        raise NoCredentialsError(f"cannot read the credentials in {file}: {error}") from error
-    assert credentials is not None, "those of a service account have one context"
-    return credentials
-
-
-def _kubeconfig(file: Path) -> KubeConfig:
-    """Read a kubeconfig; a file that is being written may be empty, or end anywhere.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is no kubeconfig.
-    """
-    import yaml
-    from lightkube import KubeConfig
-
-    try:
-        with open_file(file) as stream:
-            content = yaml.safe_load(stream.read().decode())
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        # The text of the error may quote a part of the line, which may be a credential.
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f": line {mark.line + 1} is not valid YAML"
-        raise ValueError(f"it is not a kubeconfig{where}") from error
-    if not isinstance(content, dict):
-        raise ValueError("it is not a kubeconfig")  # noqa: TRY004 - one kind of error for all bad content
-    lists = {key: content.get(key) or [] for key in ("clusters", "contexts", "users")}
-    try:
-        return KubeConfig.from_dict({**content, **lists}, fname=file)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError("it is not a kubeconfig") from error
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"it is not a kubeconfig: {error}") from error
-
-
-def _selected(config: KubeConfig) -> SingleConfig:
-    """Return the cluster and the user of the current context.
-
-    Raises:
-        ValueError: One of them is missing.
-    """
-    name = config.current_context
-    if not name:
-        raise ValueError("it names no current context")
-    context = config.contexts.get(name)
-    if context is None:
-        raise ValueError(f"its current context {name} is missing")
-    for kind, known, wanted in (
-        ("cluster", config.clusters, context.cluster),
-        ("user", config.users, context.user),
-    ):
-        if not wanted:
-            raise ValueError(f"context {name} names no {kind}")
-        if wanted not in known:
-            raise ValueError(f"context {name} names the {kind} {wanted}, which is missing")
-    found = config.get()
-    assert found is not None, "it has a current context"
-    return found
 
 
 class ApiServerError(TopoproxyError):
@@ -390,7 +290,7 @@ class ApiClient:
     def _with_credentials(self) -> httpx2.AsyncClient:
         """Read the credentials; return a client that uses them."""
         # The files are read after their stamps: what changes in between is noticed later.
-        stamps = {file: readable_stamp(str(file)) for file in _files(self._credentials())}
+        stamps = {file: readable_stamp(str(file)) for file in credential_files(self._credentials())}
         # The type of transport is that of lightkube's other client.
         params = ConnectionParams(httpx2.Timeout(REQUEST_S), transport=cast("Any", self._transport))
         http = AsyncClient(self._credentials(), params)
@@ -466,18 +366,6 @@ class ApiClient:
             reason,
             _requested_delay(answer),
         )
-
-
-def _files(credentials: SingleConfig) -> Iterator[Path]:
-    """Yield the files that credentials are read from."""
-    user = credentials.user
-    named = [credentials.cluster.certificate_auth]
-    named += [user.client_cert, user.client_key, user.token_file] if user is not None else []
-    if credentials.fname is not None:
-        yield credentials.fname
-    for name in named:
-        if name:
-            yield Path(credentials.abs_file(name))
 
 
 async def _retire(http: httpx2.AsyncClient) -> None:

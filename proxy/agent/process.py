@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 import sys
 
 from proxy import logs
-from proxy.agent.api_client import ApiClient, node_name, read_credentials
+from proxy.agent.api_client import ApiClient
 from proxy.agent.cluster_config import follow_config
 from proxy.agent.cluster_facts import read_facts
 from proxy.agent.config_file import follow_file
+from proxy.agent.credentials import read_credentials
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.publisher import publish
 from proxy.agent.rejections.ending import EndingHistory, end_rejected_pods
 from proxy.agent.session import AgentSession, Part, run_parts
+from proxy.config.cluster import ClusterConfig
 from proxy.config.schema import Config
 from proxy.notify import SystemdNotifier
 
@@ -31,13 +35,18 @@ def _parts() -> tuple[Part, ...]:
     )
 
 
+def _node_name(config: ClusterConfig) -> str:
+    """Return the name of the Node object."""
+    return config.node or os.environ.get("NODE_NAME", "") or socket.gethostname().lower()
+
+
 async def _run(config: Config) -> None:
     loop, end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     session = AgentSession(
         config,
-        node_name(config.cluster),
+        _node_name(config.cluster),
         DaemonClient(config.admin_path),
         ApiClient(lambda: read_credentials(config.cluster)),
         logs.telemetry(),

@@ -30,9 +30,9 @@ from proxy.agent.api_client import (
     ApiServerError,
     ApiUnreachableError,
     JsonObject,
-    NoCredentialsError,
     retry_after,
 )
+from proxy.agent.credentials import NoCredentialsError
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
 from proxy.telemetry.port import Telemetry

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from proxy import logs
-from proxy.agent.api_client import ApiClient, read_credentials
+from proxy.agent.api_client import ApiClient
+from proxy.agent.credentials import read_credentials
 from proxy.backends.kubelet.small_file import Stamp
 from proxy.config.cluster import ClusterConfig
 from proxy.executor.background import run_with_restarts
