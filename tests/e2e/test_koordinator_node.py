@@ -278,15 +278,17 @@ def with_system(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_turns(scenario: Scenario) -> None:
-    """Check that each cpuset changed only when an owner of CPUs of its pool started or ended."""
+    """Check that each cpuset changed only because an owner of CPUs of its pool started or ended."""
     for container, kind in scenario.sharers.items():
         expected = [str(ALL)]
         for tenure in scenario.tenures:
             if kind not in BATCH or tenure.kind.hard:
-                expected += [str(ALL - tenure.cpus), str(ALL)]
+                # An update that was relayed before the owner ended carries the earlier cpuset. The runtime
+                # may execute it after the pool has grown; it is corrected when the call has been answered.
+                expected += [str(ALL - tenure.cpus), str(ALL)] * 2
         turns = scenario.watch.seen[container].turns()
         rest = iter(expected)
-        # On a slow machine the watch may miss a change, but there must not be an additional one.
+        # On a slow machine the watch may miss a change, but there must not be any other one.
         assert all(turn in rest for turn in turns), (kind, turns, expected)
         assert len(set(turns)) == len(set(expected)), (kind, turns)
     for tenure in scenario.tenures:
