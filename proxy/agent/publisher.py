@@ -11,15 +11,14 @@ When the agent ends they stay: it is mostly started again soon.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
-from proxy.agent.api_client import FIELD_OWNER, METADATA, ApiServerError, JsonObject, retry_after
+from proxy.agent.api_client import ApiServerError, JsonObject, retry_after
+from proxy.agent.event_writer import EventWriter
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
 from proxy.agent.node_status import (
     NODES,
@@ -27,24 +26,15 @@ from proxy.agent.node_status import (
     StatusFields,
     condition_of,
     status_fields,
-    timestamp,
     unreachable,
 )
-from proxy.agent.object_writer import ObjectWriter, Write, WriteBudget
+from proxy.agent.object_removal import OwnObject, own_object, remove_object
+from proxy.agent.object_writer import ObjectWriter, Write
 from proxy.agent.objects import node_resource_topology as nrt
 from proxy.agent.objects import numatopology as volcano
 from proxy.agent.objects.node_page import NodePage
-from proxy.agent.objects.pod_events import (
-    PODS,
-    PodEvent,
-    annotated_pods,
-    event_object,
-    notice_event,
-    placed_events,
-    rejection_event,
-    withdrawn,
-    written_here,
-)
+from proxy.agent.objects.pod_events import notice_event, placed_events
+from proxy.agent.pod_annotations import PodAnnotations
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import Key, Watcher
 from proxy.config.cluster import TopologyObject
@@ -62,40 +52,9 @@ RETRY_S = 2.0
 UNKNOWN_PAUSES = Backoff(2.0, 30.0)
 """The same where it refused."""
 CANNOT_DISCOVER = "cannot read which APIs the cluster has"
-EVENT_BURST, EVENT_S = 25, 2.0
-"""This many Events at once, and one more every this many seconds."""
-EVENTS_KEPT = 1000
-"""Events whose first time and count are remembered, for their repetitions."""
 FINGERPRINT_S, FIGURES_S = 0.5, 15.0
 """Seconds for which a new fingerprint waits, because a new sandbox mostly has a container by then, and the
 figures for people, which change once more when a container has been created."""
-POD_DELAY_FACTOR = 30.0
-"""This many times longer than an object of the node the annotation of a pod may wait."""
-
-
-OwnObject = tuple[str, bool]
-"""The resource version of an object, and whether topoproxy has written fields of it."""
-MODIFIED = "the object has been modified"
-"""The message of a conflict with another write (kubernetes v1.36
-staging/src/k8s.io/apiserver/pkg/registry/generic/registry/store.go, OptimisticLockErrorMsg)."""
-KINDS = {volcano.PLURAL: volcano.KIND, nrt.PLURAL: nrt.KIND}
-"""The kind of an object, by the plural in its path."""
-
-
-def own_object(item: JsonObject) -> OwnObject:
-    """Return the stored fields of an object that topoproxy may have written."""
-    managers = {entry.get("manager") for entry in item["metadata"].get("managedFields") or ()}
-    return str(item["metadata"]["resourceVersion"]), FIELD_OWNER in managers
-
-
-def has_others_content(item: JsonObject) -> bool:
-    """Return whether other programs have written content of an object, that is not only its metadata."""
-    entries = item["metadata"].get("managedFields") or ()
-    return any(
-        (entry.get("fieldsV1") or {}).keys() - {"f:metadata", "f:apiVersion", "f:kind"}
-        for entry in entries
-        if entry.get("manager") != FIELD_OWNER
-    )
 
 
 class Publisher:
@@ -110,7 +69,6 @@ class Publisher:
         """
         self._session = session
         self._settings = session.config.cluster
-        self._wall_clock = wall_clock
         self.writer = ObjectWriter(session.telemetry)
         self.follower = NodeFollower(
             session.daemon, session.node, session.telemetry, self._followed, self._silent
@@ -121,11 +79,8 @@ class Publisher:
         self._groups: dict[str, list[str]] = {}
         self._allocations = True
         self._placed_by: tuple[object, object] = None, None
-        self._annotated: dict[str, JsonObject] = {}
-        self._earlier_annotations = True
-        self._rejected: dict[tuple[str, str], tuple[int, str]] = {}
-        self._events = WriteBudget(1 / EVENT_S, EVENT_BURST)
-        self._occurrences: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._annotations = PodAnnotations(session, self.writer)
+        self._events = EventWriter(session, self.writer, wall_clock)
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._existing: set[str] = set()
 
@@ -215,32 +170,9 @@ class Publisher:
             turned_off.append(nrt.path(self._groups[nrt.GROUP][0]))
         for collection in turned_off:
             path = f"{collection}/{self._session.node}"
-            self.writer.want(path, None, partial(self._remove_own, path), once=True, gives_up=True)
-
-    async def _remove_own(self, path: str) -> None:
-        """Delete an object if topoproxy has written fields of it; leave the content of other programs."""
-        try:
-            item = await self._session.api.get(path)
-        except ApiServerError as error:
-            if error.status == 404:
-                return
-            raise
-        _, has_own_fields = own_object(item)
-        if not has_own_fields or (has_others_content(item) and await self._remove_fields(path)):
-            return
-        await self._session.api.delete(path, uid=str(item["metadata"].get("uid") or ""))
-
-    async def _remove_fields(self, path: str) -> bool:
-        """Remove our fields of an object; return whether it is valid without them."""
-        *_, group, version, plural, name = path.split("/")
-        value = {"apiVersion": f"{group}/{version}", "kind": KINDS[plural], "metadata": {"name": name}}
-        try:
-            await self._session.api.apply(path, value)
-        except ApiServerError as error:
-            if error.status != 422:
-                raise
-            return False
-        return True
+            self.writer.want(
+                path, None, partial(remove_object, self._session.api, path), once=True, gives_up=True
+            )
 
     def _own_changed(self, path: str, _: Key, own: OwnObject | None) -> None:
         """Handle a new version of an object, or its end; withdraw an object of an earlier run."""
@@ -288,8 +220,7 @@ class Publisher:
         """Write nothing for a deleted Node object: the API server deletes the objects that it owned."""
         for path in self.writer.paths:
             self.writer.forget(path)
-        self._annotated.clear()
-        self._earlier_annotations = True
+        self._annotations.forget()
 
     # -- what the daemon reports -----------------------------------------------------------------------------
 
@@ -301,31 +232,16 @@ class Publisher:
         if not self._settings.events or not page.published:
             return
         for event in placed_events(before, page):
-            self._repeated_event(event)
-        self._events_of_rejections(page)
+            self._events.occurred(event)
+        self._events.rejections(page)
         for notice in notices:
             noticed = notice_event(notice.message, notice.keys, page)
             if noticed is not None:
-                self._repeated_event(noticed)
+                self._events.occurred(noticed)
 
     def _silent(self, error: TopoproxyError) -> None:
         self._silence = error
         self._publish()
-
-    def _events_of_rejections(self, page: NodePage) -> None:
-        """Write an Event for each rejection that is new, has another reason, or has come twice as often."""
-        open_now: dict[tuple[str, str], tuple[int, str]] = {}
-        for rejection in page.rejections:
-            key, state = (
-                (rejection.uid or rejection.pod, rejection.container),
-                (rejection.count.bit_length(), rejection.message),
-            )
-            open_now[key] = state
-            if self._rejected.get(key) != state:
-                now = self._wall_clock()
-                first, last = rejection.first or now, rejection.last or now
-                self._event(rejection_event(rejection), first, last, rejection.count)
-        self._rejected = open_now
 
     # -- what is written ----------------------------------------------------------------------------------
 
@@ -339,9 +255,9 @@ class Publisher:
         if not self._status.uid:
             return
         if page is not None and page.published and self._settings.pod_annotations:
-            self._annotate(page)
+            self._annotations.update(page)
         if page is not None or not self._settings.pod_annotations:
-            self._look_for_annotations()
+            self._annotations.withdraw_earlier()
         if page is None:
             return
         self._status.count_devices(healthy_devices(page.device_resources) if page.published else {})
@@ -366,28 +282,11 @@ class Publisher:
         for collection in (self._numatopologies, self._topologies):
             if collection:
                 path = f"{collection}/{self._session.node}"
-                remove = partial(self._remove_own, path)
+                remove = partial(remove_object, self._session.api, path)
                 if path in self._existing:  # it may be of an earlier run
                     self.writer.want(path, None, remove)
                 self.writer.withdraw(path, remove)
-        for path in list(self._annotated):
-            self._remove_annotation(path)
-
-    def _look_for_annotations(self) -> None:
-        """Look once for annotations of an earlier run that are not wanted any more."""
-        if self._earlier_annotations:
-            self._earlier_annotations = False
-            path, find = f"{PODS}?{self._session.node}", self._withdraw_earlier_annotations
-            self.writer.want(path, True, find, delay_factor=POD_DELAY_FACTOR, once=True, gives_up=True)
-
-    async def _withdraw_earlier_annotations(self) -> None:
-        """Remove the annotations that an earlier run has written at pods of the node, except wanted ones."""
-        of_node = {"fieldSelector": f"spec.nodeName={self._session.node}"}
-        async for page in self._session.api.pages(PODS, of_node, METADATA):
-            for path, patch in written_here(page.get("items") or ()).items():
-                if path not in self._annotated:
-                    remove = self._merge(path, withdrawn(patch))
-                    self.writer.want(path, None, remove, delay_factor=POD_DELAY_FACTOR)
+        self._annotations.withdraw()
 
     def _want(
         self,
@@ -417,60 +316,6 @@ class Publisher:
                 return await self._session.api.apply(path, {**value, "spec": reduced})
 
         return write
-
-    def _annotate(self, page: NodePage) -> None:
-        patches = annotated_pods(page)
-        for path in [path for path in self._annotated if path not in patches]:
-            self._remove_annotation(path)
-        for path, patch in patches.items():
-            self._annotated[path] = patch
-            self.writer.want(path, patch, self._merge(path, patch), delay_factor=POD_DELAY_FACTOR)
-
-    def _remove_annotation(self, path: str) -> None:
-        patch = self._annotated.pop(path)
-        self.writer.withdraw(path, self._merge(path, withdrawn(patch)))
-
-    def _merge(self, path: str, patch: JsonObject) -> Write:
-        """Return a write of a pod; a pod that is gone, or was replaced by another, needs none.
-
-        The API server gives up a patch of a pod that others change at the same time with a conflict, too.
-        """
-
-        async def write() -> JsonObject | None:
-            try:
-                return await self._session.api.merge(path, patch)
-            except ApiServerError as error:
-                was_replaced = error.status == 409 and MODIFIED not in str(error)
-                if error.status == 404 or was_replaced:
-                    return None
-                raise
-
-        return write
-
-    # -- events -------------------------------------------------------------------------------------------
-
-    def _repeated_event(self, event: PodEvent) -> None:
-        """Write an Event about something that happens now; its repetitions are counted.
-
-        As client-go's recorder does (tools/record/events_cache.go, eventObserve).
-        """
-        now = self._wall_clock()
-        first, count = self._occurrences.pop(event.path, (now, 0))
-        self._occurrences[event.path] = first, count + 1
-        if len(self._occurrences) > EVENTS_KEPT:
-            self._occurrences.popitem(last=False)
-        self._event(event, first, now, count + 1)
-
-    def _event(self, event: PodEvent, first: float, last: float, count: int) -> None:
-        """Write an Event, unless there were too many."""
-        if self._events.wait(self._wall_clock()):
-            return
-        self._events.take()
-        value = event_object(event, self._session.node, timestamp(first), timestamp(last), count)
-        write = self._apply(event.path, value)
-        self.writer.want(
-            event.path, (event, count, last), write, delay_factor=math.inf, once=True, gives_up=True
-        )
 
 
 async def publish(session: AgentSession) -> None:

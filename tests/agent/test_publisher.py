@@ -362,7 +362,7 @@ def test_the_times_of_a_rejection_are_those_of_the_daemon() -> None:
 def test_repetitions_of_an_event_are_counted_from_the_first_one() -> None:
     async def test(it: Published) -> None:
         now = 1000.0
-        it.publisher._wall_clock = lambda: now
+        it.publisher._events._wall_clock = lambda: now
         await it.until(lambda: it.get(VOLCANO))
         for count in (1, 2, 3):
             keys = {"pod": "a/lse", "container": "main", "cpus": "2-3"}

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from proxy import logs
 from proxy.agent.api_client import ApiServerError, ApiUnreachableError, JsonObject
 from proxy.agent.object_writer import LEAST_S, WRITE_BURST, ObjectWriter, WriteBudget
-from proxy.agent.publisher import FINGERPRINT_S, POD_DELAY_FACTOR
+from proxy.agent.pod_annotations import DELAY_FACTOR
+from proxy.agent.publisher import FINGERPRINT_S
 from tests.testkit.simulated_clock import run_simulated
 
 
@@ -134,7 +135,7 @@ def test_two_objects_take_turns_and_each_is_written_every_second_second() -> Non
 def test_objects_of_the_node_do_not_wait_for_a_crowd_of_pods_nor_for_events() -> None:
     async def test(server: Server) -> None:
         for number in range(80):
-            server.want(f"pod {number}", 1, POD_DELAY_FACTOR)
+            server.want(f"pod {number}", 1, DELAY_FACTOR)
             server.want(f"event {number}", 1, math.inf)
         for number in range(100):
             server.want("node", number)
@@ -189,7 +190,7 @@ def test_refused_writes_count() -> None:
     async def test(server: Server) -> None:
         server.error = ApiServerError("busy", 503)
         for number in range(40):
-            server.want(f"pod {number}", 1, POD_DELAY_FACTOR)
+            server.want(f"pod {number}", 1, DELAY_FACTOR)
         await asyncio.sleep(100.0)
         assert 90 <= server.attempts <= 100 + WRITE_BURST
 
