@@ -52,26 +52,26 @@ class Pages:
         self,
         config: Config,
         listener: Listener | None,
-        front: Acceptor | None,
+        acceptor: Acceptor | None,
         executor: NodeExecutor | None,
-        sync: Reconciler | None,
+        reconciler: Reconciler | None,
         suppression: Callable[[], Suppression | None],
         takeover: LazyTakeover | None,
-        leaving: LazyRelease | None,
-        hooking: DaemonHooks | None = None,
+        release: LazyRelease | None,
+        hooks: DaemonHooks | None = None,
         reload: Reload | None = None,
         staging: LazyStaging | None = None,
         device_plugins: DevicePluginService | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
-        self._front = front
+        self._acceptor = acceptor
         self._executor = executor
-        self._sync = sync
+        self._reconciler = reconciler
         self._suppression = suppression
         self._takeover = takeover
-        self._leaving = leaving
-        self._hooking = hooking
+        self._release = release
+        self._hooks = hooks
         self._reload = reload
         self._staging = staging
         self._device_plugins = device_plugins
@@ -85,9 +85,9 @@ class Pages:
         """The mode in effect."""
         return (self._config if self._executor is None else self._executor.state).mode.value
 
-    def show_hooks(self, hooking: DaemonHooks) -> None:
+    def show_hooks(self, hooks: DaemonHooks) -> None:
         """Show hooks from now on: a daemon that starts in mode observe has them later."""
-        self._hooking = hooking
+        self._hooks = hooks
 
     def show_endpoint(self, endpoint: EndpointWatch) -> None:
         """Show from now on whether kubelet is attached, and still configured so."""
@@ -134,12 +134,12 @@ class Pages:
 
     def _calls(self) -> dict[str, object]:
         """Return the seconds since the last call, and since the last one of each intercepted method."""
-        if self._front is None:
+        if self._acceptor is None:
             return {}
-        now, times = time.monotonic(), self._front.times
+        now, times = time.monotonic(), self._acceptor.times
         clients = [
             {"pid": pid, "last_s": None if at is None else round(now - at, 1)}
-            for pid, at in sorted(self._front.clients(), key=itemgetter(0))
+            for pid, at in sorted(self._acceptor.clients(), key=itemgetter(0))
         ]
         return {
             "clients": clients,
@@ -149,13 +149,15 @@ class Pages:
 
     def _checks(self) -> list[dict[str, object]]:
         """Return the checks that decide whether the daemon is ready."""
-        if self._executor is None or self._sync is None:
-            down = (self._front is not None and self._front.is_down()) or not self._config.runtime.is_socket()
+        if self._executor is None or self._reconciler is None:
+            down = (
+                self._acceptor is not None and self._acceptor.is_down()
+            ) or not self._config.runtime.is_socket()
             reason = f"cannot connect to the runtime at {self._config.runtime}" if down else ""
             return [{"name": "runtime", "ok": not down, "reason": reason, "required": True}]
         from proxy.executor.readiness import required_checks
 
-        return [check.page() for check in required_checks(self._executor, self._sync)]
+        return [check.page() for check in required_checks(self._executor, self._reconciler)]
 
     def status(self) -> dict[str, object]:
         """Return the status with the cpusets that the kernel had at the last reading."""
@@ -166,7 +168,7 @@ class Pages:
             "mode": self._mode,
             "pid": os.getpid(),
             "listen": str(self._listener.path if self._listener else config.listen),
-            "clients": self._front.connections if self._front else 0,
+            "clients": self._acceptor.connections if self._acceptor else 0,
             "calls": self._calls(),
             "uptime_s": round(time.monotonic() - self._started, 1),
             "runtime": {"endpoint": str(config.runtime), "connected": None, "version": ""},
@@ -178,15 +180,15 @@ class Pages:
         if self._executor is None:
             page["checks"] = checks = self._checks()
             page["ready"] = all(check["ok"] for check in checks)
-        if self._executor is not None and self._sync is not None:
+        if self._executor is not None and self._reconciler is not None:
             from proxy.executor.status_data import node_page
 
             page.update(node_page(self._executor))
             page["runtime"] = {
                 "endpoint": str(config.runtime),
-                "connected": self._sync.connected,
-                "version": self._sync.runtime_version,
-                "reason": "" if self._sync.connected else self._sync.failure,
+                "connected": self._reconciler.connected,
+                "version": self._reconciler.runtime_version,
+                "reason": "" if self._reconciler.connected else self._reconciler.failure,
                 "events": self._executor.runtime_events.events_state.value,
                 "reconcile_s": self._executor.options.reconcile_period,
             }
@@ -201,11 +203,11 @@ class Pages:
                 page["enforcement"] = self._staging.page()
             if self._takeover is not None:
                 page.update(self._takeover.page())
-            if self._leaving is not None:
-                page.update(self._leaving.page())
+            if self._release is not None:
+                page.update(self._release.page())
         if self._device_plugins is not None:
             page["devicePlugins"] = self._device_plugins.page()
-        if self._hooking is not None and (hooks := self._hooking.page()):
+        if self._hooks is not None and (hooks := self._hooks.page()):
             page["hooks"] = hooks
         return page
 
@@ -217,14 +219,14 @@ class Pages:
 
     def hooks(self) -> dict[str, object]:
         """Return what ``topoproxy hooks list`` shows."""
-        if self._hooking is None:
+        if self._hooks is None:
             why = (
                 "hooks are off (hooks.enabled)"
                 if self._mode == NodeMode.ENFORCE
                 else "hooks need mode enforce"
             )
             return {"schema": schema_ids.HOOKS_LIST, "hooks": [], "note": why}
-        return {"schema": schema_ids.HOOKS_LIST, "hooks": [], **self._hooking.page()}
+        return {"schema": schema_ids.HOOKS_LIST, "hooks": [], **self._hooks.page()}
 
     def explain(self, params: Mapping[str, str]) -> dict[str, object]:
         """Return what ``topoproxy explain`` shows."""

@@ -108,7 +108,7 @@ class Daemon:
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Listener | None = None
         self._state: StateDirectory | None = None
-        self._front: Acceptor | None = None
+        self._acceptor: Acceptor | None = None
         self._admin: AdminServer | None = None
         self.executor: NodeExecutor | None = None
         self.reconciler: Reconciler | None = None
@@ -117,10 +117,10 @@ class Daemon:
         self._call_tracker: CallTracker | None = None
         self._takeover: LazyTakeover | None = None
         self._suppression: Suppression | None = None
-        self._leaving: LazyRelease | None = None
+        self._release: LazyRelease | None = None
         self._staging: LazyStaging | None = None
         self._flow: CallFlow | None = None
-        self.hooking: DaemonHooks | None = None
+        self.hooks: DaemonHooks | None = None
         self._pod_resources: PodResourcesService | None = None
         self._device_plugins: DevicePluginService | None = None
         self.reload: Reload | None = None
@@ -155,13 +155,13 @@ class Daemon:
         self._telemetry = telemetry = logs.telemetry()
         memory_trim.keep_large_blocks()
         if config.mode is NodeMode.PASSTHROUGH:
-            self._front = Acceptor(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
+            self._acceptor = Acceptor(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
         else:
-            self._front = await self._wire(machine, telemetry)
+            self._acceptor = await self._wire(machine, telemetry)
         self.reload = self._reloading(machine, telemetry)
         self.reload.notice([*early.notices, *exposed(config)])
         memory_trim.freeze_modules()
-        await self._front.start(self._listener.socket)
+        await self._acceptor.start(self._listener.socket)
         await self._start_admin()
         self._task(self._mirror)
         health = None if self.executor is None else self.executor.health
@@ -169,7 +169,7 @@ class Daemon:
         self._task(self._reloads)
         self._task(self._watch_endpoint)
         if self.executor is not None:
-            self._task(self._client_watch(self.executor, self._front).run)
+            self._task(self._client_watch(self.executor, self._acceptor).run)
             self._task(self.executor.health.run)
             self._task(partial(stay_small, self.executor))
         self._notifier.ready(self._status())
@@ -208,8 +208,8 @@ class Daemon:
         self._task(self._runtime_sync.run)
         self._task(self.executor.unit_properties.run)
         self._suppress(config, entries.get(SUPPRESSION_KEY))
-        self._leaving = LazyRelease(config, executor, lambda: self._suppression)
-        self._leaving.recover(entries)
+        self._release = LazyRelease(config, executor, lambda: self._suppression)
+        self._release.recover(entries)
         self._staging = LazyStaging(executor)
         self._task(self._staging.run)
         self._flow = flow = CriCallFlow(executor, self.reconciler, executor.call_tracker)
@@ -265,7 +265,7 @@ class Daemon:
     def _hook(self) -> None:
         """Call hooks from now on, where there are to be any; observed pods have none."""
         config, executor = self.config, self.executor
-        if self.hooking is not None or not (config.hooks.enabled or config.hooks.serve is not None):
+        if self.hooks is not None or not (config.hooks.enabled or config.hooks.serve is not None):
             return
         from proxy.hooks_setup import DaemonHooks
 
@@ -273,13 +273,13 @@ class Daemon:
         assert self.reconciler is not None
         assert self._flow is not None
         marks = config.state_dir / "hooks"
-        self.hooking = DaemonHooks(
+        self.hooks = DaemonHooks(
             config.hooks, executor, self.reconciler, executor.call_tracker, self._flow, marks
         )
         if self.pages is not None:
-            self.pages.show_hooks(self.hooking)
-        self._task(self.hooking.run)
-        self._task(self.hooking.serve)
+            self.pages.show_hooks(self.hooks)
+        self._task(self.hooks.run)
+        self._task(self.hooks.serve)
 
     def _reloading(self, machine: Machine, telemetry: Telemetry) -> Reload:
         steps, executor = common_steps(), self.executor
@@ -287,17 +287,17 @@ class Daemon:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
         steps += executor_steps(executor, self._hook)
         steps.append(suppression_step(lambda: self._suppression, self._suppress))
-        steps.append(hooks_step(lambda: self.hooking))
+        steps.append(hooks_step(lambda: self.hooks))
         steps.append(device_plugins_step(lambda: self._device_plugins))
         return Reload(self._config, steps, lambda: executor.state.node.machine, telemetry, self._notifier)
 
-    def _client_watch(self, executor: NodeExecutor, front: Acceptor) -> ClientWatch:
+    def _client_watch(self, executor: NodeExecutor, acceptor: Acceptor) -> ClientWatch:
         from proxy.backends.kubelet.cri_endpoint import other_endpoints
         from proxy.frontends.cri.client_watch import ClientWatch
 
         directory, listen = self.config.kubelet.state_dir, self.config.listen
         return ClientWatch(
-            front,
+            acceptor,
             executor.telemetry,
             lambda: len(executor.state.pods),
             lambda: other_endpoints(directory, listen),
@@ -318,24 +318,24 @@ class Daemon:
 
     async def _start_admin(self) -> None:
         takeover = self._takeover or LazyTakeover(self.config, None, None)
-        leaving = self._leaving or LazyRelease(self.config, None, lambda: None)
+        release = self._release or LazyRelease(self.config, None, lambda: None)
         self.pages = pages = Pages(
             self.config,
             self._listener,
-            self._front,
+            self._acceptor,
             self.executor,
             self.reconciler,
             lambda: self._suppression,
             self._takeover,
-            self._leaving,
-            self.hooking,
+            self._release,
+            self.hooks,
             self.reload,
             staging=self._staging,
             device_plugins=self._device_plugins,
         )
-        routes = {**pages.routes(), **takeover.routes(), **leaving.routes()}
+        routes = {**pages.routes(), **takeover.routes(), **release.routes()}
         routes["/successor"] = self.replacement.page
-        actions = {**takeover.actions(), **leaving.actions()}
+        actions = {**takeover.actions(), **release.actions()}
         routes |= self._staging.routes() if self._staging is not None else PASSTHROUGH_ROUTES
         actions |= self._staging.actions() if self._staging is not None else PASSTHROUGH_ACTIONS
         actions["/successor"] = self._start_succession
@@ -403,15 +403,15 @@ class Daemon:
         """
         successor = self.replacement.successor
         assert successor is not None
-        assert self._front is not None
+        assert self._acceptor is not None
         assert self._listener is not None
         await wait_quiet(self._is_busy, QUIET_S)
         if self.replacement.discard_ended():
             return False
         clock = asyncio.get_running_loop().time
         began = clock()
-        await self._front.retire(GOAWAY_S)
-        await wait_quiet(self._front.is_placing, self.config.drain_timeout)
+        await self._acceptor.retire(GOAWAY_S)
+        await wait_quiet(self._acceptor.is_placing, self.config.drain_timeout)
         quiet = await wait_quiet(self._is_busy, GOAWAY_S)
         relayed = self._relayed(successor)
         for task in self._tasks:
@@ -427,24 +427,24 @@ class Daemon:
 
     def _relayed(self, successor: Successor) -> list[RelayedCall]:
         """Decide nothing any more; return the calls whose ends the successor has to know."""
-        if self._flow is None or self._front is None or self._call_tracker is None:
+        if self._flow is None or self._acceptor is None or self._call_tracker is None:
             return []
         former = self._call_tracker.former_calls
         former.report(successor.over)
-        relayed = self._flow.hand_over(self._front.refuse_undecided, self._front.calls, successor.over)
+        relayed = self._flow.hand_over(self._acceptor.refuse_undecided, self._acceptor.calls, successor.over)
         return [*relayed, *former.relayed]
 
     def _is_busy(self) -> bool:
         """Return whether a client or the daemon itself has a placing call in flight."""
-        assert self._front is not None
-        return self._front.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
+        assert self._acceptor is not None
+        return self._acceptor.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
 
     async def finish_calls(self) -> None:
         """Relay the calls that are still in flight to their end, and reports about an earlier daemon's."""
-        if self._front is not None:
+        if self._acceptor is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLACED_S + DRAIN_GRACE_S):
-                    await self._front.drain(REPLACED_S)
+                    await self._acceptor.drain(REPLACED_S)
                     if self._call_tracker is not None:
                         await self._call_tracker.former_calls.wait()
 
@@ -460,12 +460,12 @@ class Daemon:
             self._listener.close(keep_lock=True)
         limit, loop = self.config.drain_timeout, asyncio.get_running_loop()
         until = loop.time() + limit + STOP_S  # hooks may use the time that calls in flight do not need
-        leaving = self._leaving if self.config.release_at_stop else None
+        release = self._release if self.config.release_at_stop else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit + DRAIN_GRACE_S):
                 await asyncio.gather(
-                    *([self._front.drain(limit)] if self._front is not None else []),
-                    *([leaving.at_stop(limit)] if leaving is not None else []),
+                    *([self._acceptor.drain(limit)] if self._acceptor is not None else []),
+                    *([release.at_stop(limit)] if release is not None else []),
                 )
         await self._undo(until - loop.time())
 
@@ -485,11 +485,11 @@ class Daemon:
             self._admin,
             self._pod_resources,
             self._device_plugins,
-            self._leaving,
-            self.hooking,
+            self._release,
+            self.hooks,
         ):
             if server is not None:
-                most = HOOKS_S if server is self.hooking else SERVER_S
+                most = HOOKS_S if server is self.hooks else SERVER_S
                 await ending.step(
                     "end the servers", server.stop(), min(most, ending.remaining() - CONTROLLER_S)
                 )
@@ -508,7 +508,7 @@ class Daemon:
                 self._call_tracker,
                 self._suppression,
                 self._takeover,
-                self._leaving,
+                self._release,
                 self._staging,
             )
             closing = (asyncio.to_thread(part.close) for part in (*parts, self.executor.runtime) if part)

@@ -64,7 +64,7 @@ def node() -> Iterator[Node]:
 
 
 def points(daemon: Daemon) -> frozenset[str]:
-    engine = daemon.hooking.engine if daemon.hooking is not None else None
+    engine = daemon.hooks.engine if daemon.hooks is not None else None
     return frozenset() if engine is None else engine.points
 
 
@@ -78,12 +78,12 @@ def test_a_hook_file_is_added_changed_broken_and_removed(node: Node) -> None:
         assert await node.placed("first") == "2-3"
 
         def loaded() -> object:
-            return daemon.hooking.page()["hooks"][0]
+            return daemon.hooks.page()["hooks"][0]
 
         was = loaded()
         node.write("10-x.py", NARROWS.format("4-5"))
-        first = daemon.hooking.engine._hooks
-        took.append(await until(lambda: daemon.hooking.engine._hooks != first))
+        first = daemon.hooks.engine._hooks
+        took.append(await until(lambda: daemon.hooks.engine._hooks != first))
         assert await node.placed("second") == "4-5"
         node.write("10-x.py", "API_VERSION = 1\ndef pre_create_container(:\n")
         await until(lambda: loaded()["broken"])
@@ -180,7 +180,7 @@ def test_no_hooks_run_in_observe_mode(node: Node) -> None:
 
     async def scenario() -> None:
         await node.placed("first")
-        assert daemon.hooking is None
+        assert daemon.hooks is None
 
     run(daemon, scenario)
 
@@ -191,7 +191,7 @@ def test_no_hooks_run_when_they_are_disabled(node: Node) -> None:
 
     async def scenario() -> None:
         assert await node.placed("first") == "0-15"
-        assert daemon.hooking is None
+        assert daemon.hooks is None
 
     run(daemon, scenario)
 

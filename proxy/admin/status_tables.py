@@ -16,7 +16,7 @@ from proxy.observe.value_text import length
 SHOWN = 2
 """How many containers that use the CPUs of an owner are named in a row."""
 _RELEASED = "released"
-_LEAVING = ("releasing", _RELEASED)
+_IN_RELEASE = ("releasing", _RELEASED)
 
 
 def is_released(data: Mapping[str, object]) -> bool:
@@ -91,7 +91,7 @@ def _row(data: Mapping[str, object], entry: Mapping[str, object]) -> tuple[str, 
 def _is_applied(data: Mapping[str, object], entry: Mapping[str, object]) -> bool:
     """Return whether a row's plan is put into effect; an older daemon does not say it for each."""
     applied = entry.get("applied")
-    return applied if isinstance(applied, bool) else data.get("mode") not in ("observe", *_LEAVING)
+    return applied if isinstance(applied, bool) else data.get("mode") not in ("observe", *_IN_RELEASE)
 
 
 def _differing(

@@ -118,7 +118,7 @@ class CallFlow:
         """A call is held: decide, and send it on now or later."""
         if self.replaced:  # by a client that ignores GOAWAY
             call.refuse(GrpcStatus.UNAVAILABLE, REPLACED)
-        elif self.executor.store.mode.is_leaving:
+        elif self.executor.store.mode.in_release:
             self._relay(call)
         elif self.awaited is None and self.executor.reconciled.is_set():
             self._handle(call)

@@ -190,7 +190,7 @@ class CreateCalls:
 
     def _decide(self, call: UndecidedCall, pod: Pod, requested: CreateRequest) -> None:
         executor = self.executor
-        if executor.store.state.mode.is_leaving:
+        if executor.store.state.mode.in_release:
             call.release()
             return
         if self._unreported.refs:

@@ -32,8 +32,8 @@ def applies_to(state: NodeState, pod: Pod | None) -> bool:
     if enforcement is APPLIED_TO_ALL:
         return state.mode is NodeMode.ENFORCE
     if pod is None:
-        return state.mode is NodeMode.ENFORCE or bool(enforcement.lagging and not state.mode.is_leaving)
-    return was_applied_to(state, pod) and not state.mode.is_leaving
+        return state.mode is NodeMode.ENFORCE or bool(enforcement.lagging and not state.mode.in_release)
+    return was_applied_to(state, pod) and not state.mode.in_release
 
 
 def was_applied_to(state: NodeState, pod: Pod) -> bool:

@@ -341,7 +341,7 @@ def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
 
 def writes_quotas(state: NodeState) -> bool:
     """Return whether CFS quotas are written at all: to remove them, or to restore those that are off."""
-    may_be_off = bool(state.facts.quotas.records) or state.mode.is_leaving
+    may_be_off = bool(state.facts.quotas.records) or state.mode.in_release
     return state.facts.cpu_groups and (may_be_off or applies_to(state, None))
 
 

@@ -60,10 +60,10 @@ def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
     A release that is given up changes nothing for the pods that lag. Once the node is released, the plan is
     in effect for no pod, so none lags any more.
     """
-    if event.mode.is_leaving or state.mode.is_leaving:
+    if event.mode.in_release or state.mode.in_release:
         # While the node is released, other programs may give containers other memory nodes and cpusets.
         facts = structs.replace(state.facts, mems=state.facts.mems.forgotten())
-        runtime = state.runtime if event.mode.is_leaving else state.runtime.with_nothing_saved()
+        runtime = state.runtime if event.mode.in_release else state.runtime.with_nothing_saved()
         after = structs.replace(state, mode=event.mode, facts=facts, runtime=runtime)
         if NodeMode.RELEASED not in (event.mode, state.mode):
             return after, ()
@@ -140,7 +140,7 @@ def _enforcement_record(before: NodeState, after: NodeState) -> NodeEffects:
 def step_due(state: NodeState, event: EnforcementStepDue) -> Handled:
     """Begin the next step, or repeat the one that is under way; answer with the pods that it changes."""
     enforcement = state.enforcement
-    if enforcement is APPLIED_TO_ALL or state.mode.is_leaving:
+    if enforcement is APPLIED_TO_ALL or state.mode.in_release:
         return state, ()
     live = live_pods(state)
     moving, lagging = enforcement.moving & live.keys(), enforcement.lagging & live.keys()

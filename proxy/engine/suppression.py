@@ -364,7 +364,7 @@ def _quota_removed(
 
 def suppression_obstacle(state: NodeState, settings: SuppressionSettings) -> str:
     """Return why BE must not be suppressed now, in words; empty where it may be."""
-    if state.mode.is_leaving:
+    if state.mode.in_release:
         return "the node is released"
     if not applies_to(state, None):
         return "the node is observed"

@@ -195,7 +195,7 @@ class Confinement:
         Returns:
             The calls that no longer prevent an owner from having these CPUs.
         """
-        if not calls or self._context.store.mode.is_leaving:
+        if not calls or self._context.store.mode.in_release:
             return set()
         confined = {call for call in calls if await self._fence(call, owned)}
         confined |= await self._narrow([call for call in calls if call.is_start])

@@ -112,7 +112,7 @@ class NodeContext(BackgroundTasks):
             lambda: store.state,
             lambda container_id: store.state.inflight.is_busy(container_id),
             lambda container_id: store.state.inflight.is_confined(container_id),
-            lambda: store.mode.is_leaving,
+            lambda: store.mode.in_release,
             options.quirks,
         )
         self.health.watch(self.kernel, STUCK_S, critical=True)
@@ -154,7 +154,7 @@ class NodeContext(BackgroundTasks):
             mode: Enforce or observe.
             selection: The pods that enforce selects.
         """
-        if mode is not self.store.mode and not self.store.mode.is_leaving:
+        if mode is not self.store.mode and not self.store.mode.in_release:
             self.store.handle(ModeChanged(mode))
         self.store.handle(EnforcementChanged(selection))
         self.enforcement_step_due.set()

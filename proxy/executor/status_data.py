@@ -137,7 +137,7 @@ def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
             {
                 "owner": key,
                 "cpus": str(has),
-                "desired_cpus": "" if executor.store.mode.is_leaving else str(owner.cpus),
+                "desired_cpus": "" if executor.store.mode.in_release else str(owner.cpus),
                 "applied": applied,
                 "also_used_by": [c.ref for c in others[:NAMED]],
                 "also_used": len(others),
@@ -177,7 +177,7 @@ def _container(executor: NodeExecutor, container: Container) -> dict[str, object
         and cpus != str(has.effective_cpus),
         "cfs_quota": "off" if _has_no_quota(executor, container) else "",
         "phase": container.phase.value,
-        "reason": "" if mode.is_leaving else "; ".join(container.placement.reasons),
+        "reason": "" if mode.in_release else "; ".join(container.placement.reasons),
     }
 
 
@@ -190,7 +190,7 @@ def _has_no_quota(executor: NodeExecutor, container: Container) -> bool:
 
 def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:
     """Return the CPUs and memory nodes that a container is to have; of a released one nothing is desired."""
-    if container.phase is Phase.EXITED or executor.store.mode.is_leaving:
+    if container.phase is Phase.EXITED or executor.store.mode.in_release:
         return "", ""
     state = executor.state
     mems = str(state.desired_mems(container)) if container.placement.mems else ""

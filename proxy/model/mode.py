@@ -9,10 +9,10 @@ class NodeMode(StrEnum):
     """The mode of the node. A release goes from ``enforce`` over ``releasing`` to ``released``.
 
     Attributes:
-        is_leaving: Whether containers get, or have got, the cpusets that they would have without topoproxy.
+        in_release: Whether containers get, or have got, the cpusets that they would have without topoproxy.
     """
 
-    is_leaving: bool
+    in_release: bool
 
     PASSTHROUGH = "passthrough"
     """All calls are relayed, and nothing is decided."""
@@ -31,4 +31,4 @@ class NodeMode(StrEnum):
         return self is NodeMode.ENFORCE
 
     def __init__(self, name: str) -> None:
-        self.is_leaving = name in ("releasing", "released")
+        self.in_release = name in ("releasing", "released")

@@ -24,7 +24,7 @@ _CHANGES = (
 )
 """For each line: the key of its number, the verb, the counted noun, and the rest of the sentence."""
 _ENFORCE = "enforce"
-_LEAVING = ("releasing", "released")
+_IN_RELEASE = ("releasing", "released")
 
 
 def render_plan_report(answer: object, width: int = 100, *, everything: bool = False) -> str:
@@ -59,7 +59,11 @@ def _summary(mode: str, sums: Mapping[str, int], *, is_known: bool) -> Iterable[
         if (n := sums.get(key))
     ]
     step = (
-        "topoproxy release --undo" if mode in _LEAVING else "Enforcing all pods" if applied else "Enforcing"
+        "topoproxy release --undo"
+        if mode in _IN_RELEASE
+        else "Enforcing all pods"
+        if applied
+        else "Enforcing"
     )
     if would:
         yield f"{step} would:"

@@ -60,7 +60,7 @@ class LazyRelease:
         if self._executor is None:
             return self._config.mode.value
         state = self._executor.state
-        return "" if state.mode.is_leaving or state.mode.enforces else state.mode.value
+        return "" if state.mode.in_release or state.mode.enforces else state.mode.value
 
     def get(self) -> Release:
         """Return the release of a daemon that moves containers."""

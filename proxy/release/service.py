@@ -73,7 +73,7 @@ class Release:
     def stage(self) -> str:
         """``releasing``, ``released``, or empty."""
         mode = self._executor.store.mode
-        return mode.value if mode.is_leaving else ""
+        return mode.value if mode.in_release else ""
 
     @property
     def progress(self) -> Progress:

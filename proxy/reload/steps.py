@@ -60,7 +60,7 @@ def executor_steps(executor: NodeExecutor, enforced: Callable[[], None]) -> list
 
     def enforcement(before: Config, after: Config) -> Commit:
         mode, new = after.mode, options_of(after)
-        if executor.state.mode.is_leaving and before.mode is not after.mode:
+        if executor.state.mode.in_release and before.mode is not after.mode:
             raise ConfigError("cannot change the mode: the node is released (topoproxy release --undo)")
 
         def commit() -> None:

@@ -66,7 +66,7 @@ class LazyStaging:
         Raises:
             InputError: The node is released: there are no steps.
         """
-        if self._executor.state.mode.is_leaving:
+        if self._executor.state.mode.in_release:
             raise InputError(f"cannot {'pause' if paused else 'resume'} enforcement: the node is released")
         self._executor.pause_enforcement(paused=paused)
         return self.answer()

@@ -71,7 +71,7 @@ class StagedEnforcement:
             await executor.reconciled.wait()
             now = executor.state.enforcement
             self._forget()
-            if executor.state.mode.is_leaving or not (now.moving or (now.lagging and not now.paused)):
+            if executor.state.mode.in_release or not (now.moving or (now.lagging and not now.paused)):
                 executor.enforcement_step_due.clear()
                 await executor.enforcement_step_due.wait()
                 continue

@@ -27,7 +27,7 @@ class NotAppliedToAll(enum.StrEnum):
     """Mode enforce selects only a part of the pods."""
     LAGGING = "lagging"
     """A change of mode or selection has not reached all running pods yet."""
-    LEAVING = "leaving"
+    RELEASED = "released"
     """The node is released, or about to be."""
 
 
@@ -153,8 +153,8 @@ def not_applied_of(state: NodeState) -> NotAppliedToAll | None:
     """Return why the plan is not applied to all pods; None where it is."""
     if is_applied_to_all(state):
         return None
-    if state.mode.is_leaving:
-        return NotAppliedToAll.LEAVING
+    if state.mode.in_release:
+        return NotAppliedToAll.RELEASED
     if not state.mode.enforces:
         return NotAppliedToAll.OBSERVE
     return NotAppliedToAll.LAGGING if state.enforcement.selection.all else NotAppliedToAll.SELECTION

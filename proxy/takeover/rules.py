@@ -41,7 +41,7 @@ NOT_APPLIED = {
         " the configuration)"
     ),
     NotAppliedToAll.LAGGING: "running pods are still to be changed (topoproxy enforce status)",
-    NotAppliedToAll.LEAVING: "the node is released: nothing would be placed (topoproxy release --undo)",
+    NotAppliedToAll.RELEASED: "the node is released: nothing would be placed (topoproxy release --undo)",
 }
 
 Entries = dict[str, dict[str, CpuSet]]

@@ -21,8 +21,8 @@ class ReportedHooking(DaemonHooks):
         return self._page
 
 
-def pages(config: str = "", hooking: DaemonHooks | None = None) -> Pages:
-    return Pages(parse(config, "test"), None, None, None, None, lambda: None, None, None, hooking)
+def pages(config: str = "", hooks: DaemonHooks | None = None) -> Pages:
+    return Pages(parse(config, "test"), None, None, None, None, lambda: None, None, None, hooks)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_the_status_has_the_content_of_the_route_or_nothing() -> None:
     reported: dict[str, Any] = {
         "hooks": [{"name": "10-a", "state": "running", "calls": 1, "breaker_open": False}]
     }
-    having = pages(hooking=ReportedHooking(reported))
+    having = pages(hooks=ReportedHooking(reported))
     assert having.status()["hooks"] == reported
     assert having.hooks() == {"schema": "topoproxy-hooks-list/1", **reported}
     assert 'topoproxy_hook_calls_total{hook="10-a"} 1\n' in having.metrics()
-    empty = pages(hooking=ReportedHooking({}))
+    empty = pages(hooks=ReportedHooking({}))
     assert "hooks" not in empty.status()
     assert empty.hooks()["hooks"] == [], "a caller can distinguish that from another program's answer"
     assert "topoproxy_hook" not in empty.metrics()

@@ -147,7 +147,7 @@ def _daemon_answers(answers: Answers, node: AnsweringNode, text: str, *, full: b
     daemon = node.daemon(text, file=config)
 
     async def scenario() -> None:
-        if daemon.hooking is not None:
+        if daemon.hooks is not None:
             await until(lambda: daemon.pages.hooks()["hooks"])
         await node.try_each(PODS)
         if daemon.executor is not None:

@@ -108,7 +108,7 @@ def test_ancestors_are_widened_before_a_container_starts(tmp_path: Path, version
     given = one("c", pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,))).in_phase(Phase.CREATED)
     state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
     modes = [NodeMode.RELEASED]
-    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].is_leaving)
+    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].in_release)
     assert ours.enforce_groups().notes == []
     assert on(cgroups, ROOT) == "0-7"
     modes.append(NodeMode.ENFORCE)
@@ -241,7 +241,7 @@ def test_narrowed_groups_are_widened_for_a_start(tmp_path: Path, version: int) -
     for path in (f"{ROOT}/poda", ROOT):
         cgroups.write(path, CpuSet((0, 2)), Mask((0,)))
     modes, waiting = [NodeMode.RELEASED], state.containers["c"]
-    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].is_leaving)
+    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].in_release)
     ours.make_room(waiting)
     assert on(cgroups, f"{ROOT}/poda") == "0,2"
     modes.append(NodeMode.ENFORCE)

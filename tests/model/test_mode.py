@@ -10,7 +10,7 @@ from proxy.model.mode import NodeMode
 
 
 @pytest.mark.parametrize(
-    ("mode", "enforces", "is_leaving"),
+    ("mode", "enforces", "in_release"),
     [
         (NodeMode.PASSTHROUGH, False, False),
         (NodeMode.OBSERVE, False, False),
@@ -19,13 +19,13 @@ from proxy.model.mode import NodeMode
         (NodeMode.RELEASED, False, True),
     ],
 )
-def test_properties_of_each_mode(mode: NodeMode, enforces: bool, is_leaving: bool) -> None:
-    assert (mode.enforces, mode.is_leaving) == (enforces, is_leaving)
+def test_properties_of_each_mode(mode: NodeMode, enforces: bool, in_release: bool) -> None:
+    assert (mode.enforces, mode.in_release) == (enforces, in_release)
 
 
 @pytest.mark.parametrize("mode", NodeMode)
 def test_a_mode_that_a_release_sets_cannot_be_configured(mode: NodeMode) -> None:
-    if mode.is_leaving:
+    if mode.in_release:
         with pytest.raises(ConfigError, match="enforce, observe or passthrough"):
             parse(f"mode: {mode}", "test")
     else:

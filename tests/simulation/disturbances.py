@@ -65,7 +65,7 @@ class Disturbances:
             group.refuses, group.ignores = 0, False
         if not node.runtime.up:
             node.runtime.come()
-        if node.daemon is not None and node.daemon.executor.store.mode.is_leaving:
+        if node.daemon is not None and node.daemon.executor.store.mode.in_release:
             self._undo()
 
     # -- each ---------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Disturbances:
         daemon, promises = self.node.daemon, self.node.promises
         if not promises.suspended:
             return
-        if daemon is not None and daemon.executor.store.mode.is_leaving:
+        if daemon is not None and daemon.executor.store.mode.in_release:
             self._undo()  # which looks again
         elif daemon is not None and daemon.in_step and not self._differs():
             promises.resume()

@@ -120,7 +120,7 @@ class Promises:
         if trip.daemon.wire.replaced:
             self.broken(f"{trip.method} (call {trip.serial}) is forwarded by a daemon that was replaced")
         trip.undecided = (
-            not trip.daemon.executor.reconciled.is_set() or trip.daemon.executor.store.mode.is_leaving
+            not trip.daemon.executor.reconciled.is_set() or trip.daemon.executor.store.mode.in_release
         )
         if trip.method == "CreateContainer":
             self._create_forwarded(trip)

@@ -38,7 +38,7 @@ def test_hooks_begin_with_enforcement_and_leave_observed_pods_alone() -> None:
 
         async def scenario() -> None:
             first = await node.launch(DemoPod("bad-first", "LS"))
-            assert daemon.hooking is None
+            assert daemon.hooks is None
             staged = ENFORCE.replace("{stepPeriod", "{podSelector: {matchLabels: {app: chosen}}, stepPeriod")
             await node.reload(daemon, staged + section)
             await until(lambda: daemon.pages.hooks()["hooks"])

@@ -224,7 +224,7 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
         async def scenario() -> None:
             assert daemon.executor is not None
             assert daemon._flow is not None
-            assert daemon._front is not None
+            assert daemon._acceptor is not None
             daemon.executor.reconciled.clear()  # calls are held until a reconcile, for one second at most
 
             def late() -> None:
@@ -233,7 +233,7 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
 
             held_call = asyncio.create_task(asyncio.to_thread(late))
             async with asyncio.timeout(LIMIT_S):
-                while not daemon._front.is_placing():
+                while not daemon._acceptor.is_placing():
                     await asyncio.sleep(0.01)
             daemon.replacement.successor = Prepared()  # type: ignore[assignment]
             await daemon.hand_over()

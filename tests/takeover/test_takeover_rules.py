@@ -96,7 +96,7 @@ def sets(text: str) -> dict[str, dict[str, str]]:
         ({"not_applied": NotAppliedToAll.OBSERVE}, "the mode is observe"),
         ({"not_applied": NotAppliedToAll.SELECTION}, "mode enforce selects only a part of the pods"),
         ({"not_applied": NotAppliedToAll.LAGGING}, "still to be changed (topoproxy enforce status)"),
-        ({"not_applied": NotAppliedToAll.LEAVING}, "the node is released"),
+        ({"not_applied": NotAppliedToAll.RELEASED}, "the node is released"),
         ({"ready": False}, "has not compared its state with the runtime"),
         ({"file": CpuManagerFile.of(None)}, "cannot be used: it does not exist"),
         ({"file": CpuManagerFile.of("{}")}, "its checksum is wrong"),
@@ -136,8 +136,8 @@ def test_conflicts_of_a_start(more: dict[str, Any], message: str) -> None:
         (NodeMode.OBSERVE, Enforcement(lagging=frozenset({"a"})), NotAppliedToAll.OBSERVE),
         (NodeMode.ENFORCE, Enforcement(PodSelection(percent=50)), NotAppliedToAll.SELECTION),
         (NodeMode.ENFORCE, Enforcement(lagging=frozenset({"a"})), NotAppliedToAll.LAGGING),
-        (NodeMode.RELEASING, APPLIED_TO_ALL, NotAppliedToAll.LEAVING),
-        (NodeMode.RELEASED, Enforcement(PodSelection(percent=50)), NotAppliedToAll.LEAVING),
+        (NodeMode.RELEASING, APPLIED_TO_ALL, NotAppliedToAll.RELEASED),
+        (NodeMode.RELEASED, Enforcement(PodSelection(percent=50)), NotAppliedToAll.RELEASED),
     ],
 )
 def test_why_the_plan_is_not_applied_to_all_pods(

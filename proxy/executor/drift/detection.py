@@ -179,7 +179,7 @@ class Drift:
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
         """Watch the known cgroups; returns the containers that are watched from now on."""
         enforcer, conflicting = self._context.enforcer, self.conflicting()
-        if self._context.store.mode.is_leaving or self.watch.writes is None:
+        if self._context.store.mode.in_release or self.watch.writes is None:
             return []
         groups = [(c.id, path) for c in live if c.id not in conflicting and (path := enforcer.known_path(c))]
         return self.watch.arm(groups, again=again)
@@ -192,7 +192,7 @@ class Drift:
             want, path = state.desired_cpus(container), enforcer.known_path(container)
             if (
                 path is None
-                or self._context.store.mode.is_leaving
+                or self._context.store.mode.in_release
                 or enforcer.last_written(container.id) != want
             ):
                 continue

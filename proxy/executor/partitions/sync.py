@@ -94,8 +94,8 @@ class PartitionSync(Observer):
     async def once(self) -> None:
         """End unwanted partitions, compare the existing ones, and make the missing ones."""
         context, jobs = self._context, self.jobs
-        leaving = context.store.mode.is_leaving
-        if not (leaving or self.jobs.known.records or applies_to(context.state, None)):
+        in_release = context.store.mode.in_release
+        if not (in_release or self.jobs.known.records or applies_to(context.state, None)):
             return
         async with self._lock:
             await context.kernel.run(jobs.clear)

@@ -28,7 +28,7 @@ class ClientWatch:
 
     def __init__(
         self,
-        front: Acceptor,
+        acceptor: Acceptor,
         telemetry: Telemetry,
         pods: Callable[[], int],
         others: Callable[[], Sequence[tuple[Path, str]]],
@@ -37,13 +37,13 @@ class ClientWatch:
         """Report nothing yet.
 
         Args:
-            front: Accepts the clients.
+            acceptor: Accepts the clients.
             telemetry: Where to report.
             pods: Returns how many pods are known.
             others: Returns the files that lead kubelet elsewhere, with the endpoint; may block.
             clock: A monotonic clock in seconds.
         """
-        self._front = front
+        self._acceptor = acceptor
         self._telemetry = telemetry
         self._pods = pods
         self._others = others
@@ -58,7 +58,7 @@ class ClientWatch:
             await asyncio.sleep(PERIOD_S)
 
     def _lacks_client(self) -> bool:
-        return not self._front.connections and self._pods() > 0
+        return not self._acceptor.connections and self._pods() > 0
 
     async def check(self) -> None:
         """Report where there has been no client for too long, and the end of that."""

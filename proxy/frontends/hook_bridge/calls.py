@@ -125,7 +125,7 @@ class HookBridge:
         container = executor.state.containers.get(token)
         if call.done:
             executor.lifecycle.withdrawn(token)
-        elif container is None or executor.store.mode.is_leaving:
+        elif container is None or executor.store.mode.in_release:
             call.release()
         else:
             self._create(call, container, proceed)
@@ -204,10 +204,10 @@ class HookBridge:
             executor.overrides.limit_memory(token, -1 if limit is CLEAR else limit)
         if (quota := applied.adjustment.cpu_quota) is not LEAVE:
             executor.overrides.set_quota(token, -1 if quota is CLEAR else quota)
-        if executor.state is state and not executor.store.mode.is_leaving:
+        if executor.state is state and not executor.store.mode.in_release:
             return placed  # nothing has happened since
         container = executor.state.containers.get(token)
-        if container is None or executor.store.mode.is_leaving:
+        if container is None or executor.store.mode.in_release:
             call.release()
             return None
         return container

@@ -138,7 +138,7 @@ class HookDispatcher:
 
     def relays(self, call: UndecidedCall) -> bool:
         """Forward a call if the node was released meanwhile: then nothing is decided here any more."""
-        if not self.executor.store.mode.is_leaving:
+        if not self.executor.store.mode.in_release:
             return False
         call.release()
         return True

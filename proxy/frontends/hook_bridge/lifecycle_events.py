@@ -92,7 +92,7 @@ class LifecycleEvents(Observer):
         self._resumed = resumed
         self._lacks = lacks
         self._learn = learn
-        self._was_leaving = False
+        self._was_in_release = False
         self._comparison_scheduled = False
         self.memory = ObjectCache()
         self.stopped: dict[str, Pod] = {}
@@ -166,7 +166,7 @@ class LifecycleEvents(Observer):
     def notify(self, kind: type[Point], make: Callable[[], Point]) -> None:
         """Notify hooks of something, if any of them handles it."""
         executor = self._executor
-        if kind.NAME not in self._hooks.points or executor.store.mode.is_leaving:
+        if kind.NAME not in self._hooks.points or executor.store.mode.in_release:
             return
         try:
             self._hooks.notify(make())
@@ -249,8 +249,8 @@ class LifecycleEvents(Observer):
     def listed(self, pods: Collection[str], containers: Collection[str], since: int) -> None:
         """See ``Observer``."""
         state = self._executor.state
-        was_leaving, self._was_leaving = self._was_leaving, self._executor.store.mode.is_leaving
-        if was_leaving and not self._was_leaving:
+        was_in_release, self._was_in_release = self._was_in_release, self._executor.store.mode.in_release
+        if was_in_release and not self._was_in_release:
             self._resumed()
         for sandbox_id in [
             i for i in self.stopped if i not in pods and state.runtime.changes.is_unchanged(i, since)

@@ -179,7 +179,7 @@ class Servicer:
         Raises:
             HookCallRefusedError: It is not to be.
         """
-        if self._executor.store.mode.is_leaving:
+        if self._executor.store.mode.in_release:
             return container_echo(request)  # the node is released
         try:
             await self.pending.check_creates()  # the container may run already: others leave its CPUs

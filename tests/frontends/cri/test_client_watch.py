@@ -12,7 +12,7 @@ from tests.testkit.captured_log import telemetry
 
 
 class Watched:
-    """A watch with a front, pods and files that a test sets."""
+    """A watch with an acceptor, pods and files that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -20,14 +20,14 @@ class Watched:
         self.others: list[tuple[Path, str]] = []
         self.reported: list[str] = []
         self.telemetry = telemetry(self.reported)
-        self.front: Any = SimpleNamespace(connections=0)
+        self.acceptor: Any = SimpleNamespace(connections=0)
         self.watch = ClientWatch(
-            self.front, self.telemetry, lambda: self.pods, lambda: self.others, lambda: self.now
+            self.acceptor, self.telemetry, lambda: self.pods, lambda: self.others, lambda: self.now
         )
 
     def connecting(self) -> list[tuple[Path, str]]:
         """Let a client connect while the files are read."""
-        self.front.connections = 1
+        self.acceptor.connections = 1
         return []
 
     def after(self, seconds: float) -> list[str]:
@@ -46,10 +46,10 @@ def test_a_minute_without_a_client_is_a_problem_with_the_likely_cause() -> None:
     assert LIKELY in problem
     assert len(w.after(100)) == 1
     assert len(w.reported) == 1, "it is logged once"
-    w.front.connections = 1
+    w.acceptor.connections = 1
     assert w.after(5) == []
     assert w.reported[1].startswith("resolved")
-    w.front.connections = 0
+    w.acceptor.connections = 0
     assert w.after(5) == w.after(AFTER_S - 1) == []
     assert len(w.after(1)) == 1
 
@@ -64,11 +64,11 @@ def test_the_files_that_lead_kubelet_elsewhere_are_named() -> None:
 
 def test_a_client_that_connects_while_the_files_are_read_is_no_problem() -> None:
     w = Watched()
-    w.watch = ClientWatch(w.front, w.telemetry, lambda: 1, w.connecting, lambda: w.now)
+    w.watch = ClientWatch(w.acceptor, w.telemetry, lambda: 1, w.connecting, lambda: w.now)
     w.after(0)
     assert w.after(AFTER_S) == []
     assert w.reported == []
-    w.front.connections = 0
+    w.acceptor.connections = 0
     assert w.after(5) == w.after(AFTER_S - 1) == []
 
 

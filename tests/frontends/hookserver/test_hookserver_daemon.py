@@ -59,9 +59,9 @@ hooks: {{directory: {directory}, vendorDirectory: {directory}-no, serverDirector
             reason = "Koordinator's hook protocol has no fields for it"
             expected = f"cannot change a container: {reason} pod=demo/lse container=main fields=labels"
             assert expected in problems
-            hooking = daemon.hooking
-            assert hooking is not None
-            assert hooking.page()["serving"] == {"socket": str(node.socket), "listening": True}
+            hooks = daemon.hooks
+            assert hooks is not None
+            assert hooks.page()["serving"] == {"socket": str(node.socket), "listening": True}
         finally:
             peer.close()
             await daemon.stop()
