@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 GRACE_S = 2.0
 """Seconds for which a create with a lost answer may still turn up in the runtime's list."""
-ALSO_S = 30.0
+ADDITIONAL_JOB_S = 30.0
 """Seconds that each additional job of a pass may take (quotas, memory nodes, partitions)."""
 GAP_S = 0.2
 AGAIN = Backoff(0.05, 1.0)
 """Seconds before the next pass after one that failed."""
-AT_ONCE = 64
+REMOVED_AT_ONCE = 64
 """Containers that are removed in one turn of the event loop."""
 
 
@@ -140,7 +140,7 @@ class Reconciler:
         self._missing_cgroups = MissingCgroups(context, parts.cgroup_locator)
         self._comparing: asyncio.Future[Enforced] | None = None
         self.connected = False
-        self._waits = False  # it was reported that the runtime cannot be reached
+        self._outage_reported = False
         self.failure = ""
         self.runtime_version = ""
 
@@ -178,9 +178,9 @@ class Reconciler:
     def _failed(self, error: Exception) -> None:
         context = self._context
         if isinstance(error, UnavailableError):
-            if not self._waits:
+            if not self._outage_reported:
                 context.telemetry.warning("cannot reach the runtime", err=error)
-            self.connected, self._waits = False, True
+            self.connected, self._outage_reported = False, True
             self.failure = str(error)
         elif isinstance(error, RuntimeCallError):
             self.failure = str(error)
@@ -209,7 +209,7 @@ class Reconciler:
         )
         await self._refresh_facts()
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
-        self.connected, self._waits, self.failure = True, False, ""
+        self.connected, self._outage_reported, self.failure = True, False, ""
         turns = TimeSlices()
         self._resolve(listing, request.change)
         self._end_relayed(listing, request.answered)
@@ -230,7 +230,7 @@ class Reconciler:
         else:
             context.forget_errors()
             self._missing_cgroups.report(())
-            await self._also(self._parts.quotas.once())  # those of pods that were enforced
+            await self._additional_job(self._parts.quotas.once())  # those of pods that were enforced
         context.telemetry.count(metrics.RECONCILES)
         context.telemetry.resolved(NOT_RECONCILED)
         if not context.reconciled.is_set():
@@ -311,10 +311,10 @@ class Reconciler:
         found = await self._parts.cgroup_locator.find(running, self._worker)
         await self._parts.writes.write_now(found)
         self._missing_cgroups.report(self._running([i for i in done.lost if i not in found], listing, began))
-        await self._also(self._parts.quotas.once())
-        await self._also(self._parts.mems.once())
+        await self._additional_job(self._parts.quotas.once())
+        await self._additional_job(self._parts.mems.once())
         if self._parts.partitions is not None:
-            await self._also(self._parts.partitions.once())
+            await self._additional_job(self._parts.partitions.once())
 
     async def _compared(self) -> Enforced | None:
         """Compare all containers with the kernel; None if that takes too long: the next pass has the result.
@@ -331,13 +331,13 @@ class Reconciler:
             return None
         return comparing.result()
 
-    async def _also(self, work: Awaitable[None]) -> None:
+    async def _additional_job(self, work: Awaitable[None]) -> None:
         """Perform an additional job of a pass: a fault in it must not fail the pass."""
         try:
-            async with asyncio.timeout(ALSO_S):
+            async with asyncio.timeout(ADDITIONAL_JOB_S):
                 await work
         except TimeoutError:
-            self._context.telemetry.problem("cannot compare everything in time", seconds=ALSO_S)
+            self._context.telemetry.problem("cannot compare everything in time", seconds=ADDITIONAL_JOB_S)
         except Exception as error:  # noqa: BLE001  see above
             self._context.report_internal_error(error)
 
@@ -415,9 +415,9 @@ class Reconciler:
 
     async def _remove_absent(self, ids: list[str], turns: TimeSlices) -> None:
         """Remove containers that the runtime no longer has, a few in one turn of the event loop."""
-        for at in range(0, len(ids), AT_ONCE):
+        for at in range(0, len(ids), REMOVED_AT_ONCE):
             containers = self._context.state.containers
-            batch = [i for i in ids[at : at + AT_ONCE] if i in containers]
+            batch = [i for i in ids[at : at + REMOVED_AT_ONCE] if i in containers]
             self._parts.lifecycle.removed([i for i in batch if containers[i].phase is not Phase.CREATING])
             await turns.turn()
 

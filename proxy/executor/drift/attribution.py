@@ -31,7 +31,7 @@ from proxy.executor.runtime_ports import Runtime
 from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 
-AT_ONCE = 16
+QUERIES_AT_ONCE = 16
 AGAIN_S = 10.0
 """Seconds in which the runtime is queried at most once about a container."""
 PAUSE_S = 1.0
@@ -100,7 +100,9 @@ class Attribution:
         self._queried = {i: at for i, at in self._queried.items() if now - at < AGAIN_S}
         self._due &= context.state.containers.keys()
         wanted = dict.fromkeys((*ids, *self._due))
-        chosen = [i for i in wanted if i not in self._queried and not context.state.inflight.of(i)][:AT_ONCE]
+        chosen = [i for i in wanted if i not in self._queried and not context.state.inflight.of(i)][
+            :QUERIES_AT_ONCE
+        ]
         self._queried.update(dict.fromkeys(chosen, now))
         self._due = wanted.keys() - chosen
         if self._due and not self._queries_later:
