@@ -146,7 +146,7 @@ class Dispatch:
             slots, begun = self._slots, self._context.clock()
             answered = alarm.call(invoke.invoke, slots.hook, self.event, self._answers)
             if answered is None:
-                slots.interrupted += 1
+                slots.interrupted()
                 self._late = True
                 if not self._start_call():
                     self.start_next()

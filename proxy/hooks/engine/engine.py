@@ -27,7 +27,7 @@ from proxy.hooks.engine.invoke import DispatchContext
 from proxy.hooks.engine.log_capture import HookLogHandler
 from proxy.hooks.engine.loop_interrupt import Alarm, alarm
 from proxy.hooks.engine.notifier import HookNotifier
-from proxy.hooks.engine.slots import MOST_INTERRUPTED, HookSlots
+from proxy.hooks.engine.slots import HookSlots
 from proxy.hooks.engine.stats import HookReport
 from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
 from proxy.hooks.hook import NO_ANSWERS, Answers, Hook
@@ -60,9 +60,9 @@ class _PointHooks:
         if not self.pure:
             return False
         for slots in self.hook_slots:
-            if slots.interrupted >= MOST_INTERRUPTED:
+            if not slots.suits_loop:
                 return False
-        return not self.validators or all(each.interrupted < MOST_INTERRUPTED for each in self.validators)
+        return not self.validators or all(each.suits_loop for each in self.validators)
 
     def quick(self) -> bool:
         """Whether all have been quick recently."""

@@ -26,7 +26,13 @@ MOST_CALLS = 8
 MOST_OVERDUE = 4
 """Calls of one hook that may hang before the hook is not called any more."""
 MOST_INTERRUPTED = 3
-"""A pure hook that was interrupted on the loop this many times is called in threads from then on."""
+"""A pure hook that was interrupted on the loop this many times is called in threads."""
+PARDONING_ANSWERS = 100
+"""After this many quick answers in a row, a pure hook's interruptions do not count any more.
+
+The limit of a call on the loop is time of the clock: on a busy node the daemon itself may not run for longer,
+which interrupts a quick hook too.
+"""
 _BLAMELESS = frozenset(("conflict", "hangs", "queue", "open"))
 
 
@@ -56,6 +62,7 @@ class HookSlots:
 
     __slots__ = (
         "_inside",
+        "_interrupted",
         "_lock",
         "_loop_thread",
         "_overdue_calls",
@@ -64,7 +71,6 @@ class HookSlots:
         "breaker",
         "coroutines",
         "hook",
-        "interrupted",
         "stats",
     )  # fmt: skip
 
@@ -72,7 +78,7 @@ class HookSlots:
         self.hook = hook
         self.stats = HookStats()
         self.breaker = Breaker()
-        self.interrupted = 0
+        self._interrupted = 0
         self.coroutines = frozenset(name for name, handler in hook.handlers.items() if _is_async(handler))
         self._report_problem = report_problem
         self._lock = threading.Lock()
@@ -85,6 +91,19 @@ class HookSlots:
     def busy(self) -> bool:
         """Whether calls of the hook run."""
         return self._inside > 0
+
+    @property
+    def suits_loop(self) -> bool:
+        """Whether a pure hook has been quick enough to be called on the loop."""
+        if self._interrupted and self.stats.well >= PARDONING_ANSWERS:
+            self._interrupted = 0
+        return self._interrupted < MOST_INTERRUPTED
+
+    def interrupted(self) -> None:
+        """Count that a call took too long on the loop; it is repeated in a thread."""
+        with self._lock:
+            self._interrupted += 1
+            self.stats.well = 0
 
     def enter(self, waiter: Waiter, now: float, always: bool, overloaded: bool) -> int | HookFailure | None:
         """Take a slot and return whether to call the hook now, or queue the waiter for a slot.

@@ -13,7 +13,7 @@ import pytest
 from proxy.hooks.answers import Adjustment, Veto
 from proxy.hooks.engine import loop_interrupt as alarms
 from proxy.hooks.engine.loop_interrupt import Alarm, alarm
-from proxy.hooks.engine.slots import MOST_INTERRUPTED
+from proxy.hooks.engine.slots import MOST_INTERRUPTED, PARDONING_ANSWERS
 from proxy.hooks.hook import Hook, HookFailurePolicy
 
 # pytest's own time limit would use the signal.
@@ -105,6 +105,45 @@ def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
         assert len(threads) == 2 * MOST_INTERRUPTED + 1, "it is not called on the loop any more"
         assert setup.report("10-a").failures == {}
         assert setup.report("10-a").running == 0
+
+    setup.run(scenario)
+
+
+def test_a_pure_hook_returns_to_the_loop_when_it_has_been_quick_for_long(
+    setup: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.hooks.engine.stats.SLOW_ANSWER_S", 20.0)  # each answer here counts as quick
+    delayed = False
+
+    def delayed_on_loop(event: Any) -> Adjustment:
+        if delayed and threading.current_thread() is threading.main_thread():
+            sleep()  # as if the daemon did not run for so long
+        return good(event)
+
+    async def interrupt(times: int) -> None:
+        nonlocal delayed
+        delayed = True
+        with monkeypatch.context() as short:
+            short.setattr(alarms, "LIMIT_S", 0.02)
+            for _ in range(times):
+                outcome = await setup.call()
+                assert outcome.adjustment.envs["ON"] != threading.main_thread().name
+        delayed = False
+
+    async def answer(times: int, *, in_loop: bool) -> None:
+        for _ in range(times):
+            outcome = await setup.call()
+            assert (outcome.adjustment.envs["ON"] == threading.main_thread().name) is in_loop
+
+    async def scenario() -> None:
+        setup.use(pure("10-a", delayed_on_loop))
+        for _ in range(MOST_INTERRUPTED):
+            await interrupt(1)
+            await answer(PARDONING_ANSWERS, in_loop=True)
+        await interrupt(MOST_INTERRUPTED)
+        # The repeated call in a thread is the first quick answer.
+        await answer(PARDONING_ANSWERS - 1, in_loop=False)
+        await answer(1, in_loop=True)
 
     setup.run(scenario)
 
