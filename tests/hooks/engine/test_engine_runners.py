@@ -126,7 +126,8 @@ def test_an_abandoned_call_is_interrupted_and_ends(runners: Runners) -> None:
         runners.switch_interval.interrupt(work.runner)
         time.sleep(0.01)
     assert time.monotonic() - begun < LIMIT_S / 2
-    assert isinstance(work.errors[0], OverdueError)
+    # The next exception may arrive before the first one is recorded.
+    assert all(isinstance(error, OverdueError) for error in work.errors)
     wait_until(lambda: runners.stuck == 0)
     assert not work.notified.is_set()
     assert work.runner not in runners.idle
