@@ -24,13 +24,30 @@ import time
 from datetime import UTC, datetime
 from math import inf
 
-from proxy.agent.api_client import ApiClient, ApiServerError, JsonObject, retry_after
+import msgspec
+from msgspec import Struct
+
+from proxy.agent.api_client import ApiClient, ApiServerError, ApiUnreachableError, JsonObject, retry_after
 from proxy.model.errors import TopoproxyError
 from proxy.telemetry.port import Telemetry
 
 DURATION_S = 15
 RETRY_S = 2.0
 MARGIN_S = 6.0
+
+
+class _Metadata(Struct, frozen=True, rename="camel"):
+    resource_version: str
+
+
+class _Spec(Struct, frozen=True, rename="camel"):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+
+
+class _LeaseObject(Struct, frozen=True):
+    metadata: _Metadata
+    spec: _Spec | None = None
 
 
 class Lease:
@@ -103,14 +120,13 @@ class Lease:
 
     async def _try(self) -> bool:
         try:
-            lease = await self._api.get(self._path)
+            version, spec = self._read(await self._api.get(self._path))
         except ApiServerError as error:
             if error.status != 404:
                 raise
             return self._is_over("", DURATION_S) and await self._create()
-        spec, version = lease.get("spec") or {}, str(lease["metadata"]["resourceVersion"])
-        is_over = self._is_over(version, spec.get("leaseDurationSeconds") or DURATION_S)
-        is_free = is_over or spec.get("holderIdentity") in (None, "", self._identity)
+        is_over = self._is_over(version, spec.lease_duration_seconds or DURATION_S)
+        is_free = is_over or spec.holder_identity in (None, "", self._identity)
         return is_free and await self._write(version, {**self._renewed(), "acquireTime": _now()})
 
     def _is_over(self, version: str, lasts: float) -> bool:
@@ -139,10 +155,10 @@ class Lease:
     async def _write_own(self, spec: JsonObject) -> bool:
         """Write the lease that this replica holds; return False where another replica holds it."""
         while not await self._write(self._version, spec):
-            lease = await self._api.get(self._path)
-            if (lease.get("spec") or {}).get("holderIdentity") != self._identity:
+            version, found = self._read(await self._api.get(self._path))
+            if found.holder_identity != self._identity:
                 return False
-            self._version = str(lease["metadata"]["resourceVersion"])
+            self._version = version
         return True
 
     async def _write(self, version: str, spec: JsonObject) -> bool:
@@ -158,8 +174,17 @@ class Lease:
         return True
 
     def _taken(self, lease: JsonObject, began: float) -> None:
-        self._version = str(lease["metadata"]["resourceVersion"])
+        self._version, _ = self._read(lease)
         self._until = began + DURATION_S
+
+    def _read(self, lease: JsonObject) -> tuple[str, _Spec]:
+        """Return the version and the spec of a Lease; a proxy may answer 200 with something else."""
+        try:
+            read = msgspec.convert(lease, _LeaseObject)
+        except msgspec.ValidationError as error:
+            message = f"cannot read {self._path} at the API server: the answer is not a Lease: {error}"
+            raise ApiUnreachableError(message) from error
+        return read.metadata.resource_version, read.spec or _Spec()
 
     def _renewed(self) -> JsonObject:
         return {

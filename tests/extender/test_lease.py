@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import httpx2
 import pytest
@@ -137,7 +138,9 @@ def test_a_holder_keeps_its_lease_when_the_answer_to_a_renewal_is_lost() -> None
     asyncio.run(run())
 
 
-def test_a_lease_is_released_also_after_a_renewal_without_an_answer() -> None:
+def test_a_lease_is_released_also_after_a_renewal_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 5.0)
+
     async def run() -> None:
         api = LosingApi()
         one = lease(api, "one")
@@ -172,3 +175,56 @@ def test_a_replica_that_has_got_the_lease_without_an_answer_does_not_wait_for_it
         assert (api.holder, one.held) == ("one", True)
 
     asyncio.run(run())
+
+
+class GarbageApi(ClusterApi):
+    """An API server behind a proxy that answers requests of some methods 200 with something else."""
+
+    def __init__(self, content: object, *methods: str) -> None:
+        super().__init__()
+        self.content = content
+        self.garbled = list(methods)
+        self.renewals = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        answer = await super().handle_async_request(request)
+        if request.method in self.garbled and answer.status_code < 400:
+            self.garbled.remove(request.method)
+            return httpx2.Response(200, json=self.content)
+        self.renewals += request.method == "PATCH" and answer.status_code < 400
+        return answer
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"metadata": None},
+        {"metadata": {"resourceVersion": 7}},
+        {"metadata": {"resourceVersion": "7"}, "spec": {"leaseDurationSeconds": "soon"}},
+        ["not", "an", "object"],
+    ],
+)
+def test_an_answer_that_is_no_lease_is_a_failed_attempt(
+    content: object, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DURATION_S", 60)
+
+    async def run() -> None:
+        logs.setup("info", "text", sys.stderr)
+        api = GarbageApi(content, "POST", "GET", "GET")
+        one = lease(api, "one")
+        async with asyncio.timeout(5):
+            await one.acquire()
+        keeping = asyncio.ensure_future(one.keep())
+        api.garbled = ["PATCH"]
+        await until(lambda: not api.garbled)
+        renewed = api.renewals
+        await until(lambda: api.renewals > renewed)
+        assert (one.held, keeping.done()) == (True, False)
+        keeping.cancel()
+
+    asyncio.run(run())
+    text = capfd.readouterr().err
+    assert "the answer is not a Lease" in text
+    assert text.count("cannot read or create the lease") <= 2, "the problem, and that it is resolved"
