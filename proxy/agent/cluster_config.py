@@ -26,7 +26,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from proxy.agent.api_client import ApiServerError
+from proxy.agent.api_client import ApiServerError, retry_after
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT
 from proxy.atomic_write import write_file
@@ -209,6 +209,7 @@ async def _withdraw(session: AgentSession) -> None:
     pauses, refusals = RetryDelays(PAUSES), 0
     directory = session.config.cluster_facts.directory
     while directory is None or not session.config.cluster_config.allowed:
+        requested = 0.0
         try:
             await _remove_reports(session)
             if directory is not None:
@@ -217,11 +218,12 @@ async def _withdraw(session: AgentSession) -> None:
             refusals += error.status == 403
             if error.status == 404 or refusals >= REFUSALS_UNTIL_ABSENT:
                 return  # without the object, or the permission, nothing was reported
+            requested = retry_after(error)
         except (OSError, TopoproxyError):
             pass  # the watches report it
         else:
             return
-        await asyncio.sleep(pauses.next())
+        await asyncio.sleep(max(pauses.next(), requested))
 
 
 async def _remove_reports(session: AgentSession) -> None:
@@ -323,7 +325,7 @@ class ConfigFollowing:
             self._retry_at = now + RECHECK_S if refusal else math.inf
             if answer != self._answer or self._written_to is None:
                 self._answer = answer
-                self._report_at = now + random.uniform(0, SPREAD_S)  # noqa: S311
+                self._report_at = max(self._report_at, now + random.uniform(0, SPREAD_S))  # noqa: S311
             self._session.telemetry.resolved("cannot apply the settings of the cluster")
         if now < self._report_at or (self._answer is None and self._retry_at < math.inf):
             return True  # an answer of an earlier run stays as long as its settings
@@ -415,6 +417,7 @@ class ConfigFollowing:
                 await self._enter(answer)
         except TopoproxyError as error:
             session.telemetry.problem("cannot report which settings of the cluster are in effect", err=error)
+            self._report_at = asyncio.get_running_loop().time() + retry_after(error)
             return False
         session.telemetry.resolved("cannot report which settings of the cluster are in effect")
         self._written, self._written_to = answer, uid
@@ -443,6 +446,7 @@ class ConfigFollowing:
                 session.telemetry.problem(
                     "cannot remove the node from the status of an object", path=path, err=error
                 )
+                self._report_at = asyncio.get_running_loop().time() + retry_after(error)
                 return False
             session.telemetry.resolved("cannot remove the node from the status of an object", path=path)
         return True

@@ -21,7 +21,7 @@ import asyncio
 from collections import OrderedDict
 from datetime import UTC, datetime
 
-from proxy.agent.api_client import ApiClient
+from proxy.agent.api_client import ApiClient, retry_after
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import TopoproxyError
 from proxy.scheduler.node_table import NodeTable
@@ -78,9 +78,10 @@ class PodRetries:
         while True:
             pause = TICK_S
             if is_due or await self._one_fits():
-                is_due = not await self._change()
-                if is_due:
-                    pause = pauses.next()
+                failure = await self._change()
+                is_due = failure is not None
+                if failure is not None:
+                    pause = max(pauses.next(), retry_after(failure))
                 else:
                     pauses.reset()
                     pause = APART_S
@@ -102,8 +103,8 @@ class PodRetries:
                     return True
         return False
 
-    async def _change(self) -> bool:
-        """Change the object; return whether that has succeeded. All refused pods are tried again then."""
+    async def _change(self) -> TopoproxyError | None:
+        """Change the object, so that all refused pods are tried again; return why that failed."""
         before = self._refused
         self._refused = OrderedDict()
         at = datetime.now(UTC).isoformat(timespec="microseconds")
@@ -118,7 +119,7 @@ class PodRetries:
         except TopoproxyError as error:
             self._telemetry.problem(CANNOT, err=error)
             self._refused = OrderedDict({**before, **self._refused})
-            return False
+            return error
         self._telemetry.resolved(CANNOT)
         self._telemetry.frequent("made kube-scheduler try refused pods again", count=len(before))
-        return True
+        return None

@@ -89,10 +89,16 @@ class RetryTimes(Generic[K]):
         entry = self._known.get(key)
         return 0.0 if entry is None else max(0.0, entry[1] - now)
 
-    def failed(self, key: K, now: float) -> None:
-        """An attempt has failed, or what it repaired is broken again."""
+    def failed(self, key: K, now: float, at_least: float = 0.0) -> None:
+        """An attempt has failed, or what it repaired is broken again.
+
+        Args:
+            key: The key.
+            now: The caller's time.
+            at_least: The shortest delay, as the other side has requested it.
+        """
         failures = self._known.get(key, (0, 0.0))[0] + 1
-        self._known[key] = failures, now + self._rule.delay(failures)
+        self._known[key] = failures, now + max(self._rule.delay(failures), at_least)
 
     def succeeded(self, key: K) -> None:
         """An attempt has succeeded: the next failure is the first."""

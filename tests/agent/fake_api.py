@@ -60,6 +60,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
         collections: The paths that are served; objects by name, or ``namespace/name``.
         requests: Counts by method and path.
         answers: Status codes for the next requests of a path, which are not processed then.
+        retry_after: The header ``Retry-After`` of these answers; empty for none.
         down: Whether no connection is possible.
         page: The maximum number of objects in a page.
         groups: The versions of APIs by group.
@@ -71,6 +72,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
         self.requests: Counter[tuple[str, str]] = Counter()
         self.seen: list[httpx2.Request] = []
         self.answers: dict[str, list[int]] = defaultdict(list)
+        self.retry_after = ""
         self.down = False
         self.page = 1000
         self.groups: dict[str, list[str]] = {}
@@ -153,7 +155,9 @@ class FakeApi(httpx2.AsyncBaseTransport):
         self.seen.append(request)
         if self.answers[path]:
             code = self.answers[path].pop(0)
-            return httpx2.Response(code, json={"message": f"it is {code}", "reason": "Scripted"})
+            headers = {"Retry-After": self.retry_after} if self.retry_after else {}
+            message = {"message": f"it is {code}", "reason": "Scripted"}
+            return httpx2.Response(code, headers=headers, json=message)
         if path == "/apis":
             groups = [
                 {"name": name, "versions": [{"version": each} for each in versions]}

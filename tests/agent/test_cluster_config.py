@@ -475,6 +475,53 @@ def test_reports_of_an_earlier_run_are_removed_where_nothing_is_permitted_any_mo
     assert (world.content is None) == with_directory
 
 
+@pytest.mark.parametrize("path", [f"{NODES}/n1", f"{COLLECTION}/base/status"])
+def test_a_report_is_not_repeated_before_the_api_server_permits_it(world: World, path: str) -> None:
+    async def scenario() -> None:
+        world.api.answers[path], world.api.retry_after = [429], "1"
+        world.put("base")
+        await until(lambda: world.api.count("PATCH", path) == 1)
+        world.put("base", 2, {"log": {"level": "error"}})
+        await until(lambda: world.content == {"log": {"level": "error"}})
+        await asyncio.sleep(0.5)
+        assert world.api.count("PATCH", path) == 1
+        await until(lambda: world.status("base"))
+        assert world.reported["generation"] == 2
+
+    run_scenario(world, scenario)
+
+
+def test_a_node_is_not_removed_from_a_status_before_the_api_server_permits_it(world: World) -> None:
+    path = f"{COLLECTION}/base/status"
+
+    async def scenario() -> None:
+        world.put("base")
+        await until(lambda: world.status("base"))
+        world.api.answers[path], world.api.retry_after = [429], "1"
+        world.put("gold", priority=1)
+        world.api.put(COLLECTION, "base", spec={"config": {}}, status={"nodes": [{"name": "n1"}]})
+        await until(lambda: world.api.count("PATCH", path) == 2)
+        await asyncio.sleep(0.5)
+        assert world.api.count("PATCH", path) == 2
+        await until(lambda: world.api.count("PATCH", path) == 3)
+
+    run_scenario(world, scenario)
+
+
+def test_reports_of_an_earlier_run_are_not_read_before_the_api_server_permits_it(world: World) -> None:
+    path = f"{NODES}/n1"
+    world.config = Config()
+    world.api.answers[path], world.api.retry_after = [429], "1"
+
+    async def scenario() -> None:
+        await until(lambda: world.api.count("GET", path) == 1)
+        await asyncio.sleep(0.5)
+        assert world.api.count("GET", path) == 1
+        await until(lambda: world.api.count("GET", path) == 2)
+
+    run_scenario(world, scenario)
+
+
 @pytest.mark.parametrize("answers", [[404], [403] * 10])
 def test_a_node_that_cannot_be_read_has_no_reports(world: World, answers: list[int]) -> None:
     world.config = Config()

@@ -110,6 +110,19 @@ def test_a_change_that_fails_is_made_later() -> None:
     on_small_nodes(test)
 
 
+def test_a_change_that_fails_is_not_repeated_before_the_api_server_permits_it() -> None:
+    async def test(bed: Bed) -> None:
+        assert await bed.filter(scheduler_pod("four", 4), "n1", "n2") == []
+        bed.api.answers[PATH], bed.api.retry_after = [429], "1"
+        bed.api.add_node("n1", free="1-15")
+        await until(lambda: changes(bed) == 2)
+        await asyncio.sleep(0.5)
+        assert changes(bed) == 2
+        await until(lambda: changes(bed) == 3)
+
+    on_small_nodes(test)
+
+
 def test_the_end_of_a_bind_without_an_answer_is_noticed() -> None:
     async def test(bed: Bed) -> None:
         bed.api.add_node("n1", free="1-7")

@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from proxy.agent.api_client import ApiServerError, JsonObject
+from proxy.agent.api_client import ApiServerError, JsonObject, retry_after
 from proxy.agent.node_follower import DaemonNotice, NodeFollower
 from proxy.agent.node_status import timestamp
 from proxy.agent.objects.node_page import NodePage, Rejection, read_node_page
@@ -39,7 +39,7 @@ from proxy.agent.session import AgentSession
 from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT
 from proxy.config.cluster import RejectedPolicy
 from proxy.model.backoff import Backoff, RetryDelays, RetryTimes
-from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.model.errors import TopoproxyError
 
 PAUSES = Backoff(1.0, 60.0)
 RECHECK_S = 5.0
@@ -114,6 +114,7 @@ class RejectedPodEnding:
         """Continue with the mark of an earlier run; remove it if rejected pods are now retried for ever."""
         pauses, refusals = RetryDelays(PAUSES), 0
         while True:
+            failure: TopoproxyError | None = None
             try:
                 node = await self._session.api.get(f"/api/v1/nodes/{self._session.node}")
                 text = ((node.get("metadata") or {}).get("annotations") or {}).get(KEY)
@@ -123,17 +124,17 @@ class RejectedPodEnding:
                     self._mark = self._marked
                     if self._settings.policy is RejectedPolicy.RETRY:
                         self._mark = None
-                        if not await self._put_mark(restores=False):
-                            raise UnavailableError("cannot remove the mark from the node")
+                        failure = await self._put_mark(restores=False)
             except ApiServerError as error:
                 refusals += error.status == 403
                 if error.status == 404 or refusals >= REFUSALS_UNTIL_ABSENT:
                     return  # without the object, or the permission, there is no mark of this agent
-            except TopoproxyError:
-                pass  # the watches report it
-            else:
+                failure = error
+            except TopoproxyError as error:
+                failure = error  # the watches report it
+            if failure is None:
                 return
-            await asyncio.sleep(pauses.next())
+            await asyncio.sleep(max(pauses.next(), retry_after(failure)))
 
     async def run(self) -> None:
         """End rejected pods until cancelled."""
@@ -228,7 +229,7 @@ class RejectedPodEnding:
                 if not _is_gone(error):
                     if isinstance(error, ApiServerError):  # the watches report others
                         self._session.telemetry.problem(CANNOT_END, pod=rejection.pod, err=error)
-                    self._retries.failed(_READ, self._clock())
+                    self._retries.failed(_READ, self._clock(), retry_after(error))
                     return [self._retries.remaining(_READ, self._clock())]
             self._retries.succeeded(_READ)
             self._pods[rejection.uid] = self._meant(item, rejection), self._clock()
@@ -324,14 +325,15 @@ class RejectedPodEnding:
         if self._mark == self._marked and not self._in_doubt:
             return []
         if self._retries.due(_MARK, self._clock()):
-            if await self._put_mark(restores=restores):
+            failure = await self._put_mark(restores=restores)
+            if failure is None:
                 self._retries.succeeded(_MARK)
                 return []
-            self._retries.failed(_MARK, self._clock())
+            self._retries.failed(_MARK, self._clock(), retry_after(failure))
         return [self._retries.remaining(_MARK, self._clock())]
 
-    async def _put_mark(self, *, restores: bool) -> bool:
-        """Write the mark into the Node object; return whether it is there."""
+    async def _put_mark(self, *, restores: bool) -> TopoproxyError | None:
+        """Write the mark into the Node object; return why that failed, None where it is there."""
         session, mark = self._session, self._mark
         path = f"/api/v1/nodes/{session.node}"
         self._in_doubt = True
@@ -344,10 +346,10 @@ class RejectedPodEnding:
                 if error.status == 409 and attempt < TRIES - 1:
                     continue
                 session.telemetry.problem(CANNOT_MARK, err=error)
-                return False
+                return error
             except TopoproxyError as error:
                 session.telemetry.problem(CANNOT_MARK, err=error)
-                return False
+                return error
             break
         session.telemetry.resolved(CANNOT_MARK)
         if mark != self._marked and restores:
@@ -357,7 +359,7 @@ class RejectedPodEnding:
         elif mark != self._marked:
             session.telemetry.event(UNMARKED)
         self._marked, self._in_doubt = mark, False
-        return True
+        return None
 
 
 def _cause(rejection: Rejection) -> tuple[str, bool]:

@@ -494,6 +494,36 @@ def test_a_starting_api_server_that_refuses_for_a_moment_does_not_hide_the_mark(
     run_scenario(World(), scenario)
 
 
+def test_the_mark_is_not_read_again_before_the_api_server_permits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending_module, "PAUSES", Backoff(0.01, 0.01))
+
+    async def scenario(world: World) -> None:
+        path = f"{NODES}/n1"
+        world.api.answers[path], world.api.retry_after = [429], "1"
+        task = asyncio.ensure_future(world.ending.recover())
+        await asyncio.sleep(0.5)
+        assert world.api.count("GET", path) == 1
+        await asyncio.wait_for(task, 5)
+
+    run_scenario(World(), scenario)
+
+
+@pytest.mark.parametrize("path", [f"{NODES}/n1", "/api/v1/namespaces/ns/pods/web"])
+def test_a_request_is_not_repeated_before_the_api_server_permits_it(path: str) -> None:
+    async def scenario(world: World) -> None:
+        world.api.answers[path], world.api.retry_after = [429], "30"
+        assert await world.ending.step(page(rejection())) == RECHECK_S
+        before = world.api.count("GET", path)
+        world.now += 29
+        await world.ending.step(page(rejection()))
+        assert world.api.count("GET", path) == before
+        world.now += 1
+        await world.ending.step(page(rejection()))
+        assert world.api.count("GET", path) > before
+
+    run_scenario(World(), scenario)
+
+
 def test_a_part_that_is_restarted_keeps_to_the_limits() -> None:
     async def scenario(world: World) -> None:
         await world.ending.step(page(rejection()))
