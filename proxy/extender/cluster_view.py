@@ -36,6 +36,7 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import NumatopologyFacts, read_numatopology
 from proxy.scheduler.pod_demand import PodDemand, has_ended, read_demand
 from proxy.scheduler.resource_topology import ResourceTopologyFacts, read_resource_topology
+from proxy.scheduler.taints import Taint, taints_of
 from proxy.telemetry.port import Telemetry
 
 T = TypeVar("T")
@@ -53,6 +54,13 @@ class BoundPod(Struct, frozen=True):
 
     demand: PodDemand
     running: bool
+
+
+class NodeWithTaints(Struct, frozen=True):
+    """A Node object, as far as decisions read it."""
+
+    meta: NodeMeta
+    taints: tuple[Taint, ...]
 
 
 class Unreadable(Struct, frozen=True):
@@ -192,20 +200,22 @@ class ClusterView:
             self._keys[key] = pod.demand.key
             self._table.observe(pod.demand, now, running=pod.running)
 
-    def _node_changed(self, key: Key, meta: NodeMeta | None) -> None:
-        if meta is None:
+    def _node_changed(self, key: Key, node: NodeWithTaints | None) -> None:
+        if node is None:
             self._table.remove(key[1])
             return
+        allocatable = node.meta.allocatable.items()
         self._table.put_allocatable(
             key[1],
-            {name: amount if name == "cpu" else amount // 1000 for name, amount in meta.allocatable.items()},
+            {name: amount if name == "cpu" else amount // 1000 for name, amount in allocatable},
             asyncio.get_running_loop().time() if self.nodes.listed.is_set() else -inf,
         )
+        self._table.put_taints(key[1], node.taints)
         self._join(key[1])
 
     def _join(self, name: str) -> None:
-        meta = self.nodes.values.get(("", name))
-        if meta is None:
+        node = self.nodes.values.get(("", name))
+        if node is None:
             return
         numa, zones = self.numatopologies.values.get(("", name)), self.topologies.values.get(("", name))
         for facts in (numa, zones):
@@ -214,7 +224,7 @@ class ClusterView:
                 return
         assert not isinstance(numa, Unreadable)
         assert not isinstance(zones, Unreadable)
-        self._put(name, meta, numa, zones)
+        self._put(name, node.meta, numa, zones)
 
     def _put(
         self, name: str, meta: NodeMeta, numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None
@@ -237,12 +247,13 @@ def _bound_pod(raw: JsonObject) -> BoundPod | None:
     return BoundPod(demand, (raw.get("status") or {}).get("phase") == "Running")
 
 
-def _node(raw: JsonObject) -> NodeMeta:
+def _node(raw: JsonObject) -> NodeWithTaints:
     meta = node_meta_of(raw)
-    return replace(
+    used = replace(
         meta,
         labels={key: value for key, value in meta.labels.items() if key.startswith(PREFIXES)},
         annotations={key: value for key, value in meta.annotations.items() if key.startswith(PREFIXES)},
         capacity={},
         allocatable={key: value for key, value in meta.allocatable.items() if key in ("cpu", "memory")},
     )
+    return NodeWithTaints(used, taints_of(raw))

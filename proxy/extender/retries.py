@@ -90,10 +90,12 @@ class PodRetries:
     async def _one_fits(self) -> bool:
         """Return whether a refused pod fits a node that has changed."""
         changed, self._table.changed = self._table.changed, set()
-        demands = {demand.signature: demand for demand in self._refused.values()}
+        demands = {(demand.signature, demand.tolerations): demand for demand in self._refused.values()}
         for name in changed if demands else ():
             await asyncio.sleep(0)
             for demand in demands.values():
+                if self._table.is_tainted(name, demand):
+                    continue  # kube-scheduler gets an event once the taint is removed
                 verdicts = self._table.verdicts_of(demand)
                 verdict = self._table.known_verdict(name, demand, verdicts)
                 if verdict is None:

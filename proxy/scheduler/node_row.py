@@ -14,6 +14,7 @@ from proxy.scheduler.decision import ExpectedNode, expect
 from proxy.scheduler.node_facts import SchedulableNode
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.shown_ended_pods import ShownEndedPods
+from proxy.scheduler.taints import Taint
 
 NOT_KNOWN = "no object describes the node"
 JOIN_S = 60.0
@@ -32,6 +33,7 @@ class NodeRow(Struct):
         free: How many CPUs are free besides those of the pending pods.
         largest: The most CPUs that are free on one NUMA node.
         allocatable: The allocatable amounts of the Node object.
+        taints: Those of the Node object that keep pods away.
         requested: What the bound pods request, together.
         pods: The bound pods by key: their namespaces and names.
         ended: Pods that the object still shows although they have ended.
@@ -45,6 +47,7 @@ class NodeRow(Struct):
     free: int = 0
     largest: int = 0
     allocatable: Mapping[str, int] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
     requested: dict[str, int] = field(default_factory=dict)
     pods: dict[str, tuple[str, str]] = field(default_factory=dict)
     ended: ShownEndedPods = field(default_factory=ShownEndedPods)

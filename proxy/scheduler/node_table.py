@@ -38,6 +38,7 @@ from proxy.scheduler.node_facts import SchedulableNode, counts_of, largest_of
 from proxy.scheduler.node_row import COUNTED, NOT_KNOWN, NodeRow
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.scores import Strategy, allocation_score, numa_strategy, volcano_scores
+from proxy.scheduler.taints import Taint, tolerates
 
 NEW_CLASSES = 1
 ENOUGH = 16
@@ -108,10 +109,15 @@ class NodeTable:
             row.joined = now
         row.allocatable = {resource: allocatable.get(resource, 0) for resource in COUNTED}
 
+    def put_taints(self, name: str, taints: tuple[Taint, ...]) -> None:
+        """Record the taints of a Node object."""
+        self._rows.setdefault(name, NodeRow()).taints = taints
+
     def remove(self, name: str) -> None:
         """Forget a node; its pods stay assumed until they are gone: the node may come back."""
         if row := self._rows.get(name):
-            row.node, row.problem, row.pending, row.allocatable = None, NOT_KNOWN, (), {}
+            row.node, row.problem, row.pending = None, NOT_KNOWN, ()
+            row.allocatable, row.taints = {}, ()
             self._kind_of.pop(name, None)
             self._drop_if_empty(name)
 
@@ -274,6 +280,11 @@ class NodeTable:
             self._verdicts.clear()
             self._kept = 0
         return self._verdicts.setdefault(demand.signature, {})
+
+    def is_tainted(self, name: str, demand: PodDemand) -> bool:
+        """Return whether kube-scheduler excludes a node for a pod because of its taints."""
+        row = self._rows.get(name)
+        return row is not None and not tolerates(demand.tolerations, row.taints)
 
     def known_verdict(
         self, name: str, demand: PodDemand, verdicts: Mapping[int, NodeVerdict]

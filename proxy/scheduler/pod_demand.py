@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from proxy.allocation.cpu_request import CPU, MILLI, container_cpus, pod_cpus
 from proxy.allocation.memory.request import gets_memory
 from proxy.engine.pod_dry_run import ArrivingPod
+from proxy.model.errors import InputError
 from proxy.model.koordinator import NumaPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerKind, PodRequests, in_bytes
@@ -27,6 +28,7 @@ from proxy.pools.claims import STRICT
 from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
 from proxy.pools.facts import POD_KEYS
 from proxy.pools.pod_spec import PodSpec, counted_by_scheduler, pod_spec, requested_by, without_named_cpus
+from proxy.scheduler.taints import Toleration, tolerations_of
 
 SOURCE = "the Pod object"
 ENDED = ("Succeeded", "Failed")
@@ -48,6 +50,7 @@ class PodDemand(Struct, frozen=True):
             thousandths of CPUs, bytes, pieces.
         priority: ``spec.priority``.
         node: ``spec.nodeName``; empty while it is not bound.
+        tolerations: Its tolerations while it is not bound.
     """
 
     key: str
@@ -60,6 +63,7 @@ class PodDemand(Struct, frozen=True):
     needs: Mapping[str, int]
     priority: int = 0
     node: str = ""
+    tolerations: tuple[Toleration, ...] = ()
 
     @property
     def ref(self) -> str:
@@ -135,7 +139,11 @@ def read_demand(raw: Mapping[str, Any]) -> PodDemand:
     if not node:
         spec = without_named_cpus(spec)
     priority = inner.get("priority")
-    return demand_of(spec, node, priority if isinstance(priority, int) else 0)
+    demand = demand_of(spec, node, priority if isinstance(priority, int) else 0)
+    try:
+        return demand if node else replace(demand, tolerations=tolerations_of(raw))
+    except ValueError as error:
+        raise InputError(f"cannot read the tolerations of {demand.ref}: {error}") from error
 
 
 def demand_of(spec: PodSpec, node: str = "", priority: int = 0) -> PodDemand:

@@ -11,7 +11,8 @@ import pytest
 from proxy.extender import retries as retries_module
 from proxy.extender.retries import RETRIED_AT
 from proxy.model.backoff import Backoff
-from tests.extender.extender_bed import CAPACITIES, Bed, ClusterApi, scheduler_pod
+from tests.extender.extender_bed import CAPACITIES, NODES, NUMATOPOLOGIES, Bed, ClusterApi, scheduler_pod
+from tests.scheduler.objects import Json, numatopology
 from tests.testkit.waiting import until
 
 PATH = f"{CAPACITIES}/extender"
@@ -94,6 +95,36 @@ def test_a_pod_that_kube_scheduler_tries_by_itself_needs_no_change() -> None:
         await until(lambda: len(bed.table.node("full").free) == 15)
         await some_turns()
         assert changes(bed) == 1
+
+    on_small_nodes(test)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tolerations", "tried"),
+    [
+        ({"taints": [{"key": "gpu", "value": "a", "effect": "NoSchedule"}]}, [], False),
+        ({"taints": [{"key": "gpu", "value": "a", "effect": "NoSchedule"}]}, [{"operator": "Exists"}], True),
+        ({"taints": [{"key": "gpu", "effect": "PreferNoSchedule"}]}, [], True),
+        ({"unschedulable": True}, [], False),
+    ],
+)
+def test_a_pod_is_not_tried_again_for_a_node_whose_taints_keep_it_away(
+    spec: Json, tolerations: list[Json], tried: bool
+) -> None:
+    async def test(bed: Bed) -> None:
+        status = {"allocatable": {"cpu": "15", "memory": "64Gi"}}
+        bed.api.put(NODES, "n1", spec=spec, status=status)
+        await until(lambda: bool(bed.table._rows["n1"].taints) or tried)
+        waiting = scheduler_pod("four", 4)
+        waiting["spec"]["tolerations"] = tolerations
+        assert await bed.filter(waiting, "n2") == []
+        bed.api.put(NUMATOPOLOGIES, "n1", spec=numatopology("n1", pods={}, free="1-15")["spec"])
+        await until(lambda: len(bed.table.node("n1").free) == 15)
+        if tried:
+            await until(lambda: changes(bed) == 2)
+        else:
+            await some_turns()
+            assert changes(bed) == 1
 
     on_small_nodes(test)
 
