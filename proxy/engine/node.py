@@ -58,7 +58,7 @@ pkg/kubelet/cm/container_manager_linux.go ``NewContainerManager``).
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Node:
     """The machine and the rules.
 

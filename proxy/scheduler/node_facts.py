@@ -20,8 +20,9 @@ memory of several nodes together.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
@@ -136,7 +137,7 @@ def join_facts(
     policy_labels = _policy_labels(meta)
     memory = zones.memory if zones else ()
     pages = tuple((where, resource, most) for where, resource, most, _ in memory)
-    rules = _rules(rows, distances, pages, options, _hashable(manager), policy_labels)
+    rules = _rules(_Alike(rows, distances, pages, options, _hashable(manager), policy_labels))
     everything = rules.machine.online
     free = (numa.free if numa else zones.free(everything) if zones else CpuSet()) & everything
     shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
@@ -181,16 +182,31 @@ def _hashable(manager: CpuManager) -> tuple[str, str, str, int, tuple[tuple[str,
     return manager.policy, manager.topology_policy, manager.topology_scope, manager.reserved.bits, options
 
 
-@functools.lru_cache(maxsize=2048)
-def _rules(
-    rows: CpuRows,
-    distances: tuple[tuple[int, tuple[int, ...]], ...],
-    memory: tuple[tuple[int, str, int], ...],
-    options: tuple[tuple[str, str], ...],
-    manager: tuple[str, str, str, int, tuple[tuple[str, str], ...]],
-    labels: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]],
-) -> Node:
+class _Alike(NamedTuple):
+    """What the rules of a node follow from; equal for nodes that are alike."""
+
+    rows: CpuRows
+    distances: tuple[tuple[int, tuple[int, ...]], ...]
+    memory: tuple[tuple[int, str, int], ...]
+    options: tuple[tuple[str, str], ...]
+    manager: tuple[str, str, str, int, tuple[tuple[str, str], ...]]
+    labels: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
+
+
+_SHARED: WeakValueDictionary[_Alike, Node] = WeakValueDictionary()
+"""The rules that some node has."""
+
+
+def _rules(alike: _Alike) -> Node:
     """Return the rules of a node; nodes that are alike share them."""
+    found = _SHARED.get(alike)
+    if found is None:
+        found = _SHARED[alike] = _made_rules(alike)
+    return found
+
+
+def _made_rules(alike: _Alike) -> Node:
+    rows, distances, memory, options, manager, labels = alike
     cpu_policy, policy, scope, reserved, kubelets = manager
     machine = machine_of(rows, dict(distances), memory)
     static = cpu_policy == "static"

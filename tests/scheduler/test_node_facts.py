@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +15,8 @@ from proxy.agent.objects.numatopology import numatopology as published_numatopol
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.kubelet import NodeMeta
 from proxy.model.options import Scope, TopologyPolicy
-from proxy.scheduler.node_facts import UnknownNodeError, join_facts
+from proxy.pools import node_attributes
+from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_facts
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.resource_topology import read_resource_topology
 from tests.scheduler.objects import Json, cpus, numatopology, resource_topology
@@ -113,6 +116,24 @@ def test_identical_nodes_share_their_rules() -> None:
         for name, free in (("n1", "1-3"), ("n2", "8-11"))
     )
     assert one.rules is two.rules
+
+
+def test_rules_are_kept_for_as_long_as_a_node_has_them_however_many_there_are() -> None:
+    numa = read_numatopology(numatopology("n", numa_nodes=1, cores=1))
+    attribute = {"name": node_attributes.MEMORY_MANAGER, "value": node_attributes.STATIC_MEMORY}
+
+    def with_memory(amount: int) -> SchedulableNode:
+        raw = resource_topology("n", {0: {"memory": (amount, amount)}})
+        raw["attributes"].append(attribute)
+        return join_facts("n", None, numa, read_resource_topology(raw))
+
+    amounts = range(1 << 30, (1 << 30) + 2500)
+    nodes = [with_memory(amount) for amount in amounts]
+    assert len({id(node.rules) for node in nodes}) == len(nodes)
+    assert all(with_memory(amount).rules is node.rules for amount, node in zip(amounts, nodes, strict=True))
+    rules = weakref.ref(nodes.pop().rules)
+    gc.collect()
+    assert rules() is None, "no node has them any more"
 
 
 def _without_cpus(spec: Json) -> None:
