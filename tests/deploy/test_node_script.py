@@ -35,6 +35,9 @@ case "$name $*" in
     [ -e "$NODE/pid" ] && [ ! -e "$NODE/not-replaced" ] && echo "1$(cat "$NODE/pid")" >"$NODE/pid" || : ;;
 "systemctl show "*) cat "$NODE/pid" 2>/dev/null || echo 0 ;;
 "dpkg --purge topoproxy") rm -f "$NODE/installed" ;;
+"rpm --quiet -q topoproxy") [ -e "$NODE/installed" ] || exit 1 ;;
+"rpm --upgrade --oldpackage --replacepkgs "*) cp "$4" "$NODE/installed" ;;
+"rpm --erase topoproxy") rm -f "$NODE/installed" ;;
 "uname -m") echo x86_64 ;;
 "topoproxy reload --json")
     cat "$NODE/reload" ;;
@@ -396,6 +399,40 @@ def test_a_state_directory_elsewhere_is_found(node: Node, by_chart: bool) -> Non
     assert "topoproxy reload --json" in node.calls, "the script knows that the node is attached"
     assert node.run("absent")[0] == 0
     assert node.calls == ["topoproxy detach --yes", "dpkg --purge topoproxy"]
+
+
+# What the script and the imitations call on a node.
+PROGRAMS = ("sh", "cat", "cp", "dirname", "ls", "mkdir", "mv", "rm", "sed", "sleep", "test")
+
+
+def without_dpkg(node: Node) -> str:
+    """Turn the node into one with rpm; return its PATH."""
+    directory = node.directory / "bin"
+    (directory / "dpkg").rename(directory / "rpm")
+    for name in PROGRAMS:
+        (directory / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    (node.directory / "packages/topoproxy-0.1.0-1.x86_64.rpm").write_text("one")
+    return str(directory)
+
+
+@pytest.mark.parametrize(("left", "code"), [("", 0), ("ledger.jsonl", 1)])
+def test_absent_succeeds_with_rpm_where_the_state_directory_is_a_mount_point(
+    node: Node, left: str, code: int
+) -> None:
+    """The kernel refuses to remove a mount point: rm empties it and fails. Files that stay are a failure."""
+    path = without_dpkg(node)
+    assert end(node.start("installed", NODE_PATH=path))[0] == 0
+    state = node.directory / "root/var/lib/topoproxy"
+    state.mkdir(parents=True)
+    if left:
+        (state / left).touch()
+    program = node.directory / "bin/rm"
+    program.unlink()
+    program.write_text(f'#!/bin/sh\ncase "$*" in *"{state}") exit 1 ;; esac\nexec /bin/rm "$@"\n')
+    program.chmod(0o755)
+    assert end(node.start("absent", NODE_PATH=path))[0] == code
+    assert (node.installed, state.exists()) == ("", True)
+    assert not (node.directory / "root/etc/topoproxy").exists()
 
 
 def test_absent_that_cannot_detach_purges_nothing(node: Node) -> None:

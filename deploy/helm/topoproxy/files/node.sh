@@ -76,7 +76,11 @@ elif host sh -c 'command -v rpm >/dev/null'; then
     kind=rpm
     file="$packages/topoproxy-*.$(host uname -m).rpm"
     install_file() { host rpm --upgrade --oldpackage --replacepkgs "$1"; }
-    purge() { host rpm --erase topoproxy && host rm -rf /etc/topoproxy /var/lib/topoproxy; }
+    # A file system that is mounted at the state directory cannot be removed, only emptied.
+    purge() {
+        host rpm --erase topoproxy && host rm -rf /etc/topoproxy &&
+            host sh -c 'rm -rf "$1" || [ -z "$(ls -A "$1")" ]' sh /var/lib/topoproxy
+    }
     is_installed() { host rpm --quiet -q topoproxy; }
 else
     say "has neither dpkg nor rpm: install topoproxy from the wheel" >&2
