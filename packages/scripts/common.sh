@@ -27,5 +27,7 @@ leave() {
     if booted; then
         systemctl --no-reload disable --now topoproxy.service topoproxy.socket >/dev/null 2>&1 || :
     fi
+    # Without a running systemd, as in a build of an image, the links of an enabled unit are removed here.
+    rm -f "$root"/etc/systemd/system/*.wants/topoproxy.service "$root"/etc/systemd/system/*.wants/topoproxy.socket
     forget_bytecode
 }

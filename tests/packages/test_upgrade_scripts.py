@@ -97,6 +97,34 @@ def test_an_rpm_requires_a_python_that_it_has_libraries_for() -> None:
     assert line == f"Requires: ((python3 >= 3.11 with python3 < 3.15) or {either})"
 
 
+@pytest.mark.parametrize("kind", ["deb", "rpm"])
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_removal_without_systemd_leaves_no_links_of_enabled_units(
+    root: Path, kind: str, removed: bool
+) -> None:
+    """Units may be enabled in a build of an image, where no systemd runs; an upgrade keeps that."""
+    system = root / "etc/systemd/system"
+    links = [
+        system / "multi-user.target.wants/topoproxy.service",
+        system / "sockets.target.wants/topoproxy.socket",
+    ]
+    other = system / "multi-user.target.wants/kubelet.service"
+    for link in (*links, other):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"/lib/systemd/system/{link.name}")
+    if kind == "deb":
+        script, argument = deb.script("prerm").decode(), "remove" if removed else "upgrade"
+    else:
+        text = rpm.spec({}, root, "0.9.0").partition("%preun\n")[2].partition("%postun\n")[0]
+        script, argument = text.replace("root=\n", f"root={root}\n", 1), "0" if removed else "1"
+    imitate(root / "bin/systemctl", "exit 1")
+    environment = {"PATH": f"{root}/bin:{os.environ['PATH']}", "DPKG_ROOT": str(root)}
+    command = ["sh", "-c", script, "script", argument]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    assert [link.is_symlink() for link in links] == [not removed] * 2
+    assert other.is_symlink()
+
+
 @pytest.mark.parametrize(("left", "code"), [("", 0), ("ledger.jsonl", 1)])
 def test_a_purge_succeeds_where_the_state_directory_is_a_mount_point(
     root: Path, left: str, code: int
