@@ -9,7 +9,12 @@
 set -eu
 left=${1:-600}
 for unit in "${TOPOPROXY_RUNTIME_UNIT:-containerd.service}" "${TOPOPROXY_KUBELET_UNIT:-kubelet.service}"; do
-    until systemctl is-active --quiet "$unit"; do
+    until error=$(systemctl is-active --quiet "$unit" 2>&1); do
+        # An error is printed where systemd does not answer, which may be for a moment where it runs (sd_booted(3)).
+        if [ -n "$error" ] && [ ! -d /run/systemd/system ]; then
+            echo "bootstrap-node: cannot attach kubelet: systemd does not run: nothing is changed" >&2
+            exit 1
+        fi
         if [ "$left" -le 0 ]; then
             echo "bootstrap-node: $unit is not active: nothing is changed" >&2
             exit 1

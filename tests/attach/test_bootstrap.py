@@ -39,6 +39,18 @@ def test_the_script_attaches_once_both_units_run(
         assert "containerd.service is not active" in done.stderr
 
 
+@pytest.mark.skipif(Path("/run/systemd/system").exists(), reason="systemd runs")
+def test_the_script_fails_at_once_where_systemd_does_not_run(tmp_path: Path) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text('#!/bin/sh\necho "System has not been booted with systemd" >&2\nexit 1\n')
+    systemctl.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", SCRIPT], env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    expected = "bootstrap-node: cannot attach kubelet: systemd does not run: nothing is changed\n"
+    assert (done.stdout, done.stderr) == ("", expected)
+
+
 @contextmanager
 def admin_socket(node: FakeNode) -> Iterator[Path]:
     """Serve the admin socket as the daemon of the node does."""
