@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from proxy.cli.admin_query import config_for, query_daemon, query_options
-from proxy.cli.settings import PATH
+from proxy.cli.settings import PATH, absolute_path
 from proxy.model.errors import InputError, TopoproxyError, UsageError
 from proxy.observe.json_access import as_list, as_map, cut, one_line, table
 
@@ -94,8 +94,10 @@ def _list(
     from proxy.topology.reader import read_machine, sysfs_of
 
     sysfs = sysfs_of(sysfs_root or config.sysfs_root)
-    if procfs_root is None:
-        procfs_root = config.procfs_root if sysfs_root is None else sysfs.absolute().parent / "proc"
+    if procfs_root is None and sysfs_root is None:
+        procfs_root = config.procfs_root
+    elif procfs_root is None:
+        procfs_root = Path(absolute_path("--sysfs-root", str(sysfs))).parent / "proc"
     specs = CDI_ROOTS if sysfs_root is None else ()  # those of this node say nothing about another machine
     hardware = SysfsDevices(sysfs, cdi_roots=specs, procfs_root=procfs_root)
     machine = read_machine(sysfs, procfs_root)

@@ -116,8 +116,12 @@ def not_in_packages(program: str, error: ImportError) -> TopoproxyError:
     )
 
 
-def _absolute(option: str, directory: str) -> str:
-    """Return the path of a directory of the command line, where a relative one means what it says."""
+def absolute_path(option: str, directory: str) -> str:
+    """Return the path of a directory of the command line, where a relative one means what it says.
+
+    Raises:
+        UsageError: It is relative, and the current directory was removed.
+    """
     try:
         return str(Path(directory).absolute())
     except FileNotFoundError:
@@ -144,7 +148,7 @@ def read_config(file: Path | None, options: dict[str, str | None], *, trusted: b
     for parameter, text in options.items():
         option, key = _BY_PARAMETER[parameter]
         if text and key in _DIRECTORIES:
-            text = _absolute(option, text)
+            text = absolute_path(option, text)
         if text is not None:
             values[key] = (option, text)
     config = override(load(file, trusted=trusted), values)

@@ -97,7 +97,9 @@ def _program() -> str:
     installed = Path(sys.executable).with_name("topoproxy")
     if shutil.which("topoproxy") is not None or not installed.exists():
         return "topoproxy"
-    return str(installed.relative_to(Path.cwd()) if installed.is_relative_to(Path.cwd()) else installed)
+    with contextlib.suppress(OSError, ValueError):  # it is elsewhere, or the current directory was removed
+        return str(installed.relative_to(Path.cwd()))
+    return str(installed)
 
 
 def _show_introduction(screen: Screen, environment: DemoEnvironment) -> None:

@@ -304,3 +304,16 @@ def test_the_page_has_the_output_of_the_command(node: DaemonNode, kubelet: Kubel
 def test_an_empty_name_is_refused(capsys: pytest.CaptureFixture) -> None:
     assert command_line(["devices", ""]) == 2
     assert capsys.readouterr().err == "topoproxy: cannot show a device without a name\n"
+
+
+def test_a_relative_sysfs_in_a_directory_that_was_removed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert command_line(["devices", "--sysfs-root", "sys"]) == 2
+    error = "topoproxy: cannot use --sysfs-root sys: the current directory was removed\n"
+    assert capsys.readouterr().err == error
+    assert command_line(["devices", "--sysfs-root", str(write_machine(tmp_path))]) == 0

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from proxy.cli.demo import demo
 from proxy.demo.client import CriClient
-from proxy.demo.demonstration import DemoOptions, run_demonstration
+from proxy.demo.demonstration import DemoOptions, _program, run_demonstration
 from proxy.demo.environment import DemoEnvironment, standin_environment
 from proxy.demo.runtime import StandInRuntime
 from proxy.demo.scenario import Scenario, ScenarioCpus
@@ -23,6 +23,21 @@ from proxy.demo.step_runner import StepRunner
 from proxy.demo.terminal import Screen
 from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.topology.regular_machine import regular_machine
+
+
+def test_the_program_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
+    program = tmp_path / "bin/topoproxy"
+    program.parent.mkdir()
+    program.touch()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.executable", str(program.with_name("python")))
+    monkeypatch.chdir(tmp_path)
+    assert _program() == "bin/topoproxy"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    assert _program() == str(program)
+    (tmp_path / "gone").rmdir()
+    assert _program() == str(program), "the current directory was removed"
 
 
 @pytest.mark.parametrize("version", [1, 2])

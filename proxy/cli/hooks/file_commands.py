@@ -16,7 +16,7 @@ import click
 
 import proxy.hooks
 from proxy.atomic_write import write_file
-from proxy.cli.settings import PATH, config_option, read_config
+from proxy.cli.settings import PATH, absolute_path, config_option, read_config
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError, UsageError
 
 if TYPE_CHECKING:
@@ -275,7 +275,9 @@ def new(
     place, create_directory = directory or former_option, False
     if place is None or not os.path.lexists(place):
         configured = read_config(file, {}).hooks.directory
-        create_directory = place is None or place.absolute() == configured.absolute()
+        create_directory = (
+            place is None or Path(absolute_path("--directory", str(place))) == configured.absolute()
+        )
         place = place or configured
     path = place / f"{name}.py"
     make_file(path, text, create_directory=create_directory)
