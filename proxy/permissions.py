@@ -29,6 +29,7 @@ class Trust:
         """
         self._owners = frozenset((0, os.geteuid(), *owners))
         self._directories: dict[tuple[str, bool], str] = {}
+        self._answers: dict[tuple[Path, bool], str] = {}
 
     def directory_problem(self, directory: Path, *, sticky: bool = False) -> str:
         """Return why files in a directory cannot be trusted, with the command that corrects it; or nothing.
@@ -40,11 +41,15 @@ class Trust:
         Raises:
             OSError: It cannot be examined.
         """
+        known = self._answers.get((directory, sticky))
+        if known is not None:
+            return known
         real = os.path.realpath(directory)
         problem = self._one(real, inner=not sticky)
         while not problem and real != "/":
             real = os.path.dirname(real)  # noqa: PTH120 - twice a second, for every directory
             problem = self._one(real, inner=False)
+        self._answers[directory, sticky] = problem
         return problem
 
     def path_problem(self, path: Path, *, sticky: bool = False) -> str:
@@ -60,9 +65,10 @@ class Trust:
         Raises:
             OSError: It cannot be examined; FileNotFoundError for a link to nothing.
         """
-        if problem := self.path_problem(path):
-            return problem
-        *_, last = steps(path)
+        last = path
+        for last in steps(path):
+            if problem := self.directory_problem(last.parent):
+                return problem
         return self.regular_file_problem(last, os.lstat(last))
 
     def regular_file_problem(self, path: Path, status: os.stat_result) -> str:

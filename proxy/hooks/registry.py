@@ -38,6 +38,8 @@ from proxy.telemetry.port import Report, silent
 POLL_S: Final = 0.4
 """Seconds between two scans; a changed file is to be in use within a second."""
 SOON_S: Final = 0.1
+CPU_SHARE: Final = 0.05
+"""The most of one CPU that scans take: with thousands of files they are rarer."""
 RETRY_DELAYS = Backoff(5.0, 300.0)
 """Seconds before a file that has failed is tried again."""
 REPORT_AFTER_S: Final = 2.0
@@ -174,6 +176,7 @@ class HookRegistry:
         self._known: dict[str, _Known] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._masked: list[tuple[Candidate, Path]] = []
+        self._cpu_seconds = 0.0
         self._reported: set[tuple[str, str | None, str]] = set()  # message, hook, reason
 
     @property
@@ -200,9 +203,10 @@ class HookRegistry:
             except Exception as error:  # noqa: BLE001 - hooks that are in use continue
                 self._report_problem("cannot look for hooks", err=error)
             changing = any(known.changing_since is not None for known in self._known.values())
+            pause = max(SOON_S if changing else POLL_S, self._cpu_seconds / CPU_SHARE)
             # Not wait_for: in Python 3.11 it loses a cancellation that comes as the event is set.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SOON_S if changing else POLL_S):
+                async with asyncio.timeout(pause):
                     await self._wake.wait()
             self._wake.clear()
 
@@ -249,6 +253,7 @@ class HookRegistry:
     async def _scan(self) -> None:
         async with self._scanning:
             found = await self._worker.run(survey, self._config)
+            began = time.thread_time()
             self._masked = found.masked
             for sentence in found.ignored_files:
                 self._report_once("ignored a file", None, sentence)
@@ -267,6 +272,7 @@ class HookRegistry:
                 if removed and name not in self._busy:
                     self._start_task(name, self._forget(name))
             self._check_settings(found)
+            self._cpu_seconds = found.cpu_seconds + time.thread_time() - began
 
     def _start_task(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"hook {name}")

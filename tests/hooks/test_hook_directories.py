@@ -100,6 +100,10 @@ def test_a_link_to_dev_null_is_distinguished_from_other_links(dirs: HookDirector
     assert {name: c.null for name, c in found.items()} == {"10-a": True, "30-c": False}
 
 
+def test_a_scan_measures_its_cpu_time(dirs: HookDirectories) -> None:
+    assert dirs.look().cpu_seconds > 0
+
+
 def test_files_that_are_not_hooks_are_ignored(dirs: HookDirectories) -> None:
     for name in (".10-a.py", "10-a.py~", "10-a.py.bak", ".10-a.py.swp", "README", "10-a.pyc", "10-a"):
         (dirs.etc / name).touch()

@@ -22,7 +22,7 @@ from proxy.hooks import registry
 from proxy.hooks.events import Point, PostRunPodSandbox, Synchronize
 from proxy.hooks.facts import PodFacts, Pools
 from proxy.hooks.hook import Hook
-from proxy.hooks.loader.directories import HookFileEntry, State, survey
+from proxy.hooks.loader.directories import HookFileEntry, State, Survey, survey
 from proxy.hooks.loader.safe_read import SETTLED_S
 from proxy.hooks.registry import SOON_S, HookRegistry
 from proxy.model.backoff import Backoff
@@ -710,6 +710,29 @@ def test_an_internal_error_does_not_affect_other_hooks(setup: Setup, monkeypatch
             await setup.until(lambda: len(setup.reported) > 1)
             assert setup.reported[1] == "ZeroDivisionError: division by zero"
             assert setup.engine.answers() == ["a"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("cpu_seconds", "scans"), [(0.0, range(3, 20)), (0.1, range(1, 2))])
+def test_scans_that_cost_much_are_rare(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, cpu_seconds: float, scans: range
+) -> None:
+    """A scan of thousands of files takes a tenth of a second of CPU and more."""
+    made = []
+
+    def costly(config: HooksConfig) -> Survey:
+        made.append(survey(config))
+        made[-1].cpu_seconds = cpu_seconds
+        return made[-1]
+
+    monkeypatch.setattr("proxy.hooks.registry.survey", costly)
+    monkeypatch.setattr("proxy.hooks.registry.POLL_S", 0.2)
+
+    async def scenario() -> None:
+        async with running(setup):
+            await asyncio.sleep(1.5)
+        assert len(made) in scans
 
     play(scenario)
 

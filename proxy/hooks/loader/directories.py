@@ -12,6 +12,7 @@ import enum
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,16 +96,19 @@ class Survey:
         masked: Files that do not count, and the one that is taken instead.
         ignored_files: Sentences about ignored files that were perhaps meant as hooks.
         unreadable: Directories of which nothing is known now.
+        cpu_seconds: The CPU time that it took.
     """
 
     candidates: dict[str, Candidate] = field(default_factory=dict)
     masked: list[tuple[Candidate, Path]] = field(default_factory=list)
     ignored_files: list[str] = field(default_factory=list)
     unreadable: set[Path] = field(default_factory=set)
+    cpu_seconds: float = field(default=0.0, compare=False)
 
 
 def survey(config: HooksConfig) -> Survey:
     """Scan the three directories; each may be absent."""
+    began = time.thread_time()
     found, trust = Survey(), Trust()
     if not config.enabled:
         return found
@@ -115,6 +119,7 @@ def survey(config: HooksConfig) -> Survey:
         for candidate in _servers(config.server_directory, found, trust):
             _put(found, candidate)
     found.candidates = dict(sorted(found.candidates.items()))
+    found.cpu_seconds = time.thread_time() - began
     return found
 
 
