@@ -192,6 +192,8 @@ class ContainerCalls:
             self.call_tracker.completed(
                 context.inflight_call, context.sent if status == GrpcStatus.OK else None
             )
+            if status in NO_ANSWER and requested is not None and requested.memory_limit:
+                self.executor.spawn(self.call_tracker.read_memory_limit(requested.container_id))
             if status == GrpcStatus.OK and self.hooks.active:
                 self.hooks.updated(context.target, call)
 

@@ -37,7 +37,7 @@ from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.reservations import Reservations
 from proxy.executor.systemd.fencing import Fencing
-from proxy.model.errors import UnavailableError
+from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
 from proxy.telemetry import metrics
@@ -309,8 +309,25 @@ class CallTracker:
         """End a call without a waiting caller, once systemd has the right set for its container."""
         call, phase = orphan.call, orphan.phase
         sent = call.carries if call.is_start and phase is Phase.RUNNING else None
-        then = functools.partial(self._context.store.handle, OrphanEnded(call, phase))
+
+        def then() -> None:
+            self._context.store.handle(OrphanEnded(call, phase))
+            if not call.is_start and not call.suspected:
+                self._context.spawn(self.read_memory_limit(call.container_id))
+
         self._fencing.completed(call, sent, then)
+
+    async def read_memory_limit(self, container_id: str) -> None:
+        """Read from the runtime which memory limit a container has after an update of unknown outcome."""
+        before = self._context.state.containers.get(container_id)
+        try:
+            detail = await self.lookups.run(self._context.runtime.detail, container_id)
+        except (UnavailableError, RuntimeCallError):
+            return  # the recorded limit stays
+        container = self._context.state.containers.get(container_id)
+        # Another update may have been accepted meanwhile.
+        if before is not None and container is not None and container.request == before.request:
+            self.accepted(UpdateRequested(container_id, "", "", 0, detail.memory_limit))
 
     def close(self) -> None:
         """End the workers' threads."""

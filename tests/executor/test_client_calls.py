@@ -66,6 +66,33 @@ def test_an_owner_whose_memory_limit_outgrows_its_node_gets_more_nodes(run_scena
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize("status", [None, 4])
+@pytest.mark.parametrize("executed", [True, False])
+def test_the_memory_limit_of_an_update_without_an_answer_is_read_from_the_runtime(
+    run_scenario, status, executed
+) -> None:
+    async def scenario(world) -> None:
+        owner = await world.run(await world.pod("p"), memory_limit_in_bytes=40 << 30, **TWO_CPUS)
+        resources = pb.LinuxContainerResources(memory_limit_in_bytes=80 << 30)
+        resize = pb.UpdateContainerResourcesRequest(container_id=owner, linux=resources)
+        call = await world.call("UpdateContainerResources", resize)
+        limit, mems = (80 << 30, "0-1") if executed else (40 << 30, "0")
+        world.runtime.details[owner] = RuntimeDetail(f"/kubepods/podx/{owner}", memory_limit=limit)
+        world.cgroups.mems[owner] = Mask((0, 1)) if executed else Mask((0,))
+        world.wire.finished(call, status)
+        for _ in range(2):
+            await world.sync.once()
+            world.now += 3
+        await world.sync.once()
+        await world.quiet()
+        assert not world.executor.state.inflight.of(owner)
+        container = world.executor.state.containers[owner]
+        assert (container.request.memory_limit, str(container.placement.mems)) == (limit, mems)
+        assert str(world.cgroups.mems[owner]) == mems
+
+    run_scenario(scenario)
+
+
 def test_other_containers_leave_after_the_ledger_write_and_before_the_create(run_scenario) -> None:
     async def scenario(world) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
