@@ -137,7 +137,7 @@ def join_facts(
     policy_labels = _policy_labels(meta)
     memory = zones.memory if zones else ()
     pages = tuple((where, resource, most) for where, resource, most, _ in memory)
-    rules = _rules(_Alike(rows, distances, pages, options, _hashable(manager), policy_labels))
+    rules = _rules(_RuleInputs(rows, distances, pages, options, _hashable(manager), policy_labels))
     everything = rules.machine.online
     free = (numa.free if numa else zones.free(everything) if zones else CpuSet()) & everything
     shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
@@ -182,7 +182,7 @@ def _hashable(manager: CpuManager) -> tuple[str, str, str, int, tuple[tuple[str,
     return manager.policy, manager.topology_policy, manager.topology_scope, manager.reserved.bits, options
 
 
-class _Alike(NamedTuple):
+class _RuleInputs(NamedTuple):
     """What the rules of a node follow from; equal for nodes that are alike."""
 
     rows: CpuRows
@@ -193,20 +193,20 @@ class _Alike(NamedTuple):
     labels: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
 
 
-_SHARED: WeakValueDictionary[_Alike, Node] = WeakValueDictionary()
+_RULES_IN_USE: WeakValueDictionary[_RuleInputs, Node] = WeakValueDictionary()
 """The rules that some node has."""
 
 
-def _rules(alike: _Alike) -> Node:
+def _rules(inputs: _RuleInputs) -> Node:
     """Return the rules of a node; nodes that are alike share them."""
-    found = _SHARED.get(alike)
+    found = _RULES_IN_USE.get(inputs)
     if found is None:
-        found = _SHARED[alike] = _made_rules(alike)
+        found = _RULES_IN_USE[inputs] = _make_rules(inputs)
     return found
 
 
-def _made_rules(alike: _Alike) -> Node:
-    rows, distances, memory, options, manager, labels = alike
+def _make_rules(inputs: _RuleInputs) -> Node:
+    rows, distances, memory, options, manager, labels = inputs
     cpu_policy, policy, scope, reserved, kubelets = manager
     machine = machine_of(rows, dict(distances), memory)
     static = cpu_policy == "static"
