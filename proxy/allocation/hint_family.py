@@ -80,7 +80,7 @@ class Family(Sequence[TopologyHint]):
         Args:
             around: Only hints that contain these nodes count.
         """
-        bits = self._best(around.bits if around else 0)
+        bits = self.best_bits(around.bits if around else 0)
         return hint(bits, self.prefers(bits)) if bits else None
 
     def preferred_masks(
@@ -97,8 +97,8 @@ class Family(Sequence[TopologyHint]):
         del nodes, demands, floor, base
         return ()
 
-    def _best(self, base: int = 0) -> int:
-        """Return the mask of ``best``; 0 where there is none."""
+    def best_bits(self, base: int = 0) -> int:
+        """Return the bits of the best hint that contains the nodes in ``base``; 0 where there is none."""
         fewest = self._fewest(base)
         if self.prefers(fewest):
             return fewest
@@ -120,7 +120,7 @@ class Family(Sequence[TopologyHint]):
 
         The search after the best is bounded, so some may be missing.
         """
-        best = self._best()
+        best = self.best_bits()
         if not best:
             return ()
         size = best.bit_count()

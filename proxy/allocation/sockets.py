@@ -69,7 +69,7 @@ class Sockets(Struct, frozen=True):
     def choices(self, demands: Sequence[Demand]) -> Iterable[int]:
         """Return the bits of sockets that an aligned set may be on."""
         all_sockets = tuple(Mask.from_bits(self.touched(-1)))
-        if not self.wanted or self.wanted > len(all_sockets):
+        if not self.wanted:
             return ()
         if math.comb(len(all_sockets), self.wanted) <= CHOICES:
             return (
@@ -113,7 +113,9 @@ class SocketFamily(Family):
             least = smallest(inside, all_demands)
             if least is not None:
                 candidates.append((max(least, floor), inside, all_demands))
-        fewest = min((size for size, _, _ in candidates), default=0)
+        if not candidates:
+            return ()
+        fewest = min(size for size, _, _ in candidates)
         masks = (
             best_mask(inside, all_demands, 0, floor)
             for size, inside, all_demands in candidates

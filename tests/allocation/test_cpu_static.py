@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from proxy.allocation.cpu_policy import CpuPolicy, CpuState, CpuStateError, SmtAlignmentError
-from proxy.allocation.cpu_request import container_cpus, pod_cpus, running_request_milli
+from proxy.allocation.cpu_request import (
+    container_cpus,
+    pod_cpus,
+    requested_whole_cpus,
+    running_request_milli,
+)
 from proxy.allocation.cpu_static import allocate, available, container_hints, pod_hints, remove
 from proxy.allocation.cpu_topology import CpuRow, CpuTopology
 from proxy.allocation.packed import NotEnoughCpus
@@ -67,6 +72,21 @@ def test_requests() -> None:
     )
     assert [pod_cpus(pod(whole, own=own)) for own in (4, 2.5)] == [4, 0]
     assert pod_cpus(pod(whole, own=4, guaranteed=False)) == 0
+
+
+def test_whole_cpus_of_a_pod_are_its_own_or_the_most_that_its_containers_need_at_a_time() -> None:
+    containers = (
+        resources("i", 3.5, ContainerKind.INIT),
+        resources("s", 0.75, ContainerKind.SIDECAR),
+        resources("c", 1.5),
+        resources("d", 0.5),
+    )
+    assert requested_whole_cpus(pod(*containers)) == 3
+    assert requested_whole_cpus(pod(*containers[1:])) == 2
+    assert requested_whole_cpus(pod(*containers[1:], guaranteed=False)) == 2
+    assert [requested_whole_cpus(pod(*containers, own=own)) for own in (0, 0.5, 5, 5.5)] == [0, 0, 5, 5]
+    assert requested_whole_cpus(replace(pod(*containers), own={"memory": 1})) == 3
+    assert requested_whole_cpus(pod(resources("c", 0))) == 0
 
 
 def test_a_pod_requests_what_it_states_or_what_its_running_containers_do() -> None:

@@ -91,6 +91,18 @@ def test_the_fittest_is_found_node_by_node() -> None:
         assert len(counted) <= 12
 
 
+def test_a_floor_is_kept_where_the_lower_nodes_are_enough_before_it_is_reached() -> None:
+    demand = amounts(10, 0, 0, 1, 6, 6, 10)
+    assert [best_mask(range(6), [demand], floor=floor) for floor in range(1, 7)] == [
+        0b100000,
+        0b11000,
+        0b11001,
+        0b11011,
+        0b11111,
+        0b111111,
+    ]
+
+
 def test_hints_of_many_nodes_come_without_delay() -> None:
     one = Family((1 << 70, 0b11 << 71), tuple(range(64)), 2, (amounts(50, *range(64)),), 1)
     with counting() as counted:

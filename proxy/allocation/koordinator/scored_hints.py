@@ -35,8 +35,8 @@ from proxy.model.options import TopologyPolicy
 
 ALL_SETS = 8
 """Up to this many nodes every set of them is tried."""
-MOST_SETS = 700
-"""Of a size with more sets than this only some are tried; it is a little more than the pairs of 36 nodes."""
+MOST_SETS = math.comb(36, 2)
+"""Of a size with more sets than this only some are tried."""
 
 WEIGHTS: Mapping[str, int] = {CPU: 1, "memory": 1}
 

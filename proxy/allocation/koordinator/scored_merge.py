@@ -144,8 +144,10 @@ def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy |
         return min(preferred, key=_rank)
     families = [r.masks | {nodes.bits} if r.open else r.masks for r in tables]
     whole = functools.reduce(operator.and_, map(union, families), nodes.bits)
-    reached = meet_all(families, whole) or set()
-    least = min(map(int.bit_count, reached), default=0)
+    reached = meet_all(families, whole)
+    if not reached:
+        return fallback
+    least = min(map(int.bit_count, reached))
     smallest = [
         _best([r.best for r in tables], mask, nodes, preferred=False)
         for mask in reached

@@ -83,28 +83,27 @@ def _choose(
 ) -> tuple[Mask, list[str]]:
     mask = merged.affinity
     if mask is None:
-        best = suitable.best()
-        if best is None or best.affinity is None:
+        best = suitable.best_bits()
+        if not best:
             raise MemoryRefused(
                 "failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
             )
-        if merged.preferred and not best.preferred:
+        if merged.preferred and not suitable.prefers(best):
             raise MemoryRefused("failed to find the default preferred hint")
-        return best.affinity, [
-            f"no nodes were decided on; the best for its memory: {numa_nodes_text(best.affinity)}"
-        ]
+        mask = Mask.from_bits(best)
+        return mask, [f"no nodes were decided on; the best for its memory: {numa_nodes_text(mask)}"]
     reasons = [f"decided on: {numa_nodes_text(mask)}"]
     in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask)
     if in_group or not _has_free(state, mask, amounts):
-        wider = suitable.best(mask)
-        if wider is None or wider.affinity is None:
+        wider = suitable.best_bits(mask.bits)
+        if not wider:
             raise MemoryRefused("failed to find NUMA nodes to extend the current topology hint")
-        if merged.preferred and not wider.preferred:
+        if merged.preferred and not suitable.prefers(wider):
             raise MemoryRefused("failed to find the extended preferred hint")
-        if wider.affinity != mask:
+        if wider != mask.bits:
+            mask = Mask.from_bits(wider)
             reason = "serves a group" if in_group else "too little free memory there"
-            reasons.append(f"{reason}; enough on {numa_nodes_text(wider.affinity)}")
-        mask = wider.affinity
+            reasons.append(f"{reason}; enough on {numa_nodes_text(mask)}")
     if violates_groups(state, mask):
         raise MemoryRefused("preferred hint violates NUMA node allocation")
     return mask, reasons

@@ -14,6 +14,7 @@ from proxy.allocation.devices.allocate import (
 from proxy.allocation.devices.hints import container_hints, family, pod_hints
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.allocation.hint_family import Family
+from proxy.model.devices import AllocateAnswer
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
@@ -216,3 +217,44 @@ def test_taking_many_devices_compares_each_of_them_once() -> None:
     assert taking.take([Id(number) for number in range(1000)], "then")
     assert sorted(map(int, taking.taken)) == list(range(1000))
     assert compared < 5000
+
+
+def test_a_withdrawn_resource_stays_with_its_holders() -> None:
+    state = (
+        DeviceState().register(R, devices(a=0)).register(S, devices(x=0)).give("p", "c", R, frozenset("a"))
+    )
+    without = state.withdraw(R)
+    assert (without.healthy(R), without.healthy(S), without.held) == (set(), {"x"}, state.held)
+    assert without.withdraw(R) is without
+    assert set(without.registered) == {S}
+
+
+def test_devices_are_reserved_until_the_plugin_has_answered() -> None:
+    state = DeviceState().give("p", "c", R, frozenset("ba")).give("p", "c", S, frozenset("x"))
+    state = state.give("p", "d", S, frozenset("y")).give("p", "c", "vendor/none", frozenset())
+    assert state.unanswered("p", "c") == {R: ("a", "b"), S: ("x",)}
+    assert state.unanswered("p", "d") == {S: ("y",)}
+    assert state.unanswered("p", "z") == state.unanswered("z", "c") == {}
+    first, second = AllocateAnswer(envs={"N": "1"}), AllocateAnswer(envs={"N": "2"})
+    state = state.answered("p", "c", {R: first, "vendor/unheld": second})
+    assert state.answers_of("p", "c") == {R: first}, "only answers for what it holds"
+    assert state.unanswered("p", "c") == {S: ("x",)}
+    state = state.answered("p", "d", {S: second}).answered("p", "c", {S: second})
+    assert (state.answers_of("p", "c"), state.answers_of("p", "d")) == ({R: first, S: second}, {S: second})
+    assert state.unanswered("p", "c") == {}
+    assert state.answered("z", "c", {R: first}).answers_of("z", "c") == {}
+    assert state.release_pod("p").answers_of("p", "c") == {}
+    other = state.give("q", "c", R, frozenset("a")).answered("q", "c", {R: second}).release_pod("p")
+    assert other.answers_of("q", "c") == {R: second}
+    assert other.release_pod("p") is other
+
+
+def test_devices_without_an_answer_are_released_alone() -> None:
+    state = DeviceState().give("p", "c", R, frozenset("a")).give("p", "c", S, frozenset("x"))
+    state = state.give("p", "d", S, frozenset("y"))
+    assert state.release_unanswered("p", "c", ()) is state
+    assert state.release_unanswered("p", "c", [R]).held == {"p": {"c": {S: {"x"}}, "d": {S: {"y"}}}}
+    alone = state.release_unanswered("p", "c", [R, S])
+    assert alone.held == {"p": {"d": {S: {"y"}}}}, "no empty entry stays"
+    two = alone.give("q", "c", R, frozenset("a"))
+    assert two.release_unanswered("p", "d", [S]).held == {"q": {"c": {R: {"a"}}}}

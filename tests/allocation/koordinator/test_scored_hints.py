@@ -126,6 +126,19 @@ def test_on_large_machines_the_search_ends_with_the_first_size_that_fits() -> No
     assert len(scored_hints({"cpu": 2000}, few, lambda _: True, TopologyPolicy.BEST_EFFORT)["cpu"]) == 255
 
 
+@pytest.mark.parametrize(("nodes", "pairs"), [(36, 36 * 35 // 2), (37, 37)])
+def test_all_pairs_are_tried_on_up_to_36_nodes(nodes: int, pairs: int) -> None:
+    tried: list[Mask] = []
+
+    def fit(mask: Mask) -> bool:
+        tried.append(mask)
+        return len(mask) >= 2
+
+    available = {node: {"cpu": 1000} for node in range(nodes)}
+    scored_hints({"cpu": 2000}, available, fit, TopologyPolicy.BEST_EFFORT)
+    assert len({mask for mask in tried if len(mask) == 2}) == pairs
+
+
 MANY = {node: {"cpu": 14_000, "memory": 1 + node % 5} for node in range(36)}
 
 

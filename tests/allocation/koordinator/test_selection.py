@@ -4,7 +4,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.koordinator.bind_request import Allocated, BindError, BindRequest
-from proxy.allocation.koordinator.selection import Binding, choose
+from proxy.allocation.koordinator.selection import Binding, NodeBinding, binding_of, choose
 from proxy.engine.container_create import Plan, place
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
@@ -12,7 +12,16 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, ExclusivePolicy, NodeBindPolicy, NumaStrategy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import ContainerResources, PodRequests
-from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Pool, Request
+from proxy.model.workload import (
+    Container,
+    KubeQos,
+    LocatedDevice,
+    Phase,
+    Placement,
+    Pod,
+    Pool,
+    Request,
+)
 from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
@@ -221,3 +230,55 @@ def test_even_parts_of_whole_cores_that_are_not_there_are_refused() -> None:
     assert str(choose(NODE.topology, free, 4, binding, Mask([0, 1]), steps, even=True)) == "0,4,8,12"
     with pytest.raises(BindError, match="Insufficient NUMA cpu"):
         choose(NODE.topology, free, 6, binding, Mask([0, 1]), steps, even=True)
+
+
+def owning(uid: str, cpus: str, pool: Pool = Pool.OWN, phase: Phase = Phase.RUNNING) -> Container:
+    placement = Placement(pool, CpuSet.parse(cpus), Mask([0]))
+    of = pod(uid, exclusive=ExclusivePolicy.PCPU_LEVEL)
+    return Container(f"id-{uid}-{cpus}", "c", of, Request(), placement, phase)
+
+
+def test_only_cpus_that_other_pods_own_are_avoided() -> None:
+    shy = pod("a", exclusive=ExclusivePolicy.PCPU_LEVEL)
+    containers = [
+        owning("a", "0"),
+        owning("b", "1-2"),
+        owning("c", "2-3"),
+        owning("d", "4", Pool.SHARED),
+        owning("e", "5", phase=Phase.EXITED),
+        owning("f", "6", phase=Phase.CREATING),
+    ]
+    found = binding_of(NodeBinding(), shy, containers)
+    assert found is not None
+    assert found.taken.counts == {1: 1, 2: 2, 3: 1, 6: 1}
+    assert found.taken.under(ExclusivePolicy.PCPU_LEVEL) == CpuSet.parse("1-3,6")
+    assert found.request.exclusive is ExclusivePolicy.PCPU_LEVEL
+
+
+@pytest.mark.parametrize("exclusive", [ExclusivePolicy.NONE, ExclusivePolicy.DEFAULT])
+def test_a_pod_without_an_exclusive_policy_avoids_no_pod(exclusive: ExclusivePolicy) -> None:
+    found = binding_of(NodeBinding(), pod("a", bind_preferred=FULL, exclusive=exclusive), [owning("b", "1")])
+    assert found is not None
+    assert (found.taken, found.request.exclusive) == (Allocated(), ExclusivePolicy.NONE)
+
+
+@pytest.mark.parametrize(
+    ("node", "fields", "bound"),
+    [
+        (NodeBinding(), {}, False),
+        (NodeBinding(architecture="aarch64"), {}, False),
+        (NodeBinding(NodeBindPolicy.SPREAD_BY_PCPUS), {}, True),
+        (NodeBinding(strategy=NumaStrategy.LEAST_ALLOCATED), {}, True),
+        (NodeBinding(), {"bind_required": FULL}, True),
+        (NodeBinding(), {"bind_preferred": FULL}, True),
+        (NodeBinding(), {"exclusive": ExclusivePolicy.NUMA_NODE_LEVEL}, True),
+        (NodeBinding(), {"aligned": True}, True),
+    ],
+)
+def test_one_setting_of_the_pod_or_of_the_node_is_enough(
+    node: NodeBinding, fields: dict[str, object], *, bound: bool
+) -> None:
+    found = binding_of(node, pod("a", **fields), ())
+    assert (found is not None) == bound
+    if found is not None:
+        assert found.request.strategy is (node.strategy or NumaStrategy.MOST_ALLOCATED)

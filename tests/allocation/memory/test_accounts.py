@@ -128,6 +128,22 @@ def test_memory_is_taken_over_from_one_by_several_and_from_several_by_one() -> N
     }
 
 
+def test_what_one_init_container_leaves_is_not_taken_over_again_from_the_next() -> None:
+    pod = pod_of(
+        "p", ("i", ContainerKind.INIT, 70), ("j", ContainerKind.INIT, 50), ("a", ContainerKind.APP, 60)
+    )
+    state = NodeState.empty(NODE).with_pod(pod)
+    for name, mib, expected in (
+        ("i", 70, {"i": 70}),
+        ("j", 50, {"i": 20, "j": 50}),
+        ("a", 60, {"i": 0, "j": 10, "a": 60}),
+    ):
+        state = create(state, pod, name, mib)
+        assert {n: b for (_, n), [(_, b)] in held(state).items()} == expected
+        again = NodeState.of(NODE, state.pods.values(), state.containers.values())
+        assert (held(again), reserved(again)) == (held(state), reserved(state))
+
+
 def test_no_memory_is_taken_over_from_sidecars_or_from_other_nodes() -> None:
     pod = pod_of(
         "p", ("s", ContainerKind.SIDECAR, 10), ("i", ContainerKind.INIT, 20), ("a", ContainerKind.APP, 30)

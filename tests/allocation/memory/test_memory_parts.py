@@ -7,7 +7,7 @@ import pytest
 from proxy.allocation.hint_family import Family
 from proxy.allocation.memory.allocate import allocate
 from proxy.allocation.memory.hints import container_hints, pod_hints
-from proxy.allocation.memory.request import pod_amounts, split_problem
+from proxy.allocation.memory.request import huge_pages, pod_amounts, split_problem
 from proxy.allocation.memory.state import (
     Block,
     MemoryRefused,
@@ -40,6 +40,38 @@ def one(amount: int, uid: str = "p", **more: int) -> PodRequests:
 def test_names_of_huge_pages() -> None:
     sizes = {2048: "2Mi", 1048576: "1Gi", 64: "64Ki", 16 << 20: "16Gi", 524288: "512Mi", 1: "1Ki"}
     assert {kib: page_resource(kib) for kib in sizes} == {k: f"hugepages-{v}" for k, v in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        ("64KB", "64Ki"),
+        ("2MB", "2Mi"),
+        ("512MiB", "512Mi"),
+        ("1GB", "1Gi"),
+        ("16GB", "16Gi"),
+        ("1TB", "1Ti"),
+        ("1024KB", "1Mi"),
+        ("123456789KB", "123456789Ki"),
+        ("1234567890KB", ""),
+        ("02MB", ""),
+        ("0MB", ""),
+        ("2mB", ""),
+        ("2MB ", ""),
+        (" 2MB", ""),
+        ("2PB", ""),
+        ("", ""),
+    ],
+)
+def test_limits_on_huge_pages_name_resources(size: str, name: str) -> None:
+    assert huge_pages([(size, 7)]) == (((f"hugepages-{name}", 7),) if name else ())
+
+
+def test_limits_on_huge_pages_are_sorted_and_those_of_no_bytes_are_left_out() -> None:
+    limits = [("2MB", 4), ("1GB", 8), ("64KB", 0), ("1 GB", 5)]
+    assert huge_pages(limits) == (("hugepages-1Gi", 8), ("hugepages-2Mi", 4))
+    assert huge_pages([("2MB", 4), ("2MiB", 6)]) == (("hugepages-2Mi", 6),), "the last one counts"
+    assert huge_pages([("2MB" + " " * 20, 4)]) == ()
 
 
 def test_memory_of_a_machine() -> None:

@@ -102,3 +102,29 @@ def test_registered_devices_are_granted_and_missing_ones_are_explained() -> None
     assert after.explain_shortfall(request(gpus=1, name="d"), 0) == ()
     assert after.explain_shortfall(wanted, 0) is None, "it could never have two"
     assert after.explain_shortfall(request(name=""), 1) == (), "pods as a whole are explained without devices"
+
+
+def test_registered_devices_are_named_like_assigned_ones() -> None:
+    provider = DeviceProvider(NODES, DeviceState(GPUS))
+    assert (provider.name, provider.serves, provider.accounts) == ("devices", Serves.NONE, False)
+
+
+def test_the_hints_for_a_pod_count_the_devices_of_all_containers() -> None:
+    provider = DeviceProvider(NODES, DeviceState(GPUS))
+
+    def masks(wanted: ProviderRequest) -> list[str]:
+        return [str(hint.affinity) for hint in (provider.hints(wanted) or {})["gpu"] or ()]
+
+    assert masks(request(gpus=2)) == ["1", "0-1"]
+    assert masks(request(gpus=2, scope=Scope.POD)) == ["0-1"], "c and d need three"
+
+
+def test_devices_without_topology_are_never_short_of_a_node() -> None:
+    anywhere = {"gpu": {i: RegisteredDevice(i) for i in "ab"}}
+    assert DeviceProvider(NODES, DeviceState(anywhere)).explain_shortfall(request(gpus=3), 0) == ()
+    wanted = changed_copy(
+        request(),
+        requests=PodRequests("u", (ContainerResources("c", limits={"any": 1, "gpu": 1}),)),
+    )
+    state = DeviceState({"any": anywhere["gpu"], **GPUS}).give("q", "c", "gpu", frozenset("a"))
+    assert DeviceProvider(NODES, state).explain_shortfall(wanted, 0) == (Shortfall("gpu", Mask([0]), 1, 0),)

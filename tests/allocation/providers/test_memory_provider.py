@@ -122,3 +122,68 @@ def test_only_memory_that_is_bound_is_adopted() -> None:
     assert adopted(pod, 0b01) == (Block(Mask([0]), "memory", 5 * MIB),)
     assert adopted(pod, 0b11) == (), "it may use all nodes"
     assert adopted(changed_copy(pod, kube_qos=KubeQos.BURSTABLE), 0b01) == ()
+
+
+def test_a_restarted_container_that_has_moved_keeps_its_recorded_memory() -> None:
+    pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.GUARANTEED)
+    had = Grants(blocks=(Block(Mask([0]), "memory", 5 * MIB),))
+    resources = Request(memory_limit=9 * MIB)
+    assert PROVIDER.adopt(pod, resources, Mask([1]), had, running=False) is had
+    moved = PROVIDER.adopt(pod, resources, Mask([1]), had, running=True)
+    assert moved.blocks == (Block(Mask([1]), "memory", 9 * MIB),)
+    stopped = PROVIDER.adopt(pod, resources, Mask([1]), Grants(), running=False)
+    assert stopped.blocks == moved.blocks, "nothing is recorded"
+    everywhere = PROVIDER.adopt(pod, resources, Mask([0, 1]), had, running=True)
+    assert everywhere.blocks == ()
+    bare = Grants(CpuSet([1]))
+    assert PROVIDER.adopt(pod, resources, Mask([0, 1]), bare, running=True) is bare
+
+
+def test_the_only_node_of_a_machine_is_bound_as_well() -> None:
+    machine = regular_machine(1, 1, 4, 2, mem_bytes_per_node=100 * MIB)
+    provider = MemoryProvider(machine, initial(node_memory(machine), {0: {"memory": 10 * MIB}}))
+    pod = Pod("s", "u", "ns", "p", kube_qos=KubeQos.GUARANTEED)
+    adopted = provider.adopt(pod, Request(memory_limit=5), Mask([0]), Grants(), running=True)
+    assert adopted.blocks == (Block(Mask([0]), "memory", 5),)
+
+
+def test_the_hints_of_a_pod_are_those_of_its_sum() -> None:
+    def masks(wanted: ProviderRequest) -> list[str]:
+        hints = (PROVIDER.hints(wanted) or {})["memory"]
+        return [str(hint.affinity) for hint in hints or ()]
+
+    two = PodRequests("u", (ContainerResources("c", requests={"memory": 60 * MIB}),) * 2)
+    assert masks(changed_copy(request(60), requests=two)) == ["0", "1", "0-1"]
+    assert masks(changed_copy(request(60, scope=Scope.POD), requests=two)) == ["0-1"]
+
+
+def earlier(mib: int, name: str = "c", attempt: int = 0, node: int = 0) -> Container:
+    blocks = (Block(Mask([node]), "memory", mib * MIB),) if mib else ()
+    placement = Placement(Pool.SHARED, CpuSet(), Mask([node]), blocks=blocks)
+    key = f"{name}-{attempt}"
+    return Container(key, name, request(60).pod, Request(), placement, Phase.EXITED, attempt)
+
+
+@pytest.mark.parametrize(
+    ("containers", "more", "held"),
+    [
+        ([earlier(60)], {}, 60),
+        ([earlier(50)], {}, None),
+        ([earlier(50, attempt=0), earlier(60, attempt=1, node=1)], {}, 60),
+        ([earlier(60, attempt=0), earlier(50, attempt=1, node=1)], {}, None),
+        ([earlier(60, "i")], {}, None),
+        ([earlier(50)], {"scope": Scope.POD}, 50),
+        ([earlier(50)], {"cri_resources": Request(cpuset_mems="0")}, 50),
+    ],
+)
+def test_a_container_that_was_resized_does_not_keep_its_memory(
+    containers: list[Container], more: dict[str, object], held: int | None
+) -> None:
+    wanted = changed_copy(request(60), **more)
+    state = NodeState.of(VIEW.node, [wanted.pod], containers)
+    memory = PROVIDER.account({"s": wanted.pod}, {c.id: c for c in containers}, (), containers)
+    prepared = memory.prepare(state, wanted)
+    blocks = prepared.state.blocks("u", "c")
+    assert (sum(block.size for block in blocks) // MIB if blocks else None) == held
+    if held is None and containers[0].name == "c":
+        assert prepared.state == PROVIDER.state, "what it held is free again"
