@@ -56,14 +56,18 @@ def to_bits(nodes: Iterable[int]) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _in_order(nodes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(itertools.chain.from_iterable(of_size(nodes, size) for size in range(1, len(nodes) + 1)))
+    return tuple(_of_each_size(nodes))
+
+
+def _of_each_size(nodes: Sequence[int]) -> Iterator[int]:
+    return itertools.chain.from_iterable(of_size(nodes, size) for size in range(1, len(nodes) + 1))
 
 
 def masks(nodes: Sequence[int]) -> Iterable[int]:
     """Return the bits of all masks over the nodes as kubelet visits them: by size, then by node list."""
     if len(nodes) <= MOST_LISTED_NODES:
         return _in_order(tuple(nodes))
-    return itertools.chain.from_iterable(of_size(nodes, size) for size in range(1, len(nodes) + 1))
+    return _of_each_size(nodes)
 
 
 def of_size(nodes: Sequence[int], size: int) -> Iterator[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.allocation.cpu_topology import Counts, CpuRow, CpuTopology
-from proxy.allocation.packed import NotEnoughCpus, take_packed
+from proxy.allocation.packed import NotEnoughCpus, _Accumulator, take_packed
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Cache, Cpu, Machine, NumaNode
 from tests.oracles.packed_orders import free_cores, free_cpus, free_nodes, free_sockets
@@ -241,3 +243,12 @@ def test_breaks_at_most_one_whole_core(topo: CpuTopology, pick: int, n: int) -> 
     whole = [bits for bits in topo.cores.values() if bits & ~available.bits == 0]
     broken = [bits for bits in whole if 0 < (bits & left.bits).bit_count() < bits.bit_count()]
     assert len(broken) <= 1
+
+
+def test_no_unit_is_looked_at_once_all_cpus_are_taken() -> None:
+    work = _Accumulator(TWO_SOCKETS, TWO_SOCKETS.cpus.bits, 2)
+    order = iter([0, 1, 2])
+    work.take_whole("core", TWO_SOCKETS.cores, order)
+    assert (work.needed, next(order)) == (0, 1)
+    with mock.patch.object(_Accumulator, "take_singles", side_effect=AssertionError):
+        assert take(TWO_SOCKETS, "0-15", 8) == "0-3,8-11"

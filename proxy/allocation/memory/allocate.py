@@ -93,7 +93,7 @@ def _choose(
         mask = Mask.from_bits(best)
         return mask, [f"no nodes were decided on; the best for its memory: {numa_nodes_text(mask)}"]
     reasons = [f"decided on: {numa_nodes_text(mask)}"]
-    in_group = len(mask) == 1 and any(len(state.nodes[i].cells) > 1 for i in mask)
+    in_group = len(mask) == 1 and len(state.nodes[mask.first()].cells) > 1
     if in_group or not _has_free(state, mask, amounts):
         wider = suitable.best_bits(mask.bits)
         if not wider:

@@ -295,6 +295,22 @@ def test_a_resource_that_only_the_pod_names_is_left_to_all() -> None:
     assert f"no {PAGES}" not in split_problem_of(9, (SIDE, 9), (INIT, 0), pages=4)
 
 
+def test_an_init_container_with_amounts_of_its_own_needs_nothing_of_the_others() -> None:
+    def whole(name: str, kind: ContainerKind, **sizes: int) -> ContainerResources:
+        named = {PAGES if resource == "pages" else resource: size for resource, size in sizes.items()}
+        return ContainerResources(name, kind, {"cpu": 1, **named}, {"cpu": 1, **named})
+
+    def problem(init: ContainerResources) -> str:
+        budget = {"memory": 9, PAGES: 4}
+        pod = (whole("s", SIDE, memory=3, pages=4), init)
+        return split_problem(PodRequests("p", pod, own=budget, own_managed=True))
+
+    assert problem(whole("i", INIT, memory=6)) == "", "no huge pages are left, and it has no use for any"
+    assert f"requests 1 of {PAGES}, but only 0 available" in problem(whole("i", INIT, memory=6, pages=1))
+    shared = ContainerResources("i", INIT, {"cpu": 1, "memory": 1}, {"cpu": 1, "memory": 2})
+    assert f"no {PAGES} available" in problem(shared)
+
+
 def test_differences_between_two_states_are_described() -> None:
     empty = initial(nodes(4, 4), KEPT)
     block = Block(Mask([0, 1]), "memory", 4 * GI)

@@ -16,6 +16,7 @@ from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import AdmissionContext, build_context, pod_requests
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
+from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy
 from proxy.model.options import CpuOptions, Scope
@@ -39,6 +40,7 @@ NODE = Node(MACHINE, CpuTopology.of(MACHINE), static=True)
 COUNTING = changed_copy(NODE, reserved_memory={0: {"memory": 1}})
 P = TypeVar("P", bound=Provider)
 RUNNING, EXITED = Phase.RUNNING, Phase.EXITED
+ANY = TopologyHint(None, preferred=False)
 
 
 def resources(name: str, cpus: int, kind: ContainerKind = ContainerKind.APP) -> ContainerResources:
@@ -273,3 +275,44 @@ def test_a_container_holds_its_cpus_after_others_of_its_pod_are_served() -> None
     serving = provider(build_context(NodeState.of(NODE, [POD], []), request), CpuProvider)
     had = Grants(cpus=CpuSet([2, 3]))
     assert serving.holds(request, "i", had) == had
+
+
+def test_cpus_are_wanted_and_missing_only_where_they_are_exclusive() -> None:
+    requests = PodRequests("p", (resources("a", 2), resources("b", 0)))
+    state = NodeState.of(NODE, [POD], [owning("c", "0-15", pod=OTHER)])
+    request = ProviderRequest(POD, requests, "a", Request(), exclusive=True, cpus=2)
+    cpus = provider(build_context(state, request), CpuProvider)
+    shared = [changed_copy(request, exclusive=False), changed_copy(request, name="b", cpus=0)]
+    assert [cpus.wants(each) for each in (request, *shared)] == [True, False, False]
+    assert [cpus.explain_shortfall(each, 0) for each in shared] == [(), ()]
+    assert cpus.hints(shared[0]) is None
+    had = Grants(devices=(("gpu", ("x",)),))
+    assert [cpus.allocate(each, ANY, had).grants for each in shared] == [had, had]
+
+
+def test_cpus_are_chosen_under_the_hint_and_recorded() -> None:
+    requests = PodRequests("p", (resources("a", 2), resources("b", 2)))
+    request = ProviderRequest(POD, requests, "a", Request(), exclusive=True, cpus=2)
+    cpus = provider(build_context(NodeState.of(NODE, [POD], []), request), CpuProvider)
+    had = Grants(devices=(("gpu", ("x",)),))
+    done = cpus.allocate(request, TopologyHint(Mask([1]), preferred=True), had)
+    assert done.grants == changed_copy(had, cpus=CpuSet([4, 12]))
+    assert done.steps
+    assert isinstance(done.provider, CpuProvider)
+    assert done.provider.state.assigned == {"p": {"a": CpuSet([4, 12])}}
+    assert done.provider.free(request).isdisjoint(done.grants.cpus)
+    again = done.provider.allocate(request, TopologyHint(Mask([0]), preferred=True), had)
+    assert (again.grants, list(again.steps)) == (done.grants, ["keeps CPUs 4,12"])
+    other = done.provider.allocate(changed_copy(request, name="b"), ANY, Grants())
+    assert other.grants.cpus.isdisjoint(done.grants.cpus)
+
+
+def test_cpus_that_kubelet_holds_for_ended_containers_belong_to_the_pod() -> None:
+    held = {"p": {"a": CpuSet((1, 2)), "b": CpuSet((3,))}}
+    for phase, own in ((RUNNING, {"a": CpuSet((1, 2)), "": CpuSet((3,))}), (EXITED, {"": CpuSet((1, 2, 3))})):
+        state = NodeState.of(NODE, [BARE], [owning("a", "1-2", phase, BARE)], held)
+        assert cpu(state, "", sum(map(len, own.values())) - 2 * (phase is RUNNING), BARE).assigned == {
+            "p": own
+        }
+    of_other = NodeState.of(NODE, [BARE], [owning("a", "8-9", pod=OTHER)], held)
+    assert cpu(of_other, "", 3, BARE).assigned == {"p": {"": CpuSet((1, 2, 3))}}, "another pod's container"
