@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from proxy.allocation.set_cover import choose
-from proxy.model.idset import Mask
+from proxy.model.idset import Mask, union
 
 MOST_LISTED_NODES = 12
 """Up to this many nodes, all masks are listed: 4095 at most."""
@@ -51,7 +51,7 @@ def covers(demands: Iterable[Demand], bits: int) -> bool:
 
 def to_bits(nodes: Iterable[int]) -> int:
     """Return the bits of some nodes."""
-    return functools.reduce(lambda bits, node: bits | 1 << node, nodes, 0)
+    return union(1 << node for node in nodes)
 
 
 @functools.lru_cache(maxsize=64)

@@ -33,7 +33,7 @@ from proxy.allocation.demand import (
     to_bits,
 )
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import Mask
+from proxy.model.idset import Mask, union
 
 _TRIES = 256
 """How many nodes are tried to find some more hints besides the best."""
@@ -72,7 +72,7 @@ class Family(Sequence[TopologyHint]):
     @property
     def possible_nodes(self) -> Mask:
         """Every node that some hint may name."""
-        return Mask.from_bits(functools.reduce(int.__or__, self.explicit, to_bits(self.nodes)))
+        return Mask.from_bits(to_bits(self.nodes) | union(self.explicit))
 
     def best(self, around: Mask | None = None) -> TopologyHint | None:
         """Return the best hint: a preferred one if any is, then fewest nodes, then the smallest integer.

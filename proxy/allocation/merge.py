@@ -39,10 +39,8 @@ The runner-up, which explains the winner, is the least element after it with ano
 from __future__ import annotations
 
 import enum
-import functools
 import heapq
 import itertools
-import operator
 from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
@@ -51,7 +49,7 @@ from proxy.allocation.distance import Distances
 from proxy.allocation.hint_lists import MaskList
 from proxy.allocation.intersections import DENSE_NODES, meet_all
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import Mask
+from proxy.model.idset import Mask, union
 
 _RUNNER_UP_PAIRS = 1 << 17
 """On machines with more than ``DENSE_NODES`` nodes, no runner-up is looked for among more pairs."""
@@ -160,7 +158,7 @@ def _others(
     """
     families = [r.masks | {whole} if r.open else r.masks for r in mask_lists]
     for family in families:
-        whole &= functools.reduce(operator.or_, family, 0)
+        whole &= union(family)
     if whole.bit_count() <= DENSE_NODES:
         return meet_all(families, whole), 1
     if preferred:

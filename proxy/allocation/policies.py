@@ -62,7 +62,6 @@ class PolicyRules:
         name: kubelet's name of the policy.
     """
 
-    __slots__ = ()
     name: ClassVar[TopologyPolicy]
 
     def uses_distances(self) -> bool:
@@ -97,21 +96,18 @@ class PolicyRules:
 class NonePolicy(PolicyRules):
     """``none``: nothing is merged (see ``decide``), and everything is admitted."""
 
-    __slots__ = ()
     name = TopologyPolicy.NONE
 
 
 class BestEffortPolicy(PolicyRules):
     """``best-effort``: merges, and admits also a hint that is not preferred."""
 
-    __slots__ = ()
     name = TopologyPolicy.BEST_EFFORT
 
 
 class RestrictedPolicy(PolicyRules):
     """``restricted``: merges as ``best-effort``, and admits only a preferred hint."""
 
-    __slots__ = ()
     name = TopologyPolicy.RESTRICTED
 
 
@@ -123,7 +119,6 @@ class SingleNumaNodePolicy(PolicyRules):
     used, as there are none within one node.
     """
 
-    __slots__ = ()
     name = TopologyPolicy.SINGLE_NUMA_NODE
 
     def uses_distances(self) -> bool:

@@ -11,6 +11,7 @@ from proxy.allocation import hint_sampling as listing_room
 from proxy.allocation.demand import (
     MOST_LISTED_NODES,
     Demand,
+    _Pool,
     best_mask,
     lowest,
     masks,
@@ -89,6 +90,15 @@ def test_the_fittest_is_found_node_by_node() -> None:
         assert best_mask(range(64), [amounts(4, *[1] * 60, 4, 0, 0, 0)]) == 1 << 60
         assert best_mask(range(64), [amounts(4, *[1] * 64)], 1 << 63, 6) == 0b11111 | 1 << 63
         assert len(counted) <= 12
+
+
+def test_only_nodes_that_share_an_amount_are_kept_apart() -> None:
+    shared = Demand(9, ((1 << 0, 1), (1 << 2, 5), (1 << 3, 7), (0b110000, 3), (0b10010, 2), (1 << 9, 4)))
+    pool = _Pool(range(7), [shared, amounts(2, 2), amounts(3, 2, 0, 1, 1)], 1)
+    assert pool.needs == [8, 1], "node 0 meets the second demand"
+    assert pool.amounts == {0: (0, 0), 1: (2, 0), 2: (5, 1), 3: (7, 1), 4: (5, 0), 5: (3, 0), 6: (0, 0)}
+    assert pool.apart == {1, 4, 5}
+    assert _Pool(range(7), [shared], 1 << 1).apart == {4, 5}, "what the base has is nowhere else"
 
 
 def test_a_floor_is_kept_where_the_lower_nodes_are_enough_before_it_is_reached() -> None:

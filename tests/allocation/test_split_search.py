@@ -88,6 +88,7 @@ def test_only_machines_beyond_kubelets_limit_have_one() -> None:
             Split(2, (0, 1)),
         ),  # alike to three decimals: the first in list order
         ([4, 50, 51, 52], 8, 1, 2, Split(4, (2, 3))),
+        ([1, 800, 2, 3], 2, 1, 2, Split(1, (1, 2))),  # one CPU fewer is as even, two fewer are not
         ([8, 8], 8, 1, 0, Split(8, (0,))),
         ([8, 8], 8, 1, 5, None),
         ([2, 2, 2], 6, 2, 1, Split(2, (0, 1, 2))),

@@ -144,16 +144,9 @@ def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy |
         return min(preferred, key=_rank)
     families = [r.masks | {nodes.bits} if r.open else r.masks for r in tables]
     whole = functools.reduce(operator.and_, map(union, families), nodes.bits)
-    reached = meet_all(families, whole)
-    if not reached:
-        return fallback
-    least = min(map(int.bit_count, reached))
-    smallest = [
-        _best([r.best for r in tables], mask, nodes, preferred=False)
-        for mask in reached
-        if mask.bit_count() == least
-    ]
-    return min([fallback, *smallest], key=_rank)
+    best = [r.best for r in tables]
+    reached = (_best(best, mask, nodes, preferred=False) for mask in meet_all(families, whole))
+    return min([fallback, *reached], key=_rank)
 
 
 _Table = dict[int | None, ScoredHint]

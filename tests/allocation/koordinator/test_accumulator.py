@@ -100,6 +100,33 @@ def test_units_are_sized_by_their_online_cpus(offline: str, n: int, expected: st
     assert take(machine(2, 1, 4, offline=offline), n, FULL) == expected, why
 
 
+@pytest.mark.parametrize("degrade", [True, False])
+@pytest.mark.parametrize("level", [ExclusivePolicy.NONE, CORE, NODE])
+@pytest.mark.parametrize(
+    ("request_", "others", "most", "expected"),
+    [
+        (FULL, "", 1, {2: "0-1", 3: "0-2", 4: "0-3", 5: "0-4", 8: "0-7", 9: "0-8"}),
+        (SPREAD, "", 1, {2: "0,2", 3: "0-2", 4: "0-3", 5: "0-2,4,6", 8: "0-7", 9: "0-2,4,6,8,10,12,14"}),
+        (FULL, "1,3,5,7,9,11,13,15", 1, {2: "0,2", 3: "0,2,4", 5: "0,2,4,6,8"}),
+        (SPREAD, "1,3,5,7,9,11,13,15", 1, {2: "0,2", 3: "0,2,4", 5: "0,2,4,6,8"}),
+        (FULL, "0-15", 2, {2: "0-1", 4: "0-3", 5: "0-4", 9: "0-8"}),
+        (SPREAD, "0-15", 2, {2: "0,2", 4: "0-3", 5: "0-2,4,6", 9: "0-2,4,6,8,10,12,14"}),
+    ],
+)
+def test_where_no_cpu_or_every_cpu_is_to_be_avoided_the_first_ones_are_taken(
+    request_: BindRequest,
+    others: str,
+    most: int,
+    expected: dict[int, str],
+    level: ExclusivePolicy,
+    *,
+    degrade: bool,
+) -> None:
+    bind_request = replace(request_, exclusive=level, max_ref_count=most)
+    topo, taken = machine(2, 2, 2), held(others, level)
+    assert {n: take(topo, n, bind_request, taken, degrade=degrade) for n in expected} == expected
+
+
 def test_without_a_free_node_cores_are_avoided() -> None:
     topo, others = machine(1, 2, 4), held("0,8", NODE)
     bind_request = replace(SPREAD, exclusive=NODE)

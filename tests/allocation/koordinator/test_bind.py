@@ -79,6 +79,18 @@ def test_required_policies_refuse() -> None:
     )
 
 
+@pytest.mark.parametrize("strategy", list(NumaStrategy))
+@pytest.mark.parametrize("preferred", ["", "0-1", "0-3,8-9"])
+@pytest.mark.parametrize("policy", [FULL, SPREAD])
+def test_a_refusal_names_what_is_requested_and_what_is_free(
+    policy: BindPolicy, preferred: str, strategy: NumaStrategy
+) -> None:
+    request = BindRequest(policy, strategy=strategy, preferred=CpuSet.parse(preferred))
+    with pytest.raises(NotEnoughCpus, match="requested=8, available=6"):
+        take(TWO, "0-3,8-9", 8, request)
+    assert take(TWO, "0-3,8-9", 6, request) == "0-3,8-9"
+
+
 def test_whole_cores_of_different_sizes_add_up() -> None:
     odd = machine(3, 2, offline="1,5")  # node 0: a core of one thread and one of two; node 1 the same
     full = BindRequest(required=True)

@@ -316,3 +316,11 @@ def test_cpus_that_kubelet_holds_for_ended_containers_belong_to_the_pod() -> Non
         }
     of_other = NodeState.of(NODE, [BARE], [owning("a", "8-9", pod=OTHER)], held)
     assert cpu(of_other, "", 3, BARE).assigned == {"p": {"": CpuSet((1, 2, 3))}}, "another pod's container"
+
+
+@pytest.mark.parametrize(("phase", "default", "reusable"), [(RUNNING, "0-15", ""), (EXITED, "4-15", "0-3")])
+def test_only_an_ended_init_container_leaves_cpus_to_its_next_attempt(
+    phase: Phase, default: str, reusable: str
+) -> None:
+    result = cpu(NodeState.of(NODE, [POD], [owning("i", "0-3", phase)]), "i", 2)
+    assert (str(result.default), str(result.reusable), result.assigned) == (default, reusable, {"p": {}})
