@@ -9,8 +9,8 @@ set would suffice on an empty machine: all CPUs of the nodes count, not only the
 n nodes are up to 2^n sets. Up to ``MOST_LISTED_NODES`` nodes they are listed, and each has the sum of one
 that was summed before it and one node, so a list costs one addition per set; masks and hints are made once
 for all machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a
-demand, and "holds all reusable CPUs" is a demand of one for every node that has some, so the family's closed
-form is exact. ``proxy.allocation.sockets`` knows in addition what is preferred for its sockets.
+demand, and "holds all reusable CPUs" is a demand for as many nodes as have some, so the family's closed form
+is exact. ``proxy.allocation.sockets`` knows in addition what is preferred for its sockets.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def cpu_hints(
     if len(nodes) <= MOST_LISTED_NODES:
         return _list(nodes, free.values(), sum(1 << node for node in reusable_nodes), need, size, sockets)
     amounts = tuple((1 << node, count) for node, count in free.items())
-    demands = (Demand(need, amounts), *(Demand(1, ((1 << node, 1),)) for node in reusable_nodes))
+    holds_reusable = Demand(len(reusable_nodes), tuple((1 << node, 1) for node in reusable_nodes))
+    demands = (Demand(need, amounts), holds_reusable)
     if sockets is not None:
         return SocketFamily((), nodes, 1, demands, size, sockets) or ()
     return Family((), nodes, 1, demands, size) or ()

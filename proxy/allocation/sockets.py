@@ -101,7 +101,7 @@ class SocketFamily(Family):
     ) -> Sequence[int]:
         """Return the best of the aligned masks, see ``Family.preferred_masks``."""
         touching = dict(self.sockets.of_node)
-        held = tuple(Demand(1, ((1 << node, 1),)) for node in Mask.from_bits(base))
+        held = Demand(base.bit_count(), tuple((1 << node, 1) for node in Mask.from_bits(base)))
         candidates: list[tuple[int, list[int], tuple[Demand, ...]]] = []
         for chosen in self.sockets.choices(demands):
             inside = [node for node in nodes if node in touching and not touching[node] & ~chosen]
@@ -109,12 +109,12 @@ class SocketFamily(Family):
                 Demand(1, tuple((1 << node, 1) for node in inside if touching[node] >> socket & 1))
                 for socket in Mask.from_bits(chosen)
             )
-            all_demands = (*demands, *held, *touch)
+            all_demands = (*demands, held, *touch)
             least = smallest(inside, all_demands)
             if least is not None:
                 candidates.append((max(least, floor), inside, all_demands))
         if not candidates:
-            return ()
+            return []
         fewest = min(size for size, _, _ in candidates)
         masks = (
             best_mask(inside, all_demands, 0, floor)
