@@ -220,6 +220,9 @@ def test_one_thread_of_each_core_counts_where_that_is_required() -> None:
     two = PodRequests("p", (resources("a", 2), resources("b", 2)))
     assert first_hint(one, "a", Scope.CONTAINER) == first_hint(one, "", Scope.POD) == Mask([1])
     assert first_hint(two, "", Scope.POD) == Mask([0]), "both containers may be on the same cores"
+    uneven = PodRequests("p", (resources("a", 3), resources("b", 1)))
+    assert first_hint(uneven, "a", Scope.CONTAINER) == Mask([1]), "a itself needs three cores"
+    assert first_hint(uneven, "b", Scope.CONTAINER) == first_hint(uneven, "", Scope.POD) == Mask([0])
     cpus, request = prepared(one, "a", Scope.CONTAINER)
     assert cpus.explain_shortfall(request, 0) == (Shortfall("cpu", Mask([0]), 4, 2),)
     assert cpus.explain_shortfall(request, 1) == ()

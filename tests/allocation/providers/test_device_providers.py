@@ -128,3 +128,10 @@ def test_devices_without_topology_are_never_short_of_a_node() -> None:
     )
     state = DeviceState({"any": anywhere["gpu"], **GPUS}).give("q", "c", "gpu", frozenset("a"))
     assert DeviceProvider(NODES, state).explain_shortfall(wanted, 0) == (Shortfall("gpu", Mask([0]), 1, 0),)
+
+
+def test_only_devices_near_to_a_node_count_for_it() -> None:
+    mixed = {"gpu": {**GPUS["gpu"], "y": RegisteredDevice("y"), "z": RegisteredDevice("z", Mask())}}
+    provider = DeviceProvider(NODES, DeviceState(mixed))
+    found = [provider.explain_shortfall(request(gpus=gpus), node) for gpus in (1, 2) for node in (0, 1)]
+    assert found == [(), (), None, ()]

@@ -187,3 +187,22 @@ def test_a_container_that_was_resized_does_not_keep_its_memory(
     assert (sum(block.size for block in blocks) // MIB if blocks else None) == held
     if held is None and containers[0].name == "c":
         assert prepared.state == PROVIDER.state, "what it held is free again"
+
+
+def test_a_shortfall_is_that_of_the_container_or_in_scope_pod_of_the_sum() -> None:
+    app = ContainerResources("c", requests={"memory": 50 * MIB})
+    two = PodRequests("u", (app, changed_copy(app, name="d")))
+    alone = changed_copy(request(50), requests=two)
+    together = changed_copy(alone, scope=Scope.POD)
+    whole = changed_copy(alone, name="")
+    assert [PROVIDER.explain_shortfall(each, 0) for each in (alone, together, whole)] == [(), None, None]
+    assert [PROVIDER.explain_shortfall(each, 1) for each in (alone, together, whole)] == [(), (), ()]
+
+
+def test_a_node_that_has_just_enough_is_not_short() -> None:
+    assert PROVIDER.explain_shortfall(request(90), 0) == ()
+    assert PROVIDER.explain_shortfall(request(91), 0) is None
+    pod, used = request(60).pod, earlier(60)
+    charged = PROVIDER.account({"s": pod}, {used.id: used}, (), (used,))
+    found = [charged.explain_shortfall(request(mib), 0) for mib in (30, 31)]
+    assert found == [(), (Shortfall("memory", Mask([0]), 31 * MIB, 30 * MIB),)]
