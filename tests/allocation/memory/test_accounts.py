@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
+from proxy.allocation.memory import accounts
 from proxy.allocation.providers.devices import DeviceProvider
 from proxy.engine.adoption import adopt
 from proxy.engine.container_create import place
@@ -212,6 +214,20 @@ def test_a_running_container_may_use_a_group_that_overlaps_single_nodes() -> Non
         assert alone.memory == NodeState.of(NODE, (), [containers[0]]).memory
         alone = state.changed(drop=["a-c-0"])
         assert alone.memory == NodeState.of(NODE, (), [containers[1]]).memory
+
+
+def test_memory_that_its_nodes_have_is_charged_and_released_alone() -> None:
+    """Charging all containers again for every change would cost more than the decision."""
+    a, b = (pod_of(uid, ("c", ContainerKind.APP, 40)) for uid in "ab")
+    with mock.patch.object(accounts, "_recharged", side_effect=AssertionError):
+        state = NodeState.empty(NODE).changed(put=[holding(a, "c", 40)])
+        state = state.changed(put=[holding(b, "c", 100, (1,))])
+        assert reserved(state) == (40, 100)
+        assert reserved(state.changed(put=[holding(a, "c", 90)])) == (90, 100), "all of node 0"
+        assert reserved(state.changed(drop=["a-c-0"])) == (0, 100)
+    with mock.patch.object(accounts, "_recharged", wraps=accounts._recharged) as again:
+        assert reserved(state.changed(put=[holding(a, "c", 91)])) == (90, 100)
+    again.assert_called_once()
 
 
 def test_memory_of_a_lost_node_is_counted_on_its_group() -> None:
