@@ -111,6 +111,7 @@ def test_a_floor_is_kept_where_the_lower_nodes_are_enough_before_it_is_reached()
         0b11111,
         0b111111,
     ]
+    assert best_mask(range(8), [amounts(10, 0, 0, 0, 1, 1, 6, 6, 10)], floor=4) == 0b1100011
 
 
 def test_hints_of_many_nodes_come_without_delay() -> None:
