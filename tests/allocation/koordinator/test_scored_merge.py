@@ -132,3 +132,11 @@ def test_digits() -> None:
     assert results == {"0": "01", "1": "10", "3": "1000", "4": "10000"}
     assert [digits(Mask(nodes)) for nodes in ([0, 4], [2, 3], [64])] == ["010001", "1100", "1" + "0" * 64]
     assert digits(None) == "<nil>"
+
+
+def test_a_preferred_hint_whose_nodes_may_not_be_shared_is_not_chosen() -> None:
+    lists = [[ScoredHint(Mask([node]), preferred=True) for node in (0, 1)]]
+    required = Tenancy(NumaExclusive.REQUIRED, {0: NodeStatus.SHARED})
+    nodes = Mask([0, 1])
+    assert merge(lists, nodes) == lists[0][0]
+    assert merge(lists, nodes, required) == lists[0][1]
