@@ -200,9 +200,15 @@ class Bed:
     def place(self, name: str, limit: float = LONG_S) -> Place:
         """Wait until a container runs, and return its place."""
         wait(f"{name} to run", lambda: name in self.ids(), limit)
-        place = place_in(group_of(self.ids()[name]))
-        assert place.is_at(place.cpus, place.mems), f"{name}: {place}"
-        return place
+        group, places = group_of(self.ids()[name]), list[Place]()
+
+        def is_settled() -> bool:
+            # The files are read one after the other: a cpuset that changes meanwhile is read in parts.
+            places.append(place := place_in(group))
+            return place.is_at(place.cpus, place.mems)
+
+        wait(f"the tasks of {name} to have its cpuset", is_settled, LONG_S)
+        return places[-1]
 
     def snapshot(self) -> dict[str, tuple[str, Place]]:
         return {name: (i, place_in(group_of(i))) for name, i in sorted(self.ids().items())}
