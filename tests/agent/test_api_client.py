@@ -19,11 +19,9 @@ from proxy.agent.api_client import ApiClient, ApiServerError, ApiUnreachableErro
 from proxy.agent.credentials import read_credentials
 from proxy.config.cluster import ClusterConfig
 from proxy.extender.http_server import server_context
+from tests.agent.kubeconfig import CLUSTERS, CONTEXT
 from tests.cluster.extender_process import make_certificates
 from tests.testkit.waiting import until
-
-CLUSTERS = "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
-CONTEXT = "contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"
 
 
 @pytest.fixture

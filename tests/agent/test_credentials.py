@@ -12,10 +12,8 @@ from proxy.agent.api_client import ApiClient
 from proxy.agent.credentials import NoCredentialsError, read_credentials
 from proxy.config.cluster import ClusterConfig
 from proxy.model.errors import UnavailableError
+from tests.agent.kubeconfig import CLUSTERS, CONTEXT, USERS
 
-CLUSTERS = "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
-USERS = "users: [{name: u, user: {}}]\n"
-CONTEXT = "contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"
 PLUGIN = "users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/%s, command: %s}}}]\n"
 
 

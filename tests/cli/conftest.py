@@ -40,3 +40,12 @@ def serve_admin(tmp_path: Path) -> Iterator[Serve]:
             return tmp_path / "c.yaml"
 
         yield serve
+
+
+@pytest.fixture
+def removed_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the current directory be one that was removed."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()

@@ -81,13 +81,10 @@ def test_a_new_hook_is_configured_under_its_own_name(tmp_path: Path) -> None:
     assert "00-template" not in text
 
 
+@pytest.mark.usefixtures("removed_directory")
 def test_a_relative_place_in_a_directory_that_was_removed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
     assert command_line(["hooks", "new", "50-mine", "--directory", "d"]) == 2
     error = "topoproxy: cannot use --directory d: the current directory was removed\n"
     assert capsys.readouterr().err == error

@@ -306,13 +306,10 @@ def test_an_empty_name_is_refused(capsys: pytest.CaptureFixture) -> None:
     assert capsys.readouterr().err == "topoproxy: cannot show a device without a name\n"
 
 
+@pytest.mark.usefixtures("removed_directory")
 def test_a_relative_sysfs_in_a_directory_that_was_removed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
     assert command_line(["devices", "--sysfs-root", "sys"]) == 2
     error = "topoproxy: cannot use --sysfs-root sys: the current directory was removed\n"
     assert capsys.readouterr().err == error

@@ -89,13 +89,10 @@ def test_invalid_options_are_refused(file: Path, tmp_path: Path) -> None:
         read_config(tmp_path / "no", {})
 
 
+@pytest.mark.usefixtures("removed_directory")
 def test_a_relative_directory_in_a_directory_that_was_removed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
     assert command_line(["check-config", "--state-dir", "state"]) == 2
     error = "topoproxy: cannot use --state-dir state: the current directory was removed\n"
     assert capsys.readouterr().err == error
