@@ -43,7 +43,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from load import Result, run_load
-from procs import ROOT, BenchError, Process, Target, backend_argv, checkout, ended, start, wait_until
+from procs import (
+    ROOT,
+    BenchError,
+    Process,
+    Target,
+    backend_argv,
+    checkout,
+    ended,
+    interpreter,
+    start,
+    wait_until,
+)
 from table import number, render
 
 LIMIT = 1.05
@@ -395,7 +406,7 @@ def main() -> int:
     lines, slower = rows(run, chosen.limit, noise=chosen.noise)
     print(render([*HEAD, *(["base by base"] * chosen.noise)], lines, markdown=chosen.markdown))
     took = time.perf_counter() - begun
-    where = f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
+    where = f"{os.cpu_count()} CPUs, Linux {platform.release()}, {interpreter()}"
     print(f"\nBase {named}; {run.started} starts of {plan.rounds} rounds in {took:.0f} s, {where}.")
     if chosen.noise:
         typical, worst = off(run, AGAIN)

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from go_kit import DIRECT, GO, Kit, build, progress
-from procs import BENCH, TOPOPROXY, BenchError, Target, ended
+from procs import BENCH, TOPOPROXY, BenchError, Target, ended, interpreter
 from table import number, render
 
 BARE = Target(
@@ -101,6 +101,7 @@ def main() -> int:
             progress(f"bench-floor: {error}")
             return 1
     print(render(HEAD, rows(found)))
+    print(f"\n{interpreter()}")
     return 0
 
 

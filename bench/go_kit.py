@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from figures import Figures
 from load import run_load
-from procs import PLAIN, TOPOPROXY, BenchError, Process, Target, ended, start, wait_until
+from procs import PLAIN, TOPOPROXY, BenchError, Process, Target, ended, interpreter, start, wait_until
 from table import number, render
 
 DIRECT, GO, OURS = "direct", "go", TOPOPROXY.name
@@ -442,7 +442,7 @@ def main() -> int:
         with contextlib.suppress(FileNotFoundError):
             chosen.json.unlink()
         chosen.json.write_text(json.dumps(bench.figures.plain(), indent=1) + "\n")
-    busy = f"load average {before:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} CPUs"
+    busy = f"load average {before:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} CPUs, {interpreter()}"
     print(f"\n{busy}: what else runs here is measured too" if before > 1 else f"\n{busy}")
     missed = [row[0] for row in table if row[-1] == "MISSED"]
     print(f"{len(missed)} missed{': ' + ', '.join(missed) if missed else ''}")

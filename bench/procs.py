@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -22,12 +23,25 @@ class BenchError(Exception):
     """A measurement could not be made."""
 
 
+def interpreter() -> str:
+    """Name the Python that runs the processes, with its path.
+
+    The path matters: the packages of distributions are compiled with profile-guided optimization, a Python that
+    was compiled by hand often without, and then everything takes longer.
+    """
+    executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    return f"Python {platform.python_version()} ({executable})"
+
+
 def environment(*, malloc: bool) -> dict[str, str]:
-    """The environment of a process, with the malloc thresholds or certainly without."""
+    """The environment of a process, with the malloc thresholds or certainly without.
+
+    Python keeps its bytecode in files, as on a node: compiling at each start takes time and memory.
+    """
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("MALLOC_", "NOTIFY_", "LISTEN_"))
+        if not key.startswith(("MALLOC_", "NOTIFY_", "LISTEN_")) and key != "PYTHONDONTWRITEBYTECODE"
     }
     return kept | (MALLOC if malloc else {})
 
@@ -208,7 +222,7 @@ def checkout(name: str, root: Path) -> Target:
     Raises:
         BenchError: There are none, or others would be run.
     """
-    more = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": ""}
+    more = {"PYTHONPATH": str(root)}
     argv = [sys.executable, "-c", "import proxy.daemon; print(proxy.__file__)"]
     env = environment(malloc=False) | more
     done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)

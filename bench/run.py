@@ -48,6 +48,7 @@ from procs import (
     backend_argv,
     ended,
     environment,
+    interpreter,
     start,
     wait_until,
 )
@@ -325,7 +326,7 @@ def main() -> int:
     head = ["", DIRECT, TOPOPROXY.name, PLAIN.name, "x plain", "bar"]
     print(render(head, rows(bench.figures), markdown=chosen.markdown))
     took = time.perf_counter() - begun
-    where = f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
+    where = f"{os.cpu_count()} CPUs, Linux {platform.release()}, {interpreter()}"
     print(f"\n{plan.rounds} rounds in {took:.0f} s, {where}.")
     wrote = ", ".join(f"{name} {cpus}" for name, cpus in bench.cpus.items() if cpus)
     print(f"CPUs written into every CreateContainer, seen by the runtime: {wrote}.")

@@ -25,7 +25,6 @@ _START_ONLY = (
     "_yaml",
     "proxy.cli",
     "proxy.config.load",
-    "proxy.config.load",
     "proxy.config.show",
     "gettext",
     "hpack",  # of which the relay has taken what it needs

@@ -105,6 +105,24 @@ def test_the_bare_forwarder_passes_bytes_as_they_come(backend: Path, tmp_path: P
     assert (answers["n"], answers["errors"]) == (20, 0)
 
 
+def test_a_measured_process_keeps_its_bytecode_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import procs
+
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in procs.environment(malloc=False)
+    assert "PYTHONDONTWRITEBYTECODE" not in procs.environment(malloc=True)
+
+
+def test_the_interpreter_of_a_benchmark_is_named_with_its_path() -> None:
+    import procs
+
+    version, _, path = procs.interpreter().partition(" (")
+    assert version == f"Python {sys.version.split()[0]}"
+    assert Path(path.rstrip(")")).samefile(sys.executable)
+
+
 def test_the_table_of_the_floor_compares_with_go() -> None:
     import floor_figures
 
