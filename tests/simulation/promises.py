@@ -199,6 +199,7 @@ class Promises:
     def sandbox_made(self, sandbox_id: str) -> None:
         """The runtime has made a sandbox: creates for an earlier one of the same id are over."""
         self._chosen.pop(sandbox_id, None)
+        self.node.kubelet.sizes.pop(sandbox_id, None)
         self._creates = {key: role for key, role in self._creates.items() if key[0] != sandbox_id}
 
     def created(self, container: SimulatedContainer) -> None:
