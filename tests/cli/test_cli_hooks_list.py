@@ -33,6 +33,8 @@ HOOKS: list[dict[str, Any]] = [
         "asked": "ok",
         "calls": 7,
         "failures": {},
+        "interrupted": 3,
+        "in_threads": True,
         "p50_s": 0.000031,
         "max_s": 1.25,
     },
@@ -58,6 +60,7 @@ HOOKS: list[dict[str, Any]] = [
 TABLE = """\
 NAME      STATE    POLICY  TIMEOUT  CALLS  FAILED  POINTS
 10-well   running  Fail    500 ms   7      0       configure, pre_create_container
+    PURE, but called in threads: 3 calls took too long on the loop
 20-bad    broken   -       -        -      -       -
     cannot load hook /h/20-bad.py: x
 koordlet  running  Ignore  500 ms   3      3       pre_run_pod_sandbox
@@ -68,6 +71,7 @@ WIDE = """\
 NAME      STATE    POLICY  TIMEOUT  CALLS  FAILED  P50    MAX     POINTS
 10-well   running  Fail    500 ms   7      0       31 us  1.25 s  configure, pre_create_container
     /h/10-well.py
+    PURE, but called in threads: 3 calls took too long on the loop
 """
 
 
@@ -130,7 +134,7 @@ def test_the_hooks_of_a_daemon_are_listed(serve_admin: Callable[..., Path], run:
 def test_the_reason_why_a_hook_is_not_called_is_listed(
     serve_admin: Callable[..., Path], run: Run, state: str, expected: str
 ) -> None:
-    config = serve_admin({"/hooks": lambda: {"hooks": [HOOKS[0] | {"asked": state}]}})
+    config = serve_admin({"/hooks": lambda: {"hooks": [HOOKS[0] | {"asked": state, "in_threads": False}]}})
     assert run("hooks", "list", "--config", config)[1].splitlines()[2:] == [expected] * bool(expected)
 
 

@@ -132,7 +132,12 @@ def _lines(
         yield row if wide else cut(row, width)
         if wide:
             yield f"    {one_line(entry.get('source') or entry.get('path'))}"
-        for text in (one_line(entry.get("error")), _retry_text(entry), last_error(entry)):
+        for text in (
+            one_line(entry.get("error")),
+            _retry_text(entry),
+            _threads_text(entry),
+            last_error(entry),
+        ):
             if text:
                 yield from _wrapped(text, width) if sys.stdout.isatty() else [f"    {text}"]
 
@@ -156,6 +161,15 @@ def _retry_text(entry: Mapping[str, object]) -> str:
     if state == "open" and isinstance(again, int | float):
         return f"not called after failures in a row; tried again in {again:.0f} s"
     return {"probing": "tried again now", "hangs": "not called: its calls hang"}.get(str(state), "")
+
+
+def _threads_text(entry: Mapping[str, object]) -> str:
+    """Return that a PURE hook is not called on the daemon's loop."""
+    if entry.get("in_threads") is not True:
+        return ""
+    return (
+        f"PURE, but called in threads: {one_line(entry.get('interrupted'))} calls took too long on the loop"
+    )
 
 
 def _row(entry: Mapping[str, object], *, wide: bool) -> list[str]:

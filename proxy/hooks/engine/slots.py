@@ -251,7 +251,8 @@ class HookSlots:
                 remote=hook.remote, state=self._state(), retry_in=breaker.remaining(now), calls=stats.calls,
                 failures=dict(stats.failures), conflicts=stats.failures.get("conflict", 0),
                 vetoes=stats.vetoes, skipped=stats.skipped, lost=stats.lost, waiting=waiting,
-                running=self._inside, hung=len(self._overdue_calls), quiet=quiet, last_error=stats.last_error,
+                running=self._inside, hung=len(self._overdue_calls), quiet=quiet,
+                in_threads=not self.suits_loop, interrupted=self._interrupted, last_error=stats.last_error,
                 last_trace=stats.last_trace, last_error_at=stats.last_error_at, p50_s=stats.median(),
                 max_s=stats.longest,
             )  # fmt: skip

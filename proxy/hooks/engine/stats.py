@@ -39,6 +39,8 @@ class HookReport:
         running: Calls in progress.
         hung: Calls that have not returned after their deadline.
         quiet: Log records that were dropped.
+        interrupted: Calls of a ``PURE`` hook that took too long on the daemon's loop, since it was last quick.
+        in_threads: True for a ``PURE`` hook that is called in threads because of them.
         last_error: The text of the last failure; empty if there was none. ``last_trace`` is its traceback.
         last_error_at: Its time in seconds since the epoch; 0 if there was none.
         p50_s, max_s: Seconds of one answer: median of the last ones, and the longest ever.
@@ -62,6 +64,8 @@ class HookReport:
     running: int = 0
     hung: int = 0
     quiet: int = 0
+    interrupted: int = 0
+    in_threads: bool = False
     last_error: str = ""
     last_trace: str = ""
     last_error_at: float = 0.0

@@ -101,6 +101,8 @@ def test_a_slow_pure_hook_is_interrupted_and_repeated_in_a_thread(
             outcome = await setup.call()
             assert outcome.adjustment.envs["ON"] != threading.main_thread().name
             assert len(threads) == 2 * (turn + 1)
+            report = setup.report("10-a")
+            assert (report.interrupted, report.in_threads) == (turn + 1, turn + 1 == MOST_INTERRUPTED)
         await setup.call()
         assert len(threads) == 2 * MOST_INTERRUPTED + 1, "it is not called on the loop any more"
         assert setup.report("10-a").failures == {}
