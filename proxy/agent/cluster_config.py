@@ -17,16 +17,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from proxy.agent.api_client import ApiServerError, retry_after
+from proxy.agent.config_objects import (
+    ANNOTATION,
+    COLLECTION,
+    ConfigAnswer,
+    ConfigObject,
+    config_object,
+    has_room,
+    node_annotation,
+    object_status,
+    reported_nodes,
+    select,
+)
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT
 from proxy.atomic_write import write_file
@@ -34,7 +45,6 @@ from proxy.config.cluster_config import FILE_NAME, IGNORED
 from proxy.config.load import SIZE_LIMIT, load
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import ConfigError, TopoproxyError
-from proxy.model.label_selector import LabelExpression, LabelOperator, LabelSelector
 from proxy.observe.json_access import as_list, as_map
 from proxy.open_file import open_file
 
@@ -50,132 +60,6 @@ TOO_MANY = "Too many"
 """A part of the API server's message about a full list."""
 _LONGEST_REASON = 500
 """Characters of a reason."""
-
-GROUP, VERSION, PLURAL = "topoproxy.io", "v1alpha1", "topoproxyconfigs"
-COLLECTION = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
-ANNOTATION = f"{GROUP}/config"
-"""Annotation of a Node object: the object that the node uses, and whether its settings are accepted."""
-MOST_NODES = 20
-"""Nodes in the status of an object (``maxItems`` of the CRD): each change of it goes to all nodes."""
-
-
-class ConfigObject(Struct, frozen=True):
-    """A TopoproxyConfig.
-
-    Attributes:
-        name, generation: Of the object.
-        priority: The highest of several objects applies.
-        selector: Labels of the nodes.
-        text: The settings as JSON.
-        nodes: The nodes that its status lists.
-        uid: Of the object; another one of the same name has another.
-    """
-
-    name: str
-    generation: int
-    priority: int
-    selector: LabelSelector
-    text: str
-    nodes: frozenset[str]
-    uid: str = ""
-
-
-class ConfigAnswer(Struct, frozen=True):
-    """The answer of a node to an object.
-
-    Attributes:
-        name, generation: Of the object.
-        accepted: Whether its settings are in effect on the node.
-        reason: Why not, or why they still are where the object no longer applies; empty otherwise.
-        uid: Of the object.
-    """
-
-    name: str
-    generation: int
-    accepted: bool
-    reason: str = ""
-    uid: str = ""
-
-
-def config_object(item: Mapping[str, Any]) -> ConfigObject:
-    """Read a TopoproxyConfig.
-
-    Raises:
-        ValueError: A field is invalid.
-    """
-    metadata, spec = item["metadata"], item.get("spec") or {}
-    settings = spec.get("config")
-    if not isinstance(settings, Mapping):
-        raise ValueError("spec.config is missing")  # noqa: TRY004 - one kind of error for all bad input
-    return ConfigObject(
-        str(metadata["name"]),
-        int(metadata.get("generation") or 0),
-        int(spec.get("priority") or 0),
-        _selector(spec.get("nodeSelector") or {}),
-        json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1),
-        _reported(item),
-        str(metadata.get("uid") or ""),
-    )
-
-
-def _reported(item: Mapping[str, Any]) -> frozenset[str]:
-    """Return the nodes that the status of an object lists."""
-    status = item.get("status") or {}
-    return frozenset(str(entry.get("name")) for entry in status.get("nodes") or ())
-
-
-def _selector(raw: Mapping[str, Any]) -> LabelSelector:
-    labels = tuple(sorted((str(key), str(value)) for key, value in (raw.get("matchLabels") or {}).items()))
-    expressions = tuple(
-        LabelExpression(
-            str(expression["key"]),
-            LabelOperator(expression["operator"]),
-            tuple(map(str, expression.get("values") or ())),
-        )
-        for expression in raw.get("matchExpressions") or ()
-    )
-    return LabelSelector(labels, expressions)
-
-
-def select(objects: Iterable[ConfigObject], labels: Mapping[str, str]) -> ConfigObject | None:
-    """Return the object that applies on a node with some labels; None for none."""
-    matching = (candidate for candidate in objects if candidate.selector.matches(labels))
-    return min(matching, key=lambda candidate: (-candidate.priority, candidate.name), default=None)
-
-
-def node_annotation(answer: ConfigAnswer | None) -> dict[str, str | None]:
-    """Return the annotation of the Node object; a value of None removes it."""
-    if answer is None:
-        return {ANNOTATION: None}
-    content: dict[str, object] = {
-        "name": answer.name,
-        "generation": answer.generation,
-        "accepted": answer.accepted,
-    }
-    if answer.reason:
-        content["reason"] = answer.reason
-    return {ANNOTATION: json.dumps(content, ensure_ascii=False)}
-
-
-def object_status(name: str, answer: ConfigAnswer | None = None, node: str = "") -> dict[str, Any]:
-    """Return the status that a node applies to an object: its own entry of a list by name, or without one."""
-    status: dict[str, Any] = {}
-    if answer is not None:
-        entry: dict[str, Any] = {"name": node, "generation": answer.generation, "accepted": answer.accepted}
-        if answer.reason:
-            entry["reason"] = answer.reason
-        status = {"nodes": [entry]}
-    return {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": "TopoproxyConfig",
-        "metadata": {"name": name},
-        "status": status,
-    }
-
-
-def has_room(config: ConfigObject, node: str) -> bool:
-    """Return whether a node is listed in the status of an object, or may be."""
-    return node in config.nodes or len(config.nodes) < MOST_NODES
 
 
 def _node_identity(item: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -236,7 +120,7 @@ async def _remove_reports(session: AgentSession) -> None:
     try:
         async for page in session.api.pages(COLLECTION, {}):
             items = page.get("items") or ()
-            names += [item["metadata"]["name"] for item in items if session.node in _reported(item)]
+            names += [item["metadata"]["name"] for item in items if session.node in reported_nodes(item)]
     except ApiServerError as error:
         if error.status != 404:  # the CRD was removed
             raise

@@ -11,9 +11,10 @@ import pytest
 
 from proxy import logs
 from proxy.agent import cluster_config, config_file
-from proxy.agent.cluster_config import COLLECTION, follow_config
+from proxy.agent.cluster_config import follow_config
 from proxy.agent.cluster_facts import read_facts
 from proxy.agent.config_file import follow_file
+from proxy.agent.config_objects import ANNOTATION, COLLECTION
 from proxy.agent.session import AgentSession
 from proxy.backends.cluster.files import AgentFiles
 from proxy.config.load import drop_ins, load
@@ -124,7 +125,7 @@ def test_settings_of_the_cluster_are_used_once_the_node_permits_them(world: Worl
         drop_in = drop_ins(world.file) / "10-cluster.yaml"
         drop_in.parent.mkdir()
         drop_in.write_text("clusterConfig: {allowed: [log]}\n")
-        await until(lambda: cluster_config.ANNOTATION in str(world.api.collections[NODES]["n1"]))
+        await until(lambda: ANNOTATION in str(world.api.collections[NODES]["n1"]))
         assert (world.directory / "config.yaml").exists()
 
     run_scenario(world, scenario)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from proxy.admin.client import query_admin
-from proxy.agent.cluster_config import ANNOTATION, COLLECTION
+from proxy.agent.config_objects import ANNOTATION, COLLECTION
 from proxy.agent.rejections.node_mark import KEY
 from proxy.daemon import Daemon
 from proxy.demo import client as demo

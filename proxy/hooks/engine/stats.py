@@ -39,7 +39,7 @@ class HookReport:
         running: Calls in progress.
         hung: Calls that have not returned after their deadline.
         quiet: Log records that were dropped.
-        interrupted: Calls of a ``PURE`` hook that took too long on the daemon's loop, since it was last quick.
+        interrupted: Calls of a ``PURE`` hook that took too long on the loop, since it was last quick.
         in_threads: True for a ``PURE`` hook that is called in threads because of them.
         last_error: The text of the last failure; empty if there was none. ``last_trace`` is its traceback.
         last_error_at: Its time in seconds since the epoch; 0 if there was none.
