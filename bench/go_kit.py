@@ -442,7 +442,8 @@ def main() -> int:
         with contextlib.suppress(FileNotFoundError):
             chosen.json.unlink()
         chosen.json.write_text(json.dumps(bench.figures.plain(), indent=1) + "\n")
-    busy = f"load average {before:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} CPUs, {interpreter()}"
+    where = f"on {os.cpu_count()} CPUs, {interpreter()}"
+    busy = f"load average {before:.1f} before, {os.getloadavg()[0]:.1f} after, {where}"
     print(f"\n{busy}: what else runs here is measured too" if before > 1 else f"\n{busy}")
     missed = [row[0] for row in table if row[-1] == "MISSED"]
     print(f"{len(missed)} missed{': ' + ', '.join(missed) if missed else ''}")

@@ -26,8 +26,8 @@ class BenchError(Exception):
 def interpreter() -> str:
     """Name the Python that runs the processes, with its path.
 
-    The path matters: the packages of distributions are compiled with profile-guided optimization, a Python that
-    was compiled by hand often without, and then everything takes longer.
+    The path matters: the packages of distributions are compiled with profile-guided optimization, a Python
+    that was compiled by hand often without, and then everything takes longer.
     """
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return f"Python {platform.python_version()} ({executable})"
