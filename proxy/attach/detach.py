@@ -12,6 +12,8 @@ from proxy.attach.state_file import BEGUN
 from proxy.model.errors import TopoproxyError, UnavailableError
 
 RELEASE_S = 300.0
+STOP_S = 75.0
+"""Seconds that a stop of our units may take: more than ``TimeoutStopSec`` of topoproxy.service."""
 
 
 def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> str:
@@ -93,7 +95,16 @@ def _release(node: AttachNode) -> None:
 
 
 def undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:
-    """Undo an attach: files, kubelet, our units; then the journal goes."""
+    """Undo an attach: files, kubelet, our units; then the journal goes.
+
+    Args:
+        node: The node.
+        journal: The journal of the attach; None for none.
+        limit: Seconds for each command of systemd, but at least 10, and ``STOP_S`` where units are stopped.
+
+    Raises:
+        TopoproxyError: A command of systemd fails, or takes longer.
+    """
     if journal is None:
         return
     journals.restore(node.state, journal, node.root)
@@ -106,6 +117,6 @@ def undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:
         (["stop"], journal.started),
     ):
         if units:
-            systemctl([*command, *units], max(limit, 10.0))
+            systemctl([*command, *units], max(limit, STOP_S))
     journals.remove(node.state)
     (node.state / RESCUE).unlink(missing_ok=True)

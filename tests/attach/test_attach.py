@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from proxy.attach import journal as journals
-from proxy.attach.changes import FileChange
+from proxy.attach.changes import FileChange, systemctl
 from proxy.attach.detach import detach
 from proxy.attach.endpoint_watch import attached_kubelet
 from proxy.attach.node import RESCUE
@@ -324,6 +325,29 @@ def test_an_endpoint_of_topoproxy_that_no_attach_set_is_not_taken_for_the_runtim
     else:
         with pytest.raises(TopoproxyError, match=r"did not set it: nothing is changed$"):
             attach(node.node(), 3)
+
+
+def test_a_rollback_waits_as_long_as_the_unit_may_take_to_stop(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, float] = {}
+
+    def recorded(arguments: list[str], limit: float) -> str:
+        limits[arguments[0]] = limit
+        return systemctl(arguments, limit)
+
+    monkeypatch.setattr("proxy.attach.detach.systemctl", recorded)
+    node = fake("unit")
+    node.ready = False
+    with pytest.raises(
+        TopoproxyError, match="topoproxy is not ready: no socket; all changes were rolled back"
+    ):
+        attach(node.node(), 2)
+    unit = (Path(__file__).parents[2] / "systemd/topoproxy.service").read_text()
+    stops = re.search(r"(?m)^TimeoutStopSec=(\d+)$", unit)
+    assert stops is not None
+    assert limits == {"disable": limits["disable"]}
+    assert limits["disable"] > int(stops[1])
 
 
 @pytest.mark.parametrize("way", ["failure", "detach", "rescue", "kill"])
