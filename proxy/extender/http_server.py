@@ -245,16 +245,24 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from error
     for file in (certificate, client_ca):
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
-        except ssl.SSLError as error:
-            raise InputError(f"cannot use the certificate {file}: it is not a PEM certificate") from error
+        _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), file)
     try:
         context.load_cert_chain(certificate, key)
     except ssl.SSLError as error:
         is_other = error.reason == "KEY_VALUES_MISMATCH"
         cause = f"it is not the key of {certificate}" if is_other else "it is not a PEM key"
         raise InputError(f"cannot use the key {key}: {cause}") from error
-    context.load_verify_locations(client_ca)
+    except OSError as error:  # removed since it was opened
+        raise InputError(f"cannot read {certificate} and {key}: {error.strerror}") from error
+    _load_authorities(context, client_ca)
     context.verify_mode = ssl.CERT_OPTIONAL  # probes of kubelet have none
     return context
+
+
+def _load_authorities(context: ssl.SSLContext, file: str) -> None:
+    try:
+        context.load_verify_locations(file)
+    except ssl.SSLError as error:
+        raise InputError(f"cannot use the certificate {file}: it is not a PEM certificate") from error
+    except OSError as error:  # removed since it was opened
+        raise InputError(f"cannot read {file}: {error.strerror}") from error

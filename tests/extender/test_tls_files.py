@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import ssl
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from proxy.extender import tls_files
 from proxy.extender.http_server import HttpAnswer, HttpServer
 from proxy.extender.tls_files import CANNOT, TlsFiles, follow
+from proxy.model.errors import InputError
 from tests.cluster.extender_process import make_certificates
 from tests.testkit.captured_log import telemetry
 from tests.testkit.waiting import until
@@ -130,3 +132,18 @@ def test_files_that_do_not_belong_together_are_not_used(
         assert any(line.startswith("resolved") for line in bed.lines)
 
     with_files(issued, tmp_path, test)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_removed_while_it_is_read_is_reported(
+    issued: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    files = TlsFiles(*(str(shutil.copy(issued / "new" / each, tmp_path)) for each in NAMES))
+
+    def removed(path: Path) -> BytesIO:
+        (tmp_path / name).unlink(missing_ok=True)
+        return BytesIO()
+
+    monkeypatch.setattr("proxy.extender.http_server.open_file", removed)
+    with pytest.raises(InputError, match=f"cannot read .*{name}: No such file"):
+        files.context()
