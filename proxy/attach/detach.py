@@ -100,7 +100,8 @@ def undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:
     Args:
         node: The node.
         journal: The journal of the attach; None for none.
-        limit: Seconds for each command of systemd, but at least 10, and ``STOP_S`` where units are stopped.
+        limit: Seconds for each command of systemd, but at least 10, and ``STOP_S`` where our units are
+            disabled or stopped.
 
     Raises:
         TopoproxyError: A command of systemd fails, or takes longer.

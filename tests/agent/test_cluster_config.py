@@ -15,10 +15,7 @@ import pytest
 
 from proxy.agent import cluster_config
 from proxy.agent.cluster_config import CANNOT_REMOVE, follow_config
-from proxy.agent.config_objects import (
-    ANNOTATION,
-    COLLECTION,
-)
+from proxy.agent.config_objects import ANNOTATION, COLLECTION
 from proxy.agent.session import AgentSession
 from proxy.config.cluster_config import FILE_NAME, IGNORED, ClusterConfigConfig
 from proxy.config.load import load

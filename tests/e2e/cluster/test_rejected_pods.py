@@ -67,6 +67,7 @@ def test_without_a_taint_the_next_pod_is_rejected_and_not_evicted_within_a_minut
             return next((p for p in full.pods("second") if uid(p) != uid(first)), None)
 
         again = until("another pod", replaced)
+        until("the report", lambda: full.reported(first, "RejectedPodEvicted"))
         until("its rejection", lambda: full.rejections(again) >= 2)
         assert {uid(p) for p in full.pods("second")} == {uid(again)}, "at most one eviction in a minute"
         assert not taints(full)
