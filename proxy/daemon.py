@@ -456,6 +456,8 @@ class Daemon:
         Containers stay as they are, unless they are to be released at a stop.
         """
         self._notifier.stopping("draining")
+        if self._acceptor is not None:
+            self._acceptor.stop_accepting()
         if self._listener is not None:
             self._listener.close(keep_lock=True)
         limit, loop = self.config.drain_timeout, asyncio.get_running_loop()

@@ -16,9 +16,11 @@ from proxy.admin.client import query_admin
 from proxy.admin.status_text import render
 from proxy.cli.main import cli
 from proxy.demo.client import CriClient, DemoPod
+from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.errors import CannotCreateError, CgroupError, ConfigError, LockedError
 from proxy.pools.node_keys import RESERVATION
 from proxy.process import _serve
+from proxy.sockets.unix_socket import Listener
 from tests.testkit.daemon import DaemonNode, run, temporary_node
 
 
@@ -73,6 +75,29 @@ def test_a_new_daemon_restores_all_containers(node: DaemonNode) -> None:
 
     run(again, after)
     assert [node.cpus(i) for i in ids] == held == ["0-1,4-15", "2-3"]
+
+
+def test_a_stop_stops_accepting_before_it_closes_the_socket(
+    node: DaemonNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    stop_accepting, close = Acceptor.stop_accepting, Listener.close
+
+    def recorded_stop(acceptor: Acceptor) -> None:
+        order.append("stop accepting")
+        stop_accepting(acceptor)
+
+    def recorded_close(listener: Listener, *, keep_lock: bool = False) -> None:
+        order.append("close")
+        close(listener, keep_lock=keep_lock)
+
+    async def scenario() -> None:
+        order.clear()
+
+    monkeypatch.setattr(Acceptor, "stop_accepting", recorded_stop)
+    monkeypatch.setattr(Listener, "close", recorded_close)
+    run(node.daemon(), scenario)
+    assert order[:2] == ["stop accepting", "close"]
 
 
 def test_a_runtime_that_comes_later(node: DaemonNode) -> None:

@@ -163,12 +163,8 @@ class Release:
     async def _run(self) -> None:
         pauses = RetryDelays(PAUSES)
         while True:
-            try:
-                if await self.sweep(self._pace):
-                    return
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next sweep must come
-                self._executor.report_internal_error(error)
-                self.progress.remaining["release"] = f"internal error: {type(error).__name__}: {error}"
+            if await self._try_sweep(self._pace):
+                return
             await asyncio.sleep(pauses.next())
             if not self.progress.remaining:
                 pauses.reset()
@@ -186,10 +182,19 @@ class Release:
         await self._end()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                while not await self.sweep(lambda: asyncio.sleep(0)):
+                while not await self._try_sweep(lambda: asyncio.sleep(0)):
                     await asyncio.sleep(PAUSES.first)
                 return True
         return False
+
+    async def _try_sweep(self, pace: Callable[[], Awaitable[None]]) -> bool:
+        """Sweep once; an internal error is reported, and the next sweep must come."""
+        try:
+            return await self.sweep(pace)
+        except Exception as error:  # noqa: BLE001  whatever it is
+            self._executor.report_internal_error(error)
+            self.progress.remaining["release"] = f"internal error: {type(error).__name__}: {error}"
+            return False
 
     async def sweep(self, pace: Callable[[], Awaitable[None]]) -> bool:
         """Check all containers once, and restore those that differ.

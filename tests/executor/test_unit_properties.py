@@ -7,6 +7,8 @@ import errno
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
+
 from proxy.api.cri import api_pb2 as pb
 from proxy.backends.runtime.quirks.runc import reversed_mask
 from proxy.engine.node_events import ModeChanged
@@ -16,6 +18,7 @@ from proxy.executor.systemd.ports import UnitEvents, UnitSets
 from proxy.model.errors import CgroupError, UnavailableError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
+from proxy.model.workload import Phase
 from proxy.telemetry import metrics
 
 ALL = "0-15"
@@ -101,6 +104,7 @@ class PlayedSystemd:
     def __init__(self, world: Any, *, wrong: bool) -> None:
         self.world, self.wrong = world, wrong
         self.units: dict[str, UnitSets] = {}
+        self.gone: set[str] = set()
         self.queried: list[str] = []
         self.received: Callable[[UnitEvents], None] | None = None
         self.away = False
@@ -117,6 +121,8 @@ class PlayedSystemd:
         if self.away:
             raise UnavailableError("cannot query systemd: away")
         self.queried.append(unit)
+        if unit in self.gone:
+            raise CgroupError(f"cannot read {unit}: not there", errno.ENOENT)
         return self.units.get(unit, UnitSets(CpuSet(), Mask()))
 
     def set(self, unit: str, cpus: CpuSet | None, mems: Mask | None) -> None:
@@ -565,6 +571,38 @@ def test_a_property_is_in_flight_until_systemd_answers(run_scenario: Any) -> Non
         await asyncio.wait_for(creating, 30)
         await check_set(world, shared, REST)
         assert not world.executor.state.inflight.of(shared)
+
+    on_systemd(run_scenario, scenario, wrong=False)
+
+
+@pytest.mark.parametrize("ends", ["exited", "removed", "released", "its unit is gone"])
+def test_a_late_property_is_completed_whatever_becomes_of_its_container(run_scenario: Any, ends: str) -> None:
+    """Nothing else would complete it: a release, a hand-over and owners' creates wait for calls in flight."""
+
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
+        shared = await run(world, "ls", qos="LS")
+        await wait_until_settled(world)
+        systemd.slow = []
+        systemd.units[unit_of(shared)] = UnitSets(cpus_of("1"), Mask())
+        world.executor.unit_properties.changed([shared])
+        await world.until(lambda: systemd.slow)
+        assert world.executor.state.inflight.of(shared)
+
+        if ends == "exited":
+            world.executor.lifecycle.phase(shared, Phase.EXITED)
+        elif ends == "removed":
+            world.executor.lifecycle.removed([shared])
+        elif ends == "released":
+            world.executor.store.handle(ModeChanged(NodeMode.RELEASING))
+        await world.quiet()
+        assert world.executor.state.inflight.of(shared), "systemd has not answered yet"
+        pending, systemd.slow, systemd.away = systemd.slow, None, False
+        if ends == "its unit is gone":
+            systemd.gone.add(unit_of(shared))
+        else:
+            for call in pending:
+                systemd.set(*call)
+        await world.until(lambda: not world.executor.state.inflight.calls)
 
     on_systemd(run_scenario, scenario, wrong=False)
 

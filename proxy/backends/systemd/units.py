@@ -160,10 +160,10 @@ class SystemdUnits:
         for message in connection.read(b"Reloading"):
             if message.body == (False,):
                 on_event(UnitEvents.RELOADED)
+        subscriber.join()  # it may still report the connection; its calls have ended with the connection
         with self._ready:
             was, self._connection = self._connection, None
             self._why = "the connection has ended"
-        subscriber.join()
         if was is not None and not self._closing.is_set():
             on_event(UnitEvents.LOST)
 

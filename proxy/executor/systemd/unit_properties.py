@@ -97,6 +97,8 @@ class UnitProperties:
         self._put_off: set[str] = set()
         self._late: list[InflightCall] = []
         """Changes that were sent to systemd and that it has not answered."""
+        self._late_unit = ""
+        """The unit of the last of them."""
         context.store.perform_by(CompareUnits, lambda effect: self.changed(effect.ids))
         context.store.perform_by(ReportReversedMask, self._report_reversed)
         self._wake = asyncio.Event()
@@ -210,7 +212,12 @@ class UnitProperties:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._dirty and self.connected:
+            while (self._dirty or self._late) and self.connected:
+                if self._late and not await self._completes_late():
+                    await asyncio.sleep(AWAY_S)
+                    continue
+                if not self._dirty:
+                    break
                 container_id = next(iter(self._dirty))
                 del self._dirty[container_id]
                 try:
@@ -223,6 +230,21 @@ class UnitProperties:
                     await asyncio.sleep(AWAY_S)
                 except Exception as error:  # noqa: BLE001  one odd unit must not stop the others
                     self._context.report_internal_error(error)
+
+    async def _completes_late(self) -> bool:
+        """Complete unanswered changes, whatever has become of their containers; False without an answer."""
+        assert self.units is not None
+        try:
+            await self._worker.run(self.units.read, self._late_unit)
+        except CgroupError:
+            pass  # an error is an answer, too: the unit may be gone
+        except UnavailableError:
+            return False
+        except Exception as error:  # noqa: BLE001  the other units must still be compared
+            self._context.report_internal_error(error)
+            return False
+        self._caught_up()
+        return True
 
     def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
         """Handle that a unit could not be read or set."""
@@ -303,6 +325,8 @@ class UnitProperties:
             context.telemetry.count(metrics.SYSTEMD_UNITS_SET)
         except UnavailableError:  # it may still be done: a reload can take longer than the deadline
             self._late.append(own or context.calls.track(container_id, want))
+            self._late_unit = path.rpartition("/")[2]
+            self._wake.set()
             own = None
             raise
         finally:

@@ -116,7 +116,7 @@ class Acceptor:
         open on it, and all close after ``limit_s`` seconds, which calls that are held then see as a lost
         connection.
         """
-        self._stop_accepting()
+        self.stop_accepting()
         loop = asyncio.get_running_loop()
         start = loop.time()
         while self._links or self._opening:
@@ -140,7 +140,7 @@ class Acceptor:
 
         Calls in flight continue; a client that does not read is not waited for any longer.
         """
-        self._stop_accepting()
+        self.stop_accepting()
         end = asyncio.get_running_loop().time() + limit_s
         while self._opening or any(not link.saw_goaway for link in self._links):
             self._send_goaway()
@@ -163,7 +163,7 @@ class Acceptor:
 
     def close(self) -> None:
         """Stop accepting and close all connections behind their pending bytes."""
-        self._stop_accepting()
+        self.stop_accepting()
         for task in list(self._opening):
             task.cancel()
         for link in list(self._links):
@@ -177,7 +177,11 @@ class Acceptor:
 
     # -- accepting ----------------------------------------------------------------------------------------
 
-    def _stop_accepting(self) -> None:
+    def stop_accepting(self) -> None:
+        """Accept no further client; call this before the listening socket is closed.
+
+        A socket that systemd holds too stays readable for epoll after it was closed here.
+        """
         if self._listener is not None:
             self._listener = None
             asyncio.get_running_loop().remove_reader(self._fd)

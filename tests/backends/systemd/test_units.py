@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from jeepney.low_level import HeaderFields, Message, Parser
 from jeepney.wrappers import DBusAddress, new_error, new_method_return, new_signal
 
+from proxy.backends.systemd.dbus import Connection
 from proxy.backends.systemd.units import SystemdUnits, object_path, sockets, to_bytes
 from proxy.executor.systemd.ports import UnitEvents, UnitSets
 from proxy.model.backoff import Backoff
@@ -278,6 +280,27 @@ def test_a_connection_that_is_closed_at_once_is_retried_ever_more_rarely(
     wait_until(lambda: len(pauses) > 9)
     units.close()
     assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+
+
+def test_a_connection_that_ends_while_it_is_reported_is_reported_as_lost(
+    systemd: PlayedSystemd, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd hangs up at once beyond its number of connections; the subscriber may notice that late."""
+    received: list[UnitEvents] = []
+    subscribe = SystemdUnits._subscribe
+
+    def subscribe_late(units: SystemdUnits, connection: Connection, *rest: Any) -> None:
+        systemd.end()
+        wait_until(lambda: connection._over)
+        time.sleep(0.05)
+        subscribe(units, connection, *rest)
+
+    monkeypatch.setattr(SystemdUnits, "_subscribe", subscribe_late)
+    units = SystemdUnits(lambda: [str(address)], LONG_S)
+    units.watch(received.append)
+    wait_until(lambda: len(received) > 3)
+    units.close()
+    assert received[:4] == [UnitEvents.CONNECTED, UnitEvents.LOST] * 2
 
 
 def test_the_next_socket_is_tried(systemd: PlayedSystemd, address: Path, tmp_path: Path) -> None:

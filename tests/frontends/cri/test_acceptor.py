@@ -529,6 +529,21 @@ def test_drain_stops_accepting_even_where_the_listener_is_closed_already(bed):
         raw(bed)
 
 
+def test_a_socket_that_systemd_holds_too_does_not_keep_the_event_loop_busy(bed):
+    """A client waits in its backlog during the drain, and epoll reports the socket while it is registered."""
+    with socket.socket(fileno=os.dup(bed.listener.fileno())):  # systemd's
+        bed.on_loop(bed.front.stop_accepting)
+        bed.listener.close()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(bed.path)
+            turns = []
+            select = bed.loop._selector.select
+            bed.loop._selector.select = lambda timeout: (turns.append(timeout), select(timeout))[1]
+            bed.do(asyncio.sleep(0.3))
+            bed.loop._selector.select = select
+    assert len(turns) < 50
+
+
 def test_closed_connections_leave_no_garbage_to_collect(bed):
     """A node has many short connections (probes, crictl); they must not wait for a garbage collection."""
 
