@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 UNMEASURED = e2e bench fuzz vm simulation engine/test_every_interleaving.py
 SCENARIOS ?=
 KUBELET ?= $(TOPOPROXY_KUBELET)
-ROOM ?= allocation
+PACKAGE ?= $(or $(ROOM),allocation)
 N ?= 60
 MUTATE_ARGS ?=
 RUNTIMES ?= build/runtimes
@@ -183,8 +183,8 @@ lint: venv ## check style, types, and the layers of packages
 	@$(BIN)/python -m tests.testkit.layer_rules
 	@echo "lint: clean"
 
-mutate: venv ## change code on purpose to check its tests: ROOM=allocation N=60 (N=0: all), MUTATE_ARGS="..."
-	@$(BIN)/python tests/mutation/mutate.py $(ROOM) -n $(N) $(MUTATE_ARGS)
+mutate: venv ## change code on purpose to check its tests: PACKAGE=allocation N=60 (N=0: all), MUTATE_ARGS="..."
+	@$(BIN)/python tests/mutation/mutate.py $(PACKAGE) -n $(N) $(MUTATE_ARGS)
 
 # Without SEED, each run has another seed. A failure is printed with the command that repeats it.
 fuzz: venv ## run random sessions and random bodies without end: SEED=n, FUZZ_ARGS="--only bodies"

@@ -33,7 +33,7 @@ from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
 from proxy.backends.cgroup.files import OsFiles
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.executor.cpuset_enforcer import Enforcer
+from proxy.executor.cpuset_writer import CpusetWriter
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request
@@ -176,11 +176,11 @@ def measure(root: Path) -> Moved:
         online = CpuSet.parse((root / "cpuset.cpus").read_text())
         there, owned = states(online, paths)
         now, fewer = [there], str(owned.pools.shared)
-        enforcer = Enforcer(KernelCgroups(root, 1, files), lambda: now[0])
-        back, work = enforcer.enforce_pools, dict[str, Callable[[], object]]()
+        cpuset_writer = CpusetWriter(KernelCgroups(root, 1, files), lambda: now[0])
+        back, work = cpuset_writer.write_pools, dict[str, Callable[[], object]]()
         work["bare"] = partial(bare(root, paths), fewer)
         work["reading"] = partial(reading(root, paths), fewer)
-        work["ours"] = enforcer.enforce_pools
+        work["ours"] = cpuset_writer.write_pools
         writes, unchanged = set[int](), set[int]()
         for _ in range(ROUNDS):
             for name in dice.sample(list(work), len(work)):
@@ -194,7 +194,7 @@ def measure(root: Path) -> Moved:
                 if name == "ours":
                     writes.add(files.writes - before)
                     before = files.writes
-                    enforcer.enforce_pools()
+                    cpuset_writer.write_pools()
                     unchanged.add(files.writes - before)
     cpu_ms = [took.median("CPU", name) or 0.0 for name in work]
     clock_ms = [took.median("clock", name) or 0.0 for name in work]

@@ -30,7 +30,7 @@ from proxy.engine.container_create import place
 from proxy.engine.node import Node
 from proxy.engine.placement import moves
 from proxy.engine.state import NodeState
-from proxy.executor.cpuset_enforcer import Enforcer
+from proxy.executor.cpuset_writer import CpusetWriter
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
@@ -180,7 +180,7 @@ def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: fl
     }
     if changed != {*shrink, *grow}:
         raise RuntimeError(f"{what}: others are named than those whose set changes")
-    Enforcer(kernel, lambda: state).enforce([*shrink, *grow])
+    CpusetWriter(kernel, lambda: state).enforce([*shrink, *grow])
     samples = sampled(lambda: moves(before, after()))
     return Change(what, samples, len(shrink) + len(grow), len(changed), kernel.writes, bar)
 

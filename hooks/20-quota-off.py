@@ -3,8 +3,8 @@
 A quota throttles a container that may use all of its CPUs anyway, although no other container wants them.
 topoproxy itself lifts the quota of all containers that own CPUs, and restores it when they own none any more
 (``koordinator.keepCFSQuota: never``, the default). Use this hook where that is
-too much or too coarse: with ``keepCFSQuota: always`` (or ``several-containers``) everybody keeps the quota
-but those that are chosen here.
+too much or too coarse: with ``keepCFSQuota: always`` (or ``several-containers``) all containers keep the
+quota except those that are chosen here.
 
 A container is chosen if it owns CPUs, its class is one of ``classes``, and, where ``annotation`` is set, its
 pod has that annotation. The quota goes with the create and stays off at kubelet's later updates. The pod's

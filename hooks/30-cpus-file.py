@@ -1,4 +1,4 @@
-"""A container's CPUs and memory nodes as variables of its environment, and in a file that is kept true.
+"""A container's CPUs and memory nodes as variables of its environment, and in a file that is kept up to date.
 
 What is written, to the environment and to the file::
 
@@ -10,7 +10,7 @@ and with ``peers``, for each other container of the pod, ``PEER_CPUS_`` and its 
 but letters and digits is ``_``): the CPUs that it may run on.
 
 The environment is that of the create. CPUs can change while a container runs (the shared pool shrinks and
-grows); then the file says it: ``/run/topoproxy/cpus`` in the container, in a directory that is mounted
+grows); then the file is updated: ``/run/topoproxy/cpus`` in the container, in a directory that is mounted
 read-only. It is replaced as a whole, so it is never read half; watch the directory, not the file. It has
 lines for a shell::
 
@@ -22,8 +22,8 @@ owner. What other hooks narrow is in the file, but not in the environment. Varia
 itself, and its own mounts at that path, stay as they are.
 
 The files lie below ``root``, one directory for each container, on a file system that the runtime sees as
-well. They go with the container; leftovers of containers that came to nothing go when their pod does, or at
-the next start of the daemon. With SELinux the directory needs a label that containers may read:
+well. They are removed with the container; those of containers whose creation failed are removed with their
+pod, or at the next start of the daemon. With SELinux the directory needs a label that containers may read:
 ``semanage fcontext -a -t container_file_t '/run/topoproxy/hooks/cpus(/.*)?'``.
 """
 

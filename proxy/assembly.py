@@ -7,7 +7,6 @@ where it is needed, and takes memory on those nodes alone.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from proxy.engine.partition import KEY as PARTITION_KEY
 from proxy.executor.context import ExecutorOptions
 from proxy.executor.machine.hotplug import NO_UEVENTS
 from proxy.executor.node_executor import NodeExecutor, Ports
-from proxy.executor.node_rules import node_of
+from proxy.executor.node_rules import node_rules
 from proxy.kubelet_assembly import (
     device_plugin_registry_of,
     kubelet_allocations_of,
@@ -45,7 +44,6 @@ from proxy.topology.uevents import listen
 
 if TYPE_CHECKING:
     from proxy.backends.cluster.files import AgentFiles
-    from proxy.engine.node import Node
     from proxy.engine.suppression import SuppressionSettings
     from proxy.executor.be.suppression import Suppression
     from proxy.executor.context import NodeContext
@@ -59,8 +57,8 @@ if TYPE_CHECKING:
     )
     from proxy.executor.partitions.ports import Partitions as KernelPartitions
     from proxy.executor.ports import (
+        DeviceLocator,
         Displaced,
-        Hardware,
         Ledger,
         MachineEvents,
         NodeObject,
@@ -91,7 +89,7 @@ def executor_of(
         telemetry: Where to log, count and report problems.
     """
     groups, problem = _cpu_groups(config, cgroups)
-    node = node_rules_of(config, machine, quotas=groups is not None)
+    node = node_rules(config, machine, quotas=groups is not None)
     if not node.admission.owners.selector.all and (files := _cluster_files(config)) is not None:
         # Owners that are adopted must not lose their claims.
         node = node.with_namespace_labels(files.namespaces.read())
@@ -120,18 +118,6 @@ def executor_of(
     )
 
 
-def node_rules_of(config: Config, machine: Machine, *, quotas: bool) -> Node:
-    """Return the rules of the node.
-
-    Args:
-        config: What to do.
-        machine: The hardware.
-        quotas: Whether CFS quotas can be written; where they cannot, all containers keep theirs.
-    """
-    node = node_of(config, machine)
-    return node if quotas else dataclasses.replace(node, keep_quota=KeepQuota.ALWAYS)
-
-
 def _ports(
     config: Config,
     context: NodeContext,
@@ -142,7 +128,7 @@ def _ports(
     reread: bool,
 ) -> Ports:
     """Make the ports that a node may have besides cpusets, a runtime and a ledger."""
-    cgroups = context.enforcer.cgroups
+    cgroups = context.cpuset_writer.cgroups
     memory = open_memory(root) if root is not None else None
     files = _cluster_files(config)
     partitions, kind = _partitions(config, cgroups, entries)
@@ -180,7 +166,7 @@ def _events(config: Config, context: NodeContext) -> ContainerdEvents:
 
 def _writes(context: NodeContext) -> WriteEvents | None:
     """Watch the writes to cpusets, where the kernel reports them."""
-    root = getattr(context.enforcer.cgroups, "root", None)
+    root = getattr(context.cpuset_writer.cgroups, "root", None)
     if not isinstance(root, Path):
         return None
     try:
@@ -322,7 +308,7 @@ def options_of(config: Config) -> ExecutorOptions:
     )
 
 
-def _devices(config: Config, context: NodeContext) -> Hardware:
+def _devices(config: Config, context: NodeContext) -> DeviceLocator:
     """Return the source of devices' NUMA nodes: sysfs."""
     return SysfsDevices(
         config.sysfs_root, procfs_root=config.procfs_root, report_problem=context.telemetry.problem

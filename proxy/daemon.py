@@ -69,13 +69,13 @@ clients to see that they are to connect again."""
 REPLACED_S = 900.0
 """How long other calls may continue in a daemon that has been replaced."""
 STOP_S = 4.0
-"""Seconds that the end may take after ``drainTimeout``, whatever hangs."""
+"""Seconds that the shutdown may take after ``drainTimeout``, whatever hangs."""
 
 
 SERVER_S, SUPPRESSION_S, HOOKS_S = 1.0, 5.2, 10.0
-"""Seconds that the admin socket, BE suppression and hooks may take to end, where there are as many."""
-CONTROLLER_S, PARTS_S = 1.5, 1.2
-"""Seconds that the executor and the other workers have at least."""
+"""Most seconds that each server, BE suppression and hooks may take to stop; less if less time is left."""
+EXECUTOR_S, PARTS_S = 1.5, 1.2
+"""Least seconds that are kept for closing the executor and the other workers."""
 
 
 class Daemon:
@@ -144,7 +144,7 @@ class Daemon:
         try:
             await self._start()
         except BaseException:
-            await self._undo()
+            await self._shut_down()
             raise
 
     async def _start(self) -> None:
@@ -157,16 +157,16 @@ class Daemon:
         if config.mode is NodeMode.PASSTHROUGH:
             self._acceptor = Acceptor(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
         else:
-            self._acceptor = await self._wire(machine, telemetry)
+            self._acceptor = await self._build_node(machine, telemetry)
         self.reload = self._reloading(machine, telemetry)
         self.reload.notice([*early.notices, *exposed(config)])
         memory_trim.freeze_modules()
         await self._acceptor.start(self._listener.socket)
         await self._start_admin()
-        self._task(self._mirror)
+        self._task(self._keep_socket_mode)
         health = None if self.executor is None else self.executor.health
         self._task(lambda: ping_watchdog(self._notifier, health, self._status))
-        self._task(self._reloads)
+        self._task(self._reload_on_request)
         self._task(self._watch_endpoint)
         if self.executor is not None:
             self._task(self._client_watch(self.executor, self._acceptor).run)
@@ -175,7 +175,7 @@ class Daemon:
         self._notifier.ready(self._status())
         telemetry.event("listening", path=self._listener.path, runtime=config.runtime, mode=config.mode)
 
-    async def _wire(self, machine: Machine, telemetry: Telemetry) -> Acceptor:
+    async def _build_node(self, machine: Machine, telemetry: Telemetry) -> Acceptor:
         from proxy.assembly import executor_of
         from proxy.frontends.cri.call import METHODS, CriCallFlow
         from proxy.state_directory import StateDirectory
@@ -207,14 +207,14 @@ class Daemon:
         self._task(self.reconciler.run)
         self._task(self._runtime_sync.run)
         self._task(self.executor.unit_properties.run)
-        self._suppress(config, entries.get(SUPPRESSION_KEY))
+        self._start_suppression(config, entries.get(SUPPRESSION_KEY))
         self._release = LazyRelease(config, executor, lambda: self._suppression)
         self._release.recover(entries)
         self._staging = LazyStaging(executor)
         self._task(self._staging.run)
         self._flow = flow = CriCallFlow(executor, self.reconciler, executor.call_tracker)
         if config.mode is NodeMode.ENFORCE:
-            self._hook()
+            self._start_hooks()
         if config.pod_resources.serve is not None:
             self._task(self._serve_pod_resources)
         if config.device_plugins.enabled:
@@ -253,7 +253,7 @@ class Daemon:
         self._device_plugins = device_plugins_of(self.config, self.executor)
         self._task(self._device_plugins.run)
 
-    def _suppress(self, config: Config, record: Mapping[str, Any] | None = None) -> None:
+    def _start_suppression(self, config: Config, record: Mapping[str, Any] | None = None) -> None:
         """Begin BE suppression, where it is configured or an earlier run has left limits."""
         from proxy.assembly import suppression_of
 
@@ -262,7 +262,7 @@ class Daemon:
         if self._suppression is not None:
             self._task(self._suppression.run)
 
-    def _hook(self) -> None:
+    def _start_hooks(self) -> None:
         """Call hooks from now on, where there are to be any; observed pods have none."""
         config, executor = self.config, self.executor
         if self.hooks is not None or not (config.hooks.enabled or config.hooks.serve is not None):
@@ -285,8 +285,8 @@ class Daemon:
         steps, executor = common_steps(), self.executor
         if executor is None:
             return Reload(self._config, steps, lambda: machine, telemetry, self._notifier)
-        steps += executor_steps(executor, self._hook)
-        steps.append(suppression_step(lambda: self._suppression, self._suppress))
+        steps += executor_steps(executor, self._start_hooks)
+        steps.append(suppression_step(lambda: self._suppression, self._start_suppression))
         steps.append(hooks_step(lambda: self.hooks))
         steps.append(device_plugins_step(lambda: self._device_plugins))
         return Reload(self._config, steps, lambda: executor.state.node.machine, telemetry, self._notifier)
@@ -353,7 +353,7 @@ class Daemon:
         """Reload the configuration; during a start or another reload, once more after it."""
         self._reload_wanted.set()
 
-    async def _reloads(self) -> None:
+    async def _reload_on_request(self) -> None:
         while self.reload is not None:
             await self._reload_wanted.wait()
             self._reload_wanted.clear()
@@ -369,7 +369,7 @@ class Daemon:
         elif self._telemetry is not None:
             self._telemetry.fault(error)
 
-    async def _mirror(self) -> None:
+    async def _keep_socket_mode(self) -> None:
         """Keep owner and mode of our socket as the runtime's, which may appear after us."""
         while self._listener is not None and not self._listener.adopted:
             if self._listener.is_in_place:
@@ -417,7 +417,7 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         self._listener.hand_over()
-        await self._undo(handing_over=True)
+        await self._shut_down(handing_over=True)
         self._notifier.main_process(successor.pid)
         await asyncio.to_thread(successor.take_over, quiet=quiet, calls=relayed)
         successor.follow()
@@ -469,9 +469,9 @@ class Daemon:
                     *([self._acceptor.drain(limit)] if self._acceptor is not None else []),
                     *([release.at_stop(limit)] if release is not None else []),
                 )
-        await self._undo(until - loop.time())
+        await self._shut_down(until - loop.time())
 
-    async def _undo(self, seconds: float = STOP_S, *, handing_over: bool = False) -> None:
+    async def _shut_down(self, seconds: float = STOP_S, *, handing_over: bool = False) -> None:
         """End everything within this many seconds; a part that hangs is not waited for.
 
         Args:
@@ -493,16 +493,16 @@ class Daemon:
             if server is not None:
                 most = HOOKS_S if server is self.hooks else SERVER_S
                 await ending.step(
-                    "end the servers", server.stop(), min(most, ending.remaining() - CONTROLLER_S)
+                    "end the servers", server.stop(), min(most, ending.remaining() - EXECUTOR_S)
                 )
         if self.executor is not None:
             if self._suppression is not None and not handing_over:
-                most = min(SUPPRESSION_S, ending.remaining() - CONTROLLER_S)
+                most = min(SUPPRESSION_S, ending.remaining() - EXECUTOR_S)
                 await ending.step("restore the limits of BE pods", self._suppression.stop(), most)
                 if self._runtime_sync is not None:
-                    most = min(SETTLE_LIMIT_S, ending.remaining() - CONTROLLER_S)
+                    most = min(SETTLE_LIMIT_S, ending.remaining() - EXECUTOR_S)
                     await ending.step("update the runtime", self._runtime_sync.finish(SETTLE_LIMIT_S), most)
-            limit = max(CONTROLLER_S, min(CLOSE_S, ending.remaining() - PARTS_S))
+            limit = max(EXECUTOR_S, min(CLOSE_S, ending.remaining() - PARTS_S))
             await self.executor.close(limit, handing_over=handing_over)
             parts = (
                 self.reconciler,

@@ -52,4 +52,4 @@ def test_another_socket_at_the_path_keeps_its_mode(tmp_path: Path) -> None:
 async def _mirrored(daemon: Any) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.01):
-            await daemon._mirror()
+            await daemon._keep_socket_mode()

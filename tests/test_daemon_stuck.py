@@ -66,7 +66,7 @@ def hang(self):
     close(self)
 background.Worker.close = hang
 """
-THE_END_HANGS = "daemon.Daemon._undo = lambda self, *_: daemon.asyncio.Event().wait()"
+THE_END_HANGS = "daemon.Daemon._shut_down = lambda self, *_: daemon.asyncio.Event().wait()"
 A_THREAD_REMAINS = "threading.Thread(target=threading.Event().wait).start()"
 
 

@@ -198,7 +198,7 @@ def _rows(entry: Mapping[str, object]) -> list[tuple[str, ...]]:
 
 
 def verdict(entry: Mapping[str, object]) -> str:
-    """Describe in words whether the memory is where it should be."""
+    """Describe as text whether the memory is where it should be."""
     firm, cache = entry.get("outside"), entry.get("outsideFile")
     if not isinstance(firm, int) or not isinstance(cache, int):
         return ""

@@ -195,7 +195,7 @@ class CreateCalls:
             return
         if self._unreported.refs:
             self._unreported.end_others()
-        executor.sandboxes.moved_on(pod, requested.name)
+        executor.sandboxes.end_earlier_inits(pod, requested.name)
         if (pod.cpuset_chosen_locally or pod.kube_qos is KubeQos.GUARANTEED) and needs_pod_total(
             executor.store.state.node, pod, requested.resources
         ):
@@ -256,25 +256,22 @@ class CreateCalls:
         executor = self.executor
         answer = executor.store.answer(CreateWithoutDevices(container, cause))
         if type(answer) is Refuse:
-            verdict = unallocated_verdict(container, cause)
-            executor.history.refused(container.id, verdict)
-            executor.history.removed(container.id)
-            executor.telemetry.count(metrics.CREATES_REFUSED)
-            executor.rejections.rejected(container.pod, container.name, verdict)
+            executor.creates.reject(container, unallocated_verdict(container, cause))
         send(call, answer)
 
     def _resume_decided(
         self, decided_in: NodeState, answer: CallAnswer, call: UndecidedCall, container: Container
     ) -> None:
-        """Go on with a create after hooks have answered; while the state is the same, so is the answer."""
+        """Resume a create after hooks have answered; while the state is the same, so is the answer."""
         if self.executor.state is decided_in:
             self._go_create(call, container, answer)
         else:
             self._resume(call, container)
 
-    def _resume(self, call: UndecidedCall, container: Container) -> None:
-        """Go on with a create after hooks have answered."""
-        self._go_create(call, container, self.executor.store.answer(CreateResumed(container)))
+    def _resume(self, call: UndecidedCall, container: Container, *, is_reserved: bool = False) -> None:
+        """Resume a create after hooks have answered, or after its reservation has been carried out."""
+        event = CreateResumed(container, is_reserved=is_reserved)
+        self._go_create(call, container, self.executor.store.answer(event))
 
     def _go_create(self, call: UndecidedCall, container: Container, answer: CallAnswer) -> None:
         if type(answer) is ReserveFirst:
@@ -292,11 +289,6 @@ class CreateCalls:
                 self.hooks.leaves(container.id, call)
         send(call, answer)
 
-    def _go_on(self, call: UndecidedCall, container: Container) -> None:
-        """Go on with a create after its reservation has been carried out."""
-        event = CreateResumed(container, is_reserved=True)
-        self._go_create(call, container, self.executor.store.answer(event))
-
     async def _create_narrowed(self, call: UndecidedCall, container: Container) -> None:
         """Record what hooks have named, which no list of the runtime would show after a crash."""
         await self.executor.reservations.narrow(container)
@@ -304,7 +296,7 @@ class CreateCalls:
             # The runtime may write the container's cpuset at the create already.
             await self.executor.writes.widen_groups(container)
         if not call.done:
-            self._go_on(call, container)
+            self._resume(call, container, is_reserved=True)
 
     async def _create_owner(self, call: UndecidedCall, container: Container) -> None:
         async def placed_elsewhere(new: Container) -> Container | None:
@@ -325,7 +317,7 @@ class CreateCalls:
             if ended.reason is not None:  # else it has been answered
                 self._not_reserved(call, container, ended.reason)
             return
-        self._go_on(call, container)
+        self._resume(call, container, is_reserved=True)
 
     def _not_reserved(self, call: UndecidedCall, container: Container, reason: AbortReason) -> None:
         """Refuse a create whose CPUs cannot be freed; that of a pod which is observed by now continues."""
@@ -333,9 +325,7 @@ class CreateCalls:
         if type(answer) is Refuse:
             verdict = unreserved_verdict(self.executor.state, container, reason)
             verdict = structs.replace(verdict, detail=f"cannot free CPUs: {reason.message}")
-            self.executor.history.refused(container.id, verdict)
-            self.executor.telemetry.count(metrics.CREATES_REFUSED)
-            self.executor.rejections.rejected(container.pod, container.name, verdict)
+            self.executor.creates.reject(container, verdict)
         send(call, answer)
 
     def answered(self, context: CallContext, container_id: str) -> None:
@@ -343,10 +333,15 @@ class CreateCalls:
         if container_id:
             context.named = True
             executor = self.executor
-            executor.lifecycle.created(context.target, container_id, context.sent)
-            state, sandboxes = executor.state, executor.enforcer.sandboxes
+            state, sandboxes = executor.state, executor.cpuset_writer.sandboxes
+            container, sent = state.containers.get(context.target), context.sent
+            by_crio = container is not None and container.pod.sandbox_id in sandboxes.monitored
+            if by_crio and container and container.pod.cgroup_parent in state.runtime.inherited:
+                sent = None  # CRI-O may have made it for a request of an earlier run: quirks/crio
+            executor.lifecycle.created(context.target, container_id, sent)
+            state = executor.state
             container = state.containers.get(container_id)
-            if container and state.owners and sandboxes.has_monitors(container.pod):
+            if container and state.owners and container.pod.sandbox_id in sandboxes.monitored:
                 executor.spawn(executor.writes.clear_sandboxes())
 
     def _create_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:

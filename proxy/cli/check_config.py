@@ -74,7 +74,7 @@ def _startable(config: Config) -> Config:
 def _machine(config: Config) -> Iterator[str]:
     from proxy.config import check_against
     from proxy.config.checks import partly_reserved_cores
-    from proxy.executor.node_rules import node_of
+    from proxy.executor.node_rules import node_rules
     from proxy.topology.reader import read_machine
 
     try:
@@ -83,7 +83,7 @@ def _machine(config: Config) -> Iterator[str]:
         yield f"not checked against the machine: {error}"
         return
     check_against(config, machine)
-    node = node_of(config, machine)
+    node = node_rules(config, machine)
     floor = max((floor.least for floor in node.floors.floors if floor.node is None), default=0)
     keeps = f"; the shared pool keeps at least {floor} of them" if floor else ""
     checked = f"checked against the machine: CPUs {machine.online} are online"

@@ -10,7 +10,7 @@ from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
 from proxy.model import phrases
 from proxy.model.errors import ConfigError
-from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.options import CpuOptions, check_cpu_options, check_topology_options
 from proxy.model.phrases import counted, cpus_are, no_cpus
@@ -96,7 +96,7 @@ def partly_reserved_cores(config: Config, machine: Machine) -> str:
         return ""
     reserved, amount = config.reserved_system_cpus, config.reserved_cpu_amount or 0
     cores = machine.cores.values()
-    lost = CpuSet.from_bits(union(core.bits for core in cores if core & reserved)) - reserved
+    lost = CpuSet.union_of(core for core in cores if core & reserved) - reserved
     if lost:
         rest = f"their other threads ({phrases.cpus(lost)}) do not count as free"
         return f"reservedSystemCPUs: it reserves a part of some cores, and {rest} {_NOT_FREE}"

@@ -49,7 +49,7 @@ class YamlNode:
         """Return the text as it is written in the file.
 
         Args:
-            wants: What a good value is, in words.
+            wants: What a good value is, as text.
             tags: YAML's short types that are right.
 
         Raises:
@@ -125,7 +125,7 @@ def _scalar(tag: str, text: str) -> str | int | float | bool:
 
 
 def clash(node: Any) -> str:
-    """Return the type of a node in words, for a message about a wrong type."""
+    """Return the type of a node as text, for a message about a wrong type."""
     if node.id == "scalar":
         tag = node.tag.rpartition(":")[2]
         return f"{_CLASHES.get(tag, tag)} ({node.value[:40]!r})" if tag != "null" else "nothing"

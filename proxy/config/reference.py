@@ -45,9 +45,9 @@ Options of `topoproxy serve` win over all files.
 again, in another process, so that no call waits. Then
 
 - a configuration that is refused changes nothing. The reason is in the answer, in the log, among the
-  problems of `topoproxy status` until a later reload succeeds (while the file is invalid:
-  `topoproxy status --admin unix:///run/topoproxy/admin.sock`), and counted in
-  `topoproxy_config_reloads_total{result}`;
+  problems of `topoproxy status` until a later reload succeeds, and counted in
+  `topoproxy_config_reloads_total{result}`. As long as the file is invalid, commands cannot read the admin
+  socket's path from it: use `topoproxy status --admin unix:///run/topoproxy/admin.sock`;
 - what can change takes effect, all keys together or none. Containers move only where their CPUs change.
   Owners keep their CPUs, also those that are reserved from now on. A change that would leave the shared
   pool empty is refused, and so is `beSuppress.mode` where nothing counts CPU time or, for `cfs-quota`, the

@@ -39,6 +39,7 @@ from proxy.pools.claims import STRICT, whole_cpus
 RESTRICTED_CLASSES = (*STRICT, QosClass.SYSTEM)
 """Classes that not every namespace may use."""
 EMPTY_SHARED_POOL = "the shared pool would be left empty"
+NO_POOL_CPUS = "its pool has no CPUs: owners have all that are online and not reserved"
 _SHARES = 1024
 
 

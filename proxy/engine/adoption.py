@@ -20,7 +20,7 @@ from proxy.engine.admission import sharing_problem
 from proxy.engine.container_create import Plan, permitted_container_claim, place
 from proxy.engine.container_events import ContainerFound
 from proxy.engine.placement import moves, named_memory_nodes, pool_placement, with_burst_limit
-from proxy.engine.quotas import quota_is_off, without_quota
+from proxy.engine.quotas import pool_forbids_quota, without_quota
 from proxy.engine.state import NodeState, grants_of, with_grants
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, ContainerPart, Phase, Placement, Pod, Pool, Request, Verdict
@@ -98,7 +98,7 @@ def _keep_cpus(state: NodeState, found: ContainerFound, claimed: Claim) -> Plan 
     current_cpus = parse_cpus(request.cpuset_cpus)
     if current_cpus is None:
         return None
-    owner = f"{pod.key}/{name}"
+    owner = pod.owner_key(name)
     if len(current_cpus) != claimed.count or not current_cpus <= state.node.machine.present:
         return None
     if any(key != owner and not owned.cpus.isdisjoint(current_cpus) for key, owned in state.owners.items()):
@@ -110,7 +110,7 @@ def _keep_cpus(state: NodeState, found: ContainerFound, claimed: Claim) -> Plan 
     placement = _adopted(
         state, pod, request, Placement(Pool.OWN, current_cpus, mems, (reason,), claimed.excludes_be)
     )
-    if quota_is_off(state, pod, name, Pool.OWN):
+    if pool_forbids_quota(state, pod, name, Pool.OWN):
         placement = without_quota(placement, request)
     container = _container(found, placement, owner)
     after = state.changed(put=(container,))

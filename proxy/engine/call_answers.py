@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.allocation.refusal import UNEXPECTED
+from proxy.engine.admission import NO_POOL_CPUS, exhausted_verdict
 from proxy.engine.enforcement import applies_to
 from proxy.engine.held_devices import holds_all
 from proxy.engine.memory_resize import added_nodes
@@ -251,5 +252,8 @@ def update_answer(
     if container is None or container.phase is Phase.EXITED or not applies_to(state, container.pod):
         return _UNCHANGED
     cpus, mems = state.desired_cpus(container), state.facts.mems.carried(state, container)
+    if not cpus:
+        verdict = exhausted_verdict(f"update {container.ref}", NO_POOL_CPUS)
+        return Refuse(verdict.code, verdict.message)
     mems |= added_nodes(state, container, memory_limit)
     return Forward(cpus, None if state.node.erases(container.placement) else cpus, mems, quota)

@@ -14,6 +14,7 @@ from proxy.allocation.cpu_request import container_cpus
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences, ProviderRequest
 from proxy.allocation.refusal import AllocationRefusedError
 from proxy.engine.admission import (
+    NO_POOL_CPUS,
     RESTRICTED_CLASSES,
     exhausted_verdict,
     permitted_claim,
@@ -36,8 +37,8 @@ from proxy.engine.placement import (
     with_burst_limit,
 )
 from proxy.engine.pod_admission import detailed_verdict
-from proxy.engine.preassigned_cpus import FoundPlacement, PlacementRefusedError, place_on_named_cpus
-from proxy.engine.quotas import quota_is_off, without_quota
+from proxy.engine.preassigned_cpus import FoundPlacement, PlacementRejectedError, place_on_named_cpus
+from proxy.engine.quotas import pool_forbids_quota, without_quota
 from proxy.engine.shortfall import FLOORS, on_machine, shortfall
 from proxy.engine.state import NodeState, with_grants
 from proxy.engine.topology_manager import (
@@ -68,9 +69,9 @@ class Plan(Struct, frozen=True):
     """The decision on the placement of one container: a create, or a container that is adopted.
 
     Attributes:
-        verdict: Admit or refuse; on a refusal ``state`` is the state before.
+        verdict: Admit or reject; on a rejection ``state`` is the state before.
         state: The whole next state.
-        container: The container as placed; None on a refusal.
+        container: The container as placed; None on a rejection.
         shrink: Ids of containers that must leave CPUs before the request continues.
         problem: What was wrong with the request, for the operator; empty if nothing was.
         explanation: Why; None for a container that could only go to a pool (``engine.explain_record``).
@@ -126,14 +127,22 @@ def place(
         state, pod, permitted, name, request, token, attempt, current or CpuSet(), preferred
     )
     if breach is not None and rejects_claims(state.node):
-        return draft.refused(rejection_verdict(breach, f"place {pod.ref}/{name}"), limit=breach.rule)
+        return draft.rejected(rejection_verdict(breach, f"place {pod.ref}/{name}"), limit=breach.rule)
     try:
         drafted = _within_limits(draft, claimed)
-    except PlacementRefusedError as refusal:
-        return draft.refused(
+    except PlacementRejectedError as refusal:
+        return draft.rejected(
             refusal.verdict, refusal.decision, refusal.shortfalls, claimed.problem, refusal.limit
         )
     return _planned(draft, drafted, breach)
+
+
+def rejected_without_cpus(state: NodeState, container: Container) -> Plan:
+    """Return the plan that rejects a container whose pool has no CPUs; ``state`` is the state before."""
+    verdict = exhausted_verdict(f"place {container.ref}", NO_POOL_CPUS)
+    pod, name, attempt = container.pod, container.name, container.attempt
+    explanation = explain(CREATE, pod, name, attempt, container.request, verdict, None)
+    return Plan(verdict, state, explanation=explanation)
 
 
 def permitted_container_claim(
@@ -208,7 +217,7 @@ class ContainerDraft(Struct, frozen=True):
     def of(self, found: FoundPlacement, limit: AdmissionRule | None = None) -> DraftedContainer:
         """Return the container with a placement, and the state with it."""
         placement = found.placement
-        if quota_is_off(self.state, self.pod, self.name, placement.pool):
+        if pool_forbids_quota(self.state, self.pod, self.name, placement.pool):
             placement = without_quota(placement, self.request)
         container = Container(
             self.token,
@@ -234,7 +243,7 @@ class ContainerDraft(Struct, frozen=True):
         """Find a placement for a claim."""
         return _find_placement(self, claimed, avoid)
 
-    def refused(
+    def rejected(
         self,
         verdict: Verdict,
         decision: TopologyDecision | None = None,
@@ -242,7 +251,7 @@ class ContainerDraft(Struct, frozen=True):
         problem: str = "",
         limit: AdmissionRule | None = None,
     ) -> Plan:
-        """Return the plan that refuses the container, with the reason."""
+        """Return the plan that rejects the container, with the reason."""
         explanation = explain(
             CREATE, self.pod, self.name, self.attempt, self.request, verdict, decision, shortfalls=shortfalls
         )
@@ -269,7 +278,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
     """Find a placement that keeps the limits.
 
     Raises:
-        PlacementRefusedError: There is none, or only one beyond a limit.
+        PlacementRejectedError: There is none, or only one beyond a limit.
     """
     drafted = draft.of(draft.find(claimed))
     breach = draft.breach(drafted)
@@ -288,7 +297,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
             other = draft.of(draft.find(again, floor_cpus(draft.state, pod)))
             if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
                 return other
-        except PlacementRefusedError:
+        except PlacementRejectedError:
             pass  # then the rule is the reason
     if rejects_claims(node) and not pinned:
         # kubelet would create a container that its CPU manager has admitted and pinned again and again.
@@ -297,7 +306,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
         missing = (
             on_machine(draft.state, pod, len(found.placement.exclusive)) if verdict.reason in FLOORS else ()
         )
-        raise PlacementRefusedError(verdict, found.decision, missing, breach.rule)
+        raise PlacementRejectedError(verdict, found.decision, missing, breach.rule)
     pool, reason = pool_of(pod)
     shared = Claim(pool, reason, problem=sharing_problem(breach))
     return draft.of(draft.find(shared), breach.rule)
@@ -313,7 +322,7 @@ def _planned(draft: ContainerDraft, drafted: DraftedContainer, breach: Breach | 
         if not after.pools.shared - after.cpus_set_aside(pod.key):
             missing = on_machine(state, pod, len(placement.exclusive))
             verdict = exhausted_verdict(f"give {named_cpus(placement.exclusive)} to {container.ref}")
-            return draft.refused(verdict, found.decision, missing, found.problem)
+            return draft.rejected(verdict, found.decision, missing, found.problem)
         shrink, _ = moves(state, after)
     explanation = explain(
         CREATE, pod, draft.name, draft.attempt, draft.request, _ADMITTED, found.decision, placement, after
@@ -381,7 +390,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
     state, pod, name, request = draft.state, draft.permitted, draft.name, draft.request
     ref = f"{pod.ref}/{name}"
     if claimed.fatal:
-        raise PlacementRefusedError(
+        raise PlacementRejectedError(
             Verdict(GrpcStatus.INVALID_ARGUMENT, "InvalidCPUSet", f"cannot place {ref}: {claimed.problem}")
         )
     if claimed.pool is Pool.OWN and claimed.cpus is not None:
@@ -392,12 +401,12 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
     claimed = with_burst_limit(state, pod, request, claimed)
     nowhere = unmet_limit(state, claimed)
     if nowhere and pod.qos in STRICT:
-        raise PlacementRefusedError(exhausted_verdict(f"place {ref}", nowhere.partition(":")[0]))
+        raise PlacementRejectedError(exhausted_verdict(f"place {ref}", nowhere.partition(":")[0]))
     try:
         context = _context(draft, claimed, avoid)
     except AllocationRefusedError as conflict:
         verdict = refusal_verdict(conflict)
-        raise PlacementRefusedError(
+        raise PlacementRejectedError(
             detailed_verdict(verdict, ref, TopologyDecision(verdict, ANYWHERE))
         ) from conflict
     if context is None:
@@ -412,9 +421,9 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
         return _find_placement(draft, Claim(pool, reason, problem=claimed.problem))
     if not decision.verdict.admitted:
         missing = shortfall(state, context, decision.verdict.reason)
-        raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
+        raise PlacementRejectedError(detailed_verdict(decision.verdict, ref, decision), decision, missing)
     placement = _placed(state, pod, name, request, claimed, decision)
-    owner = f"{pod.key}/{name}" if placement.pool is Pool.OWN else ""
+    owner = pod.owner_key(name) if placement.pool is Pool.OWN else ""
     return FoundPlacement(placement, owner, claimed.problem or unmet or nowhere, decision)
 
 
@@ -472,7 +481,7 @@ def _placed(
         state, request, cpus, f"{pod.key}/{name} {name}", counted_nodes(pod, granted.blocks)
     )
     where = numa_nodes_text(state.node.machine.nodes_of(cpus))
-    if cpus == state.last_cpus(f"{pod.key}/{name}"):
+    if cpus == state.last_cpus(pod.owner_key(name)):
         reason = f"{claimed.reason}; keeps the CPUs of its earlier attempt"
     elif pod.reserved_for_pod is not None and cpus <= pod.reserved_for_pod.cpus:
         reason = f"{claimed.reason}; {listed(cpus)} on {where}, set aside for its pod"

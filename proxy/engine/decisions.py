@@ -15,6 +15,7 @@ from proxy.allocation.devices.allocate import PreferenceMissing
 from proxy.engine.admission import assigned_cpus
 from proxy.engine.adoption import adopt, parse_cpus
 from proxy.engine.call_answers import (
+    ForwardUnchanged,
     QueryPreference,
     create_answer,
     start_answer,
@@ -23,7 +24,7 @@ from proxy.engine.call_answers import (
     update_answer,
 )
 from proxy.engine.call_events import StartRequested, UpdateRequested
-from proxy.engine.container_create import Plan, place
+from proxy.engine.container_create import Plan, place, rejected_without_cpus
 from proxy.engine.container_events import (
     ContainerCreated,
     ContainerFound,
@@ -60,7 +61,6 @@ from proxy.engine.node_effects import (
     fact_records,
     followed,
 )
-from proxy.engine.owners import union_of
 from proxy.engine.pod_admission import with_earlier_decision
 from proxy.engine.pod_resize import aside_after_create, with_cpus_chosen_again
 from proxy.engine.quotas import QuotaEvent, RemovedQuotas, quotas_after_create, requested_quota
@@ -234,6 +234,8 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
         )
     except PreferenceMissing as question:
         return before, (QueryPreference.of(question),)
+    if plan.container is not None and not plan.state.desired_cpus(plan.container):
+        plan = rejected_without_cpus(state, plan.container)
     after, container = plan.state, plan.container
     if container is not None and container.pod.reserved_for_pod is not None:
         plan, records = _with_resized_pod(plan, container)
@@ -246,8 +248,10 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
         return state, (*first, decided)
     if after.pools is state.pools and after.node is state.node:
         return after, (*first, decided)
-    # The reservation writes the containers that leave an owner's CPUs, and waits for that.
-    follow = Follow.CALLER if container.placement.pool is Pool.OWN else Follow.MOVED
+    # The reservation writes the containers that leave an owner's CPUs, and waits for that. An observed pod's
+    # create is forwarded as it is, without a reservation.
+    is_reserved = container.placement.pool is Pool.OWN and type(answer) is not ForwardUnchanged
+    follow = Follow.CALLER if is_reserved else Follow.MOVED
     return after, (*first, *followed(state, after, "container placed", follow), decided)
 
 
@@ -445,7 +449,7 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
     created = container.pod  # with the amounts and the sum of the create
     pod = structs.replace(pod, requests=created.requests, source=created.source, total=created.total)
     # kubelet's CPU manager may hold them for this container: what it has named is not chosen again.
-    shared = reason.cpus - union_of(owner.cpus for owner in state.owners.values())
+    shared = reason.cpus - CpuSet.union_of(owner.cpus for owner in state.owners.values())
     blocked = structs.replace(state, blocked_cpus=shared)
     plan = place(blocked, pod, container.name, container.attempt, container.request, token)
     new = plan.container

@@ -39,11 +39,11 @@ def explain(
         name: The container; empty for the pod as a whole.
         attempt: Its attempt.
         request: The container's resources in the CRI call.
-        verdict: Admit or refuse.
+        verdict: Admit or reject.
         decision: What the topology manager decided; None where it was not queried.
-        placement: The placement; None on a refusal.
+        placement: The placement; None on a rejection.
         after: The state afterwards.
-        shortfalls: On a refusal, what was missing.
+        shortfalls: On a rejection, what was missing.
     """
     considered = decision or TopologyDecision(verdict, ANYWHERE)
     cpus = considered.cpus if verdict.admitted else CpuSet()

@@ -134,7 +134,8 @@ def _reservation_cpus_changed(state: NodeState, event: node_events.ReservationCp
     placed = state.changed(put=event.placed) if event.placed else state
     after = placed.with_reservation(event.reservation, event.cpus)
     # The reservation writes the kernel itself, until it holds nothing any more.
-    follow = Follow.MOVED if event.cpus is None or event.placed else Follow.CALLER
+    holds_cpus = event.cpus is not None and bool(event.cpus.cpus)
+    follow = Follow.CALLER if holds_cpus and not event.placed else Follow.MOVED
     return after, followed(state, after, event.reason, follow)
 
 

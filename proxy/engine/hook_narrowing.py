@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 
 from proxy.engine.placement import without_hook_limits
 from proxy.engine.state import NodeState
-from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import listed, numa_nodes_text
 from proxy.model.workload import Container, Placement
 
@@ -76,7 +76,7 @@ def narrowed(
             problems.append(f"cannot narrow {container.ref} to CPUs {cpus}{_BY}{limits.by}: {problem}")
     if limits.mems is not None:
         memory_nodes = state.node.machine.memory_nodes
-        promised = Mask.from_bits(union(block.affinity.bits for block in placement.blocks))
+        promised = Mask.union_of(block.affinity for block in placement.blocks)
         named, by = numa_nodes_text(limits.mems), limits.mems_by or limits.by
         message = f"cannot bind {container.ref} to memory of {named}{_BY}{by}"
         if not limits.mems or not limits.mems <= memory_nodes:

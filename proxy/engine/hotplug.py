@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from proxy.engine.enforcement import applies_to
 from proxy.engine.replacement_cpus import MissingCpus
 from proxy.engine.state import NodeState
-from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.phrases import cpus, numa_nodes_text
 from proxy.model.workload import Container, Phase, Pool
@@ -36,9 +36,7 @@ def containers_with_other_mems(before: NodeState, after: NodeState) -> list[str]
 
 def replacements_in_use(state: NodeState, shortage: MissingCpus) -> CpuSet:
     """Return the replacements that an owner still needs."""
-    return CpuSet.from_bits(
-        union((state.cpus_without_hooks(c) & c.placement.replacement).bits for c in shortage.containers)
-    )
+    return CpuSet.union_of(state.cpus_without_hooks(c) & c.placement.replacement for c in shortage.containers)
 
 
 def with_replacement(containers: Iterable[Container], replacement: CpuSet) -> list[Container]:

@@ -89,4 +89,4 @@ def changed_cpus(before: Held, after: Held) -> tuple[CpuSet, CpuSet]:
 
 
 def _all_cpus(held: Held) -> CpuSet:
-    return CpuSet.from_bits(union(cpus.bits for containers in held.values() for cpus in containers.values()))
+    return CpuSet.union_of(cpus for containers in held.values() for cpus in containers.values())

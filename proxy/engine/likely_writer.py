@@ -33,7 +33,7 @@ ANY_CONTAINER = ""
 """The key of a hint that concerns all containers."""
 
 
-class CpusetWriter(StrEnum):
+class WriterKind(StrEnum):
     """The programs besides topoproxy that write cpusets on a node."""
 
     KUBELET = "kubelet"
@@ -50,11 +50,11 @@ class WriterHint(Struct, frozen=True):
         at: When, in seconds of a clock that never jumps.
     """
 
-    writer: CpusetWriter
+    writer: WriterKind
     at: float
 
 
-_NO_HINT = WriterHint(CpusetWriter.UNKNOWN, float("-inf"))
+_NO_HINT = WriterHint(WriterKind.UNKNOWN, float("-inf"))
 
 
 class Evidence(Struct, frozen=True):
@@ -70,25 +70,25 @@ class Evidence(Struct, frozen=True):
     cpus: CpuSet
     saved: CpuSet | None = None
     kubelet: Collection[CpuSet] = ()
-    hint: CpusetWriter = CpusetWriter.UNKNOWN
+    hint: WriterKind = WriterKind.UNKNOWN
 
 
-def likely_writer(evidence: Evidence) -> CpusetWriter:
+def likely_writer(evidence: Evidence) -> WriterKind:
     """Return the likely writer."""
     if evidence.cpus in evidence.kubelet:
-        return CpusetWriter.KUBELET
-    if evidence.hint is CpusetWriter.SYSTEMD:
-        return CpusetWriter.SYSTEMD
+        return WriterKind.KUBELET
+    if evidence.hint is WriterKind.SYSTEMD:
+        return WriterKind.SYSTEMD
     if evidence.cpus == evidence.saved:
-        return CpusetWriter.RUNC
+        return WriterKind.RUNC
     return evidence.hint
 
 
-def hinted_writer(hints: Mapping[str, WriterHint], container_id: str, now: float) -> CpusetWriter:
+def hinted_writer(hints: Mapping[str, WriterHint], container_id: str, now: float) -> WriterKind:
     """Return the program that was seen last, and recently, that may have written a container's cpuset."""
     recent = (hints.get(container_id, _NO_HINT), hints.get(ANY_CONTAINER, _NO_HINT))
     last = max(recent, key=lambda hint: hint.at)
-    return last.writer if now - last.at <= HINT_S else CpusetWriter.UNKNOWN
+    return last.writer if now - last.at <= HINT_S else WriterKind.UNKNOWN
 
 
 def kubelet_sets(manager: CpuManager, container: Container) -> list[CpuSet]:
@@ -100,9 +100,9 @@ def kubelet_sets(manager: CpuManager, container: Container) -> list[CpuSet]:
 
 
 ADVICE = {
-    CpusetWriter.KUBELET: "have kubelet use the socket of topoproxy, or set its cpuManagerPolicy to none",
-    CpusetWriter.SYSTEMD: "look for AllowedCPUs= on the container's scope and the slices above it",
-    CpusetWriter.RUNC: "look for a program that updates containers at the runtime's own socket",
-    CpusetWriter.UNKNOWN: "look for an agent on this node that writes cpuset.cpus",
+    WriterKind.KUBELET: "have kubelet use the socket of topoproxy, or set its cpuManagerPolicy to none",
+    WriterKind.SYSTEMD: "look for AllowedCPUs= on the container's scope and the slices above it",
+    WriterKind.RUNC: "look for a program that updates containers at the runtime's own socket",
+    WriterKind.UNKNOWN: "look for an agent on this node that writes cpuset.cpus",
 }
 """What an operator can do about each writer."""

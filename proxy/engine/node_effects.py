@@ -294,7 +294,7 @@ class LossesChanged(Struct, frozen=True):
     """The hardware losses of some containers differ from those that were reported.
 
     Attributes:
-        changes: The containers, with their loss in words; empty where it has ended.
+        changes: The containers, with their loss as text; empty where it has ended.
     """
 
     changes: tuple[tuple[Container, str], ...]

@@ -61,7 +61,7 @@ class PolicyValue(Struct, Generic[T_co], frozen=True):
 
     Attributes:
         value: The value.
-        source: Where it was set, in words.
+        source: Where it was set, as text.
         problem: What is wrong with a value that was set elsewhere; empty where nothing is.
     """
 

@@ -103,8 +103,13 @@ def apply_node_policy(
     if problem:
         policy = structs.replace(policy, policy=_keep_previous(before.policy, problem), scope=before.scope)
         not_applied = (policy.policy.problem,)
-    node = policy.on(rules)
-    if node != state.node and _shared_pool_empty(state.with_node(node)):
+    node, is_possible = policy.on(rules), True
+    if node != state.node:
+        is_possible = not _shared_pool_empty(state.with_node(node))
+    elif not state.pools.shared:  # owners of an earlier run (by its ledger) own all that the rules leave
+        before = _keeping_no_cpus(policy)
+        is_possible = _shared_pool_empty(state.with_node(before.on(rules)))  # then no policy helps
+    if not is_possible:
         policy, too_large = _applicable(state, rules, policy, before)
         not_applied, node = (*not_applied, *too_large), policy.on(rules)
     if node == state.node:
@@ -138,6 +143,14 @@ def _applicable(
         value = _keep_previous(getattr(before, main), message)
         applicable, not_applied = structs.replace(applicable, **{main: value}), [*not_applied, value.problem]
     return applicable, not_applied
+
+
+def _keeping_no_cpus(policy: NodePolicy) -> NodePolicy:
+    """Return a policy that keeps no CPUs from the shared pool."""
+    none = PolicyValue(CpuSet())
+    return structs.replace(
+        policy, reserved=none, reservation=none, system=none, system_cpus_exclusive=PolicyValue(False)
+    )
 
 
 def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:

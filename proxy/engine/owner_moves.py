@@ -35,7 +35,7 @@ def containers_of(state: NodeState, owner: str) -> tuple[Container, ...]:
 
 
 def why_not_movable(state: NodeState, owner: str, cpus: CpuSet) -> str:
-    """Return why an owner cannot be moved to some CPUs, in words; empty where it can.
+    """Return why an owner cannot be moved to some CPUs, as text; empty where it can.
 
     Args:
         state: The node as it is.

@@ -126,9 +126,7 @@ def _owners_known_to_kubelet(
         if pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(node, pod)[0].cpuset
     }
     aside = [pod.reserved_for_pod.cpus for pod in all_pods if pod.reserved_for_pod is not None]
-    taken = CpuSet.from_bits(
-        union(cpus.bits for cpus in (*aside, *(owner.cpus for owner in owners.values())))
-    )
+    taken = CpuSet.union_of((*aside, *(owner.cpus for owner in owners.values())))
     kubelet_owners: dict[str, Owner] = {}
     for uid in sorted(held):
         if uid in decided_here:
@@ -210,11 +208,11 @@ def pod_total_problem(state: NodeState, pod: Pod, name: str, count: int) -> str:
     if total.cpu_shares == MOST_CPU_SHARES and total.cpu_quota <= 0:
         return ""  # it may request any number above that
     siblings = [c for c in state.in_sandbox(pod.sandbox_id) if c.owns_cpus and c.name != name]
-    others = union_of(c.placement.exclusive for c in siblings)
+    others = CpuSet.union_of(c.placement.exclusive for c in siblings)
     requested = requested_cpus(pod, total)
     if not others or len(others) + count <= requested:
         return ""
-    earlier = state.last_cpus(f"{pod.key}/{name}")
+    earlier = state.last_cpus(pod.owner_key(name))
     if len(earlier) == count and earlier.isdisjoint(others):
         return ""
     return (
@@ -236,7 +234,7 @@ def exceeded_limit(
         owner: Their owner, as ``Container.owner``; empty for CPUs that are set aside for a pod.
         placed: The CPUs.
     """
-    before_cpus = _previous_cpus(before, pod, owner) if owner else union_of(_owned_by(before, pod))
+    before_cpus = _previous_cpus(before, pod, owner) if owner else CpuSet.union_of(_owned_by(before, pod))
     recorded = before.pods.get(pod.sandbox_id)
     for promised in (pod.reserved_for_pod, recorded.reserved_for_pod if recorded is not None else None):
         before_cpus |= promised.cpus if promised is not None and owner else CpuSet()
@@ -279,11 +277,6 @@ def unowned_floor_cpus(state: NodeState) -> CpuSet:
     return node.floors.choose(spare_shared_cpus(state, None), node.machine, node.cpu.reserved)
 
 
-def union_of(sets: Iterable[CpuSet]) -> CpuSet:
-    """Join sets of CPUs."""
-    return CpuSet.from_bits(union(cpus.bits for cpus in sets))
-
-
 def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
     """Return the limit on the number of owned CPUs that a placement exceeds; None where it exceeds none."""
     rules = after.node.admission
@@ -298,18 +291,18 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
         return None if holder is None else holder.namespace
 
     def in_pod(state: NodeState) -> int:
-        return len(union_of(_owned_by(state, pod)))
+        return len(CpuSet.union_of(_owned_by(state, pod)))
 
     def in_namespace(state: NodeState) -> int:
         aside = [each for each in _aside(state) if each.namespace == pod.namespace]
         owned = [owner.cpus for key, owner in state.owners.items() if namespace_of(key) == pod.namespace]
         returning = [c.placement.exclusive for c in ended if c.pod.namespace == pod.namespace]
-        return len(union_of([*_cpus_aside(aside), *owned, *returning]))
+        return len(CpuSet.union_of([*_cpus_aside(aside), *owned, *returning]))
 
     def on_node(state: NodeState) -> int:
         owned = [owner.cpus for owner in state.owners.values()]
         returning = [c.placement.exclusive for c in ended]
-        return len(union_of([*_cpus_aside(_aside(state)), *owned, *returning]))
+        return len(CpuSet.union_of([*_cpus_aside(_aside(state)), *owned, *returning]))
 
     limits = (
         (AdmissionRule.POD_LIMIT, "maxCPUsPerPod", rules.pod_limit, in_pod, "the pod would"),

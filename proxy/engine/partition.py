@@ -92,7 +92,7 @@ class PartitionFacts(Struct, frozen=True):
 
     Attributes:
         records: The partitions that exist, or are about to be made.
-        obstacles: Why a container has no partition, in words.
+        obstacles: Why a container has no partition, as text.
     """
 
     records: Mapping[str, PartitionRecord] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from proxy.engine.enforcement import applies_to
-from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, quota_is_off, removable
+from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, pool_forbids_quota, removable
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import LIVE, Container, Pool
@@ -79,7 +79,9 @@ def live_containers(state: NodeState) -> list[Container]:
 def removable_quotas(state: NodeState, containers: Iterable[Container]) -> dict[str, QuotaPlace]:
     """Return where the CFS quotas are that owners run without, by the ledger's key."""
     pods = ((c, state.current_pod(c.pod)) for c in containers)
-    return removable(state, [c for c, pod in pods if quota_is_off(state, pod, c.name, c.placement.pool)])
+    return removable(
+        state, [c for c, pod in pods if pool_forbids_quota(state, pod, c.name, c.placement.pool)]
+    )
 
 
 def plan_differences(

@@ -130,7 +130,7 @@ def admit(
         count = pod_cpu_count(pod, total)
         whole = pod_as_one_container(pod, total, count)
         request = ProviderRequest(pod, whole, "", total, Scope.POD, cpus=count)
-        return _decide(state, request, whole=True)
+        return _decide(state, request, owned_by_pod=True)
     if not state.node.decides_pods and not wants_alignment(pod):
         return PodAdmission(Verdict(), pod, state)
     owns = state.node.static and may_own(pod) and pod.cpuset is None
@@ -142,7 +142,7 @@ def admit(
     request = ProviderRequest(
         pod, requests, "", total, Scope.POD, exclusive=owns, cpus=cpu_count, preferred=preferred
     )
-    return _decide(state, request, whole=False)
+    return _decide(state, request, owned_by_pod=False)
 
 
 def _admit_permitted(
@@ -194,13 +194,13 @@ def decides_pod(node: Node, pod: Pod) -> bool:
     return node.decides_pods or owns_cpus_as_pod(node, pod) or wants_alignment(pod)
 
 
-def _decide(state: NodeState, request: ProviderRequest, *, whole: bool) -> PodAdmission:
+def _decide(state: NodeState, request: ProviderRequest, *, owned_by_pod: bool) -> PodAdmission:
     """Query the providers about a pod, and set aside what they grant within the limits of the node."""
     pod = request.pod
-    admission = _decide_once(state, request, together=whole)
+    admission = _decide_once(state, request, owned_by_pod=owned_by_pod)
     if admission.limit is AdmissionRule.SHARED_FLOOR:
         request_above_floor = structs.replace(request, avoid=floor_cpus(state, pod))
-        above_floor = _decide_once(state, request_above_floor, together=whole)
+        above_floor = _decide_once(state, request_above_floor, owned_by_pod=owned_by_pod)
         admission = above_floor if above_floor.verdict.admitted else admission
     if admission.limit is None or rejects_claims(state.node):
         return admission
@@ -209,13 +209,13 @@ def _decide(state: NodeState, request: ProviderRequest, *, whole: bool) -> PodAd
     return PodAdmission(Verdict(), pod, state, problem=problem, limit=admission.limit)
 
 
-def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) -> PodAdmission:
+def _decide_once(state: NodeState, request: ProviderRequest, *, owned_by_pod: bool) -> PodAdmission:
     """Query the providers about a pod, and set aside what they grant.
 
     Args:
         state: The node as it is.
         request: The pod as a whole. Where its containers are not known, one without a name represents them.
-        together: Whether its containers own the CPUs together.
+        owned_by_pod: Whether its containers own the CPUs together.
     """
     pod, total = request.pod, request.cri_resources
     try:
@@ -233,7 +233,7 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, together: bool) 
         decision, unmet = decide_with_preferences(context, _decide_by_node_policy)
     if not decision.verdict.admitted:
         return _reject(state, request, decision, context)
-    promised = _pod_with_grants(state, request, decision, aligned=aligns, together=together)
+    promised = _pod_with_grants(state, request, decision, aligned=aligns, owned_by_pod=owned_by_pod)
     after = _with_devices(state.with_pod(promised), pod, decision)
     action = f"set CPUs {listed(decision.cpus)} aside for {pod.ref}"
     if not after.pools.shared - after.cpus_set_aside():
@@ -256,7 +256,12 @@ def _with_devices(state: NodeState, pod: Pod, decision: TopologyDecision) -> Nod
 
 
 def _pod_with_grants(
-    state: NodeState, request: ProviderRequest, decision: TopologyDecision, *, aligned: bool, together: bool
+    state: NodeState,
+    request: ProviderRequest,
+    decision: TopologyDecision,
+    *,
+    aligned: bool,
+    owned_by_pod: bool,
 ) -> Pod:
     """Return the pod with the CPUs, memory and shares that were granted set aside for it."""
     hint, granted = decision.hint, decision.granted
@@ -266,7 +271,7 @@ def _pod_with_grants(
     promised = structs.replace(request.pod, reserved_for_pod=aside)
     if aligned and not request.exclusive:
         promised = bind_to_nodes(promised, hint, state.node.nodes)
-    if together:
+    if owned_by_pod:
         whole = request.cri_resources
         total = Request(whole.cpu_shares, whole.cpu_quota, whole.cpu_period)
         promised = structs.replace(promised, cpuset=granted.cpus, cpuset_chosen_locally=True, total=total)

@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.engine.state import NodeState
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod
 
 _SLICE = re.compile(r"-pod[^-/]+\.slice")
@@ -111,4 +111,4 @@ def fence_cpus(state: NodeState, container: Container) -> CpuSet:
     """Return the CPUs planned for all containers in the group of a container's pod, of an old sandbox too."""
     parent = container.pod.cgroup_parent
     members = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
-    return CpuSet.from_bits(union(state.desired_cpus(c).bits for c in members if c.phase is not Phase.EXITED))
+    return CpuSet.union_of(state.desired_cpus(c) for c in members if c.phase is not Phase.EXITED)

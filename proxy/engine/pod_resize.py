@@ -20,7 +20,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_request import NO_SHARES, container_cpus
 from proxy.allocation.packed import take_packed
-from proxy.engine.owners import pod_cpu_count, union_of
+from proxy.engine.owners import pod_cpu_count
 from proxy.engine.pod_admission import admit, with_earlier_decision
 from proxy.engine.state import NodeState, grants_of
 from proxy.model.grants import Blocks
@@ -99,7 +99,7 @@ def _with_part(aside: SetAside, container: Container) -> SetAside:
     granted = grants_of(container.placement)
     resized = ContainerPart(part.name, granted.cpus, granted.blocks, granted.shares)
     parts = tuple(resized if each is part else each for each in aside.parts)
-    return structs.replace(aside, cpus=union_of(each.cpus for each in parts), parts=parts)
+    return structs.replace(aside, cpus=CpuSet.union_of(each.cpus for each in parts), parts=parts)
 
 
 def _as_summed(state: NodeState, aside: SetAside, pod: Pod) -> SetAside:
@@ -116,9 +116,9 @@ def _cpus_as_summed(state: NodeState, aside: SetAside, pod: Pod, total: Request)
     if not aside.cpus or count == len(aside.cpus):
         return aside.cpus
     inside = state.in_sandbox(pod.sandbox_id)
-    owned = union_of(c.placement.exclusive for c in inside if c.owns_cpus)
+    owned = CpuSet.union_of(c.placement.exclusive for c in inside if c.owns_cpus)
     names = {c.name for c in inside if c.owns_cpus}
-    ended = union_of(c.placement.exclusive for c in inside if c.name not in names) & aside.cpus - owned
+    ended = CpuSet.union_of(c.placement.exclusive for c in inside if c.name not in names) & aside.cpus - owned
     remaining, topology = owned, state.node.cpu.topo
     for candidates in (ended & topology.cpus, aside.cpus - owned - ended & topology.cpus):
         lacking = max(count - len(remaining), 0)

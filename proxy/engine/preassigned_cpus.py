@@ -34,7 +34,7 @@ MAX_NAMED_HOLDERS = 4
 """How many conflicting owners a message names."""
 
 
-class PlacementRefusedError(Exception):
+class PlacementRejectedError(Exception):
     """A container cannot be placed."""
 
     def __init__(
@@ -75,10 +75,10 @@ def place_on_named_cpus(
         The placement; or, where the container cannot have these CPUs, the claim that is left.
 
     Raises:
-        PlacementRefusedError: It cannot have them and must not run without, or another resource is missing.
+        PlacementRejectedError: It cannot have them and must not run without, or another resource is missing.
         PreferenceMissing: A device plug-in has to be queried first.
     """
-    owner = pod.key if claimed.per_pod else f"{pod.key}/{name}"
+    owner = pod.key if claimed.per_pod else pod.owner_key(name)
     ref = f"{pod.ref}/{name}"
     others = state.cpus_set_aside(pod.key) | state.blocked_cpus
     own = {owner} if claimed.per_pod else {owner, *_owners_of_init_containers(state, pod)}
@@ -90,7 +90,7 @@ def place_on_named_cpus(
         return _fall_back(state, pod, claimed, conflict, ref)
     decision = _grant_others(state, pod, name, request, cpus, preferred)
     if decision is not None and not decision.verdict.admitted:
-        raise PlacementRefusedError(detailed_verdict(decision.verdict, ref, decision), decision)
+        raise PlacementRejectedError(detailed_verdict(decision.verdict, ref, decision), decision)
     granted = decision.granted if decision else Grants()
     mems, reasons = owner_memory_nodes(
         state, request, cpus, f"{owner} {name}", counted_nodes(pod, granted.blocks)
@@ -183,7 +183,7 @@ def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict
         cpus = claimed.cpus or CpuSet()
         action = f"give {named_cpus(cpus)} to {ref}"
         shortfall = Shortfall(CPU, None, len(cpus), len(cpus - conflict.clash), named=conflict.clash)
-        raise PlacementRefusedError(
+        raise PlacementRejectedError(
             conflict.verdict(action, name_others=name_others),
             shortfalls=(with_holders(state, shortfall, pod),) if conflict.clash else (),
         )

@@ -150,7 +150,7 @@ class QuotasRestored(Struct, frozen=True):
     """Quotas are in effect again.
 
     Attributes:
-        keys: Which, by the ledger's key.
+        keys: The ledger's keys of these quotas.
     """
 
     keys: tuple[str, ...]
@@ -270,7 +270,7 @@ def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas
         return quotas
     if not applies_to(state, container.pod) and not was_applied_to(state, container.pod):
         return quotas
-    if container.placement.cfs_quota_off or is_off(state, container):
+    if container.placement.cfs_quota_off or must_have_no_quota(state, container):
         return quotas.keep({CONTAINER + container.id: QuotaRecord(requested)})
     return quotas
 
@@ -279,7 +279,7 @@ def _restoration(quotas: RemovedQuotas, state: NodeState, later: frozenset[str])
     """Decide about the quotas that are no longer off; those of containers that are gone are forgotten."""
     gone, send = list[str](), list[str]()
     write: dict[str, tuple[QuotaRecord, QuotaPlace]] = {}
-    off = {key for c in all_off(state) for key in (POD + c.pod.key, CONTAINER + c.id)}
+    off = {key for c in containers_without_quota(state) for key in (POD + c.pod.key, CONTAINER + c.id)}
     for key, record in quotas.records.items():
         container = state.containers.get(key.removeprefix(CONTAINER))
         if key in off or key in later:
@@ -329,7 +329,7 @@ def quota_record(state: NodeState, container_id: str) -> QuotaRecord | None:
     return state.facts.quotas.records.get(CONTAINER + container_id)
 
 
-def quota_is_off(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
+def pool_forbids_quota(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:
     """Return whether a container's CFS quota has to be off."""
     if pool is not Pool.OWN:
         return False
@@ -345,26 +345,28 @@ def writes_quotas(state: NodeState) -> bool:
     return state.facts.cpu_groups and (may_be_off or applies_to(state, None))
 
 
-def is_off(state: NodeState, container: Container) -> bool:
+def must_have_no_quota(state: NodeState, container: Container) -> bool:
     """Return whether a container's quota is to be off now."""
     if not state.facts.cpu_groups or container.phase is Phase.EXITED or not applies_to(state, container.pod):
         return False
     pod = state.current_pod(container.pod)
-    return quota_is_off(state, pod, container.name, container.placement.pool)
+    return pool_forbids_quota(state, pod, container.name, container.placement.pool)
 
 
-def all_off(state: NodeState) -> list[Container]:
+def containers_without_quota(state: NodeState) -> list[Container]:
     """Return the containers that are to have no quota now."""
     if not writes_quotas(state):
         return []
-    return [c for c in state.containers.values() if c.placement.pool is Pool.OWN and is_off(state, c)]
+    return [
+        c for c in state.containers.values() if c.placement.pool is Pool.OWN and must_have_no_quota(state, c)
+    ]
 
 
 def carried_quota(state: NodeState, container: Container) -> int:
     """Return the quota that a call to the runtime carries for a container; 0 to leave it."""
     if not writes_quotas(state):
         return 0
-    return state.facts.quotas.carried(container.id, off=is_off(state, container))
+    return state.facts.quotas.carried(container.id, off=must_have_no_quota(state, container))
 
 
 def requested_quota(state: NodeState, container: Container, quota: int) -> tuple[RemovedQuotas, int]:
@@ -377,7 +379,7 @@ def requested_quota(state: NodeState, container: Container, quota: int) -> tuple
     """
     if quota >= 0 and not writes_quotas(state):
         return state.facts.quotas, 0
-    return state.facts.quotas.requested(container.id, quota, off=is_off(state, container))
+    return state.facts.quotas.requested(container.id, quota, off=must_have_no_quota(state, container))
 
 
 def without_quota(placement: Placement, request: Request) -> Placement:

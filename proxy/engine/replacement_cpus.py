@@ -64,8 +64,8 @@ def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
             groups.setdefault(container.owner, []).append(container)
     missing = []
     for owner, group in sorted(groups.items()):
-        own = CpuSet.from_bits(union(c.placement.exclusive.bits for c in group))
-        instead = CpuSet.from_bits(union(c.placement.replacement.bits for c in group)) & online
+        own = CpuSet.union_of(c.placement.exclusive for c in group)
+        instead = CpuSet.union_of(c.placement.replacement for c in group) & online
         missing.append(MissingCpus(owner, tuple(group), own - online, instead))
     return missing
 

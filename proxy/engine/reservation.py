@@ -77,7 +77,7 @@ from proxy.engine.reservation_state import Reservation, ReservationKind, Reserva
 from proxy.engine.write_conflicts import MAX_OTHER_PLACEMENTS, WriteAction, action_for, retry_pause
 from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet
 
 RESTORE = Backoff(0.1, 30.0)
 """Seconds before a restoration is tried again."""
@@ -201,14 +201,14 @@ def _read(reservation: Reservation, event: events.CpusetsRead) -> Step:
         return _with(reports, _free_unless_contested(reservation, event.contested))
     refused = [refused for refused in reservation.refused if refused.container_id in in_the_way]
     final = any(action_for(each.errno) is WriteAction.REFUSE for each in refused)
-    held = CpuSet.from_bits(union(cpuset.cpus.bits for cpuset in event.cpusets))
+    held = CpuSet.union_of(cpuset.cpus for cpuset in event.cpusets)
     return _not_free(reservation, AbortReason(refused[0].text, held, final, public=REFUSED))
 
 
 def _free_unless_contested(reservation: Reservation, contested: tuple[events.ContestedCpus, ...]) -> Step:
     if not contested:
         return _free(reservation)
-    cpus = CpuSet.from_bits(union(each.cpus.bits for each in contested))
+    cpus = CpuSet.union_of(each.cpus for each in contested)
     message = f"another program keeps writing the cpuset of {contested[0].ref}: see drift in status"
     return _not_free(reservation, AbortReason(message, cpus, public=CONTESTED))
 

@@ -18,7 +18,7 @@ class AbortReason(Struct, frozen=True):
         message: Why, for the operator.
         cpus: All CPUs that are held by containers that cannot be moved.
         final: Other CPUs would not help.
-        public: The words for a client, where ``message`` names containers of other pods.
+        public: The message for the client, where ``message`` names containers of other pods.
     """
 
     message: str
@@ -28,7 +28,7 @@ class AbortReason(Struct, frozen=True):
 
     @property
     def public_message(self) -> str:
-        """The words for the client whose call is rejected."""
+        """The message for the client whose call is rejected."""
         return self.public or self.message
 
 

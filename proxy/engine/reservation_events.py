@@ -65,7 +65,7 @@ class LedgerLate(Struct, frozen=True):
     """The ledger was not written in time; whether it will be is not known.
 
     Attributes:
-        cause: The cause in words.
+        cause: The cause as text.
     """
 
     cause: str
@@ -75,7 +75,7 @@ class LedgerRejected(Struct, frozen=True):
     """The ledger cannot hold the record.
 
     Attributes:
-        cause: The cause in words.
+        cause: The cause as text.
     """
 
     cause: str

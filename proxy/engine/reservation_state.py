@@ -63,7 +63,8 @@ class Reservation(Struct, frozen=True):
         cpus: The CPUs that other containers must leave.
         phase: What is waited for.
         ref: The first container, for messages.
-        previous: The CPUs that the containers owned before, for a move.
+        previous: For a move, the CPUs that the containers owned before. For a replacement of offline CPUs,
+            the replacements that they have already.
         tries: How often the sharers were written since the CPUs were chosen; in a restoration, how often that
             failed.
         alternatives: How many other placements were made for a create.

@@ -35,7 +35,10 @@ def sync_step(state: NodeState, container_id: str) -> SyncStep:
     saved = state.runtime.saved.get(container_id)
     if saved is None:
         return SyncStep.LEARN
-    is_right = saved == state.desired_cpus(container) or is_passing(state, container, saved)
+    desired = state.desired_cpus(container)
+    if not desired:  # its pool is empty; to a runtime, an empty set would mean all CPUs
+        return SyncStep.NOTHING
+    is_right = saved == desired or is_passing(state, container, saved)
     return SyncStep.SEND if is_unsent or not is_right else SyncStep.NOTHING
 
 

@@ -26,7 +26,7 @@ from proxy.engine.owners import ReservationCpus, owners_of
 from proxy.engine.placement import pool_cpus, without_hook_limits
 from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.model.grants import Grants
-from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.kubelet import Held
 from proxy.model.machine import Machine
 from proxy.model.mode import NodeMode
@@ -419,9 +419,7 @@ class NodeState(Struct, frozen=True):
 
     def returning_cpus(self, owner: str) -> CpuSet:
         """Return the CPUs that ended containers of others than an owner have when they come back."""
-        return CpuSet.from_bits(
-            union(c.placement.exclusive.bits for c in self.ended_owners() if c.owner != owner)
-        )
+        return CpuSet.union_of(c.placement.exclusive for c in self.ended_owners() if c.owner != owner)
 
     def ended_owners(self) -> list[Container]:
         """Return the containers that owned CPUs, have ended, and may come back to them.
@@ -439,9 +437,7 @@ class NodeState(Struct, frozen=True):
         held = self.owners.get(owner)
         if held is not None:
             return held.cpus
-        return CpuSet.from_bits(
-            union(c.placement.exclusive.bits for c in self.ended_owners() if c.owner == owner)
-        )
+        return CpuSet.union_of(c.placement.exclusive for c in self.ended_owners() if c.owner == owner)
 
     def _may_return(self, container: Container) -> bool:
         """Return whether a container that has ended may come back to CPUs that it owned.

@@ -59,7 +59,7 @@ class SuppressionSettings(Struct, frozen=True):
 
 
 class SuppressionChange(Struct, frozen=True):
-    """A change of the CPUs or quota of BE pods: seconds since the epoch, the values in words, the reason."""
+    """A change of the CPUs or quota of BE pods: seconds since the epoch, the values as text, the reason."""
 
     when: float
     before: str
@@ -363,7 +363,7 @@ def _quota_removed(
 
 
 def suppression_obstacle(state: NodeState, settings: SuppressionSettings) -> str:
-    """Return why BE must not be suppressed now, in words; empty where it may be."""
+    """Return why BE must not be suppressed now, as text; empty where it may be."""
     if state.mode.in_release:
         return "the node is released"
     if not applies_to(state, None):
@@ -378,7 +378,7 @@ def suppression_obstacle(state: NodeState, settings: SuppressionSettings) -> str
 
 
 def quota_text(quota: int | None) -> str:
-    """Return a quota in words."""
+    """Return a quota as text."""
     return NO_QUOTA if quota in (None, UNLIMITED) else f"a CFS quota of {quota / CFS_PERIOD_US:.2f} CPUs"
 
 

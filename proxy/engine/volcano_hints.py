@@ -16,7 +16,7 @@ from proxy.engine.topology_manager import AdmissionContext, TopologyDecision
 from proxy.model.defects import DefectKind, InputDefect
 from proxy.model.explanation import AllocationStep
 from proxy.model.hint import TopologyHint
-from proxy.model.idset import Mask, union
+from proxy.model.idset import Mask
 from proxy.model.koordinator import NumaPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.phrases import numa_nodes_text
@@ -78,5 +78,5 @@ def _unmet(policy: TopologyPolicy | None, nodes: Mask | None, obstacle: str) -> 
 def _granted_on(context: AdmissionContext, decision: TopologyDecision, nodes: Mask) -> bool:
     """Return whether everything granted lies on some NUMA nodes."""
     machine = context.node.machine
-    memory = Mask.from_bits(union(block.affinity.bits for block in decision.blocks))
+    memory = Mask.union_of(block.affinity for block in decision.blocks)
     return machine.nodes_of(decision.cpus) <= nodes and memory <= nodes

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field, structs
 
-from proxy.engine.likely_writer import ANY_CONTAINER, CpusetWriter, WriterHint
+from proxy.engine.likely_writer import ANY_CONTAINER, WriterHint, WriterKind
 from proxy.engine.reservation_events import ContestedCpus
 from proxy.model.backoff import Backoff
 from proxy.model.idset import CpuSet, union
@@ -81,7 +81,7 @@ class WriteConflict(Struct, frozen=True):
     repaired: float
     wrong: float
     kernel_cpus: CpuSet
-    writer: CpusetWriter | None = None
+    writer: WriterKind | None = None
 
     def due(self, *, urgent: bool) -> float:
         """Return the time from which the cpuset may be repaired."""
@@ -141,7 +141,7 @@ class CpusetsRepaired(Struct, frozen=True):
 class WritersFound(Struct, frozen=True):
     """The result of ``FindWriters``; a container without an entry could not be examined."""
 
-    writers: Mapping[str, CpusetWriter]
+    writers: Mapping[str, WriterKind]
 
 
 class ConflictsDue(Struct, frozen=True):
@@ -195,7 +195,7 @@ class ReportDrift(Struct, frozen=True):
         contested: The containers that a conflict is about.
     """
 
-    repairs: Mapping[str, tuple[UnattributedRepairs, CpusetWriter]]
+    repairs: Mapping[str, tuple[UnattributedRepairs, WriterKind]]
     began: Mapping[str, WriteConflict]
     contested: Collection[str]
 
@@ -266,7 +266,7 @@ def _find_writers(known: WriteConflicts) -> DriftStep:
     return structs.replace(known, repairs={}, finding=known.repairs), (find,)
 
 
-def _writers_found(known: WriteConflicts, writers: Mapping[str, CpusetWriter]) -> DriftStep:
+def _writers_found(known: WriteConflicts, writers: Mapping[str, WriterKind]) -> DriftStep:
     writers = {i: writer for i, writer in writers.items() if i in known.finding}
     before = {i: known.conflicts[i] for i in writers if i in known.conflicts}
     named = {i: structs.replace(conflict, writer=writers[i]) for i, conflict in before.items()}

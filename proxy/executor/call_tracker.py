@@ -11,6 +11,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from proxy.engine.admission import NO_POOL_CPUS
 from proxy.engine.adoption import overcommitted_memory
 from proxy.engine.call_answers import public_reason
 from proxy.engine.call_events import (
@@ -115,9 +116,11 @@ class CallTracker:
         known = context.state.containers.get(container_id)
         if known is None or not applies_to(context.state, known.pod):
             return ""
+        if known.phase is Phase.CREATED and not context.state.desired_cpus(known):
+            return NO_POOL_CPUS
         if known.phase is Phase.CREATED and is_below_class(context.state, known):
             await self._writes.widen_groups(known)
-        if known.phase is Phase.CREATED and context.enforcer.cgroups.version != 1:
+        if known.phase is Phase.CREATED and context.cpuset_writer.cgroups.version != 1:
             await self._writes.make_room(known)
         for _ in range(STEPS):
             step = start_step(context.state, container_id)
@@ -232,13 +235,7 @@ class CallTracker:
             context.reconcile_requested.set()
         else:
             context.store.handle(StartRefused(call, context.clock()))
-            context.spawn(self._make_room(container))
-
-    async def _make_room(self, container: Container) -> None:
-        """Widen the cgroup above a container after a failed start, so that the next start can succeed."""
-        self._writes.process_result(
-            await self._context.kernel.run(self._context.enforcer.make_room, container)
-        )
+            context.spawn(self._writes.make_room(container))
 
     def accepted(self, request: UpdateRequested) -> None:
         """Record what the runtime has carried out for a client, or will most probably."""

@@ -49,7 +49,7 @@ from proxy.executor.context import NodeContext
 from proxy.executor.drift.detection import Drift
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.fencing import Fencing
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ class WaitResult(Struct, frozen=True):
     @property
     def cpus(self) -> CpuSet:
         """All CPUs that the late calls carry."""
-        return CpuSet.from_bits(union(call.carries.bits for call in self.late))
+        return CpuSet.union_of(call.carries for call in self.late)
 
 
-NOT_AT_ALL = WaitResult()
+NO_WAIT = WaitResult()
 
 
 class Confinement:
@@ -113,7 +113,7 @@ class Confinement:
         context, calls = self._context, self._obstructing_calls(owned)
         seconds = context.options.call_timeout
         if not calls:
-            return NOT_AT_ALL
+            return NO_WAIT
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
@@ -180,7 +180,7 @@ class Confinement:
     def _has_fence(self, container_id: str) -> bool:
         context = self._context
         container = context.state.containers.get(container_id)
-        v2 = context.enforcer.cgroups.version == 2
+        v2 = context.cpuset_writer.cgroups.version == 2
         return v2 and container is not None and self._fencing.can_confine(container)
 
     async def confine(self, calls: Collection[InflightCall], owned: CpuSet) -> set[InflightCall]:
@@ -228,9 +228,9 @@ class Confinement:
 
     def _with_group(self, ids: Iterable[str]) -> set[str]:
         """Return the ids of those containers that have a cgroup; runs in the kernel worker."""
-        state, enforcer = self._context.state, self._context.enforcer
+        state, writer = self._context.state, self._context.cpuset_writer
         candidates = ((i, state.containers.get(i)) for i in ids)
-        return {i for i, container in candidates if container is not None and enforcer.path_of(container)}
+        return {i for i, container in candidates if container is not None and writer.path_of(container)}
 
     async def _follow(self, ids: Collection[str]) -> set[str]:
         """Write the cpusets of confined containers; returns the ids of those that have no cgroup.
@@ -242,8 +242,7 @@ class Confinement:
         for tried in range(1, TRIES + 1):
             if not ids:
                 break
-            done = await context.kernel.run(self._drift.enforce, list(ids))
-            self._writes.process_result(done)
+            done = await self._writes.run(self._drift.write, list(ids))
             absent.update(done.absent)
             ids = list(done.refused)
             if ids and tried < TRIES:
@@ -327,7 +326,7 @@ class Confinement:
             await self.confine(starts, self._owned())
 
     def _owned(self) -> CpuSet:
-        return CpuSet.from_bits(union(owner.cpus.bits for owner in self._context.state.owners.values()))
+        return CpuSet.union_of(owner.cpus for owner in self._context.state.owners.values())
 
     def _is_fenceable(self, call: InflightCall) -> bool:
         """Return whether a start that is known can be confined before its container has a cgroup."""
@@ -349,7 +348,9 @@ class Confinement:
         ):
             return False
         container = context.state.containers.get(inflight_call.container_id)
-        path = context.enforcer.known_path(container) if call.suspected and container is not None else None
+        path = (
+            context.cpuset_writer.known_path(container) if call.suspected and container is not None else None
+        )
         return path is None or not context.options.quirks.is_made_by_create(path)
 
     # -- messages --------------------------------------------------------------------------------------------

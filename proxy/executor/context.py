@@ -21,7 +21,7 @@ from proxy.engine.node_events import EnforcementChanged, EnforcementPaused, Mode
 from proxy.engine.state import NodeState
 from proxy.executor.background import BackgroundTasks, Worker
 from proxy.executor.bad_input import BadInput
-from proxy.executor.cpuset_enforcer import Enforced, Enforcer
+from proxy.executor.cpuset_writer import CpusetWriter, WriteResult
 from proxy.executor.decision_history import DecisionHistory
 from proxy.executor.kernel_ports import Cgroups
 from proxy.executor.ledger_writer import LedgerWriter
@@ -50,7 +50,7 @@ class NodeContext(BackgroundTasks):
         wall_clock: Seconds since the epoch.
         runtime: The container runtime.
         kernel: The one thread that writes cpusets.
-        enforcer: Writes cpusets, in that thread.
+        cpuset_writer: Writes cpusets, in that thread.
         recorder: The one thread that writes the ledger.
         health: Watches workers.
         history: Decisions, for ``topoproxy explain``.
@@ -107,7 +107,7 @@ class NodeContext(BackgroundTasks):
         self.bad_input = BadInput(telemetry)
         self.rejections = Rejections(telemetry, clock, self.wall_clock)
         self.kernel = Worker("kernel", self.report_internal_error)
-        self.enforcer = Enforcer(
+        self.cpuset_writer = CpusetWriter(
             cgroups,
             lambda: store.state,
             lambda container_id: store.state.inflight.is_busy(container_id),
@@ -173,11 +173,11 @@ class NodeContext(BackgroundTasks):
         """Send the CPUs of some containers to the runtime later."""
         self.store.handle(ContainersUnsaved(ids))
 
-    def report_errors(self, done: Enforced, *, is_complete: bool = False) -> None:
+    def report_errors(self, done: WriteResult, *, is_complete: bool = False) -> None:
         """Report the cpusets that could not be written, and those that were written since.
 
         Args:
-            done: What an enforcement did.
+            done: The result of writing cpusets.
             is_complete: Whether it wrote all containers.
         """
         containers, refused = self.state.containers, done.refused.keys()

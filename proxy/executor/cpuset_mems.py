@@ -111,8 +111,8 @@ class CpusetMems:
         return result
 
     def _one(self, container: Container, result: MemsCheck) -> None:
-        state, known, cgroups = self._context.state, self.known, self._context.enforcer.cgroups
-        path = self._context.enforcer.known_path(container)
+        state, known, cgroups = self._context.state, self.known, self._context.cpuset_writer.cgroups
+        path = self._context.cpuset_writer.known_path(container)
         if path is None:
             return
         has, want = cgroups.nodes(path), state.desired_mems(container)
@@ -136,7 +136,7 @@ class CpusetMems:
         use = self._use(container)
         firm, cache = use.outside(want) if use is not None else (0, 0)
         if use is not None and not firm and not cache:
-            self._context.enforcer.cgroups.write(path, None, want)
+            self._context.cpuset_writer.cgroups.write(path, None, want)
             result.repaired.append(container.id)
             result.right.add(container.id)
             del result.wide[container.id]
@@ -152,7 +152,7 @@ class CpusetMems:
     def _use(self, container: Container) -> MemoryUse | None:
         return None if self.memory is None else self.memory.use(container.pod.cgroup_parent, container.id)
 
-    # -- for people ---------------------------------------------------------------------------------------
+    # -- status page -------------------------------------------------------------------------------------
 
     async def page(self) -> dict[str, object]:
         """Return where the memory of all containers is; reads three files of each."""
@@ -161,9 +161,9 @@ class CpusetMems:
         return {"containers": await self.worker.run(lambda: [r for c in running if (r := self._row(c))])}
 
     def _row(self, container: Container) -> dict[str, object] | None:
-        enforcer = self._context.enforcer
-        path = enforcer.known_path(container)
-        path = path or enforcer.cgroups.find(container.pod.cgroup_parent, container.id)
+        writer = self._context.cpuset_writer
+        path = writer.known_path(container)
+        path = path or writer.cgroups.find(container.pod.cgroup_parent, container.id)
         if path is None:
             return None
         applied = applies_to(self._context.state, container.pod)
@@ -173,7 +173,7 @@ class CpusetMems:
             "decided": str(container.placement.mems) if applied else "",
         }
         try:
-            row["nodes"] = str(enforcer.cgroups.read(path).effective_mems)
+            row["nodes"] = str(writer.cgroups.read(path).effective_mems)
             use = self._use(container)
         except CgroupError as error:
             return None if error.errno in GONE else {**row, "problem": str(error)}

@@ -52,7 +52,7 @@ from proxy.executor.kernel_writes import KernelWrites
 from proxy.model.defects import InputDefect
 from proxy.model.explanation import CREATE
 from proxy.model.idset import CpuSet
-from proxy.model.workload import Phase, Pod, Pool, Request, Verdict
+from proxy.model.workload import Container, Phase, Pod, Pool, Request, Verdict
 from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
@@ -116,6 +116,14 @@ class Creates:
             context.history.note(context.wall_clock(), structs.replace(plan.explanation, applied=applied))
         context.telemetry.count(metrics.CREATES_REFUSED if applied else metrics.CREATES_WOULD_REFUSE)
         context.rejections.rejected(pod, name, plan.verdict, applied=applied)
+
+    def reject(self, container: Container, verdict: Verdict) -> None:
+        """Record, count and report that a container is rejected after it was placed."""
+        context = self._context
+        context.history.refused(container.id, verdict)
+        context.history.removed(container.id)
+        context.telemetry.count(metrics.CREATES_REFUSED)
+        context.rejections.rejected(container.pod, container.name, verdict)
 
     def report(self, plan: Plan, *, applied: bool = True, cpus: CpuSet | None = None) -> None:
         """Record and log a placement; that of a container that shares CPUs is logged at debug level only.
@@ -329,7 +337,7 @@ class Sandboxes:
         if context.state.owners and applies_to(context.state, None):
             context.spawn(self._writes.clear_sandboxes())
 
-    def moved_on(self, pod: Pod, name: str) -> None:
+    def end_earlier_inits(self, pod: Pod, name: str) -> None:
         """Note that a container is requested: the init containers before it have exited, reported or not."""
         if pod.requests is None:
             return

@@ -40,7 +40,7 @@ class ManagedElsewhere(Struct, frozen=True):
 
     Attributes:
         plugged: Resources of which kubelet can assign devices, with the ids of these.
-        claimed: PCI functions of devices that DRA drivers have prepared, with the claim in words.
+        claimed: PCI functions of devices that DRA drivers have prepared, with the claim as text.
     """
 
     plugged: Mapping[str, Collection[str]] = field(default_factory=dict)

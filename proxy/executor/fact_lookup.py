@@ -47,7 +47,7 @@ from proxy.engine.state import NodeState
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.creates import Lifecycle
-from proxy.executor.ports import DeviceFacts, Hardware, Kubelet
+from proxy.executor.ports import DeviceFacts, DeviceLocator, Kubelet
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import Mask
 from proxy.model.kubelet import CpuManager, Held
@@ -70,7 +70,7 @@ P = ParamSpec("P")
 class FactLookup:
     """Queries kubelet and sysfs."""
 
-    def __init__(self, context: NodeContext, kubelet: Kubelet | None, hardware: Hardware | None) -> None:
+    def __init__(self, context: NodeContext, kubelet: Kubelet | None, hardware: DeviceLocator | None) -> None:
         """Query nothing yet.
 
         Args:
@@ -332,7 +332,7 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
 
     Only in Guaranteed pods can another container reuse what such a container holds. Where kubelet has
     reported the pod's containers, it is known without asking which of them have exited
-    (``Sandboxes.moved_on``).
+    (``Sandboxes.end_earlier_inits``).
     """
     if pod.requests is not None or pod.kube_qos is not KubeQos.GUARANTEED:
         return []

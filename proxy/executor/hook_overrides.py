@@ -46,7 +46,7 @@ class HookOverrides(Observer):
             seen: See ``engine.hook_narrowing.narrowed``.
 
         Returns:
-            What cannot be done, in words; empty where everything is done.
+            What cannot be done, as text; empty where everything is done.
         """
         context = self._context
         container = context.state.containers.get(container_id)

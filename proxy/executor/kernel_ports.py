@@ -223,7 +223,7 @@ class Located(Struct, frozen=True):
 
     Attributes:
         path: Its path below the root of the cpuset controller's hierarchy; empty if it was not found.
-        obstacle: Why the cgroup was not found, in words.
+        obstacle: Why the cgroup was not found, as text.
     """
 
     path: str = ""

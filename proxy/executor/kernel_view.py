@@ -95,11 +95,11 @@ class KernelView:
     async def refresh(self) -> None:
         """Read everything now; after ``WAIT_S`` the last reading stays."""
         if self._reading is None:
-            enforcer = self._context.enforcer
+            cpuset_writer = self._context.cpuset_writer
             self._reading = self._worker.submit(
                 _read,
                 self._context.clock(),
-                enforcer.cgroups,
+                cpuset_writer.cgroups,
                 list(self._containers()),
                 self._quotas.groups,
                 list(self._removed_quotas()),
@@ -109,7 +109,7 @@ class KernelView:
 
     def _containers(self) -> Iterator[_Group]:
         for container in self._context.state.containers.values():
-            path = self._context.enforcer.known_path(container) or ""
+            path = self._context.cpuset_writer.known_path(container) or ""
             # A container that is only created may have no cgroup: one that is not known is not searched.
             if container.phase in LIVE or (path and container.phase is Phase.CREATED):
                 yield _Group(container.id, path, (container.pod.cgroup_parent, container.id))

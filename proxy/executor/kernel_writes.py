@@ -28,7 +28,7 @@ from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import Change, Follow, WriteCpusets
 from proxy.executor.background import Worker
 from proxy.executor.context import CANNOT_WRITE_GROUP, NodeContext
-from proxy.executor.cpuset_enforcer import Enforced
+from proxy.executor.cpuset_writer import WriteResult
 from proxy.executor.kernel_ports import GroupLocator, Located
 from proxy.executor.observer import Observer
 from proxy.executor.runtime_ports import Runtime
@@ -39,7 +39,7 @@ from proxy.telemetry.port import subject
 
 P = ParamSpec("P")
 
-Write = Callable[[Iterable[str]], Enforced]
+Write = Callable[[Iterable[str]], WriteResult]
 """Writes the cpusets of some containers, in the kernel worker's thread."""
 
 
@@ -48,17 +48,17 @@ class KernelWrites(Observer):
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self._write: Write = context.enforcer.enforce
-        self._noted: list[Callable[[Enforced], None]] = []
+        self._write: Write = context.cpuset_writer.write
+        self._noted: list[Callable[[WriteResult], None]] = []
         self._postponed = set[str]()
         context.store.perform_by(WriteCpusets, lambda effect: self.write_soon(list(effect.ids)))
 
     def write_with(self, write: Write) -> None:
-        """Write containers by a function that does more than the enforcer (``drift``)."""
+        """Write containers by a function that does more than the cpuset_writer (``drift``)."""
         self._write = write
 
-    def subscribe(self, noted: Callable[[Enforced], None]) -> None:
-        """Notify a subscriber of what each enforcement did, from now on, on the event loop."""
+    def subscribe(self, noted: Callable[[WriteResult], None]) -> None:
+        """Notify a subscriber of the result of each pass of writes, from now on, on the event loop."""
         self._noted.append(noted)
 
     def changed(self, change: Change) -> None:
@@ -94,13 +94,13 @@ class KernelWrites(Observer):
             return
         context.report_errors(await self.run(self._write, ids))
 
-    async def run(self, job: Callable[P, Enforced], *args: P.args, **kwargs: P.kwargs) -> Enforced:
-        """Run an enforcement, and process its result also where the caller has stopped waiting for it."""
+    async def run(self, job: Callable[P, WriteResult], *args: P.args, **kwargs: P.kwargs) -> WriteResult:
+        """Run a job that writes cpusets, and process its result also if the caller no longer waits for it."""
         return await self._context.kernel.run_noted(self.process_result, job, *args, **kwargs)
 
     async def clear_sandboxes(self) -> None:
         """Keep all sandboxes, also new ones, off owned CPUs."""
-        await self.run(self._context.enforcer.enforce_sandboxes)
+        await self.run(self._context.cpuset_writer.write_sandboxes)
 
     async def widen_groups(self, container: Container) -> None:
         """Widen the cgroups above a container: on v1 no container can have CPUs that they lack.
@@ -110,29 +110,28 @@ class KernelWrites(Observer):
         context = self._context
         try:
             async with asyncio.timeout(context.options.call_timeout):
-                await self.run(context.enforcer.enforce_groups)
+                await self.run(context.cpuset_writer.write_groups)
         except TimeoutError:
             context.telemetry.problem(
                 "cannot write the cgroups above a container in time", **subject(container)
             )
 
     async def make_room(self, container: Container) -> None:
-        """Widen the cgroup of a pod before a container in it starts, if it lacks CPUs of the container (v2).
+        """Widen a pod's cgroup to hold the CPUs of a container that is about to start (cgroup v2).
 
-        A start that needs no preparation does not come here: of a container that shares CPUs, in a pod whose
-        sandbox was made through this run of the daemon.
-
-        If it cannot be written in time, that is reported, and the container starts in what the group holds.
+        Not called for a start that needs no preparation: a container that shares CPUs, in a sandbox created
+        during this run of the daemon. If the kernel does not answer within ``callTimeout``, that is reported,
+        and the container starts on the CPUs that the cgroup has.
         """
         context = self._context
         try:
             async with asyncio.timeout(context.options.call_timeout):
-                await self.run(context.enforcer.make_room, container)
+                await self.run(context.cpuset_writer.make_room, container)
         except TimeoutError:
             context.telemetry.problem("cannot widen the cgroup of a pod in time", **subject(container))
 
-    def process_result(self, done: Enforced, *, locate_again: bool = True) -> None:
-        """Process the result of an enforcement.
+    def process_result(self, done: WriteResult, *, locate_again: bool = True) -> None:
+        """Process the result of writing cpusets.
 
         Args:
             done: The result.
@@ -143,7 +142,7 @@ class KernelWrites(Observer):
         if done.written:
             context.telemetry.observe(metrics.KERNEL_WRITE_SECONDS, done.seconds)
         known = context.telemetry.value(metrics.SANDBOXES_WRITTEN)
-        context.telemetry.count(metrics.SANDBOXES_WRITTEN, context.enforcer.sandboxes.written - known)
+        context.telemetry.count(metrics.SANDBOXES_WRITTEN, context.cpuset_writer.sandboxes.written - known)
         for noted in self._noted:
             noted(done)
         for note in done.notes:

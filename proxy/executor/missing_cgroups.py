@@ -43,12 +43,12 @@ class MissingCgroups:
 
     def _end(self) -> None:
         """End the problems of containers with a cgroup by now, and of those that need none any more."""
-        context, enforcer = self._context, self._context.enforcer
+        context, writer = self._context, self._context.cpuset_writer
         for container_id in list(self._missing):
             container = context.state.containers.get(container_id)
-            if container is None or not enforcer.is_live(container):
+            if container is None or not writer.is_live(container):
                 context.telemetry.forget(NO_CGROUP, containerID=container_id)
-            elif enforcer.known_path(container) is not None:
+            elif writer.known_path(container) is not None:
                 context.telemetry.resolved(NO_CGROUP, containerID=container_id)
             else:
                 continue

@@ -1,9 +1,10 @@
 """The executor of a node: makes all parts, connects them, and closes them. It does nothing else.
 
 The state of the node is in ``store``. Every part takes the context (``NodeContext``) and the parts that it
-uses. The order below is the order of their dependencies: no part is changed after it has been made. Parts
-that follow changes subscribe to the store (``store.subscribe``) or to the kernel's writes
-(``kernel_writes``). The order in which observers are notified is the order in which they subscribe here.
+uses. The order below is the order of their dependencies. A part registers with earlier parts only in its own
+constructor: as an observer of the store (``store.subscribe``) or of the kernel's writes (``kernel_writes``),
+as the performer of an effect (``store.perform_by``), or as a function that an earlier part calls
+(``write_with``, ``do_first``). Observers are notified in the order in which they subscribe here.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from proxy.executor.node_policy_sync import NodePolicySync
 from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.ports import (
     ClusterFiles,
+    DeviceLocator,
     Displaced,
-    Hardware,
     Kubelet,
     KubeletCpuManager,
     Ledger,
@@ -92,7 +93,7 @@ class Ports(Struct, frozen=True):
 
     hardware: Callable[[Machine], Machine | None] = lambda known: None
     kubelet: Kubelet | None = None
-    devices: Hardware | None = None
+    devices: DeviceLocator | None = None
     kubelet_cpu_manager: KubeletCpuManager | None = None
     node_object: NodeObject | None = None
     namespaces: NamespaceLabels | None = None
@@ -261,7 +262,7 @@ class NodeExecutor(NodeContext):
         await ending.step("end tasks", self.end_tasks())
         await ending.step("write the ledger", self.ledger_writer.close(), limit, least=1.0)
         await ending.step("take fences away", self.unit_properties.close(fences_stay=handing_over))
-        self.enforcer.end()
+        self.cpuset_writer.end()
         workers = (
             self.recorder,
             self.kernel,

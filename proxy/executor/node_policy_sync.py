@@ -187,7 +187,7 @@ class NodePolicySync:
 
 
 def shown(value: object) -> str:
-    """Write a value for people; nothing for what is empty."""
+    """Return a value as text, for display; empty for an empty value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):

@@ -14,11 +14,16 @@ from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy, OwnerMemoryNodes
 from proxy.config.setting import rules
 from proxy.engine.node import Node
+from proxy.model.koordinator import KeepQuota
 from proxy.model.machine import Machine
 
 
-def node_of(
-    config: Config, machine: Machine, devices: Mapping[str, Mapping[str, RegisteredDevice]] | None = None
+def node_rules(
+    config: Config,
+    machine: Machine,
+    devices: Mapping[str, Mapping[str, RegisteredDevice]] | None = None,
+    *,
+    quotas: bool = True,
 ) -> Node:
     """Make the rules of a node; the configuration was checked against the machine before.
 
@@ -26,9 +31,10 @@ def node_of(
         config: The configuration.
         machine: The hardware.
         devices: Devices that we give out ourselves, as a simulation does: resource to id to device.
+        quotas: Whether CFS quotas can be written; where they cannot, all containers keep theirs.
     """
     topology = CpuTopology.of(machine)
-    as_set = dict(rules(config))
+    as_set = dict(rules(config)) | ({} if quotas else {"keep_quota": KeepQuota.ALWAYS})
     named, amount = config.reserved_system_cpus, config.reserved_cpu_amount
     # The amount is turned into CPUs once: they stay the same when others go offline.
     reserved = named or CpuPolicy.of(topology, config.cpu_manager_policy_options, amount=amount).reserved

@@ -100,7 +100,7 @@ class Kubelet(Protocol):
         """Query kubelet for a pod's requests and limits.
 
         Returns:
-            The requests and limits of its containers, and their source, in words; None if kubelet does not
+            The requests and limits of its containers, and their source, as text; None if kubelet does not
             know the pod or does not answer in time.
         """
 
@@ -137,7 +137,7 @@ class NodeObject(Protocol):
 
     @property
     def source(self) -> str:
-        """Where the object is read from, for people."""
+        """Where the object is read from, for display."""
 
     @property
     def problem(self) -> str:
@@ -155,7 +155,7 @@ class NamespaceLabels(Protocol):
 
     @property
     def source(self) -> str:
-        """Where they are read from, for people."""
+        """Where they are read from, for display."""
 
     @property
     def problem(self) -> str:
@@ -175,7 +175,7 @@ class ClusterFiles(Protocol):
         """Return what is in effect of each file and how old it is, as plain data."""
 
 
-class Hardware(Protocol):
+class DeviceLocator(Protocol):
     """Locates devices by sysfs. Blocking, but quick."""
 
     def near(self, given: DeviceFacts) -> tuple[LocatedDevice, ...]:

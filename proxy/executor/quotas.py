@@ -42,7 +42,7 @@ from proxy.pools.claims import UNLIMITED
 from proxy.telemetry import metrics
 
 Errors = list[tuple[str, str]]
-"""The ledger's key of a quota, and the error in words."""
+"""The ledger's key of a quota, and the error as text."""
 
 
 def read_quotas(groups: CpuGroups, places: Mapping[str, QuotaPlace]) -> tuple[dict[str, QuotaRecord], Errors]:
@@ -158,7 +158,7 @@ class OwnerQuotas(Observer):
 
     def off(self, container: Container) -> bool:
         """Return whether a container's quota is to be off now."""
-        return engine.is_off(self._context.state, container)
+        return engine.must_have_no_quota(self._context.state, container)
 
     def carried(self, container: Container) -> int:
         """Return the quota that a call to the runtime carries for a container; 0 to leave it unchanged."""
@@ -168,7 +168,7 @@ class OwnerQuotas(Observer):
 
     def created(self, token: str, container: Container) -> None:
         """See ``Observer``."""
-        self.restore_soon()
+        self._restore_pod_soon(container)
 
     def failed(self, token: str) -> None:
         """See ``Observer``."""
@@ -176,18 +176,18 @@ class OwnerQuotas(Observer):
 
     def entered(self, container: Container, phase: Phase) -> None:
         """See ``Observer``."""
-        self.restore_soon()
+        self._restore_pod_soon(container)
 
     def removed(self, container: Container) -> None:
         """See ``Observer``."""
-        self.restore_soon()
+        self._restore_pod_soon(container)
 
-    def requested(self, container: Container, quota: int) -> int:
-        """Record the quota that a client's update of a container sets, and return the one that is sent.
+    def requested_by_hook(self, container: Container, quota: int) -> int:
+        """Record the quota that a hook requests for a container, and return the one that is sent.
 
         Args:
             container: The container.
-            quota: The quota in the request; 0 for none.
+            quota: The quota that the hook requests; 0 for none.
 
         Returns:
             The quota that replaces it; 0 to leave it unchanged.
@@ -247,6 +247,16 @@ class OwnerQuotas(Observer):
             self._is_due = True
             self._context.spawn(self._follow())
 
+    def _restore_pod_soon(self, container: Container) -> None:
+        """Restore soon the quotas of a container's pod: the number of its containers may have changed."""
+        containers = self._context.state.containers
+        for key in self.known.records:
+            other = containers.get(key.removeprefix(CONTAINER))
+            is_same_pod = other is not None and other.pod.key == container.pod.key
+            if is_same_pod or key in (POD + container.pod.key, CONTAINER + container.id):
+                self.restore_soon()
+                return
+
     async def _follow(self) -> None:
         self._is_due = False
         async with self._lock:
@@ -273,7 +283,7 @@ class OwnerQuotas(Observer):
             self._restoring.start_pass(self.known.records)
             await self._restore()
             state = self._context.state
-            places = engine.removable(state, engine.all_off(state))
+            places = engine.removable(state, engine.containers_without_quota(state))
             self._removing.start_pass(places)
             await self._remove({key: place for key, place in places.items() if self._removing.due(key)})
 

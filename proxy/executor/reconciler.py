@@ -27,8 +27,8 @@ from proxy.executor.background import TimeSlices, Worker
 from proxy.executor.call_tracker import CallTracker
 from proxy.executor.confinement import Confinement
 from proxy.executor.context import NodeContext
-from proxy.executor.cpuset_enforcer import Enforced
 from proxy.executor.cpuset_mems import CpusetMems
+from proxy.executor.cpuset_writer import WriteResult
 from proxy.executor.creates import Creates, Lifecycle, Sandboxes
 from proxy.executor.drift.detection import Drift
 from proxy.executor.fact_lookup import KubeletCpus
@@ -138,7 +138,7 @@ class Reconciler:
             call_tracker.lookups,
         )
         self._missing_cgroups = MissingCgroups(context, parts.cgroup_locator)
-        self._comparing: asyncio.Future[Enforced] | None = None
+        self._comparing: asyncio.Future[WriteResult] | None = None
         self.connected = False
         self._outage_reported = False
         self.failure = ""
@@ -316,7 +316,7 @@ class Reconciler:
         if self._parts.partitions is not None:
             await self._additional_job(self._parts.partitions.once())
 
-    async def _compared(self) -> Enforced | None:
+    async def _compared(self) -> WriteResult | None:
         """Compare all containers with the kernel; None if that takes too long: the next pass has the result.
 
         A pass does not wait for a kernel that hangs: calls that wait after a start of the daemon need only
@@ -397,7 +397,12 @@ class Reconciler:
         requested, and only a container that was known at that time can have vanished.
         """
         context = self._context
-        phases = {i: phase for i, c in listing.containers.items() if (phase := c.phase) is not None}
+        # A container that was created while its sandbox was stopped never starts, and must keep no CPUs.
+        phases = {
+            i: Phase.EXITED if listing.is_dead(c) else phase
+            for i, c in listing.containers.items()
+            if (phase := c.phase) is not None
+        }
 
         def phase_of(container_id: str) -> Phase | None:
             return (

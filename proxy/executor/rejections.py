@@ -65,7 +65,7 @@ class Rejections(Observer):
         Args:
             telemetry: Where to report.
             clock: A monotonic clock in seconds.
-            wall_clock: Seconds since the epoch, for readers; ``clock`` if None.
+            wall_clock: Seconds since the epoch, for display; ``clock`` if None.
         """
         self._telemetry = telemetry
         self._clock = clock

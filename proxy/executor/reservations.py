@@ -41,7 +41,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject
 
 if TYPE_CHECKING:
-    from proxy.executor.cpuset_enforcer import Enforced
+    from proxy.executor.cpuset_writer import WriteResult
 
 HELD = (ReservationKind.REPLACEMENT, ReservationKind.MOVE)
 """Kinds for containers that exist already, and that may exit meanwhile."""
@@ -306,7 +306,7 @@ class Reservations:
             case effects.AwaitOwnInflight(cpus):
                 return await self._await_own_inflight(reservation, cpus)
             case effects.WriteSharers():
-                return self._written(reservation, await self._writes.run(context.enforcer.enforce_pools))
+                return self._written(reservation, await self._writes.run(context.cpuset_writer.write_pools))
             case effects.WriteOwners():
                 return await self._write_owners(reservation)
             case effects.ReadCpusets(container_ids):
@@ -374,14 +374,14 @@ class Reservations:
         context = self._context
         if reservation.kind is ReservationKind.MOVE:
             return self._written(
-                reservation, await self._writes.run(context.enforcer.enforce, reservation.containers)
+                reservation, await self._writes.run(context.cpuset_writer.write, reservation.containers)
             )
         # A call in flight would undo the write for a moment; the containers are written when it completes.
         inflight = context.state.inflight
         ids = [i for i in reservation.containers if not inflight.is_awaited(i) or inflight.is_confined(i)]
-        return self._written(reservation, await self._writes.run(self._drift.enforce, ids))
+        return self._written(reservation, await self._writes.run(self._drift.write, ids))
 
-    def _written(self, reservation: Reservation, done: Enforced) -> Event:
+    def _written(self, reservation: Reservation, done: WriteResult) -> Event:
         refused = [events.RefusedWrite(i, error.errno, str(error)) for i, error in done.refused.items()]
         contested = self._drift.contested(reservation.cpus)
         return events.CpusetsWritten(tuple(refused), tuple(done.errors), contested, tuple(done.group_errors))
@@ -407,11 +407,11 @@ class Reservations:
         context, found = self._context, dict[str, CpuSet]()
         for container_id in ids:
             container = context.state.containers.get(container_id)
-            path = None if container is None else context.enforcer.path_of(container)
+            path = None if container is None else context.cpuset_writer.path_of(container)
             if path is None:
                 continue
             try:
-                found[container_id] = context.enforcer.cgroups.read(path).effective_cpus
+                found[container_id] = context.cpuset_writer.cgroups.read(path).effective_cpus
             except CgroupError as error:
                 if action_for(error.errno) is not WriteAction.LOCATE:  # else it has exited meanwhile
                     found[container_id] = context.state.node.machine.online  # it may be anywhere

@@ -93,7 +93,7 @@ class RuntimeSync:
             self._resend_after_call(container_id, step)
             return is_queried
         is_unsent = container_id in context.state.facts.quotas.unsent
-        if not is_unsent and self._unit_properties.is_instead(context.state.containers[container_id]):
+        if not is_unsent and self._unit_properties.bypasses_runtime(context.state.containers[container_id]):
             return is_queried
         fence = await fencing.fitting(container_id)
         # While the fence was written, the container may have ended, or its pod may have been released.

@@ -52,6 +52,7 @@ class SandboxCgroups:
 
     Attributes:
         written: The number of writes to cgroups of sandboxes and monitors so far.
+        monitored: Ids of the sandboxes whose containers have monitors in cgroups of their own.
     """
 
     def __init__(self, cgroups: Cgroups, quirks: RuntimeQuirks) -> None:
@@ -59,13 +60,9 @@ class SandboxCgroups:
         self._quirks = quirks
         self._observed: dict[str, tuple[str, CpuSet]] = {}
         self._missed: dict[str, int] = {}
-        self._monitored: set[str] = set()
+        self.monitored: set[str] = set()
         self._passes = 0
         self.written = 0
-
-    def has_monitors(self, pod: Pod) -> bool:
-        """Return whether a pod's containers have monitors in cgroups of their own."""
-        return pod.sandbox_id in self._monitored
 
     def leave(self, state: NodeState) -> list[str]:
         """Move sandboxes off CPUs that are outside of their pools.
@@ -91,8 +88,8 @@ class SandboxCgroups:
             Messages about what could not be written.
         """
         self._passes += 1
-        self._monitored &= state.pods.keys()
-        existing = state.pods.keys() | {self._quirks.monitor(i) for i in state.containers if self._monitored}
+        self.monitored &= state.pods.keys()
+        existing = state.pods.keys() | {self._quirks.monitor(i) for i in state.containers if self.monitored}
         self._observed = {k: v for k, v in self._observed.items() if k in existing}
         self._missed = {k: v for k, v in self._missed.items() if k in existing}
         errors: list[str] = []
@@ -116,10 +113,10 @@ class SandboxCgroups:
         pools = dict(self._pools(state))
         for sandbox_id, pool in pools.items():
             yield sandbox_id, state.pods[sandbox_id], pool
-        if self._monitored:
+        if self.monitored:
             for container in state.containers.values():
                 pod = container.pod
-                if pod.sandbox_id in self._monitored and container.phase not in _NO_MONITOR:
+                if pod.sandbox_id in self.monitored and container.phase not in _NO_MONITOR:
                     pool = pools.get(pod.sandbox_id, CpuSet())
                     if pool:
                         yield self._quirks.monitor(container.id), pod, pool
@@ -155,7 +152,7 @@ class SandboxCgroups:
             else:
                 self._missed.pop(key, None)
                 if key == pod.sandbox_id and self._quirks.has_monitors(path):
-                    self._monitored.add(key)
+                    self.monitored.add(key)
                 return found
         self._missed[key] = missed + 1
         return None

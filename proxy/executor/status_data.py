@@ -17,7 +17,7 @@ from proxy.engine.suppression import BeSuppression, SuppressionSettings, budget_
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.readiness import other_checks, required_checks
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import LIVE, Container, Phase, Pool
 from proxy.pools.pools import CpuPools
@@ -54,7 +54,7 @@ def node_page(executor: NodeExecutor) -> dict[str, object]:
         "shortfalls": executor.hotplug.hardware_losses.page(),
         "counters": executor.telemetry.registry.page(),
         "settings": _settings(state.node),
-        "cgroups": executor.cgroup_locator.page(executor.enforcer.cgroups.version)
+        "cgroups": executor.cgroup_locator.page(executor.cpuset_writer.cgroups.version)
         | executor.unit_properties.page(),
         "drift": executor.drift.page(),
         "nodePolicy": executor.node_policy.page(),
@@ -127,7 +127,7 @@ def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
         applied = all(applies_to(state, c.pod) for c in holders) if holders else state.mode.enforces
         has = CpuSet()
         if applied:
-            has = CpuSet.from_bits(union(read[c.id].effective_cpus.bits for c in holders if c.id in read))
+            has = CpuSet.union_of(read[c.id].effective_cpus for c in holders if c.id in read)
         others = users.others(key, has or owner.cpus, excludes_be=owner.excludes_be) if applied else []
         no_cgroup = not any(c.phase in LIVE for c in holders)
         if applied and no_cgroup and not (has or others) and executor.kernel_view.is_complete:

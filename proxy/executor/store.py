@@ -62,7 +62,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 
 
-class CallWaits:
+class InflightCallRegistry:
     """Registers calls in flight, and wakes the tasks that wait for their end."""
 
     def __init__(self, state: Callable[[], NodeState], handle: Callable[[NodeEvent], object]) -> None:
@@ -211,7 +211,7 @@ class NodeStore:
         self._handlers: dict[type[Notice], tuple[Callable[..., None], ...]] = {}
         self._due: deque[Notice] = deque()
         self._notifies = False
-        self.calls = CallWaits(lambda: self._state, self.handle)
+        self.calls = InflightCallRegistry(lambda: self._state, self.handle)
         self.reconciled = asyncio.Event()
         self.reconcile_requested = asyncio.Event()
         self.runtime_sync_due = asyncio.Event()

@@ -67,7 +67,7 @@ class Breach(Struct, frozen=True):
 
     Attributes:
         rule: The rule.
-        message: The cause in words. They name no other pod, so that a pod's events may show them.
+        message: The cause as text. They name no other pod, so that a pod's events may show them.
     """
 
     rule: AdmissionRule

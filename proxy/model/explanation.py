@@ -66,7 +66,7 @@ class Merge(Struct, frozen=True):
         scope: ``container`` or ``pod``.
         best: The winning hint; its affinity is None for any node.
         runner_up: The best hint with other nodes, if there is one.
-        decided: Why the winner comes before the runner-up, in words.
+        decided: Why the winner comes before the runner-up, as text.
         conflicts: Texts that name the resources that prevent a preferred result; empty where none does.
     """
 
@@ -83,7 +83,7 @@ class AllocationStep(Struct, frozen=True):
 
     Attributes:
         provider: ``cpu``, ``memory`` or ``devices``.
-        what: The step in words, such as ``core 4: CPUs 4,36``.
+        what: The step as text, such as ``core 4: CPUs 4,36``.
     """
 
     provider: str

@@ -74,6 +74,11 @@ class IdSet:
         return new
 
     @classmethod
+    def union_of(cls, sets: Iterable[Self]) -> Self:
+        """Build the set of the ids that are in any of some sets."""
+        return cls.from_bits(union(each._bits for each in sets))
+
+    @classmethod
     def parse(cls, text: str, within: Self | None = None) -> Self:
         """Read a Linux list such as ``0-3,8``; blanks around it and an empty text are allowed.
 

@@ -22,7 +22,7 @@ class CpuManager(Struct, frozen=True):
         topology_policy, topology_scope: Of its topology manager; empty where unknown.
         default: The CPUs of containers without exclusive CPUs, by its state.
         held: The CPUs that it assigned, by pod uid and container name.
-        sources: Name of an attribute to where its value came from, in words.
+        sources: Name of an attribute to where its value came from, as text.
         problems: Values that could not be read, or that contradict each other, one sentence each.
     """
 

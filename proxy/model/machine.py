@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.idset import CpuSet, Mask
 
 
 class Bounds(Struct, frozen=True):
@@ -200,7 +200,7 @@ class Machine:
 
     def cpus_of(self, nodes: Mask) -> CpuSet:
         """Return the online CPUs of the nodes."""
-        return CpuSet.from_bits(union(node.cpus.bits for node in self.nodes if node.id in nodes))
+        return CpuSet.union_of(node.cpus for node in self.nodes if node.id in nodes)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -108,7 +108,7 @@ class Pod(Struct, frozen=True):
         bind_required, bind_preferred: How it wants its CPUs bound (resource-spec annotation).
         exclusive: The pods that it would rather not share cores or NUMA nodes with (the same annotation).
         requests: The requests of its containers, from kubelet; None where only the CRI is known.
-        source: Where ``requests`` came from, in words.
+        source: Where ``requests`` came from, as text.
         cpuset_chosen_locally: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
         reserved_for_pod: The decision for the pod as a whole; None where each container is decided by itself.
         aligned: How it wants its resources aligned as a whole (numa-topology-spec annotation).
@@ -162,6 +162,10 @@ class Pod(Struct, frozen=True):
         """The identity of this pod: its uid; where a client sends none, its sandbox."""
         return self.uid or f"sandbox {self.sandbox_id}"
 
+    def owner_key(self, name: str) -> str:
+        """The identity of a container of this pod as an owner of CPUs: it stays the same when it restarts."""
+        return f"{self.key}/{name}"
+
 
 class LocatedDevice(Struct, frozen=True):
     """A device of a container, and its NUMA nodes.
@@ -170,7 +174,7 @@ class LocatedDevice(Struct, frozen=True):
         name: As users know it: a path such as ``/dev/nvidia0``, a CDI name, or an id of a plugin.
         resource: The resource that it belongs to, such as ``nvidia.com/gpu``; empty where it is not known.
         nodes: NUMA nodes that it is near to; None where it is near to none, or that is unknown.
-        source: Where the nodes came from, in words.
+        source: Where the nodes came from, as text.
         fewest_numa_nodes: The smallest number of NUMA nodes that could hold all devices of this resource that
             the container has, if none were in use; 0 where that is not known.
     """

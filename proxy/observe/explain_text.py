@@ -19,7 +19,7 @@ from proxy.observe.sentences import render_decision, wrap
 from proxy.observe.value_text import clean, few
 
 _EVENTS = {FOUND: "found at the runtime", RESTORED: "read from the ledger"}
-"""Events that are no calls, in words."""
+"""Events that are no calls, as text."""
 
 
 class ExplainedDecision(Struct, frozen=True):

@@ -26,7 +26,7 @@ from proxy.engine.node import Node
 from proxy.engine.owners import unowned_floor_cpus
 from proxy.engine.state import NodeState
 from proxy.model import schema_ids
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.machine import Machine, NumaNode
 from proxy.model.mode import NodeMode
@@ -122,7 +122,7 @@ def _pending(state: NodeState) -> list[Alloc]:
     allocs: list[Alloc] = []
     for uid, names in sorted(state.kubelet_cpus.items()):
         keys = [key for name in names if (key := f"{uid}/{name}") in state.owners and key not in existing]
-        cpus = CpuSet.from_bits(union(state.owners[key].cpus.bits for key in keys))
+        cpus = CpuSet.union_of(state.owners[key].cpus for key in keys)
         if cpus:
             pod = pods.get(uid)
             allocs.append(Alloc(uid, cpus, pod.namespace, pod.name) if pod else Alloc(uid, cpus))
@@ -233,7 +233,7 @@ def _free(state: NodeState) -> CpuSet:
     )
     free = state.node.machine.online - state.node.reserved - state.node.withheld
     free -= unowned_floor_cpus(state) if applied else CpuSet()
-    return free - CpuSet.from_bits(union(cpus.bits for cpus in owned))
+    return free - CpuSet.union_of(owned)
 
 
 def _pinned(state: NodeState) -> list[CpuSet]:
@@ -322,7 +322,7 @@ def _pod(state: NodeState, pod: Pod, containers: list[Container], *, decided: bo
     applied = applies_to(state, pod)
     chosen_locally = applied and pod.cpuset_chosen_locally and pod.cpuset
     aside = pod.reserved_for_pod.cpus if applied and pod.reserved_for_pod else CpuSet()
-    aside -= CpuSet.from_bits(union(container.placement.exclusive.bits for container in containers))
+    aside -= CpuSet.union_of(container.placement.exclusive for container in containers)
     return {
         "namespace": pod.namespace,
         "name": pod.name,

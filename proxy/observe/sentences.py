@@ -275,7 +275,7 @@ def _verdict(record: Explanation) -> tuple[str, ...]:
 
 
 def offer(answer: ProviderAnswer) -> str:
-    """Return the offer of a provider for a resource, in words."""
+    """Return the offer of a provider for a resource, as text."""
     return sentence(f"{name(answer)}: {_offered(answer)}")
 
 

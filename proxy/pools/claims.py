@@ -118,7 +118,7 @@ class Claim(Struct, frozen=True):
         per_pod: True when all containers of the pod own the same CPUs.
         excludes_be: True when owned CPUs leave the BE pool too.
         reason: Why this is the claim, in one sentence.
-        problem: What is wrong with the request, in words; the claim is then the part that remains.
+        problem: What is wrong with the request, as text; the claim is then the part that remains.
         fatal: True when the container is rejected because of the problem.
         within: CPUs that a pool is narrowed to.
         nodes: NUMA nodes that a pool is narrowed to.

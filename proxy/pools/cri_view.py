@@ -151,7 +151,7 @@ def pod_of(spec: PodSpec, sandbox_id: str, source: str = "") -> Pod:
     Args:
         spec: The Pod object.
         sandbox_id: The runtime's id of the sandbox.
-        source: Where the object came from, in words.
+        source: Where the object came from, as text.
     """
     parent = cgroup_parent(spec.uid or sandbox_id, spec.qos)
     facts = pod_facts(

@@ -1,6 +1,6 @@
 """Reading a node's labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go).
 
-Each reader returns a value and a problem in words, and never raises. Where the spelling of a label differs
+Each reader returns a value and a problem as text, and never raises. Where the spelling of a label differs
 between Koordinator's code and its document, both are read, the code's first. Writers use the code's spelling.
 """
 
@@ -62,7 +62,7 @@ class NodeReservation(Struct, frozen=True):
 
     @property
     def problem(self) -> str:
-        """What is wrong with the named CPUs, in words."""
+        """What is wrong with the named CPUs, as text."""
         return parsed(self.text)[1]
 
     def with_cpus(self, cpus: CpuSet) -> NodeReservation:

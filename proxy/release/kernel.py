@@ -42,7 +42,7 @@ from msgspec import Struct
 from proxy.engine.pod_fence import fence_cpus, has_group
 from proxy.engine.state import NodeState
 from proxy.executor.be.groups import CLASS
-from proxy.executor.cpuset_enforcer import Enforcer
+from proxy.executor.cpuset_writer import CpusetWriter
 from proxy.executor.kernel_ports import Cgroups, CpusetValue
 from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
@@ -136,7 +136,7 @@ class SweepResult:
 
 
 def give_back(
-    enforcer: Enforcer,
+    cpuset_writer: CpusetWriter,
     state: NodeState,
     targets: Iterable[tuple[Container, ReleaseTarget]],
     pods: Collection[Pod],
@@ -144,20 +144,20 @@ def give_back(
     """Widen each container to its target set.
 
     Args:
-        enforcer: Knows the groups.
+        cpuset_writer: Knows the groups.
         state: The node.
         targets: The target of each container.
         pods: The pods whose other groups are given back.
     """
-    done, cgroups = SweepResult(), enforcer.cgroups
+    done, cgroups = SweepResult(), cpuset_writer.cgroups
     if state.facts.be_groups or state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, pods, done)
     if cgroups.version != 1:
         _lift_fences(cgroups, state, pods, done)
-    for idle in enforcer.sandboxes.groups(state, pods):
+    for idle in cpuset_writer.sandboxes.groups(state, pods):
         _as_above(cgroups, idle, done)
     for container, target in targets:
-        path = enforcer.path_of(container) if container.phase in LIVE else None
+        path = cpuset_writer.path_of(container) if container.phase in LIVE else None
         try:
             if path is None:
                 done.due[container.id] = _initial_cpuset(cgroups, state.node.machine, container, target)

@@ -41,7 +41,7 @@ PASS_LIMIT_S = 10.0
 def enter(executor: NodeExecutor, mode: NodeMode) -> None:
     """Set the mode of an executor: released, it holds no call and moves no container."""
     executor.store.handle(ModeChanged(mode))
-    executor.enforcer.forget()
+    executor.cpuset_writer.forget()
     executor.enforcement_step_due.set()  # the steps of staged enforcement wait for the end of a release
 
 
@@ -265,7 +265,7 @@ class Release:
             if c.phase not in (Phase.EXITED, Phase.CREATING) and plan_may_be_in_effect(state, c.pod)
         ]
         pods = [pod for pod in state.pods.values() if plan_may_be_in_effect(state, pod)]
-        return await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
+        return await executor.kernel.run(give_back, executor.cpuset_writer, state, targets, pods)
 
     # -- the end ------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class KeyChange:
     live: bool
 
     def __str__(self) -> str:
-        """Return the change in words."""
+        """Return the change as text."""
         if not (self.before or self.after):
             return self.key
         return f"{self.key} {self.before or 'empty'} -> {self.after or 'empty'}"

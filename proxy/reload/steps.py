@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy import logs
-from proxy.assembly import node_rules_of, options_of, suppression_settings, usage_of
+from proxy.assembly import options_of, suppression_settings, usage_of
 from proxy.backends.cgroup.cfs_quota import open_cpu_groups
 from proxy.config.schema import Config
+from proxy.executor.node_rules import node_rules
 from proxy.model.errors import CgroupError, ConfigError
 from proxy.model.koordinator import SuppressMode
 from proxy.model.mode import NodeMode
@@ -78,7 +79,7 @@ def executor_steps(executor: NodeExecutor, enforced: Callable[[], None]) -> list
     def rules(before: Config, after: Config) -> Commit:
         policy = executor.node_policy
         machine = policy.configured.machine  # an amount of CPUs stays the same CPUs while some are offline
-        node = node_rules_of(after, machine, quotas=executor.quotas.groups is not None)
+        node = node_rules(after, machine, quotas=executor.quotas.groups is not None)
         return policy.reconfigured(node, after.topology_manager_policy_options)
 
     timing = ("onError", "callTimeout", "settle", "reconcilePeriod", "explainHistory")

@@ -63,7 +63,7 @@ def without_pods(
     rules = node.rules
     shown = {pod: cpus for pod, cpus in node.shown.items() if pod not in removed}
     unknown = rules.machine.online - node.free - node.reserved
-    unknown -= CpuSet.from_bits(union(cpus.bits for cpus in node.shown.values()))
+    unknown -= CpuSet.union_of(node.shown.values())
     back = union(cpus.bits for pod, cpus in node.shown.items() if pod in removed)
     count = sum(
         pod.lasting for pod in counted if pod.key not in node.shown and pod.owns_cpus(static=rules.static)

@@ -38,7 +38,7 @@ from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_dry_run import DryRunOutcome, dry_run
 from proxy.engine.state import NodeState
 from proxy.model.grants import Block
-from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.options import TopologyPolicy
 from proxy.model.requests import MEMORY, ContainerKind
@@ -62,7 +62,7 @@ class NodeVerdict(Struct, frozen=True):
     Attributes:
         fits: Whether the node would admit the pod.
         reason: A short CamelCase reason such as ``TopologyAffinityError``; empty where it fits.
-        message: The reason in words.
+        message: The reason as text.
         numa_nodes: NUMA nodes of the CPUs, memory and devices that it would get.
         cpus: The CPUs that its containers would own together.
         containers: The CPUs of each container that would own some, as Linux lists.
@@ -350,7 +350,7 @@ def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
         else {}
     )
     staying = [each for each in containers if kinds.get(each.name) is not ContainerKind.INIT] or containers
-    cpus = CpuSet.from_bits(union(each.placement.exclusive.bits for each in staying))
+    cpus = CpuSet.union_of(each.placement.exclusive for each in staying)
     nodes = rules.machine.nodes_of(cpus)
     for each in outcome.containers:
         for block in each.placement.blocks:
@@ -365,7 +365,7 @@ def _placed(rules: Node, outcome: DryRunOutcome) -> NodeVerdict:
 def _used(state: NodeState, nodes: Mask) -> Iterator[float]:
     """Yield the fractions of the CPUs and of the counted memory of NUMA nodes that are owned."""
     machine, reserved = state.node.machine, state.node.reserved
-    usable = CpuSet.from_bits(union(numa.cpus.bits for numa in machine.nodes if numa.id in nodes)) - reserved
+    usable = CpuSet.union_of(numa.cpus for numa in machine.nodes if numa.id in nodes) - reserved
     if usable:
         yield 1 - len(usable & state.pools.shared) / len(usable)
     if state.memory is not None:

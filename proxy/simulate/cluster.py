@@ -47,7 +47,7 @@ class Result:
         host: The machine where it runs, or that rejected it last; empty where no machine fits.
         reason: Short CamelCase reason (``TopologyAffinityError``, ``Unschedulable``, ``NoSuchMachine``);
             empty when placed.
-        message: The reason in words.
+        message: The reason as text.
         tried: Machines that rejected it, in their order.
         lacking: Resources of which the machines have too little; only where it is unschedulable.
         container: The container that was rejected; empty for the pod as a whole.

@@ -65,7 +65,7 @@ class Document:
 
 
 def shape_of(value: object) -> str:
-    """Return the type of a value in words, for messages about one that is no object."""
+    """Return the type of a value as text, for messages about one that is no object."""
     if isinstance(value, list):
         return "a list"
     if value is None:

@@ -15,7 +15,7 @@ from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import MemoryManagerPolicy
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet
 from proxy.model.requests import MEMORY
 from proxy.simulate import MAX_PODS
 
@@ -54,7 +54,7 @@ class Host:
     @property
     def owned(self) -> CpuSet:
         """Exclusive CPUs."""
-        return CpuSet.from_bits(union(owner.cpus.bits for owner in self.state.owners.values()))
+        return CpuSet.union_of(owner.cpus for owner in self.state.owners.values())
 
     @property
     def ownable(self) -> CpuSet:

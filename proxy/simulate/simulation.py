@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import Config, check_against
 from proxy.engine.node import Node
-from proxy.executor.node_rules import node_of
+from proxy.executor.node_rules import node_rules
 from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster, Result
 from proxy.simulate.hosts import Host, host_of, reserve_of
@@ -62,7 +62,7 @@ def hosts_of(config: Config, machines: Sequence[NamedMachine], rules: Simulation
     for named in machines:
         if id(named.machine) not in nodes:
             check_against(config, named.machine)
-            nodes[id(named.machine)] = node_of(config, named.machine, rules.plugins)
+            nodes[id(named.machine)] = node_rules(config, named.machine, rules.plugins)
     reserve = reserve_of(config)
     return [host_of(named.name, nodes[id(named.machine)], reserve, rules.max_pods) for named in machines]
 

@@ -26,7 +26,7 @@ from proxy.engine.enforcement import applies_to, counts, live_pods
 from proxy.engine.node_effects import EnforcementStep
 from proxy.engine.node_events import EnforcementStepDone, EnforcementStepDue, EnforcementStepFailed
 from proxy.executor.background import Worker
-from proxy.executor.cpuset_enforcer import Enforced
+from proxy.executor.cpuset_writer import WriteResult
 from proxy.executor.node_executor import NodeExecutor
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.workload import Container, Phase
@@ -201,7 +201,7 @@ class StagedEnforcement:
         executor, pods = self._executor, {c.id: c.pod.key for c in containers}
         if not pods:
             return {}
-        done: Enforced = await executor.kernel.run(executor.drift.enforce, list(pods))
+        done: WriteResult = await executor.kernel.run(executor.drift.write, list(pods))
         executor.writes.process_result(done)
         executor.report_errors(done)
         return {pods[i]: str(error) for i, error in done.refused.items() if i in pods}
@@ -218,7 +218,7 @@ class StagedEnforcement:
         if not containers:
             return {}
         keys = {c.pod.key for c in containers}
-        executor.enforcer.forget({c.id for c in containers})
+        executor.cpuset_writer.forget({c.id for c in containers})
         for container in containers:
             executor.drift.watch.drop(container.id)
         await executor.kubelet_cpus.refresh(self._worker)
@@ -241,7 +241,7 @@ class StagedEnforcement:
         existing = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
         targets = [(c, target_of(c, state.node.machine, manager)) for c in existing]
         pods = [pod for pod in state.pods.values() if pod.key in keys]
-        result = await executor.kernel.run(give_back, executor.enforcer, state, targets, pods)
+        result = await executor.kernel.run(give_back, executor.cpuset_writer, state, targets, pods)
         progress.remaining |= result.errors
         progress.pending = [i for i in result.due if updater.is_due(i, result)]
         due = set(progress.pending)

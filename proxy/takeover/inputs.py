@@ -53,7 +53,7 @@ class CpuManagerFile:
 
     Attributes:
         text: What is in it; None where there is none.
-        problem: Why it cannot be used, in words; empty if it can.
+        problem: Why it cannot be used, as text; empty if it can.
         checkpoint, held: What it says; None where it cannot be used.
     """
 
@@ -95,8 +95,8 @@ class TakeoverInputs:
         directory: Where kubelet's file is.
         file: The file.
         manager: What kubelet's CPU manager does, as far as it is known.
-        running: Signs that kubelet runs, in words; empty where there is none.
-        unwritable: Why the file could not be written, in words; empty if it could.
+        running: Signs that kubelet runs, as text; empty where there is none.
+        unwritable: Why the file could not be written, as text; empty if it could.
         owning: The owners of exclusive CPUs, by our account.
         pods: Pods that are there: uid to ``namespace/name``.
         from_files: Uids of pods that kubelet has from files (static pods).

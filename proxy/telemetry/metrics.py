@@ -243,11 +243,11 @@ HOOK_SERVER_REQUESTS_REFUSED = Counter(
     former="hook_questions_refused",
 )
 POD_RESOURCES_REQUESTS = Counter(
-    "pod_resources_requests", "Requests to the pod-resources API that we serve.", ("method",)
+    "pod_resources_requests", "Requests to topoproxy's pod-resources API.", ("method",)
 )
 POD_RESOURCES_REQUESTS_REFUSED = Counter(
     "pod_resources_requests_refused",
-    "Requests to the pod-resources API that we serve that were answered with an error.",
+    "Requests to topoproxy's pod-resources API that were answered with an error.",
     ("method",),
 )
 

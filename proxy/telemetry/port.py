@@ -239,7 +239,7 @@ class Telemetry:
         Args:
             sink: The log.
             clock: Seconds that never jump.
-            wall_clock: Seconds since the epoch, for people; ``clock`` if None.
+            wall_clock: Seconds since the epoch, for display; ``clock`` if None.
         """
         self.registry = Registry()
         self._sink = sink

@@ -42,7 +42,7 @@ class DeviceLocation(Struct, frozen=True):
 
     Attributes:
         nodes: NUMA nodes; None where it is near to none, or that is unknown.
-        source: Where the nodes came from, in words.
+        source: Where the nodes came from, as text.
         functions: Addresses of the PCI functions that carry it; empty where none does.
     """
 
@@ -65,7 +65,7 @@ def combined(places: Iterable[DeviceLocation]) -> DeviceLocation | None:
     return DeviceLocation(nodes, ", ".join(sources[:_SHOWN]) + more, tuple(functions))
 
 
-class DeviceLocator:
+class SysfsDeviceLookup:
     """Looks for devices in sysfs.
 
     Args:

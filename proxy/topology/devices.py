@@ -21,7 +21,7 @@ from proxy.model.workload import LocatedDevice
 from proxy.telemetry.port import Report, silent
 from proxy.topology.cdi import CDI_ROOTS, CdiSpecs
 from proxy.topology.device_files import below, device_file, device_path
-from proxy.topology.device_location import DeviceLocation, DeviceLocator, combined
+from proxy.topology.device_location import DeviceLocation, SysfsDeviceLookup, combined
 
 _VFIO_GROUP = re.compile(r"vfio/(?:noiommu-)?(\d{1,6})")
 _NVIDIA = re.compile(r"nvidia(\d{1,4})")
@@ -68,7 +68,7 @@ class SysfsDevices:
         stat: Callable[[str], os.stat_result] = os.stat,
         report_problem: Report = silent,
     ) -> None:
-        self._places = DeviceLocator(sysfs_root, procfs_root)
+        self._places = SysfsDeviceLookup(sysfs_root, procfs_root)
         self._dev = os.path.realpath(dev_root)
         self._cdi = CdiSpecs(cdi_roots, report_problem)
         self._stat = stat

@@ -76,7 +76,7 @@ class SysfsTree:
 
     Attributes:
         root: The directory.
-        problems: Files that exist and could not be understood, in words.
+        problems: Files that exist and could not be understood, as text.
     """
 
     def __init__(self, root: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.model.idset import Mask
-from proxy.topology.device_location import DeviceLocator
+from proxy.topology.device_location import SysfsDeviceLookup
 from proxy.topology.files import SysfsTree
 
 _DIRECTORY: Final = "bus/pci/devices"
@@ -57,7 +57,7 @@ class PciFunction(Struct, frozen=True):
         interfaces: Names under which the kernel shows it, such as ``eth1``, ``nvme0`` or ``renderD128``.
         physical: Address of the physical function where it is a virtual one (SR-IOV); else empty.
         nodes: NUMA nodes; None where sysfs does not report one.
-        source: Where the nodes came from, or why there are none, in words.
+        source: Where the nodes came from, or why there are none, as text.
     """
 
     address: str
@@ -72,7 +72,7 @@ class PciFunction(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Its kind in words; empty where its class does not show it."""
+        """Its kind as text; empty where its class does not show it."""
         return _KINDS.get(self.code[:4]) or _KINDS.get(self.code[:2], "")
 
     @property
@@ -87,7 +87,7 @@ def pci_functions(sysfs_root: Path) -> tuple[PciFunction, ...]:
     Args:
         sysfs_root: Used in place of ``/sys``.
     """
-    tree, places = SysfsTree(sysfs_root), DeviceLocator(sysfs_root, Path("/proc"))
+    tree, places = SysfsTree(sysfs_root), SysfsDeviceLookup(sysfs_root, Path("/proc"))
     return tuple(_function(tree, places, address) for address in sorted(tree.names(_DIRECTORY)))
 
 
@@ -102,7 +102,7 @@ def nvidia_addresses(procfs_root: Path) -> dict[str, str]:
     return {match[1]: name.lower() for name, text in texts.items() if (match := _UUID.search(text))}
 
 
-def _function(tree: SysfsTree, places: DeviceLocator, address: str) -> PciFunction:
+def _function(tree: SysfsTree, places: SysfsDeviceLookup, address: str) -> PciFunction:
     directory = f"{_DIRECTORY}/{address}"
     code = _CLASS.fullmatch(tree.text(f"{directory}/class") or "")
     place = places.at(directory)

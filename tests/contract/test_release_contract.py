@@ -16,7 +16,7 @@ from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.memory import open_memory
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.executor.cpuset_enforcer import Enforcer
+from proxy.executor.cpuset_writer import CpusetWriter
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
@@ -80,10 +80,10 @@ class Tree:
         self, *, erase: bool = False, request: Request | None = None, were_narrow: bool = False
     ) -> SweepResult:
         state = self.state(erase=erase, request=request or Request(), were_narrow=were_narrow)
-        enforcer = Enforcer(self.groups, lambda: state)
+        cpuset_writer = CpusetWriter(self.groups, lambda: state)
         there = state.containers.values()
         targets = [(c, target_of(c, state.node.machine, CpuManager())) for c in there]
-        return give_back(enforcer, state, targets, list(state.pods.values()))
+        return give_back(cpuset_writer, state, targets, list(state.pods.values()))
 
 
 @pytest.fixture(params=["directory-v1", "directory-v2", "kernel-v1"])
@@ -123,7 +123,7 @@ def test_groups_grow_from_the_top(tree: Tree, now: dict[str, bool]) -> None:
 def test_a_sandbox_and_groups_inside_a_container_grow_with_it(tree: Tree) -> None:
     tree.mkdir(f"{tree.pod}/c/inner")
     state = tree.state(erase=False, request=Request())
-    Enforcer(tree.groups, lambda: state).cgroups.write(f"{tree.pod}/c", tree.few, None)
+    CpusetWriter(tree.groups, lambda: state).cgroups.write(f"{tree.pod}/c", tree.few, None)
     tree.put(f"{tree.pod}/box", tree.few)
     if tree.groups.version == 1:
         assert tree.cpus_of(f"{tree.pod}/c/inner") == tree.few

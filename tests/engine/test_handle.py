@@ -12,6 +12,7 @@ from msgspec import structs
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import handle as engine
 from proxy.engine import runtime_knowledge
+from proxy.engine.call_answers import Refuse
 from proxy.engine.call_ends import ORPHAN_GRACE_S
 from proxy.engine.call_events import (
     CallCompleted,
@@ -27,6 +28,7 @@ from proxy.engine.call_events import (
     StartEnded,
     StartRefused,
     UpdateEnded,
+    UpdateRequested,
 )
 from proxy.engine.container_events import (
     ContainerCreated,
@@ -70,6 +72,7 @@ from proxy.engine.node_effects import (
     WriteCpusets,
 )
 from proxy.engine.node_events import (
+    EnforcementChanged,
     HardwareChanged,
     KubeletCpusRead,
     LedgerRead,
@@ -92,12 +95,16 @@ from proxy.engine.pod_events import (
 )
 from proxy.engine.reservation_effects import AbortReason, RequestReconcile
 from proxy.engine.runtime_knowledge import ChangeSequence
+from proxy.engine.runtime_sync_step import SyncStep, sync_step
 from proxy.engine.state import NodeState
+from proxy.model.admission import Namespaces
+from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BeCpuset
 from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.options import TopologyOptions
+from proxy.model.pod_selection import PodSelection
 from proxy.model.requests import ContainerResources, PodRequests
 from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.regular_machine import regular_machine
@@ -181,6 +188,46 @@ def test_a_create_of_an_owner() -> None:
     play >> ContainerCreated("t", "o")
     assert play << PutRecord("c/o", made) << PutRecord("i/t", None) << NotifyCreated("t", made)
     assert "o" not in play.state.runtime.saved, "the cpuset that the runtime applied is not known"
+
+
+def test_the_pools_follow_the_create_of_an_observed_owner_at_once() -> None:
+    """It is forwarded as it is, and no reservation writes the containers whose plan has fewer CPUs now."""
+    selection = PodSelection(Namespaces(("others",)))
+    enforcing = structs.replace(SHARED.with_pod(LSE), mode=NodeMode.ENFORCE)
+    play = scenario(handle(enforcing, EnforcementChanged(selection))[0])
+    change = ExpectedPoolChange("container placed", Follow.MOVED)
+    assert play >> CreateRequested(LSE, "c", 0, FOUR, "t") << change << AnyPlan("t")
+
+
+def test_a_pool_without_cpus_gives_none() -> None:
+    """Owners of an earlier run own all that the rules leave; to the runtime, an empty set means all CPUs."""
+    kept = changed_copy(NODE, node_reservation=REST)
+    play = scenario(handle(NodeState.empty(kept), LedgerRead((LS, LSE), (SHARER, OWNER), {}, (), 0.0))[0])
+    assert not play.state.pools.shared
+    _, effects = handle(play.state, CreateRequested(LS, "d", 0, Request(cpu_shares=2), "t"))
+    decided = effects[-1]
+    assert isinstance(decided, PlanDecided)
+    assert decided.plan.container is None
+    assert decided.answer == Refuse(
+        GrpcStatus.FAILED_PRECONDITION,
+        "cannot place ns/ls/d: its pool has no CPUs: owners have all that are online and not reserved",
+    )
+    _, effects = handle(play.state, UpdateRequested("ls", "", "", 0))
+    assert isinstance(effects[-1], Refuse)
+    unsaved = handle(play.state, SavedCpusLearned("ls", ALL))[0]
+    assert sync_step(unsaved, "ls") is SyncStep.NOTHING
+    # The next reading of the rules keeps only what leaves the shared pool some CPUs.
+    play = scenario(play.state)
+    play >> NodePolicyRead(kept, TopologyOptions(), None, None)
+    assert play.state.pools.shared == REST
+    policy = play.state.facts.policy
+    assert policy is not None
+    assert policy.reservation.problem == (
+        "cannot keep CPUs 4-15 back: they would leave the shared pool empty"
+        " (the previous value stays in effect: none)"
+    )
+    again, _ = handle(play.state, NodePolicyRead(kept, TopologyOptions(), None, None))
+    assert (again.pools.shared, again.facts.policy) == (REST, policy)
 
 
 def test_a_create_that_is_refused_changes_nothing() -> None:
@@ -491,6 +538,10 @@ def test_a_reservation_holds_cpus() -> None:
         << ExpectedPoolChange("reserved", Follow.CALLER)
     )
     assert play.state.pools.shared == REST
+    gone = ReservationCpusChanged("r", ReservationCpus("o", CpuSet(), True), "moved")
+    released, _ = handle(play.state, gone)
+    assert scenario(play.state) >> gone << ExpectedPoolChange("moved"), "its containers were removed"
+    assert released.pools.shared == ALL
     assert play >> ReservationCpusChanged("r", None, "released") << ExpectedPoolChange("released")
     assert play.state.pools.shared == ALL
     assert (

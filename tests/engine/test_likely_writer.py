@@ -6,9 +6,9 @@ from proxy.engine.likely_writer import (
     ADVICE,
     ANY_CONTAINER,
     HINT_S,
-    CpusetWriter,
     Evidence,
     WriterHint,
+    WriterKind,
     hinted_writer,
     kubelet_sets,
     likely_writer,
@@ -18,28 +18,28 @@ from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 
 HINTS = {
-    "": CpusetWriter.UNKNOWN,
-    "k": CpusetWriter.KUBELET,
-    "s": CpusetWriter.SYSTEMD,
-    "r": CpusetWriter.RUNC,
+    "": WriterKind.UNKNOWN,
+    "k": WriterKind.KUBELET,
+    "s": WriterKind.SYSTEMD,
+    "r": WriterKind.RUNC,
 }
 
 CASES = {
     # found, saved at the runtime (- for not known), kubelet's sets, the program seen: the likely writer
-    "a shell": ("0-1", "4-7", "", "", CpusetWriter.UNKNOWN),
-    "a shell, the runtime was not asked": ("0-1", "-", "", "", CpusetWriter.UNKNOWN),
-    "what the runtime has saved": ("0-1", "0-1", "", "", CpusetWriter.RUNC),
-    "the runtime has reported an update": ("0-1", "-", "", "r", CpusetWriter.RUNC),
-    "kubelet's default": ("0-15", "4-7", "0-15 2", "", CpusetWriter.KUBELET),
-    "kubelet's set of the container": ("2", "4-7", "0-15 2", "", CpusetWriter.KUBELET),
-    "kubelet at the runtime's own socket": ("2", "2", "0-15 2", "", CpusetWriter.KUBELET),
-    "kubelet, by a value that it does not hold": ("3", "2", "0-15 2", "", CpusetWriter.UNKNOWN),
-    "a reload that writes what runc wrote": ("0-1", "0-1", "", "s", CpusetWriter.SYSTEMD),
-    "a reload that writes something else": ("0-1", "4-7", "", "s", CpusetWriter.SYSTEMD),
-    "a reload beside kubelet": ("2", "4-7", "2", "s", CpusetWriter.KUBELET),
-    "an update has passed, and came out otherwise": ("0-1", "4-7", "", "k", CpusetWriter.KUBELET),
-    "an update has passed, and what was saved came back": ("0-1", "0-1", "", "k", CpusetWriter.RUNC),
-    "no CPUs at all": ("", "-", "", "", CpusetWriter.UNKNOWN),
+    "a shell": ("0-1", "4-7", "", "", WriterKind.UNKNOWN),
+    "a shell, the runtime was not asked": ("0-1", "-", "", "", WriterKind.UNKNOWN),
+    "what the runtime has saved": ("0-1", "0-1", "", "", WriterKind.RUNC),
+    "the runtime has reported an update": ("0-1", "-", "", "r", WriterKind.RUNC),
+    "kubelet's default": ("0-15", "4-7", "0-15 2", "", WriterKind.KUBELET),
+    "kubelet's set of the container": ("2", "4-7", "0-15 2", "", WriterKind.KUBELET),
+    "kubelet at the runtime's own socket": ("2", "2", "0-15 2", "", WriterKind.KUBELET),
+    "kubelet, by a value that it does not hold": ("3", "2", "0-15 2", "", WriterKind.UNKNOWN),
+    "a reload that writes what runc wrote": ("0-1", "0-1", "", "s", WriterKind.SYSTEMD),
+    "a reload that writes something else": ("0-1", "4-7", "", "s", WriterKind.SYSTEMD),
+    "a reload beside kubelet": ("2", "4-7", "2", "s", WriterKind.KUBELET),
+    "an update has passed, and came out otherwise": ("0-1", "4-7", "", "k", WriterKind.KUBELET),
+    "an update has passed, and what was saved came back": ("0-1", "0-1", "", "k", WriterKind.RUNC),
+    "no CPUs at all": ("", "-", "", "", WriterKind.UNKNOWN),
 }
 
 
@@ -77,15 +77,16 @@ def test_kubelet_writes_the_cpusets_of_its_static_policy(
 
 
 def test_each_container_has_a_next_step() -> None:
-    assert set(ADVICE) == set(CpusetWriter)
+    assert set(ADVICE) == set(WriterKind)
 
 
 def test_the_program_seen_most_recently_is_the_hint() -> None:
-    hints = {"c": WriterHint(CpusetWriter.KUBELET, 1.0), ANY_CONTAINER: WriterHint(CpusetWriter.SYSTEMD, 2.0)}
-    assert hinted_writer(hints, "c", 2.0 + HINT_S) is CpusetWriter.SYSTEMD
-    assert hinted_writer(hints, "other", 2.0) is CpusetWriter.SYSTEMD
-    assert hinted_writer(hints, "c", 2.1 + HINT_S) is CpusetWriter.UNKNOWN, "it was long ago"
-    assert (
-        hinted_writer({**hints, "c": WriterHint(CpusetWriter.KUBELET, 3.0)}, "c", 4.0) is CpusetWriter.KUBELET
-    )
-    assert hinted_writer({}, "c", 0.0) is CpusetWriter.UNKNOWN
+    hints = {
+        "c": WriterHint(WriterKind.KUBELET, 1.0),
+        ANY_CONTAINER: WriterHint(WriterKind.SYSTEMD, 2.0),
+    }
+    assert hinted_writer(hints, "c", 2.0 + HINT_S) is WriterKind.SYSTEMD
+    assert hinted_writer(hints, "other", 2.0) is WriterKind.SYSTEMD
+    assert hinted_writer(hints, "c", 2.1 + HINT_S) is WriterKind.UNKNOWN, "it was long ago"
+    assert hinted_writer({**hints, "c": WriterHint(WriterKind.KUBELET, 3.0)}, "c", 4.0) is WriterKind.KUBELET
+    assert hinted_writer({}, "c", 0.0) is WriterKind.UNKNOWN

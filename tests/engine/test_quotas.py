@@ -25,7 +25,7 @@ from proxy.engine.quotas import (
     QuotasUnsent,
     RemovedQuotas,
     RestoreQuotas,
-    all_off,
+    containers_without_quota,
     quotas_after_create,
     removable,
     writes_quotas,
@@ -143,10 +143,10 @@ def test_quotas_that_are_off_or_not_due_are_not_restored() -> None:
     nothing = RestoreQuotas((), {})
     off = learned(STATE, KNOWN)
     assert Playbook(off, handle) >> QuotasToRestore() << nothing
-    assert all_off(off) == [OWNER]
+    assert containers_without_quota(off) == [OWNER]
     back = learned(STATE, KNOWN, cpu_groups=False)
     assert Playbook(back, handle) >> QuotasToRestore(frozenset(KNOWN.records)) << nothing
-    assert all_off(back) == []
+    assert containers_without_quota(back) == []
 
 
 def test_quota_records_before_and_after_a_call() -> None:
@@ -262,10 +262,12 @@ def test_only_owners_that_exist_and_are_not_observed_have_no_quota() -> None:
     sharing = changed_copy(OWNER, id="y", placement=Placement(Pool.SHARED, CpuSet(), Mask()), owner="")
     ended = changed_copy(OWNER, id="z", phase=Phase.EXITED)
     there = learned(NodeState.of(STATE.node, (POD,), (OWNER, sharing, ended)), RemovedQuotas())
-    assert [container.id for container in all_off(there)] == ["x"]
+    assert [container.id for container in containers_without_quota(there)] == ["x"]
     unknown = learned(NodeState.of(STATE.node, (), (OWNER,)), RemovedQuotas())
-    assert [container.id for container in all_off(unknown)] == ["x"], "its sandbox is not known"
-    assert all_off(changed_copy(there, mode=NodeMode.OBSERVE)) == []
+    assert [container.id for container in containers_without_quota(unknown)] == ["x"], (
+        "its sandbox is not known"
+    )
+    assert containers_without_quota(changed_copy(there, mode=NodeMode.OBSERVE)) == []
 
 
 def test_the_quota_of_a_container_that_owns_no_cpus_is_sent_with_its_request_and_not_recorded() -> None:

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import write_conflicts
-from proxy.engine.likely_writer import ANY_CONTAINER, CpusetWriter, WriterHint
+from proxy.engine.likely_writer import ANY_CONTAINER, WriterHint, WriterKind
 from proxy.engine.node import Node
 from proxy.engine.reservation_events import ContestedCpus
 from proxy.engine.state import NodeState
@@ -113,7 +113,7 @@ class TestWriteConflict:
         assert (
             Playbook(WriteConflicts(), step)
             >> CpusetsRepaired(1, {"c": WRONG}) << FindWriters({"c": WRONG})
-            >> WritersFound({"c": CpusetWriter.RUNC}) << ReportDrift({"c": (one, CpusetWriter.RUNC)}, {}, ())
+            >> WritersFound({"c": WriterKind.RUNC}) << ReportDrift({"c": (one, WriterKind.RUNC)}, {}, ())
         )  # fmt: skip
 
     def test_repairs_during_a_search_for_writers_are_attributed_next(self) -> None:
@@ -123,10 +123,10 @@ class TestWriteConflict:
             >> CpusetsRepaired(1, {"a": WRONG}) << FindWriters({"a": WRONG})
             >> CpusetsRepaired(2, {"b": WRONG})
             >> CpusetsRepaired(3, {"b": None})
-            >> WritersFound({"a": CpusetWriter.RUNC})
-            << ReportDrift({"a": (one, CpusetWriter.RUNC)}, {}, ()) << FindWriters({"b": None})
-            >> WritersFound({"b": CpusetWriter.UNKNOWN})
-            << ReportDrift({"b": (two, CpusetWriter.UNKNOWN)}, {}, ())
+            >> WritersFound({"a": WriterKind.RUNC})
+            << ReportDrift({"a": (one, WriterKind.RUNC)}, {}, ()) << FindWriters({"b": None})
+            >> WritersFound({"b": WriterKind.UNKNOWN})
+            << ReportDrift({"b": (two, WriterKind.UNKNOWN)}, {}, ())
         )  # fmt: skip
 
     def test_a_failed_attribution_delays_nothing(self) -> None:
@@ -141,16 +141,16 @@ class TestWriteConflict:
         many = UnattributedRepairs(REPAIRS_TO_CONFLICT - 1, WRONG)
         playbook = Playbook(after(0), step) >> CpusetsRepaired(1, {"c": WRONG})
         playbook >> CpusetsRepaired(2, {"c": WRONG}) << CheckCpusets(("c",), FIRST_S)
-        playbook >> WritersFound({"c": CpusetWriter.RUNC})
+        playbook >> WritersFound({"c": WriterKind.RUNC})
         one = UnattributedRepairs(1, WRONG)
-        began = {"c": WriteConflict(0, REPAIRS_TO_CONFLICT, 2, 2, WRONG, CpusetWriter.RUNC)}
-        playbook << ReportDrift({"c": (one, CpusetWriter.RUNC)}, began, ("c",)) << FindWriters({"c": WRONG})
-        playbook >> WritersFound({"c": CpusetWriter.SYSTEMD})
-        playbook << ReportDrift({"c": (many, CpusetWriter.SYSTEMD)}, {}, ("c",))
+        began = {"c": WriteConflict(0, REPAIRS_TO_CONFLICT, 2, 2, WRONG, WriterKind.RUNC)}
+        playbook << ReportDrift({"c": (one, WriterKind.RUNC)}, began, ("c",)) << FindWriters({"c": WRONG})
+        playbook >> WritersFound({"c": WriterKind.SYSTEMD})
+        playbook << ReportDrift({"c": (many, WriterKind.SYSTEMD)}, {}, ("c",))
         playbook >> CpusetsRepaired(3, {}, {"c": CpuSet([7])})
         playbook >> ConflictsDue(3) << CheckCpusets(("c",), SOONEST_S)
         playbook >> ConflictsDue(3 + QUIET_S - 0.01) << CheckCpusets(("c",), SOONEST_S)
-        ended = WriteConflict(0, REPAIRS_TO_CONFLICT, 2, 3, CpuSet([7]), CpusetWriter.SYSTEMD)
+        ended = WriteConflict(0, REPAIRS_TO_CONFLICT, 2, 3, CpuSet([7]), WriterKind.SYSTEMD)
         playbook >> ConflictsDue(3 + QUIET_S) << EndConflict("c", ended) << CheckCpusets(("c",), SOONEST_S)
         assert playbook >> ConflictsDue(4 + QUIET_S)
         assert not playbook.state.is_checking
@@ -196,7 +196,7 @@ def test_the_conflict_of_a_removed_container_is_dropped() -> None:
     for container in ("a", "b"):
         known = after(0, 1, 2, container=container, known=known)
         known = after(2, container=f"{container}-once", known=known)
-        known, _ = step(known, WriterDetected(WriterHint(CpusetWriter.RUNC, 2), (container, ANY_CONTAINER)))
+        known, _ = step(known, WriterDetected(WriterHint(WriterKind.RUNC, 2), (container, ANY_CONTAINER)))
     conflict = known.conflicts["b"]
     known, effects = step(known, CpusetsCompared(3, {"a", "a-once"}))
     assert effects == (EndConflict("b", conflict),)

@@ -17,7 +17,7 @@ from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.executor.be.groups import BeGroups
-from proxy.executor.cpuset_enforcer import Enforced, Enforcer
+from proxy.executor.cpuset_writer import CpusetWriter, WriteResult
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
@@ -76,13 +76,13 @@ def test_a_container_in_the_groups_follows_the_pool(tmp_path: Path, version: int
         for more in ([], [owner("0-1")], [owner("0-5")], [owner("7")])
     ]
     now = [states[0]]
-    ours = Enforcer(cgroups, lambda: now[0])
+    ours = CpusetWriter(cgroups, lambda: now[0])
     for state in (*states, states[0]):
         now[0] = state
-        assert ours.enforce_all().errors == []
+        assert ours.write_all().errors == []
         for path in (ROOT, f"{ROOT}/poda", pause, main):
             assert on(cgroups, path) == str(state.pools.be), path
-        assert ours.enforce_pools().written == [], "a repetition changes nothing"
+        assert ours.write_pools().written == [], "a repetition changes nothing"
 
 
 def test_a_container_that_shares_widens_the_groups_above_it(tmp_path: Path, version: int) -> None:
@@ -90,7 +90,7 @@ def test_a_container_that_shares_widens_the_groups_above_it(tmp_path: Path, vers
     ls = pod("b", QosClass.LS)
     state = NodeState.of(NODE, [pod("a"), ls], [one("c", pod("a")), one("ls", ls, Pool.SHARED)])
     state = state.with_be_limit(CpuSet.parse("0-1"))
-    assert Enforcer(cgroups, lambda: state).enforce_all().errors == []
+    assert CpusetWriter(cgroups, lambda: state).write_all().errors == []
     assert on(cgroups, f"{ROOT}/podb/ls") == "0-7"
     assert on(cgroups, f"{ROOT}/podb") == on(cgroups, ROOT) == "0-7"
     assert on(cgroups, f"{ROOT}/poda") == on(cgroups, f"{ROOT}/poda/c") == "0-1"
@@ -99,7 +99,7 @@ def test_a_container_that_shares_widens_the_groups_above_it(tmp_path: Path, vers
 def test_a_container_that_is_bound_elsewhere_keeps_its_set(tmp_path: Path, version: int) -> None:
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/poda/c")
     state = NodeState.of(NODE, [pod("a")], [one("c", pod("a"), pool_cpus_limit=CpuSet.parse("3"))])
-    Enforcer(cgroups, lambda: state).enforce_all()
+    CpusetWriter(cgroups, lambda: state).write_all()
     assert (on(cgroups, f"{ROOT}/poda/c"), on(cgroups, f"{ROOT}/poda")) == ("3", "0-7")
 
 
@@ -108,11 +108,11 @@ def test_ancestors_are_widened_before_a_container_starts(tmp_path: Path, version
     given = one("c", pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,))).in_phase(Phase.CREATED)
     state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
     modes = [NodeMode.RELEASED]
-    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].in_release)
-    assert ours.enforce_groups().notes == []
+    ours = CpusetWriter(cgroups, lambda: state, paused=lambda: modes[-1].in_release)
+    assert ours.write_groups().notes == []
     assert on(cgroups, ROOT) == "0-7"
     modes.append(NodeMode.ENFORCE)
-    assert ours.enforce_groups().notes == []
+    assert ours.write_groups().notes == []
     assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", f"{ROOT}/podb")] == ["1-7", "1-7", "2-7"]
 
 
@@ -123,7 +123,7 @@ def test_a_group_made_with_the_create_keeps_the_cpus_named_by_hooks(tmp_path: Pa
     given = one("c" * 64, pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,)))
     state = NodeState.of(NODE, [pod("a")], [given.in_phase(Phase.CREATED), owner("0-1")])
     cgroups.write(path, CpuSet((1,)), None)
-    assert Enforcer(cgroups, lambda: state).enforce_groups().notes == []
+    assert CpusetWriter(cgroups, lambda: state).write_groups().notes == []
     assert on(cgroups, path) == "1"
 
 
@@ -142,7 +142,7 @@ def test_a_group_that_ends_while_groups_are_read_does_not_keep_others_wide(
 
     monkeypatch.setattr(cgroups, "read", vanishing)
     state = NodeState.of(NODE, [pod("a")], [owner("0-1")])
-    assert Enforcer(cgroups, lambda: state).enforce_groups().notes == []
+    assert CpusetWriter(cgroups, lambda: state).write_groups().notes == []
     assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", pause)] == ["2-7"] * 3
 
 
@@ -151,14 +151,14 @@ def test_a_class_without_pods_is_widened_by_a_release(tmp_path: Path, version: i
     cgroups = tree(tmp_path, version)
     cgroups.write(ROOT, CpuSet.parse("2-7"), None)
     state = NodeState.of(NODE, [], [])
-    done = give_back(Enforcer(cgroups, lambda: state), state, (), ())
+    done = give_back(CpusetWriter(cgroups, lambda: state), state, (), ())
     assert (done.errors, on(cgroups, ROOT)) == ({}, "0-7")
 
 
 def test_groups_are_written_before_each_start_below_them(run_scenario) -> None:
     async def scenario(world: Any) -> None:
-        ours = world.executor.enforcer
-        ours.enforce_groups = lambda: world.log.append("groups") or Enforced(notes=["cannot write poda"])
+        ours = world.executor.cpuset_writer
+        ours.write_groups = lambda: world.log.append("groups") or WriteResult(notes=["cannot write poda"])
         for kube, times in (("besteffort", 1), ("burstable", 0)):
             world.log.clear()
             container = await world.create(await world.pod(kube, "", kube))
@@ -176,7 +176,7 @@ def test_a_start_waits_for_groups_for_a_limited_time(run_scenario) -> None:
 
     async def scenario(world: Any) -> None:
         container = await world.create(await world.pod("a", "", "besteffort"))
-        world.executor.enforcer.enforce_groups = lambda: (over.wait(60), Enforced())[1]
+        world.executor.cpuset_writer.write_groups = lambda: (over.wait(60), WriteResult())[1]
         begun = asyncio.ensure_future(world.start(container))
         await world.until(lambda: "above a container in time pod=ns/a" in " ".join(world.logged))
         over.set()
@@ -190,7 +190,7 @@ def test_groups_are_not_changed_unless_erasing_and_of_a_class(tmp_path: Path) ->
     state = NodeState.of(
         changed_copy(NODE, be_cpuset=BeCpuset.NARROW), [pod("a")], [one("c", pod("a")), owner("0")]
     )
-    Enforcer(cgroups, lambda: state).enforce_all()
+    CpusetWriter(cgroups, lambda: state).write_all()
     assert (on(cgroups, ROOT), on(cgroups, f"{ROOT}/poda/c")) == ("0-7", "1-7")
     cgroups.mkdir("other")
     cgroups.write("other", MACHINE.online, Mask((0,)))
@@ -224,12 +224,12 @@ def test_groups_follow_pools_in_any_order(
     paths = [f"{ROOT}/{name}" for name in ("poda", "poda/c", "podb", "podb/p")]
     cgroups = tree(tmp_path_factory.mktemp("t"), version, *paths)
     now: list[NodeState] = []
-    ours = Enforcer(cgroups, lambda: now[0])
+    ours = CpusetWriter(cgroups, lambda: now[0])
     for owned, limit in changes:
         there = [one("c", pod("a")), *([owner(owned)] if owned else [])]
         state = NodeState.of(NODE, [pod("a"), pod("b")], there)
         now[:] = [state.with_be_limit(CpuSet.parse(limit) if limit else None)]
-        assert ours.enforce_all().errors == []
+        assert ours.write_all().errors == []
         for path in (ROOT, *paths):
             assert on(cgroups, path) == str(now[0].pools.of(Pool.BE))
 
@@ -241,7 +241,7 @@ def test_narrowed_groups_are_widened_for_a_start(tmp_path: Path, version: int) -
     for path in (f"{ROOT}/poda", ROOT):
         cgroups.write(path, CpuSet((0, 2)), Mask((0,)))
     modes, waiting = [NodeMode.RELEASED], state.containers["c"]
-    ours = Enforcer(cgroups, lambda: state, paused=lambda: modes[-1].in_release)
+    ours = CpusetWriter(cgroups, lambda: state, paused=lambda: modes[-1].in_release)
     ours.make_room(waiting)
     assert on(cgroups, f"{ROOT}/poda") == "0,2"
     modes.append(NodeMode.ENFORCE)

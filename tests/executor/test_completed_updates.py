@@ -13,7 +13,7 @@ MANY = 12
 def jobs_of(world: Any) -> list[list[str]]:
     """Record which containers are compared in each job of the kernel worker."""
     jobs: list[list[str]] = []
-    enforce = world.executor.drift.enforce
+    enforce = world.executor.drift.write
 
     def noted(ids: Any) -> Any:
         jobs.append(list(ids))

@@ -300,7 +300,7 @@ def test_a_created_container_without_a_group_is_not_held_after_a_restart(
             await world.sync.once()
             world.now += 3
         assert not world.executor.state.inflight.of(ls)
-        assert not world.executor.enforcer._missed
+        assert not world.executor.cpuset_writer._missed
 
     run_scenario(scenario)
 

@@ -358,16 +358,16 @@ def test_a_write_before_a_reconcile_begins_to_watch_is_repaired_in_it(
     async def scenario(world: Any) -> None:
         ls, _ = await two(world)
         with_reported_writes(world)
-        enforcer = world.executor.enforcer
-        enforcer._paths.clear()  # as after a start: the cgroups are found in the first reconcile
-        enforce_all = enforcer.enforce_all
+        cpuset_writer = world.executor.cpuset_writer
+        cpuset_writer._paths.clear()  # as after a start: the cgroups are found in the first reconcile
+        write_all = cpuset_writer.write_all
 
         def interrupted(leave: Any = ()) -> Any:
-            done = enforce_all(leave)
+            done = write_all(leave)
             write_as_another_program(world, None, ls)
             return done
 
-        enforcer.enforce_all = interrupted
+        cpuset_writer.write_all = interrupted
         await world.sync.once()
         assert world.on(ls) == "4-15"
 

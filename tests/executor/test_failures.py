@@ -270,7 +270,7 @@ def test_a_running_container_without_a_findable_cgroup_is_reported(run_scenario)
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        world.executor.enforcer._paths.clear()
+        world.executor.cpuset_writer._paths.clear()
         world.cgroups.find = lambda parent, container_id: None
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         assert world.on(ls) == "0-15"
@@ -766,7 +766,7 @@ def test_many_containers_without_a_cgroup_are_reported_in_one_line(run_scenario)
         for number in range(30):
             await world.run(await world.pod(f"p{number:02}", "LS"))
         world.cgroups.sets.clear()
-        world.executor.enforcer._paths.clear()
+        world.executor.cpuset_writer._paths.clear()
         for _ in range(3):
             await world.sync.once()
         problems = [p["what"] for p in world.executor.telemetry.problems()]
@@ -812,7 +812,7 @@ def test_after_a_release_cpusets_that_are_not_written_are_no_problem(run_scenari
         refused = ids.pop()
         for container_id in ids:
             del world.cgroups.sets[container_id]
-        world.executor.enforcer._paths.clear()
+        world.executor.cpuset_writer._paths.clear()
         world.cgroups.broken.add(refused)
         world.cgroups.sets[refused] = CpuSet.parse("0-1")
         for _ in range(3):
@@ -834,7 +834,7 @@ def test_a_missing_cgroup_is_no_problem_once_it_is_found_by_its_name_or_not_need
     async def scenario(world: Any) -> None:
         found, ended = [await world.run(await world.pod(name, "LS")) for name in ("found", "ended")]
         world.cgroups.sets.clear()
-        world.executor.enforcer._paths.clear()
+        world.executor.cpuset_writer._paths.clear()
         for _ in range(3):
             await world.sync.once()
         assert len(world.executor.telemetry.problems()) == 2

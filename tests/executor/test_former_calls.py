@@ -233,19 +233,19 @@ def test_a_job_that_waits_for_the_kernel_writes_nothing_more_once_another_proces
 ) -> None:
     async def scenario(world: Any) -> None:
         one, two = [await world.run(await world.pod(uid, "LS")) for uid in ("one", "two")]
-        enforcer, write = world.executor.enforcer, world.cgroups.write
+        cpuset_writer, write = world.executor.cpuset_writer, world.cgroups.write
 
         def hangs(path: str, *args: Any, **more: Any) -> bool:
-            enforcer.end()  # work of the daemon meanwhile
+            cpuset_writer.end()  # work of the daemon meanwhile
             done: bool = write(path, *args, **more)
             return done
 
         world.cgroups.sets[one] = world.cgroups.sets[two] = CpuSet.parse("0-1")
         world.cgroups.write = hangs
-        enforcer.enforce([one, two])
+        cpuset_writer.write([one, two])
         world.cgroups.write = write
         assert (world.on(one), world.on(two)) == ("0-15", "0-1")
-        assert enforcer.enforce([two]).written == []
+        assert cpuset_writer.write([two]).written == []
 
     run_scenario(scenario)
 

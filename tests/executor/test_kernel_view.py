@@ -52,7 +52,7 @@ def test_the_status_shows_the_kernels_sets_and_the_plan(run_scenario: Any) -> No
         assert (owner["cpus"], owner["also_used_by"]) == ("0-3", ["ns/ls/c"])
         pools = node_page(world.executor)["pools"]
         assert pools["containers"]["shared"] == {"count": 1, "in_effect": 0}
-        world.executor.enforcer._paths.clear()
+        world.executor.cpuset_writer._paths.clear()
         world.cgroups.end(lse)
         await world.executor.kernel_view.refresh()
         assert row(world, lse)["cpus"] == "", "it has no cgroup"

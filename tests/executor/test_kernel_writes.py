@@ -30,7 +30,7 @@ class PidLocator:
 def move_group(world: Any, container_id: str, path: str) -> PidLocator:
     """Move the group to a path that is unrelated to the container's id."""
     world.cgroups.sets[path] = world.cgroups.sets.pop(container_id)
-    world.executor.enforcer._paths.clear()
+    world.executor.cpuset_writer._paths.clear()
     world.runtime.details[container_id] = RuntimeDetail(pid=7)
     world.executor.cgroup_locator.places = PidLocator(**{container_id: path})
     return world.executor.cgroup_locator.places

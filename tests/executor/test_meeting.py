@@ -51,7 +51,7 @@ async def scope(world: Any) -> tuple[str, PlayedUnits]:
     units = PlayedUnits()
     world.cgroups.version = 2
     world.cgroups.sets["ls.scope"] = world.cgroups.sets[ls]
-    world.executor.enforcer._paths[ls] = "ls.scope"
+    world.executor.cpuset_writer._paths[ls] = "ls.scope"
     world.executor.unit_properties.units = world.executor.unit_properties.fencing.fences = units
     world.executor.unit_properties.connected = True
     return ls, units
@@ -103,10 +103,10 @@ def test_a_fault_behind_a_fence_leaves_no_call_in_flight(run_scenario: Live) -> 
         fencing, call = world.executor.unit_properties.fencing, world.executor.calls.track(ls, ALL)
         fencing._active = {"slice": ActiveFence("ls.slice", ALL, CpuSet())}
         fencing.bind(call, Fence("slice", ALL))
-        world.executor.enforcer.do_first(lambda: 1 / 0)
+        world.executor.cpuset_writer.do_first(lambda: 1 / 0)
         world.call_tracker.completed(call, ALL)
         await world.until(lambda: not world.executor.state.inflight.of(ls))
-        world.executor.enforcer.do_first(lambda: None)
+        world.executor.cpuset_writer.do_first(lambda: None)
         assert not fencing._active
         assert world.executor.telemetry.value(metrics.INTERNAL_ERRORS)
 

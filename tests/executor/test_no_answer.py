@@ -11,7 +11,7 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import SavedCpusLearned
-from proxy.executor.cpuset_enforcer import Enforced
+from proxy.executor.cpuset_writer import WriteResult
 from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.model.errors import CgroupError, RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -132,7 +132,7 @@ def test_groups_above_a_refused_start_are_widened(
 ) -> None:
     async def scenario(world: Any) -> None:
         made: list[str] = []
-        world.executor.enforcer.make_room = lambda container: made.append(container.id) or Enforced()
+        world.executor.cpuset_writer.make_room = lambda container: made.append(container.id) or WriteResult()
         good, bad = [await world.create(await world.pod(name, "LS")) for name in ("good", "bad")]
         for container_id, status in ((good, 0), (bad, 2)):
             start = await world.call("StartContainer", pb.StartContainerRequest(container_id=container_id))
@@ -150,7 +150,7 @@ def test_the_group_of_a_pod_is_widened_before_an_owner_starts_where_the_kernel_r
     async def scenario(world: Any) -> None:
         world.cgroups.version = version
         container = await world.create(await world.pod("lse", "LSE", "", "0-3"))
-        world.executor.enforcer.make_room = lambda container: world.log.append("widen") or Enforced()
+        world.executor.cpuset_writer.make_room = lambda container: world.log.append("widen") or WriteResult()
         await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
         steps = [line for line in world.log if line in ("widen", "forward StartContainer")]
         assert steps == ["widen", "forward StartContainer"][2 - version :]
@@ -174,7 +174,7 @@ def test_the_group_of_a_pod_of_an_earlier_daemon_is_widened_before_any_start(
             await over(world)
         container = await world.create(sandbox)
         world.log.clear()
-        world.executor.enforcer.make_room = lambda container: world.log.append("widen") or Enforced()
+        world.executor.cpuset_writer.make_room = lambda container: world.log.append("widen") or WriteResult()
         await world.call("StartContainer", pb.StartContainerRequest(container_id=container))
         steps = [line for line in world.log if line in ("widen", "forward StartContainer")]
         assert steps == ["widen", "forward StartContainer"][0 if again else 1 :]
@@ -307,7 +307,7 @@ def test_a_kernel_that_does_not_answer_refuses_the_create(run_scenario: Callable
         run = world.executor.kernel.run_noted
 
         async def slowly(noted: Any, job: Any, *args: Any) -> Any:
-            if job == world.executor.enforcer.enforce_pools:
+            if job == world.executor.cpuset_writer.write_pools:
                 await answers.wait()
             return await run(noted, job, *args)
 

@@ -13,7 +13,7 @@ from proxy.config.load import parse
 from proxy.config.schema import Config
 from proxy.config.setting import Setting, keys
 from proxy.engine.node import Node
-from proxy.executor.node_rules import node_of
+from proxy.executor.node_rules import node_rules
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions
 from proxy.topology.regular_machine import regular_machine
@@ -47,20 +47,20 @@ def test_a_setting_that_is_a_rule_reaches_the_node(path: tuple[str, ...]) -> Non
     for name in path:
         before = getattr(before, name)
     rule, options = RULES[path].rule, [OTHERS.get(type(before))]
-    assert getattr(node_of(DEFAULTS, MACHINE), rule) == before
+    assert getattr(node_rules(DEFAULTS, MACHINE), rule) == before
     if isinstance(before, enum.Enum):
         options = list(type(before))
     value = next(option for option in options if option not in (None, before))
     config: Config = changed(DEFAULTS, path, value)
-    assert getattr(node_of(config, MACHINE), rule) == value
+    assert getattr(node_rules(config, MACHINE), rule) == value
 
 
 def test_a_node_without_a_configuration_has_the_default_rules() -> None:
-    topology = node_of(DEFAULTS, MACHINE).topology
+    topology = node_rules(DEFAULTS, MACHINE).topology
     plain = Node(MACHINE, topology)
     for path, setting in RULES.items():
-        assert getattr(plain, setting.rule) == getattr(node_of(DEFAULTS, MACHINE), setting.rule), path
+        assert getattr(plain, setting.rule) == getattr(node_rules(DEFAULTS, MACHINE), setting.rule), path
 
 
 def test_amounts_are_turned_into_cpus_to_reserve() -> None:
-    assert len(node_of(parse("kubeReserved:\n  cpu: 1500m\n", "test"), MACHINE).reserved) == 2
+    assert len(node_rules(parse("kubeReserved:\n  cpu: 1500m\n", "test"), MACHINE).reserved) == 2

@@ -57,7 +57,7 @@ def test_a_lost_create_that_never_came_is_forgotten_in_one_pass(run_scenario) ->
 def test_a_container_removed_during_a_search_does_not_stop_a_create(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        world.executor.enforcer._paths.clear()
+        world.executor.cpuset_writer._paths.clear()
 
         def find(parent: str, container_id: str) -> None:
             world.executor.store.handle(ContainersRemoved((ls,)))

@@ -204,8 +204,8 @@ def test_monitors_of_crio_move_with_the_sandbox(tree: Tree) -> None:
     ours = SandboxCgroups(tree, QUIRKS)
     a, b = sharer("a"), sharer("b", Phase.CREATING)
     assert ours.leave(state(owner("0-1"), a, b)) == []
-    assert ours.has_monitors(LS)
-    assert not ours.has_monitors(BE), "its sandbox has the layout of containerd"
+    assert LS.sandbox_id in ours.monitored
+    assert BE.sandbox_id not in ours.monitored, "its sandbox has the layout of containerd"
     monitor = "kubepods/podls/crio-conmon-{}".format
     assert [cpus(tree, monitor(c)) for c in "ab"] == ["2-7", "0-7"]
     assert cpus(tree, "kubepods/podlsr/crio-conmon-own") == "2-7", "an owner's monitor shares CPUs too"

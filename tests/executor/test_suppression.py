@@ -214,13 +214,13 @@ def test_groups_of_pods_without_containers_follow(run_scenario: Any, monkeypatch
     async def scenario(world: Any) -> None:
         bed, seen = Bed(world), []
         await world.pod("be", "BE", "besteffort")
-        enforce = world.executor.enforcer.enforce
+        enforce = world.executor.cpuset_writer.write
 
         def noted(ids: Iterable[str]) -> Any:
             seen.append(world.executor.state.pools.be_now)
             return enforce(ids)
 
-        monkeypatch.setattr(world.executor.enforcer, "enforce", noted)
+        monkeypatch.setattr(world.executor.cpuset_writer, "enforce", noted)
         await bed.rounds(2)
         await bed.it.stop()
         assert [limit and len(limit) for limit in seen] == [11, None]

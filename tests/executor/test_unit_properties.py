@@ -219,8 +219,8 @@ def on_systemd(
 async def join(world: Any) -> None:
     """Connect a new executor to systemd and its scopes."""
     executor = world.executor
-    executor.enforcer.cgroups = world.scopes
-    executor.enforcer.sandboxes._cgroups = world.scopes
+    executor.cpuset_writer.cgroups = world.scopes
+    executor.cpuset_writer.sandboxes._cgroups = world.scopes
     executor.unit_properties.units = world.systemd
     executor.unit_properties.fencing.fences = world.scopes
     await world.sync.once()
@@ -408,16 +408,16 @@ def test_a_unit_follows_a_plan_that_changes_while_its_start_is_corrected(run_sce
         lse = await run(world, "lse", qos="LSE", cpus=OWNED)
         container = await world.create(await pod(world, "ls", qos="LS"), **SHARES)
         unit_properties = world.executor.unit_properties
-        put_right = unit_properties.put_right
+        repair = unit_properties.repair
 
         async def slowly(*args: Any, **more: Any) -> bool:
-            unit_properties.put_right = put_right
-            done: bool = await put_right(*args, **more)
+            unit_properties.repair = repair
+            done: bool = await repair(*args, **more)
             assert systemd.units[unit_of(container)].cpus == REST
             await world.stop(lse)
             return done
 
-        unit_properties.put_right = slowly
+        unit_properties.repair = slowly
         await start(world, container)
         await check_set(world, container, cpus_of(ALL))
 

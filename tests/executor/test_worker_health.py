@@ -148,8 +148,8 @@ def test_a_first_reconcile_ends_although_the_kernel_does_not_answer(run_scenario
         await world.executor.ledger_writer.flush()
         await world.close()
         world.boot()
-        gate, read = threading.Event(), world.executor.enforcer.enforce_all
-        world.executor.enforcer.enforce_all = lambda *args: gate.wait(60) and read(*args)
+        gate, read = threading.Event(), world.executor.cpuset_writer.write_all
+        world.executor.cpuset_writer.write_all = lambda *args: gate.wait(60) and read(*args)
         await asyncio.wait_for(world.sync.once(), 60)
         assert world.executor.reconciled.is_set(), "creates wait for that"
         gate.set()

@@ -1,4 +1,4 @@
-"""Break the code of a room on purpose, one small change at a time, and see whether its tests notice.
+"""Break the code of a package on purpose, one small change at a time, and see whether its tests notice.
 
 Theory. A mutant is a copy of the program in which one node of one syntax tree is different: a comparison, an
 operator, a number, a dropped ``not``, a statement that is gone. A test suite that passes on a mutant says
@@ -49,12 +49,12 @@ class Part(NamedTuple):
     """Tests that mostly wait. They are run for what ``tests`` do not notice, in several processes at once."""
 
 
-def tests_of(room: str, names: str) -> list[str]:
-    return [f"tests/{room}/test_{name}.py" for name in names.split()]
+def tests_of(package: str, names: str) -> list[str]:
+    return [f"tests/{package}/test_{name}.py" for name in names.split()]
 
 
-def files_of(room: str, names: str) -> list[str]:
-    return [f"proxy/{room}/{name}.py" for name in names.split()]
+def files_of(package: str, names: str) -> list[str]:
+    return [f"proxy/{package}/{name}.py" for name in names.split()]
 
 
 def all_but(directory: str, names: str) -> list[str]:
@@ -77,7 +77,7 @@ THROUGH_THE_EXECUTOR = (
 """Tests that send events to the engine through the executor; they notice much that its own do not."""
 SLOW_WITHOUT_THE_ENGINE = "be_groups ledger_codec worker_health background decision_history"
 ENGINE_TESTS = "claims errors breaker checks asking notifier runners deadlines chaos"
-ROOMS: dict[str, list[Part]] = {
+PACKAGES: dict[str, list[Part]] = {
     "allocation": [Part(["proxy/allocation"], ["tests/allocation"])],
     "pools": [Part(["proxy/pools"], ["tests/pools"])],
     "engine": [
@@ -100,7 +100,7 @@ ROOMS: dict[str, list[Part]] = {
     "executor": [
         Part(
             ["proxy/executor", *CALLS],
-            tests_of("executor", "parts cpuset_enforcer rare client_calls failures random"),
+            tests_of("executor", "parts cpuset_writer rare client_calls failures random"),
         ),
     ],
     "pages": [
@@ -170,7 +170,7 @@ ROOMS: dict[str, list[Part]] = {
         Part(["proxy/permissions.py"], ["tests/test_permissions.py"]),
     ],
 }
-"""Room to its parts; a mutant is tried by the tests of the part that it is of."""
+"""Package to its parts; a mutant is tried by the tests of the part that it is of."""
 
 
 def chosen(sources: list[str], at: list[str]) -> list[Mutant]:
@@ -369,8 +369,8 @@ def run(todo: list[tuple[Mutant, Part]], jobs: int, *, all_shown: bool) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Try the tests of a room on broken copies of it.")
-    parser.add_argument("room", choices=ROOMS)
+    parser = argparse.ArgumentParser(description="Try the tests of a package on broken copies of it.")
+    parser.add_argument("package", choices=PACKAGES)
     parser.add_argument("-n", type=int, default=0, help="how many mutants, chosen at random (0: all)")
     parser.add_argument("--seed", type=int, default=1, help="another number chooses others")
     parser.add_argument(
@@ -384,14 +384,15 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="list those that are noticed too, with the test")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     options = parser.parse_args()
-    known = [(m, part) for part in ROOMS[options.room] for m in chosen(part.changed, options.at)]
+    known = [(m, part) for part in PACKAGES[options.package] for m in chosen(part.changed, options.at)]
     todo = random.Random(options.seed).sample(known, options.n) if 0 < options.n < len(known) else known
     started = time.monotonic()
     killed = len(todo) - run(todo, options.jobs, all_shown=options.all)
     share = 100 * killed / len(todo) if todo else 100
     took = time.monotonic() - started
     print(
-        f"{options.room}: {killed} of {len(todo)} noticed ({share:.0f} %), of {len(known)}, in {took:.0f} s"
+        f"{options.package}:"
+        f" {killed} of {len(todo)} noticed ({share:.0f} %), of {len(known)}, in {took:.0f} s"
     )
 
 

@@ -23,7 +23,7 @@ from proxy.assembly import options_of
 from proxy.backends.ledger import open_ledger
 from proxy.config.load import parse
 from proxy.engine.invariants import violations
-from proxy.executor.node_rules import node_of
+from proxy.executor.node_rules import node_rules
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.executor.status_data import node_page
 from proxy.model.idset import CpuSet
@@ -139,7 +139,7 @@ class Node(World):
     def __init__(self, directory: Path, config: str = CONFIG) -> None:
         self.state_dir = directory
         read = parse(config, "the test")
-        node = node_of(read, MACHINE)
+        node = node_rules(read, MACHINE)
         own = ("machine", "topology", "static", "pool_placements")
         rules = {f.name: getattr(node, f.name) for f in dataclasses.fields(node) if f.init}
         rules = {name: value for name, value in rules.items() if name not in own}

@@ -14,10 +14,10 @@ from proxy.engine import reservation_effects as to_do
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_events import NodePolicyRead
 from proxy.engine.reservation_events import LedgerWritten
-from proxy.executor import cpuset_enforcer, reconciler
+from proxy.executor import cpuset_writer, reconciler
 from proxy.executor.call_tracker import CallTracker
-from proxy.executor.confinement import NOT_AT_ALL, Confinement
-from proxy.executor.cpuset_enforcer import Enforced, Enforcer
+from proxy.executor.confinement import NO_WAIT, Confinement
+from proxy.executor.cpuset_writer import CpusetWriter, WriteResult
 from proxy.executor.creates import Creates, Lifecycle
 from proxy.executor.drift import detection
 from proxy.executor.drift.detection import Drift
@@ -65,7 +65,7 @@ def read_back_skipped() -> Patches:
 
 def shrink_skipped() -> Patches:
     """An owner is forwarded without a write of the containers that share."""
-    yield Enforcer, "enforce_pools", lambda enforcer: Enforced()
+    yield CpusetWriter, "write_pools", lambda cpuset_writer: WriteResult()
 
 
 def abort_forgotten() -> Patches:
@@ -82,7 +82,7 @@ def calls_in_flight_ignored() -> Patches:
     """A create does not wait for calls that carry wider cpusets."""
 
     async def wait(*_args: Any) -> Any:
-        return NOT_AT_ALL
+        return NO_WAIT
 
     yield Confinement, "wait", wait
 
@@ -116,7 +116,7 @@ def hotplug_dropped() -> Patches:
 
 def repair_skipped() -> Patches:
     """What another program writes stays."""
-    yield Enforcer, "enforce_all", lambda enforcer, leave=(): Enforced()
+    yield CpusetWriter, "write_all", lambda cpuset_writer, leave=(): WriteResult()
     yield Drift, "suspect", _nothing
 
 
@@ -190,8 +190,8 @@ def reload_undone() -> Patches:
 def nothing_given_back() -> Patches:
     """A release leaves the containers as they are."""
 
-    def give(enforcer: Any, state: Any, targets: Any, pods: Any) -> Any:
-        return give_back(enforcer, state, (), pods)
+    def give(cpuset_writer: Any, state: Any, targets: Any, pods: Any) -> Any:
+        return give_back(cpuset_writer, state, (), pods)
 
     yield service, "give_back", give
 
@@ -226,11 +226,11 @@ def written_while_released() -> Patches:
     def applies(state: Any, pod: Any) -> bool:
         return state.mode is NodeMode.RELEASED or applies_to(state, pod)
 
-    def is_paused(enforcer: Any) -> bool:
-        return enforcer._paused() and enforcer._state().mode is not NodeMode.RELEASED
+    def is_paused(cpuset_writer: Any) -> bool:
+        return cpuset_writer._paused() and cpuset_writer._state().mode is not NodeMode.RELEASED
 
-    yield Enforcer, "_is_paused", is_paused
-    for module in (cpuset_enforcer, reconciler, detection):
+    yield CpusetWriter, "_is_paused", is_paused
+    for module in (cpuset_writer, reconciler, detection):
         yield module, "applies_to", applies
 
 

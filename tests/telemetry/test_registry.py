@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from proxy.engine.likely_writer import CpusetWriter
+from proxy.engine.likely_writer import WriterKind
 from proxy.telemetry import metrics
 from proxy.telemetry.exposition import family
 from proxy.telemetry.registry import Counter, Gauge, Histogram, Registry
@@ -72,7 +72,7 @@ def test_the_status_has_what_was_counted_under_both_keys() -> None:
     registry = Registry()
     registry.add(metrics.RECONCILES, 3, {})
     registry.add(metrics.CPUSETS_REPAIRED, 1, {})
-    registry.add(metrics.DRIFT_REPAIRED, 2, {"author": CpusetWriter.RUNC})
+    registry.add(metrics.DRIFT_REPAIRED, 2, {"author": WriterKind.RUNC})
     registry.add(metrics.ADMISSION_LIMITS, 4, {"verdict": "shared", "rule": "whole-cpus"})
     assert registry.page() == {
         "reconciles": 3,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.executor.ports import DeviceFacts, Hardware
+from proxy.executor.ports import DeviceFacts, DeviceLocator
 from proxy.model.idset import Mask
 from proxy.model.workload import LocatedDevice
 from proxy.topology.devices import SysfsDevices
@@ -85,7 +85,7 @@ def host(tmp_path: Path) -> Host:
 def test_the_nearest_ancestor_that_names_a_node(host: Host) -> None:
     host.function(NIC, "1")
     host.device("infiniband/uverbs0", 0, f"{NIC}/infiniband_verbs/uverbs0")
-    devices: Hardware = host.devices()
+    devices: DeviceLocator = host.devices()
     assert devices.near(DeviceFacts(paths=("/dev/infiniband/uverbs0",))) == (
         LocatedDevice("/dev/infiniband/uverbs0", "", Mask((1,)), "numa_node of PCI device 0000:5e:00.0"),
     )

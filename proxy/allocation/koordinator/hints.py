@@ -47,7 +47,7 @@ class Gathered(Struct, frozen=True):
     Attributes:
         lists: Hints by resource; never empty.
         reasons: One for each resource that cannot be allocated at all.
-        summary: The other lists in words, sorted.
+        summary: The other lists as text, sorted.
     """
 
     lists: tuple[Sequence[ScoredHint], ...]

@@ -34,7 +34,7 @@ from proxy.allocation.providers.provider import Allocation, NodeView, Provider, 
 from proxy.model.explanation import Shortfall
 from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
-from proxy.model.idset import CpuSet, Mask, union
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy
 from proxy.model.machine import Machine
 from proxy.model.options import Scope
@@ -219,7 +219,7 @@ class CpuProvider(Provider):
             set_aside = free & pod.reserved_for_pod.cpus
             if len(self._eligible(set_aside, reusable, binding)[0]) >= count:
                 return set_aside
-        unpromised = free - view.promised_cpus(f"{pod.key}/{request.name}")
+        unpromised = free - view.promised_cpus(pod.owner_key(request.name))
         default, reusable = self._eligible(unpromised, reusable, binding)
         return unpromised if len(default - self.policy.reserved) + len(reusable) >= count else free
 
@@ -236,7 +236,7 @@ def _as_one(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet
     coming = (view.kubelet_cpus.get(uid, {}).keys() & own_cpus.keys()) - existing
     if not coming:
         return own_cpus
-    whole = CpuSet.from_bits(union(own_cpus[name].bits for name in coming))
+    whole = CpuSet.union_of(own_cpus[name] for name in coming)
     return {name: cpus for name, cpus in own_cpus.items() if name not in coming} | {"": whole}
 
 

@@ -66,7 +66,7 @@ class KernelPartitions:
 
     @property
     def lack(self) -> str:
-        """Why there are no partitions at all, in words; empty where there may be."""
+        """Why there are no partitions at all, as text; empty where there may be."""
         return "" if self._version == 2 else "cgroup v1 has none"
 
     def file(self, path: str) -> str:

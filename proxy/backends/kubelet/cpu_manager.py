@@ -103,7 +103,7 @@ class KubeletSettingsReport(Struct, frozen=True):
 
     Attributes:
         settings: None where they are unknown.
-        source: Where they came from, in words.
+        source: Where they came from, as text.
         problems: Why a source could not be read.
         live: True where they are from the running kubelet.
     """

@@ -149,7 +149,7 @@ class Recovered(Struct, frozen=True):
         number: Number of the last good line.
         good_bytes: Length of the good part.
         cut_bytes: Length of the unfinished end.
-        refused: Why the file is not used at all, in words; empty if it is.
+        refused: Why the file is not used at all, as text; empty if it is.
     """
 
     entries: Entries = field(default_factory=dict)

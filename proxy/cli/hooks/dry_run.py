@@ -300,7 +300,7 @@ def handled(hooks: Sequence[Loaded], event: Point) -> bool:
 
 
 def fields_of(adjustment: Adjustment) -> Iterator[tuple[str, str]]:
-    """Iterate over the fields of an adjustment: the field as it is owned, and the value in words."""
+    """Iterate over the fields of an adjustment: the field as it is owned, and the value as text."""
     for name, value in adjustment.set_fields():
         if name == "updates":
             for container_id, update in value.items():  # type: ignore[attr-defined]

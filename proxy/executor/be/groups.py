@@ -40,7 +40,7 @@ class BeGroups:
             paths: The groups of containers by id, as far as they are known.
 
         Returns:
-            What could not be written, in words.
+            What could not be written, as text.
         """
         if not applies_to(state, None):
             return []

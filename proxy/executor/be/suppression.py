@@ -194,7 +194,7 @@ class Suppression:
         if moved:
             await self._writes.write_now(moved)
         else:  # groups above BE containers may hold the pool too
-            await self._context.kernel.run(self._context.enforcer.enforce, ())
+            self._context.report_errors(await self._writes.run(self._context.cpuset_writer.write, ()))
 
     # -- quotas -------------------------------------------------------------------------------------------
 

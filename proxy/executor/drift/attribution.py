@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.likely_writer import (
-    CpusetWriter,
     Evidence,
     WriterHint,
+    WriterKind,
     hinted_writer,
     kubelet_sets,
     likely_writer,
@@ -60,7 +60,7 @@ class Attribution:
 
     async def writers(
         self, found: Mapping[str, CpuSet | None], hints: Mapping[str, WriterHint]
-    ) -> dict[str, CpusetWriter]:
+    ) -> dict[str, WriterKind]:
         """Find the likely writers.
 
         Args:
@@ -71,7 +71,7 @@ class Attribution:
         saved = {i: self._context.state.runtime.saved.get(i) for i in found}
         answered = await self._query(found)
         writers = self._weigh(found, saved | answered, seen)
-        unexplained = [i for i, writer in writers.items() if writer is CpusetWriter.UNKNOWN and i in answered]
+        unexplained = [i for i, writer in writers.items() if writer is WriterKind.UNKNOWN and i in answered]
         if not unexplained:
             return writers
         await asyncio.sleep(STORED_S)
@@ -83,8 +83,8 @@ class Attribution:
         self,
         found: Mapping[str, CpuSet | None],
         saved: Mapping[str, CpuSet | None],
-        seen: Mapping[str, CpusetWriter],
-    ) -> dict[str, CpusetWriter]:
+        seen: Mapping[str, WriterKind],
+    ) -> dict[str, WriterKind]:
         """Return the likely writer of each container's cpuset."""
         containers, manager = self._context.state.containers, self._kubelet_cpus.manager
         return {

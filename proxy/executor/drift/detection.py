@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 
 from proxy.engine import write_conflicts as conflicts
 from proxy.engine.enforcement import applies_to
-from proxy.engine.likely_writer import ANY_CONTAINER, CpusetWriter, WriterHint
+from proxy.engine.likely_writer import ANY_CONTAINER, WriterHint, WriterKind
 from proxy.engine.node_effects import CompareCpusets
 from proxy.engine.reservation_events import ContestedCpus
 from proxy.engine.write_conflicts import DriftEvent, WriteConflicts
 from proxy.executor.context import NodeContext
-from proxy.executor.cpuset_enforcer import Enforced
+from proxy.executor.cpuset_writer import WriteResult
 from proxy.executor.drift import reporting
 from proxy.executor.drift.attribution import Attribution
 from proxy.executor.drift.watch import WriteWatch
@@ -42,7 +42,7 @@ from proxy.telemetry import metrics
 if TYPE_CHECKING:
     from proxy.executor.kernel_ports import WriteEvents
 
-UNKNOWN = CpusetWriter.UNKNOWN
+UNKNOWN = WriterKind.UNKNOWN
 GATHER_S = 0.02
 AT_ONCE = 64
 """How many containers are compared before another job may use the kernel worker."""
@@ -74,13 +74,13 @@ class Drift:
         self._writes = writes
         self._attribution: Attribution | None = None
         self._kubelet_cpus = kubelet_cpus
-        writes.write_with(self.enforce)
+        writes.write_with(self.write)
         writes.subscribe(self.note)
         self.watch = WriteWatch(context, lambda ids: self.suspect(UNKNOWN, ids), self.conflicting, reports)
         self._suspected: set[str] = set()
         context.store.perform_by(CompareCpusets, lambda effect: self.suspect(UNKNOWN, effect.ids))
         self._looks = False
-        for writer in CpusetWriter:
+        for writer in WriterKind:
             context.telemetry.count(metrics.DRIFT_REPAIRED, 0, author=writer)
 
     @property
@@ -116,7 +116,7 @@ class Drift:
         Of all containers: ``likely_writer.ANY_CONTAINER``.
         """
         if writer != UNKNOWN:
-            hint = WriterHint(CpusetWriter(writer), self._context.clock())
+            hint = WriterHint(WriterKind(writer), self._context.clock())
             self._context.store.handle(conflicts.WriterDetected(hint, tuple(ids)))
 
     async def _follow_suspected(self) -> None:
@@ -138,38 +138,38 @@ class Drift:
                 self.suspect(UNKNOWN, live)
 
     def _live(self) -> list[Container]:
-        is_live = self._context.enforcer.is_live
+        is_live = self._context.cpuset_writer.is_live
         return [c for c in self._context.state.containers.values() if is_live(c)]
 
     # -- in the kernel's worker ---------------------------------------------------------------------------
 
-    def enforce(self, ids: Iterable[str]) -> Enforced:
+    def write(self, ids: Iterable[str]) -> WriteResult:
         """Write the cpusets of some containers; contested ones only when they are due."""
-        enforcer, containers = self._context.enforcer, self._context.state.containers
-        live = [c for i in ids if (c := containers.get(i)) is not None and enforcer.is_live(c)]
+        writer, containers = self._context.cpuset_writer, self._context.state.containers
+        live = [c for i in ids if (c := containers.get(i)) is not None and writer.is_live(c)]
         self._arm(live)
         wrong = self._wrong_cpusets(live)
         contested = self._not_due(wrong)
-        done = enforcer.enforce([c.id for c in live if c.id not in contested])
+        done = writer.write([c.id for c in live if c.id not in contested])
         self._arm_found(live, done)
         done.kernel_cpus, done.unrepaired = wrong, contested
         return done
 
-    def enforce_all(self) -> Enforced:
+    def write_all(self) -> WriteResult:
         """Write the cpusets of all containers; contested ones only when they are due."""
         live = self._live()
         self._arm(live, again=True)
         wrong = self._wrong_cpusets(live)
         contested = self._not_due(wrong)
-        done = self._context.enforcer.enforce_all(contested)
+        done = self._context.cpuset_writer.write_all(contested)
         self._arm_found(live, done)
         done.kernel_cpus, done.unrepaired = wrong, contested
         return done
 
-    def _arm_found(self, live: list[Container], done: Enforced) -> None:
-        """Watch the cgroups that an enforcement has found, and write what was written to them before that."""
+    def _arm_found(self, live: list[Container], done: WriteResult) -> None:
+        """Watch the cgroups that a pass has found, and repair what was written to them before that."""
         if new := self._arm(live):
-            late = self._context.enforcer.enforce(new)
+            late = self._context.cpuset_writer.write(new)
             done.written += late.written
             done.drifted += late.drifted
 
@@ -178,26 +178,26 @@ class Drift:
 
     def _arm(self, live: list[Container], *, again: bool = False) -> list[str]:
         """Watch the known cgroups; returns the containers that are watched from now on."""
-        enforcer, conflicting = self._context.enforcer, self.conflicting()
+        writer, conflicting = self._context.cpuset_writer, self.conflicting()
         if self._context.store.mode.in_release or self.watch.writes is None:
             return []
-        groups = [(c.id, path) for c in live if c.id not in conflicting and (path := enforcer.known_path(c))]
+        groups = [(c.id, path) for c in live if c.id not in conflicting and (path := writer.known_path(c))]
         return self.watch.arm(groups, again=again)
 
     def _wrong_cpusets(self, live: list[Container]) -> dict[str, CpuSet]:
         """Return the cpusets in the kernel that differ from what was written and is still wanted, by id."""
-        enforcer, state = self._context.enforcer, self._context.state
+        writer, state = self._context.cpuset_writer, self._context.state
         wrong: dict[str, CpuSet] = {}
         for container in live:
-            want, path = state.desired_cpus(container), enforcer.known_path(container)
+            want, path = state.desired_cpus(container), writer.known_path(container)
             if (
                 path is None
                 or self._context.store.mode.in_release
-                or enforcer.last_written(container.id) != want
+                or writer.last_written(container.id) != want
             ):
                 continue
             try:
-                cpus = enforcer.cgroups.cpus(path)
+                cpus = writer.cgroups.cpus(path)
             except CgroupError:
                 continue  # the write reports what is wrong
             if cpus != want:
@@ -206,15 +206,15 @@ class Drift:
 
     # -- on the loop --------------------------------------------------------------------------------------
 
-    async def compare_all(self) -> Enforced:
+    async def compare_all(self) -> WriteResult:
         """Compare all containers with the kernel."""
         live = {c.id for c in self._live()}
         self.watch.keep(live)
         self._step(conflicts.CpusetsCompared(self._context.clock(), live))
-        return await self._context.kernel.run(self.enforce_all)
+        return await self._context.kernel.run(self.write_all)
 
-    def note(self, done: Enforced) -> None:
-        """Record what an enforcement repaired, and what it left."""
+    def note(self, done: WriteResult) -> None:
+        """Record what a pass of writes repaired, and what it left."""
         if done.drifted or done.unrepaired:
             self._context.telemetry.count(metrics.CPUSETS_REPAIRED, len(done.drifted))
             repaired = {i: done.kernel_cpus.get(i) for i in done.drifted}
@@ -238,7 +238,7 @@ class Drift:
     async def _find_writers(self, kernel_cpus: Mapping[str, CpuSet | None]) -> None:
         if self._attribution is None:
             self._attribution = Attribution(self._context, self._kubelet_cpus)
-        writers: Mapping[str, CpusetWriter] = {}
+        writers: Mapping[str, WriterKind] = {}
         try:
             writers = await self._attribution.writers(kernel_cpus, self.known.hints)
         except Exception as error:  # noqa: BLE001  the next repairs must be attributed

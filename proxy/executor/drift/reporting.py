@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.engine.likely_writer import ADVICE, CpusetWriter
+from proxy.engine.likely_writer import ADVICE, WriterKind
 from proxy.engine.write_conflicts import (
     QUIET_S,
     ReportDrift,
@@ -36,7 +36,7 @@ def report_repairs(context: NodeContext, report: ReportDrift) -> None:
             **subject(container),
             cpus=state.desired_cpus(container),
             found=None if repairs.kernel_cpus is None else str(repairs.kernel_cpus) or "none",
-            probably=None if writer is CpusetWriter.UNKNOWN else writer,
+            probably=None if writer is WriterKind.UNKNOWN else writer,
         )
     if len(repaired) > MAX_NAMED:
         telemetry.warning(
@@ -50,14 +50,14 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
     telemetry.count(metrics.WRITE_CONFLICTS, len(began))
     conflicting = [(state.containers[i], conflict) for i, conflict in began.items() if i in state.containers]
     for container, conflict in conflicting[:MAX_NAMED]:
-        writer = conflict.writer or CpusetWriter.UNKNOWN
+        writer = conflict.writer or WriterKind.UNKNOWN
         urgent = is_urgent(state, container.id, conflict.kernel_cpus)
         telemetry.problem(
             WRITE_CONFLICT,
             **subject(container),
             cpus=state.desired_cpus(container),
             found=str(conflict.kernel_cpus) or None,
-            probably=None if writer is CpusetWriter.UNKNOWN else writer,
+            probably=None if writer is WriterKind.UNKNOWN else writer,
             times=conflict.times,
             seconds=round(max(conflict.repaired - conflict.began, 0.1), 1),
             putBack="each second, as exclusive CPUs are at stake" if urgent else "less and less often",
@@ -91,7 +91,7 @@ def conflicts_page(context: NodeContext, known: WriteConflicts) -> list[dict[str
         {
             "container": containers[i].ref,
             "id": i,
-            "by": str(conflict.writer or CpusetWriter.UNKNOWN),
+            "by": str(conflict.writer or WriterKind.UNKNOWN),
             "cpus": str(state.desired_cpus(containers[i])),
             "found": str(conflict.kernel_cpus),
             "times": conflict.times,

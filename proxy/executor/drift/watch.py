@@ -118,7 +118,7 @@ class WriteWatch:
 
     def _bounds(self, path: str) -> list[str]:
         """Return the groups above one that limit its cpuset, without the root."""
-        if self._context.enforcer.cgroups.version == 1:
+        if self._context.cpuset_writer.cgroups.version == 1:
             return []  # on v1 a group cannot be narrower than those in it
         parts = path.split("/")
         return ["/".join(parts[:count]) for count in range(1, len(parts))]

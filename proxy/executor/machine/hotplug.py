@@ -153,7 +153,7 @@ class Hotplug:
         for changed_part, old, new in differences(was, machine):
             context.telemetry.warning("the machine changed", what=changed_part, now=new, before=old)
         context.store.handle(HardwareChanged(machine))
-        context.enforcer.forget()  # what the kernel removed from cgroups, no program wrote
+        context.cpuset_writer.forget()  # what the kernel removed from cgroups, no program wrote
         context.telemetry.count(metrics.MACHINE_CHANGES)
         self._checks_left = DISPLACED_TASK_CHECKS
         if was.memory_nodes != machine.memory_nodes:
@@ -193,7 +193,7 @@ class Hotplug:
         context = self._context
         for container in context.state.containers.values():
             is_ours = container.phase is Phase.RUNNING and applies_to(context.state, container.pod)
-            path = context.enforcer.known_path(container) if is_ours else None
+            path = context.cpuset_writer.known_path(container) if is_ours else None
             try:
                 moved = displaced.bring_back(path) if path else 0
             except CgroupError as error:
@@ -212,12 +212,12 @@ class Hotplug:
         if all(container.placement.replacement == used for container in short.containers):
             return
         ids = [container.id for container in short.containers]
-        done = await self._writes.run(context.enforcer.enforce, ids)
+        done = await self._writes.run(context.cpuset_writer.write, ids)
         calls = [call for container_id in ids for call in context.state.inflight.of(container_id)]
         for call in calls:
             self._update_replacements_after(call)
-        if done.refused or calls:
-            return
+        if done.refused or calls or replacements_in_use(context.state, short) != used:
+            return  # CPUs may have gone offline again meanwhile
         changed = with_replacement(self._existing(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
         self._notify_assigned(ids)
@@ -313,7 +313,7 @@ class HardwareLossReporter:
             context.telemetry.warning("more containers have less than promised: see the status", count=more)
 
     def explained(self, container_id: str) -> str:
-        """Return in words what a container is short of now; empty where it is short of nothing."""
+        """Return as text what a container is short of now; empty where it is short of nothing."""
         container = self._context.state.containers.get(container_id)
         loss = None if container is None else loss_of(self._context.state, container)
         return "" if loss is None else loss.text()

@@ -116,11 +116,11 @@ class PartitionJobs:
         context, kind = self._context, self.kind
         container = context.state.containers.get(container_id)
         cpus = makeable_cpus(context.state, container_id)
-        path = None if container is None else context.enforcer.path_of(container)
+        path = None if container is None else context.cpuset_writer.path_of(container)
         if path is None or cpus is None or not kind:
             return None
         try:
-            if context.enforcer.cgroups.read(path).effective_cpus != cpus:
+            if context.cpuset_writer.cgroups.read(path).effective_cpus != cpus:
                 return None
             if self._kernel.read(path).kind != MEMBER:  # ours, from before the ledger was lost
                 self._kernel.end(path, cpus, dict.fromkeys(_above(path), cpus))

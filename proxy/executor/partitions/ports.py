@@ -14,7 +14,7 @@ class Partitions(Protocol):
 
     @property
     def lack(self) -> str:
-        """Why there cannot be partitions at all, in words; empty where there can be."""
+        """Why there cannot be partitions at all, as text; empty where there can be."""
 
     def file(self, path: str) -> str:
         """Return the file that has poll events when a partition changes; empty where there is none."""

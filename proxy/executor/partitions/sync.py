@@ -59,7 +59,7 @@ class PartitionSync(Observer):
         self._isolated: CpuSet | None = None
         self._watcher = PartitionWatcher(self.check_soon)
         self.jobs = PartitionJobs(context, kernel, wanted, self._watcher)
-        context.enforcer.do_first(self.jobs.clear)
+        context.cpuset_writer.do_first(self.jobs.clear)
         if wanted and kernel.lack:
             context.telemetry.problem(
                 "cannot make partitions of exclusive CPUs (apply.partitions)", err=kernel.lack
@@ -165,7 +165,7 @@ class PartitionSync(Observer):
         if ended:
             self._context.store.handle(engine.PartitionsEnded(tuple(ended)))
 
-    # -- for people ---------------------------------------------------------------------------------------
+    # -- status page -------------------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy status`` shows."""

@@ -28,7 +28,7 @@ from proxy.engine.pod_fence import (
     raised,
 )
 from proxy.executor.context import NodeContext
-from proxy.executor.cpuset_enforcer import Enforced
+from proxy.executor.cpuset_writer import WriteResult
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.systemd.ports import Fences
 from proxy.model.errors import CgroupError, UnavailableError
@@ -69,7 +69,7 @@ class UnitRepairs(Protocol):
     def failed(self, container_id: str, error: CgroupError | UnavailableError) -> None:
         """Handle that a unit could not be read or set."""
 
-    async def put_right(
+    async def repair(
         self,
         container_id: str,
         path: str,
@@ -287,10 +287,12 @@ class Fencing:
         try:
             container = context.state.containers.get(container_id)
             path = (
-                None if container is None else await context.kernel.run(context.enforcer.path_of, container)
+                None
+                if container is None
+                else await context.kernel.run(context.cpuset_writer.path_of, container)
             )
             if path is not None and path.endswith(".scope"):
-                await self._unit_properties.put_right(container_id, path, call, carried)
+                await self._unit_properties.repair(container_id, path, call, carried)
         except (CgroupError, UnavailableError) as error:
             self._unit_properties.failed(container_id, error)
             again.append(container_id)
@@ -298,7 +300,7 @@ class Fencing:
             context.report_internal_error(error)
         try:
             # Setting the property has written the file; where that failed, it is written here.
-            await self._writes.run(context.enforcer.enforce, [container_id])
+            await self._writes.run(context.cpuset_writer.write, [container_id])
         except Exception as error:  # noqa: BLE001  as above
             context.report_internal_error(error)
         try:
@@ -311,7 +313,7 @@ class Fencing:
     # -- in the kernel worker -----------------------------------------------------------------------------
 
     def _put(self, parent: str, cpus: CpuSet) -> str | None:
-        path = self._context.enforcer.cgroups.pod_group(parent)
+        path = self._context.cpuset_writer.cgroups.pod_group(parent)
         if path is None or self.fences is None:
             return None
         before = self.fences.swap(path, cpus)
@@ -330,13 +332,13 @@ class Fencing:
                 if error.errno != errno.ENOENT:  # else the pod has ended
                     self._context.telemetry.problem("cannot narrow the cgroup of a pod", path=path, err=error)
 
-    def _take(self, path: str) -> Enforced:
+    def _take(self, path: str) -> WriteResult:
         fence, self._active = self._active.get(path), lowered(self._active, path)
         if fence is None or path in self._active:
-            return Enforced()
+            return WriteResult()
         there = self._context.state.containers.values()
         within = [container.id for container in there if container.pod.cgroup_parent == fence.parent]
-        done = self._context.enforcer.enforce(within)
+        done = self._context.cpuset_writer.write(within)
         if done.refused:
             self._left[path] = fence.before
             return done

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.inflight import InflightCall
-from proxy.engine.likely_writer import CpusetWriter
+from proxy.engine.likely_writer import WriterKind
 from proxy.engine.node_effects import CompareUnits
 from proxy.engine.runtime_sync_step import is_passing
 from proxy.engine.systemd_masks import MaskOrder, ReportReversedMask, UnitCpusRead
@@ -135,11 +135,11 @@ class UnitProperties:
                 return
         else:
             context.telemetry.count(metrics.SYSTEMD_RELOADS)
-        self._suspect(CpusetWriter.SYSTEMD)
+        self._suspect(WriterKind.SYSTEMD)
 
     # -- what the runtime sends to systemd ----------------------------------------------------------------
 
-    def is_instead(self, container: Container) -> bool:
+    def bypasses_runtime(self, container: Container) -> bool:
         """Return whether a container's cpuset is sent to systemd only, as the runtime sends wrong ones."""
         return self.order is MaskOrder.REVERSED and self.connected and self.is_unit(container)
 
@@ -183,18 +183,18 @@ class UnitProperties:
     def is_unit(self, container: Container) -> bool:
         """Return whether a container is a systemd scope, or will be one."""
         context = self._context
-        if self.units is None or context.enforcer.cgroups.version != 2:
+        if self.units is None or context.cpuset_writer.cgroups.version != 2:
             return False
         if not applies_to(context.state, container.pod):
             return False
-        parent, path = container.pod.cgroup_parent, context.enforcer.known_path(container) or ""
+        parent, path = container.pod.cgroup_parent, context.cpuset_writer.known_path(container) or ""
         erased = context.state.node.erases(container.placement)  # it has what its pod's slice has
         is_one = path.endswith(".scope") if path else parent.rstrip("/").endswith(".slice")
         return is_one and not erased
 
     def changed(self, ids: Iterable[str]) -> None:
         """Request a comparison of the units of some containers soon."""
-        if self.units is None or self._context.enforcer.cgroups.version != 2:
+        if self.units is None or self._context.cpuset_writer.cgroups.version != 2:
             return
         containers = self._context.state.containers
         units = [i for i in ids if (c := containers.get(i)) is not None and self.is_unit(c)]
@@ -264,12 +264,12 @@ class UnitProperties:
             return False
         if container is None or container.phase is not Phase.RUNNING or not self.is_unit(container):
             return False
-        path = await context.kernel.run(context.enforcer.path_of, container)
+        path = await context.kernel.run(context.cpuset_writer.path_of, container)
         if path is None or not path.endswith(".scope"):
             return False
-        return await self.put_right(container_id, path, carried=self._carried.pop(container_id, None))
+        return await self.repair(container_id, path, carried=self._carried.pop(container_id, None))
 
-    async def put_right(
+    async def repair(
         self,
         container_id: str,
         path: str,
@@ -347,7 +347,7 @@ class UnitProperties:
     def _read(self, path: str) -> tuple[UnitSets, Mask]:
         """Read the properties of a unit, and the memory nodes that the kernel has for it."""
         assert self.units is not None
-        return self.units.read(path.rpartition("/")[2]), self._context.enforcer.cgroups.nodes(path)
+        return self.units.read(path.rpartition("/")[2]), self._context.cpuset_writer.cgroups.nodes(path)
 
     def _set(self, path: str, cpus: CpuSet | None, mems: Mask | None) -> None:
         assert self.units is not None
@@ -357,7 +357,7 @@ class UnitProperties:
             if cpus is None or not name.endswith(".slice"):
                 continue
             has = self.units.read(name).cpus
-            held = self._context.enforcer.cgroups.read("/".join(above[:depth])).cpus
+            held = self._context.cpuset_writer.cgroups.read("/".join(above[:depth])).cpus
             if has and not cpus <= has and cpus <= held:
                 self.units.set(name, has | cpus, None)
                 self._context.telemetry.problem("widened a systemd slice", unit=name, cpus=cpus, found=has)
@@ -366,9 +366,9 @@ class UnitProperties:
         """Set a unit's properties to what its container gets back at a release; failures are reported."""
         context = self._context
         container = context.state.containers.get(container_id)
-        if container is None or not self.connected or context.enforcer.cgroups.version != 2:
+        if container is None or not self.connected or context.cpuset_writer.cgroups.version != 2:
             return
-        path = await context.kernel.run(context.enforcer.path_of, container)
+        path = await context.kernel.run(context.cpuset_writer.path_of, container)
         if path is None or not path.endswith(".scope"):
             return
         self._carried.pop(container_id, None)
@@ -377,7 +377,7 @@ class UnitProperties:
         except (CgroupError, UnavailableError) as error:
             self.failed(container_id, error)
 
-    # -- for people, and the end --------------------------------------------------------------------------
+    # -- status page, and the end -------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy status`` shows; empty where there are no units."""

@@ -40,7 +40,6 @@ from proxy.hooks.hook import Outcome
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
-from proxy.telemetry import metrics
 from proxy.wire.container_path import container_path
 from proxy.wire.protobuf import TooManyFieldsError
 
@@ -186,10 +185,7 @@ class HookBridge:
         executor, token = self._executor, placed.id
 
         def refused(message: str) -> None:
-            verdict = _refused_by_hook(message)
-            executor.history.refused(token, verdict)
-            executor.rejections.rejected(placed.pod, placed.name, verdict)
-            executor.telemetry.count(metrics.CREATES_REFUSED)
+            executor.creates.reject(placed, _refused_by_hook(message))
             executor.lifecycle.withdrawn(token)
 
         fields = call.state.device_fields if isinstance(call.state, CallContext) else None

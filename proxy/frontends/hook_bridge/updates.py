@@ -209,7 +209,7 @@ class Updates:
         want, values = executor.state.desired_cpus(container), _values(wanted)
         quota, former_quota = values.pop("cpu_quota", 0), quota_record(executor.state, container_id)
         # A quota that is off stays off; what is wanted now is what will be put back.
-        carried = executor.quotas.requested(container, quota) or quota
+        carried = executor.quotas.requested_by_hook(container, quota) or quota
         limits = Limits(cpu_quota=carried, unified=wanted.unified, **values)
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
         call = executor.calls.track(container_id, want)

@@ -41,7 +41,7 @@ class Key:
 
     Attributes:
         name: Its name.
-        wants: What a good value is, in words.
+        wants: What a good value is, as text.
         default: What holds where it is not given; meaningless where it is ``required``.
         required: It must be given.
         help: What it means, in the hook's words.
@@ -142,7 +142,7 @@ def _key(item: dataclasses.Field[Any], kind: Any) -> Key:
 
 
 def _reader(kind: Any) -> tuple[str, Callable[[Any], Any]]:
-    """Describe in words which values a type takes, and return the function that reads them.
+    """Describe as text which values a type takes, and return the function that reads them.
 
     Raises:
         ValueError: Values of this type cannot be configured.

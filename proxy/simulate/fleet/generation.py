@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import Config, check_against
 from proxy.config.schema import CpuManagerPolicy, ReserveConfig
-from proxy.executor.node_rules import node_of
+from proxy.executor.node_rules import node_rules
 from proxy.model.admission import AdmissionRules
 from proxy.model.errors import ConfigError, InputError, TopologyError
 from proxy.model.idset import Mask
@@ -132,7 +132,7 @@ def _nodes(raw: Mapping[str, Any], at: str, number: int) -> Iterator[Host]:
     spread = _spread(devices, len(machine.nodes))
     try:
         check_against(config, machine)
-        node = replace(node_of(config, machine, spread), admission=AdmissionRules())
+        node = replace(node_rules(config, machine, spread), admission=AdmissionRules())
     except (ConfigError, TopologyError) as error:
         raise FieldError(at, str(error)) from None
     reserve = reserve_of(config)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from proxy.engine.pod_dry_run import ArrivingPod, DryRunOutcome
-from proxy.model.idset import CpuSet, union
+from proxy.model.idset import CpuSet
 from proxy.pools.claims import STRICT
 from proxy.scheduler.assumed_pods import GRACE_S
 from proxy.scheduler.decision import NodeVerdict, resource_status
@@ -274,9 +274,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         super().bound(at, pod, outcome, host)
         uid = pod.simulated_pod.arrival.pod.uid
         if outcome.verdict.admitted:
-            cpus = CpuSet.from_bits(
-                union(container.placement.exclusive.bits for container in outcome.containers)
-            )
+            cpus = CpuSet.union_of(container.placement.exclusive for container in outcome.containers)
             if cpus:
                 self._shown[at][uid] = cpus
             self._table.observe(replace(pod.demand, node=host.name), self._now, running=True)

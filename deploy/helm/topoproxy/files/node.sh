@@ -1,7 +1,7 @@
 #!/bin/sh
 # Bring the node on which this pod runs to a state: node.sh attached|installed|absent.
 #
-# It waits for its turn, changes the node, and gives the turn on. Each step is repeatable. A step that fails is undone
+# It waits for its turn, changes the node, and releases the turn. Each step is repeatable. A step that fails is undone
 # as far as it was done here; then the script ends with 1, kubelet restarts the container later, and the turn stays with
 # this node: no other node is changed until it is repaired or the release is changed.
 set -eu

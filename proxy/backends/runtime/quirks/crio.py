@@ -15,7 +15,9 @@ runtimes make the group and write the cpuset when the container is started.
 **Hidden creates** (CRI-O 1.34, internal/resourcestore). When the client of a CreateContainer has
 disconnected, CRI-O finishes the create and hides the container: no list shows it. The next request for the
 same pod, name and attempt is answered with this container, which has the CPUs of the first request.
-``engine/runtime_knowledge`` remembers such creates, for any runtime.
+``engine/runtime_knowledge`` remembers such creates, for any runtime. Those of an earlier run of the daemon
+are not known: so in its sandboxes, the CPUs of a request do not count as those that CRI-O has saved
+(``calls/create_calls``), and the update before the start sends them.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ BULK = 8
 
 
 @dataclass(slots=True)
-class Enforced:
-    """The results of an enforcement.
+class WriteResult:
+    """The result of writing cpusets.
 
     Attributes:
         written: Ids of containers with a cpuset that was changed.
@@ -44,7 +44,7 @@ class Enforced:
         kernel_cpus: The cpusets in cgroups that another program had written to, by container id, where they
             were read.
         unrepaired: Those of them that were not overwritten.
-        seconds: How long the enforcement took.
+        seconds: How long it took.
     """
 
     written: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Enforced:
     seconds: float = 0.0
 
 
-class Enforcer:
+class CpusetWriter:
     """Writes wanted cpusets to cgroups.
 
     Attributes:
@@ -114,7 +114,7 @@ class Enforcer:
         self._ended = True
 
     def do_first(self, job: Callable[[], None]) -> None:
-        """Run a job before each enforcement writes any container, in the same thread."""
+        """Run a job before each pass that writes containers, in the same thread."""
         self._first = job
 
     def _is_paused(self) -> bool:
@@ -128,18 +128,18 @@ class Enforcer:
             return False
         return applies_to(self._state(), container.pod)
 
-    def enforce(self, ids: Iterable[str]) -> Enforced:
+    def write(self, ids: Iterable[str]) -> WriteResult:
         """Write the cpusets of some containers.
 
         Containers that are not live are skipped; containers that hold the right cpuset are not written.
         """
         state = self._state()
         containers = [c for i in ids if (c := state.containers.get(i)) is not None]
-        return self._enforce(state, *_sharers_first(state, containers))
+        return self._write(state, *_sharers_first(state, containers))
 
-    def _enforce(self, state: NodeState, *parts: list[Container]) -> Enforced:
+    def _write(self, state: NodeState, *parts: list[Container]) -> WriteResult:
         """Write the cpusets of some containers, one part after the other."""
-        done = Enforced()
+        done = WriteResult()
         if self._is_paused():
             return done
         began = time.perf_counter()
@@ -157,7 +157,7 @@ class Enforcer:
         done.seconds = time.perf_counter() - began
         return done
 
-    def enforce_all(self, leave: Collection[str] = ()) -> Enforced:
+    def write_all(self, leave: Collection[str] = ()) -> WriteResult:
         """Write the cpusets of all containers except those in ``leave``, and follow with the sandboxes."""
         state = self._state()
         containers = state.containers
@@ -168,12 +168,12 @@ class Enforcer:
         self._removed = {k: v for k, v in self._removed.items() if k in containers}
         self._refused = {k for k in self._refused if k in containers}
         wanted = [c for c in containers.values() if not (c.id in leave or self._is_missing(c))]
-        done = self._enforce(state, *_sharers_first(state, wanted))
+        done = self._write(state, *_sharers_first(state, wanted))
         if not self._is_paused():
             done.notes += self.sandboxes.follow(self._state())
         return done
 
-    def enforce_pools(self) -> Enforced:
+    def write_pools(self) -> WriteResult:
         """Write the cpusets of all containers that share CPUs, and move sandboxes off CPUs that are owned.
 
         An owner is written too while its cgroup may hold other CPUs than its own: it shares while all of them
@@ -187,23 +187,25 @@ class Enforcer:
         ]
         if missed:
             sharers = [c for c in sharers if self._misses(c) < TRIES]
-        done = self._enforce(state, sharers)
-        done.notes += self.enforce_sandboxes().notes
+        done = self._write(state, sharers)
+        done.notes += self.write_sandboxes().notes
         return done
 
     def _may_exceed(self, state: NodeState, owner: Container) -> bool:
         """Return whether an owner's cgroup is not known to hold its own CPUs."""
         return owner.phase is Phase.RUNNING and self._held.get(owner.id) != state.desired_cpus(owner)
 
-    def enforce_sandboxes(self) -> Enforced:
+    def write_sandboxes(self) -> WriteResult:
         """Move sandboxes off CPUs that are owned."""
-        return Enforced(notes=[] if self._is_paused() else self.sandboxes.leave(self._state()))
+        return WriteResult(notes=[] if self._is_paused() else self.sandboxes.leave(self._state()))
 
-    def enforce_groups(self) -> Enforced:
+    def write_groups(self) -> WriteResult:
         """Write the cgroups of BestEffort pods, also for containers that are not started yet."""
-        return Enforced(notes=[] if self._is_paused() else self._be_groups.follow(self._state(), self._paths))
+        return WriteResult(
+            notes=[] if self._is_paused() else self._be_groups.follow(self._state(), self._paths)
+        )
 
-    def make_room(self, container: Container) -> Enforced:
+    def make_room(self, container: Container) -> WriteResult:
         """Widen a pod's cgroup so that it holds the CPUs of a container that is to start, or could not.
 
         On cgroup v1 the kernel refuses a cgroup any CPU that its parent does not have, and another program
@@ -212,7 +214,7 @@ class Enforcer:
         all of them, and they may have an owner: so it is done before the start. What has narrowed the parent
         is mostly a fence that an earlier run of the daemon has left (``proxy.engine.pod_fence``).
         """
-        done = Enforced()
+        done = WriteResult()
         path = self.cgroups.pod_group(container.pod.cgroup_parent)
         if self._is_paused() or not applies_to(self._state(), container.pod):
             return done
@@ -264,7 +266,7 @@ class Enforcer:
                 self._paths[container.id] = path
         return path
 
-    def _in_bulk(self, state: NodeState, containers: list[Container], done: Enforced) -> list[str]:
+    def _in_bulk(self, state: NodeState, containers: list[Container], done: WriteResult) -> list[str]:
         """Write the containers with known cgroups, one cpuset after the other.
 
         As soon as the state changes, the containers that are not written yet are left.
@@ -305,7 +307,7 @@ class Enforcer:
                     self._holds(container_id, want, done, written=written)
         return remaining
 
-    def _holds(self, container_id: str, want: CpuSet, done: Enforced, *, written: bool) -> None:
+    def _holds(self, container_id: str, want: CpuSet, done: WriteResult, *, written: bool) -> None:
         """Record that a container's cgroup holds the wanted cpuset."""
         busy = self._busy(container_id)
         # Of a write that was refused, a part may be in effect: the container's own group, not yet its pod's.
@@ -322,7 +324,7 @@ class Enforcer:
             self._missed.pop(container_id, None)
             self._removed.pop(container_id, None)
 
-    def _one(self, container: Container, done: Enforced, *, again: bool = True) -> None:
+    def _one(self, container: Container, done: WriteResult, *, again: bool = True) -> None:
         path = self.path_of(container)
         if path is None:
             self._miss(container, done)
@@ -345,7 +347,7 @@ class Enforcer:
             else:
                 self._miss(container, done)
 
-    def _miss(self, container: Container, done: Enforced) -> None:
+    def _miss(self, container: Container, done: WriteResult) -> None:
         misses = self._misses(container) + 1
         self._missed[container.id] = container.phase, misses
         done.absent.append(container.id)
