@@ -216,7 +216,7 @@ class Node:
         return list(self.runtime.containers.values())
 
     def _on(self, record: ContainerRecord) -> CpuSet:
-        return self.cgroups.read(record.cgroup).cpus
+        return self.cgroups.cpus(record.cgroup)  # one file; on v1 the configured CPUs are those in effect
 
     def overlaps(self) -> list[str]:
         """Name running containers that are on CPUs of a running owner, or on none."""

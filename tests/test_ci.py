@@ -15,7 +15,7 @@ from tests.testkit.waiting import wait_until
 RUN = Path(__file__).parents[1] / ".ci/run"
 MADE = """
 lint: ; @echo clean; exit {lint}
-e2e-tools vm-tools: ; @:
+e2e-tools vm-tools venv: ; @:
 test: ; @echo of the tests; sleep {tests}; echo '= tests ='; exit {test}
 test-vm:
 	@echo of the scenarios; echo $$PPID >scenarios; sleep {takes}; echo '= scenarios ='; exit {scenarios}
@@ -130,7 +130,9 @@ def test_a_failed_installation_is_not_repeated(tmp_path: Path) -> None:
     lay(tmp_path)
     makefile = tmp_path / "Makefile"
     text = makefile.read_text().replace("@echo of the tests", "@echo install: $$TOPOPROXY_INSTALL")
-    makefile.write_text(text.replace("vm-tools: ; @:", "vm-tools: ; @echo first: $$TOPOPROXY_INSTALL"))
+    makefile.write_text(
+        text.replace("vm-tools venv: ; @:", "vm-tools: ; @echo first: $$TOPOPROXY_INSTALL\nvenv: ; @:")
+    )
     command = [tmp_path / ".ci/run"]
     reported = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True, env=environment()

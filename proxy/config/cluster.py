@@ -61,14 +61,19 @@ class ClusterConfig:
     )
     numatopology: bool = field(
         default=True,
-        metadata=key("numatopology", BOOLEAN, "Publish a Numatopology (Volcano) where its CRD is installed."),
+        metadata=key(
+            "numatopology",
+            BOOLEAN,
+            "Publish a Numatopology (Volcano) where its CustomResourceDefinition (CRD) is installed.",
+        ),
     )
     node_resource_topology: TopologyObject = field(
         default=TopologyObject.AUTO,
         metadata=key(
             "nodeResourceTopology",
             choice(TopologyObject),
-            "The form in which a NodeResourceTopology is published: that of NFD's topology-updater, that of "
+            "The form in which a NodeResourceTopology is published: that of the topology-updater of Node Feature "
+            "Discovery (NFD), that of "
             "Koordinator's agent, or none. auto: Koordinator's where the cluster has an API of Koordinator "
             "or the CRD lacks version v1alpha2, else NFD's.",
         ),

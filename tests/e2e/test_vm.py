@@ -359,10 +359,11 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", ["v2-systemd"])
 @pytest.mark.parametrize("way", ["hand", "chart"])
 def test_a_node_from_the_package_to_the_purge(
-    scenario: Scenario, packages: dict[str, Path], way: str, kind: str
+    scenario: Scenario, request: pytest.FixtureRequest, way: str, kind: str
 ) -> None:
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
+    packages: dict[str, Path] = request.getfixturevalue("packages")  # built only where they are used
     machine = VirtualMachine(sockets=2, nodes=1, threads=1, memory=1024, modules=NETFILTER)
     carried = {
         "kubelet": KUBELET,

@@ -31,7 +31,10 @@ UNTIL_FOUND = ("--events", 300_000, "--node-events", 5200)
 def simulated(*args: object) -> tuple[int, str]:
     """Run the command; return its exit code and its output."""
     command = [sys.executable, "-m", "tests.simulation", "--workers", "1", *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # else the command starts itself again with it
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 
