@@ -72,10 +72,9 @@ class ClusterConfig:
         metadata=key(
             "nodeResourceTopology",
             choice(TopologyObject),
-            "The form in which a NodeResourceTopology is published: that of the topology-updater of Node Feature "
-            "Discovery (NFD), that of "
-            "Koordinator's agent, or none. auto: Koordinator's where the cluster has an API of Koordinator "
-            "or the CRD lacks version v1alpha2, else NFD's.",
+            "The form in which a NodeResourceTopology is published: that of the topology-updater of Node "
+            "Feature Discovery (NFD), that of Koordinator's agent, or none. auto: Koordinator's where the "
+            "cluster has an API of Koordinator or the CRD lacks version v1alpha2, else NFD's.",
         ),
     )
     pod_annotations: bool = field(

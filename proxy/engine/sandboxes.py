@@ -64,7 +64,10 @@ def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeStat
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
     """Add a sandbox, or update what is known of its pod."""
     after, effects = _learned(state, event)
-    return (after if event.pod.sandbox_id in state.pods else _inherited(after, event.pod)), effects
+    known = state.pods.get(event.pod.sandbox_id)
+    # The runtime's list of an earlier run's sandbox does not have its cgroup parent; a later create may.
+    is_known = known is not None and (known.cgroup_parent or not event.pod.cgroup_parent)
+    return (after if is_known else _inherited(after, event.pod)), effects
 
 
 def _learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:

@@ -224,6 +224,12 @@ def test_a_pod_that_is_only_found_counts_as_one_of_an_earlier_run(event: object)
     assert played(event, more).runtime.inherited == {"/kubepods/podls"}
 
 
+def test_the_cgroup_of_a_found_pod_is_of_an_earlier_run_also_where_a_create_names_it_first() -> None:
+    """The runtime's list has no cgroup parent of a sandbox without containers."""
+    listed = PodLearned(changed_copy(INHERITED, cgroup_parent=""), "listed")
+    assert played(listed, PodLearned(INHERITED, "sandbox described")).runtime.inherited == {"/kubepods/podls"}
+
+
 def test_pods_of_an_earlier_run_that_have_ended_are_forgotten_once_they_are_many() -> None:
     pods = [changed_copy(LS, sandbox_id=f"s-{n}", cgroup_parent=f"/pod{n}") for n in range(100)]
     ends = [SandboxStopped(pod.sandbox_id) for pod in pods]

@@ -382,6 +382,50 @@ def test_a_sandbox_removed_during_a_create_leaves_nothing_in_the_ledger(run_scen
     run_scenario(scenario)
 
 
+def test_a_container_that_is_created_while_its_sandbox_is_stopped_keeps_no_cpus(run_scenario) -> None:
+    """The runtime lists it as created, in a sandbox that is not ready: it never starts."""
+
+    async def scenario(world: Any) -> None:
+        sandbox = await world.pod("lse", "LSE", "", "2-3")
+        creating = await world.begin(sandbox, **TWO_CPUS)
+        call = await world.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+        world.wire.finished(call, 0)
+        world.finish(creating, "late")
+        world.runtime.pods[sandbox] = changed_copy(world.runtime.pods[sandbox], ready=False)
+        assert [str(owner.cpus) for owner in world.executor.state.owners.values()] == ["2-3"]
+        await world.sync.once()
+        assert world.executor.state.owners == {}
+        assert world.executor.state.containers["late"].phase is Phase.EXITED
+
+    run_scenario(scenario)
+
+
+def test_a_create_in_a_sandbox_of_crio_from_before_a_restart_is_sent_again_before_the_start(
+    run_scenario,
+) -> None:
+    """CRI-O answers it with the container of a create that an earlier daemon sent, which has other CPUs."""
+
+    async def scenario(world: Any) -> None:
+        earlier, other = await world.pod("ls", "LS"), await world.pod("more", "LS")
+        await world.executor.ledger_writer.flush()
+        world.boot()
+        await world.sync.once()
+        world.executor.cpuset_writer.sandboxes.monitored.add(earlier)  # its group is one of CRI-O
+        owner = await world.run(await world.pod("lse", "LSE", "", "2-3"), **TWO_CPUS)
+        for sandbox in (earlier, other, await world.pod("new", "LS")):
+            container = await world.create(sandbox)
+            world.runtime.specs[container] = "0-15"  # what the earlier request had
+            world.log.clear()
+            await world.start(container)
+            updated = f"runtime {container} 0-1,4-15" in world.log
+            assert updated is (sandbox == earlier)
+            if updated:
+                assert world.on(container) == "0-1,4-15"
+        assert world.on(owner) == "2-3"
+
+    run_scenario(scenario)
+
+
 def test_a_new_sandbox_during_a_create_of_the_old_one(run_scenario) -> None:
     """A new sandbox of the pod ends the old one's create in flight; the late response then revives it.
 

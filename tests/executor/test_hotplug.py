@@ -247,6 +247,39 @@ def test_replacement_cpus_are_released_once_a_call_in_flight_is_over(run_scenari
     run_scenario(scenario)
 
 
+def test_replacement_cpus_stay_if_a_cpu_goes_offline_again_while_they_are_released(
+    run_scenario, monkeypatch
+) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        ls, own, previous = await sharer_and_owner(world)
+        world.machine = fewer = without(whole, str(max(previous)))
+        await look(world)
+        replaced = CpuSet.parse(world.on(own))
+        world.machine = whole
+        writes, run_writes = world.executor.writes, world.executor.writes.run
+
+        async def run_and_lose(job: Any, *args: Any) -> Any:
+            done = await run_writes(job, *args)
+            if job == world.executor.cpuset_writer.write and [own] in args:
+                monkeypatch.undo()
+                world.machine = fewer
+                await world.executor.hotplug.reread()
+            return done
+
+        monkeypatch.setattr(writes, "run", run_and_lose)
+        world.log.clear()
+        await look(world)
+        assert writes.run == run_writes, "the CPU went offline while the owner was written"
+        assert world.executor.state.containers[own].placement.replacement == replaced - previous
+        written = [line.rpartition(" ")[2] for line in world.log if line.startswith(f"kernel {own} ")]
+        assert written == [str(previous), str(replaced)], "it has two CPUs all the time"
+        assert not CpuSet.parse(world.on(ls)) & (replaced - previous)
+        assert CpuSet.parse(world.on(own)) == replaced
+
+    run_scenario(scenario)
+
+
 def test_cpus_named_by_a_scheduler_are_not_replaced_but_reported(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
