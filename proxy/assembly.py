@@ -24,7 +24,7 @@ from proxy.backends.runtime.containerd_events import ContainerdEvents
 from proxy.backends.runtime.quirks import QUIRKS
 from proxy.backends.systemd.units import SystemdUnits
 from proxy.config.schema import Config, OnError, OwnerPartitions
-from proxy.engine.partition import KEY as PARTITION_KEY
+from proxy.engine.partition import PARTITION_RECORD
 from proxy.executor.context import ExecutorOptions
 from proxy.executor.machine.hotplug import NO_UEVENTS
 from proxy.executor.node_executor import NodeExecutor, Ports
@@ -192,7 +192,7 @@ def _partitions(
 ) -> tuple[KernelPartitions | None, str]:
     """Return the port to partitions and their kind; also where an earlier run has left some to be removed."""
     requested = "" if config.apply.partitions is OwnerPartitions.NONE else config.apply.partitions.value
-    if not requested and not any(key.startswith(PARTITION_KEY) for key in entries):
+    if not requested and not any(key.startswith(PARTITION_RECORD) for key in entries):
         return None, ""
     from proxy.backends.cgroup.partitions import open_partitions
 

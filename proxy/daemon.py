@@ -19,7 +19,7 @@ from proxy.admin_routes import Pages
 from proxy.config.files import exposed
 from proxy.config.schema import Config
 from proxy.early_socket import EarlySocket, open_socket
-from proxy.engine.suppression import KEY as SUPPRESSION_KEY
+from proxy.engine.suppression import SUPPRESSION_RECORD
 from proxy.executor.background import TimeSlices, run_with_restarts
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.frontends.cri.acceptor import Acceptor
@@ -207,7 +207,7 @@ class Daemon:
         self._task(self.reconciler.run)
         self._task(self._runtime_sync.run)
         self._task(self.executor.unit_properties.run)
-        self._start_suppression(config, entries.get(SUPPRESSION_KEY))
+        self._start_suppression(config, entries.get(SUPPRESSION_RECORD))
         self._release = LazyRelease(config, executor, lambda: self._suppression)
         self._release.recover(entries)
         self._staging = LazyStaging(executor)

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from proxy.allocation.devices.state import DeviceState
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
-from proxy.engine.held_devices import PODS, RESOURCES, PodDevices, record_of
+from proxy.engine.held_devices import DEVICE_RESOURCE_RECORD, POD_DEVICES_RECORD, PodDevices, record_of
 from proxy.engine.node_effects import NodeEffect, NodeEffects, PutRecord
 from proxy.engine.node_events import DevicesChanged, DevicesImported
 from proxy.engine.state import NodeState
@@ -28,7 +28,7 @@ Handled = tuple[NodeState, NodeEffects]
 def devices_changed(state: NodeState, event: DevicesChanged) -> Handled:
     """Update the devices of one resource."""
     resource, is_registered = event.resource, event.resource in state.devices.registered
-    key = f"{RESOURCES}{resource}"
+    key = f"{DEVICE_RESOURCE_RECORD}{resource}"
     if event.devices is None:
         record = (PutRecord(key, None),) if is_registered else ()
         return _with(state, state.devices.withdraw(resource)), record
@@ -85,7 +85,7 @@ def _still_reserved(
 def unanswered_dropped(state: NodeState, ledger_devices: Mapping[str, PodDevices]) -> NodeEffects:
     """Return the effects that drop devices from the ledger that were reserved and never allocated."""
     return tuple(
-        PutRecord(f"{PODS}{key}", record_of(state.devices, key))
+        PutRecord(f"{POD_DEVICES_RECORD}{key}", record_of(state.devices, key))
         for key, pod in ledger_devices.items()
         if any(record.answer is None for container in pod.values() for record in container.values())
     )
@@ -108,7 +108,7 @@ def devices_recorded(before: NodeState, after: NodeState, pod_key: str) -> NodeE
     if before.devices is after.devices:
         return ()
     old, new = record_of(before.devices, pod_key), record_of(after.devices, pod_key)
-    return () if old == new else (PutRecord(f"{PODS}{pod_key}", new),)
+    return () if old == new else (PutRecord(f"{POD_DEVICES_RECORD}{pod_key}", new),)
 
 
 def _with(state: NodeState, devices: DeviceState) -> NodeState:

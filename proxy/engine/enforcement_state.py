@@ -9,7 +9,7 @@ from msgspec import Struct
 from proxy.model.mode import NodeMode
 from proxy.model.pod_selection import ALL_PODS, PodSelection
 
-KEY = "e/pods"
+ENFORCEMENT_RECORD = "e/pods"
 """The ledger's key of the record."""
 
 

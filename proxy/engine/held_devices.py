@@ -20,7 +20,7 @@ from proxy.engine.state import NodeState
 from proxy.model.devices import AllocateAnswer
 from proxy.model.workload import Container
 
-PODS, RESOURCES = "d/", "dr/"
+POD_DEVICES_RECORD, DEVICE_RESOURCE_RECORD = "d/", "dr/"
 """Prefixes of the ledger's keys: the devices of a pod, and resources that were registered."""
 
 

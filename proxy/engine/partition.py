@@ -32,7 +32,7 @@ from proxy.model.workload import Container, Phase, Pool
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
-KEY = "x/"
+PARTITION_RECORD = "x/"
 MEMBER = "member"
 
 
@@ -105,16 +105,18 @@ class PartitionFacts(Struct, frozen=True):
         """Return the records of a ledger, and why entries of it are none, by their keys."""
         records, invalid = dict[str, PartitionRecord](), dict[str, str]()
         for key, value in entries.items():
-            if key.startswith(KEY):
+            if key.startswith(PARTITION_RECORD):
                 try:
-                    records[key.removeprefix(KEY)] = PartitionRecord.load(value)
+                    records[key.removeprefix(PARTITION_RECORD)] = PartitionRecord.load(value)
                 except ValueError as error:
                     invalid[key] = str(error)
         return records, invalid
 
     def dump(self) -> dict[str, dict[str, object]]:
         """Return the records as plain data, by the ledger's key."""
-        return {KEY + container_id: record.dump() for container_id, record in self.records.items()}
+        return {
+            PARTITION_RECORD + container_id: record.dump() for container_id, record in self.records.items()
+        }
 
     def outdated(self, state: NodeState, kind: str) -> list[tuple[str, PartitionRecord]]:
         """Return the partitions that are to be ended; all where there are to be none (``kind`` is empty)."""

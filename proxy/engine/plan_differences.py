@@ -17,7 +17,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from proxy.engine.enforcement import applies_to
-from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, pool_forbids_quota, removable
+from proxy.engine.quotas import CONTAINER_QUOTA, POD_QUOTA, QuotaPlace, pool_forbids_quota, removable
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.workload import LIVE, Container, Pool
@@ -120,8 +120,8 @@ def _difference(
         mems,
         desired,
         state.desired_mems(container),
-        _limit(quotas.get(CONTAINER + container.id)),
-        _limit(quotas.get(POD + container.pod.key)) if container.placement.pool is Pool.OWN else None,
+        _limit(quotas.get(CONTAINER_QUOTA + container.id)),
+        _limit(quotas.get(POD_QUOTA + container.pod.key)) if container.placement.pool is Pool.OWN else None,
     )
 
 

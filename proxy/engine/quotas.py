@@ -24,7 +24,7 @@ from proxy.pools.claims import UNLIMITED, quota_of_owner
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
-POD, CONTAINER = "q/", "qc/"
+POD_QUOTA, CONTAINER_QUOTA = "q/", "qc/"
 QuotaPlace = tuple[str, str]
 """Where a group is: ``cgroup_parent``, and a container's id or nothing for the pod itself."""
 
@@ -52,7 +52,7 @@ class RemovedQuotas(Struct, frozen=True):
         """Return the records that a ledger holds, and the keys of its entries that are no CFS quotas."""
         records, invalid = dict[str, QuotaRecord](), list[str]()
         for key, value in entries.items():
-            if key.startswith((POD, CONTAINER)):
+            if key.startswith((POD_QUOTA, CONTAINER_QUOTA)):
                 quota, group = value.get("quota"), value.get("group", "")
                 if isinstance(quota, int) and quota > 0 and isinstance(group, str):
                     records[key] = QuotaRecord(quota, group)
@@ -73,12 +73,12 @@ class RemovedQuotas(Struct, frozen=True):
         dropped = set(keys)
         return RemovedQuotas(
             {key: record for key, record in self.records.items() if key not in dropped},
-            self.unsent.difference(key.removeprefix(CONTAINER) for key in dropped),
+            self.unsent.difference(key.removeprefix(CONTAINER_QUOTA) for key in dropped),
         )
 
     def carried(self, container_id: str, *, off: bool) -> int:
         """Return the quota that a call to the runtime carries for a container; 0 to leave it."""
-        record = self.records.get(CONTAINER + container_id)
+        record = self.records.get(CONTAINER_QUOTA + container_id)
         return UNLIMITED if off else record.quota if record is not None else 0
 
     def requested(self, container_id: str, quota: int, *, off: bool) -> tuple[RemovedQuotas, int]:
@@ -89,7 +89,7 @@ class RemovedQuotas(Struct, frozen=True):
             quota: What the client requests; 0 for none.
             off: Whether the container's quota is off.
         """
-        key, quotas = CONTAINER + container_id, self
+        key, quotas = CONTAINER_QUOTA + container_id, self
         if quota > 0 and (off or key in self.records):
             quotas = self.keep({key: QuotaRecord(quota)})
         elif quota < 0:
@@ -104,7 +104,7 @@ class RemovedQuotas(Struct, frozen=True):
             quota: What the client requested; 0 for none.
             former: The record before the request; None where there was none.
         """
-        key = CONTAINER + container_id
+        key = CONTAINER_QUOTA + container_id
         recorded = QuotaRecord(quota) if quota > 0 else None
         if not quota or self.records.get(key) != recorded:
             return self  # the request changed no record, or a later one did
@@ -113,7 +113,7 @@ class RemovedQuotas(Struct, frozen=True):
     def saved(self, container_id: str, quota: int) -> RemovedQuotas:
         """Return the removed quotas after the runtime has saved the quota that a call carried."""
         if quota != UNLIMITED:
-            return self.forget((CONTAINER + container_id,))
+            return self.forget((CONTAINER_QUOTA + container_id,))
         return structs.replace(self, unsent=self.unsent - {container_id})
 
 
@@ -271,7 +271,7 @@ def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas
     if not applies_to(state, container.pod) and not was_applied_to(state, container.pod):
         return quotas
     if container.placement.cfs_quota_off or must_have_no_quota(state, container):
-        return quotas.keep({CONTAINER + container.id: QuotaRecord(requested)})
+        return quotas.keep({CONTAINER_QUOTA + container.id: QuotaRecord(requested)})
     return quotas
 
 
@@ -279,12 +279,16 @@ def _restoration(quotas: RemovedQuotas, state: NodeState, later: frozenset[str])
     """Decide about the quotas that are no longer off; those of containers that are gone are forgotten."""
     gone, send = list[str](), list[str]()
     write: dict[str, tuple[QuotaRecord, QuotaPlace]] = {}
-    off = {key for c in containers_without_quota(state) for key in (POD + c.pod.key, CONTAINER + c.id)}
+    off = {
+        key
+        for c in containers_without_quota(state)
+        for key in (POD_QUOTA + c.pod.key, CONTAINER_QUOTA + c.id)
+    }
     for key, record in quotas.records.items():
-        container = state.containers.get(key.removeprefix(CONTAINER))
+        container = state.containers.get(key.removeprefix(CONTAINER_QUOTA))
         if key in off or key in later:
             continue
-        if key.startswith(POD):
+        if key.startswith(POD_QUOTA):
             write[key] = record, ("", "")
         elif container is None or container.phase is Phase.EXITED:
             gone.append(key)
@@ -310,9 +314,9 @@ def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlac
     for container in off:
         parent = container.pod.cgroup_parent
         if len(pods[parent]) <= 1:
-            places[POD + container.pod.key] = parent, ""
+            places[POD_QUOTA + container.pod.key] = parent, ""
         if container.phase in LIVE:
-            places[CONTAINER + container.id] = parent, container.id
+            places[CONTAINER_QUOTA + container.id] = parent, container.id
     return places
 
 
@@ -326,7 +330,7 @@ def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
 
 def quota_record(state: NodeState, container_id: str) -> QuotaRecord | None:
     """Return the record of a container's quota; None where there is none."""
-    return state.facts.quotas.records.get(CONTAINER + container_id)
+    return state.facts.quotas.records.get(CONTAINER_QUOTA + container_id)
 
 
 def pool_forbids_quota(state: NodeState, pod: Pod, name: str, pool: Pool) -> bool:

@@ -31,7 +31,7 @@ from collections.abc import Collection
 from msgspec import structs
 
 from proxy.engine.enforcement import is_selected, live_pods, was_applied_to
-from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement, canonical
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, ENFORCEMENT_RECORD, Enforcement, canonical
 from proxy.engine.node_effects import EnforcementStep, NodeEffects, PutRecord, fact_records
 from proxy.engine.node_events import (
     EnforcementChanged,
@@ -131,7 +131,7 @@ def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Hand
 def _enforcement_record(before: NodeState, after: NodeState) -> NodeEffects:
     """Return the record of a change. It names the mode, too: a restart with another one is a change."""
     record = after.enforcement.dump(after.mode)
-    return () if record == before.enforcement.dump(before.mode) else (PutRecord(KEY, record),)
+    return () if record == before.enforcement.dump(before.mode) else (PutRecord(ENFORCEMENT_RECORD, record),)
 
 
 # -- steps --------------------------------------------------------------------------------------------------

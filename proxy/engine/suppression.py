@@ -33,7 +33,7 @@ from proxy.pools.shared import AnnotatedCpus, Withheld
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
-KEY = "b/suppress"
+SUPPRESSION_RECORD = "b/suppress"
 """The ledger's record of the quotas that have to be removed."""
 MISSED_ROUNDS = 10
 """Rounds without usage figures after which every limit is removed."""
@@ -98,7 +98,7 @@ class BeSuppression(Struct, frozen=True):
 
     def dump(self) -> dict[str, dict[str, object]]:
         """Return the ledger's record of the groups, where there are any, as plain data by its key."""
-        return {KEY: {"quota": sorted(self.written)}} if self.written else {}
+        return {SUPPRESSION_RECORD: {"quota": sorted(self.written)}} if self.written else {}
 
 
 # -- events and effects -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from proxy.engine.call_answers import QueryPreference
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
-from proxy.engine.held_devices import PODS, holds_all, record_of
+from proxy.engine.held_devices import POD_DEVICES_RECORD, holds_all, record_of
 from proxy.engine.node_effects import PlanDecided, PodDecided
 from proxy.engine.node_events import DevicesImported
 from proxy.engine.reservation_events import LedgerWritten
@@ -156,7 +156,7 @@ class DeviceGrants:
             context.report_internal_error(error)
             return DevicePluginError(resource, f"internal error: {type(error).__name__}: {error}")
         context.store.handle(DevicesAllocated(key, name, answers, wanted))
-        record = {f"{PODS}{key}": record_of(context.state.devices, key)}
+        record = {f"{POD_DEVICES_RECORD}{key}": record_of(context.state.devices, key)}
         stored = await context.ledger_writer.append(record, durable=True)
         if not isinstance(stored, LedgerWritten):
             return DevicePluginError(resource, f"the devices cannot be recorded: {stored.cause}")

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from proxy.engine.quotas import CONTAINER, QuotaPlace
+from proxy.engine.quotas import CONTAINER_QUOTA, QuotaPlace
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_ports import Cgroups, CpuGroups, CpusetValue
@@ -117,10 +117,10 @@ class KernelView:
     def _removed_quotas(self) -> Iterator[_Group]:
         containers = self._context.state.containers
         for key, record in self._quotas.known.records.items():
-            container = containers.get(key.removeprefix(CONTAINER))
+            container = containers.get(key.removeprefix(CONTAINER_QUOTA))
             if record.group or container is not None:
                 parent = "" if container is None else container.pod.cgroup_parent
-                yield _Group(key, record.group, (parent, key.removeprefix(CONTAINER)))
+                yield _Group(key, record.group, (parent, key.removeprefix(CONTAINER_QUOTA)))
 
     def _done(self, reading: asyncio.Future[KernelReading]) -> None:
         self._reading = None

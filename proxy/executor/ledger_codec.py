@@ -441,7 +441,7 @@ def _number(value: object) -> int:
     return value
 
 
-MOVE = "m/"
+MOVE_RECORD = "m/"
 _CREATES = (ReservationKind.CREATE, ReservationKind.NARROW)
 
 
@@ -496,5 +496,5 @@ def records_of(
     }
     if reservation.kind is ReservationKind.MOVE:
         move = MoveRecord(reservation.containers, reservation.previous, may_run_on)
-        records[f"{MOVE}{token}"] = move.dump() if may_run_on else None
+        records[f"{MOVE_RECORD}{token}"] = move.dump() if may_run_on else None
     return records

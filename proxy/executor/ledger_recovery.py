@@ -11,9 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.engine.enforcement import applies_to
-from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, ENFORCEMENT_RECORD, Enforcement
 from proxy.engine.facts import BE_GROUPS
-from proxy.engine.held_devices import PODS, RESOURCES, PodDevices, load_record, salvaged
+from proxy.engine.held_devices import (
+    DEVICE_RESOURCE_RECORD,
+    POD_DEVICES_RECORD,
+    PodDevices,
+    load_record,
+    salvaged,
+)
 from proxy.engine.node_events import EnforcementRead, LedgerRead
 from proxy.executor.call_tracker import CallTracker, report_overcommitted_memory
 from proxy.executor.context import NodeContext
@@ -96,7 +102,7 @@ class LedgerRecovery:
             be_groups=BE_GROUPS in entries,
         )
         context.store.handle(read)
-        self._recall_enforcement(entries.get(KEY))
+        self._recall_enforcement(entries.get(ENFORCEMENT_RECORD))
         yield
         yield from self._call_tracker.suspect()
         report_overcommitted_memory(context)
@@ -115,13 +121,13 @@ class LedgerRecovery:
         if not self._has_devices:
             return found, ()  # without device plug-ins nothing could use them
         for key, value in entries.items():
-            if key.startswith(RESOURCES):
-                resources.append(key.removeprefix(RESOURCES))
-            elif key.startswith(PODS):
+            if key.startswith(DEVICE_RESOURCE_RECORD):
+                resources.append(key.removeprefix(DEVICE_RESOURCE_RECORD))
+            elif key.startswith(POD_DEVICES_RECORD):
                 try:
-                    found[key.removeprefix(PODS)] = load_record(value)
+                    found[key.removeprefix(POD_DEVICES_RECORD)] = load_record(value)
                 except ValueError:
-                    found[key.removeprefix(PODS)], whole = salvaged(value)
+                    found[key.removeprefix(POD_DEVICES_RECORD)], whole = salvaged(value)
                     self._context.telemetry.problem(
                         "cannot use a record of the ledger", record=key, err=ANSWER_LOST if whole else LOST
                     )
@@ -134,7 +140,9 @@ class LedgerRecovery:
             try:
                 known = Enforcement.load(record)
             except ValueError as error:
-                context.telemetry.problem("cannot use a record of the ledger", record=KEY, err=str(error))
+                context.telemetry.problem(
+                    "cannot use a record of the ledger", record=ENFORCEMENT_RECORD, err=str(error)
+                )
                 known = context.state.mode, context.state.enforcement
         context.store.handle(EnforcementRead(*known))
         context.enforcement_step_due.set()

@@ -16,7 +16,7 @@ from proxy.engine.owner_moves import containers_of, why_not_movable
 from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation_state import Reservation, ReservationKind, restoration
 from proxy.executor.context import NodeContext
-from proxy.executor.ledger_codec import MOVE, MoveRecord
+from proxy.executor.ledger_codec import MOVE_RECORD, MoveRecord
 from proxy.executor.reservations import ReservationRun, Reservations
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
@@ -98,9 +98,9 @@ class OwnerMoves:
         """
         bounds, holds = self._context.state.node.machine.bounds.cpus, dict[str, ReservationCpus]()
         for key, value in entries.items():
-            if not key.startswith(MOVE):
+            if not key.startswith(MOVE_RECORD):
                 continue
-            record, token = MoveRecord.load(value, bounds), key[len(MOVE) :]
+            record, token = MoveRecord.load(value, bounds), key[len(MOVE_RECORD) :]
             if record is None:
                 self._context.telemetry.problem(
                     "cannot use a record of the ledger", record=key, err="the placements are used instead"

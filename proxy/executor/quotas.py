@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from proxy.engine import quotas as engine
-from proxy.engine.quotas import CONTAINER, POD, QuotaPlace, QuotaRecord, RemovedQuotas
+from proxy.engine.quotas import CONTAINER_QUOTA, POD_QUOTA, QuotaPlace, QuotaRecord, RemovedQuotas
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_ports import CpuGroups
 from proxy.executor.observer import Observer
@@ -239,7 +239,7 @@ class OwnerQuotas(Observer):
 
     def refused(self, container_id: str) -> None:
         """Note that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""
-        self._restoring.failed(CONTAINER + container_id)
+        self._restoring.failed(CONTAINER_QUOTA + container_id)
 
     def restore_soon(self) -> None:
         """Restore soon the quotas that are no longer to be off: a container came, started, exited or went."""
@@ -251,9 +251,9 @@ class OwnerQuotas(Observer):
         """Restore soon the quotas of a container's pod: the number of its containers may have changed."""
         containers = self._context.state.containers
         for key in self.known.records:
-            other = containers.get(key.removeprefix(CONTAINER))
+            other = containers.get(key.removeprefix(CONTAINER_QUOTA))
             is_same_pod = other is not None and other.pod.key == container.pod.key
-            if is_same_pod or key in (POD + container.pod.key, CONTAINER + container.id):
+            if is_same_pod or key in (POD_QUOTA + container.pod.key, CONTAINER_QUOTA + container.id):
                 self.restore_soon()
                 return
 
@@ -269,7 +269,7 @@ class OwnerQuotas(Observer):
         places = engine.removable(self._context.state, (container,))
         try:
             async with asyncio.timeout(self._context.options.call_timeout), self._lock:
-                await self._remove({key: place for key, place in places.items() if key.startswith(POD)})
+                await self._remove({key: place for key, place in places.items() if key.startswith(POD_QUOTA)})
         except TimeoutError:
             self._context.telemetry.problem(
                 "cannot remove the CFS quota of a pod in time", pod=container.pod.ref
@@ -307,14 +307,14 @@ class OwnerQuotas(Observer):
             context.telemetry.warning(
                 "drift: another program wrote a CFS quota", path=f"/{limited[key].group}"
             )
-        records = {k: at if k.startswith(POD) else QuotaRecord(at.quota) for k, at in limited.items()}
+        records = {k: at if k.startswith(POD_QUOTA) else QuotaRecord(at.quota) for k, at in limited.items()}
         context.store.handle(engine.QuotasToRemove(records))
         await context.ledger_writer.flush()
         errors = await context.kernel.run(remove_quotas, groups, sorted(limited.items()))
         self._report(errors, self._removing)
         self._not_removed = (self._not_removed - limited.keys()) | {key for key, _ in errors}
         context.telemetry.count(metrics.CFS_QUOTAS_REMOVED, len(limited) - len(errors))
-        self.send(key.removeprefix(CONTAINER) for key in limited if key.startswith(CONTAINER))
+        self.send(key.removeprefix(CONTAINER_QUOTA) for key in limited if key.startswith(CONTAINER_QUOTA))
         self.restore_soon()  # a container may have exited meanwhile
 
     async def _restore(self) -> None:
@@ -329,7 +329,9 @@ class OwnerQuotas(Observer):
         ordered = sorted(write.items(), reverse=True)
         done, written, errors = await context.kernel.run(restore_quotas, groups, ordered)
         self._report(errors, self._restoring)
-        over = tuple(key for key, now in done.items() if key.startswith(POD) or now != write[key][0].quota)
+        over = tuple(
+            key for key, now in done.items() if key.startswith(POD_QUOTA) or now != write[key][0].quota
+        )
         context.telemetry.count(metrics.CFS_QUOTAS_RESTORED, written)
         context.store.handle(engine.QuotasRestored(over))
 

@@ -11,7 +11,7 @@ from proxy.engine.be_usage import shares_of
 from proxy.engine.enforcement import applies_to
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.quotas import CONTAINER, POD
+from proxy.engine.quotas import CONTAINER_QUOTA, POD_QUOTA
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import BeSuppression, SuppressionSettings, budget_reason
 from proxy.executor.kernel_ports import CpusetValue
@@ -183,7 +183,10 @@ def _container(executor: NodeExecutor, container: Container) -> dict[str, object
 
 def _has_no_quota(executor: NodeExecutor, container: Container) -> bool:
     """Return whether a container runs without its CFS quota: it never had one, or the kernel has none now."""
-    key, now = CONTAINER + container.id, executor.kernel_view.last.quotas.get(CONTAINER + container.id)
+    key, now = (
+        CONTAINER_QUOTA + container.id,
+        executor.kernel_view.last.quotas.get(CONTAINER_QUOTA + container.id),
+    )
     is_off = key not in executor.quotas.known.records or (now is not None and now < 0)
     return executor.quotas.off(container) and is_off
 
@@ -200,10 +203,10 @@ def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:
 def quotas_page(executor: NodeExecutor) -> list[dict[str, object]]:
     """Return the CFS quotas that are off and will be put back; ``container`` is empty for a pod's."""
     state = executor.state
-    pods = {POD + pod.key: pod.ref for pod in state.pods.values()}
+    pods = {POD_QUOTA + pod.key: pod.ref for pod in state.pods.values()}
     rows: list[dict[str, object]] = []
     for key, record in sorted(executor.quotas.known.records.items()):
-        found = state.containers.get(key.removeprefix(CONTAINER))
+        found = state.containers.get(key.removeprefix(CONTAINER_QUOTA))
         name = "" if found is None else found.name
         pod = pods.get(key, "") if found is None else found.pod.ref
         now = executor.kernel_view.last.quotas.get(key)

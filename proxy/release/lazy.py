@@ -24,7 +24,7 @@ ADVICE = {
 }
 """What to do about what an earlier run in mode enforce has left, by mode."""
 
-KEY = "r/release"
+RELEASE_RECORD = "r/release"
 """The key of the record in the ledger; the record holds the stage and since when."""
 
 
@@ -51,8 +51,8 @@ class LazyRelease:
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
         """Continue a release of the last daemon; before any container is moved."""
-        if KEY in entries and not self._idle_mode:
-            self.get().recover(entries[KEY])
+        if RELEASE_RECORD in entries and not self._idle_mode:
+            self.get().recover(entries[RELEASE_RECORD])
 
     @property
     def _idle_mode(self) -> str:

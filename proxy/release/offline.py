@@ -16,11 +16,11 @@ from proxy.assembly import executor_of, suppression_of
 from proxy.backends.ledger import open_ledger
 from proxy.backends.ledger.file_ledger import NAME
 from proxy.config.schema import BeSuppressConfig, Config
-from proxy.engine.suppression import KEY as SUPPRESSION_KEY
+from proxy.engine.suppression import SUPPRESSION_RECORD
 from proxy.logs import telemetry
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
 from proxy.model.mode import NodeMode
-from proxy.release.lazy import KEY
+from proxy.release.lazy import RELEASE_RECORD
 from proxy.release.service import RELEASED, Release
 from proxy.sockets.instance_lock import Lock
 from proxy.topology.reader import read_machine
@@ -64,9 +64,9 @@ def undo(config: Config) -> Page:
         machine = read_machine(config.sysfs_root, config.procfs_root)
         ledger, _ = open_ledger(config.state_dir, machine.fingerprint)
         try:
-            if KEY not in ledger.entries:
+            if RELEASE_RECORD not in ledger.entries:
                 raise InputError(NOT_RELEASED)
-            ledger.write({KEY: None})
+            ledger.write({RELEASE_RECORD: None})
         finally:
             ledger.close()
     return {"stage": ""}
@@ -105,7 +105,7 @@ async def _release(config: Config, limit: float, report_progress: Callable[[Page
     executor = executor_of(config, machine, None, ledger, entries, reread=False, telemetry=telemetry())
     for note in notes:
         executor.telemetry.problem("notice at start-up", reason=note)
-    suppression = suppression_of(config, executor, entries.get(SUPPRESSION_KEY))
+    suppression = suppression_of(config, executor, entries.get(SUPPRESSION_RECORD))
     reconciler = executor.reconciler
     executor.recovery.recover(entries)
     release = Release(executor, lambda: suppression is None or not suppression.known.written)

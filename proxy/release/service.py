@@ -26,7 +26,7 @@ from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.release.kernel import SweepResult, give_back, target_of
-from proxy.release.lazy import KEY
+from proxy.release.lazy import RELEASE_RECORD
 from proxy.release.runtime_updates import Progress, RuntimeUpdater
 from proxy.telemetry import metrics
 
@@ -98,7 +98,7 @@ class Release:
     async def _record(self, stage: str) -> None:
         ledger_writer = self._executor.ledger_writer
         kept = self._lasting and stage
-        ledger_writer.put(KEY, {"stage": stage, "since": self.since} if kept else None)
+        ledger_writer.put(RELEASE_RECORD, {"stage": stage, "since": self.since} if kept else None)
         await ledger_writer.flush()
 
     # -- what commands query ------------------------------------------------------------------------------

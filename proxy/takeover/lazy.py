@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from proxy.executor.ports import Ledger
     from proxy.takeover.service import Takeover
 
-KEY = "t/takeover"
+TAKEOVER_RECORD = "t/takeover"
 """The key of the takeover in the ledger."""
 STEPS = ("start", "finish", "revert")
 
@@ -36,7 +36,7 @@ class LazyTakeover:
         self._executor = executor
         self._ledger = ledger
         self._made: Takeover | None = None
-        if ledger is not None and KEY in ledger.entries:
+        if ledger is not None and TAKEOVER_RECORD in ledger.entries:
             self.get()
 
     def get(self) -> Takeover:

@@ -22,7 +22,7 @@ from proxy.backends.kubelet.checkpoint_writer import NAME, read_text, replace, s
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.executor.ports import Ledger
 from proxy.model.errors import CannotCreateError, TopoproxyError
-from proxy.takeover.lazy import KEY
+from proxy.takeover.lazy import TAKEOVER_RECORD
 from proxy.takeover.record import Resolution, TakeoverRecord, completed, dump, load, resolved
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 
@@ -67,7 +67,7 @@ class Writer:
         Returns:
             The result; its message also says why it could not be found out.
         """
-        known = load(self._ledger.entries.get(KEY) if self._ledger is not None else None)
+        known = load(self._ledger.entries.get(TAKEOVER_RECORD) if self._ledger is not None else None)
         if known is None:
             message = "cannot read the takeover's record in the ledger: it is dropped (repeat takeover start)"
             return Resolution(self.record, message)
@@ -129,7 +129,7 @@ class Writer:
     def _keep(self, record: TakeoverRecord) -> None:
         if self._ledger is None:
             raise CannotCreateError("cannot keep the takeover's record: this daemon keeps no state")
-        self._ledger.write({KEY: dump(record)})
+        self._ledger.write({TAKEOVER_RECORD: dump(record)})
         self.record = record
 
     def _back_up(self, step: str, text: str | None) -> None:

@@ -54,7 +54,7 @@ from proxy.engine.reservation_state import Reservation, ReservationKind, restora
 from proxy.engine.runtime_sync_step import SyncStep, sync_step
 from proxy.engine.start_step import StartStep, start_step
 from proxy.engine.state import NodeState
-from proxy.executor.ledger_codec import MOVE, MoveRecord, records_of
+from proxy.executor.ledger_codec import MOVE_RECORD, MoveRecord, records_of
 from proxy.model.idset import CpuSet, union
 from proxy.model.workload import Container, Phase, Pool
 from proxy.topology.regular_machine import regular_machine
@@ -656,7 +656,7 @@ class SearchedNode:
         ]
         holds, back = dict[str, ReservationCpus](), list[tuple[str, Reservation]]()
         for key, value in self.durable.items():
-            if not key.startswith(MOVE) or not isinstance(value, Mapping):
+            if not key.startswith(MOVE_RECORD) or not isinstance(value, Mapping):
                 continue
             record = MoveRecord.load(value, ALL)
             assert record is not None
@@ -666,7 +666,7 @@ class SearchedNode:
                 else c
                 for c in containers
             ]
-            token = key.removeprefix(MOVE)
+            token = key.removeprefix(MOVE_RECORD)
             owner = next((c.owner for c in containers if c.id in record.containers), "")
             holds[token] = ReservationCpus(owner, record.cpus)
             back.append((token, restoration(record.containers, record.previous, record.cpus, "b")))

@@ -27,7 +27,7 @@ from proxy.engine.node import Node
 from proxy.engine.node_effects import PlanDecided, PodDecided, PutRecord
 from proxy.engine.node_events import LedgerRead, RuntimeListed
 from proxy.engine.pod_events import PodLearned, SandboxRequested, SandboxRunning, SandboxStopped
-from proxy.engine.quotas import CONTAINER, QuotaRecord, RemovedQuotas
+from proxy.engine.quotas import CONTAINER_QUOTA, QuotaRecord, RemovedQuotas
 from proxy.engine.reservation_effects import AbortReason
 from proxy.engine.state import NodeState
 from proxy.model.admission import AdmissionRules
@@ -270,12 +270,12 @@ def test_an_update_carries_the_quota_of_an_owner_and_the_quota_of_the_client_is_
     play = scenario(with_facts(OWNED, cpu_groups=True))
     record = PutRecord("qc/lse", {"quota": 170_000, "group": ""})
     play >> UpdateRequested("lse", "", "", 170_000) << record << Forward(OWN, OWN, Mask((0,)), -1)
-    assert play.state.facts.quotas.records == {CONTAINER + "lse": QuotaRecord(170_000)}
+    assert play.state.facts.quotas.records == {CONTAINER_QUOTA + "lse": QuotaRecord(170_000)}
     assert play >> UpdateRequested("ls", "", "", 170_000) << Forward(REST, REST, BOTH)
 
 
 def test_the_record_of_a_quota_is_deleted_when_a_client_removes_the_quota() -> None:
-    known = RemovedQuotas({CONTAINER + "ls": QuotaRecord(5)})
+    known = RemovedQuotas({CONTAINER_QUOTA + "ls": QuotaRecord(5)})
     play = scenario(with_facts(OWNED, quotas=known))
     assert play >> UpdateRequested("ls", "", "", -1) << PutRecord("qc/ls", None) << Forward(REST, REST, BOTH)
 

@@ -33,7 +33,7 @@ from proxy.engine.container_events import (
     DevicesAllocated,
 )
 from proxy.engine.handle import handle
-from proxy.engine.held_devices import PODS, load_record
+from proxy.engine.held_devices import POD_DEVICES_RECORD, load_record
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
 from proxy.engine.node_effects import NodeEffects, PlanDecided, PutRecord
@@ -197,7 +197,11 @@ def stopped(node: DeviceNode, uid: str) -> DeviceNode:
 def crashed(node: DeviceNode) -> DeviceNode:
     """A new daemon starts with the records of the ledger; the runtime continues with its received calls."""
     pods = tuple(pod(uid) for uid in "abc" if f"p/s-{uid}" in node.ledger)
-    held = ((key.removeprefix(PODS), record) for key, record in node.ledger.items() if key.startswith(PODS))
+    held = (
+        (key.removeprefix(POD_DEVICES_RECORD), record)
+        for key, record in node.ledger.items()
+        if key.startswith(POD_DEVICES_RECORD)
+    )
     records = {key: load_record(record) for key, record in held}  # type: ignore[arg-type]
     calls = {u: replace(c, gone=True) for u, c in node.calls.items() if c.stage == "runtime"}
     fresh = replace(
@@ -286,7 +290,7 @@ def check_end(node: DeviceNode) -> None:
     """Check a node without pending work: no device is lost."""
     assert node.state.devices.held == {}
     assert node.state.devices.answers == {}
-    assert not [key for key, _ in node.ledger.items() if key.startswith(PODS)]
+    assert not [key for key, _ in node.ledger.items() if key.startswith(POD_DEVICES_RECORD)]
 
 
 def search(first: DeviceNode) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from proxy.engine.enforcement import (
     plan_may_be_in_effect,
     was_applied_to,
 )
-from proxy.engine.enforcement_state import APPLIED_TO_ALL, KEY, Enforcement
+from proxy.engine.enforcement_state import APPLIED_TO_ALL, ENFORCEMENT_RECORD, Enforcement
 from proxy.engine.handle import handle
 from proxy.engine.node_effects import EnforcementStep, PutRecord
 from proxy.engine.node_events import (
@@ -53,7 +53,7 @@ def recorded(
 ) -> PutRecord:
     """Return the record of a node; keys are separated by spaces."""
     value = Enforcement(selection, frozenset(lagging.split()), frozenset(moving.split()), paused)
-    return PutRecord(KEY, value.dump(mode))
+    return PutRecord(ENFORCEMENT_RECORD, value.dump(mode))
 
 
 @pytest.mark.parametrize("mode", list(NodeMode))
@@ -84,7 +84,7 @@ def test_sharing_pods_are_enforced_before_owners() -> None:
     scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))
     scenario >> EnforcementStepDone(frozenset({"ls"})) << recorded(ENFORCE, ALL_PODS, "lse")
     scenario >> EnforcementStepDue(1) << recorded(ENFORCE, ALL_PODS, "", "lse") << EnforcementStep(("lse",))
-    assert scenario >> EnforcementStepDone(frozenset({"lse"})) << PutRecord(KEY, None)
+    assert scenario >> EnforcementStepDone(frozenset({"lse"})) << PutRecord(ENFORCEMENT_RECORD, None)
     assert scenario.state.enforcement is APPLIED_TO_ALL
     assert bool(scenario >> EnforcementStepDue(1))
 

@@ -18,7 +18,7 @@ from proxy.engine.node_policy import NodePolicy
 from proxy.engine.partition import PartitionFacts, PartitionRecord
 from proxy.engine.quotas import QuotaRecord, RemovedQuotas
 from proxy.engine.state import NodeState
-from proxy.engine.suppression import KEY, BeSuppression
+from proxy.engine.suppression import SUPPRESSION_RECORD, BeSuppression
 from proxy.engine.systemd_masks import MaskOrder
 from proxy.engine.write_conflicts import CpusetsRepaired, FindWriters
 from proxy.model.idset import CpuSet
@@ -42,9 +42,9 @@ def test_the_ledger_is_updated_with_the_facts_that_it_stores() -> None:
     )
     assert fact_records(before, state) == (PutRecord("q/a", None), PutRecord("x/x", RECORD.dump()))
     before, state = state, state.with_facts(suppression=BeSuppression(written=frozenset("ba")))
-    assert fact_records(before, state) == (PutRecord(KEY, {"quota": ["a", "b"]}),)
+    assert fact_records(before, state) == (PutRecord(SUPPRESSION_RECORD, {"quota": ["a", "b"]}),)
     before, state = state, state.with_facts(suppression=BeSuppression(failures=1))
-    assert fact_records(before, state) == (PutRecord(KEY, None),)
+    assert fact_records(before, state) == (PutRecord(SUPPRESSION_RECORD, None),)
     after = state.with_facts(suppression=BeSuppression(failures=2), losses={"x": "its CPU 1 is offline"})
     assert fact_records(state, after) == ()
 

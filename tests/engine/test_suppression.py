@@ -12,8 +12,8 @@ from proxy.engine.node import Node
 from proxy.engine.node_effects import Change, NodeEffects, PutRecord
 from proxy.engine.state import NodeState
 from proxy.engine.suppression import (
-    KEY,
     MISSED_ROUNDS,
+    SUPPRESSION_RECORD,
     BeQuotaRead,
     BeQuotaRemoved,
     BeQuotasRead,
@@ -127,14 +127,16 @@ def test_a_quota_from_the_budget_to_its_end() -> None:
     )
     assert scenario << limit
     write = WriteBeQuota(limit, 640_000)
-    assert scenario >> BeQuotaRead(limit, -1) << PutRecord(KEY, ROW) << write, "the ledger has it first"
+    assert scenario >> BeQuotaRead(limit, -1) << PutRecord(SUPPRESSION_RECORD, ROW) << write, (
+        "the ledger has it first"
+    )
     assert scenario.state.facts.suppression.quota == -1
     change = SuppressionChange(9.0, "no CFS quota", "a CFS quota of 6.40 CPUs", limit.reason)
     assert scenario >> BeQuotaWritten(9.0, write) << ReportBeChange(change)
     assert scenario >> BeQuotaRead(limit, 640_000), "the quota is in effect already"
     assert scenario >> SuppressionEnded(10.0, "it stops") << RemoveBeQuotas((GROUP,), "it stops")
     over = SuppressionChange(11.0, "a CFS quota of 6.40 CPUs", "no CFS quota", "it stops")
-    scenario >> BeQuotaRemoved(11.0, GROUP, "it stops") << PutRecord(KEY, None)
+    scenario >> BeQuotaRemoved(11.0, GROUP, "it stops") << PutRecord(SUPPRESSION_RECORD, None)
     assert scenario << ReportBeChange(over)
     assert (scenario.state.facts.suppression.quota, scenario.state.facts.suppression.change) == (None, over)
 
@@ -208,8 +210,8 @@ def test_quotas_of_the_ledger_are_known_until_they_are_removed() -> None:
     scenario = Playbook(STATE, handle)
     assert scenario >> BeQuotasRead(frozenset({"b", "a"})), "the ledger has them already"
     assert scenario.state.facts.suppression == BeSuppression(above="a", written=frozenset({"a", "b"}))
-    assert scenario >> BeQuotaRemoved(1.0, "a") << PutRecord(KEY, {"quota": ["b"]})
-    assert scenario >> BeQuotaRemoved(1.0, "b") << PutRecord(KEY, None), (
+    assert scenario >> BeQuotaRemoved(1.0, "a") << PutRecord(SUPPRESSION_RECORD, {"quota": ["b"]})
+    assert scenario >> BeQuotaRemoved(1.0, "b") << PutRecord(SUPPRESSION_RECORD, None), (
         "nothing is reported of an earlier run"
     )
     assert scenario.state.facts.suppression.change is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.be_usage import UsageGroup, UsageReading, usage_query
-from proxy.engine.suppression import KEY, MISSED_ROUNDS, SuppressionSettings, suppression_note
+from proxy.engine.suppression import MISSED_ROUNDS, SUPPRESSION_RECORD, SuppressionSettings, suppression_note
 from proxy.executor.be.suppression import Suppression
 from proxy.executor.status_data import suppression_page
 from proxy.model.errors import CgroupError
@@ -97,7 +97,7 @@ class Bed:
 
     def begin(self, mode: str, **settings: Any) -> None:
         """Start an executor with what the ledger holds."""
-        executor, record = self.world.executor, self.world.ledger.entries.get(KEY)
+        executor, record = self.world.executor, self.world.ledger.entries.get(SUPPRESSION_RECORD)
         self.it = Suppression(
             executor,
             executor.writes,
@@ -214,13 +214,13 @@ def test_groups_of_pods_without_containers_follow(run_scenario: Any, monkeypatch
     async def scenario(world: Any) -> None:
         bed, seen = Bed(world), []
         await world.pod("be", "BE", "besteffort")
-        enforce = world.executor.cpuset_writer.write
+        write = world.executor.cpuset_writer.write
 
         def noted(ids: Iterable[str]) -> Any:
             seen.append(world.executor.state.pools.be_now)
-            return enforce(ids)
+            return write(ids)
 
-        monkeypatch.setattr(world.executor.cpuset_writer, "enforce", noted)
+        monkeypatch.setattr(world.executor.cpuset_writer, "write", noted)
         await bed.rounds(2)
         await bed.it.stop()
         assert [limit and len(limit) for limit in seen] == [11, None]
@@ -338,7 +338,7 @@ def test_be_gets_its_whole_pool_without_usage_figures(run_scenario: Any, mode: s
         (problem,) = world.executor.telemetry.problems()
         assert "I/O error" in str(problem["what"])
         assert "budget_milli" not in bed.page
-        assert KEY not in world.ledger.entries
+        assert SUPPRESSION_RECORD not in world.ledger.entries
         bed.meter.broken = None
         await bed.rounds(2)  # usage is a difference of two readings
         assert (len(bed.be) == 3) if mode == "cpuset" else (bed.quotas.at[BE_GROUP] == 240_000)
@@ -365,7 +365,7 @@ def test_occasional_usage_figures_are_enough(run_scenario: Any) -> None:
 def test_an_earlier_quota_is_raised_although_all_be_pods_are_gone(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world, "cfs-quota")
-        world.ledger.entries[KEY] = {"quota": [BE_GROUP]}
+        world.ledger.entries[SUPPRESSION_RECORD] = {"quota": [BE_GROUP]}
         bed.quotas.at[BE_GROUP] = 240_000
         bed.begin("cfs-quota")
         await bed.rounds(2)
@@ -418,7 +418,7 @@ def test_a_quota_for_all_be_pods(run_scenario: Any) -> None:
         assert seen == [361_000, 521_000, 681_000, 841_000, 1_001_000, 1_040_000, 1_040_000]
         await bed.it.stop()
         assert bed.quotas.at == {BE_GROUP: -1}
-        assert KEY not in world.ledger.entries
+        assert SUPPRESSION_RECORD not in world.ledger.entries
 
     run_scenario(scenario)
 
@@ -441,13 +441,13 @@ def test_after_a_crash_unwanted_quotas_are_removed(run_scenario: Any, mode: str)
         await world.until(
             lambda: (
                 world.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) >= rounds
-                and (mode != "off" or KEY not in world.ledger.entries)
+                and (mode != "off" or SUPPRESSION_RECORD not in world.ledger.entries)
             )
         )
         task.cancel()
         kept = mode == "cfs-quota"
         assert bed.quotas.at == {BE_GROUP: 240_000 if kept else -1}
-        assert (KEY in world.ledger.entries) is kept
+        assert (SUPPRESSION_RECORD in world.ledger.entries) is kept
         assert (world.on(be) == "0-15") is (mode != "cpuset")
 
     run_scenario(scenario)
@@ -489,10 +489,12 @@ def test_a_runtime_that_does_not_answer_at_the_start(run_scenario: Any, mode: st
     async def scenario(world: Any) -> None:
         bed = Bed(world, mode)
         bed.quotas.at[BE_GROUP] = 240_000
-        world.ledger.entries[KEY] = {"quota": [BE_GROUP]}
+        world.ledger.entries[SUPPRESSION_RECORD] = {"quota": [BE_GROUP]}
         bed.begin(mode)
         task = asyncio.ensure_future(bed.it.run())
-        await world.until(lambda: bed.quotas.at == {BE_GROUP: -1} and KEY not in world.ledger.entries)
+        await world.until(
+            lambda: bed.quotas.at == {BE_GROUP: -1} and SUPPRESSION_RECORD not in world.ledger.entries
+        )
         assert world.executor.telemetry.value(metrics.BE_SUPPRESS_ROUNDS) == 0
         await world.sync.once()
         await be_pod(world)
@@ -517,7 +519,9 @@ def test_a_quota_that_cannot_be_written_is_reported(run_scenario: Any, number: i
         await bed.rounds()
         assert any("cannot set the CFS quota" in str(p["what"]) for p in world.executor.telemetry.problems())
         await bed.it.stop()
-        assert (KEY in world.ledger.entries) is (number == errno.EINVAL), "a group that is gone has no quota"
+        assert (SUPPRESSION_RECORD in world.ledger.entries) is (number == errno.EINVAL), (
+            "a group that is gone has no quota"
+        )
 
     run_scenario(scenario)
 

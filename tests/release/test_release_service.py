@@ -20,7 +20,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase
 from proxy.release import service
-from proxy.release.lazy import KEY
+from proxy.release.lazy import RELEASE_RECORD
 from proxy.release.service import Release
 from proxy.telemetry import metrics
 from tests.executor.cleared_cpus import cleared
@@ -92,7 +92,7 @@ def test_every_container_is_updated_once_and_only_if_needed(run_scenario: Callab
             assert gone not in world.cgroups.sets
             calls = [line for line in world.log if line.startswith("runtime ")]
             assert len(calls) == len({line.split()[1] for line in calls}) == 3
-            assert world.ledger.entries[KEY]["stage"] == "released"
+            assert world.ledger.entries[RELEASE_RECORD]["stage"] == "released"
             assert release.page()["left"] == []
             assert (release.page()["updated"], release.page()["containers"]) == (3, 3)
             await world.stop(ls)
@@ -325,7 +325,7 @@ def test_a_restarted_release_reads_each_container_before_an_update(
         ls = await world.run(await world.pod("ls", kube="burstable"))
         lse = await world.run(await world.pod("lse", "LSE", cpus="2-3"))
         await world.executor.ledger_writer.flush()
-        world.ledger.entries[KEY] = {"stage": stage, "since": 1.0}
+        world.ledger.entries[RELEASE_RECORD] = {"stage": stage, "since": 1.0}
         before = world.executor
         world.boot()
         await before.close()
@@ -334,7 +334,7 @@ def test_a_restarted_release_reads_each_container_before_an_update(
         world.runtime.details[ls] = RuntimeDetail("", cpuset_cpus=ALL, cpuset_mems="0-1")
         world.log.clear()
         async with Leaving(world) as release:
-            release.recover(world.ledger.entries[KEY])
+            release.recover(world.ledger.entries[RELEASE_RECORD])
             await world.until(lambda: world.executor.reconciled.is_set())
             if stage == "released":
                 await world.quiet()
@@ -362,7 +362,7 @@ def test_an_undone_release_takes_over_as_at_a_start(run_scenario: Callable[..., 
             await over(world, release)
             await release.undo()
             assert not world.executor.reconciled.is_set()
-            assert KEY not in world.ledger.entries
+            assert RELEASE_RECORD not in world.ledger.entries
             assert release.stage == ""
             call = await world.begin("s-ls", "more")  # waits until all are compared
             assert (
@@ -401,7 +401,7 @@ def test_a_release_at_a_stop_is_not_recorded(run_scenario: Callable[..., None]) 
             await release.begin(lasting=False)
             assert await release.finish(60)
             assert world.on(lse) == world.runtime.specs[lse] == ALL
-            assert KEY not in world.ledger.entries
+            assert RELEASE_RECORD not in world.ledger.entries
 
     fast(run_scenario, scenario)
 
@@ -437,6 +437,6 @@ def test_a_release_requested_during_an_undo_follows_it(
             world.runtime.update_error = None
             await over(world, release)
             assert world.on(lse) == world.runtime.specs[lse] == ALL
-            assert world.ledger.entries[KEY]["stage"] == "released"
+            assert world.ledger.entries[RELEASE_RECORD]["stage"] == "released"
 
     fast(run_scenario, scenario)

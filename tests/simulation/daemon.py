@@ -15,7 +15,7 @@ from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.frontends.cri.call import CriCallFlow, InterceptedCall
 from proxy.model.errors import ConfigError
 from proxy.model.options import TopologyOptions
-from proxy.release.lazy import KEY
+from proxy.release.lazy import RELEASE_RECORD
 from proxy.release.service import Release
 from proxy.succession.replacement import wait_quiet
 from proxy.telemetry import metrics
@@ -109,7 +109,7 @@ class Daemon:
         for begin in (executor.reconciler.run, executor.runtime_sync.run, executor.unit_properties.run):
             executor.run_always(begin)
         self.release = Release(executor)
-        record = entries.get(KEY)
+        record = entries.get(RELEASE_RECORD)
         if record is not None:
             self.release.recover(record)
         return executor

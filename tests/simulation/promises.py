@@ -29,7 +29,7 @@ from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Pool
 from proxy.release.kernel import target_of
-from proxy.release.lazy import KEY
+from proxy.release.lazy import RELEASE_RECORD
 from tests.simulation.kernel import bits_of, text_of
 from tests.simulation.runtime import EXITED
 
@@ -336,7 +336,7 @@ class Promises:
                 self.durable.pop(key, None)
             else:
                 self.durable[key] = json.loads(json.dumps(value))
-            if key == KEY and value is not None and value["stage"] == NodeMode.RELEASED.value:
+            if key == RELEASE_RECORD and value is not None and value["stage"] == NodeMode.RELEASED.value:
                 self._given_back()
             if key.startswith("m/"):
                 records = (record for name, record in self.durable.items() if name.startswith("m/"))

@@ -11,7 +11,7 @@ import pytest
 from proxy.backends.kubelet.checkpoint_writer import read_text
 from proxy.model.errors import CannotCreateError
 from proxy.takeover import writer as module
-from proxy.takeover.lazy import KEY
+from proxy.takeover.lazy import TAKEOVER_RECORD
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 from proxy.takeover.writer import Writer, text_in
@@ -42,7 +42,7 @@ def finishing(record: TakeoverRecord = STARTED) -> StepOutcome:
 def test_a_step_that_writes(ledger: Any, directory: Path) -> None:
     writer = writer_of(ledger, directory)
     writer.take(StepOutcome(STARTED, ()))
-    assert ledger.entries[KEY]["stage"] == "started"
+    assert ledger.entries[TAKEOVER_RECORD]["stage"] == "started"
     done = writer.take(finishing())
     assert (done.reported, done.record) == (("written",), writer.record)
     assert (writer.record.stage, writer.record.since, writer.record.written) == (
@@ -98,7 +98,7 @@ def test_no_file_is_written_where_the_record_cannot_be_stored(ledger: Any, direc
 
 
 def test_a_record_that_cannot_be_read_is_reported(ledger: Any, directory: Path) -> None:
-    ledger.entries[KEY] = {"stage": "odd"}
+    ledger.entries[TAKEOVER_RECORD] = {"stage": "odd"}
     writer = Writer(ledger, directory, directory.parent / "ours")
     assert "cannot read the takeover's record" in writer.recover().message
     assert writer.record == TakeoverRecord()
@@ -114,7 +114,7 @@ def test_a_pending_write_is_resolved_at_the_start(ledger: Any, directory: Path) 
     writer._keep(finishing().record)
     (directory / "cpu_manager_state").write_text("after")
     assert "was completed" in Writer(ledger, directory, directory.parent / "ours").recover().message
-    assert ledger.entries[KEY]["stage"] == "finished"
+    assert ledger.entries[TAKEOVER_RECORD]["stage"] == "finished"
     writer._keep(finishing().record)
     (directory / "cpu_manager_state").unlink()
     (directory / "cpu_manager_state").mkdir()

@@ -77,7 +77,7 @@ class Suppression:
             settings: The configuration.
             usage: Reads CPU time; None where nothing counts it.
             groups: Reads and writes quotas; None where the cpu controller is missing.
-            record: The ledger's record under ``engine.suppression.KEY``: what an earlier run has written.
+            record: The ledger's record under ``SUPPRESSION_RECORD``: what an earlier run has written.
         """
         self._context = context
         self._writes = writes

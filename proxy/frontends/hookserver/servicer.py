@@ -15,7 +15,7 @@ from proxy.calls.undecided_call import CallContext
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.container_events import CreateDelegated
 from proxy.engine.enforcement import applies_to
-from proxy.engine.quotas import CONTAINER
+from proxy.engine.quotas import CONTAINER_QUOTA
 from proxy.engine.runtime_knowledge import CreateKey
 from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
@@ -260,7 +260,7 @@ class Servicer:
             return container_echo(request)
         await self._find.name(container_id)
         quotas, container = self._executor.quotas, self._executor.state.containers.get(container_id)
-        recorded = CONTAINER + container_id in quotas.known.records
+        recorded = CONTAINER_QUOTA + container_id in quotas.known.records
         ours = recorded or (container is not None and quotas.off(container))
         call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(request, quota=not ours))
         reply: ContainerReply = await call.decide()
