@@ -229,7 +229,9 @@ class ContainerDraft(Struct, frozen=True):
             self.attempt,
             found.owner,
         )
-        after = granted(self.state.changed(put=(container,)), container)
+        after = self.state.changed(put=(container,))
+        if placement.devices:
+            after = granted(after, container)
         return DraftedContainer(found, container, after, limit)
 
     def breach(self, drafted: DraftedContainer) -> Breach | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from proxy.allocation.cpu_request import CPU, MILLI, NO_SHARES
-from proxy.engine.placement import pool_cpus
 from proxy.engine.state import NodeState
 from proxy.engine.topology_manager import ANYWHERE, TopologyDecision
 from proxy.model.explanation import CREATE, Explanation, Fact, MovedContainer, Shortfall
@@ -14,6 +13,7 @@ from proxy.model.quoting import printable
 from proxy.model.requests import ContainerResources, in_bytes
 from proxy.model.workload import Container, Placement, Pod, Pool, QosClass, Request, Verdict
 from proxy.pools.claims import STRICT, whole_cpus
+from proxy.pools.pools import pool_cpus
 
 MAX_MOVED = 20
 """How many of the containers that had to move are named."""
@@ -49,7 +49,7 @@ def explain(
     cpus = considered.cpus if verdict.admitted else CpuSet()
     if placement is not None and after is not None:
         own = placement.exclusive & after.node.machine.online  # offline CPUs may come back
-        cpus = own if placement.pool is Pool.OWN else pool_cpus(after.node, after.pools, placement)
+        cpus = own if placement.pool is Pool.OWN else pool_cpus(after.node.machine, after.pools, placement)
     return Explanation(
         event,
         pod.ref,

@@ -59,11 +59,17 @@ class SubjectFacts(Struct, frozen=True):
     suppression: BeSuppression = BeSuppression()
     be_groups: bool = False
 
-    def recorded(self) -> tuple[object, ...]:
-        """Return the facts that the ledger keeps."""
-        return self.quotas, self.partitions, self.suppression, self.be_groups
-
-    def records(self) -> dict[str, dict[str, object]]:
-        """Return the ledger's records of them."""
-        be_groups: dict[str, dict[str, object]] = {BE_GROUPS: {}} if self.be_groups else {}
-        return self.quotas.dump() | self.partitions.dump() | self.suppression.dump() | be_groups
+    def changed_records(self, before: SubjectFacts) -> dict[str, dict[str, object] | None]:
+        """Return the ledger's records that differ from those of earlier facts; None for one that is gone."""
+        old, new = dict[str, dict[str, object]](), dict[str, dict[str, object]]()
+        for was, now in (
+            (before.quotas, self.quotas),
+            (before.partitions, self.partitions),
+            (before.suppression, self.suppression),
+        ):
+            if now is not was and now != was:
+                old |= was.dump()
+                new |= now.dump()
+        old |= {BE_GROUPS: {}} if before.be_groups else {}
+        new |= {BE_GROUPS: {}} if self.be_groups else {}
+        return {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-from proxy.engine.placement import without_hook_limits
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import listed, numa_nodes_text
 from proxy.model.workload import Container, Placement
+from proxy.pools.pools import without_hook_limits
 
 _NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
 _BY = " by hook "

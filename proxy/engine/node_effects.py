@@ -357,7 +357,6 @@ def followed(
 
 def fact_records(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
     """Return the ledger's records of the facts in which two states differ; a fact that is gone has None."""
-    if before.facts.recorded() == after.facts.recorded():
+    if before.facts is after.facts:
         return ()
-    old, new = before.facts.records(), after.facts.records()
-    return tuple(PutRecord(key, new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))
+    return tuple(PutRecord(key, record) for key, record in after.facts.changed_records(before.facts).items())

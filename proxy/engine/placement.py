@@ -28,7 +28,6 @@ from msgspec import structs
 
 from proxy.allocation.cpu_request import CPU
 from proxy.allocation.koordinator.burst import burst_nodes
-from proxy.engine.node import Node
 from proxy.model.grants import Blocks
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.koordinator import BindPolicy, NumaStrategy
@@ -37,44 +36,10 @@ from proxy.model.phrases import listed, numa_nodes_text
 from proxy.model.requests import ContainerKind, peak_request
 from proxy.model.workload import Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
-from proxy.pools.pools import CpuPools
+from proxy.pools.pools import pool_limit
 
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState
-
-
-def pool_limit(node: Node, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
-    """Return the CPUs to which a pool is limited by CPUs or by NUMA nodes; None where it is not."""
-    return within if nodes is None else node.machine.cpus_of(nodes)
-
-
-def pool_cpus(node: Node, pools: CpuPools, placement: Placement) -> CpuSet:
-    """Return the CPUs of a placement that owns none: its pool, limited as far as that leaves any.
-
-    Suppression does not lead a container out of its limit: where the suppressed pool has nothing within the
-    limit, the whole BE pool within it counts.
-    """
-    pool = pools.of(placement.pool)
-    limit = pool_limit(node, placement.pool_cpus_limit, placement.pool_numa_limit)
-    named_by_hooks = placement.hook_cpus
-    if limit is None and named_by_hooks is None:
-        return pool
-    whole = pools.be if placement.pool is Pool.BE else pool
-    if named_by_hooks is not None:
-        limited = named_by_hooks if limit is None else named_by_hooks & limit
-        if (
-            within_limits := (pool & limited or whole & limited)
-            | placement.hook_extra_cpus & node.machine.online
-        ):
-            return within_limits
-    return pool if limit is None else pool & limit or whole & limit or pool
-
-
-def without_hook_limits(placement: Placement) -> Placement:
-    """Return a placement without the limits of hooks."""
-    if placement.hook_cpus is None:
-        return placement
-    return structs.replace(placement, hook_cpus=None, hook_extra_cpus=CpuSet())
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,7 +54,7 @@ def unmet_limit(state: NodeState, claimed: Claim) -> str:
     """Return the message that a pool has no CPU within the limit of a claim; empty where it has."""
     if claimed.pool is Pool.OWN:
         return ""
-    limit = pool_limit(state.node, claimed.within, claimed.nodes)
+    limit = pool_limit(state.node.machine, claimed.within, claimed.nodes)
     if limit is None or not state.pools.of(claimed.pool).isdisjoint(limit):
         return ""
     where = (

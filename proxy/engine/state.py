@@ -23,7 +23,6 @@ from proxy.engine.facts import SubjectFacts
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
 from proxy.engine.owners import ReservationCpus, owners_of
-from proxy.engine.placement import pool_cpus, without_hook_limits
 from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.model.grants import Grants
 from proxy.model.idset import CpuSet, Mask
@@ -33,7 +32,7 @@ from proxy.model.mode import NodeMode
 from proxy.model.persistent_map import PersistentMap
 from proxy.model.requests import ContainerKind
 from proxy.model.workload import Container, ContainerPart, Phase, Placement, Pod, Pool
-from proxy.pools.pools import CpuPools, Owner, pools_of
+from proxy.pools.pools import CpuPools, Owner, pool_cpus, pools_of, without_hook_limits
 
 _NOTHING_HELD: Held = {}
 _NO_RESERVATION_CPUS: Mapping[str, ReservationCpus] = {}
@@ -178,7 +177,7 @@ class NodeState(Struct, frozen=True):
         """Return the CPUs that a container must run on."""
         placement = container.placement
         if placement.pool is not Pool.OWN:
-            return pool_cpus(self.node, self.pools, placement)
+            return pool_cpus(self.node.machine, self.pools, placement)
         # A CPU that is offline comes back, and still belongs to its owner then. An owner that has lost all
         # of them shares meanwhile: the kernel would let it run anywhere, on the CPUs of others too.
         online = self.node.machine.online

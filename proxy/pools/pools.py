@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from proxy.model.admission import AdmissionRule, AdmissionRules, Breach
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.phrases import counted
-from proxy.model.workload import Pool
+from proxy.model.workload import Placement, Pool
 
 
 class Owner(Struct, frozen=True):
@@ -204,3 +204,34 @@ def default_floor(machine: Machine, cpus: CpuSet) -> int:
     core = max((len(core) for core in machine.cores.values() if not core.isdisjoint(cpus)), default=0)
     share = -(-len(cpus) * PERCENT // 100)
     return min(max(core, share), len(cpus) // 2)
+
+
+def pool_limit(machine: Machine, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
+    """Return the CPUs to which a pool is limited by CPUs or by NUMA nodes; None where it is not."""
+    return within if nodes is None else machine.cpus_of(nodes)
+
+
+def pool_cpus(machine: Machine, pools: CpuPools, placement: Placement) -> CpuSet:
+    """Return the CPUs of a placement that owns none: its pool, limited as far as that leaves any.
+
+    Suppression does not lead a container out of its limit: where the suppressed pool has nothing within the
+    limit, the whole BE pool within it counts.
+    """
+    pool = pools.of(placement.pool)
+    limit = pool_limit(machine, placement.pool_cpus_limit, placement.pool_numa_limit)
+    named_by_hooks = placement.hook_cpus
+    if limit is None and named_by_hooks is None:
+        return pool
+    whole = pools.be if placement.pool is Pool.BE else pool
+    if named_by_hooks is not None:
+        limited = named_by_hooks if limit is None else named_by_hooks & limit
+        if within_limits := (pool & limited or whole & limited) | placement.hook_extra_cpus & machine.online:
+            return within_limits
+    return pool if limit is None else pool & limit or whole & limit or pool
+
+
+def without_hook_limits(placement: Placement) -> Placement:
+    """Return a placement without the limits of hooks."""
+    if placement.hook_cpus is None:
+        return placement
+    return structs.replace(placement, hook_cpus=None, hook_extra_cpus=CpuSet())

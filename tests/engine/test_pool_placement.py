@@ -6,14 +6,14 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.node import Node
-from proxy.engine.placement import moves, pool_cpus, unmet_limit, with_burst_limit
+from proxy.engine.placement import moves, unmet_limit, with_burst_limit
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
-from proxy.pools.pools import CpuPools
+from proxy.pools.pools import CpuPools, pool_cpus
 from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
@@ -193,7 +193,7 @@ def test_a_pool_is_limited_as_far_as_that_leaves_cpus(
         hook_cpus=None if hook is None else CpuSet.parse(hook),
         hook_extra_cpus=CpuSet.parse(extra),
     )
-    assert str(pool_cpus(NODE, POOLS, placement)) == cpus
+    assert str(pool_cpus(NODE.machine, POOLS, placement)) == cpus
 
 
 @pytest.mark.parametrize(
