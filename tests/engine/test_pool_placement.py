@@ -13,7 +13,6 @@ from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, Request
 from proxy.pools.claims import Claim
-from proxy.pools.pools import CpuPools, pool_cpus
 from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
@@ -153,47 +152,6 @@ def test_containers_of_a_pod_are_limited_alike(phase: Phase, bound: bool, nodes:
     found = with_burst_limit(state(sibling), POD, limit(1000), SHARED)
     assert found.nodes == Mask.parse(nodes)
     assert found.reason.endswith("as its pod is bound") is (nodes == "1")
-
-
-POOLS = CpuPools(CpuSet.parse("0-5"), CpuSet.parse("0-6"), CpuSet(), CpuSet.parse("0-1"))
-
-
-@pytest.mark.parametrize(
-    ("pool", "within", "numa", "hook", "extra", "cpus"),
-    [
-        (Pool.SHARED, None, None, None, "", "0-5"),
-        (Pool.SHARED, "2-3", None, None, "", "2-3"),
-        (Pool.SHARED, None, "1", None, "", "4-5"),
-        (Pool.SHARED, "2-3", "1", None, "", "4-5"),  # NUMA nodes before CPUs
-        (Pool.SHARED, "6-7", None, None, "", "0-5"),  # no CPUs are left: the whole pool
-        (Pool.SHARED, None, None, "3-4", "", "3-4"),
-        (Pool.SHARED, None, "1", "3-4", "", "4"),
-        (Pool.SHARED, None, "1", "0-3", "", "4-5"),  # the limit of a hook is dropped first
-        (Pool.SHARED, None, None, "7", "", "0-5"),
-        (Pool.SHARED, None, None, "3", "6,99", "3,6"),
-        (Pool.SHARED, None, None, "7", "6", "6"),
-        (Pool.BE, None, None, None, "", "0-1"),
-        (Pool.BE, "1-2", None, None, "", "1"),
-        (Pool.BE, "2-3", None, None, "", "2-3"),  # suppression does not move it out of the limit
-        (Pool.BE, "7", None, None, "", "0-1"),
-        (Pool.BE, None, None, "2,7", "", "2"),
-        (Pool.BE, None, None, "7", "", "0-1"),
-        (Pool.BE, "1-3", None, "2", "", "2"),
-    ],
-)
-def test_a_pool_is_limited_as_far_as_that_leaves_cpus(
-    pool: Pool, within: str | None, numa: str | None, hook: str | None, extra: str, cpus: str
-) -> None:
-    placement = Placement(
-        pool,
-        CpuSet(),
-        Mask((0, 1)),
-        pool_cpus_limit=None if within is None else CpuSet.parse(within),
-        pool_numa_limit=None if numa is None else Mask.parse(numa),
-        hook_cpus=None if hook is None else CpuSet.parse(hook),
-        hook_extra_cpus=CpuSet.parse(extra),
-    )
-    assert str(pool_cpus(NODE.machine, POOLS, placement)) == cpus
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.model.admission import AdmissionRule, AdmissionRules
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine, NumaNode
-from proxy.model.workload import Pool
-from proxy.pools.pools import CpuPools, Floor, Floors, Owner, default_floor, floors_of, pools_of
+from proxy.model.workload import Placement, Pool
+from proxy.pools.pools import CpuPools, Floor, Floors, Owner, default_floor, floors_of, pool_cpus, pools_of
 from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
 
@@ -193,3 +193,45 @@ def test_the_default_counts_the_cores_of_the_given_cpus_only() -> None:
     machine = changed_copy(machine, cpus=single)
     assert default_floor(machine, CpuSet([0, 1, 2, 3])) == 1
     assert default_floor(machine, CpuSet([0, 1, 4, 10])) == 2
+
+
+TWO_NODES = regular_machine(2, 1, 4, 1)  # CPUs 0-3 and 4-7
+POOLS = CpuPools(CpuSet.parse("0-5"), CpuSet.parse("0-6"), CpuSet(), CpuSet.parse("0-1"))
+
+
+@pytest.mark.parametrize(
+    ("pool", "within", "numa", "hook", "extra", "cpus"),
+    [
+        (Pool.SHARED, None, None, None, "", "0-5"),
+        (Pool.SHARED, "2-3", None, None, "", "2-3"),
+        (Pool.SHARED, None, "1", None, "", "4-5"),
+        (Pool.SHARED, "2-3", "1", None, "", "4-5"),  # NUMA nodes before CPUs
+        (Pool.SHARED, "6-7", None, None, "", "0-5"),  # no CPUs are left: the whole pool
+        (Pool.SHARED, None, None, "3-4", "", "3-4"),
+        (Pool.SHARED, None, "1", "3-4", "", "4"),
+        (Pool.SHARED, None, "1", "0-3", "", "4-5"),  # the limit of a hook is dropped first
+        (Pool.SHARED, None, None, "7", "", "0-5"),
+        (Pool.SHARED, None, None, "3", "6,99", "3,6"),
+        (Pool.SHARED, None, None, "7", "6", "6"),
+        (Pool.BE, None, None, None, "", "0-1"),
+        (Pool.BE, "1-2", None, None, "", "1"),
+        (Pool.BE, "2-3", None, None, "", "2-3"),  # suppression does not move it out of the limit
+        (Pool.BE, "7", None, None, "", "0-1"),
+        (Pool.BE, None, None, "2,7", "", "2"),
+        (Pool.BE, None, None, "7", "", "0-1"),
+        (Pool.BE, "1-3", None, "2", "", "2"),
+    ],
+)
+def test_a_pool_is_limited_as_far_as_that_leaves_cpus(
+    pool: Pool, within: str | None, numa: str | None, hook: str | None, extra: str, cpus: str
+) -> None:
+    placement = Placement(
+        pool,
+        CpuSet(),
+        Mask((0, 1)),
+        pool_cpus_limit=None if within is None else CpuSet.parse(within),
+        pool_numa_limit=None if numa is None else Mask.parse(numa),
+        hook_cpus=None if hook is None else CpuSet.parse(hook),
+        hook_extra_cpus=CpuSet.parse(extra),
+    )
+    assert str(pool_cpus(TWO_NODES, POOLS, placement)) == cpus
