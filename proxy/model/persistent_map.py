@@ -8,10 +8,12 @@ concerns and the list of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 V = TypeVar("V")
 _BUCKETS = 64
+_EMPTY: dict[str, Any] = {}
+"""The bucket of all maps that have no entry there; it is never changed."""
 
 
 class PersistentMap(Mapping[str, V]):
@@ -20,9 +22,13 @@ class PersistentMap(Mapping[str, V]):
     __slots__ = ("_buckets", "_size", "_values")
 
     def __init__(self, entries: Mapping[str, V] | None = None) -> None:
-        self._buckets: list[dict[str, V]] = [{} for _ in range(_BUCKETS)]
+        buckets: list[dict[str, V]] = [_EMPTY] * _BUCKETS
         for key, value in (entries or {}).items():
-            self._buckets[hash(key) % _BUCKETS][key] = value
+            at = hash(key) % _BUCKETS
+            if buckets[at] is _EMPTY:
+                buckets[at] = {}
+            buckets[at][key] = value
+        self._buckets = buckets
         self._size = len(entries or {})
         self._values: tuple[V, ...] | None = None
 
@@ -75,17 +81,21 @@ class PersistentMap(Mapping[str, V]):
         """Return all values."""
         values = self._values
         if values is None:
-            values = self._values = tuple([value for bucket in self._buckets for value in bucket.values()])
+            values = self._values = tuple(
+                [value for bucket in self._buckets if bucket for value in bucket.values()]
+            )
         return values
 
     def items(self) -> list[tuple[str, V]]:  # type: ignore[override]  # the same
         """Return all pairs."""
-        return [pair for bucket in self._buckets for pair in bucket.items()]
+        return [pair for bucket in self._buckets if bucket for pair in bucket.items()]
 
     def compared(self, before: PersistentMap[V]) -> list[tuple[str, V, V | None]]:
         """Return all pairs, each with the value that the key had in another table; None where it had none."""
         pairs: list[tuple[str, V, V | None]] = []
         for bucket, old in zip(self._buckets, before._buckets, strict=True):
+            if not bucket:
+                continue
             if bucket is old:
                 pairs += [(key, value, value) for key, value in bucket.items()]
             else:

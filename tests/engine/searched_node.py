@@ -11,7 +11,6 @@ A node is copied before it is changed; the values in its fields are replaced, ne
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -209,7 +208,10 @@ class SearchedNode:
         self.clock = 1000.0
 
     def copied(self) -> SearchedNode:
-        return copy.copy(self)
+        new = SearchedNode.__new__(SearchedNode)
+        for name in SearchedNode.__slots__:
+            setattr(new, name, getattr(self, name))
+        return new
 
     # -- the engine and its effects -----------------------------------------------------------------------
 

@@ -151,27 +151,33 @@ def key_of(node: SearchedNode) -> int:
     ]
     tasks = [
         (*(t.name, t.target, t.waits, t.looks, t.reservation), tuple(numbers.get(n, -1) for n in t.calls))
-        for t in node.tasks.values()
+        for _, t in sorted(node.tasks.items())
     ]
     runtime = state.runtime
     return hash(
         (
             tuple(sorted(container_key(c) for c in state.containers.values())),
             tuple(sorted(inflight_calls)),
-            repr(sorted(tasks, key=str)),
+            tuple(tasks),
             tuple(sorted((i, cpus.bits) for i, cpus in runtime.saved.items())),
             (
                 tuple(runtime.unsaved),
                 tuple(runtime.lost),
                 tuple(runtime.failed),
-                repr(state.reservation_cpus),
+                tuple(
+                    (token, held.owner, held.cpus.bits, held.excludes_be)
+                    for token, held in state.reservation_cpus.items()
+                ),
             ),
             tuple(map(call_key, node.calls.values())),
             tuple(map(call_key, node.ghosts)),
             tuple(map(call_key, node.requests)),
             (node.jobs, tuple((k, r and (type(r) is Container and container_key(r))) for k, r in node.queue)),
             tuple(sorted((k, type(r) is Container and container_key(r)) for k, r in node.durable.items())),
-            (tuple(sorted(node.groups.items(), key=str)), tuple(sorted(node.specs.items(), key=str))),
+            tuple(
+                tuple(sorted((i, cpus.bits) for i, cpus in each.items()))
+                for each in (node.groups, node.specs)
+            ),
             (tuple(node.phases.items()), tuple(node.left.items()), node.owner.bits, node.begun),
             (node.reconciled, node.faults, node.crashes, node.lists, node.passes),
             (node.may_move, node.put_off, node.silent),
