@@ -106,7 +106,11 @@ class Daemon:
         self.start()
 
     def status(self) -> Any:
-        """Return the output of ``topoproxy status --json``."""
+        """Return the answer of the admin socket that ``topoproxy status --json`` prints."""
+        return query_admin(self.directory / "admin.sock", "/status", timeout=60)
+
+    def printed_status(self) -> Any:
+        """Return the output of ``topoproxy status --json``, which starts a process."""
         admin = f"unix://{self.directory / 'admin.sock'}"
         done = subprocess.run(
             [PROGRAM, "status", "--json", "--timeout", "60", "--admin", admin],
@@ -121,8 +125,7 @@ class Daemon:
 
     def passes(self) -> int:
         """Return the number of completed reconciles since the daemon started."""
-        answer: Any = query_admin(self.directory / "admin.sock", "/status", timeout=60)
-        return int(answer["counters"].get("passes", 0))
+        return int(self.status()["counters"].get("passes", 0))
 
     def compared(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:
         """Wait until so many reconciles have begun and ended; call the check repeatedly meanwhile."""

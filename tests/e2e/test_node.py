@@ -277,7 +277,7 @@ def test_a_malformed_annotation_is_reported_and_rejected_for_owners(node: Node, 
     node.check()
     before = node.daemon.log.read_text().count("default/tolerant")
     node.run(pod, "second")
-    text = str(node.daemon.status())
+    text = str(node.daemon.printed_status())
     assert "tolerant" in text
     assert "cpuset" in text or "CPU" in text
     assert before >= 1
