@@ -86,11 +86,11 @@ def test_a_value_that_the_daemon_may_have_set_is_no_evidence_of_the_runtimes_ord
         world.executor.calls.complete(ours)
         unit_properties = world.executor.unit_properties
         unit_properties.begin()
-        await unit_properties.put_right(ls, "ls.scope", call, REST)
+        await unit_properties.repair(ls, "ls.scope", call, REST)
         assert unit_properties.page()["systemd"]["runtime_tells"] == "not known"
         world.executor.calls.complete(call)
         alone = world.executor.calls.track(ls, REST)
-        await unit_properties.put_right(ls, "ls.scope", alone, REST)
+        await unit_properties.repair(ls, "ls.scope", alone, REST)
         assert unit_properties.page()["systemd"]["runtime_tells"] == "right"
         world.executor.calls.complete(alone)
 
