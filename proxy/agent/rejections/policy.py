@@ -35,9 +35,9 @@ from proxy.model.errors import InputError
 from proxy.pools.pod_spec import pod_spec
 
 MINUTE_S = 60.0
-EXECUTOR_S, CONTROLLER_LONGEST_S = 60.0, 1800.0
+CONTROLLER_S, CONTROLLER_LONGEST_S = 60.0, 1800.0
 """The pause between two pods of one controller: the first, and the longest."""
-CONTROLLER_PAUSES = Backoff(EXECUTOR_S, CONTROLLER_LONGEST_S)
+CONTROLLER_PAUSES = Backoff(CONTROLLER_S, CONTROLLER_LONGEST_S)
 FORGET_S = 2 * CONTROLLER_LONGEST_S
 """After that time without another pod, a controller begins again with the first pause."""
 EVERYWHERE = frozenset(

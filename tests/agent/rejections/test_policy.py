@@ -12,7 +12,7 @@ from proxy.agent.objects.node_page import Rejection
 from proxy.agent.rejections.policy import (
     CONTROLLER_LONGEST_S,
     EVERYWHERE,
-    EXECUTOR_S,
+    CONTROLLER_S,
     FORGET_S,
     EndedPods,
     EndingDecision,
@@ -149,7 +149,7 @@ def test_the_pauses_between_pods_of_one_controller_grow() -> None:
             now += found.later
             found = decided(rejection(number), done=found.done, now=now)
         done = found.done
-    assert waits[:5] == [EXECUTOR_S * 2**i for i in range(5)]
+    assert waits[:5] == [CONTROLLER_S * 2**i for i in range(5)]
     assert max(waits) == CONTROLLER_LONGEST_S
     another = PodAtServer(("ReplicaSet", "rs-2"))
     assert len(decided(rejection(), pod=another, done=done, now=now).ends) == 1, (
@@ -168,9 +168,9 @@ def test_a_pod_without_a_controller_is_tried_again_at_growing_pauses() -> None:
         assert len(found.ends) == 1
         done = found.done
         waiting = decided(rejection(), pod=PodAtServer(), settings=settings, done=done, now=now)
-        assert (waiting.ends, waiting.later) == ((), EXECUTOR_S * 2**number)
+        assert (waiting.ends, waiting.later) == ((), CONTROLLER_S * 2**number)
         assert len(decided(rejection(2), settings=settings, done=done, now=now).ends) == 1
-        now += EXECUTOR_S * 2**number
+        now += CONTROLLER_S * 2**number
 
 
 def test_the_facts_read_from_a_pod_object() -> None:
