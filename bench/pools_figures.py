@@ -180,7 +180,7 @@ def change(what: str, before: NodeState, after: Callable[[], NodeState], bar: fl
     }
     if changed != {*shrink, *grow}:
         raise RuntimeError(f"{what}: others are named than those whose set changes")
-    CpusetWriter(kernel, lambda: state).enforce([*shrink, *grow])
+    CpusetWriter(kernel, lambda: state).write([*shrink, *grow])
     samples = sampled(lambda: moves(before, after()))
     return Change(what, samples, len(shrink) + len(grow), len(changed), kernel.writes, bar)
 

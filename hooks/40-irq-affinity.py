@@ -62,7 +62,8 @@ class Settings:
         metadata={"help": "Only of pods with this annotation: key=value, or any value. Empty: all owners."},
     )
     give_back: bool = field(
-        default=True, metadata={"help": "Restore interrupts when the daemon stops, not only when the hook is removed."}
+        default=True,
+        metadata={"help": "Restore interrupts when the daemon stops, not only when the hook is removed."},
     )
     proc: str = field(default="/proc", metadata={"help": "Where the kernel has its interrupts."})
     state: str = field(

@@ -11,8 +11,8 @@ from msgspec import structs
 from proxy.agent.objects.node_page import Rejection
 from proxy.agent.rejections.policy import (
     CONTROLLER_LONGEST_S,
-    EVERYWHERE,
     CONTROLLER_S,
+    EVERYWHERE,
     FORGET_S,
     EndedPods,
     EndingDecision,
