@@ -1,13 +1,15 @@
 #!/bin/sh
 # Attach kubelet to topoproxy on a new node: from cloud-init (runcmd) or after "kubeadm join". It can be repeated.
 #
-#   bootstrap-node.sh [SECONDS]
+#   bootstrap-node.sh [SECONDS [OPTION...]]
 #
 # It waits until the runtime and kubelet run (kubelet does not before kubeadm has configured it), at most for SECONDS
-# (600). The order at later starts of the node is in topoproxy.service: after containerd, before kubelet.
+# (600). OPTIONs are those of "topoproxy attach", such as --timeout 300. The order at later starts of the node is in
+# topoproxy.service: after containerd, before kubelet.
 # TOPOPROXY_RUNTIME_UNIT and TOPOPROXY_KUBELET_UNIT name other units, on k3s both k3s.service.
 set -eu
 left=${1:-600}
+[ $# -eq 0 ] || shift
 for unit in "${TOPOPROXY_RUNTIME_UNIT:-containerd.service}" "${TOPOPROXY_KUBELET_UNIT:-kubelet.service}"; do
     until error=$(systemctl is-active --quiet "$unit" 2>&1); do
         # An error is printed where systemd does not answer, which may be for a moment where it runs (sd_booted(3)).
@@ -23,4 +25,4 @@ for unit in "${TOPOPROXY_RUNTIME_UNIT:-containerd.service}" "${TOPOPROXY_KUBELET
         left=$((left - 1))
     done
 done
-exec topoproxy attach --yes
+exec topoproxy attach --yes "$@"
