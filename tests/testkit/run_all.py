@@ -28,7 +28,7 @@ SECOND = (
     *("tests/agent", "tests/attach", "tests/deploy", "tests/extender", "tests/release", "tests/scheduler"),
 )
 """What the second process runs: the end-to-end tests, which mostly wait, and others that share no files."""
-THIRD = ("tests/engine/test_every_interleaving.py", "tests/allocation", "tests/relay", "tests/oracles")
+THIRD = tuple(f"tests/{name}" for name in ("allocation", "engine", "oracles", "pools", "relay", "simulate"))
 """What the third process runs: pure functions, which depend on no time limit."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|warnings?|xfailed|xpassed)")
 
