@@ -35,7 +35,7 @@ DROP_INS = Path("/etc/kubelet.conf.d")
 HARDENED = Path("/etc/systemd/system/kubelet.service.d/50-hardened.conf")
 STATE = Path("/var/lib/topoproxy")
 LONG_ATTACH_S = 300
-"""For attaches that succeed: in a virtual machine on a busy host, kubelet alone may take more than a minute."""
+"""For attaches that succeed: in a virtual machine on a busy host, kubelet may take more than a minute."""
 DEADLINE_S = 90
 STOP_S = 60
 """What a stop of topoproxy's units may take beyond the deadline: ``TimeoutStopSec``; see docs/attach.md."""
