@@ -144,7 +144,7 @@ class Promises:
                 # kubelet may remove a sandbox again that it removed before, and meet a new one with its id.
                 exists = request.pod_sandbox_id in self.node.runtime.sandboxes
                 is_other = chosen and exists and not trip.undecided and has.bits != chosen
-                if is_other and self._is_resized(request, len(has)):
+                if is_other and self._is_resized(trip, request, len(has)):
                     self._chosen[request.pod_sandbox_id] = has.bits if self.disk_works else 0
                 elif is_other:
                     self.broken(
@@ -154,12 +154,14 @@ class Promises:
                     self._has_record(container, "is forwarded")
                 return
 
-    def _is_resized(self, request: pb.CreateContainerRequest, count: int) -> bool:
-        """Return whether a pod has requested this number of CPUs, and none of its containers has not ended.
+    def _is_resized(self, trip: Trip, request: pb.CreateContainerRequest, count: int) -> bool:
+        """Return whether a pod has requested this number of CPUs, and all its containers have ended.
 
-        The create that requested it may have been withdrawn.
+        The create that requested it may have been withdrawn. A container does not count whose create was
+        answered with an error, although the runtime has made it: the daemon learns of it from the next list.
         """
-        inside = self.node.runtime.inside(request.pod_sandbox_id)
+        known = trip.daemon.executor.state.containers
+        inside = [one for one in self.node.runtime.inside(request.pod_sandbox_id) if one.id in known]
         requested = self.node.kubelet.sizes.get(request.pod_sandbox_id, ())
         return count in requested and all(one.state == EXITED for one in inside)
 
