@@ -216,7 +216,9 @@ class Node:
         return list(self.runtime.containers.values())
 
     def _on(self, record: ContainerRecord) -> CpuSet:
-        return self.cgroups.cpus(record.cgroup)  # one file; on v1 the configured CPUs are those in effect
+        if self.version == 1:  # the configured CPUs are those in effect: one file instead of four
+            return self.cgroups.cpus(record.cgroup)
+        return self.cgroups.read(record.cgroup).cpus
 
     def overlaps(self) -> list[str]:
         """Name running containers that are on CPUs of a running owner, or on none."""

@@ -73,9 +73,9 @@ STOP_S = 4.0
 
 
 SERVER_S, SUPPRESSION_S, HOOKS_S = 1.0, 5.2, 10.0
-"""Most seconds that each server, BE suppression and hooks may take to stop; less if less time is left."""
+"""At most these seconds for each server, BE suppression and hooks to stop; fewer if less time is left."""
 EXECUTOR_S, PARTS_S = 1.5, 1.2
-"""Least seconds that are kept for closing the executor and the other workers."""
+"""At least these seconds are kept for closing the executor and the other workers."""
 
 
 class Daemon:

@@ -334,15 +334,20 @@ class CreateCalls:
             context.named = True
             executor = self.executor
             state, sandboxes = executor.state, executor.cpuset_writer.sandboxes
-            container, sent = state.containers.get(context.target), context.sent
-            by_crio = container is not None and container.pod.sandbox_id in sandboxes.monitored
-            if by_crio and container and container.pod.cgroup_parent in state.runtime.inherited:
-                sent = None  # CRI-O may have made it for a request of an earlier run: quirks/crio
+            sent = context.sent
+            if sandboxes.monitored and self._may_be_earlier(state.containers.get(context.target)):
+                sent = None
             executor.lifecycle.created(context.target, container_id, sent)
             state = executor.state
             container = state.containers.get(container_id)
             if container and state.owners and container.pod.sandbox_id in sandboxes.monitored:
                 executor.spawn(executor.writes.clear_sandboxes())
+
+    def _may_be_earlier(self, container: Container | None) -> bool:
+        """Return whether CRI-O may have made a container for a create of an earlier run (``quirks.crio``)."""
+        if container is None or container.pod.cgroup_parent not in self.executor.state.runtime.inherited:
+            return False
+        return container.pod.sandbox_id in self.executor.cpuset_writer.sandboxes.monitored
 
     def _create_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if context.named:

@@ -234,8 +234,10 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
         )
     except PreferenceMissing as question:
         return before, (QueryPreference.of(question),)
-    if plan.container is not None and not plan.state.desired_cpus(plan.container):
-        plan = rejected_without_cpus(state, plan.container)
+    placed, shared = plan.container, plan.state.pools.shared
+    # All pools have CPUs where the shared pool has some.
+    if placed is not None and not shared and not plan.state.desired_cpus(placed):
+        plan = rejected_without_cpus(state, placed)
     after, container = plan.state, plan.container
     if container is not None and container.pod.reserved_for_pod is not None:
         plan, records = _with_resized_pod(plan, container)

@@ -152,7 +152,7 @@ class CpusetMems:
     def _use(self, container: Container) -> MemoryUse | None:
         return None if self.memory is None else self.memory.use(container.pod.cgroup_parent, container.id)
 
-    # -- status page -------------------------------------------------------------------------------------
+    # -- status page --------------------------------------------------------------------------------------
 
     async def page(self) -> dict[str, object]:
         """Return where the memory of all containers is; reads three files of each."""

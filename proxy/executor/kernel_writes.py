@@ -54,7 +54,7 @@ class KernelWrites(Observer):
         context.store.perform_by(WriteCpusets, lambda effect: self.write_soon(list(effect.ids)))
 
     def write_with(self, write: Write) -> None:
-        """Write containers by a function that does more than the cpuset_writer (``drift``)."""
+        """Write containers by a function that does more than ``CpusetWriter.write`` (``drift``)."""
         self._write = write
 
     def subscribe(self, noted: Callable[[WriteResult], None]) -> None:

@@ -1,4 +1,4 @@
-"""Half a minute of the fuzzers with a fixed seed; ``make fuzz`` runs them without end."""
+"""A minute of the fuzzers with a fixed seed; ``make fuzz`` runs them without end."""
 
 import random
 import time
@@ -15,7 +15,7 @@ SEED = 12
 
 @pytest.mark.timeout(180)
 def test_sessions_survive_random_peers():
-    outcome = run("sessions", sessions.one, SEED, 20)
+    outcome = run("sessions", sessions.one, SEED, 40)
     print(outcome)
     assert outcome.seen["requests"] > 100
     assert outcome.seen["unusual"] > 100
@@ -25,7 +25,7 @@ def test_sessions_survive_random_peers():
 
 @pytest.mark.timeout(120)
 def test_interceptors_survive_random_bodies():
-    outcome = run("bodies", bodies.one, SEED, 10)
+    outcome = run("bodies", bodies.one, SEED, 20)
     print(outcome)
     assert outcome.seen["released"] > 200
     assert outcome.seen["refused"] > 20

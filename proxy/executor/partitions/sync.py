@@ -165,7 +165,7 @@ class PartitionSync(Observer):
         if ended:
             self._context.store.handle(engine.PartitionsEnded(tuple(ended)))
 
-    # -- status page -------------------------------------------------------------------------------------
+    # -- status page --------------------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy status`` shows."""

@@ -213,7 +213,7 @@ class UnitProperties:
             await self._wake.wait()
             self._wake.clear()
             while (self._dirty or self._late) and self.connected:
-                if self._late and not await self._completes_late():
+                if self._late and not await self._complete_late():
                     await asyncio.sleep(AWAY_S)
                     continue
                 if not self._dirty:
@@ -231,7 +231,7 @@ class UnitProperties:
                 except Exception as error:  # noqa: BLE001  one odd unit must not stop the others
                     self._context.report_internal_error(error)
 
-    async def _completes_late(self) -> bool:
+    async def _complete_late(self) -> bool:
         """Complete unanswered changes, whatever has become of their containers; False without an answer."""
         assert self.units is not None
         try:
