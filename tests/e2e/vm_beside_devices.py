@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -118,9 +119,29 @@ def kubelet_allocations() -> dict[str, dict[str, set[str]]]:
 
 
 def kubelets_files() -> dict[str, object]:
-    """Return the files in kubelet's plug-in directory, its checkpoint, and the number of registrations."""
-    files = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in KUBELETS.iterdir()}
-    return {**files, "checkpoint": CHECKPOINT.read_bytes(), "registered": LOG.read_text().count(REGISTERED)}
+    """Return the files in kubelet's plug-in directory, its checkpoint, and the number of registrations.
+
+    Waits until kubelet has written nothing there for a second. kubelet writes its checkpoint shortly after it
+    lists the devices, to a temporary file that it renames.
+    """
+    found: list[dict[str, object]] = []
+
+    def unchanged() -> bool:
+        try:
+            files = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in KUBELETS.iterdir()}
+        except FileNotFoundError:
+            found.clear()
+            return False
+        found.append(
+            {**files, "checkpoint": CHECKPOINT.read_bytes(), "registered": LOG.read_text().count(REGISTERED)}
+        )
+        if found[-2:-1] == found[-1:]:
+            return True
+        time.sleep(1)
+        return False
+
+    wait("kubelet to have written its files", unchanged)
+    return found[-1]
 
 
 def environment(bed: Bed, pod: str, name: str) -> set[str]:
