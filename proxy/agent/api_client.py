@@ -238,7 +238,7 @@ class ApiClient:
     @asynccontextmanager
     async def watch(
         self, path: str, params: Mapping[str, str], silence: float, accept: str = JSON
-    ) -> AsyncIterator[AsyncIterator[str]]:
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a watch; the value of the context iterates over its lines.
 
         Args:
@@ -266,7 +266,7 @@ class ApiClient:
                 if answer.status_code >= 400:
                     await answer.aread()
                     await self._raise(answer, "watch", path)
-                yield answer.aiter_lines()
+                yield _lines(answer)
             finally:
                 await answer.aclose()
         except _BROKEN as error:
@@ -400,6 +400,21 @@ def _requested_delay(answer: httpx2.Response) -> float:
     has_delay = answer.status_code == 429 or answer.status_code >= 500
     is_number = text.isascii() and text.isdigit()
     return min(float(text), LONGEST_RETRY_AFTER_S) if has_delay and is_number else 0.0
+
+
+async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yield the lines of an answer.
+
+    Only a line feed ends a line. ``str.splitlines``, which ``Response.aiter_lines`` uses, also splits at
+    characters such as U+0085, which Go's encoding/json does not escape.
+    """
+    begun = b""
+    async for part in answer.aiter_bytes():
+        *whole, begun = (begun + part).split(b"\n")
+        for line in whole:
+            yield line
+    if begun:
+        yield begun
 
 
 def _unreachable(method: str, path: str, error: Exception) -> ApiUnreachableError:

@@ -19,15 +19,16 @@ from proxy.model.mode import NodeMode
 from proxy.observe.json_access import as_list, as_map
 from proxy.telemetry.port import Telemetry
 
-WAIT_S = 20.0
+SILENT_S = 15.0
+"""Seconds without an answer after which the daemon counts as unreachable."""
+WAIT_S = 10.0
+"""Seconds that the daemon waits for a change before it answers that there is none."""
 APART_S = 0.2
 """Seconds between two readings."""
 PASSTHROUGH = NodeMode.PASSTHROUGH.value
 PASSTHROUGH_S = 5.0
 """Seconds between two readings while the daemon is in mode passthrough, which only a restart of it ends."""
 PAUSES = Backoff(0.25, 2.0)
-SILENT_S = 15.0
-"""Seconds without an answer after which the daemon counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class NodeFollower:
         """Wait for a change, and read the description where there is one."""
         requested = {"since": self._since, "wait": f"{WAIT_S:g}"}
         try:
-            changes = as_map(await self._daemon.query("/changes", requested, timeout=WAIT_S + 10))
+            changes = as_map(await self._daemon.query("/changes", requested, timeout=SILENT_S))
         except InputError:
             if as_map(await self._daemon.query("/status")).get("mode") != PASSTHROUGH:
                 raise

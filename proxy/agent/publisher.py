@@ -52,6 +52,7 @@ RETRY_S = 2.0
 UNKNOWN_PAUSES = Backoff(2.0, 30.0)
 """The same where it refused."""
 CANNOT_DISCOVER = "cannot read which APIs the cluster has"
+CANNOT_PUBLISH_TOPOLOGY = "cannot write the NodeResourceTopology of the node"
 FINGERPRINT_S, FIGURES_S = 0.5, 15.0
 """Seconds for which a new fingerprint waits, because a new sandbox mostly has a container by then, and the
 figures for people, which change once more when a container has been created."""
@@ -123,11 +124,21 @@ class Publisher:
             }
             if groups != self._groups:
                 self._groups = groups
+                self._report_missing_version()
                 pause = RETURNS_S if self._drop_former() else DISCOVER_S
                 self._watch_own(tasks)
                 self._withdraw_turned_off()
                 self._publish()
             await asyncio.sleep(pause)
+
+    def _report_missing_version(self) -> None:
+        """Report that the cluster cannot store the form of NodeResourceTopology that is configured."""
+        form = self._settings.node_resource_topology
+        if form is TopologyObject.NFD and nrt.GROUP in self._groups and self._lacks_nfd_version:
+            err = f"it serves {', '.join(self._groups[nrt.GROUP])}, and NFD's form needs {nrt.NFD_VERSION}"
+            self._session.telemetry.problem(CANNOT_PUBLISH_TOPOLOGY, err=err)
+        else:
+            self._session.telemetry.resolved(CANNOT_PUBLISH_TOPOLOGY)
 
     def _drop_former(self) -> bool:
         """Neither watch nor write objects in collections that are no longer the ones to publish in.
@@ -196,8 +207,9 @@ class Publisher:
         versions = self._groups.get(nrt.GROUP, [])
         if not versions or self._settings.node_resource_topology is TopologyObject.NONE:
             return ""
-        version = "v1alpha1" if self._koordinator and "v1alpha1" in versions else versions[0]
-        return nrt.path("v1alpha2" if not self._koordinator and "v1alpha2" in versions else version)
+        if not self._koordinator:
+            return nrt.path(nrt.NFD_VERSION) if nrt.NFD_VERSION in versions else ""
+        return nrt.path("v1alpha1" if "v1alpha1" in versions else versions[0])
 
     @property
     def _koordinator(self) -> bool:
@@ -205,9 +217,12 @@ class Publisher:
         form = self._settings.node_resource_topology
         if form is not TopologyObject.AUTO:
             return form is TopologyObject.KOORDINATOR
-        return not KOORDINATOR_GROUPS.isdisjoint(self._groups) or "v1alpha2" not in self._groups.get(
-            nrt.GROUP, ()
-        )
+        return not KOORDINATOR_GROUPS.isdisjoint(self._groups) or self._lacks_nfd_version
+
+    @property
+    def _lacks_nfd_version(self) -> bool:
+        """Whether the cluster has no version in which NFD's form can be written."""
+        return nrt.NFD_VERSION not in self._groups.get(nrt.GROUP, ())
 
     def _node_changed(self, key: Key, fields: StatusFields | None) -> None:
         """Handle a change of the Node object; a new one of this name lacks the condition and the objects."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Generic, TypeVar
 
 import msgspec
@@ -53,7 +53,8 @@ LASTS_S = 90
 nothing changes and etcd does not report its progress to the API server."""
 SILENCE_S = LASTS_S + 10.0
 """Seconds without a byte after which a connection is dead: its watch should have ended."""
-_UNREADABLE = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+UNREADABLE = "cannot read an object of the cluster"
+_UNDECODABLE = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 class Watcher(Generic[T]):
@@ -99,6 +100,7 @@ class Watcher(Generic[T]):
         self._version = ""
         self._contact: float | None = None
         self._forbidden = 0
+        self._unreadable: set[Key] = set()
         self.values: dict[Key, T] = {}
         self.listed = asyncio.Event()
         self.is_open = False
@@ -152,22 +154,25 @@ class Watcher(Generic[T]):
             self.listed.set()
         if error.status == 404:
             self._contact = None
-            self._replace({})
+            self._replace({}, set())
             return ABSENT_S
         self._telemetry.problem("cannot follow the cluster", path=self._path, err=error)
         return ABSENT_S if is_refused else 0.0
 
     async def _list(self) -> None:
         values: dict[Key, T] = {}
+        listed: set[Key] = set()
         version = ""
         async for page in self._api.pages(self._path, self._selectors, self._accept):
             version = str((page.get("metadata") or {}).get("resourceVersion") or version)
             for item in page.get("items") or ():
                 key, value = _key(item), self._digested(item)
+                listed.add(key)
                 if value is not None:
                     values[key] = value
-        self._version, self.present = version, True
-        self._replace(values)
+        self.present = True
+        self._replace(values, listed)
+        self._version = version  # after an error above, the collection is listed again
         self._answers()
         self.listed.set()
 
@@ -182,22 +187,25 @@ class Watcher(Generic[T]):
         async with self._api.watch(self._path, params, SILENCE_S, self._watch_accept) as lines:
             self._answers()
             async for line in lines:
-                self._contact = asyncio.get_running_loop().time()
                 if line:
                     self._handle(line)
+                self._contact = asyncio.get_running_loop().time()
 
-    def _handle(self, line: str) -> None:
+    def _handle(self, line: bytes) -> None:
         try:
             event = msgspec.json.decode(line)
             kind, item = event["type"], event["object"]
             if kind == "ERROR":
                 raise self._error(item)
             version, key = str(item["metadata"]["resourceVersion"]), _key(item)
-        except _UNREADABLE as error:
+        except _UNDECODABLE as error:
+            self._version = ""  # the same event would follow again: the collection is listed instead
             raise ApiUnreachableError(f"cannot watch {self._path} at the API server: {error!r}") from error
         self._version = version
         if kind == "BOOKMARK":
             return
+        if kind == "DELETED":
+            self._readable(key)
         self._set(key, None if kind == "DELETED" else self._digested(item))
 
     def _error(self, status: JsonObject) -> ApiServerError:
@@ -211,18 +219,27 @@ class Watcher(Generic[T]):
         self._telemetry.resolved("cannot follow the cluster", path=self._path)
 
     def _digested(self, item: JsonObject) -> T | None:
+        key = _key(item)
         try:
-            return self._digest(item)
+            value = self._digest(item)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            namespace, name = _key(item)
-            self._telemetry.problem(
-                "cannot read an object of the cluster", path=self._path, pod=f"{namespace}/{name}", err=error
-            )
+            self._unreadable.add(key)
+            self._telemetry.problem(UNREADABLE, path=self._path, object=_name(key), err=error)
             return None
+        self._readable(key)
+        return value
 
-    def _replace(self, values: Mapping[Key, T]) -> None:
+    def _readable(self, key: Key) -> None:
+        """Report that an object can be read again, or is gone."""
+        if key in self._unreadable:
+            self._unreadable.discard(key)
+            self._telemetry.resolved(UNREADABLE, path=self._path, object=_name(key))
+
+    def _replace(self, values: Mapping[Key, T], listed: Set[Key]) -> None:
         for key in [key for key in self.values if key not in values]:
             self._set(key, None)
+        for key in self._unreadable - listed:
+            self._readable(key)
         for key, value in values.items():
             self._set(key, value)
 
@@ -241,3 +258,8 @@ def _key(item: JsonObject) -> Key:
     if not isinstance(metadata, dict):
         return "", ""
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def _name(key: Key) -> str:
+    """Return an object's name as kubectl shows it."""
+    return "/".join(filter(None, key))

@@ -31,7 +31,7 @@ LOG_KEYS = frozenset(
         "advice", "author", "availableMiB", "be_may_use", "before", "by", "came", "changed",
         "check", "code", "container", "containerID", "containers", "count", "cpus", "device",
         "done", "err", "error", "found", "hook", "keys", "kind", "le", "left_out", "limit",
-        "listen", "logger", "lost", "mems", "method", "mode", "node", "now", "observedPods", "of",
+        "listen", "logger", "lost", "mems", "method", "mode", "node", "now", "object", "observedPods", "of",
         "offline", "other", "owner", "owners", "path", "peer", "pid", "pod", "pods", "point",
         "pool", "probably", "processes", "promisedMiB", "putBack", "quiet", "reason", "record",
         "repeated", "resource", "result", "rule", "runtime", "sandboxID", "seconds", "sharedPool", "signal",

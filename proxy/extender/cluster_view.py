@@ -231,8 +231,10 @@ class ClusterView:
     ) -> None:
         try:
             node = join_facts(name, meta, numa, zones)
-        except ValueError as error:  # one object must not keep the others from being read
+        except ValueError as error:
             self._table.put_unknown(name, str(error))
+        except (ArithmeticError, LookupError, TypeError) as error:  # others must be read despite this one
+            self._table.put_unknown(name, f"its objects cannot be read: {error!r}")
         else:
             self._table.put(node, asyncio.get_running_loop().time())
 

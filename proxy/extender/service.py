@@ -32,10 +32,11 @@ from proxy.extender.cluster_view import ClusterView
 from proxy.extender.http_server import HttpAnswer
 from proxy.extender.lease import Lease
 from proxy.extender.retries import PodRetries
+from proxy.extender.waiting_pods import WaitingPods
 from proxy.model.errors import InputError, TopoproxyError, UnavailableError
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
-from proxy.scheduler.advice import choose_victims, find_moves
+from proxy.scheduler.advice import choose_victims
 from proxy.scheduler.assumed_pods import LOST_S, AssumedPod
 from proxy.scheduler.decision import NOT_STATIC, OTHER_POLICY, REORDERED, resource_status
 from proxy.scheduler.node_table import UNKNOWN, NodeTable
@@ -58,7 +59,6 @@ STALE_S = SILENCE_S + 10.0
 """Seconds after which a copy is too old to decide with: quiet watches are opened again before."""
 MOST_DEMANDS = 20_000
 MOST_READ = 64
-MOST_WAITING = 500
 OPEN_PAGES = ("/healthz", "/livez", "/readyz", "/metrics")
 UNRESOLVABLE = (UNKNOWN, NOT_STATIC, OTHER_POLICY)
 """Reasons that the end of no pod removes."""
@@ -123,7 +123,7 @@ class ExtenderService:
         self._strategy = strategy
         self._read: OrderedDict[bytes, PodDemand] = OrderedDict()
         self._demands: OrderedDict[str, PodDemand] = OrderedDict()
-        self._waiting: OrderedDict[str, PodDemand] = OrderedDict()
+        self._waiting = WaitingPods(table)
         self._registry = Registry((metrics.EXTENDER_REQUESTS, metrics.EXTENDER_REQUEST_SECONDS))
         self._binding = asyncio.Semaphore(BINDS)
         self._resolving: set[asyncio.Future[None]] = set()
@@ -141,7 +141,7 @@ class ExtenderService:
         if not trusted and path not in OPEN_PAGES:
             return HttpAnswer("a certificate signed by the CA in --client-ca is needed\n", 403)
         if method == "GET":
-            return self._page(path, query)
+            return await self._page(path, query)
         verb = self._verbs.get(path)
         if verb is None or method != "POST":
             return HttpAnswer(f"not found; available: {', '.join(self._verbs)}\n", 404)
@@ -169,10 +169,9 @@ class ExtenderService:
         result = self._table.filter(demand, _names(args))
         self._retries.retried(demand.key)
         if result.fits:
-            self._waiting.pop(demand.key, None)
+            self._waiting.placed(demand.key)
         else:
-            self._waiting[demand.key] = demand
-            _bounded(self._waiting, MOST_WAITING)
+            self._waiting.refused(demand)
         failed: dict[str, dict[str, str]] = {"FailedNodes": {}, "FailedAndUnresolvableNodes": {}}
         for name, cause in result.failed.items():
             reason = cause.partition(":")[0]
@@ -218,7 +217,7 @@ class ExtenderService:
         self._table.assume(node, demand, asyncio.get_running_loop().time())
         problem = await self._create_binding(demand, node, annotations)
         if not problem:
-            self._waiting.pop(uid, None)
+            self._waiting.placed(uid)
             self._demands.pop(uid, None)
         return HttpAnswer({"Error": problem})
 
@@ -377,7 +376,7 @@ class ExtenderService:
 
     # -- pages --------------------------------------------------------------------------------------------
 
-    def _page(self, path: str, query: str) -> HttpAnswer:
+    async def _page(self, path: str, query: str) -> HttpAnswer:
         if path in ("/healthz", "/livez"):
             return HttpAnswer("ok\n")
         if path == "/readyz":
@@ -389,7 +388,7 @@ class ExtenderService:
         if path == "/metrics":
             return HttpAnswer(self._metrics())
         if path == "/advice":
-            return self._advice(dict(parse_qsl(query)).get("pod", ""))
+            return HttpAnswer(await self._waiting.advice(dict(parse_qsl(query)).get("pod", "")))
         return HttpAnswer("not found; available: /healthz, /livez, /readyz, /metrics, /advice\n", 404)
 
     def _metrics(self) -> str:
@@ -410,15 +409,6 @@ class ExtenderService:
         }
         families = (family(metric, samples) for metric, samples in read.items())
         return "".join([self._registry.text(), *families])
-
-    def _advice(self, ref: str) -> HttpAnswer:
-        names = [name for name in self._table.names() if self._table.node(name) is not None]
-        waiting = [demand for demand in self._waiting.values() if not ref or demand.ref == ref][:10]
-        moves = [move for demand in waiting for move in find_moves(self._table, demand, names)]
-        found = [
-            {"pod": move.pod, "node": move.node, "move": move.moved, "to": move.target} for move in moves
-        ]
-        return HttpAnswer({"waiting": [demand.ref for demand in self._waiting.values()], "moves": found})
 
 
 def _decoded(body: bytes) -> ExtenderArgs:

@@ -11,7 +11,7 @@ it. Only the proposal is made here; an operator or a descheduler moves the pod.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import PodDemand
 
 MOST_NODES = 64
-"""The most nodes that one search for moves examines."""
+"""The most nodes that one search for moves examines, and that one of its steps considers as targets."""
 
 
 class Move(Struct, frozen=True):
@@ -154,29 +154,36 @@ def choose_victims(
     return best[1] if best else None
 
 
-def find_moves(table: NodeTable, demand: PodDemand, names: Iterable[str]) -> list[Move]:
-    """Return moves of one pod that would make room for a pod, at most one for each node."""
-    moves: list[Move] = []
+def find_moves(table: NodeTable, demand: PodDemand, names: Iterable[str]) -> Iterator[Move | None]:
+    """Yield moves of one pod that would make room for a pod, at most one for each node.
+
+    Yields None after each step without a move, so that a caller can do other work, or end the search. The
+    table may change in between.
+    """
     all_names = list(names)
     for name in all_names[:MOST_NODES]:
-        node = table.node(name)
-        if node is None:
-            continue
-        pending = [assumed.demand for assumed in table.pending(name)]
         for candidate in table.pods(name):
-            if not _held(node, candidate):
-                continue
-            counted = () if candidate in pending else (candidate,)
-            without = without_pods(node, (candidate.key,), counted)
-            others = [pod for pod in pending if pod != candidate]
-            if not evaluate(demand, expect(without, others)).fits:
-                continue
-            elsewhere = [assumed for assumed in all_names if assumed != name]
-            targets = table.filter(unbound(candidate), elsewhere).fits
-            if targets:
-                moves.append(Move(demand.ref, name, candidate.ref, targets[0]))
+            node = table.node(name)
+            if node is not None and _makes_room(table, node, demand, candidate):
+                elsewhere = [other for other in all_names if other != name]
+                for start in range(0, len(elsewhere), MOST_NODES):
+                    yield None
+                    if fits := table.filter(unbound(candidate), elsewhere[start : start + MOST_NODES]).fits:
+                        yield Move(demand.ref, name, candidate.ref, fits[0])
+                        break
+                else:
+                    continue
                 break
-    return moves
+            yield None
+
+
+def _makes_room(table: NodeTable, node: SchedulableNode, demand: PodDemand, moved: PodDemand) -> bool:
+    """Return whether a node would admit a pod if another one left it."""
+    if not _held(node, moved):
+        return False
+    pending = [assumed.demand for assumed in table.pending(node.name)]
+    without = without_pods(node, (moved.key,), () if moved in pending else (moved,))
+    return evaluate(demand, expect(without, [pod for pod in pending if pod != moved])).fits
 
 
 def unbound(demand: PodDemand) -> PodDemand:

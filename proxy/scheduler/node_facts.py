@@ -273,7 +273,11 @@ def machine_of(
 def _sizes(
     numa: int, memory: tuple[tuple[int, str, int], ...]
 ) -> tuple[int | None, dict[int, HugePages] | None]:
-    """Return the memory of a NUMA node with its huge pages and the reserve, and its huge pages by KiB."""
+    """Return the memory of a NUMA node with its huge pages and the reserve, and its huge pages by KiB.
+
+    Raises:
+        UnknownNodeError: The name of a resource has no size of huge pages.
+    """
     if not memory:
         return None, None
     sizes = {resource: most for where, resource, most in memory if where == numa}
@@ -281,6 +285,8 @@ def _sizes(
     for resource, most in sizes.items():
         if resource.startswith(HUGE_PAGES):
             size = parse_quantity(resource.removeprefix(HUGE_PAGES)) // 1024
+            if size < 1:
+                raise UnknownNodeError(f"{resource} is no size of huge pages")
             pages[size] = HugePages(most // (size * 1024))
     return sizes.get(MEMORY, 0) + sum(size * 1024 * page.nr for size, page in pages.items()) + _KEPT, pages
 

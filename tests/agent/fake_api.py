@@ -39,6 +39,11 @@ def _merged(before: Json, after: Json) -> Json:
     return found
 
 
+def _line(event: Json) -> bytes:
+    """Return an event of a watch; Go's encoding/json leaves characters such as U+0085 as they are."""
+    return json.dumps(event, ensure_ascii=False).encode() + b"\n"
+
+
 class _Lines(httpx2.AsyncByteStream):
     def __init__(self, queue: asyncio.Queue[bytes | Exception | None]) -> None:
         self._queue = queue
@@ -115,6 +120,12 @@ class FakeApi(httpx2.AsyncBaseTransport):
         """Send an ERROR event to the watches of a collection."""
         self._send(path, {"type": "ERROR", "object": {"kind": "Status", "code": code, "message": "expired"}})
 
+    def send_line(self, path: str, line: bytes) -> None:
+        """Send bytes to the watches of a collection."""
+        for where, queue in self._watches:
+            if where == path:
+                queue.put_nowait(line)
+
     def end_watches(self, error: Exception | None = None) -> None:
         watches, self._watches = self._watches, []
         for _, queue in watches:
@@ -143,9 +154,7 @@ class FakeApi(httpx2.AsyncBaseTransport):
             self._send(view, {"type": kind, "object": item})
 
     def _send(self, path: str, event: Json) -> None:
-        for where, queue in self._watches:
-            if where == path:
-                queue.put_nowait(json.dumps(event).encode() + b"\n")
+        self.send_line(path, _line(event))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if self.down:
@@ -257,6 +266,6 @@ class FakeApi(httpx2.AsyncBaseTransport):
         queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         for version, where, kind, item in self._log:
             if where == path and version > since:
-                queue.put_nowait(json.dumps({"type": kind, "object": item}).encode() + b"\n")
+                queue.put_nowait(_line({"type": kind, "object": item}))
         self._watches.append((path, queue))
         return httpx2.Response(200, stream=_Lines(queue))

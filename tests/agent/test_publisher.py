@@ -163,6 +163,23 @@ def test_the_format_of_the_topology_object(
     publish(test, settings, groups)
 
 
+def test_the_form_of_nfd_is_not_written_where_its_version_is_not_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher, "DISCOVER_S", 20.0)
+
+    async def test(it: Published) -> None:
+        await it.until(lambda: publisher.CANNOT_PUBLISH_TOPOLOGY in str(it.telemetry.problems()))
+        assert "it serves v1alpha1, and NFD's form needs v1alpha2" in str(it.telemetry.problems())
+        await asyncio.sleep(60.0)
+        assert it.api.count("PATCH", OLD) == 0
+        it.api.groups["topology.node.k8s.io"] = ["v1alpha2"]
+        await it.until(lambda: it.get(TOPOLOGY))
+        assert it.telemetry.problems() == []
+
+    publish(test, "cluster: {nodeResourceTopology: nfd}", {"topology.node.k8s.io": ["v1alpha1"]})
+
+
 def test_another_version_of_the_topology_object_replaces_the_former_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,7 @@ from lightkube.core.exceptions import ConfigError
 
 from proxy import logs
 from proxy.agent import watcher as module
-from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT, Watcher
+from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT, UNREADABLE, Watcher
 from proxy.backends.cluster.facts_format import CURRENT_S
 from proxy.model.backoff import Backoff
 from tests.agent.fake_api import FakeApi
@@ -275,9 +275,87 @@ def test_an_object_that_cannot_be_read_counts_as_absent_and_is_reported() -> Non
     async def test(it: Followed) -> None:
         await it.until(lambda: bool(it.values))
         assert it.values == {"ns/good": 1}
-        assert "cannot read an object of the cluster" in str(it.telemetry.problems())
+        (problem,) = it.telemetry.problems()
+        assert UNREADABLE in str(problem)
+        assert "object=ns/bad" in str(problem)
+        put(api, "bad", 2)
+        await it.until(lambda: "ns/bad" in it.values)
+        assert not it.telemetry.problems(), "it can be read again"
+        api.put(PODS, "ns/bad", spec={})
+        await it.until(lambda: bool(it.telemetry.problems()))
+        api.remove(PODS, "ns/bad")
+        await it.until(lambda: not it.telemetry.problems())
 
     follow(test, api)
+
+
+def test_a_problem_with_an_object_ends_when_a_list_no_longer_has_it() -> None:
+    api = FakeApi(PODS)
+    api.put(PODS, "ns/bad", spec={})
+
+    async def test(it: Followed) -> None:
+        await it.until(lambda: api.watches == 1)
+        api.down = True
+        api.end_watches(httpx2.ReadError("reset"))
+        api.remove(PODS, "ns/bad")
+        api.oldest, api.down = api.version + 1, False
+        await it.until(lambda: not it.telemetry.problems() and it.api.count("GET", PODS) > 2)
+
+    follow(test, api)
+
+
+@pytest.mark.parametrize("separator", ["\x85", "\u2028", "\x1c", "\v", "\r"])
+def test_only_a_line_feed_ends_a_line(separator: str) -> None:
+    async def test(it: Followed) -> None:
+        await it.until(lambda: it.api.watches == 1)
+        it.api.put(PODS, "ns/a", spec={"cpus": f"1{separator}2"})
+        put(it.api, "b", 2)
+        await it.until(lambda: len(it.values) == 2)
+        assert it.values == {"ns/a": f"1{separator}2", "ns/b": 2}
+        assert it.api.count("GET", PODS) == 2, "one list and one watch"
+
+    follow(test)
+
+
+def test_after_an_event_that_cannot_be_decoded_the_collection_is_listed() -> None:
+    """Every new watch from the same version would begin with the same event."""
+
+    async def test(it: Followed) -> None:
+        await it.until(lambda: it.api.watches == 1)
+        it.api.send_line(PODS, b"{]\n")
+        put(it.api, "a", 1)
+        await it.until(lambda: it.values == {"ns/a": 1})
+        assert "cannot follow the cluster" not in str(it.telemetry.problems())
+
+    follow(test)
+
+
+def test_an_error_while_a_list_is_taken_over_lists_again() -> None:
+    api = FakeApi(PODS)
+    put(api, "a", 1)
+    failures = [RuntimeError("a fault")]
+    seen = []
+
+    def changed(key: tuple[str, str], value: int | None) -> None:
+        if failures:
+            raise failures.pop()
+        seen.append((key, value))
+
+    async def run() -> None:
+        watcher: Watcher[int] = Watcher(
+            api.client(), PODS, lambda item: item["spec"]["cpus"], logs.telemetry(), changed=changed
+        )
+        with pytest.raises(RuntimeError):
+            await watcher.run()
+        assert watcher.version == ""
+        put(api, "b", 2)
+        task = asyncio.create_task(watcher.run())  # as the agent starts a part again that has failed
+        await asyncio.wait_for(watcher.listed.wait(), 10)
+        task.cancel()
+        assert seen == [(("ns", "b"), 2)]
+        assert watcher.values == {("ns", "a"): 1, ("ns", "b"): 2}
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

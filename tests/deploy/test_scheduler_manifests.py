@@ -41,6 +41,7 @@ def bare(value: dict[str, Any]) -> dict[str, Any]:
         for container in found["spec"]["template"]["spec"]["containers"]:
             container.pop("image")
             container.pop("imagePullPolicy", None)
+        found["spec"]["template"]["metadata"].pop("annotations", None)
     if found["kind"] == "ConfigMap":
         found["data"] = {name: yaml.safe_load(text) for name, text in found["data"].items()}
     return found
@@ -61,6 +62,28 @@ def test_two_releases_have_names_of_their_own(helm: str, tmp_path: Path) -> None
     assert config["profiles"] == [{"schedulerName": "aligned"}]
     assert config["extenders"][0]["urlPrefix"] == "https://rel-scheduler-extender.team.svc"
     assert config["leaderElection"]["resourceName"] == "rel-scheduler"
+
+
+def test_a_change_of_the_configuration_restarts_kube_scheduler(helm: str, tmp_path: Path) -> None:
+    """kube-scheduler reads its configuration only when it starts."""
+
+    def template(**values: Any) -> Any:
+        found = rendered(helm, CHART, tmp_path, **SAME, **values)
+        (deployment,) = [each for each in found if key(each) == ("Deployment", "topoproxy-scheduler")]
+        return deployment["spec"]["template"]["metadata"]
+
+    assert template() == template(strategy="most-allocated")
+    assert template() != template(schedulerName="aligned")
+
+
+def test_an_update_ends_the_replica_that_holds_the_lease() -> None:
+    """No other replica is ready before it has ended.
+
+    Kubernetes v1.36 pkg/controller/deployment/rolling.go, reconcileOldReplicaSets: old pods that are ready
+    are removed only while more than ``replicas - maxUnavailable`` pods are available.
+    """
+    deployment = objects("extender.yaml")["Deployment", "topoproxy-scheduler-extender"]
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": "100%", "maxSurge": 0}
 
 
 def test_the_deployment_selects_its_own_pods() -> None:

@@ -120,12 +120,13 @@ def test_a_version_that_the_cluster_no_longer_has_is_replaced() -> None:
     follow(api, test)
 
 
+@pytest.mark.parametrize("error", [ValueError("cannot take -1 CPUs"), ZeroDivisionError(), KeyError("x")])
 def test_a_node_that_cannot_be_joined_does_not_keep_others_from_being_read(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(name: str, *facts: Any) -> SchedulableNode:
         if name == "n1":
-            raise ValueError("cannot take -1 CPUs")
+            raise error
         return join_facts(name, *facts)
 
     monkeypatch.setattr(module, "join_facts", failing)

@@ -337,6 +337,7 @@ def test_advice_names_a_pod_whose_move_makes_room() -> None:
         assert status == 200
         assert advice["waiting"] == ["default/a"]
         assert advice["moves"] == [{"pod": "default/a", "node": "n1", "move": "default/y", "to": "n2"}]
+        assert advice["complete"]
 
     on_bed(test)
 

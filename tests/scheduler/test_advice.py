@@ -107,4 +107,4 @@ def test_a_pod_of_which_its_node_shows_a_part_does_not_stand_in_its_own_way() ->
     wanted = demand("wanted", 8)
     table.observe(demand("part", 4, 2, node="n1"), 0.0, running=False)
     assert [pending.pod for pending in table.pending("n1")] == ["part"]
-    assert [move.moved for move in find_moves(table, wanted, ["n1", "n2"])] == ["default/part"]
+    assert [move.moved for move in find_moves(table, wanted, ["n1", "n2"]) if move] == ["default/part"]

@@ -10,7 +10,7 @@ from proxy.agent.objects.numatopology import numatopology
 from proxy.model.idset import Mask
 from proxy.pools.node_attributes import FIGURES, MEMORY_MANAGER
 from proxy.scheduler.decision import evaluate, expect
-from proxy.scheduler.node_facts import SchedulableNode, join_facts
+from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_facts
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.pod_demand import PodDemand, read_demand
@@ -94,6 +94,13 @@ def test_a_node_without_a_static_memory_manager_refuses_nothing_for_memory() -> 
     facts = published(memoryManagerPolicy="None")
     assert facts.memory == ()
     assert evaluate(wanting("60Gi"), expect(facts)).fits
+
+
+@pytest.mark.parametrize("resource", ["hugepages-1", "hugepages-0", "hugepages-512m"])
+def test_a_size_of_huge_pages_below_a_kibibyte_makes_the_node_unknown(resource: str) -> None:
+    raw = resource_topology("n1", {0: {"cpu": (8, 8), "memory": (32 * GI, 4 * GI), resource: (1, 1)}})
+    with pytest.raises(UnknownNodeError, match=resource):
+        found(raw)
 
 
 def test_the_agents_facts_about_the_cpu_manager_are_read_back() -> None:

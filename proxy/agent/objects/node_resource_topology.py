@@ -33,6 +33,8 @@ from proxy.pools.pod_fingerprint import ANNOTATION, ATTRIBUTE, ATTRIBUTE_METHOD,
 GROUP = "topology.node.k8s.io"
 KIND = "NodeResourceTopology"
 PLURAL = "noderesourcetopologies"
+NFD_VERSION = "v1alpha2"
+"""The version of the API that has the fields of NFD's form."""
 
 
 def path(version: str) -> str:
@@ -41,7 +43,7 @@ def path(version: str) -> str:
 
 
 def nfd_topology(page: NodePage) -> dict[str, Any]:
-    """Return the object as NFD's topology-updater writes it, in version v1alpha2."""
+    """Return the object as NFD's topology-updater writes it, in ``NFD_VERSION``."""
     policies = page.policies
     attributes = {
         "topologyManagerPolicy": policies.topology_manager_policy,
@@ -57,7 +59,7 @@ def nfd_topology(page: NodePage) -> dict[str, Any]:
         annotations[ANNOTATION] = attributes[ATTRIBUTE]
     devices = {zone.name: zone for zone in page.devices}
     return {
-        "apiVersion": f"{GROUP}/v1alpha2",
+        "apiVersion": f"{GROUP}/{NFD_VERSION}",
         "kind": KIND,
         "metadata": {"name": page.name, "annotations": annotations},
         "topologyPolicies": list(page.koordinator.topology_policies),

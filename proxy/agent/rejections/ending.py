@@ -34,6 +34,7 @@ from proxy.agent.rejections.policy import (
     due,
     pod_at_server,
     rejected_everywhere,
+    without_former_pods,
 )
 from proxy.agent.session import AgentSession
 from proxy.agent.watcher import REFUSALS_UNTIL_ABSENT
@@ -191,6 +192,7 @@ class RejectedPodEnding:
         causes = {(rejection.uid, _cause(rejection)) for rejection in page.rejections}
         self._skipped = {uid: cause for uid, cause in self._skipped.items() if (uid, cause) in causes}
         self._pods = {uid: entry for uid, entry in self._pods.items() if uid in rejected}
+        self._history.done = without_former_pods(self._history.done, rejected)
         undecided = [rejection for rejection in page.rejections if self._is_undecided(rejection)]
         due_rejections = due(undecided, self._settings) if page.published else []
         later = await self._read(due_rejections)

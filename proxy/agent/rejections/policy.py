@@ -21,7 +21,7 @@ controller that retries at once makes thousands of pods. So:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from msgspec import Struct, structs
@@ -253,6 +253,11 @@ def _obstacle(rejection: Rejection, pod: PodAtServer, settings: RejectedPodsConf
     if settings.policy is RejectedPolicy.FAIL and pod.has_run:
         return "one of its containers has run"
     return ""
+
+
+def without_former_pods(history: EndedPods, rejected: Set[str]) -> EndedPods:
+    """Return the history without the reports on pods that are no longer rejected."""
+    return structs.replace(history, reported=history.reported & rejected)
 
 
 def _recent(history: EndedPods, now: float) -> EndedPods:

@@ -243,6 +243,18 @@ def test_the_planned_action_for_an_observed_pod_is_only_reported() -> None:
     run_scenario(World(), scenario)
 
 
+def test_a_report_is_forgotten_with_the_rejection() -> None:
+    async def scenario(world: World) -> None:
+        for _ in range(2):
+            await world.ending.step(page(rejection(applied=False)))
+        assert world.ending._history.done.reported
+        await world.ending.step(page())
+        assert not world.ending._history.done.reported
+        assert len(world.lines) == 1
+
+    run_scenario(World(), scenario)
+
+
 def test_a_pod_whose_end_was_only_reported_ends_once_the_plan_is_applied_to_it() -> None:
     async def scenario(world: World) -> None:
         assert await world.ending.step(page(rejection(applied=False))) == RECHECK_S
