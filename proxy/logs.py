@@ -63,7 +63,7 @@ class _Repeat:
 
 
 class Log:
-    """Writes records; ``log`` is the one that all rooms share."""
+    """Writes records; ``log`` is the one that all packages share."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._threshold = LEVELS["info"]

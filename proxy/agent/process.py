@@ -16,7 +16,7 @@ from proxy.agent.config_file import follow_file
 from proxy.agent.credentials import read_credentials
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.publisher import publish
-from proxy.agent.rejections.ending import EndingHistory, end_rejected_pods
+from proxy.agent.rejections.ending import TerminationHistory, end_rejected_pods
 from proxy.agent.session import AgentSession, Part, run_parts
 from proxy.config.cluster import ClusterConfig
 from proxy.config.schema import Config
@@ -25,7 +25,7 @@ from proxy.notify import SystemdNotifier
 
 def _parts() -> tuple[Part, ...]:
     """Return the parts of the agent, which run concurrently."""
-    history = EndingHistory()
+    history = TerminationHistory()
     return (
         follow_file,
         publish,

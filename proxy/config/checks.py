@@ -43,7 +43,7 @@ def check_against(config: Config, machine: Machine) -> None:
         ConfigError: Reserved CPUs do not exist or are offline, all CPUs are reserved, nodes cannot keep their
             reserved memory, or a policy's option does not fit the machine.
     """
-    if problems := [*_unsatisfiable(config, machine), *_away(config, machine)]:
+    if problems := [*_unsatisfiable(config, machine), *_while_offline(config, machine)]:
         raise refuse(config.source, problems)
 
 
@@ -63,7 +63,7 @@ def check_start(config: Config, machine: Machine) -> list[str]:
     if problems := list(_unsatisfiable(config, machine)):
         raise refuse(config.source, problems)
     return [
-        *(f"{what}: this takes effect when it is back online" for what in _away(config, machine)),
+        *(f"{what}: this takes effect when it is back online" for what in _while_offline(config, machine)),
         *ineffective(config),
         *config.former_keys,
     ]
@@ -117,7 +117,7 @@ def _unsatisfiable(config: Config, machine: Machine) -> Iterator[str]:
         yield from memory_misfits(_usable(machine), _reserved_memory(config, machine, away=False))
 
 
-def _away(config: Config, machine: Machine) -> Iterator[str]:
+def _while_offline(config: Config, machine: Machine) -> Iterator[str]:
     """List settings that this machine satisfies once offline CPUs and NUMA nodes are back."""
     online = f"(online: {machine.online})"
     if offline := (config.reserved_system_cpus - machine.online) & machine.present:

@@ -35,7 +35,7 @@ DRAIN_S = 10.0
 _OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 Parts = tuple[Callable[[], Awaitable[None]], ...]
 """What runs while the lease is held."""
-LOST = 75
+EXIT_LEASE_LOST = 75
 """The exit code where the lease was lost (sysexits EX_TEMPFAIL); docs/exit-codes.md has it."""
 
 
@@ -117,12 +117,12 @@ async def _lead(
     ended.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await leading
-    return 0 if service.draining else LOST
+    return 0 if service.draining else EXIT_LEASE_LOST
 
 
 async def _while_held(lease: Lease, parts: Parts, telemetry: Telemetry) -> None:
     await lease.acquire()
-    telemetry.event("holding the lease")
+    telemetry.event("acquired the lease")
     # Binds of other replicas are read after the lease was taken: lists are consistent reads.
     running = [asyncio.ensure_future(run_with_restarts(part, telemetry.fault)) for part in parts]
     try:

@@ -405,7 +405,7 @@ class ExtenderService:
                 ({"state": "unknown"}, len(names) - known_nodes),
             ],
             metrics.EXTENDER_PENDING_PODS: [({}, pending)],
-            metrics.EXTENDER_JUDGED: [({}, table.judged)],
+            metrics.EXTENDER_EVALUATIONS: [({}, table.evaluations)],
         }
         families = (family(metric, samples) for metric, samples in read.items())
         return "".join([self._registry.text(), *families])

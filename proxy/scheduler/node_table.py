@@ -12,9 +12,9 @@ Where the counts alone decide, the engine is not called: fewer free CPUs than th
 under ``single-numa-node`` fewer on every NUMA node than its largest container owns. A pod owns none where the
 CPU manager is not static, or where its QoS class owns none, unless an annotation names its CPUs.
 
-A demand that is new meets many classes at once. Then at most ``NEW_CLASSES`` of them are judged once enough
-candidates fit, and the candidates of other classes are left out of this answer, as a scheduler leaves out
-nodes by ``percentageOfNodesToScore``. Where too few fit, all are judged.
+A demand that is new meets many classes at once. Then at most ``NEW_CLASSES`` of them are evaluated once
+enough candidates fit, and the candidates of other classes are left out of this answer, as a scheduler leaves
+out nodes by ``percentageOfNodesToScore``. Where too few fit, all are evaluated.
 
 Where a class were too coarse, the pod would still not be bound in error: ``place`` decides with the CPUs
 themselves, and that is what a bind relies on.
@@ -48,7 +48,7 @@ MOST_CLASSES = 200_000
 SPARE_SHAPES = 100
 """Shapes beyond two for each node after which those that no node has any more are forgotten."""
 UNKNOWN = "UnknownNode"
-NOT_JUDGED = "NotJudged"
+NOT_EVALUATED = "NotEvaluated"
 TOO_FEW_CPUS = "InsufficientCPUs"
 
 
@@ -63,7 +63,7 @@ class NodeTable:
     """The nodes and the assumed pods.
 
     Attributes:
-        judged: How many times the engine was called.
+        evaluations: How many times the engine was called.
         changed: Nodes whose class has changed; the reader empties it.
     """
 
@@ -71,13 +71,13 @@ class NodeTable:
         self._rows: dict[str, NodeRow] = {}
         self._pods: dict[str, PodDemand] = {}
         self._assumed_pods = AssumedPods()
-        self._kinds: dict[object, int] = {}
-        self._kind_of: dict[str, int] = {}
+        self._classes: dict[object, int] = {}
+        self._class_of: dict[str, int] = {}
         self._shapes: dict[int, tuple[Node, int]] = {}
         self._last_shape = 0
         self._verdicts: dict[object, dict[int, NodeVerdict]] = {}
         self._kept = 0
-        self.judged = 0
+        self.evaluations = 0
         self.changed: set[str] = set()
 
     # -- what is known ------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class NodeTable:
         """Record that nothing can be decided for a node, and why."""
         row = self._rows.setdefault(name, NodeRow())
         row.node, row.problem, row.pending = None, problem, ()
-        self._kind_of.pop(name, None)
+        self._class_of.pop(name, None)
 
     def put_allocatable(self, name: str, allocatable: Mapping[str, int], now: float = -inf) -> None:
         """Record the allocatable amounts of a Node object.
@@ -118,7 +118,7 @@ class NodeTable:
         if row := self._rows.get(name):
             row.node, row.problem, row.pending = None, NOT_KNOWN, ()
             row.allocatable, row.taints = {}, ()
-            self._kind_of.pop(name, None)
+            self._class_of.pop(name, None)
             self._drop_if_empty(name)
 
     def node(self, name: str) -> SchedulableNode | None:
@@ -188,8 +188,8 @@ class NodeTable:
                 if any(row.node and not assumed.is_pending(row.node, now) for assumed in row.pending):
                     self._refresh(name, now)
 
-        if len(self._kinds) > MOST_CLASSES:
-            self._kinds.clear()
+        if len(self._classes) > MOST_CLASSES:
+            self._classes.clear()
             self._verdicts.clear()
             for name in self._rows:
                 self._refresh(name, now)
@@ -224,7 +224,7 @@ class NodeTable:
         if not demand.aligned:
             return FilterResult(list(names), {})
         verdicts = self.verdicts_of(demand)
-        kinds = list(map(self._kind_of.get, names))
+        kinds = list(map(self._class_of.get, names))
         met = set(kinds)
         passing = {kind for kind in met if kind in verdicts and verdicts[kind].fits}
         if len(passing) == len(met):
@@ -243,7 +243,7 @@ class NodeTable:
             if not demand.aligned:
                 return [0] * len(names)
             verdicts = self.verdicts_of(demand)
-            kinds = list(map(self._kind_of.get, names))
+            kinds = list(map(self._class_of.get, names))
             met = set(kinds)
             if not verdicts.keys() >= met:
                 return volcano_scores(
@@ -268,7 +268,7 @@ class NodeTable:
             return FITS
         if not demand.aligned:
             return FITS
-        self.judged += 1
+        self.evaluations += 1
         if any(assumed.pod == demand.key for assumed in row.pending):  # an earlier bind of it
             other_demands = [assumed.demand for assumed in row.pending if assumed.pod != demand.key]
             return evaluate(demand, expect(row.node, other_demands, row.ended_cpus()))
@@ -298,7 +298,7 @@ class NodeTable:
         """
         if not demand.aligned:
             return FITS
-        row, kind = self._rows.get(name), self._kind_of.get(name)
+        row, kind = self._rows.get(name), self._class_of.get(name)
         if row is None or kind is None:
             problem = row.problem if row else NOT_KNOWN
             return NodeVerdict(fits=False, reason=UNKNOWN, message=problem)
@@ -324,10 +324,10 @@ class NodeTable:
         row = self._rows.get(name)
         if row is None or row.node is None:
             return NodeVerdict(fits=False, reason=UNKNOWN, message=row.problem if row else "")
-        kind = self._kind_of[name]
+        kind = self._class_of[name]
         verdict = verdicts.get(kind)
         if verdict is None:
-            self.judged += 1
+            self.evaluations += 1
             self._kept += 1
             verdict = verdicts[kind] = evaluate(demand, row.expected())
         return verdict
@@ -339,14 +339,14 @@ class NodeTable:
     ) -> None:
         """Add candidates to those that fit or to those that do not, and evaluate classes that are new."""
         verdicts = self.verdicts_of(demand)
-        judged = 0
+        evaluations = 0
         for name in names:
             verdict = self.known_verdict(name, demand, verdicts)
             if verdict is None:
-                if judged >= NEW_CLASSES and len(fits) >= ENOUGH:
-                    failed[name] = f"{NOT_JUDGED}: enough other nodes fit"
+                if evaluations >= NEW_CLASSES and len(fits) >= ENOUGH:
+                    failed[name] = f"{NOT_EVALUATED}: enough other nodes fit"
                     continue
-                judged += 1
+                evaluations += 1
                 verdict = self.verdict(name, demand, verdicts)
             if verdict.fits:
                 fits.append(name)
@@ -405,9 +405,9 @@ class NodeTable:
             row.owned_by(assumed.demand, assumed.demand.lasting) for assumed in row.pending
         )
         key = *row.counts, *(assumed.demand.signature for assumed in row.pending), *row.ended_cpus()
-        kind = self._kinds.setdefault(key, len(self._kinds))
-        if self._kind_of.get(name) != kind:
-            self._kind_of[name] = kind
+        kind = self._classes.setdefault(key, len(self._classes))
+        if self._class_of.get(name) != kind:
+            self._class_of[name] = kind
             self.changed.add(name)
 
     def _shape(self, rules: Node) -> int:

@@ -1,7 +1,7 @@
 """The demand of a pod on a node, read from its Pod object.
 
 A demand is the input of the engine of the node (``proxy.engine.pod_dry_run``), and a signature:
-pods with equal signatures get equal answers from equal nodes, so replicas of a workload are judged once.
+pods with equal signatures get equal answers from equal nodes, so replicas of a workload are evaluated once.
 
 The annotation ``resource-status`` of an unbound pod is ignored: the scheduler writes it, and an annotation by
 the pod's author must not reserve CPUs. That of a bound pod is read: its node follows it.

@@ -33,7 +33,7 @@ _KNOWN = ", ".join(("Pod", "List", *_COUNTS, _DAEMONS))
 _OF_CLUSTERS = ("Fleet", "Node", "Numatopology", "NodeResourceTopology")
 _ENDED = ("Succeeded", "Failed")
 _HOSTNAME = "kubernetes.io/hostname"
-_NOT_PLAYED = ("affinity", "topologySpreadConstraints")
+_NOT_SIMULATED = ("affinity", "topologySpreadConstraints")
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class _ManifestReader:
         self._bound = bound
         self._seen: dict[str, str] = {}
         self._ended = self._suspended = 0
-        self._unplayed: dict[str, int] = {}
+        self._not_simulated: dict[str, int] = {}
 
     def report_skipped(self) -> None:
         """Add notes about pods and features that were left out."""
@@ -151,7 +151,7 @@ class _ManifestReader:
             self.pods.notes.append(f"left out: {counted(self._ended, 'pod')} that ended already")
         if self._suspended:
             self.pods.notes.append(f"left out: the pods of {counted(self._suspended, 'suspended Job')}")
-        for feature, count in sorted(self._unplayed.items()):
+        for feature, count in sorted(self._not_simulated.items()):
             self.pods.notes.append(f"not followed: {feature} of {counted(count, 'pod')}")
 
     def take(self, document: Document, raw: object, at: str = "") -> None:
@@ -287,9 +287,9 @@ class _ManifestReader:
         host_labels.pop(_HOSTNAME, "")
         for feature in [
             *(f"nodeSelector {key}" for key in host_labels),
-            *(w for w in _NOT_PLAYED if spec.get(w)),
+            *(w for w in _NOT_SIMULATED if spec.get(w)),
         ]:
-            self._unplayed[feature] = self._unplayed.get(feature, 0) + 1
+            self._not_simulated[feature] = self._not_simulated.get(feature, 0) + 1
         return host if isinstance(host, str) else ""
 
     def _add(self, pod_template: PodTemplate, names: Sequence[str], hosts: Sequence[str] = ()) -> None:

@@ -486,7 +486,7 @@ EXTENDER_NODES = Gauge("extender_nodes", "Nodes, by whether the extender can dec
 EXTENDER_PENDING_PODS = Gauge(
     "extender_pending_pods", "Pods that are assumed on a node whose object does not show them yet."
 )
-EXTENDER_JUDGED = Counter("extender_judged", "Decisions that the engine has made.")
+EXTENDER_EVALUATIONS = Counter("extender_evaluations", "Decisions that the engine has made.")
 
 OF_EXTENDER: tuple[Metric, ...] = tuple(
     each for each in list(globals().values()) if isinstance(each, Metric) and each not in ALL

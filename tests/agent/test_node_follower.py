@@ -12,6 +12,7 @@ from proxy import logs
 from proxy.agent.daemon_client import DaemonClient
 from proxy.agent.node_follower import SILENT_S, WAIT_S, NodeFollower
 from proxy.model.errors import TopoproxyError, UnavailableError
+from tests.agent.objects.test_objects import PAGE
 from tests.testkit.simulated_clock import run_simulated
 
 
@@ -32,7 +33,7 @@ class Daemon:
         if route == "/changes":
             await asyncio.sleep(WAIT_S)
             return {"version": "1", "notices": []}
-        return {"name": "n1", "mode": "enforce", "published": True}
+        return PAGE
 
 
 @pytest.mark.parametrize("fault", ["hangs", "down"])

@@ -16,7 +16,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.pools.node_attributes import CPU_OPTIONS
 from proxy.scheduler.decision import SHOWN, NodeVerdict, _possibly_rejected, evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode, counts_of, join_facts
-from proxy.scheduler.node_table import ENOUGH, NOT_JUDGED, NodeTable
+from proxy.scheduler.node_table import ENOUGH, NOT_EVALUATED, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import read_resource_topology
 from tests.scheduler.objects import cpus, demand, node, resource_topology
@@ -180,7 +180,7 @@ def test_nodes_of_one_class_get_the_verdict_of_their_own_cpus() -> None:
     names = [f"n{number}" for number in range(60)]
     for pod in (demand("a", 2), demand("b", 5), demand("c", 3, 2), demand("d", 8)):
         result = table.filter(pod, names)
-        judged = [name for name in names if not result.failed.get(name, "").startswith(NOT_JUDGED)]
+        judged = [name for name in names if not result.failed.get(name, "").startswith(NOT_EVALUATED)]
         assert len(judged) > ENOUGH
         assert result.fits
         assert set(result.fits) == {name for name in judged if table.place(name, pod).fits}

@@ -272,7 +272,7 @@ def test_best_effort_pods_go_anywhere(table: NodeTable) -> None:
     anywhere = read_demand(raw)
     assert table.filter(anywhere, ["n1", "n9"]).fits == ["n1", "n9"]
     assert table.place("n9", anywhere).fits
-    assert table.judged == 0
+    assert table.evaluations == 0
 
 
 def test_identical_replicas_and_nodes_are_evaluated_once() -> None:
@@ -282,10 +282,10 @@ def test_identical_replicas_and_nodes_are_evaluated_once() -> None:
     names = [f"n{number}" for number in range(200)]
     for number in range(5):
         assert len(table.filter(demand(f"p{number}", 4), names).fits) == 200
-    assert table.judged == 1
+    assert table.evaluations == 1
     table.assume("n7", demand("p0", 4), 0.0)
     assert len(table.filter(demand("p9", 4), names).fits) == 200
-    assert table.judged == 2
+    assert table.evaluations == 2
 
 
 def test_what_no_node_has_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +299,8 @@ def test_what_no_node_has_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch)
         annotations = {RESERVATION: f'{{"reservedCPUs": "0", "number": {number}}}'}
         table.put(join_facts("n1", NodeMeta(annotations=annotations), numa, None))
         table.put(same)
-        kinds.add(table._kind_of["n1"])
-        assert table._kind_of["n1"] != table._kind_of["same"]
+        kinds.add(table._class_of["n1"])
+        assert table._class_of["n1"] != table._class_of["same"]
     assert len(kinds) == 100
     assert len(table._shapes) <= 15
 
@@ -331,7 +331,7 @@ def test_nodes_that_differ_in_what_no_placement_depends_on_are_alike() -> None:
     for found in (first, *others):
         table.put(found)
     assert len(table.filter(demand("p", 4)).fits) == 3
-    assert table.judged == 1
+    assert table.evaluations == 1
 
 
 def test_fewest_numa_nodes_score_highest() -> None:

@@ -175,7 +175,7 @@ async def compare(twins: Twins) -> Counter[str]:
                 }
             else:
                 assert len(set(scores.values())) < 2
-            assert bed.table.judged == twins.scheduler._table.judged
+            assert bed.table.evaluations == twins.scheduler._table.evaluations
             met.update(set(answer["FailedNodes"].values()))
             met["scores"] += len(set(scores.values())) > 1
             if chosen < 0:
@@ -208,7 +208,7 @@ def test_every_node_gets_the_verdict_and_the_score_of_the_live_extender(
     assert met["scores"] > 5
     if percentage == 100:
         assert met["TopologyAffinityError"] > 10
-        assert met["NotJudged"] > 3
+        assert met["NotEvaluated"] > 3
         assert met["nowhere"] > 0
 
 

@@ -59,7 +59,7 @@ FAILED_AT = "topoproxy.io/failed-at"
 _REASON = {RejectedPolicy.EVICT: "RejectedPodEvicted", RejectedPolicy.FAIL: "RejectedPodFailed"}
 
 
-class EndingHistory:
+class TerminationHistory:
     """The pods that were ended: a part of the agent that is restarted keeps to the limits.
 
     Attributes:
@@ -71,7 +71,7 @@ class EndingHistory:
         self.done = EndedPods()
 
 
-async def end_rejected_pods(session: AgentSession, history: EndingHistory) -> None:
+async def end_rejected_pods(session: AgentSession, history: TerminationHistory) -> None:
     """Handle rejected pods as configured, until cancelled; returns at once where nothing is configured."""
     ending = RejectedPodEnding(session, history)
     await ending.recover()
@@ -85,7 +85,7 @@ class RejectedPodEnding:
     def __init__(
         self,
         session: AgentSession,
-        history: EndingHistory,
+        history: TerminationHistory,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -252,7 +252,7 @@ class RejectedPodEnding:
         before = self._mark
         if before is not None and (not page.published or is_over(before, free, keep_for, now)):
             before = None  # a daemon that publishes nothing rejects nothing
-        lacking_room = [end for end in ends if not end.would and not rejected_everywhere(end.rejection)]
+        lacking_room = [end for end in ends if not end.dry_run and not rejected_everywhere(end.rejection)]
         # Before they end: a controller makes the next pod at once, and the scheduler binds it at once.
         self._mark = marked(before, [end.cpus for end in lacking_room], free, now) if lacking_room else before
         later = await self._write_mark()
@@ -266,7 +266,7 @@ class RejectedPodEnding:
         """End a pod; return whether this has ended it."""
         telemetry, ref = self._session.telemetry, end.rejection.pod
         why = f"{end.rejection.reason}: {end.rejection.message}"
-        if end.would:
+        if end.dry_run:
             telemetry.event("would end a rejected pod", pod=ref, reason=why)
             return False
         try:

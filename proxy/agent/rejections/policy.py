@@ -130,13 +130,13 @@ class EndPod(Struct, frozen=True):
         rejection: The pod, and why.
         policy: The way in which it is ended.
         cpus: Whole CPUs that it requests.
-        would: The end of the pod is only reported, not carried out.
+        dry_run: The end of the pod is only reported, not carried out.
     """
 
     rejection: Rejection
     policy: RejectedPolicy
     cpus: int
-    would: bool = False
+    dry_run: bool = False
 
 
 class SkippedPod(Struct, frozen=True):
@@ -225,7 +225,7 @@ def decide(
         if not rejection.applied:
             if rejection.uid not in history.reported:
                 history = structs.replace(history, reported=history.reported | {rejection.uid})
-                ends.append(EndPod(rejection, settings.policy, pod.cpus, would=True))
+                ends.append(EndPod(rejection, settings.policy, pod.cpus, dry_run=True))
             continue
         key = pod.controller[1] if pod.controller else rejection.uid
         wait = max(_node_wait(history, settings, now), _controller_wait(history, key, now))

@@ -39,14 +39,14 @@ class _Item:
 class HookNotifier:
     """Sends events to one hook; all methods are called on the loop."""
 
-    __slots__ = ("_busy", "_context", "_lossy", "_queue", "_updated", "slots")
+    __slots__ = ("_busy", "_context", "_is_dropping", "_queue", "_updated", "slots")
 
     def __init__(self, context: DispatchContext, slots: HookSlots, updated: Updated) -> None:
         self._context = context
         self._updated = updated
         self._queue: deque[_Item] = deque()
         self._busy = False
-        self._lossy = False
+        self._is_dropping = False
         self.slots = slots
 
     @property
@@ -58,8 +58,8 @@ class HookNotifier:
         """Send an event after those that already wait."""
         if len(self._queue) >= MOST_WAITING:
             self.slots.lost()
-            if not self._lossy:
-                self._lossy = True
+            if not self._is_dropping:
+                self._is_dropping = True
                 text = f"{MOST_WAITING} events wait for it: further events are dropped"
                 self._context.note(self.slots.hook, HookFailure("lost", text))
             return
@@ -108,7 +108,7 @@ class HookNotifier:
     def _next(self) -> None:
         self._busy = bool(self._queue)
         if not self._queue:
-            self._lossy = False
+            self._is_dropping = False
             return
         item = self._queue.popleft()
 

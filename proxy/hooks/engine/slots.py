@@ -27,13 +27,13 @@ MOST_OVERDUE = 4
 """Calls of one hook that may hang before the hook is not called any more."""
 MOST_INTERRUPTED = 3
 """A pure hook that was interrupted on the loop this many times is called in threads."""
-PARDONING_ANSWERS = 100
+ANSWERS_UNTIL_FORGIVEN = 100
 """After this many quick answers in a row, a pure hook's interruptions do not count any more.
 
 The limit of a call on the loop is time of the clock: on a busy node the daemon itself may not run for longer,
 which interrupts a quick hook too.
 """
-_BLAMELESS = frozenset(("conflict", "hangs", "queue", "open"))
+_NOT_COUNTED = frozenset(("conflict", "hangs", "queue", "open"))
 
 
 class Waiter(Protocol):
@@ -95,7 +95,7 @@ class HookSlots:
     @property
     def suits_loop(self) -> bool:
         """Whether a pure hook has been quick enough to be called on the loop."""
-        if self._interrupted and self.stats.well >= PARDONING_ANSWERS:
+        if self._interrupted and self.stats.quick_in_a_row >= ANSWERS_UNTIL_FORGIVEN:
             self._interrupted = 0
         return self._interrupted < MOST_INTERRUPTED
 
@@ -103,7 +103,7 @@ class HookSlots:
         """Count that a call took too long on the loop; it is repeated in a thread."""
         with self._lock:
             self._interrupted += 1
-            self.stats.well = 0
+            self.stats.quick_in_a_row = 0
 
     def enter(self, waiter: Waiter, now: float, always: bool, overloaded: bool) -> int | HookFailure | None:
         """Take a slot and return whether to call the hook now, or queue the waiter for a slot.
@@ -179,7 +179,7 @@ class HookSlots:
                 self._note(failure)
             if token and took is None:
                 self.breaker.unused(token)
-            elif token and (failure is None or failure.kind in _BLAMELESS):
+            elif token and (failure is None or failure.kind in _NOT_COUNTED):
                 self.breaker.succeeded(token)
             elif token:
                 self.breaker.failed(token, now)

@@ -77,8 +77,18 @@ class HookStats:
     """Counters of one hook; guarded by the lock of its ``HookSlots``."""
 
     __slots__ = (
-        "calls", "failures", "last_error", "last_error_at", "last_trace", "longest", "lost", "skipped",
-        "times", "usual", "vetoes", "well",
+        "calls",
+        "failures",
+        "last_error",
+        "last_error_at",
+        "last_trace",
+        "longest",
+        "lost",
+        "quick_in_a_row",
+        "skipped",
+        "times",
+        "usual",
+        "vetoes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -93,7 +103,7 @@ class HookStats:
         self.times: deque[float] = deque(maxlen=_KEPT)
         self.longest = 0.0
         self.usual = 1.0
-        self.well = QUICK_ANSWERS
+        self.quick_in_a_row = QUICK_ANSWERS
 
     def took(self, seconds: float) -> None:
         """Record the duration of a call."""
@@ -105,7 +115,7 @@ class HookStats:
         self.times.append(seconds)
         if seconds > self.longest:
             self.longest = seconds
-        self.well = self.well + 1 if seconds < SLOW_ANSWER_S else 0
+        self.quick_in_a_row = self.quick_in_a_row + 1 if seconds < SLOW_ANSWER_S else 0
 
     def failed(self, kind: str, text: str, trace: str, now: float) -> None:
         """Record a call that failed or could not be made (``now`` in seconds since the epoch)."""
@@ -115,7 +125,7 @@ class HookStats:
     @property
     def quick(self) -> bool:
         """Whether its recent answers were quick."""
-        return self.usual < QUICK_S and self.well >= QUICK_ANSWERS
+        return self.usual < QUICK_S and self.quick_in_a_row >= QUICK_ANSWERS
 
     def median(self) -> float:
         """Return the median time of the last answers."""

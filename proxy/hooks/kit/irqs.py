@@ -57,7 +57,7 @@ class Irqs:
     def __init__(self, proc: Path, state: Path, put: Put = put) -> None:
         self._directory = proc / "irq"
         self._default = self._directory / "default_smp_affinity"
-        self._knobs = KernelSettings(state, put)
+        self._settings = KernelSettings(state, put)
         self._claims: dict[str, CpuSet] = {}
         self._known_files: frozenset[Path] | None = None
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class Irqs:
             for claimed in self._claims.values():
                 banned |= claimed
             try:
-                held = self._knobs.apply(self._wanted_values(banned, online))
+                held = self._settings.apply(self._wanted_values(banned, online))
             except OSError as error:
                 raise HookError(f"cannot remember the affinity of interrupts: {error}") from error
             return _result_of(held)
@@ -93,7 +93,7 @@ class Irqs:
         self._take_over(files)
         wanted_values: dict[Path, str] = {}
         for file in (self._default, *sorted(files)):
-            own = _parsed(file, self._knobs.own(file))
+            own = _parsed(file, self._settings.own(file))
             wanted = (own - banned) or (online - banned)
             if own and wanted and wanted != own:
                 wanted_values[file] = mask_text(wanted) if file is self._default else str(wanted)
@@ -101,12 +101,12 @@ class Irqs:
 
     def _take_over(self, files: frozenset[Path]) -> None:
         """Find interrupts that started with the narrowed default: their own value is the original default."""
-        own = _parsed(self._default, self._knobs.own(self._default))
+        own = _parsed(self._default, self._settings.own(self._default))
         now = _parsed(self._default, _text(self._default))
         if self._known_files is not None and own != now:
             for file in files - self._known_files:
                 if _parsed(file, _text(file)) == now:
-                    self._knobs.adopt(file, str(own))
+                    self._settings.adopt(file, str(own))
         self._known_files = files
 
     def _files(self) -> frozenset[Path]:

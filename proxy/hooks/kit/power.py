@@ -30,7 +30,7 @@ class Power:
 
     def __init__(self, sysfs: Path, state: Path, put: Put = put) -> None:
         self._cpus = sysfs / "devices/system/cpu"
-        self._knobs = KernelSettings(state, put)
+        self._settings = KernelSettings(state, put)
 
     def apply(self, owners: Iterable[tuple[CpuSet, CrioSettings]]) -> None:
         """Apply the settings of owners to their CPUs, and restore those of all other CPUs.
@@ -44,7 +44,7 @@ class Power:
             for cpu in cpus:
                 self._of_cpu(self._cpus / f"cpu{cpu}", settings, wanted_values, failures)
         try:
-            held = self._knobs.apply(wanted_values)
+            held = self._settings.apply(wanted_values)
         except OSError as error:
             raise HookError(f"cannot remember how CPUs sleep: {error}") from error
         for file, refusal in held.refused.items():

@@ -17,8 +17,8 @@ from proxy.agent.rejections import ending as ending_module
 from proxy.agent.rejections.ending import (
     KNOWN_S,
     RECHECK_S,
-    EndingHistory,
     RejectedPodEnding,
+    TerminationHistory,
     end_rejected_pods,
 )
 from proxy.agent.rejections.node_mark import KEY
@@ -62,7 +62,7 @@ class World:
             self.api.client(),
             telemetry(self.lines),
         )
-        self.history = EndingHistory()
+        self.history = TerminationHistory()
         self.ending = RejectedPodEnding(self.session, self.history, lambda: self.now, lambda: self.now)
 
     def pod(self, uid: str = "u1", owners: Any = (OWNER,), **status: Any) -> None:
@@ -479,7 +479,7 @@ def test_a_concurrent_change_of_the_node_is_no_error() -> None:
 def test_a_restarted_agent_keeps_the_mark() -> None:
     async def scenario(world: World) -> None:
         await world.ending.step(page(rejection()))
-        again = RejectedPodEnding(world.session, EndingHistory(), lambda: world.now, lambda: world.now)
+        again = RejectedPodEnding(world.session, TerminationHistory(), lambda: world.now, lambda: world.now)
         await again.recover()
         await again.step(page())
         assert world.taints == ["other", KEY]
@@ -497,7 +497,7 @@ def test_a_starting_api_server_that_refuses_for_a_moment_does_not_hide_the_mark(
 
     async def scenario(world: World) -> None:
         await world.ending.step(page(rejection()))
-        again = RejectedPodEnding(world.session, EndingHistory(), lambda: world.now, lambda: world.now)
+        again = RejectedPodEnding(world.session, TerminationHistory(), lambda: world.now, lambda: world.now)
         world.api.answers[f"{NODES}/n1"] = [403] * refusals
         await again.recover()
         await again.step(page(free="0-3"))
@@ -552,10 +552,10 @@ def test_the_mark_is_removed_when_the_operator_enables_retries_again() -> None:
         await world.ending.step(page(rejection()))
         assert world.taints == ["other", KEY]
         session = replace(world.session, config=Config())
-        await asyncio.wait_for(end_rejected_pods(session, EndingHistory()), 5)
+        await asyncio.wait_for(end_rejected_pods(session, TerminationHistory()), 5)
         assert world.taints == ["other"]
         writes = world.session.api.writes
-        await asyncio.wait_for(end_rejected_pods(session, EndingHistory()), 5)
+        await asyncio.wait_for(end_rejected_pods(session, TerminationHistory()), 5)
         assert world.session.api.writes == writes
 
     run_scenario(World(), scenario)
@@ -574,7 +574,9 @@ def test_removing_the_mark_is_retried_until_it_succeeds() -> None:
             return original(method, collection, name, body)
 
         world.api._one = one  # type: ignore[method-assign]
-        await asyncio.wait_for(end_rejected_pods(replace(world.session, config=Config()), EndingHistory()), 5)
+        await asyncio.wait_for(
+            end_rejected_pods(replace(world.session, config=Config()), TerminationHistory()), 5
+        )
         assert world.taints == ["other"]
 
     run_scenario(World(), scenario)
@@ -662,7 +664,7 @@ def test_reports_of_a_daemon_that_no_longer_answers_are_not_used() -> None:
         daemon = DaemonThatStops(1)
         world.api.down = True  # the report of the daemon could not be acted on
         session = replace(world.session, daemon=daemon)  # type: ignore[arg-type]
-        ending = RejectedPodEnding(session, EndingHistory(), lambda: world.now, lambda: world.now)
+        ending = RejectedPodEnding(session, TerminationHistory(), lambda: world.now, lambda: world.now)
 
         def stopped() -> bool:
             world.api.down = daemon.refusals < 5
@@ -681,7 +683,7 @@ def test_a_mark_is_removed_after_its_time_also_without_the_daemon() -> None:
         assert world.taints == ["other", KEY]
         daemon = DaemonThatStops(0)
         session = replace(world.session, daemon=daemon)  # type: ignore[arg-type]
-        again = RejectedPodEnding(session, EndingHistory(), lambda: world.now, lambda: world.now)
+        again = RejectedPodEnding(session, TerminationHistory(), lambda: world.now, lambda: world.now)
         await again.recover()
         await run_until(world, again.run(), lambda: daemon.refusals >= 10)
         assert world.taints == ["other", KEY]
@@ -694,7 +696,7 @@ def test_a_mark_is_removed_after_its_time_also_without_the_daemon() -> None:
 def test_the_part_follows_the_daemon() -> None:
     async def scenario(world: World) -> None:
         session = replace(world.session, daemon=ScriptedDaemon())  # type: ignore[arg-type]
-        task = asyncio.ensure_future(end_rejected_pods(session, EndingHistory()))
+        task = asyncio.ensure_future(end_rejected_pods(session, TerminationHistory()))
         async with asyncio.timeout(10):
             while world.there:
                 await asyncio.sleep(0.02)

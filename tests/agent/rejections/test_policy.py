@@ -48,7 +48,7 @@ def decided(
 def test_nothing_is_done_before_enough_tries() -> None:
     assert decided(rejection(count=2)).ends == ()
     (end,) = decided(rejection(count=3)).ends
-    assert (end.rejection.uid, end.policy, end.cpus, end.would) == ("u1", RejectedPolicy.EVICT, 4, False)
+    assert (end.rejection.uid, end.policy, end.cpus, end.dry_run) == ("u1", RejectedPolicy.EVICT, 4, False)
 
 
 def test_by_default_pods_are_retried_without_end() -> None:
@@ -122,7 +122,7 @@ def test_a_removed_or_ending_pod_needs_no_action(pod: PodAtServer | None) -> Non
 def test_the_planned_action_for_an_observed_pod_is_reported_once() -> None:
     first = decided(rejection(applied=False))
     (end,) = first.ends
-    assert end.would
+    assert end.dry_run
     assert first.done.times == (), "nothing was done"
     assert decided(rejection(applied=False), done=first.done).ends == ()
 

@@ -13,7 +13,7 @@ import pytest
 from proxy.hooks.answers import Adjustment, Veto
 from proxy.hooks.engine import loop_interrupt as alarms
 from proxy.hooks.engine.loop_interrupt import Alarm, alarm
-from proxy.hooks.engine.slots import MOST_INTERRUPTED, PARDONING_ANSWERS
+from proxy.hooks.engine.slots import ANSWERS_UNTIL_FORGIVEN, MOST_INTERRUPTED
 from proxy.hooks.hook import Hook, HookFailurePolicy
 
 # pytest's own time limit would use the signal.
@@ -141,10 +141,10 @@ def test_a_pure_hook_returns_to_the_loop_when_it_has_been_quick_for_long(
         setup.use(pure("10-a", delayed_on_loop))
         for _ in range(MOST_INTERRUPTED):
             await interrupt(1)
-            await answer(PARDONING_ANSWERS, in_loop=True)
+            await answer(ANSWERS_UNTIL_FORGIVEN, in_loop=True)
         await interrupt(MOST_INTERRUPTED)
         # The repeated call in a thread is the first quick answer.
-        await answer(PARDONING_ANSWERS - 1, in_loop=False)
+        await answer(ANSWERS_UNTIL_FORGIVEN - 1, in_loop=False)
         await answer(1, in_loop=True)
 
     setup.run(scenario)
