@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any
 
@@ -68,7 +68,7 @@ class Connection:
             timeout_s: Deadline of this, and of each call.
 
         Raises:
-            UnavailableError: There is no peer, or it rejects us.
+            UnavailableError: There is no peer, it rejects us, or there is no descriptor for the socket.
         """
         self.path = path
         self._timeout_s = timeout_s
@@ -76,13 +76,15 @@ class Connection:
         self._serials = count(1)
         self._waiting: dict[int, _Waiter] = {}
         self._over = False
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            self._socket.settimeout(timeout_s)
-            self._socket.connect(path)
-            self._introduce()
+            with ExitStack() as unless_connected:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+                unless_connected.callback(self._socket.close)
+                self._socket.settimeout(timeout_s)
+                self._socket.connect(path)
+                self._introduce()
+                unless_connected.pop_all()
         except (OSError, AuthenticationError) as error:
-            self._socket.close()
             raise UnavailableError(f"cannot connect to {path}: {_cause(error)}") from None
         # Reading has no deadline; a send that the peer does not accept has one.
         self._socket.settimeout(None)

@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,13 +134,14 @@ class SystemdUnits:
         while not self._closing.is_set():
             lasted = 0.0
             try:
-                connection = self._dial()
+                with closing(self._dial()) as connection:
+                    started = time.monotonic()
+                    self._listen(connection, on_event)
+                    lasted = time.monotonic() - started
             except TopoproxyError as error:
                 self._why = str(error)
-            else:
-                started = time.monotonic()
-                self._listen(connection, on_event)
-                lasted = time.monotonic() - started
+            except Exception as error:  # noqa: BLE001  whatever the error, the thread must connect again
+                self._why = f"{type(error).__name__}: {error}"
             self._closing.wait(pauses.next(lasted))
 
     def _dial(self) -> Connection:
@@ -157,15 +159,18 @@ class SystemdUnits:
         bus = connection.path.endswith(BUS.name)
         subscriber = threading.Thread(target=self._subscribe, args=(connection, on_event, bus), daemon=True)
         subscriber.start()  # its calls are answered in this thread
-        for message in connection.read(b"Reloading"):
-            if message.body == (False,):
-                on_event(UnitEvents.RELOADED)
-        subscriber.join()  # it may still report the connection; its calls have ended with the connection
-        with self._ready:
-            was, self._connection = self._connection, None
-            self._why = "the connection has ended"
-        if was is not None and not self._closing.is_set():
-            on_event(UnitEvents.LOST)
+        try:
+            for message in connection.read(b"Reloading"):
+                if message.body == (False,):
+                    on_event(UnitEvents.RELOADED)
+        finally:
+            connection.close()  # ends the subscriber's calls; it may still report the connection
+            subscriber.join()
+            with self._ready:
+                was, self._connection = self._connection, None
+                self._why = "the connection has ended"
+            if was is not None and not self._closing.is_set():
+                on_event(UnitEvents.LOST)
 
     def _subscribe(self, connection: Connection, on_event: Callable[[UnitEvents], None], bus: bool) -> None:
         """Subscribe to signals, and let calls begin."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -303,6 +304,54 @@ def test_a_connection_that_ends_while_it_is_reported_is_reported_as_lost(
     wait_until(lambda: len(received) > 3)
     units.close()
     assert received[:4] == [UnitEvents.CONNECTED, UnitEvents.LOST] * 2
+
+
+def test_the_client_connects_once_there_is_a_descriptor_again(
+    systemd: PlayedSystemd, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = socket.socket, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def limited(*args: Any, **kwargs: Any) -> socket.socket:
+        if failures:
+            raise failures.pop()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "socket", limited)
+    with pytest.raises(UnavailableError, match=r"cannot connect to .*private: Too many open files"):
+        Connection(str(address), LONG_S)
+    failures.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    units = SystemdUnits(lambda: [str(address)], LONG_S)
+    units.watch(lambda _: None)
+    assert units.read(SCOPE).cpus == CpuSet()
+    assert not failures
+    units.close()
+
+
+def test_the_client_reconnects_after_an_internal_error(
+    systemd: PlayedSystemd, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.backends.systemd.units._PAUSES", Backoff(0.1, 0.1))
+    received: list[UnitEvents] = []
+    failures = [RuntimeError("can't start new thread")]
+
+    def addresses() -> list[str]:
+        if failures:
+            raise failures.pop()
+        return [str(address)]
+
+    def fail_at_reloads(event: UnitEvents) -> None:
+        received.append(event)
+        if event is UnitEvents.RELOADED:
+            raise ValueError("an internal error")
+
+    units = SystemdUnits(addresses, LONG_S)
+    units.watch(fail_at_reloads)
+    wait_until(lambda: "can't start new thread" in units._why)
+    wait_until(lambda: received == [UnitEvents.CONNECTED])
+    systemd.send("Reloading", "b", (False,))
+    wait_until(lambda: received[2:] == [UnitEvents.LOST, UnitEvents.CONNECTED])
+    assert units.read(SCOPE).cpus == CpuSet()
+    units.close()
 
 
 def test_the_next_socket_is_tried(systemd: PlayedSystemd, address: Path, tmp_path: Path) -> None:
