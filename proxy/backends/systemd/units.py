@@ -168,7 +168,8 @@ class SystemdUnits:
             subscriber.join()
             with self._ready:
                 was, self._connection = self._connection, None
-                self._why = "the connection has ended"
+                if was is not None:  # else the subscriber has stored why it could not subscribe
+                    self._why = "the connection has ended"
             if was is not None and not self._closing.is_set():
                 on_event(UnitEvents.LOST)
 

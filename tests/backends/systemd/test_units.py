@@ -372,6 +372,22 @@ def test_the_client_subscribes_to_signals_on_a_bus(tmp_path: Path) -> None:
     played.close()
 
 
+def test_a_bus_that_does_not_answer_is_reported_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.backends.systemd.units._PAUSES", Backoff(LONG_S, LONG_S))
+    path = tmp_path / "system_bus_socket"
+    played = PlayedSystemd(path)
+    played.silent = True
+    units = SystemdUnits(lambda: [str(path)], 0.3)
+    units.watch(lambda _: None)
+    wait_until(lambda: len(played._threads) > 1 and not played._threads[1].is_alive())  # the client hung up
+    with pytest.raises(UnavailableError, match=r"cannot query systemd: .*no answer within 0\.3 s"):
+        units.read(SCOPE)
+    units.close()
+    played.close()
+
+
 def test_the_socket_depends_on_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("run/systemd/private", "run/dbus/system_bus_socket"):
         (tmp_path / name).parent.mkdir(parents=True)
