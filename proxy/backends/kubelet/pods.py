@@ -6,7 +6,8 @@ waiting callers: a caller whose pod is in a list younger than 5 s takes it from 
 and that came after that list was requested, requests again; one that came before has its answer: kubelet does
 not know the pod. For one pod this happens once a second at most. After a failed request there is no new one
 for ten times as long as it took: a kubelet that never answers costs a tenth of the time, and one that refuses
-at once costs nothing.
+at once costs nothing. After a single timeout only those that came before its end go without an answer: a
+kubelet that is slow once does not hide the next pods.
 
 Static pods are identified by the hash of their file: it is their uid in the CRI, while the list may have the
 uid of the mirror pod, which carries the hash as an annotation. Every user may write annotations, so namespace
@@ -28,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from proxy.backends.kubelet.settings import KubeletError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.pools.pod_spec import CONFIG_HASH, PodSpec, pod_spec
 
 FRESH_S = 5.0
@@ -139,6 +141,7 @@ class PodList:
         self._started = _NEVER
         self._rest_until = _NEVER
         self._failure = ""
+        self._hung = False
         self._requested_at: dict[str, float] = {}
 
     def find(self, uid: str, namespace: str, name: str) -> PodSpec | None:
@@ -160,11 +163,11 @@ class PodList:
         with self._lock:
             now = self._clock()
             item = pod_in(self._items, uid, namespace, name) if now - self._started < FRESH_S else None
-            rests = now < self._rest_until or now - self._requested_at.get(uid, _NEVER) < GAP_S
+            rests = came < self._rest_until or now - self._requested_at.get(uid, _NEVER) < GAP_S
             if item is None and self._started < came and not rests:
                 self._renew(uid, now)
             if self._failure:
-                raise KubeletError(self._failure)
+                raise KubeletError(self._failure)  # without its code: when to request again is decided here
             item = item or pod_in(self._items, uid, namespace, name)
         return None if item is None else pod_spec(item, f"{namespace}/{name}", listed=True)
 
@@ -176,8 +179,13 @@ class PodList:
             self._items = _read_index(self._fetch())
         except KubeletError as error:
             self._failure = str(error)
+            hung_before, self._hung = self._hung, error.code == GrpcStatus.DEADLINE_EXCEEDED
             ended = self._clock()
-            self._rest_until = ended + min(PAUSE_FACTOR * (ended - now), LONGEST_PAUSE_S)
+            tolerated = self._hung and not hung_before
+            pause = 0.0 if tolerated else min(PAUSE_FACTOR * (ended - now), LONGEST_PAUSE_S)
+            self._rest_until = ended + pause
+        else:
+            self._hung = False
 
 
 def _read_index(content: bytes) -> PodIndex:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from proxy.backends.kubelet.pods import PodList, read_items
 from proxy.backends.kubelet.settings import KubeletError
 from proxy.model.errors import InputError
+from proxy.model.grpc_status import GrpcStatus
 from proxy.pools.pod_spec import pod_spec
 
 Raw = dict[str, Any]
@@ -180,6 +181,60 @@ def test_the_retry_delay_is_at_most_thirty_seconds() -> None:
     world.failure = None
     world.now += 30
     assert world.cpu("u-1") == 1000
+
+
+def test_a_single_timeout_does_not_hide_the_next_pods() -> None:
+    world = World(pod("u-1"), pod("u-2"))
+    world.took, world.failure = 2.0, KubeletError("no complete answer", GrpcStatus.DEADLINE_EXCEEDED)
+    for uid in ("u-1", "u-2"):
+        with pytest.raises(KubeletError, match="no complete answer"):
+            world.cpu(uid)
+    assert world.fetch_count == 2, "one timeout is tolerated"
+    world.failure = None
+    world.now += 19
+    with pytest.raises(KubeletError):
+        world.cpu("u-1")
+    assert world.fetch_count == 2, "two timeouts in a row are not"
+    world.now += 1
+    assert world.cpu("u-1") == 1000
+    world.failure = KubeletError("no complete answer", GrpcStatus.DEADLINE_EXCEEDED)
+    world.now += 5
+    with pytest.raises(KubeletError):
+        world.cpu("u-1")
+    world.failure = None
+    world.now += 1
+    assert world.cpu("u-1") == 1000, "the timeouts are not in a row"
+
+
+def test_callers_that_wait_share_a_timeout() -> None:
+    world = World()
+    world.took, world.failure = 2.0, KubeletError("late", GrpcStatus.DEADLINE_EXCEEDED)
+    came = threading.Event()
+    failures: list[str] = []
+
+    def find(uid: str) -> None:
+        with pytest.raises(KubeletError) as caught:
+            world.pods.find(uid, "shop", "web")
+        failures.append(str(caught.value))
+
+    def fetch() -> bytes:
+        if world.fetch_count == 0:
+            second.start()
+            came.wait(60)
+        return world.fetch()
+
+    def clock() -> float:
+        now = world.now
+        if threading.current_thread() is second:
+            came.set()
+        return now
+
+    second = threading.Thread(target=find, args=("u-2",))
+    world.pods = PodList(fetch, clock)
+    find("u-1")
+    second.join(60)
+    assert failures == ["late", "late"]
+    assert world.fetch_count == 1
 
 
 @pytest.mark.parametrize(
