@@ -111,6 +111,7 @@ class PluginEndpoint:
         self._probes = RetryDelays(PROBE)
         self._preferences = RetryTimes[str](PREFER)
         self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
 
     # -- its connection -----------------------------------------------------------------------------------
 
@@ -138,6 +139,7 @@ class PluginEndpoint:
 
     def close(self) -> None:
         """End all calls; nothing changes any more."""
+        self._closed = True
         self._changed = lambda endpoint: None
         self._first_list.set()
         self._cancel_tasks()
@@ -260,7 +262,7 @@ class PluginEndpoint:
             raise
 
     def _isolate_if_due(self, reason: str) -> None:
-        if self.state is not EndpointState.SERVING or self._failures < FAILURES:
+        if self._closed or self.state is not EndpointState.SERVING or self._failures < FAILURES:
             return
         self._telemetry.count(metrics.DEVICE_PLUGINS_ISOLATED)
         self._become(EndpointState.ISOLATED, f"{FAILURES} calls in a row had no usable answer ({reason})")

@@ -264,6 +264,24 @@ def test_a_plugin_that_hangs_is_isolated_and_comes_back_when_it_answers(node: No
     play(node, scenario, timeout=0.3)
 
 
+def test_calls_that_end_with_a_replaced_plugin_do_not_isolate_it(node: Node) -> None:
+    hangs, successor = node.plugin(), node.plugin(name="successor.sock")
+
+    async def scenario() -> None:
+        await node.serve(hangs)
+        hangs.hanging.clear()
+        calls = [asyncio.create_task(node.refused(node.registry.allocate(NAME, ("a",)))) for _ in range(3)]
+        await until(lambda: node.telemetry.value(metrics.DEVICE_PLUGIN_CALLS, method="Allocate") == 3)
+        await node.serve(successor)
+        await asyncio.gather(*calls)
+        assert node.telemetry.value(metrics.DEVICE_PLUGINS_ISOLATED) == 0
+        running = {str(task.get_coro()) for task in asyncio.all_tasks()}
+        assert not any("_probe" in name for name in running)
+        hangs.hanging.set()
+
+    play(node, scenario)
+
+
 def test_an_isolated_plugin_is_withdrawn_after_the_grace_and_comes_back(node: Node) -> None:
     plugin = node.plugin()
 
