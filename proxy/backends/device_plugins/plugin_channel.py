@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from proxy.backends.device_plugins.messages import MESSAGE_LIMIT
+from proxy.backends.device_plugins.messages import MESSAGE_LIMIT, PluginAnswerError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.wire.grpc_channel import ONE_THREAD, GrpcChannel, details_of
 
@@ -28,6 +29,8 @@ READ_GAP_S: Final = 0.005
 """Seconds between two messages that are read from a plug-in."""
 MARGIN_S: Final = 1.0
 """Seconds after its deadline in which gRPC reports the end of a call; after that it is given up here."""
+_TOO_LARGE: Final = re.compile("(?<!SERVER: )Received message larger than max")
+"""gRPC's text where this side refuses an answer; SERVER is before it where the plug-in refuses a request."""
 
 
 class PluginCallError(Exception):
@@ -61,6 +64,7 @@ class PluginChannel:
 
         Raises:
             PluginCallError: There is no answer in time, or it is an error.
+            PluginAnswerError: The answer is longer than ``MESSAGE_LIMIT``.
         """
         answer: asyncio.Future[bytes] = self._loop.create_future()
         try:
@@ -120,6 +124,8 @@ def _pass_result(answer: asyncio.Future[bytes], call: Any, timeout_s: float) -> 
         answer.set_result(call.result())
     elif code == GrpcStatus.DEADLINE_EXCEEDED:
         answer.set_exception(PluginCallError(f"no answer within {timeout_s:g} s", answered=False))
+    elif code == GrpcStatus.RESOURCE_EXHAUSTED and _TOO_LARGE.search(call.details() or ""):
+        answer.set_exception(PluginAnswerError(f"its answer has more than {MESSAGE_LIMIT} bytes"))
     else:
         answer.set_exception(PluginCallError(_message_of(call), answered=code not in NO_ANSWER))
 
