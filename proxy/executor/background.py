@@ -61,7 +61,7 @@ class Threads:
         self._closed = False
 
     def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queue a job.
+        """Queue a job; it fails where no thread can be started for it, and the next job tries that again.
 
         Raises:
             RuntimeError: The threads have been shut down.
@@ -70,19 +70,24 @@ class Threads:
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"cannot begin a job of {self._name}: its threads have been shut down")
-            self._jobs.put((future, job, args, kwargs))
             if self._idle:
                 self._idle -= 1
             elif len(self._threads) < self._count:
-                self._start_one()
+                try:
+                    self._start_one()
+                except RuntimeError as error:
+                    if not self._threads:  # else one of them does it later
+                        future.set_exception(error)
+                        return future
+            self._jobs.put((future, job, args, kwargs))
         return future
 
     def _start_one(self) -> None:
         number = len(self._threads)
         name = self._name if self._count == 1 else f"{self._name}_{number}"
         thread = threading.Thread(target=self._run, args=(number,), name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def running_s(self) -> float:
         """Return how many seconds the oldest running job has been running; 0 while none runs."""

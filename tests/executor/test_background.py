@@ -96,6 +96,27 @@ def test_a_stuck_job_does_not_delay_the_shutdown_and_queued_jobs_are_cancelled()
     assert threads.shutdown(30)
 
 
+def test_a_thread_that_cannot_be_started_is_started_for_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, gate, inside = Threads(2, "t"), threading.Event(), threading.Event()
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threads.submit(int).result(30)
+    assert threads.waiting == 0
+    stuck = threads.submit(lambda: (inside.set(), gate.wait(60)))
+    assert inside.wait(30)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", no_thread)
+        waits = threads.submit(int)
+    assert threads.submit(int).result(30) == 0, "the second thread has been started"
+    gate.set()
+    assert (stuck.result(30), waits.result(30)) == ((None, True), 0)
+    assert threads.shutdown(30)
+
+
 def test_a_result_is_recorded_although_its_requester_is_gone() -> None:
     noted: list[int] = []
 
