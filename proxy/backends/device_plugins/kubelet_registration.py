@@ -3,7 +3,7 @@
 kubelet joins the name of a plug-in's socket to its own directory (kubernetes v1.36
 pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register). So a symbolic link of that name in kubelet's
 directory leads to the socket. kubelet removes such links at its start, with all sockets, and so does the next
-start here.
+start here. A link of that name that leads nowhere, as of a former ``shimDirectory``, is replaced.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KubeletRegistration:
         self._channel.call("register a device plug-in", REGISTER, request, pb.Empty)
 
     def _link(self, link: Path, path: Path) -> None:
-        if link.is_symlink() and self._is_ours(link):
+        if link.is_symlink() and (self._is_ours(link) or not link.exists()):
             if link.readlink() == path:
                 return
             link.unlink()

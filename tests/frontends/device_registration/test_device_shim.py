@@ -204,6 +204,23 @@ def test_plugins_register_again_after_a_restart_of_kubelet(
     run(node.serving(), again)
 
 
+def test_a_link_to_a_former_directory_of_the_shim_is_replaced(
+    node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
+) -> None:
+    daemon: Any = node.serving()
+    socket, link = node.shim / "kubelet.sock", kubelet.directory / "theirs.sock"
+    link.symlink_to(node.directory / "former-shim" / "theirs.sock")
+
+    async def scenario() -> None:
+        await until(socket.exists)
+        plugins[KUBELETS].start()
+        await asyncio.to_thread(plugins[KUBELETS].register, socket)
+        assert link.readlink() == plugins[KUBELETS].path
+        assert len(kubelet.requests) == 1
+
+    run(daemon, scenario)
+
+
 def test_a_socket_that_cannot_be_removed_does_not_close_the_shim(
     node: ShimNode, kubelet: PlayedKubelet, plugins: dict[str, PlayedPlugin]
 ) -> None:
