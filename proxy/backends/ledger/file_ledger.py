@@ -52,6 +52,7 @@ class FileLedger:
         self._size = 0
         self._compact_at = _COMPACT_BYTES
         self._fd = -1
+        self._file_id = (0, 0)
 
     @property
     def entries(self) -> Mapping[str, Mapping[str, object]]:
@@ -100,9 +101,13 @@ class FileLedger:
             self._lock.release()
 
     def _restore_file(self) -> None:
-        """Restore the file: cut off the rest of a failed write, replace a removed file."""
-        now = os.fstat(self._fd)
-        if now.st_nlink == 0 or now.st_size < self._size:
+        """Restore the file: cut off the rest of a failed write, replace one that was removed or renamed."""
+        try:
+            now = os.lstat(self.path)
+        except FileNotFoundError:
+            self._compact()
+            return
+        if (now.st_dev, now.st_ino) != self._file_id or now.st_size < self._size:
             self._compact()
         elif now.st_size > self._size:
             os.ftruncate(self._fd, self._size)
@@ -132,12 +137,18 @@ class FileLedger:
         if self._entries:
             text += fmt.batch(1, self._entries)
         write_file(self.path, text, draft=self.path.with_name(f"{NAME}.new"))
-        old, self._fd = self._fd, os.open(self.path, _OPEN)
+        old = self._fd
+        self._open()
         self._size, self._number = len(text), int(bool(self._entries))
         self._compact_at = max(_COMPACT_BYTES, _COMPACT_FACTOR * self._size)
         self.problem = ""
         if old >= 0:
             os.close(old)
+
+    def _open(self) -> None:
+        fd = os.open(self.path, _OPEN)
+        now = os.fstat(fd)
+        self._fd, self._file_id = fd, (now.st_dev, now.st_ino)
 
     def load(self) -> list[str]:
         """Take over what the file holds, or begin a new one; used by ``open_ledger``.
@@ -161,7 +172,7 @@ class FileLedger:
             raise DamagedError("it is not a regular file")
         if status.st_size > SIZE_LIMIT:
             raise DamagedError(f"it is {status.st_size} bytes long")
-        self._fd = os.open(self.path, _OPEN)
+        self._open()
         if stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(self._fd, 0o600)
             notes.append(f"the ledger {self.path} could be read by others (mode is now 0600)")

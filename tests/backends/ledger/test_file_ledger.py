@@ -228,6 +228,20 @@ def test_a_file_that_another_program_removed_or_cut_is_made_again(home: Path) ->
     assert stored(home) == {"a": {}, "b": {}, "c": {}}
 
 
+def test_a_file_that_another_program_renamed_or_replaced_is_made_again(home: Path) -> None:
+    ledger = fresh(home)
+    ledger.write({"a": {}})
+    (home / "ledger.jsonl").rename(home / "moved")
+    ledger.write({"b": {}})
+    former = (home / "moved").read_bytes()
+    (home / "ledger.jsonl").rename(home / "kept")
+    (home / "ledger.jsonl").write_bytes(former)
+    ledger.write({"c": {}})
+    ledger.close()
+    assert (home / "moved").read_bytes() == former, "only the file of that name is written"
+    assert stored(home) == {"a": {}, "b": {}, "c": {}}
+
+
 def test_the_file_stays_short(home: Path) -> None:
     ledger = fresh(home)
     largest = 0
