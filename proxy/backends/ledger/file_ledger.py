@@ -160,20 +160,28 @@ class FileLedger:
             OSError: The file cannot be read or written.
             DamagedError: It must not be used.
         """
-        notes: list[str] = []
         with contextlib.suppress(FileNotFoundError):
             self.path.with_name(f"{NAME}.new").unlink()  # a compaction that was interrupted
         try:
             status = os.lstat(self.path)
         except FileNotFoundError:
             self._compact()
-            return notes
+            return []
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError("it is not a regular file")
         if status.st_size > SIZE_LIMIT:
             raise DamagedError(f"it is {status.st_size} bytes long")
         self._open()
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        try:
+            return self._take_over(stat.S_IMODE(status.st_mode))
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_over(self, mode: int) -> list[str]:
+        """Take over what the opened file holds; returns messages for the operator."""
+        notes: list[str] = []
+        if mode & 0o077:
             os.fchmod(self._fd, 0o600)
             notes.append(f"the ledger {self.path} could be read by others (mode is now 0600)")
         state = fmt.recover(_read_all(self._fd), self._machine)

@@ -42,7 +42,6 @@ def open_ledger(
         try:
             notes += ledger.load()
         except DamagedError as error:
-            ledger.close()
             aside = _aside(path, now())
             path.rename(aside)
             notes.append(

@@ -162,6 +162,26 @@ def test_an_impossible_directory_is_an_error(tmp_path: Path, where: str) -> None
         open_ledger(bad, "m1")
 
 
+def test_a_ledger_that_cannot_be_read_is_closed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(home).close()
+    opened: list[int] = []
+    real_open = os.open
+
+    def open_file(*args: Any, **options: Any) -> int:
+        opened.append(real_open(*args, **options))
+        return opened[-1]
+
+    def fail(*_: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(file_ledger.os, "open", open_file)
+    monkeypatch.setattr(file_ledger.os, "read", fail)
+    with pytest.raises(CannotCreateError, match=r"cannot open the ledger .*: Input/output error"):
+        open_ledger(home, "m1")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[-1])
+
+
 class Disk:
     """Makes os.write fail: after some bytes, or at once."""
 
