@@ -1,7 +1,8 @@
 """Read the command line that systemd gives to kubelet from its unit, drop-ins and environment files.
 
 Theory (systemd.unit(5), systemd.exec(5)). Of several unit files of one name, the one in the first directory
-counts; drop-ins of all directories are read in the order of their names. ``ExecStart=``, ``Environment=`` and
+counts; where that is empty or a link to ``/dev/null``, the unit is masked and does not start. Drop-ins of
+all directories are read in the order of their names. ``ExecStart=``, ``Environment=`` and
 ``EnvironmentFile=`` add to what came before, and an empty value clears it. Variables of environment files win
 over those of ``Environment=``; of two files the later one wins. pflag takes the last one of a flag that is
 given twice, and kubelet takes ``_`` in a flag's name for ``-`` (k8s.io/component-base v0.36
@@ -10,8 +11,10 @@ cli/flag/flags.go, WordSepNormalizeFunc).
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,15 +118,23 @@ def read_span(path: Path) -> Span | None:
 
 
 def unit_sources(root: Path, unit: str) -> list[Path]:
-    """Return the file of a unit and its drop-ins in the order in which systemd reads them."""
-    main = next((path for place in DIRECTORIES if (path := root / place / unit).is_file()), None)
-    if main is None:
+    """Return the file of a unit and its drop-ins in the order in which systemd reads them; none if masked."""
+    main = next((path for place in DIRECTORIES if os.path.lexists(path := root / place / unit)), None)
+    if main is None or not _has_content(main):
         return []
     drop_ins: dict[str, Path] = {}
     for place in DIRECTORIES:
         for path in (root / place / f"{unit}.d").glob("*.conf"):
             drop_ins.setdefault(path.name, path)
     return [main, *(drop_ins[name] for name in sorted(drop_ins))]
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        now = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(now.st_mode) and now.st_size > 0
 
 
 def unit_command(root: Path, unit: str) -> UnitCommand | None:

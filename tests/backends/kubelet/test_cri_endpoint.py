@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.kubelet.cri_endpoint import named_endpoints, other_endpoints, running_flags
+from proxy.backends.kubelet.cri_endpoint import kubelet_files, named_endpoints, other_endpoints, running_flags
 
 OURS = Path("/run/topoproxy/cri.sock")
 ELSEWHERE = "unix:///run/containerd/containerd.sock"
@@ -81,3 +81,20 @@ def test_the_flags_of_the_running_kubelet(tmp_path: Path) -> None:
     assert running_flags(tmp_path) == {"v": "3", "config": "/k.yaml", "x": ""}
     (tmp_path / "20/cmdline").write_text("/usr/bin/kubelet-helper\0--v=2")
     assert running_flags(tmp_path) is None
+
+
+def test_a_masked_unit_is_not_the_unit_of_kubelet(tmp_path: Path) -> None:
+    shipped = tmp_path / "usr/lib/systemd/system/kubelet.service"
+    own = tmp_path / "etc/systemd/system/kubelet.service"
+    for unit in (shipped, own):
+        unit.parent.mkdir(parents=True)
+    shipped.write_text(f"[Service]\nExecStart=/usr/bin/kubelet --container-runtime-endpoint={ELSEWHERE}\n")
+    assert kubelet_files(tmp_path / "kubelet", root=tmp_path).unit == "kubelet.service"
+    own.symlink_to("/dev/null")
+    assert kubelet_files(tmp_path / "kubelet", root=tmp_path).unit == ""
+    own.unlink()
+    own.touch()
+    assert kubelet_files(tmp_path / "kubelet", root=tmp_path).unit == ""
+    own.unlink()
+    own.symlink_to(tmp_path / "missing.service")
+    assert kubelet_files(tmp_path / "kubelet", root=tmp_path).unit == ""
