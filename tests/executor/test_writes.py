@@ -7,7 +7,7 @@ import select
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -202,6 +202,31 @@ def test_nothing_is_watched_after_the_close(bed: Bed) -> None:
 
 
 # Rules of the real kernel only
+
+
+def test_a_group_that_is_made_again_while_notifications_are_read(tmp_path: Path) -> None:
+    """``watch`` runs in the kernel worker, between two steps of the loop that reads."""
+    writes = InotifyWrites(tmp_path)
+    file = tmp_path / "one" / "cpuset.cpus"
+    file.parent.mkdir()
+    file.write_text("0\n")
+    assert writes.watch("one")
+    file.unlink()
+    file.write_text("0\n")
+
+    class Paths(dict[int, str]):
+        """Lets the worker run after the first look-up."""
+
+        def get(self, key: int, default: Any = None) -> Any:
+            found = super().get(key, default)
+            writes._paths = dict(self)
+            assert writes.watch("one")
+            return found
+
+    writes._paths = Paths(writes._paths)
+    assert writes.taken() == set()
+    assert writes.watched() == {"one"}
+    writes.close()
 
 
 def test_an_overflow_is_reported(tmp_path: Path) -> None:

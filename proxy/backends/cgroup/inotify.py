@@ -107,10 +107,10 @@ class InotifyWrites:
                 path = self._paths.get(watch)
                 if path is None:
                     continue
-                if mask & _IGNORED:  # the file is gone, and the watch with it
-                    del self._paths[watch]
+                if mask & _IGNORED:  # the file is gone, and the watch with it; ``watch`` may have dropped it
+                    self._paths.pop(watch, None)
                     if self._watches.get(path) == watch:
-                        del self._watches[path]
+                        self._watches.pop(path, None)
                 else:
                     written.add(path)
 
