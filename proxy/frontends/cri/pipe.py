@@ -181,7 +181,7 @@ class Pipe:
     # -- writing ------------------------------------------------------------------------------------------
 
     def write(self, chunks: list[bytes | memoryview]) -> None:
-        """Write chunks in one piece, now or when there is room."""
+        """Write chunks in one piece, now or when there is room; drop them once ``end`` is done."""
         if not self.attached:
             return
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -191,7 +191,8 @@ class Pipe:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                self._loop.call_soon(self._lost)  # not within the caller's work
+                if not self._eof:  # else nothing can be sent any more, and what the peer sends is still read
+                    self._loop.call_soon(self._lost)  # not within the caller's work
                 return
             if sent == len(data):
                 return

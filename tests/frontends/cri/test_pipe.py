@@ -131,6 +131,20 @@ def test_an_end_of_file_passes_after_pending_bytes() -> None:
     run_scenario(scenario)
 
 
+def test_bytes_after_an_end_of_file_do_not_break_the_other_direction() -> None:
+    """After the client's end the session may still grant window to the runtime."""
+
+    async def scenario(j: Joined) -> None:
+        j.b.end()
+        j.b.write([b"window"])
+        await asyncio.sleep(0.02)
+        assert j.events == []
+        await asyncio.get_running_loop().sock_sendall(j.right, b"answer")
+        assert await exactly(j.left, 6) == b"answer"
+
+    run_scenario(scenario)
+
+
 def test_the_end_of_file_of_a_peer_is_reported_once_and_writing_continues() -> None:
     async def scenario(j: Joined) -> None:
         j.left.shutdown(socket.SHUT_WR)
