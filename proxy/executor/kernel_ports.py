@@ -265,7 +265,7 @@ class WriteEvents(Protocol):
     def watched(self) -> set[str]:
         """Return the groups that are watched."""
 
-    def taken(self) -> set[str] | None:
+    def read_events(self) -> set[str] | None:
         """Return the groups that were written since the last call.
 
         Returns:

@@ -43,7 +43,7 @@ class PlayedWrites:
     def watched(self) -> set[str]:
         return set(self._watched)
 
-    def taken(self) -> set[str] | None:
+    def read_events(self) -> set[str] | None:
         try:
             os.eventfd_read(self._fd)
         except BlockingIOError:

@@ -141,15 +141,15 @@ def test_a_write_is_reported_once_and_a_read_is_not(bed: Bed) -> None:
     assert bed.writes.watch(two)
     bed.read(one)
     assert not is_told(bed.writes)
-    assert bed.writes.taken() == set()
+    assert bed.writes.read_events() == set()
     bed.write(one)
     bed.write(one)
     assert is_told(bed.writes)
-    assert bed.writes.taken() == {one}
+    assert bed.writes.read_events() == {one}
     assert not is_told(bed.writes)
     bed.write(two)
     bed.write(one)
-    assert bed.writes.taken() == {one, two}
+    assert bed.writes.read_events() == {one, two}
 
 
 def test_watching_a_group_again_changes_nothing(bed: Bed) -> None:
@@ -158,10 +158,10 @@ def test_watching_a_group_again_changes_nothing(bed: Bed) -> None:
     assert bed.writes.watch(one)
     assert bed.writes.watched() == {one}
     bed.write(one)
-    assert bed.writes.taken() == {one}
+    assert bed.writes.read_events() == {one}
     bed.writes.unwatch(one)
     bed.write(one)
-    assert bed.writes.taken() == set()
+    assert bed.writes.read_events() == set()
 
 
 def test_writes_to_an_unwatched_container_are_not_reported(bed: Bed) -> None:
@@ -171,7 +171,7 @@ def test_writes_to_an_unwatched_container_are_not_reported(bed: Bed) -> None:
     bed.write(one)
     bed.writes.unwatch(one)
     bed.writes.unwatch("missing")
-    assert bed.writes.taken() == set()
+    assert bed.writes.read_events() == set()
     assert bed.writes.watched() == {two}
 
 
@@ -186,9 +186,9 @@ def test_a_group_of_the_same_name_is_another_one(bed: Bed) -> None:
     bed.remove(one)
     bed.make("one")
     assert bed.writes.watch(one)
-    bed.writes.taken()
+    bed.writes.read_events()
     bed.write(one)
-    assert bed.writes.taken() == {one}
+    assert bed.writes.read_events() == {one}
     bed.writes.unwatch(one)
     assert bed.writes.watched() == set()
 
@@ -224,7 +224,7 @@ def test_a_group_that_is_made_again_while_notifications_are_read(tmp_path: Path)
             return found
 
     writes._paths = Paths(writes._paths)
-    assert writes.taken() == set()
+    assert writes.read_events() == set()
     assert writes.watched() == {"one"}
     writes.close()
 
@@ -242,8 +242,8 @@ def test_an_overflow_is_reported(tmp_path: Path) -> None:
         os.pwrite(two, b"1\n", 0)
     os.close(one)
     os.close(two)
-    assert writes.taken() is None
-    writes.taken()
+    assert writes.read_events() is None
+    writes.read_events()
     writes.close()
 
 
@@ -270,11 +270,11 @@ def test_a_write_by_us_and_by_another_mount_is_reported(tmp_path: Path) -> None:
         one = bed.make("one")
         bed.writes.watch(one)
         OsFiles(MOUNT).write(one, "cpuset.cpus", str(CpuSet([0])))
-        assert bed.writes.taken() == {one}
+        assert bed.writes.read_events() == {one}
         mount = f"mount -t cgroup -o cpuset cpuset {tmp_path}"
         write = f"echo 0 > {tmp_path}/{one}/cpuset.cpus"
         done = subprocess.run(["unshare", "-m", "sh", "-c", f"{mount} && {write}"], check=False)
         if done.returncode == 0:
-            assert bed.writes.taken() == {one}
+            assert bed.writes.read_events() == {one}
     finally:
         bed.close()

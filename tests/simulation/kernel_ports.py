@@ -71,7 +71,7 @@ class SimulatedWrites:
     def watched(self) -> set[str]:
         return set(self._watched)
 
-    def taken(self) -> set[str] | None:
+    def read_events(self) -> set[str] | None:
         written, self._written = self._written, {}
         if self.overflown:
             self.overflown = False

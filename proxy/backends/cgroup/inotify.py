@@ -90,7 +90,7 @@ class InotifyWrites:
         """Return the groups that are watched."""
         return set(self._watches)
 
-    def taken(self) -> set[str] | None:
+    def read_events(self) -> set[str] | None:
         """Read the notifications; see ``proxy.executor.kernel_ports.WriteEvents``."""
         written: set[str] = set()
         while True:

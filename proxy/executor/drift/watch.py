@@ -146,7 +146,7 @@ class WriteWatch:
         writes, loop = self.writes, self._loop
         if writes is None or loop is None:
             return
-        groups = writes.taken()
+        groups = writes.read_events()
         affected = None if groups is None else self._affected(writes, groups)
         if not self._first(affected if affected is not None else self._context.state.inflight.confined):
             loop.remove_reader(writes)
