@@ -63,7 +63,7 @@ class Counting(OsFiles):
         self.writes += 1
         super().write(path, name, text)
 
-    def swap(
+    def write_if_different(
         self,
         paths: Sequence[str],
         name: str,
@@ -71,7 +71,7 @@ class Counting(OsFiles):
         known: bytes | None = None,
         should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
-        held = super().swap(paths, name, line, known, should_continue)
+        held = super().write_if_different(paths, name, line, known, should_continue)
         self.writes += sum(before != line for before in held if before is not None)
         return held
 

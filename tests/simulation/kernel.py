@@ -294,7 +294,7 @@ class SimulatedFiles(OsFiles):
         else:
             raise refused(errno.EINVAL)
 
-    def swap(
+    def write_if_different(
         self,
         paths: Sequence[str],
         name: str,

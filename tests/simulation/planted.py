@@ -50,16 +50,16 @@ async def _no_work(*_args: Any, **_more: Any) -> None:
 
 def read_back_skipped() -> Patches:
     """A cpuset counts as written although the kernel holds another value."""
-    write = SimulatedFiles.swap
+    write = SimulatedFiles.write_if_different
 
-    def swap(
+    def write_if_different(
         files: Any, paths: Any, name: str, line: bytes, known: Any = None, should_continue: Any = None
     ) -> Any:
         held = write(files, paths, name, line, known, should_continue or (lambda: True))
         both = zip(paths, held, strict=True)
         return [b"\n" if before is None and files.is_group(path) else before for path, before in both]
 
-    yield SimulatedFiles, "swap", swap
+    yield SimulatedFiles, "write_if_different", write_if_different
     yield KernelCgroups, "_check", _nothing
 
 

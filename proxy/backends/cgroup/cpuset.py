@@ -172,7 +172,9 @@ class KernelCgroups:
             for path in {_above(path): path for path in paths}.values():
                 with contextlib.suppress(CgroupError):  # the write reports what is wrong
                     self._make_room(path, kind, cpus)
-        held = self._swap_all(paths, kind, cpus, line_of(known) if known else None, should_continue)
+        held = self._write_all_if_different(
+            paths, kind, cpus, line_of(known) if known else None, should_continue
+        )
         done = [None if before is None else before != line for before in held]
         if self._version == 1:
             self._follow_all(paths, held, kind, cpus)
@@ -196,19 +198,19 @@ class KernelCgroups:
                     nesting.follow(self._lists(kind), path, before, value)
 
     def _set_v1(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> bool:
-        held = self._swap(path, kind, value)
+        held = self._write_if_different(path, kind, value)
         if held is None:
             return self._put_whole(path, kind, value, inner=inner)
         if inner and held and held < value:
             nesting.follow(self._lists(kind), path, held, value)
         return held != value
 
-    def _swap(self, path: str, kind: CpusetList, value: IdSet) -> IdSet | None:
+    def _write_if_different(self, path: str, kind: CpusetList, value: IdSet) -> IdSet | None:
         """Write a list with one file open; returns what the group held, or None where ``write`` is needed."""
-        held = self._swap_all((path,), kind, value)[0]
+        held = self._write_all_if_different((path,), kind, value)[0]
         return list_or_none(kind.type.parse, held)
 
-    def _swap_all(
+    def _write_all_if_different(
         self,
         paths: Sequence[str],
         kind: CpusetList,
@@ -216,11 +218,11 @@ class KernelCgroups:
         known: bytes | None = None,
         should_continue: Callable[[], bool] = lambda: True,
     ) -> list[bytes | None]:
-        """Write many in the quick way; see ``OsFiles.swap``. None for all where there is no such way."""
+        """Write many by ``OsFiles.write_if_different``; None for all where that cannot be used."""
         line = line_of(value)
         if not isinstance(self._files, OsFiles) or len(line) >= QUICK_BYTES:
             return [None] * len(paths)
-        return self._files.swap(paths, kind.file, line, known, should_continue)
+        return self._files.write_if_different(paths, kind.file, line, known, should_continue)
 
     def _put_whole(self, path: str, kind: CpusetList, value: IdSet, *, inner: bool) -> bool:
         held = self._get(path, kind, kind.file)
@@ -257,7 +259,7 @@ class KernelCgroups:
 
     def _set_v2(self, path: str, kind: CpusetList, value: IdSet) -> bool:
         widened = self._make_room(path, kind, value)
-        held = self._swap(path, kind, value)
+        held = self._write_if_different(path, kind, value)
         if held is None:
             held = self._get(path, kind, kind.file)
             if held != value:

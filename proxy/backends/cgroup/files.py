@@ -22,7 +22,7 @@ _READ_BYTES = (
     65536  # more than the longest list of ids that a kernel writes (8192 CPUs, every other one: 40 kB)
 )
 QUICK_BYTES = 256
-"""Lists that are as long, line end included, are not for ``OsFiles.swap``; 512 is where malloc begins."""
+"""``write_if_different`` is for shorter lists, line end included; 512 is where malloc begins."""
 _LINKS_OF_LEAF = 2
 _HOW = os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -72,7 +72,7 @@ class OsFiles:
         finally:
             os.close(fd)
 
-    def swap(
+    def write_if_different(
         self,
         paths: Sequence[str],
         name: str,

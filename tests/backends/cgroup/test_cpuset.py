@@ -168,13 +168,13 @@ def test_v2_parents_are_widened_before_a_list_outside_their_cpus(
     (tmp_path / "pod/cpuset.cpus.effective").write_text("0-3\n")
     (tmp_path / "pod/c/cpuset.cpus.effective").write_text(f"{cpus}\n")
     groups, seen = KernelCgroups(tmp_path, 2), list[str]()
-    swap_all = groups._swap_all
+    write_all = groups._write_all_if_different
 
-    def swapping(*args: Any) -> Any:
+    def record_and_write(*args: Any) -> Any:
         seen.append(pod.read_text().strip())
-        return swap_all(*args)
+        return write_all(*args)
 
-    monkeypatch.setattr(groups, "_swap_all", swapping)
+    monkeypatch.setattr(groups, "_write_all_if_different", record_and_write)
     wanted = CpuSet.parse(cpus)
     assert groups.write_all(["pod/c"], wanted) == [True] if many else groups.write("pod/c", wanted, None)
     assert seen == [above]
