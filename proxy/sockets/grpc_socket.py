@@ -24,7 +24,7 @@ from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import message
-from proxy.sockets.unix_socket import refuse_living
+from proxy.sockets.unix_socket import require_no_live_socket
 
 if TYPE_CHECKING:
     import grpc
@@ -51,24 +51,24 @@ class SocketPath:
         self._failed = f"cannot {purpose} on {path}"
         self._identity: tuple[int, int] | None = None
 
-    def take(self, bind: Callable[[str], int]) -> None:
+    def bind(self, listen: Callable[[str], int]) -> None:
         """Bind a socket, and move it to the path.
 
         Args:
-            bind: Binds and listens at the given path; returns 0 if that failed.
+            listen: Binds and listens at the given path; returns 0 if that failed.
 
         Raises:
             CannotCreateError: A process answers there, something else is there, or it cannot be bound.
             PermissionDeniedError: The process may not write there.
         """
         path = self._path
-        refuse_living(path)
+        require_no_live_socket(path)
         try:
             with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as directory:  # mode 0700
                 beside = Path(directory, "s")
                 if len(os.fsencode(beside)) > PATH_LIMIT:
                     raise CannotCreateError(f"{self._failed}: the name of its directory is too long")
-                self._bind(bind, beside)
+                self._listen(listen, beside)
                 beside.chmod(MODE)
                 status = beside.stat()
                 self._move(beside)
@@ -85,16 +85,16 @@ class SocketPath:
         else:
             beside.rename(self._path)
 
-    def _bind(self, bind: Callable[[str], int], beside: Path) -> None:
+    def _listen(self, listen: Callable[[str], int], beside: Path) -> None:
         cause = ""
         try:
-            if bind(str(beside)):
+            if listen(str(beside)):
                 return
         except RuntimeError as error:  # the library's error for this
             cause = f": {error}"
         raise CannotCreateError(f"{self._failed}: it cannot be bound{cause}")
 
-    def give_back(self) -> None:
+    def unbind(self) -> None:
         """Remove the path, if it is still ours."""
         with contextlib.suppress(OSError):
             status = self._path.stat(follow_symlinks=False)
@@ -159,7 +159,7 @@ class GrpcSocket:
     def close(self) -> None:
         """Remove the socket, let what is being answered end for a moment, and close; runs in a thread."""
         with self._lock:
-            self._place.give_back()
+            self._place.unbind()
             server, self._server = self._server, None
         if server is not None:
             server.stop(self._stop_s).wait(self._end_s)
@@ -172,11 +172,11 @@ class GrpcSocket:
         handlers = dict(self._handlers())
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._service, handlers),))
         try:
-            self._place.take(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
+            self._place.bind(lambda path: server.add_insecure_port(f"unix:{quote(path)}"))
             server.start()
         except BaseException:
             server.stop(None)
-            self._place.give_back()
+            self._place.unbind()
             raise
         return server
 

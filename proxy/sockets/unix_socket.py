@@ -36,7 +36,7 @@ __all__ = [
     "mirror_mode",
     "open_listener",
     "parse_endpoint",
-    "refuse_living",
+    "require_no_live_socket",
 ]
 
 DEFAULT_DIRECTORY = Path("/run/topoproxy")
@@ -246,11 +246,11 @@ def bind_at(path: Path, mode: int, like: Path | None = None) -> socket.socket:
         CannotCreateError: A process answers at the path, or something else exists there.
         PermissionDeniedError: The process may not write there.
     """
-    refuse_living(path)
-    beside = _beside(path)
+    require_no_live_socket(path)
+    beside = _temporary_path(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        refuse_living(beside)
+        require_no_live_socket(beside)
         beside.unlink(missing_ok=True)
         os.fchmod(listening.fileno(), 0o600)  # Linux gives the file the mode that the socket has at bind.
         listening.bind(os.fspath(beside))
@@ -327,7 +327,7 @@ def _need_directory(path: Path) -> None:
     raise CannotCreateError(f"cannot listen on {path}: {cause}")
 
 
-def refuse_living(path: Path) -> None:
+def require_no_live_socket(path: Path) -> None:
     """Raise unless nothing exists at the path, or a socket whose owner is dead.
 
     Raises:
@@ -362,13 +362,13 @@ def refuse_living(path: Path) -> None:
 def is_in_use(path: Path) -> bool:
     """Return whether a process may listen on a socket, or something else exists at the path."""
     try:
-        refuse_living(path)
+        require_no_live_socket(path)
     except CannotCreateError:
         return True
     return False
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     """Return the name under which the socket is made; never longer than what a unix socket can have."""
     plain = path.with_name(path.name + ".new")
     if len(os.fsencode(plain)) <= PATH_LIMIT:

@@ -36,7 +36,7 @@ from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedEr
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.quoting import quoted
 from proxy.sockets.grpc_socket import GrpcSocket, cancel_with_call, refuse_call
-from proxy.sockets.unix_socket import refuse_living
+from proxy.sockets.unix_socket import require_no_live_socket
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class RegistrationServer:
         """
         if self._is_open:
             return
-        refuse_living(self._directory / SOCKET_NAME)
+        require_no_live_socket(self._directory / SOCKET_NAME)
         prepare(self._directory)
         if self._taken is not None:
             self._taken.other.clean()

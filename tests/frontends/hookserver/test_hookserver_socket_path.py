@@ -61,11 +61,11 @@ def reach(path: Path) -> None:
 
 def test_a_socket_has_its_mode_from_the_first_moment(directory: Path, bind: Any) -> None:
     socket_path = SocketPath(directory / "hooks.sock", "serve hooks")
-    socket_path.take(bind)
+    socket_path.bind(bind)
     assert stat.S_IMODE((directory / "hooks.sock").stat().st_mode) == 0o600
     reach(directory / "hooks.sock")
     assert os.listdir(directory) == ["hooks.sock"]
-    socket_path.give_back()
+    socket_path.unbind()
     assert not os.listdir(directory)
 
 
@@ -75,34 +75,34 @@ def test_a_dead_socket_is_replaced_and_other_files_are_kept(directory: Path, bin
     dead.bind(str(path))
     dead.close()
     socket_path = SocketPath(path, "serve hooks")
-    socket_path.take(bind)
+    socket_path.bind(bind)
     with pytest.raises(CannotCreateError, match="another process answers there"):
-        SocketPath(path, "serve hooks").take(bind)
+        SocketPath(path, "serve hooks").bind(bind)
     reach(path)
     path.unlink()
     path.write_text("another's")
-    socket_path.give_back()
+    socket_path.unbind()
     assert path.read_text() == "another's"
     with pytest.raises(CannotCreateError, match="a file is there"):
-        SocketPath(path, "serve hooks").take(bind)
+        SocketPath(path, "serve hooks").bind(bind)
     assert os.listdir(directory) == ["hooks.sock"]
 
 
 def test_the_error_names_why_a_socket_cannot_be_created(directory: Path, bind: Any) -> None:
     with pytest.raises(CannotCreateError, match=r"cannot serve hooks on .*No such file"):
-        SocketPath(directory / "no" / "hooks.sock", "serve hooks").take(bind)
+        SocketPath(directory / "no" / "hooks.sock", "serve hooks").bind(bind)
     deep = directory / ("d" * (98 - len(str(directory))))
     deep.mkdir()
     with pytest.raises(CannotCreateError, match="too long"):
-        SocketPath(deep / "s", "serve hooks").take(bind)
+        SocketPath(deep / "s", "serve hooks").bind(bind)
 
     def broken(_: str) -> int:
         raise RuntimeError("no luck")
 
     with pytest.raises(CannotCreateError, match="cannot be bound: no luck"):
-        SocketPath(directory / "s", "serve hooks").take(broken)
+        SocketPath(directory / "s", "serve hooks").bind(broken)
     with pytest.raises(CannotCreateError, match=r"cannot be bound$"):
-        SocketPath(directory / "s", "serve hooks").take(lambda _: 0)
+        SocketPath(directory / "s", "serve hooks").bind(lambda _: 0)
     assert os.listdir(directory) == [deep.name]
 
 
