@@ -130,7 +130,7 @@ class KubeletClient:
         """
         self._errors = SourceErrorLog(report_problem, report_resolved)
         self._clock = clock
-        self._hung = RetryTimes[str](settings.rests)
+        self._hung = RetryTimes[str](settings.retry_backoff)
         self._no_api_until = _NEVER
         self._list = PodList(lambda: fetch_pods(settings), clock) if settings.pods_url else None
         self._channels: list[UnixChannel] = []

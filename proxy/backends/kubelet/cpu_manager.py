@@ -251,10 +251,10 @@ class KubeletCpuManagerReader:
         self._clock = clock
         self._state = StateFile(f"{state_dir}/{CPU_STATE}")
         self._file = ConfigFile(config_file or f"{state_dir}/config.yaml")
-        self._hung = RetryTimes[str](settings.rests)
-        self._good_until = float("-inf")
+        self._hung = RetryTimes[str](settings.retry_backoff)
+        self._configz_valid_until = float("-inf")
         self._live: ManagerSettings | None = None
-        self._silence = ""
+        self._configz_error = ""
         self._reported = KubeletSettingsReport()
         self._made_of: tuple[KubeletSettingsReport, StateFileContents] | None = None
         self._manager = CpuManager()
@@ -265,9 +265,9 @@ class KubeletCpuManagerReader:
         See ``proxy.executor.ports.KubeletCpuManager``.
         """
         now = self._clock()
-        if self._settings.configz and now >= self._good_until and self._hung.due(CONFIGZ, now):
+        if self._settings.configz and now >= self._configz_valid_until and self._hung.due(CONFIGZ, now):
             self._query()
-        problems = (self._silence,) if self._silence else ()
+        problems = (self._configz_error,) if self._configz_error else ()
         report = KubeletSettingsReport(self._live, CONFIGZ, problems, live=True)
         if self._live is None:
             try:
@@ -284,7 +284,7 @@ class KubeletCpuManagerReader:
             self._manager = manager_state(report, seen, self._state.path, self._topology)
             self._made_of = (report, seen)
             if report.settings and seen.checkpoint and seen.checkpoint.policy != report.settings.policy:
-                self._good_until = float("-inf")  # it may have been started with another policy
+                self._configz_valid_until = float("-inf")  # it may have been started with another policy
         return self._manager
 
     def _query(self) -> None:
@@ -296,10 +296,10 @@ class KubeletCpuManagerReader:
                 self._hung.failed(CONFIGZ, self._clock())
             else:
                 self._hung.succeeded(CONFIGZ)
-            self._silence = str(error)
+            self._configz_error = str(error)
         else:
             self._hung.succeeded(CONFIGZ)
-            self._silence, self._good_until = "", self._clock() + QUERY_AGAIN_S
+            self._configz_error, self._configz_valid_until = "", self._clock() + QUERY_AGAIN_S
 
 
 def read_configz(settings: KubeletSettings) -> ManagerSettings:

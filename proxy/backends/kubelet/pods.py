@@ -139,7 +139,7 @@ class PodList:
         self._lock = threading.Lock()
         self._items: PodIndex = {}
         self._started = _NEVER
-        self._rest_until = _NEVER
+        self._retry_not_before = _NEVER
         self._failure = ""
         self._hung = False
         self._requested_at: dict[str, float] = {}
@@ -163,7 +163,7 @@ class PodList:
         with self._lock:
             now = self._clock()
             item = pod_in(self._items, uid, namespace, name) if now - self._started < FRESH_S else None
-            rests = came < self._rest_until or now - self._requested_at.get(uid, _NEVER) < GAP_S
+            rests = came < self._retry_not_before or now - self._requested_at.get(uid, _NEVER) < GAP_S
             if item is None and self._started < came and not rests:
                 self._renew(uid, now)
             if self._failure:
@@ -183,7 +183,7 @@ class PodList:
             ended = self._clock()
             tolerated = self._hung and not hung_before
             pause = 0.0 if tolerated else min(PAUSE_FACTOR * (ended - now), LONGEST_PAUSE_S)
-            self._rest_until = ended + pause
+            self._retry_not_before = ended + pause
         else:
             self._hung = False
 

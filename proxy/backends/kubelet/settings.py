@@ -40,7 +40,7 @@ class KubeletSettings(Struct, frozen=True):
     configz: str = ""
 
     @property
-    def rests(self) -> Backoff:
+    def retry_backoff(self) -> Backoff:
         """How long a source is not queried after it has hung twice in a row, or more often.
 
         Each pod waits for kubelet's answer, and for the whole timeout where kubelet hangs. A pod is placed

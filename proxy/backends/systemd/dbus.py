@@ -39,7 +39,7 @@ _DENIED = (
     "org.freedesktop.DBus.Error.AccessDenied",
     "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
 )
-_SILENT = (
+_UNREACHABLE_ERRORS = (
     "org.freedesktop.DBus.Error.NoReply",
     "org.freedesktop.DBus.Error.ServiceUnknown",
     "org.freedesktop.DBus.Error.NameHasNoOwner",
@@ -75,7 +75,7 @@ class Connection:
         self._lock = threading.Lock()
         self._serials = count(1)
         self._waiting: dict[int, _Waiter] = {}
-        self._over = False
+        self._closed = False
         try:
             with ExitStack() as unless_connected:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -112,7 +112,7 @@ class Connection:
         """
         waiter = _Waiter()
         with self._lock:
-            if self._over:
+            if self._closed:
                 raise UnavailableError(f"cannot call {self.path}: the connection is closed")
             serial = next(self._serials)
             self._waiting[serial] = waiter
@@ -172,9 +172,9 @@ class Connection:
     def close(self) -> None:
         """Close it, from any thread; waiting calls are notified."""
         with self._lock:
-            if self._over:
+            if self._closed:
                 return
-            self._over = True
+            self._closed = True
             waiting, self._waiting = list(self._waiting.values()), {}
         self._shut()
         self._socket.close()
@@ -193,7 +193,7 @@ def _body(request: Message, answer: Message) -> tuple[Any, ...]:
     name = str(answer.header.fields.get(HeaderFields.error_name, ""))
     text = str(answer.body[0]) if answer.body else "no reason given"
     message = f"cannot {request.header.fields[HeaderFields.member]} at systemd: {text} ({name})"
-    if name in _SILENT:
+    if name in _UNREACHABLE_ERRORS:
         raise UnavailableError(message)
     number = errno.ENOENT if name in _NO_SUCH_UNIT else errno.EACCES if name in _DENIED else 0
     raise CgroupError(message, number)
