@@ -17,7 +17,15 @@ from typing import Final
 from proxy.relay import frames
 from proxy.relay.events import ENHANCE_YOUR_CALM, RelayError, RequestAnomaly
 from proxy.relay.flow import Outgoing
-from proxy.relay.frames import CUT, KEEP, LARGEST_BLOCK, LAST, STREAM_ID, FrameReader, block_too_long
+from proxy.relay.frames import (
+    DROP,
+    LARGEST_BLOCK,
+    PASS,
+    PASS_AFTER_OWN_FRAMES,
+    STREAM_ID,
+    FrameReader,
+    block_too_long,
+)
 from proxy.relay.headers import HpackTracker
 from proxy.relay.streams import ARRIVING, ENDED, REFUSED, Stream, Streams
 
@@ -67,7 +75,7 @@ class Direction(FrameReader):
         if stream or end - start < 8:
             raise RelayError("cannot read GOAWAY: wrong stream or size")
         self.on_goaway(frames.WORD.unpack_from(data, start)[0] & STREAM_ID)
-        return KEEP
+        return PASS
 
     def _push_promise(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         self.on_promise()
@@ -76,7 +84,7 @@ class Direction(FrameReader):
 
     def _headers(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         start, end = frames.unpad(flags, data, start, end)
-        verdict = self.on_headers(flags, stream) if stream else KEEP
+        verdict = self.on_headers(flags, stream) if stream else PASS
         self._start_block(flags, stream, data, start + 5 if flags & frames.PRIORITY else start, end)
         return verdict
 
@@ -87,13 +95,13 @@ class Direction(FrameReader):
         self._block_stream, self._block_flags = stream, flags
         self._block, self._empties = bytearray(), 0
         self._gather(flags, data[start:end])
-        return KEEP
+        return PASS
 
     def _continuation(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
         if self._block is None or stream != self._block_stream:
             raise RelayError("cannot read CONTINUATION: no header is open on its stream")
         self._gather(flags, data[start:end])
-        return KEEP
+        return PASS
 
     def _gather(self, flags: int, piece: bytes) -> None:
         block = self._block
@@ -120,7 +128,8 @@ class Direction(FrameReader):
                 f"cannot continue to read: more than {MOST_EMPTY} empty frames in a row", ENHANCE_YOUR_CALM
             )
 
-    # What the frames of this direction mean. Each returns KEEP, CUT or LAST where it returns something.
+    # What the frames of this direction mean. A method that returns something returns PASS, DROP or
+    # PASS_AFTER_OWN_FRAMES.
 
     @abstractmethod
     def on_data(self, flags: int, stream: int, data: bytes, start: int, end: int) -> int:
@@ -228,21 +237,21 @@ class Requests(Direction):
             raise RelayError("cannot read DATA: it belongs to no stream")
         else:
             self._queue(flags, stream, data[start:end], length)
-        return CUT
+        return DROP
 
     def on_headers(self, flags: int, stream: int) -> int:
         """Send what is held of a stream before its trailers: header blocks cannot wait."""
         streams = self.streams
         tracked = streams.tracked.get(stream)
         if tracked is None and stream not in streams.flow.queue:
-            return KEEP
+            return PASS
         if tracked is not None:
             if tracked.phase != ARRIVING:
                 raise RelayError("cannot take a header: the client has ended the stream")
             streams.pass_through(tracked)
         if stream in streams.flow.queue:
             raise RelayError("cannot pass trailers: the data before them finds no window")
-        return LAST
+        return PASS_AFTER_OWN_FRAMES
 
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Begin to track the stream of an intercepted method."""
@@ -271,7 +280,7 @@ class Requests(Direction):
 
     def on_window(self, stream: int, increment: int) -> int:
         """Windows of the response direction pass, except for streams that are over for the runtime."""
-        return CUT if stream in self.streams.dead else KEEP
+        return DROP if stream in self.streams.dead else PASS
 
     def on_reset(self, stream: int) -> int:
         """The client gave up a stream."""
@@ -282,7 +291,7 @@ class Requests(Direction):
             streams.forget(tracked, None)
         else:
             streams.flow.drop(stream)
-        return CUT if stream in streams.dead else KEEP
+        return DROP if stream in streams.dead else PASS
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> int:
         """Pass the client's limits to the response direction; apply the limits of the runtime."""
@@ -290,17 +299,17 @@ class Requests(Direction):
             flow = self.streams.flow
             if flow.must_hold_ack():
                 flow.held_acks += 1
-                return CUT
+                return DROP
             self.pass_held_acks()
             self.streams.resize_windows(flow.on_settings_ack())
-            return KEEP
+            return PASS
         sizes = [value for key, value in pairs if key == frames.HEADER_TABLE_SIZE]
         if len(self.announced) >= frames.UNACKNOWLEDGED:
             raise RelayError("cannot keep SETTINGS: too many are not acknowledged")
         self.announced.append(sizes[-1] if sizes else None)
         for key, value in pairs:
             self._client_settings(key, value)
-        return KEEP
+        return PASS
 
     def pass_held_acks(self) -> None:
         """Send the acknowledgements that have waited."""
@@ -314,8 +323,8 @@ class Requests(Direction):
         """Take the answer to the PING that followed our GOAWAY."""
         if flags & frames.ACK and data[start:end] == frames.BEHIND_GOAWAY:
             self.saw_goaway = True
-            return CUT
-        return KEEP
+            return DROP
+        return PASS
 
     def on_goaway(self, last: int) -> None:
         """Nothing here depends on it: the client continues with the streams that it has."""
@@ -383,10 +392,10 @@ class Responses(Direction):
         tracked = streams.tracked.get(stream)
         if tracked is None:
             if streams.dead[stream] != REFUSED:
-                return KEEP
+                return PASS
             if end > start:
                 self._requests.inject(frames.window_update(0, end - start))
-            return CUT
+            return DROP
         if flags & frames.PADDED:
             start, end = frames.unpad(flags, data, start, end)
         tracked.answered = True
@@ -394,7 +403,7 @@ class Responses(Direction):
             self._read(tracked, data[start:end])
         if flags & frames.END_STREAM:
             streams.server_ended(stream, None, reset=False)
-        return KEEP
+        return PASS
 
     def on_headers(self, flags: int, stream: int) -> int:
         """Note that the answer began: from now on a refusal has no opening of its own."""
@@ -402,7 +411,7 @@ class Responses(Direction):
         if tracked is not None:
             tracked.answered = True
             tracked.closing = bool(flags & frames.END_STREAM)
-        return KEEP
+        return PASS
 
     def on_block(self, flags: int, stream: int, block: bytes) -> None:
         """Follow the header table; read the result of intercepted calls."""
@@ -425,45 +434,45 @@ class Responses(Direction):
             flow.on_server_window(increment)
             streams.pump()
             if flow.try_forward(increment):
-                return KEEP
+                return PASS
             if grant := flow.take_due_grant() if flow.queue else flow.take_grant():
                 self.inject(frames.window_update(0, grant))
-            return CUT
+            return DROP
         tracked = streams.tracked.get(stream)
         if tracked is None:
-            return CUT if stream in streams.dead else KEEP
+            return DROP if stream in streams.dead else PASS
         tracked.window += increment
         if tracked.window > frames.LARGEST_WINDOW:
             raise RelayError("cannot widen a stream's window: it is above 2^31 - 1")
         streams.pump()
         # Where the initial window is 0 the client, too, depends on the runtime's first grant.
-        return KEEP if tracked.phase == ARRIVING else CUT
+        return PASS if tracked.phase == ARRIVING else DROP
 
     def on_reset(self, stream: int) -> int:
         """The runtime gave up a stream."""
         streams = self.streams
         if streams.dead.get(stream) == REFUSED:
-            return CUT
+            return DROP
         if stream in streams.flow.queue and stream not in streams.tracked:
             streams.flow.drop(stream)
             if grant := streams.flow.take_grant():
                 self.inject(frames.window_update(0, grant))
         streams.server_ended(stream, None, reset=True)
-        return KEEP
+        return PASS
 
     def on_settings(self, *, acknowledged: bool, pairs: list[tuple[int, int]]) -> int:
         """Obey what the runtime allows; the frame itself continues to the client."""
         if acknowledged:
             if self._requests.announced and (size := self._requests.announced.popleft()) is not None:
                 self._limit = size
-            return KEEP
+            return PASS
         for key, value in pairs:
             if key == frames.HEADER_TABLE_SIZE:
                 self._requests.tracker.allow(value)
             elif key == frames.MAX_FRAME_SIZE:
                 self._requests.largest = max(self._requests.largest, value)
         self.streams.resize_windows(self.streams.flow.on_server_settings(pairs))
-        return KEEP
+        return PASS
 
     def on_goaway(self, last: int) -> None:
         """Streams that the runtime will not take are over."""

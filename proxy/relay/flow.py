@@ -170,7 +170,7 @@ class FlowControl:
         """
         self.client -= length
         if self.client < 0:
-            raise RelayError("cannot take DATA: the client overran the connection's window")
+            raise RelayError("cannot take DATA: the client exceeded the connection's flow-control window")
 
     def credit(self, stream: int, length: int) -> None:
         """Let the client send ``length`` bytes more on a stream."""

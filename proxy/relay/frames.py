@@ -7,7 +7,8 @@ at the 9 leading bytes of each frame and decides:
 
 * DATA that only passes is counted (``passes``) and skipped, even where only its beginning has arrived;
 * every other frame is waited for until it is complete and given to a method of the subclass, which says
-  whether it stays (``KEEP``), is taken out (``CUT``), or stays behind what we had to write first (``LAST``).
+  whether it passes (``PASS``), is taken out (``DROP``), or passes behind what we had to write first
+  (``PASS_AFTER_OWN_FRAMES``).
 
 A stretch of kept frames leaves as one piece, and a read in which everything was kept leaves as the same bytes
 object.
@@ -190,9 +191,9 @@ def settings(flags: int, stream: int, data: bytes, start: int, end: int) -> list
     return pairs
 
 
-KEEP: Final = 0
-CUT: Final = 1
-LAST: Final = 2
+PASS: Final = 0
+DROP: Final = 1
+PASS_AFTER_OWN_FRAMES: Final = 2
 LARGEST_BLOCK: Final = 256 << 10
 """Bytes of a header block, HEADERS and CONTINUATION together; kubelet sends a few hundred."""
 _HEAD: Final = 9
@@ -211,7 +212,7 @@ class FrameReader(ABC):
     Attributes:
         out: What must leave, in order.
         handlers: What to do with a complete frame, by type; other types pass. Called with flags, stream,
-            data, and where the payload begins and ends; returns KEEP, CUT or LAST.
+            data, and where the payload begins and ends; returns PASS, DROP or PASS_AFTER_OWN_FRAMES.
         begun: The sender's SETTINGS have passed, which must be the first frame of a direction.
         largest: The longest frame that the receiver allows.
     """
@@ -345,7 +346,7 @@ class FrameReader(ABC):
                 continue
             if end > size:
                 break
-            verdict = KEEP
+            verdict = PASS
             if kind == HEADERS and flags & _SHAPE == END_HEADERS and stream:
                 if word >> 8 > LARGEST_BLOCK:
                     raise block_too_long()
@@ -353,7 +354,7 @@ class FrameReader(ABC):
                 self.on_block(flags, stream, data[pos + _HEAD : end])
             elif kind in handlers:
                 verdict = handlers[kind](flags, stream, data, pos + _HEAD, end)
-            if verdict != KEEP:
+            if verdict != PASS:
                 mark = self._part(verdict, data, mark, pos, end)
             pos = end
             if self._deferred and self.begun and self._block is None:
@@ -361,10 +362,10 @@ class FrameReader(ABC):
         return mark, pos
 
     def _part(self, verdict: int, data: bytes, mark: int, pos: int, end: int) -> int:
-        """Send what is before a frame that does not stay; returns where the next stretch begins."""
+        """Send what is before a frame that does not simply pass; returns where the next stretch begins."""
         if pos > mark:
             self.out.append(data[mark:pos])
-        if verdict == CUT:
+        if verdict == DROP:
             return end
         self._flush_deferred()
         return pos

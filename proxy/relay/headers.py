@@ -195,7 +195,7 @@ class HpackTracker:
                 return _TOO_LONG
             self._decoded += 1
             if self._decoded > _TEXTS_IN_A_BLOCK:
-                raise RelayError("cannot read a header: it has one field again and again", ENHANCE_YOUR_CALM)
+                raise RelayError("cannot read a header: it repeats one field too often", ENHANCE_YOUR_CALM)
             text = huffman.decode(raw).decode("latin-1")
             if len(raw) <= _CACHED_BYTES:
                 if len(self._texts) >= _CACHE_ENTRIES:

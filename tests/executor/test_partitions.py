@@ -29,7 +29,7 @@ class PlayedPartitions:
     """Partitions by path; each change of one is logged."""
 
     log: list[str]
-    lack: str = ""
+    unsupported_reason: str = ""
     states: dict[str, PartitionState] = field(default_factory=dict)
     refuses: str = ""
     stuck: bool = False
@@ -372,7 +372,7 @@ def test_an_owner_that_ends_meanwhile_leaves_no_partition(run_scenario: Callable
 
 def test_cgroup_v1_is_reported_once(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
-        with_partitions(world, lack="cgroup v1 has none")
+        with_partitions(world, unsupported_reason="cgroup v1 has none")
         await owner(world)
         await world.sync.once()
         assert of_partitions(world) == []

@@ -45,8 +45,12 @@ from proxy.model.idset import CpuSet
 PARTITION, EXCLUSIVE = "cpuset.cpus.partition", "cpuset.cpus.exclusive"
 EFFECTIVE = "cpuset.cpus.effective"
 _STATE = re.compile(r"(?P<kind>member|root|isolated)(?P<bad> invalid)?(?: \((?P<reason>.*)\))?")
-OLD = "this kernel has no cpuset.cpus.exclusive (Linux 6.7), so all groups above would have to be partitions"
-NO_WORD = "another group names some of its CPUs, or those above no longer lend them"
+KERNEL_TOO_OLD = (
+    "this kernel has no cpuset.cpus.exclusive (Linux 6.7), so all groups above would have to be partitions"
+)
+NO_REASON_GIVEN = (
+    "a sibling's cpuset overlaps, or an ancestor's cpuset.cpus.exclusive no longer has these CPUs"
+)
 
 
 class KernelPartitions:
@@ -65,7 +69,7 @@ class KernelPartitions:
         self._root = root
 
     @property
-    def lack(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why there are no partitions at all, as text; empty where there may be."""
         return "" if self._version == 2 else "cgroup v1 has none"
 
@@ -136,8 +140,10 @@ class KernelPartitions:
         if state.valid and state.kind == kind:
             return state
         self.end(path, cpus, exclusive_added)
-        reason = state.reason or NO_WORD
-        return PartitionState(kind, valid=False, reason=reason if has_exclusive_file else f"{reason}; {OLD}")
+        reason = state.reason or NO_REASON_GIVEN
+        return PartitionState(
+            kind, valid=False, reason=reason if has_exclusive_file else f"{reason}; {KERNEL_TOO_OLD}"
+        )
 
     def end(self, path: str, cpus: CpuSet, exclusive_added: Mapping[str, CpuSet]) -> None:
         """Make a group a member; see ``Partitions.end``."""

@@ -197,5 +197,5 @@ def _decoded(kind: type[M], content: bytes) -> M:
     try:
         decoded: M = message.FromString(content)
     except DecodeError:
-        raise PluginAnswerError(f"its message is no {kind.__name__}") from None
+        raise PluginAnswerError(f"its message cannot be decoded as {kind.__name__}") from None
     return decoded

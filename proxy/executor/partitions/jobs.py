@@ -48,7 +48,7 @@ class PartitionJobs:
     @property
     def kind(self) -> str:
         """``root`` or ``isolated``; empty where there are to be no partitions now."""
-        return "" if self._kernel.lack or self._context.store.mode.in_release else self._wanted
+        return "" if self._kernel.unsupported_reason or self._context.store.mode.in_release else self._wanted
 
     def clear(self) -> None:
         """End the partitions that the newest state no longer wants, before any cpuset is written."""

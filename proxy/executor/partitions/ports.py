@@ -13,7 +13,7 @@ class Partitions(Protocol):
     """Partitions of the cpuset controller's tree, by path below its root."""
 
     @property
-    def lack(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why there cannot be partitions at all, as text; empty where there can be."""
 
     def file(self, path: str) -> str:

@@ -60,9 +60,9 @@ class PartitionSync(Observer):
         self._watcher = PartitionWatcher(self.check_soon)
         self.jobs = PartitionJobs(context, kernel, wanted, self._watcher)
         context.cpuset_writer.do_first(self.jobs.clear)
-        if wanted and kernel.lack:
+        if wanted and kernel.unsupported_reason:
             context.telemetry.problem(
-                "cannot make partitions of exclusive CPUs (apply.partitions)", err=kernel.lack
+                "cannot make partitions of exclusive CPUs (apply.partitions)", err=kernel.unsupported_reason
             )
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
@@ -186,7 +186,12 @@ class PartitionSync(Observer):
                 }
             )
         isolated = "" if self._isolated is None else str(self._isolated)
-        return {"asked": self._wanted, "lack": self._kernel.lack, "isolated": isolated, "containers": rows}
+        return {
+            "asked": self._wanted,
+            "lack": self._kernel.unsupported_reason,
+            "isolated": isolated,
+            "containers": rows,
+        }
 
     def close(self) -> None:
         """Stop watching; partitions stay."""

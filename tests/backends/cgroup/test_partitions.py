@@ -175,7 +175,7 @@ def test_v1_has_no_partitions(tmp_path: Path) -> None:
     groups = FakeCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0"), 1)
     made = open_partitions(groups)
     assert made is not None
-    assert "v1" in made.lack
+    assert "v1" in made.unsupported_reason
 
 
 def test_a_kernel_without_the_file_is_reported(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_a_device_that_is_listed_twice_in_the_same_way_is_one() -> None:
         (listed(device("")), "0 characters"),
         (listed(device("x" * 257)), "257 characters"),
         (listed(*(device(str(i)) for i in range(messages.DEVICES_LIMIT + 1))), "16385 devices"),
-        (b"\xff\xff", "no ListAndWatchResponse"),
-        (b"\x0a\x04\x0a\x02\xff\xfe", "no ListAndWatchResponse"),
+        (b"\xff\xff", "cannot be decoded as ListAndWatchResponse"),
+        (b"\x0a\x04\x0a\x02\xff\xfe", "cannot be decoded as ListAndWatchResponse"),
     ],
 )
 def test_lists_that_are_refused(content: bytes, message: str) -> None:
@@ -137,7 +137,7 @@ def test_an_allocation() -> None:
         (answer(cdi_devices=[pb.CDIDevice(name="nothing")]), "CDI name 'nothing'"),
         (answer(envs={"A": "x" * messages.ANSWER_LIMIT}), "bytes"),
         (answer(cdi_devices=[pb.CDIDevice(name="a/b=c")] * 1025), "1025 cdi_devices"),
-        (b"\xff", "no AllocateResponse"),
+        (b"\xff", "cannot be decoded as AllocateResponse"),
     ],
 )
 def test_allocations_that_are_refused(content: bytes, message: str) -> None:

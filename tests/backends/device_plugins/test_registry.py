@@ -367,7 +367,7 @@ def test_error_responses_do_not_isolate_a_plugin(node: Node) -> None:
     [
         (pb.AllocateResponse(), "answers for 0 containers"),
         (pb.AllocateResponse(container_responses=[pb.ContainerAllocateResponse()] * 2), "for 2 containers"),
-        (b"\xff", "no AllocateResponse"),
+        (b"\xff", "cannot be decoded as AllocateResponse"),
         (allocated("x" * 300_000), "bytes"),
         (allocated(*("x" * 100_000 + str(i) for i in range(50))), "more than 4194304 bytes"),
     ],
