@@ -25,7 +25,7 @@ RELEASED = "released"
 
 @click.command()
 @setting_options
-@click.option("--undo", is_flag=True, help="Place containers again, as at a start.")
+@click.option("--undo", is_flag=True, help="Enter the configured mode again, as at a start.")
 @click.option("--offline", is_flag=True, help="Without a daemon: from its ledger and the runtime.")
 @click.option("--json", "as_json", is_flag=True, help="Print the final state as JSON.")
 @click.option(
@@ -58,7 +58,10 @@ def release(
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     elif undo:
-        click.echo("containers are placed again" + (" when the daemon starts" if offline else ""))
+        if answer.get("nothing"):
+            click.echo("the release is undone; in observe mode no container is moved")
+        else:
+            click.echo("containers are placed again" + (" when the daemon starts" if offline else ""))
     if undo or answer.get("nothing"):
         if not as_json and not undo:
             click.echo(answer["nothing"])

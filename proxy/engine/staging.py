@@ -57,17 +57,18 @@ Handled = tuple[NodeState, NodeEffects]
 def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
     """Change the mode. A release concerns all pods at once, and so does its end; all else goes in steps.
 
-    A release that is given up changes nothing for the pods that lag. Once the node is released, the plan is
-    in effect for no pod, so none lags any more.
+    A release that is given up changes nothing for the pods that lag, unless it ends in mode ``observe``: then
+    all pods lag for which the plan may still be in effect. Once the node is released, the plan is in effect
+    for no pod, so none lags any more.
     """
     if event.mode.in_release or state.mode.in_release:
         # While the node is released, other programs may give containers other memory nodes and cpusets.
         facts = structs.replace(state.facts, mems=state.facts.mems.forgotten())
         runtime = state.runtime if event.mode.in_release else state.runtime.with_nothing_saved()
-        after = structs.replace(state, mode=event.mode, facts=facts, runtime=runtime)
+        state = structs.replace(state, facts=facts, runtime=runtime)
         if NodeMode.RELEASED not in (event.mode, state.mode):
-            return after, ()
-        after = structs.replace(after, enforcement=_without_steps(after.enforcement))
+            return _retargeted(state, event.mode, state.enforcement)
+        after = structs.replace(state, mode=event.mode, enforcement=_without_steps(state.enforcement))
         narrowed = state.node.be_cpuset is BeCpuset.ERASE  # they are again, once the release is undone
         after = after.with_facts(be_groups=narrowed)
         return after, (*fact_records(state, after), *_enforcement_record(state, after))

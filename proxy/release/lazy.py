@@ -23,7 +23,9 @@ ADVICE = {
     "passthrough": "an earlier run in enforce mode: stop the daemon, then topoproxy release --offline",
 }
 """What to do about what an earlier run in mode enforce has left, by mode."""
-
+NO_LEDGER = (
+    "cannot undo the release: in passthrough mode the ledger is not read (topoproxy release --offline --undo)"
+)
 RELEASE_RECORD = "r/release"
 """The key of the record in the ledger; the record holds the stage and since when."""
 
@@ -50,8 +52,8 @@ class LazyRelease:
         self._made: Release | None = None
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Continue a release of the last daemon; before any container is moved."""
-        if RELEASE_RECORD in entries and not self._idle_mode:
+        """Continue a release of the last daemon, whatever the mode; before any container is moved."""
+        if RELEASE_RECORD in entries and self._executor is not None:
             self.get().recover(entries[RELEASE_RECORD])
 
     @property
@@ -63,7 +65,7 @@ class LazyRelease:
         return "" if state.mode.in_release or state.mode.enforces else state.mode.value
 
     def get(self) -> Release:
-        """Return the release of a daemon that moves containers."""
+        """Return the release of a daemon that decides."""
         assert self._executor is not None
         if self._made is None:
             from proxy.release.service import Release
@@ -102,6 +104,8 @@ class LazyRelease:
             await asyncio.to_thread(importlib.import_module, "proxy.release.service")
 
     async def _undo(self) -> dict[str, object]:
+        if self._executor is None:
+            raise InputError(NO_LEDGER)
         if mode := self._idle_mode:
             raise InputError(f"cannot undo the release: the node is not released (mode {mode})")
         await self._load()

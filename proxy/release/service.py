@@ -66,6 +66,7 @@ class Release:
         self._running: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
         self._lasting = True
+        self._mode_after = NodeMode.ENFORCE
         self._updater = RuntimeUpdater(executor, self._worker, Progress())
         self.since = 0.0
 
@@ -86,14 +87,20 @@ class Release:
         """Continue a release of the last daemon; before the executor adopts any container."""
         stage, since = record.get("stage"), record.get("since")
         # A record that cannot be read counts as one of a release: no container is moved by mistake.
-        enter(self._executor, NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
+        self._enter_release(NodeMode.RELEASED if stage == RELEASED else NodeMode.RELEASING)
         self.since = float(since) if isinstance(since, int | float) else self._executor.wall_clock()
         self._executor.telemetry.warning(
-            "containers are not placed, although the mode is enforce (topoproxy release --undo)",
+            "containers are not placed, whatever the mode (topoproxy release --undo)",
             node=self.stage,
+            mode=self._mode_after,
         )
         if self.stage == RELEASING:
             self._start()
+
+    def _enter_release(self, mode: NodeMode) -> None:
+        """Leave the configured mode; ``undo`` enters it again. No reload changes it meanwhile."""
+        self._mode_after = self._executor.store.mode
+        enter(self._executor, mode)
 
     async def _record(self, stage: str) -> None:
         ledger_writer = self._executor.ledger_writer
@@ -114,7 +121,7 @@ class Release:
                 self._lasting = lasting
                 self.since = self._executor.wall_clock()
                 self._updater.progress = Progress()
-                enter(self._executor, NodeMode.RELEASING)
+                self._enter_release(NodeMode.RELEASING)
                 await self._record(self.stage)
                 self._executor.telemetry.event(
                     "release: every container gets back what it would have had without topoproxy"
@@ -122,7 +129,7 @@ class Release:
             self._start()
 
     async def undo(self) -> None:
-        """Take over again, as at a start: calls wait until all containers are reconciled.
+        """Enter the configured mode again, as at a start: calls wait until all containers are reconciled.
 
         Raises:
             InputError: There is nothing to undo.
@@ -135,9 +142,9 @@ class Release:
             self._updater.progress = Progress()
             await self._record("")
             executor.reconciled.clear()
-            enter(executor, NodeMode.ENFORCE)
+            enter(executor, self._mode_after)
             executor.reconcile_requested.set()
-            executor.telemetry.event("release undone: containers are placed again")
+            executor.telemetry.event("release undone", mode=self._mode_after)
 
     def page(self) -> dict[str, object]:
         """Return what ``topoproxy release`` and ``status`` show."""

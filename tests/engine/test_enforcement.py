@@ -73,6 +73,15 @@ def test_lagging_pods_are_counted_by_the_change_that_is_due() -> None:
     assert (found.applied, found.to_apply, found.to_give_back) == (2, 0, 2)
 
 
+def test_a_release_that_is_given_up_in_mode_observe_goes_on_in_steps() -> None:
+    scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
+    read = EnforcementRead(ENFORCE, APPLIED_TO_ALL)
+    assert scenario >> read << recorded(OBSERVE, ALL_PODS, "ls lse")
+    assert scenario >> ModeChanged(RELEASING) << PutRecord(ENFORCEMENT_RECORD, None)
+    assert all(plan_may_be_in_effect(scenario.state, pod) for pod in (LS, LSE))
+    assert scenario >> ModeChanged(OBSERVE) << recorded(OBSERVE, ALL_PODS, "ls lse")
+
+
 def test_sharing_pods_are_enforced_before_owners() -> None:
     scenario = Playbook(structs.replace(OWNED, mode=OBSERVE), handle)
     assert scenario >> ModeChanged(ENFORCE) << recorded(ENFORCE, ALL_PODS, "ls lse")
@@ -305,8 +314,15 @@ def test_no_pod_lags_after_a_release(mode: NodeMode, paused: bool) -> None:
     scenario >> EnforcementStepDue(1) << recorded(mode, ALL_PODS, other, first) << EnforcementStep((first,))
     if paused:
         scenario >> EnforcementPaused(True) << recorded(mode, ALL_PODS, other, first, paused=True)
-    assert scenario >> ModeChanged(RELEASING)  # without a record: it may be given up
-    assert (scenario.state.enforcement.lagging, scenario.state.enforcement.moving) == ({other}, {first})
+    treated = [was_applied_to(scenario.state, pod) for pod in (LS, LSE)]
+    lagging = other
+    if mode is OBSERVE:  # a release counts as mode enforce: the pod that is observed already lags
+        lagging = first
+        scenario >> ModeChanged(RELEASING) << recorded(ENFORCE, ALL_PODS, first, first, paused=paused)
+    else:
+        assert scenario >> ModeChanged(RELEASING)  # without a record: it may be given up
+    assert (scenario.state.enforcement.lagging, scenario.state.enforcement.moving) == ({lagging}, {first})
+    assert [was_applied_to(scenario.state, pod) for pod in (LS, LSE)] == treated
     scenario >> ModeChanged(RELEASED) << recorded(ENFORCE, ALL_PODS, paused=paused)
     assert scenario.state.enforcement == Enforcement(paused=paused)
     for back in (OBSERVE, ENFORCE):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.kubelet.checkpoint_writer import static_state
+from proxy.backends.ledger import open_ledger
 from proxy.config import Config
 from proxy.demo.client import DemoPod
 from proxy.model.errors import (
@@ -22,6 +23,7 @@ from proxy.model.errors import (
 )
 from proxy.model.idset import CpuSet
 from proxy.release import offline
+from proxy.release.lazy import RELEASE_RECORD
 from tests.release.leaving_node import ALL, MACHINE, Node, command
 from tests.testkit.waiting import until
 
@@ -131,12 +133,65 @@ def test_a_release_without_containers(node: Node, mode: str) -> None:
     async def scenario() -> None:
         done = await asyncio.to_thread(command, node)
         assert done.stdout.startswith(f"there is nothing to release: in {mode} mode no container is moved")
-        with pytest.raises(InputError, match=f"the node is not released \\(mode {mode}\\)"):
+        refused = {"observe": r"the node is not released \(mode observe\)", "passthrough": "--offline --undo"}
+        with pytest.raises(InputError, match=refused[mode]):
             await asyncio.to_thread(command, node, "--undo")
         assert daemon.pages.status()["mode"] == mode
 
     daemon = node.daemon(f"mode: {mode}")
     node.run_scenario(daemon, scenario)
+
+
+def test_a_released_node_stays_released_in_mode_observe(node: Node) -> None:
+    ids: list[str] = []
+
+    async def scenario() -> None:
+        ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
+        await node.release(daemon)
+
+    daemon = node.daemon()
+    node.run_scenario(daemon, scenario)
+    observing = node.daemon("mode: observe")
+
+    async def observed() -> None:
+        assert observing.pages.status()["mode"] == "released"
+        done = await asyncio.to_thread(command, node, "--undo")
+        assert done.stdout == "the release is undone; in observe mode no container is moved\n"
+        assert observing.pages.status()["mode"] == "observe"
+        assert observing.executor is not None
+        await asyncio.wait_for(observing.executor.reconciled.wait(), 30)
+
+    node.run_scenario(observing, observed)
+    assert node.cpus(ids[0]) == ALL
+    enforcing = node.daemon()
+
+    async def enforced() -> None:
+        assert enforcing.pages.status()["mode"] == "enforce"
+        await until(lambda: node.cpus(ids[0]) == "2-3")
+
+    node.run_scenario(enforcing, enforced)
+
+
+def test_a_release_continues_in_mode_observe(node: Node) -> None:
+    ids: list[str] = []
+
+    async def scenario() -> None:
+        ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
+        assert daemon.executor is not None
+        await daemon.executor.ledger_writer.flush()
+
+    daemon = node.daemon()
+    node.run_scenario(daemon, scenario)
+    ledger, _ = open_ledger(node.directory / "state", MACHINE.fingerprint)
+    ledger.write({RELEASE_RECORD: {"stage": "releasing", "since": 1.0}})
+    ledger.close()
+    observing = node.daemon("mode: observe")
+
+    async def observed() -> None:
+        await until(lambda: observing.pages.status()["mode"] == "released")
+        assert node.cpus(ids[0]) == ALL
+
+    node.run_scenario(observing, observed)
 
 
 def test_without_a_daemon(node: Node) -> None:

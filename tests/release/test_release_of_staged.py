@@ -52,7 +52,10 @@ def test_observed_pods_are_not_changed() -> None:
         async def observed() -> None:
             assert later._release is not None
             await asyncio.sleep(0.7)
-            assert "nothing" in later._release.answer()  # a release does not change a configured mode
+            assert stage(later) == "released"
+            await later._release.actions()["/release/undo"]()
+            await asyncio.sleep(0.7)
+            assert "nothing" in later._release.answer()
             assert (cpus(node, ids["enforced"]), cpus(node, ids["observed"])) == (ALL, "2,4")
 
         run(later, observed, reconciled=True)
