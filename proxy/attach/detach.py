@@ -12,6 +12,7 @@ from proxy.attach.state_file import BEGUN
 from proxy.model.errors import TopoproxyError, UnavailableError
 
 RELEASE_S = 300.0
+PLACE_AGAIN = "if kubelet is to stay attached, topoproxy release --undo places them again"
 STOP_S = 75.0
 """Seconds that a stop of our units may take: more than ``TimeoutStopSec`` of topoproxy.service."""
 
@@ -39,11 +40,15 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
         return "kubelet is not attached: there is nothing to undo"
     refuse_foreign(node, journal, force=force)
     others = foreign_changes_of(node, journal)
-    if release and journal.state != BEGUN:
-        _release(node)
-    for change in others:
-        journals.apply(change, node.root)
-    undo(node, journal, timeout)
+    released = release and journal.state != BEGUN and _release(node)
+    try:
+        for change in others:
+            journals.apply(change, node.root)
+        undo(node, journal, timeout)
+    except TopoproxyError as error:
+        if released:
+            error.reword(f"{error}; containers stay released: {PLACE_AGAIN}")
+        raise
     end = time.monotonic() + timeout
     while (state := unit_state(journal.unit)).get("ActiveState") != "active":
         if time.monotonic() >= end or state.get("ActiveState") == "failed":
@@ -76,8 +81,12 @@ def foreign_changes_of(node: AttachNode, journal: AttachJournal) -> list[FileCha
     return foreign_changes(node.files(), node.root, journal.endpoint, journal.previous, known)
 
 
-def _release(node: AttachNode) -> None:
-    """Make the daemon release the containers; without a daemon they keep their cpusets."""
+def _release(node: AttachNode) -> bool:
+    """Make the daemon release the containers; without a daemon they keep their cpusets.
+
+    Returns:
+        Whether the node is released.
+    """
     try:
         answer = node.query("/release/start", True)
         end = time.monotonic() + RELEASE_S
@@ -86,12 +95,13 @@ def _release(node: AttachNode) -> None:
             answer = node.query("/release", False)
     except UnavailableError as error:
         node.report_progress(f"containers keep their cpusets: {error}; later: topoproxy release --offline")
-        return
+        return False
     if answer.get("stage") == "releasing":
         raise TopoproxyError(
             f"cannot release the containers in {RELEASE_S:g} s: topoproxy status shows what is left;"
-            " --no-release detaches without"
+            f" --no-release detaches without; {PLACE_AGAIN}"
         )
+    return answer.get("stage") == "released"
 
 
 def undo(node: AttachNode, journal: AttachJournal | None, limit: float) -> None:

@@ -73,6 +73,7 @@ def attach(node: AttachNode, timeout: float) -> str:
             already = f"kubelet is configured to use {node.endpoint} already"
             return f"{already}; topoproxy attach did not set it: nothing is changed"
         _wait_for_calls(node, old.unit, end, float("inf"))
+        _place_again(node)
         return f"kubelet is attached already, and uses {node.endpoint}"
     if old is None and _uses_us(node, files):
         _refuse_set_by_hand(node, files)

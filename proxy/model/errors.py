@@ -11,6 +11,10 @@ class TopoproxyError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def reword(self, message: str) -> None:
+        """Give the error another message; its class stays, and with it the exit code."""
+        self.args = (message,)
+
 
 class ConfigError(TopoproxyError):
     """The configuration is invalid (sysexits EX_CONFIG)."""

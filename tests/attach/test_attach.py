@@ -184,6 +184,31 @@ def test_a_failed_attach_is_undone_in_time_with_the_reason(fake: Fake) -> None:
     refused("kubelet.service is activating (auto-restart, result exit-code, 3 restarts)")
 
 
+def test_an_attach_of_an_attached_node_undoes_its_release(fake: Fake) -> None:
+    node = fake("instance-config")
+    attach(node.node(), 20)
+    node.released = True
+    assert attach(node.node(), 20) == f"kubelet is attached already, and uses {OURS}"
+    assert not node.released
+    assert node.reported == ["containers are placed again: the release of the last detach is undone"]
+
+
+def test_a_detach_that_fails_after_the_release_names_the_way_back(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = fake("instance-config")
+    attach(node.node(), 20)
+
+    def denied(*_: object) -> None:
+        raise CannotCreateError("cannot restore the file: Read-only file system")
+
+    monkeypatch.setattr(journals, "restore", denied)
+    for release in (True, False):
+        with pytest.raises(CannotCreateError, match="Read-only file system") as error:
+            detach(node.node(), 20, force=False, release=release)
+        assert ("topoproxy release --undo" in str(error.value)) is release
+
+
 def test_only_calls_from_the_cgroup_of_kubelets_unit_count(fake: Fake) -> None:
     node = fake("unit")
     node.caller = 99
