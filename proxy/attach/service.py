@@ -25,7 +25,7 @@ from proxy.attach.journal import AttachJournal
 from proxy.attach.node import POLL_S, RESCUE, AttachNode
 from proxy.attach.state_file import ATTACHED, BEGUN, CHANGING, directory_of
 from proxy.backends.kubelet.cri_endpoint import KubeletFiles
-from proxy.model.errors import TopoproxyError, UnavailableError
+from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError, UnavailableError
 from proxy.model.phrases import counted
 from proxy.observe.json_access import as_list, as_map
 
@@ -122,7 +122,8 @@ def _undone_on_failure(node: AttachNode, limit: float, result: str) -> Iterator[
         yield
     except TopoproxyError as error:
         _roll_back(node, limit, str(error))
-        raise TopoproxyError(f"{error}; {result}") from error
+        error.reword(f"{error}; {result}")
+        raise
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         cause = _cause(error)
         node.report_progress(f"{cause}: its changes are being rolled back")
@@ -137,7 +138,8 @@ def _unchanged_on_failure(node: AttachNode) -> Iterator[None]:
     try:
         yield
     except TopoproxyError as error:
-        raise TopoproxyError(f"{error}; {UNCHANGED}") from error
+        error.reword(f"{error}; {UNCHANGED}")
+        raise
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         node.report_progress(f"{_cause(error)}: {UNCHANGED}")
         raise
@@ -152,7 +154,8 @@ def _roll_back(node: AttachNode, limit: float, cause: str) -> None:
     try:
         undo(node, journals.load(node.state), limit)
     except TopoproxyError as error:
-        raise TopoproxyError(f"{cause}; undoing it failed: {error}; repeat topoproxy detach") from error
+        error.reword(f"{cause}; undoing it failed: {error}; repeat topoproxy detach")
+        raise
     except (Exception, KeyboardInterrupt, SystemExit):
         unfinished = "its rollback is incomplete: topoproxy detach undoes the attach"
         node.report_progress(f"{cause}; {unfinished}")
@@ -339,4 +342,5 @@ def install_rescue(state: Path) -> None:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_file(state / RESCUE, source.read_bytes(), mode=0o700)
     except OSError as error:
-        raise TopoproxyError(f"cannot install {state / RESCUE}: {error.strerror}") from error
+        kind = PermissionDeniedError if isinstance(error, PermissionError) else CannotCreateError
+        raise kind(f"cannot install {state / RESCUE}: {error.strerror}") from error

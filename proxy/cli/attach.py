@@ -116,7 +116,7 @@ def attach(file: Path | None, dry_run: bool, yes: bool, timeout: float, root: Pa
     docs/attach.md says more.
 
     Ends with 0 when kubelet is attached, 1 when it cannot be (nothing has changed then), 65 when the journal
-    of an earlier attach cannot be read, 73 when a file cannot be written.
+    of an earlier attach cannot be read, 73 when a file cannot be written, 77 without permission.
     """
     from proxy.attach import service
 

@@ -21,7 +21,7 @@ from proxy.attach.changes import FileChange, systemctl
 from proxy.attach.detach import detach
 from proxy.attach.endpoint_watch import attached_kubelet
 from proxy.attach.node import RESCUE
-from proxy.attach.service import attach, planned
+from proxy.attach.service import ROLLED_BACK, attach, planned
 from proxy.model.errors import CannotCreateError, InputError, PermissionDeniedError, TopoproxyError
 from proxy.topology.yaml_events import read_yaml
 from tests.attach.conftest import (
@@ -207,6 +207,43 @@ def test_a_detach_that_fails_after_the_release_names_the_way_back(
         with pytest.raises(CannotCreateError, match="Read-only file system") as error:
             detach(node.node(), 20, force=False, release=release)
         assert ("topoproxy release --undo" in str(error.value)) is release
+
+
+def test_a_failed_attach_keeps_the_exit_code_of_its_cause(fake: Fake) -> None:
+    node = fake("instance-config")
+    before = node.hashes()
+    full = "cannot write it: No space left on device"
+    node.raise_after = {"file 1": CannotCreateError(full)}
+    with pytest.raises(CannotCreateError, match=f"^{full}; {ROLLED_BACK}: kubelet uses"):
+        attach(node.node(), 20)
+    nothing_is_left(node, before)
+    denied = PermissionDeniedError("cannot query the daemon")
+    node.raise_after = {"file 1": CannotCreateError(full), "restored": denied}
+    with pytest.raises(PermissionDeniedError, match=f"^{full}; undoing it failed: cannot query the daemon; "):
+        attach(node.node(), 20)
+    attach(node.node(), 20)
+    (node.root / CONFIG).write_text(LAYOUTS["instance-config"][CONFIG])
+    node.raise_after = {"started": CannotCreateError(full)}
+    with pytest.raises(CannotCreateError, match=f"^{full}; no file was changed"):
+        attach(node.node(), 20)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.EROFS, CannotCreateError), (errno.EACCES, PermissionDeniedError)]
+)
+def test_a_rescue_script_that_cannot_be_installed_ends_an_attach(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[TopoproxyError]
+) -> None:
+    node = fake("instance-config")
+    before = node.hashes()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("proxy.atomic_write.write_file", refuse)
+    with pytest.raises(kind, match=f"cannot install .*: {os.strerror(number)}$"):
+        attach(node.node(), 20)
+    assert node.hashes() == before
 
 
 def test_only_calls_from_the_cgroup_of_kubelets_unit_count(fake: Fake) -> None:
