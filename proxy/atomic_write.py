@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -23,6 +24,7 @@ def write_file(
     sync: bool = True,
     overwrite: bool = True,
     keep_owner: bool = False,
+    finish: Callable[[int], None] | None = None,
 ) -> None:
     """Replace a file in one step, or not at all.
 
@@ -34,6 +36,7 @@ def write_file(
         sync: Whether the new content must survive a loss of power.
         overwrite: Whether an existing file may be replaced.
         keep_owner: Whether the new file gets the owner of the old one, where this process may change owners.
+        finish: Called with the descriptor of the complete draft, to set further attributes.
 
     Raises:
         FileExistsError: The file exists, and ``overwrite`` is False.
@@ -48,6 +51,8 @@ def write_file(
         if keep_owner:
             _copy_owner(fd, path)
         write_whole(fd, data)
+        if finish is not None:
+            finish(fd)
         if sync:
             os.fsync(fd)
         if overwrite:

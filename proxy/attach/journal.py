@@ -214,11 +214,14 @@ def _write_entry(entry: Path, change: FileChange, root: Path, kept: Path | None)
 def copy_as_is(source: Path, to: Path) -> None:
     """Copy a file with its mode, owner, time and security label; the copy replaces what is there at once."""
     status = source.stat()
-    write_file(to, source.read_bytes(), mode=status.st_mode & 0o7777, keep_owner=True)
-    with contextlib.suppress(OSError):
-        os.setxattr(to, "security.selinux", os.getxattr(source, "security.selinux"))
-    os.chown(to, status.st_uid, status.st_gid)
-    os.utime(to, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def finish(draft: int) -> None:
+        with contextlib.suppress(OSError):
+            os.setxattr(draft, "security.selinux", os.getxattr(source, "security.selinux"))
+        os.chown(draft, status.st_uid, status.st_gid)
+        os.utime(draft, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    write_file(to, source.read_bytes(), mode=status.st_mode & 0o7777, finish=finish)
 
 
 def mark(state: Path, stage: str) -> None:

@@ -209,6 +209,24 @@ def test_a_detach_that_fails_after_the_release_names_the_way_back(
         assert ("topoproxy release --undo" in str(error.value)) is release
 
 
+def test_a_detach_killed_before_the_time_of_a_file_is_set_restores_it_when_repeated(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = fake("instance-config")
+    before = node.hashes()
+    attach(node.node(), 20)
+    with monkeypatch.context() as patch:
+
+        def killed(*_: object, **__: object) -> None:
+            raise Killed
+
+        patch.setattr(os, "utime", killed)
+        with pytest.raises(Killed):
+            detach(node.node(), 20, force=False, release=False)
+    detach(node.node(), 20, force=False, release=False)
+    nothing_is_left(node, before)
+
+
 def test_a_failed_attach_keeps_the_exit_code_of_its_cause(fake: Fake) -> None:
     node = fake("instance-config")
     before = node.hashes()
