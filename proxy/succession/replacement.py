@@ -1,4 +1,8 @@
-"""The replacement of this daemon: started over the admin socket, done at a moment without calls."""
+"""The replacement of this daemon: started over the admin socket, done at a moment without calls.
+
+``successor`` is imported with this module, at the daemon's start: a package has replaced the files by the
+time that a successor is wanted.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from typing import TYPE_CHECKING
 from proxy import logs
 from proxy.model.errors import UnavailableError
 from proxy.succession.messages import FAILED
+from proxy.succession.successor import Successor
 
 if TYPE_CHECKING:
     from proxy.sockets.unix_socket import Listener
-    from proxy.succession.successor import Successor
 
 POLL_S = 0.002
 """Seconds between two checks for such a moment."""
@@ -52,8 +56,7 @@ class DaemonReplacement:
         """
         if self.successor is None or self.successor.is_alive():
             return False
-        self._failure = f"process {self.successor.pid} ended before it took over, this daemon continues"
-        logs.log.error("not replaced", err=self._failure)
+        self._failed(f"process {self.successor.pid} ended before it took over, this daemon continues")
         self.successor.close()
         self.successor = None
         self.prepared.clear()
@@ -66,15 +69,19 @@ class DaemonReplacement:
         return "preparing\n" if self._task is not None else "none\n"
 
     async def _start(self, listener: Listener) -> None:
-        from proxy.succession.successor import Successor
-
         try:
             self.successor = await asyncio.to_thread(Successor.started, listener)
         except UnavailableError as error:
-            self._failure = str(error)
-            logs.log.error("not replaced", err=str(error))
+            self._failed(str(error))
+        except Exception as error:  # noqa: BLE001  the command waits for a page that says so
+            cause = f"internal error: {type(error).__name__}: {error}"
+            self._failed(f"cannot start the successor, this daemon continues: {cause}")
         else:
             self.prepared.set()
+
+    def _failed(self, why: str) -> None:
+        self._failure = why
+        logs.log.error("not replaced", err=why)
 
 
 async def wait_quiet(is_busy: Callable[[], bool], limit_s: float) -> bool:

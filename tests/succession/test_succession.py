@@ -437,6 +437,25 @@ def test_a_daemon_continues_where_its_successor_has_ended_before_the_hand_over(
         run(daemon, scenario, reconciled=True)
 
 
+def test_an_internal_error_while_a_successor_starts_is_reported_and_another_one_may_be_started(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Successor:
+        raise ZeroDivisionError("bug")
+
+    monkeypatch.setattr(Successor, "started", broken)
+
+    async def scenario() -> None:
+        replacement = DaemonReplacement()
+        assert replacement.start(listener) == "preparing\n"
+        await until(lambda: replacement.page().startswith(FAILED))
+        assert replacement.page().endswith("this daemon continues: internal error: ZeroDivisionError: bug\n")
+        assert not replacement.prepared.is_set()
+        assert replacement.start(listener) == "preparing\n"
+
+    asyncio.run(scenario())
+
+
 def test_a_process_serves_until_a_successor_has_taken_over() -> None:
     class Replaced:
         def __init__(self) -> None:
