@@ -66,6 +66,8 @@ DRAIN_GRACE_S = 0.2
 QUIET_S, GOAWAY_S = 5.0, 1.0
 """Seconds to wait for a moment without calls that place containers before a successor takes over, and for
 clients to see that they are to connect again."""
+PLACING_S = 5.0
+"""At most these seconds (or ``drainTimeout``) for placing calls to end: new calls wait meanwhile."""
 REPLACED_S = 900.0
 """How long other calls may continue in a daemon that has been replaced."""
 STOP_S = 4.0
@@ -411,7 +413,7 @@ class Daemon:
         clock = asyncio.get_running_loop().time
         began = clock()
         await self._acceptor.retire(GOAWAY_S)
-        await wait_quiet(self._acceptor.is_placing, self.config.drain_timeout)
+        await wait_quiet(self._acceptor.is_placing, min(self.config.drain_timeout, PLACING_S))
         quiet = await wait_quiet(self._is_busy, GOAWAY_S)
         relayed = self._relayed(successor)
         for task in self._tasks:

@@ -48,7 +48,8 @@ def upgrade(
     process, and calls no hook.
 
     upgrade --now: the running daemon starts the program that is installed now, hands the socket and the
-    state of the node over to it, and finishes its own calls in flight. No call fails. If the new process
+    state of the node over to it, and finishes its own calls in flight. No call fails. While a create, start
+    or update hangs at the runtime, new calls wait for it for 5 seconds at most. If the new process
     cannot start, the running one continues. If it runs and is not ready after 30 seconds, because the runtime
     is down for example, the reason is printed. Nothing is done where a check of --check fails.
 

@@ -197,8 +197,9 @@ def test_a_replaced_daemon_makes_no_decisions() -> None:
         run(daemon, scenario, reconciled=True)
 
 
+@pytest.mark.parametrize(("drain", "placing_s"), [("100ms", 5.0), ("10m", 0.1)])
 def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, drain: str, placing_s: float
 ) -> None:
     class Prepared:
         pid = 1
@@ -218,8 +219,9 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
 
     monkeypatch.setattr("proxy.daemon.QUIET_S", 0.1)
     monkeypatch.setattr("proxy.daemon.GOAWAY_S", 0.1)
+    monkeypatch.setattr("proxy.daemon.PLACING_S", placing_s)
     with temporary_node() as node:
-        daemon = node.daemon("drainTimeout: 100ms\ncallTimeout: 1s")
+        daemon = node.daemon(f"drainTimeout: {drain}\ncallTimeout: 1s")
 
         async def scenario() -> None:
             assert daemon.executor is not None
