@@ -205,16 +205,17 @@ def _kubelet_endpoint(facts: DoctorFacts) -> Outcome:
         advice = "topoproxy attach sets it again, and restarts kubelet"
     if kubelet.running is not None and not _is(kubelet.running, listen):
         return FAIL, f"{kubelet.running.place} names {kubelet.running.endpoint}", advice
-    settings = kubelet.endpoints
-    if not settings and kubelet.running is None:
-        return FAIL, f"no file in {kubelet.directory} names a runtime endpoint", advice
-    others = [setting for setting in settings if not _is(setting, listen)]
-    if not others:
-        return OK, f"kubelet uses unix://{listen}", ""
-    message = "; ".join(f"{setting.place} names {setting.endpoint}" for setting in others)
-    if others[0].place.endswith("instance-config.yaml") and len(others) < len(settings):
-        return WARN, f"{message}: kubeadm upgrade writes it to config.yaml", advice
-    return FAIL, message, advice
+    effective, instance = kubelet.effective, kubelet.instance
+    if effective is None and kubelet.running is None:
+        return FAIL, f"no file in {kubelet.directory} names a runtime endpoint that is in effect", advice
+    if effective is not None and not _is(effective, listen):
+        return FAIL, f"{effective.place} names {effective.endpoint}", advice
+    if instance is not None and not _is(instance, listen):
+        message = f"{instance.place} names {instance.endpoint}: kubeadm upgrade writes it to config.yaml"
+        return WARN, message, advice
+    others = [setting for setting in kubelet.overridden if not _is(setting, listen)]
+    notes = [f"; {other.place} names {other.endpoint}, which has no effect" for other in others]
+    return OK, f"kubelet uses unix://{listen}{''.join(notes)}", ""
 
 
 def _attach_journal(facts: DoctorFacts) -> Outcome:

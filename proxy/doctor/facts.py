@@ -76,18 +76,22 @@ class KubeletSetup(Struct, frozen=True):
     Attributes:
         directory: Its directory; empty where there is none.
         running: The endpoint of the running kubelet's command line; None where it names none.
-        endpoints: Files that name an endpoint, the one that wins first.
+        effective: The file that decides on the endpoint at kubelet's next start; None where none names one.
         driver: ``cgroupDriver`` of its configuration; empty where it does not say.
         cpu_policy: ``cpuManagerPolicy`` of its state file; empty where there is none.
         memory_policy: ``memoryManagerPolicy`` of its state file; empty where there is none.
+        instance: kubeadm's ``instance-config.yaml``; None where it names no endpoint.
+        overridden: Other files that name an endpoint, which has no effect.
     """
 
     directory: str = ""
     running: EndpointSetting | None = None
-    endpoints: tuple[EndpointSetting, ...] = ()
+    effective: EndpointSetting | None = None
     driver: str = ""
     cpu_policy: str = ""
     memory_policy: str = ""
+    instance: EndpointSetting | None = None
+    overridden: tuple[EndpointSetting, ...] = ()
 
 
 class AttachFacts(Struct, frozen=True):

@@ -22,8 +22,9 @@ from proxy.attach import journal as journals
 from proxy.attach.node import RESCUE
 from proxy.attach.state_file import ATTACHED, directory_of
 from proxy.backends.cgroup.cpuset import open_cgroups
-from proxy.backends.kubelet.cri_endpoint import named_endpoints, running_flags
+from proxy.backends.kubelet.cri_endpoint import kubelet_files, running_flags
 from proxy.backends.kubelet.small_file import read_small
+from proxy.backends.kubelet.unit_files import Span
 from proxy.backends.ledger.file_ledger import NAME, SIZE_LIMIT
 from proxy.backends.ledger.format import recover
 from proxy.backends.runtime.client import GrpcRuntime
@@ -258,13 +259,22 @@ def _kubelet(config: Config) -> KubeletSetup:
     for path in _kubelet_sources(file, directory, flags):
         _require_readable(path)
     driver = _DRIVER.search(_text(file) or "")
+    files = kubelet_files(directory, flags)
+    cpu_policy, memory_policy = (_policy(directory / name) for name in STATE_FILES)
     return KubeletSetup(
         str(directory) if directory.is_dir() else "",
         None if running is None else EndpointSetting("the running kubelet", running),
-        tuple(EndpointSetting(str(path), endpoint) for path, endpoint in named_endpoints(directory, flags)),
+        None if files.effective is None else _setting(files.effective),
         driver[1] if driver else "",
-        *(_policy(directory / name) for name in STATE_FILES),
+        cpu_policy,
+        memory_policy,
+        None if files.instance is None else _setting(files.instance),
+        tuple(map(_setting, files.overridden)),
     )
+
+
+def _setting(value: Span) -> EndpointSetting:
+    return EndpointSetting(str(value.path), value.text)
 
 
 def _kubelet_sources(file: Path, directory: Path, flags: Mapping[str, str]) -> Iterator[Path]:

@@ -216,6 +216,15 @@ def test_what_is_denied_to_others_is_not_ours() -> None:
     assert examined(lambda node: node.write("audit.log", AVC.format("sshd", "x"))) == {}
 
 
+def test_a_file_that_the_flag_of_kubelet_overrides_is_no_fault() -> None:
+    def set_flag(node: DoctoredNode) -> None:
+        flag = f"--container-runtime-endpoint=unix://{node.directory}/cri.sock"
+        node.write("kubelet/kubeadm-flags.env", f'KUBELET_KUBEADM_ARGS="{flag}"\n')
+        node.write("kubelet/config.yaml", f"containerRuntimeEndpoint: {THEIRS}\n")
+
+    assert examined(set_flag) == {}
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_node_is_named(name: str) -> None:
     check, result, break_it = BROKEN[name]

@@ -23,13 +23,14 @@ from proxy.doctor.facts import (
 )
 
 OURS, THEIRS = "unix:///run/topoproxy/cri.sock", "unix:///run/containerd/containerd.sock"
+NO_ENDPOINT = {"kubelet-endpoint": "fail"}
 NOW = EARLIEST + 1e6
 CONFIG, FLAGS, INSTANCE = (
     EndpointSetting(f"/var/lib/kubelet/{name}", THEIRS)
     for name in ("config.yaml", "kubeadm-flags.env", "instance-config.yaml")
 )
 KUBELET = KubeletSetup(
-    "/var/lib/kubelet", None, (structs.replace(CONFIG, endpoint=OURS),), "systemd", "none", "None"
+    "/var/lib/kubelet", None, structs.replace(CONFIG, endpoint=OURS), "systemd", "none", "None"
 )
 HEALTHY = DoctorFacts(
     NOW,
@@ -118,13 +119,15 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (daemon(clients=0, pods=None), {"kubelet-calls": "skip"}),
         (node_with(denials=None), {"denials": "skip"}),
         (node_with(denials=2), {"denials": "warn"}),
-        (kubelet(endpoints=(CONFIG,)), {"kubelet-endpoint": "fail"}),
-        (kubelet(endpoints=(FLAGS, *KUBELET.endpoints)), {"kubelet-endpoint": "fail"}),
-        (kubelet(endpoints=(INSTANCE, *KUBELET.endpoints)), {"kubelet-endpoint": "warn"}),
-        (kubelet(endpoints=(INSTANCE, CONFIG)), {"kubelet-endpoint": "fail"}),
-        (kubelet(endpoints=()), {"kubelet-endpoint": "fail"}),
+        (kubelet(effective=CONFIG), {"kubelet-endpoint": "fail"}),
+        (kubelet(effective=FLAGS), {"kubelet-endpoint": "fail"}),
+        (kubelet(instance=INSTANCE), {"kubelet-endpoint": "warn"}),
+        (kubelet(instance=INSTANCE, effective=CONFIG), {"kubelet-endpoint": "fail"}),
+        (kubelet(effective=None), {"kubelet-endpoint": "fail"}),
+        (kubelet(instance=structs.replace(INSTANCE, endpoint=OURS), effective=None), NO_ENDPOINT),
+        (kubelet(overridden=(CONFIG,)), {}),
         (kubelet(running=EndpointSetting("the running kubelet", THEIRS)), {"kubelet-endpoint": "fail"}),
-        (kubelet(endpoints=(), running=EndpointSetting("the running kubelet", OURS)), {}),
+        (kubelet(effective=None, running=EndpointSetting("the running kubelet", OURS)), {}),
         (kubelet(directory=""), {"kubelet-endpoint": "skip", "kubelet-managers": "skip"}),
         (node_with(attach=AttachFacts("/s/attach")), {}),
         (node_with(attach=AttachFacts("/s/attach", "cannot read it")), {"attach-journal": "fail"}),
@@ -175,8 +178,11 @@ def test_one_fault_is_found_by_its_check_alone(facts: DoctorFacts, found: dict[s
 
 
 def test_the_text_names_the_findings() -> None:
-    texts = {each.id: each.text for each in examine(kubelet(endpoints=(FLAGS, *KUBELET.endpoints)))}
+    texts = {each.id: each.text for each in examine(kubelet(effective=FLAGS))}
     assert texts["kubelet-endpoint"] == f"/var/lib/kubelet/kubeadm-flags.env names {THEIRS}"
+    texts = {each.id: each.text for each in examine(kubelet(overridden=(CONFIG,)))}
+    no_effect = f"/var/lib/kubelet/config.yaml names {THEIRS}, which has no effect"
+    assert texts["kubelet-endpoint"] == f"kubelet uses {OURS}; {no_effect}"
     texts = {each.id: each.text for each in examine(daemon(problems=("a", "b", "c")))}
     assert texts["daemon-problems"] == "a and 2 more"
     texts = {each.id: each.text for each in examine(daemon(problems=("a",)))}
@@ -184,7 +190,7 @@ def test_the_text_names_the_findings() -> None:
 
 
 def test_an_ignored_check_is_skipped() -> None:
-    facts = kubelet(endpoints=())
+    facts = kubelet(effective=None)
     found = {each.id: each for each in examine(facts, ("kubelet-endpoint",))}
     assert found["kubelet-endpoint"].result is CheckResult.SKIP
     assert found["kubelet-endpoint"].text.startswith("ignored: no file in")

@@ -122,6 +122,12 @@ class KubeletFiles(Struct, frozen=True):
         """The value that kubelet uses at its next start; None where that is its default."""
         return self.flag or self.drop_in or self.config
 
+    @property
+    def overridden(self) -> list[Span]:
+        """The values that kubelet would use if another one were not in effect."""
+        each = (self.drop_in, self.config)
+        return [span for span in each if span is not None and span is not self.effective]
+
     def named(self) -> list[tuple[Path, str]]:
         """Return the files that name an endpoint, the one that wins first."""
         each = (self.flag, self.instance, self.drop_in, self.config)
