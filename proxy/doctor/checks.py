@@ -86,13 +86,16 @@ def examine(facts: DoctorFacts, ignored: Collection[str] = ()) -> list[Finding]:
 
 def _outcome(name: str, facts: DoctorFacts) -> Outcome:
     """Make one check; what cannot be read, and a fault of the check itself, is its result."""
-    if why := facts.unread.get(_SOURCES.get(name, "")):
+    source = _SOURCES.get(name, "")
+    if why := facts.unread.get(source):
         return WARN, why, AS_ROOT
-    try:
-        return CHECKS[name](facts)
-    except Exception as error:  # noqa: BLE001  the other checks are shown nevertheless
-        cause = f"{type(error).__name__}: {error}"
-        return FAIL, f"cannot make this check: internal error: {cause}", "please report this"
+    fault = facts.faults.get(source, "")
+    if not fault:
+        try:
+            return CHECKS[name](facts)
+        except Exception as error:  # noqa: BLE001  the other checks are shown nevertheless
+            fault = f"{type(error).__name__}: {error}"
+    return FAIL, f"cannot make this check: internal error: {fault}", "please report this"
 
 
 def _configuration(facts: DoctorFacts) -> Outcome:

@@ -194,7 +194,8 @@ class DoctorFacts(Struct, frozen=True):
         hooks: What is wrong with files of hooks.
         writers: Other programs on the node that write cpusets.
         denials: How many actions of the daemon SELinux or AppArmor denied; None where that is not logged.
-        unread: Why a field of this class could not be read at all, by its name.
+        unread: Why a field of this class may not or cannot be read, by its name.
+        faults: Internal errors while a field was read, by its name.
     """
 
     now: float
@@ -213,3 +214,4 @@ class DoctorFacts(Struct, frozen=True):
     writers: tuple[str, ...] = ()
     denials: int | None = None
     unread: Mapping[str, str] = {}
+    faults: Mapping[str, str] = {}

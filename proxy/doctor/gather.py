@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 import subprocess
 import time
@@ -112,11 +113,12 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
     """
     places = places or NodePaths()
     unread: dict[str, str] = {}
-    read = partial(_read, unread)
+    faults: dict[str, str] = {}
+    read = partial(_read, unread, faults)
     no_machine: tuple[Machine | None, str, Config] = (None, "", config)
-    machine, problem, config = _read(unread, "machine", partial(_machine, config), no_machine)
+    machine, problem, config = _read(unread, faults, "machine", partial(_machine, config), no_machine)
     nothing: tuple[str, ...] = ()
-    open_files = _read(unread, "configuration", partial(_exposed, config), nothing)
+    open_files = _read(unread, faults, "configuration", partial(_exposed, config), nothing)
     return DoctorFacts(
         now=places.wall_clock(),
         configuration=ConfigurationFacts(
@@ -142,10 +144,13 @@ def gather(config: Config, refused: str, timeout: float, places: NodePaths | Non
         writers=read("writers", lambda: tuple(_writers(config, places)), ()),
         denials=read("denials", lambda: _denials(places.audit), None),
         unread=unread,
+        faults=faults,
     )
 
 
-def _read(unread: dict[str, str], name: str, source: Callable[[], T], otherwise: T) -> T:
+def _read(
+    unread: dict[str, str], faults: dict[str, str], name: str, source: Callable[[], T], otherwise: T
+) -> T:
     """Read one source; where that fails, keep why, so that the other sources are read nevertheless."""
     try:
         return source()
@@ -155,7 +160,7 @@ def _read(unread: dict[str, str], name: str, source: Callable[[], T], otherwise:
         what = error.filename or f"the facts of this check ({name})"
         unread[name] = f"cannot read {what}: {error.strerror}"
     except Exception as error:  # noqa: BLE001  a fault in one source must not hide the others
-        unread[name] = f"cannot read the facts of this check ({name}): {type(error).__name__}: {error}"
+        faults[name] = f"{type(error).__name__}: {error}"
     return otherwise
 
 
@@ -222,9 +227,26 @@ def _runtime(config: Config, places: NodePaths) -> RuntimeFacts:
             driver = ""
         return RuntimeFacts("", version, driver, _runc(places.runc))
     except (UnavailableError, RuntimeCallError) as error:
+        _require_usable(config.runtime)
         return RuntimeFacts(str(error))
     finally:
         runtime.close()
+
+
+def _require_usable(path: Path) -> None:
+    """Refuse to take a socket that this user may not use for one at which no process listens.
+
+    Raises:
+        PermissionDeniedError: It may not be used.
+    """
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(RUNTIME_S)
+        try:
+            client.connect(str(path))
+        except PermissionError as error:
+            raise PermissionDeniedError(f"cannot query the runtime at {path}: {error.strerror}") from error
+        except OSError:
+            return
 
 
 def _runc(paths: Sequence[Path]) -> str:
@@ -329,6 +351,8 @@ def _attach(state: Path) -> AttachFacts:
 def _daemon(config: Config, timeout: float) -> DaemonFacts:
     try:
         status = as_map(query_admin(config.admin_path, "/status", timeout))
+    except PermissionDeniedError:
+        raise
     except TopoproxyError as error:
         return DaemonFacts(str(error))
     checks = [as_map(check) for check in as_list(status.get("checks"))]

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -363,6 +364,33 @@ def test_what_only_root_may_read_in_the_state_directory_is_no_fault(
     assert re.fullmatch("cannot read .*: Permission denied", text)
 
 
+def test_sockets_that_this_user_may_not_use_are_not_taken_for_processes_that_are_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def deny(node: DoctoredNode) -> None:
+        connect = socket.socket.connect
+        denied = {str(node.directory / name): name for name in ("runtime.sock", "admin.sock")}
+
+        def connecting(self: socket.socket, path: str) -> None:
+            if path in denied:
+                raise PermissionError(errno.EACCES, "Permission denied")
+            connect(self, path)
+
+        node.runtime.stop()  # gRPC connects without Python
+        monkeypatch.setattr(socket.socket, "connect", connecting)
+
+    found = examined(deny)
+    of_daemon, of_runtime = (
+        {"daemon", "kubelet-calls", "daemon-problems", "open-files"},
+        {"runtime", "runtime-version"},
+    )
+    assert set(found) == of_daemon | of_runtime
+    for name, (result, text) in found.items():
+        process, path = ("daemon", "admin") if name in of_daemon else ("runtime", "runtime")
+        assert result == "warn"
+        assert re.match(f"cannot query the {process} at .*/{path}.sock: Permission denied", text)
+
+
 def test_settings_from_the_cluster_that_the_machine_cannot_meet_are_no_fault_of_the_nodes_own() -> None:
     def name_missing_cpus(node: DoctoredNode) -> None:
         cluster = node.directory / "cluster"
@@ -387,4 +415,5 @@ def test_a_fault_of_a_check_is_its_result(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(found) == {"clock", "hook-files"}
     assert found["clock"][0] == "fail"
     assert found["clock"][1].startswith("cannot make this check: internal error: AttributeError: ")
-    assert found["hook-files"][1].startswith("cannot read the facts of this check (hooks): AttributeError: ")
+    assert found["hook-files"][0] == "fail"
+    assert found["hook-files"][1].startswith("cannot make this check: internal error: AttributeError: ")
