@@ -12,7 +12,7 @@ Theory. A takeover is a value with three stages:
   which all CPUs are as they are in effect.
 
 The record is one value of the daemon's ledger, and each change of it one atomic write. A step that writes
-kubelet's file writes the record three times: with what is going to be written (``pending``), and with the new
+kubelet's file writes the record twice: with what is going to be written (``pending``), and with the new
 stage afterwards; the file itself is replaced at once or not at all. So after a crash the file is compared
 with ``pending``: it is the new one (the step is completed), the old one (it never happened), or another
 program wrote it meanwhile (it is undone, and reported). Nothing but the record has to be written for that.

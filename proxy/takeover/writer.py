@@ -21,7 +21,7 @@ from pathlib import Path
 from proxy.backends.kubelet.checkpoint_writer import NAME, read_text, replace, sweep, write_text
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.executor.ports import Ledger
-from proxy.model.errors import CannotCreateError, TopoproxyError
+from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError
 from proxy.takeover.lazy import TAKEOVER_RECORD
 from proxy.takeover.record import Resolution, TakeoverRecord, completed, dump, load, resolved
 from proxy.takeover.rules import StepOutcome, StepRefusedError
@@ -93,6 +93,9 @@ class Writer:
     def take(self, outcome: StepOutcome) -> StepOutcome:
         """Carry out the result of a step: write the record and kubelet's file.
 
+        A file that cannot be read back may be the new one: its write stays under way in the record, and its
+        result is found out before the next step.
+
         Raises:
             StepRefusedError: kubelet's file did not stay as it was written.
             CannotCreateError, PermissionDeniedError, CheckpointError: The file or the record cannot be
@@ -108,7 +111,7 @@ class Writer:
         try:
             write_text(self._directory, pending.after)
             self._stays(pending.after, pending.step)
-        except TopoproxyError:
+        except (StepRefusedError, CannotCreateError, PermissionDeniedError):
             with contextlib.suppress(TopoproxyError):  # the first failure is the one that is reported
                 self._keep(dataclasses.replace(outcome.record, pending=None))
             raise

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.backends.kubelet.checkpoint_writer import read_text
+from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.model.errors import CannotCreateError
 from proxy.takeover import writer as module
 from proxy.takeover.lazy import TAKEOVER_RECORD
@@ -81,6 +82,22 @@ def test_a_file_that_cannot_be_written_undoes_the_step(
     with pytest.raises(CannotCreateError, match="no space"):
         writer.take(finishing())
     assert (writer.record, read_text(directory)) == (STARTED, "before")
+
+
+def test_a_file_that_cannot_be_read_back_is_examined_before_the_next_step(
+    ledger: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(where: Path) -> str:
+        raise CheckpointError("cannot read it: Input/output error")
+
+    writer = writer_of(ledger, directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_text", broken)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            writer.take(finishing())
+    assert "was completed" in writer.resolve_pending().message
+    assert (writer.record.stage, writer.record.written) == (TakeoverStage.FINISHED, "after")
+    assert writer_of(ledger, directory).record == writer.record
 
 
 def test_no_file_is_written_where_the_record_cannot_be_stored(ledger: Any, directory: Path) -> None:
