@@ -96,6 +96,7 @@ def upgrade(
 def _read(path: Path) -> dict[str, object]:
     from proxy.model.strict_json import StrictJsonError, read_json
     from proxy.open_file import open_file
+    from proxy.upgrade.description import description_fault
 
     try:
         with open_file(path) as stream:
@@ -115,4 +116,6 @@ def _read(path: Path) -> dict[str, object]:
         raise InputError(f"cannot use {path}: it is not what topoproxy upgrade --describe prints")
     if not isinstance(description.get("version"), str):
         raise InputError(f"cannot use {path}: it has no version, which topoproxy upgrade --describe prints")
+    if fault := description_fault(description):
+        raise InputError(f"cannot use {path}: it is not what topoproxy upgrade --describe prints: {fault}")
     return description

@@ -310,6 +310,8 @@ def override(config: Config, values: Mapping[str, tuple[str, str | None]]) -> Co
         place = next((f.name for f, k, s in keys(config) if k == section and s is None), "")
         part: Any = getattr(config, place) if section else config
         field, setting = next((f, s) for f, k, s in keys(part) if k == name and s is not None)
+        if setting.kind.nested:
+            raise UsageError(f"cannot use {option}: only a file can set {key}")
         try:
             changed = replace(part, **{field.name: setting.kind.read(text)})
         except ValueError as error:

@@ -187,6 +187,7 @@ def test_options_of_the_running_daemon_are_kept(config: Path, tmp_path: Path) ->
     [
         ({"listen": "tcp://x"}, "cannot use the option for listen: "),
         ({"someKey": "1"}, "the running daemon's options: someKey is not a key"),
+        ({"hooks.settings": "{}"}, "the option for hooks.settings: only a file can set hooks.settings"),
     ],
 )
 def test_an_option_that_this_version_refuses_is_a_failure(
@@ -298,6 +299,27 @@ def test_invalid_arguments_and_files_are_refused(
         command = ["upgrade", "--check", "--config", str(config), "--from", str(tmp_path / name)]
         assert command_line(command) == 65
     assert "it is not what topoproxy upgrade --describe prints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"hooks": [{}]},
+        {"configuration": {"options": {"hooks.settings": {}}}},
+        {"configuration": []},
+        {"ledger": {"writes": [1]}},
+        {"metrics": "none"},
+    ],
+)
+def test_a_description_with_a_part_of_the_wrong_type_is_refused(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: dict[str, object]
+) -> None:
+    saved = tmp_path / "running.json"
+    saved.write_text(json.dumps(older() | part))
+    assert command_line(["upgrade", "--check", "--config", str(config), "--from", str(saved)]) == 65
+    error = capsys.readouterr().err
+    assert "it is not what topoproxy upgrade --describe prints: Expected " in error
+    assert f"$.{next(iter(part))}" in error
 
 
 def test_a_configuration_that_is_refused_is_not_described(
