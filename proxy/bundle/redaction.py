@@ -12,6 +12,7 @@ Stricter rules for what is typically from outside, even where its words are know
 * ``KEY=VALUE`` with a key that records of the log do not have, such as a variable of an environment;
 * a URL with a user in it, and what follows ``Bearer`` or ``Basic``;
 * values of the keys in ``SECTIONS``, and of keys that the source does not have: they are replaced as a whole.
+  In records of the log and in ``keys`` of problems, so are those of all keys that are not in ``LOG_KEYS``.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ LOG_KEYS = frozenset(
 The values of all others are replaced: those of ``field``, ``fields``, ``points``, ``trace``, ``value`` and
 ``values`` come from hooks, their servers and objects of the cluster.
 """
+RECORD_KEYS = frozenset({"caller", "msg", "severity", "stacktrace", "ts", "v"})
+"""Keys that each record of the log has in the format json (``proxy.logs``)."""
+PROBLEM_FIELDS = "keys"
+"""The key of a problem in the status that holds its fields, as a record of the log has them."""
 _WORD = re.compile(r"[A-Za-z]+")
 _NUMBER = re.compile(
     r"[-+]?\d{1,16}(?:\.\d{1,9})?(?:[eE][-+]?\d{1,3})?(?:%|[kKMGTPE]i?B?|B|[mnuµ]s?|s|min|h|d|[kMG]?Hz)?"
@@ -122,10 +127,20 @@ class Redactor:
         if key in SECTIONS:
             return self._replace(str(value))
         if isinstance(value, Mapping):
+            if key == PROBLEM_FIELDS:
+                return self.fields(value)
             return {self._key(str(name)): self._of_key(str(name), part) for name, part in value.items()}
         if isinstance(value, list | tuple):
             return [self.value(part) for part in value]
         return self.text(str(value))
+
+    def fields(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """Return the fields of a record of the log in the format json, or of a problem."""
+        known = LOG_KEYS | RECORD_KEYS
+        return {
+            self._key(name): self.value(field) if name in known else self._of_user(field)
+            for name, field in fields.items()
+        }
 
     def text(self, text: str) -> str:
         """Return a text with what is unknown replaced; line breaks stay."""
@@ -146,6 +161,9 @@ class Redactor:
     def _of_key(self, key: str, value: object) -> object:
         if self._known(key):
             return self.value(value, key)
+        return self._of_user(value)
+
+    def _of_user(self, value: object) -> object:
         return value if isinstance(value, bool | int | float) or value is None else self._replace(str(value))
 
     def _key(self, key: str) -> str:

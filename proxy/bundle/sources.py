@@ -297,7 +297,7 @@ def _line(redactor: Redactor, line: str) -> str:
     start, record = (line[: stamp.end()], line[stamp.end() :]) if stamp else ("", line)
     if record.startswith("{"):
         try:
-            return start + json.dumps(redactor.value(json.loads(record)), ensure_ascii=False)
+            return start + json.dumps(redactor.fields(json.loads(record)), ensure_ascii=False)
         except (ValueError, RecursionError):
             pass
     return start + redactor.record(record)

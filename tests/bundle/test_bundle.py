@@ -91,6 +91,7 @@ def log_text(secret: Planted) -> str:
         f'ERROR cannot start the container pod=shop/web-0 err="env DB_PASSWORD={secret()} is refused"',
         f"I1123 10:11:12.345678 12 hook.py:1] {secret()!r} hook={secret()}",
         json.dumps({"ts": 1.5, "msg": "placed", "pod": "shop/web-0", "err": secret(), "token": secret()}),
+        json.dumps({"msg": "placed", "value": "the pod of a user"}),
         json.dumps({"msg": secret(), "annotations": {secret(): secret()}}),
         f"Traceback: ValueError: {secret()}",
         f"{{broken json {secret()}",
@@ -155,6 +156,7 @@ def test_no_planted_secret_is_in_the_bundle(config: Path, tmp_path: Path, secret
     assert "web-0" in members["ledger.json"]
     assert "0-3" in members["ledger.json"]
     assert "placed pod=shop/web-0 cpus=0-3" in members["log.txt"]
+    assert "the pod of a user" not in members["log.txt"]
     assert "shop/web-0/main" in members["status.json"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.bundle.redaction import LOG_KEYS, ROOT, SECTIONS, Redactor, vocabulary
+from proxy.bundle.redaction import LOG_KEYS, RECORD_KEYS, ROOT, SECTIONS, Redactor, vocabulary
 from proxy.telemetry import metrics
 
 KEPT = [
@@ -73,6 +73,24 @@ def test_values_of_users_are_replaced_even_if_their_words_are_known(key: str, va
     assert str(redactor().value({key: value})).count("redacted") >= 1
     for word in ("correct", "the", "pod", "placed", "12345"):
         assert word not in str(redactor().value({key: value})).replace("redacted", "")
+
+
+def test_values_that_come_from_users_are_replaced_in_a_json_record_as_in_a_text_record() -> None:
+    fields = {"msg": "placed the pod", "pod": "shop/web-0", "field": "the pod", "value": "correct", "v": 0}
+    assert redactor().fields(fields) == {
+        **fields,
+        "field": "<redacted:1>",
+        "value": "<redacted:2>",
+    }
+    problem = {"what": "placed the pod", "keys": {"pod": "shop/web-0", "trace": ["the pod"]}}
+    redacted = {"problems": [{**problem, "keys": {"pod": "shop/web-0", "trace": "<redacted:1>"}}]}
+    assert redactor().value({"problems": [problem]}) == redacted
+    assert redactor().text("placed field=correct") == "placed field=<redacted:1>"
+
+
+def test_the_keys_of_each_record_are_known() -> None:
+    source = (ROOT / "logs.py").read_text()
+    assert all(f'"{key}"' in source for key in RECORD_KEYS)
 
 
 def test_a_phrase_in_quotes_and_a_variable_are_replaced() -> None:
