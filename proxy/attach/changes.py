@@ -246,7 +246,7 @@ def _drop_in(value: Span, unit: str, root: Path, endpoint: str) -> FileChange:
     return FileChange(path, target.read_bytes() if target.is_file() else None, content.encode())
 
 
-def foreign_changes(
+def copied_endpoints(
     files: KubeletFiles, root: Path, endpoint: str, previous: str, known: Collection[Path]
 ) -> list[FileChange]:
     """Return the changes of files that name our endpoint although no attach wrote it there.

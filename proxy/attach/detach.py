@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from proxy.attach import journal as journals
-from proxy.attach.changes import FileChange, foreign_changes, systemctl, unit_state
+from proxy.attach.changes import FileChange, copied_endpoints, systemctl, unit_state
 from proxy.attach.journal import AttachJournal
 from proxy.attach.node import POLL_S, RESCUE, AttachNode
 from proxy.attach.state_file import BEGUN
@@ -38,8 +38,8 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
                 " it: change the endpoint there by hand, and restart kubelet"
             )
         return "kubelet is not attached: there is nothing to undo"
-    refuse_foreign(node, journal, force=force)
-    others = foreign_changes_of(node, journal)
+    refuse_changed_files(node, journal, force=force)
+    others = copied_endpoints_of(node, journal)
     released = release and journal.state != BEGUN and _release(node)
     try:
         for change in others:
@@ -60,13 +60,16 @@ def detach(node: AttachNode, timeout: float, *, force: bool, release: bool) -> s
     return f"detached: kubelet uses {journal.previous}"
 
 
-def refuse_foreign(node: AttachNode, journal: AttachJournal, *, force: bool) -> None:
+def refuse_changed_files(node: AttachNode, journal: AttachJournal, *, force: bool) -> None:
     """Refuse to undo changes of another program.
 
     Raises:
         TopoproxyError: A file was changed since the attach, and this is not forced.
     """
-    changed = [*journals.foreign(journal, node.root), *(c.path for c in foreign_changes_of(node, journal))]
+    changed = [
+        *journals.files_changed_by_others(journal, node.root),
+        *(c.path for c in copied_endpoints_of(node, journal)),
+    ]
     if changed and not force:
         names = ", ".join(map(str, changed))
         raise TopoproxyError(
@@ -75,10 +78,10 @@ def refuse_foreign(node: AttachNode, journal: AttachJournal, *, force: bool) -> 
         )
 
 
-def foreign_changes_of(node: AttachNode, journal: AttachJournal) -> list[FileChange]:
+def copied_endpoints_of(node: AttachNode, journal: AttachJournal) -> list[FileChange]:
     """Return the changes of files to which another program has copied our endpoint since the attach."""
     known = {change.path for change in journal.changes}
-    return foreign_changes(node.files(), node.root, journal.endpoint, journal.previous, known)
+    return copied_endpoints(node.files(), node.root, journal.endpoint, journal.previous, known)
 
 
 def _release(node: AttachNode) -> bool:

@@ -276,7 +276,7 @@ def apply(change: FileChange, root: Path) -> None:
         raise CannotCreateError(f"cannot write {path}: {error.strerror}") from error
 
 
-def foreign(journal: AttachJournal, root: Path) -> list[Path]:
+def files_changed_by_others(journal: AttachJournal, root: Path) -> list[Path]:
     """Return the files that are neither as before the attach nor as after it."""
     return [c.path for c in journal.changes if _now(c, root) not in (c.before, c.after)]
 

@@ -39,10 +39,10 @@ def detach(
             now = path.read_bytes() if path.is_file() else None
             removed = "" if target is not None else f"{change.path} is removed\n"
             click.echo(removed or FileChange(change.path, now, target or b"").diff(), nl=False)
-        for change in detaching.foreign_changes_of(node, journal):
+        for change in detaching.copied_endpoints_of(node, journal):
             click.echo(change.diff(), nl=False)
         if not dry_run:
-            detaching.refuse_foreign(node, journal, force=force)
+            detaching.refuse_changed_files(node, journal, force=force)
             confirm("Restore this and restart kubelet?", yes=yes)
     if dry_run:
         click.echo("nothing is changed" if journal is not None else "kubelet is not attached")

@@ -232,8 +232,8 @@ def _attach_journal(facts: DoctorFacts) -> Outcome:
             f"the journal in {attach.directory} is of an attach that was cut off, or that is running now"
         )
         return FAIL, message, "topoproxy attach undoes it and attaches again; topoproxy detach undoes it"
-    if attach.foreign:
-        message = f"another program changed {', '.join(attach.foreign)} since topoproxy attach"
+    if attach.changed_by_others:
+        message = f"another program changed {', '.join(attach.changed_by_others)} since topoproxy attach"
         return WARN, message, "topoproxy detach --dry-run shows what --force would change there"
     if not attach.rescue:
         message = f"the script rescue-detach is missing next to {attach.directory}"

@@ -101,14 +101,14 @@ class AttachFacts(Struct, frozen=True):
         directory: Where it is; empty where kubelet is not attached.
         problem: Why it cannot be used; empty if it can.
         unfinished: The attach was cut off, or is at work now.
-        foreign: Files that another program has changed since.
+        changed_by_others: Files that another program has changed since.
         rescue: The script that undoes the attach without Python is there.
     """
 
     directory: str = ""
     problem: str = ""
     unfinished: bool = False
-    foreign: tuple[str, ...] = ()
+    changed_by_others: tuple[str, ...] = ()
     rescue: bool = True
 
 

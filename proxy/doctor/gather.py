@@ -338,14 +338,15 @@ def _attach(state: Path) -> AttachFacts:
     directory = str(directory_of(state))
     try:
         journal = journals.load(state)
-        foreign = () if journal is None else tuple(map(str, journals.foreign(journal, Path("/"))))
+        changed = [] if journal is None else journals.files_changed_by_others(journal, Path("/"))
     except (PermissionDeniedError, PermissionError):
         raise
     except (TopoproxyError, OSError) as error:
         return AttachFacts(directory, str(error))
     if journal is None:
         return AttachFacts()
-    return AttachFacts(directory, "", journal.state != ATTACHED, foreign, (state / RESCUE).is_file())
+    names = tuple(map(str, changed))
+    return AttachFacts(directory, "", journal.state != ATTACHED, names, (state / RESCUE).is_file())
 
 
 def _daemon(config: Config, timeout: float) -> DaemonFacts:

@@ -594,7 +594,7 @@ def test_a_file_that_an_attach_changed_and_this_user_may_not_read_is_reported(
     journal = journals.AttachJournal(journals.ATTACHED, "u", OURS, RUNTIME, (), (change,))
     monkeypatch.setattr(Path, "read_bytes", deny)
     with pytest.raises(PermissionDeniedError, match=r"cannot read /etc/kubelet\.yaml: Permission denied"):
-        journals.foreign(journal, Path("/"))
+        journals.files_changed_by_others(journal, Path("/"))
 
 
 @pytest.mark.parametrize("name", ["state", "unit", "complete", "1/path", "1/before", "1/sums", "1/after"])

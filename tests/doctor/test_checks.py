@@ -132,7 +132,10 @@ DOWN = {"daemon": "fail", "kubelet-calls": "skip", "daemon-problems": "skip", "o
         (node_with(attach=AttachFacts("/s/attach")), {}),
         (node_with(attach=AttachFacts("/s/attach", "cannot read it")), {"attach-journal": "fail"}),
         (node_with(attach=AttachFacts("/s/attach", unfinished=True)), {"attach-journal": "fail"}),
-        (node_with(attach=AttachFacts("/s/attach", foreign=("/etc/k",))), {"attach-journal": "warn"}),
+        (
+            node_with(attach=AttachFacts("/s/attach", changed_by_others=("/etc/k",))),
+            {"attach-journal": "warn"},
+        ),
         (node_with(attach=AttachFacts("/s/attach", rescue=False)), {"attach-journal": "warn"}),
         (kubelet(cpu_policy="static"), {"kubelet-managers": "warn"}),
         (kubelet(memory_policy="Static"), {"kubelet-managers": "warn"}),
