@@ -493,17 +493,19 @@ class Daemon:
             self.hooks,
         ):
             if server is not None:
-                most = HOOKS_S if server is self.hooks else SERVER_S
+                max_seconds = HOOKS_S if server is self.hooks else SERVER_S
                 await ending.step(
-                    "end the servers", server.stop(), min(most, ending.remaining() - EXECUTOR_S)
+                    "end the servers", server.stop(), min(max_seconds, ending.remaining() - EXECUTOR_S)
                 )
         if self.executor is not None:
             if self._suppression is not None and not handing_over:
-                most = min(SUPPRESSION_S, ending.remaining() - EXECUTOR_S)
-                await ending.step("restore the limits of BE pods", self._suppression.stop(), most)
+                max_seconds = min(SUPPRESSION_S, ending.remaining() - EXECUTOR_S)
+                await ending.step("restore the limits of BE pods", self._suppression.stop(), max_seconds)
                 if self._runtime_sync is not None:
-                    most = min(SETTLE_LIMIT_S, ending.remaining() - EXECUTOR_S)
-                    await ending.step("update the runtime", self._runtime_sync.finish(SETTLE_LIMIT_S), most)
+                    max_seconds = min(SETTLE_LIMIT_S, ending.remaining() - EXECUTOR_S)
+                    await ending.step(
+                        "update the runtime", self._runtime_sync.finish(SETTLE_LIMIT_S), max_seconds
+                    )
             limit = max(EXECUTOR_S, min(CLOSE_S, ending.remaining() - PARTS_S))
             await self.executor.close(limit, handing_over=handing_over)
             parts = (
@@ -516,7 +518,7 @@ class Daemon:
                 self._staging,
             )
             closing = (asyncio.to_thread(part.close) for part in (*parts, self.executor.runtime) if part)
-            await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, least=PARTS_S)
+            await ending.step("end the workers", asyncio.gather(*closing), PARTS_S, min_seconds=PARTS_S)
         if self._state is not None:
             self._state.close()
         if self._listener is not None:

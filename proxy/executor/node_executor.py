@@ -260,7 +260,7 @@ class NodeExecutor(NodeContext):
         if self.device_grants is not None:
             self.device_grants.close()
         await ending.step("end tasks", self.end_tasks())
-        await ending.step("write the ledger", self.ledger_writer.close(), limit, least=1.0)
+        await ending.step("write the ledger", self.ledger_writer.close(), limit, min_seconds=1.0)
         await ending.step("take fences away", self.unit_properties.close(fences_stay=handing_over))
         self.cpuset_writer.end()
         workers = (

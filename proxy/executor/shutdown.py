@@ -32,17 +32,19 @@ class ShutdownTime:
         """Return the remaining seconds."""
         return max(0.0, self._until - self._loop.time())
 
-    async def step(self, what: str, work: Awaitable[object], most: float = 1.0, least: float = 0.1) -> None:
+    async def step(
+        self, what: str, work: Awaitable[object], max_seconds: float = 1.0, min_seconds: float = 0.1
+    ) -> None:
         """Perform a step; report what it raises, or that it did not end in time.
 
         Args:
             what: What the step does, for the report ("write the ledger").
             work: The step.
-            most: Seconds that it may take at most.
-            least: Seconds that it may take even where none are left.
+            max_seconds: Seconds that it may take at most.
+            min_seconds: Seconds that it may take even where none are left.
         """
         try:
-            async with asyncio.timeout(max(least, min(most, self.remaining()))):
+            async with asyncio.timeout(max(min_seconds, min(max_seconds, self.remaining()))):
                 await work
         except TimeoutError:
             self._report("cannot finish a step of the shutdown in time: it is abandoned", step=what)

@@ -70,10 +70,10 @@ class LazyRelease:
         if self._made is None:
             from proxy.release.service import Release
 
-            self._made = Release(self._executor, self._is_idle)
+            self._made = Release(self._executor, self._suppression_is_off)
         return self._made
 
-    def _is_idle(self) -> bool:
+    def _suppression_is_off(self) -> bool:
         suppression = self._suppression()
         return suppression is None or not suppression.known.written
 

@@ -35,7 +35,7 @@ PER_SECOND = 10.0
 """How many containers a second are updated at the runtime where the configuration does not limit that."""
 PAUSES = Backoff(0.1, 30.0)
 """Seconds between two sweeps while something is left that could not be done."""
-PASS_LIMIT_S = 10.0
+RECONCILE_LIMIT_S = 10.0
 
 
 def enter(executor: NodeExecutor, mode: NodeMode) -> None:
@@ -52,15 +52,15 @@ class Release:
         since: When that began, seconds since the epoch.
     """
 
-    def __init__(self, executor: NodeExecutor, idle: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, executor: NodeExecutor, suppression_is_off: Callable[[], bool] = lambda: True) -> None:
         """Take the parts; ``recover`` or ``begin`` follows.
 
         Args:
             executor: The node.
-            idle: Returns whether nothing of BE suppression is in effect.
+            suppression_is_off: Returns whether nothing of BE suppression is in effect.
         """
         self._executor = executor
-        self._idle = idle
+        self._suppression_is_off = suppression_is_off
         self._worker = Worker("release", executor.report_internal_error)
         executor.health.watch(self._worker)
         self._running: asyncio.Task[None] | None = None
@@ -215,7 +215,7 @@ class Release:
         executor, progress = self._executor, self.progress
         progress.remaining = {}
         # Without a runtime the kernel is given back anyway, by the ledger's account.
-        listed = not progress.sweeps or await self._passed()
+        listed = not progress.sweeps or await self._wait_for_reconcile()
         await executor.kubelet_cpus.refresh(self._worker)
         await executor.quotas.once()
         if executor.partitions is not None:
@@ -241,26 +241,26 @@ class Release:
             remaining["partitions"] = (
                 f"{len(executor.partitions.jobs.known.records)} partitions are not removed yet"
             )
-        if not self._idle():
+        if not self._suppression_is_off():
             remaining["suppression"] = "the CFS quota of BE pods is not removed yet"
         in_flight = any(self._updater.is_in_flight(c) for c in executor.state.containers.values())
         return clean and not (in_flight or remaining or executor.state.runtime.lost)
 
-    async def _passed(self) -> bool:
+    async def _wait_for_reconcile(self) -> bool:
         """Wait for a comparison with the runtime's list; False where there is none in time."""
         executor = self._executor
-        passes = executor.telemetry.value(metrics.RECONCILES)
+        reconciles = executor.telemetry.value(metrics.RECONCILES)
         # One may be under way, with a list from before.
         for _ in range(2):
             executor.reconcile_requested.set()
             try:
-                async with asyncio.timeout(PASS_LIMIT_S):
-                    while executor.telemetry.value(metrics.RECONCILES) == passes:
+                async with asyncio.timeout(RECONCILE_LIMIT_S):
+                    while executor.telemetry.value(metrics.RECONCILES) == reconciles:
                         await asyncio.sleep(0.02)
             except TimeoutError:
                 self.progress.remaining["runtime"] = "the runtime does not answer"
                 return False
-            passes = executor.telemetry.value(metrics.RECONCILES)
+            reconciles = executor.telemetry.value(metrics.RECONCILES)
         return True
 
     async def _kernel(self) -> SweepResult:

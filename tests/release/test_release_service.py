@@ -32,7 +32,7 @@ LIMIT = {"cpu_period": 100_000, "cpu_quota": 200_000, "cpu_shares": 2048}
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "PAUSES", Backoff(0.01, 0.05))
-    monkeypatch.setattr(service, "PASS_LIMIT_S", 1.0)
+    monkeypatch.setattr(service, "RECONCILE_LIMIT_S", 1.0)
 
 
 class Leaving:
