@@ -68,7 +68,7 @@ def with_devices(state: NodeState) -> NodeState:
 
 def arrived(state: NodeState, known: Pod, request: Request) -> tuple[NodeState, float]:
     """Decide a container; returns the new state and the milliseconds of the decision."""
-    state, _ = handle(state, PodLearned(known, "sandbox running"))
+    state, _ = handle(state, PodLearned(known))
     begun = time.thread_time()  # other processes of the machine do not count
     after, _ = handle(state, CreateRequested(known, "c", 0, request, f"{known.uid}/c"))
     took = (time.thread_time() - begun) * 1000

@@ -155,7 +155,7 @@ class CreateCalls:
 
     def _learned(self, pod: Pod) -> None:
         """Record what a request carries about its pod; that may change which CPUs are shared."""
-        self.executor.store.handle(PodLearned(pod, "pod described by a create"))
+        self.executor.store.handle(PodLearned(pod))
 
     async def _query_facts_first(
         self, call: UndecidedCall, pod: Pod, requested: CreateRequest, devices: DeviceFacts
@@ -171,7 +171,7 @@ class CreateCalls:
             if reported is not before:
                 pod = structs.replace(pod, requests=reported.requests, source=reported.source)
             if pod.sandbox_id in executor.state.pods:
-                executor.store.handle(PodLearned(pod, "pod described by kubelet", recorded=False))
+                executor.store.handle(PodLearned(pod, recorded=False))
             if self._unreported.includes(pod, requested.name) and executor.options.refuse_on_error:
                 if not call.done:
                     message = "kubelet has not given its pod, and it may ask for devices"

@@ -127,7 +127,7 @@ def update_accepted(state: NodeState, event: UpdateAccepted) -> Handled:
     if resized.placement.mems != container.placement.mems:  # other nodes are not drift from now on
         bindings = state.facts.mems
         state = state.with_facts(mems=replace(bindings, held=bindings.held - {container.id}))
-    state, effects = containers_updated(state, ContainersUpdated((resized,), "container resized"))
+    state, effects = containers_updated(state, ContainersUpdated((resized,)))
     pod = aside_after_update(state, container, resized)
     if pod is None:
         return state, effects

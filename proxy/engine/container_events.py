@@ -96,12 +96,10 @@ class ContainersUpdated(Struct, frozen=True):
 
     Attributes:
         containers: The containers as they are from now on.
-        reason: What happened, in a few words.
         recorded: Whether the ledger records them.
     """
 
     containers: tuple[Container, ...]
-    reason: str
     recorded: bool = True
 
 

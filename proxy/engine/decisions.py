@@ -102,7 +102,7 @@ def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeSt
     after = state.renamed(token, container, state.runtime.created(token, container, sent))
     record, placement = PutRecord(CONTAINER_RECORD + container_id, container), container.placement
     notice = NotifyCreated(token, container)
-    change = followed(state, after, "container created")
+    change = followed(state, after)
     if placement.pool is Pool.OWN or placement.hook_cpus is not None:
         after, quota = _with_its_quota(after, container)
         return after, (record, PutRecord(CREATE_RECORD + token, None), *quota, *change, notice)
@@ -123,7 +123,7 @@ def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, Nod
     if container is None:
         return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=(token,), runtime=runtime.with_failed(container))
-    change = followed(state, after, "create failed")
+    change = followed(state, after)
     return after, (PutRecord(CREATE_RECORD + token, None), *change, NotifyFailed(token))
 
 
@@ -162,7 +162,7 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
         pod = after.pods.get(sandbox_id)
         if pod is not None and pod is not before.pods.get(sandbox_id):
             effects.append(PutRecord(POD_RECORD + sandbox_id, pod))
-    effects += followed(state, after, f"container {phase.value}")
+    effects += followed(state, after)
     return after, (*effects, NotifyEntered(changed, phase))
 
 
@@ -176,7 +176,7 @@ def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[Node
         return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=[c.id for c in gone], runtime=runtime)
     records = [PutRecord(CONTAINER_RECORD + container.id, None) for container in gone]
-    change = followed(state, after, "container removed")
+    change = followed(state, after)
     return after, (*records, *change, *map(NotifyRemoved, gone))
 
 
@@ -187,7 +187,7 @@ def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[Node
         PutRecord((CREATE_RECORD if c.phase is Phase.CREATING else CONTAINER_RECORD) + c.id, c)
         for c in (event.containers if event.recorded else ())
     ]
-    return after, (*records, *followed(state, after, event.reason))
+    return after, (*records, *followed(state, after))
 
 
 def cpus_assigned(state: NodeState, event: CpusAssigned) -> tuple[NodeState, NodeEffects]:
@@ -254,7 +254,7 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     # create is forwarded as it is, without a reservation.
     is_reserved = container.placement.pool is Pool.OWN and type(answer) is not ForwardUnchanged
     follow = Follow.CALLER if is_reserved else Follow.MOVED
-    return after, (*first, *followed(state, after, "container placed", follow), decided)
+    return after, (*first, *followed(state, after, follow), decided)
 
 
 def _with_chosen_cpus(state: NodeState, decided: Pod) -> tuple[NodeState, NodeEffects]:
@@ -262,7 +262,7 @@ def _with_chosen_cpus(state: NodeState, decided: Pod) -> tuple[NodeState, NodeEf
     known = with_earlier_decision(state.current_pod(decided), decided)
     after = state.with_pod(known)
     record = PutRecord(POD_RECORD + known.sandbox_id, known)
-    return after, (record, *followed(state, after, "CPUs of a pod chosen again"))
+    return after, (record, *followed(state, after))
 
 
 def _as_created(event: CreateRequested) -> Pod:
@@ -362,7 +362,7 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
     if is_new and state.facts.cpu_manager.policy != "static":
         request = structs.replace(known, cpuset_cpus=cpus, cpuset_mems=mems)
         container = structs.replace(container, request=request)
-        state, effects = containers_updated(state, ContainersUpdated((container,), "container updated"))
+        state, effects = containers_updated(state, ContainersUpdated((container,)))
     if applies_to(state, container.pod):
         quotas, quota = requested_quota(state, container, event.cpu_quota)
         state, records = with_quotas(state, quotas)
@@ -379,7 +379,7 @@ def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, No
     plan = place_elsewhere(without, container, event.reason, event.new_token)
     if plan is None:
         return state, ()
-    change = followed(without, plan.state, "container placed", Follow.CALLER)
+    change = followed(without, plan.state, Follow.CALLER)
     return plan.state, (*effects, *change, PlanDecided(plan))
 
 
@@ -392,7 +392,7 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
     if saved is not None:
         after = after.with_runtime(after.runtime.with_saved(container_id, saved))
     record = PutRecord(CONTAINER_RECORD + container_id, plan.container)
-    return after, (*dropped, record, *followed(state, after, "container adopted"), PlanDecided(plan))
+    return after, (*dropped, record, *followed(state, after), PlanDecided(plan))
 
 
 def _adopted_without_lost_creates(

@@ -53,7 +53,7 @@ def suppression_changed(
 ) -> tuple[NodeState, NodeEffects]:
     """Apply an event about BE suppression; the caller writes the BE pool to the kernel."""
     after, effects = suppression.step(state, event)
-    change = followed(state, after, "BE pool suppressed", Follow.CALLER)
+    change = followed(state, after, Follow.CALLER)
     return after, (*fact_records(state, after), *change, *effects)
 
 

@@ -94,7 +94,7 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
         *node_effects.fact_records(state, after),
         *device_grants.unanswered_dropped(after, event.devices),
     )
-    return after, (*records, *followed(state, after, "ledger read"))
+    return after, (*records, *followed(state, after))
 
 
 def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handled:
@@ -109,7 +109,7 @@ def _takeover_changed(state: NodeState, event: node_events.TakeoverChanged) -> H
     after = state.with_facts(kubelet_reserved=event.reserved)
     if state.node.static != event.static:
         after = after.with_node(state.node.with_static(static=event.static))
-    return after, followed(state, after, "takeover", Follow.ALL)
+    return after, followed(state, after, Follow.ALL)
 
 
 def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Handled:
@@ -118,7 +118,7 @@ def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Ha
     if nodes_before != nodes_after:
         mems = after.facts.mems.changed(nodes_after - nodes_before)
         after = after.with_facts(mems=mems)
-    return after, followed(state, after, "machine changed", Follow.ALL)
+    return after, followed(state, after, Follow.ALL)
 
 
 def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> Handled:
@@ -126,7 +126,7 @@ def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> 
     if after.kubelet_cpus is state.kubelet_cpus:
         return after, ()
     added, removed = changed_cpus(state.kubelet_cpus, after.kubelet_cpus)
-    change = followed(state, after, "kubelet's CPU manager changed")
+    change = followed(state, after)
     return after, (*change, node_effects.KubeletCpusChanged(added, removed))
 
 
@@ -136,7 +136,7 @@ def _reservation_cpus_changed(state: NodeState, event: node_events.ReservationCp
     # The reservation writes the kernel itself, until it holds nothing any more.
     holds_cpus = event.cpus is not None and bool(event.cpus.cpus)
     follow = Follow.CALLER if holds_cpus and not event.placed else Follow.MOVED
-    return after, followed(state, after, event.reason, follow)
+    return after, followed(state, after, follow)
 
 
 _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {

@@ -57,7 +57,6 @@ class Change(Struct, frozen=True):
     Attributes:
         before: The state that was replaced.
         after: The state that replaced it.
-        reason: What happened, in a few words.
         follow: Which containers the kernel backend writes.
         shrink: Ids of containers that must leave CPUs, because a pool or the machine changed.
         grow: Ids of containers that only gain CPUs by it.
@@ -65,7 +64,6 @@ class Change(Struct, frozen=True):
 
     before: NodeState
     after: NodeState
-    reason: str
     follow: Follow = Follow.MOVED
     shrink: tuple[str, ...] = ()
     grow: tuple[str, ...] = ()
@@ -339,20 +337,17 @@ NodeEffect = (
 NodeEffects = tuple[NodeEffect, ...]
 
 
-def followed(
-    before: NodeState, after: NodeState, reason: str, follow: Follow = Follow.MOVED
-) -> tuple[Change, ...]:
+def followed(before: NodeState, after: NodeState, follow: Follow = Follow.MOVED) -> tuple[Change, ...]:
     """Return the effects of a change of pools or rules; none where neither differs.
 
     Args:
         before: The state that is replaced.
         after: The state that replaces it.
-        reason: What happened, in a few words.
         follow: Which containers are written in the kernel.
     """
     if before.pools is after.pools and before.node is after.node:
         return ()
-    return (Change(before, after, reason, follow, *moves(before, after)),)
+    return (Change(before, after, follow, *moves(before, after)),)
 
 
 def fact_records(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:

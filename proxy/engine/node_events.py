@@ -83,13 +83,11 @@ class ReservationCpusChanged(Struct, frozen=True):
     Attributes:
         reservation: Its name.
         cpus: These CPUs; None for none.
-        reason: What happened, in a few words.
         placed: Containers whose placements change by it.
     """
 
     reservation: str
     cpus: ReservationCpus | None
-    reason: str
     placed: tuple[Container, ...] = ()
 
 

@@ -55,7 +55,7 @@ def node_policy_read(state: NodeState, event: NodePolicyRead) -> tuple[NodeState
             for name, policy_value in applied.policy.named().items()
             if policy_value.value != previous[name].value
         }
-    return after, (*followed(state, after, "node rules changed"), NodePolicyApplied(changed, applied.notes))
+    return after, (*followed(state, after), NodePolicyApplied(changed, applied.notes))
 
 
 def new_refusals(state: NodeState, event: NodePolicyRead) -> list[str]:

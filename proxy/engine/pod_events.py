@@ -37,12 +37,10 @@ class PodLearned(Struct, frozen=True):
 
     Attributes:
         pod: The pod.
-        reason: What happened, in a few words.
         recorded: Whether the ledger records it.
     """
 
     pod: Pod
-    reason: str
     recorded: bool = True
 
 

@@ -47,7 +47,7 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
     token, after = event.pod.sandbox_id, admission.state
     after = after.with_runtime(after.runtime.with_arriving(token))
     records = (PutRecord(POD_RECORD + token, admission.pod), *devices_recorded(state, after, event.pod.key))
-    return after, (*records, *followed(state, after, "pod admitted"), decided)
+    return after, (*records, *followed(state, after), decided)
 
 
 def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeState, NodeEffects]:
@@ -58,7 +58,7 @@ def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeStat
     after = state.with_pod(pod)
     after = after.with_runtime(after.runtime.with_arriving(pod.sandbox_id))
     record = PutRecord(POD_RECORD + pod.sandbox_id, pod)
-    return after, (record, *followed(state, after, "pod changed by hooks"))
+    return after, (record, *followed(state, after))
 
 
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
@@ -77,7 +77,7 @@ def _learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffect
     if known is not None and known.labels != pod.labels:
         after, more = labels_learned(state, after, known, pod)
         records = (*records, *more)
-    return after, (*records, *followed(state, after, event.reason))
+    return after, (*records, *followed(state, after))
 
 
 def _inherited(state: NodeState, pod: Pod) -> NodeState:
@@ -88,13 +88,13 @@ def _inherited(state: NodeState, pod: Pod) -> NodeState:
 def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState, NodeEffects]:
     """Add a sandbox, in place of the token under which it was admitted."""
     pod, effects = event.pod, list[NodeEffect]()
-    state = _arrived(state, event.token, "sandbox named", effects)  # its devices stay with the pod
+    state = _arrived(state, event.token, effects)  # its devices stay with the pod
     for container in state.containers.values():
         is_pods = container.pod.uid == pod.uid != "" and container.pod.sandbox_id != pod.sandbox_id
         if is_pods and container.pod.attempt < pod.attempt and container.phase is not Phase.CREATING:
             state, more = phase_changed(state, PhaseChanged(container.id, Phase.EXITED))
             effects += more
-    state, more = _learned(state, PodLearned(pod, "sandbox running"))
+    state, more = _learned(state, PodLearned(pod))
     effects += more
     if event.is_found:
         state = _inherited(state, pod)
@@ -105,7 +105,7 @@ def sandbox_running(state: NodeState, event: SandboxRunning) -> tuple[NodeState,
 def sandbox_failed(state: NodeState, event: SandboxFailed) -> tuple[NodeState, NodeEffects]:
     """Release what was set aside for a pod whose sandbox could not be made."""
     effects, pod = list[NodeEffect](), state.pods.get(event.token)
-    state = _arrived(state, event.token, "sandbox failed", effects)
+    state = _arrived(state, event.token, effects)
     return _without_devices(state, pod, effects), tuple(effects)
 
 
@@ -130,11 +130,11 @@ def sandbox_removed(state: NodeState, event: SandboxRemoved) -> tuple[NodeState,
     return state, (*effects, NotifyPodRemoved(event.sandbox_id))
 
 
-def _arrived(state: NodeState, token: str, reason: str, effects: list[NodeEffect]) -> NodeState:
+def _arrived(state: NodeState, token: str, effects: list[NodeEffect]) -> NodeState:
     """Drop the token of a sandbox that is not being made any more."""
     if token not in state.runtime.arriving:
         return state
-    return _dropped(state.with_runtime(state.runtime.without_arriving(token)), token, reason, effects)
+    return _dropped(state.with_runtime(state.runtime.without_arriving(token)), token, effects)
 
 
 def _over(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeState:
@@ -142,7 +142,7 @@ def _over(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeS
     state = state.with_runtime(state.runtime.touched(sandbox_id))
     pod = state.pods.get(sandbox_id)
     if pod is not None:
-        state = _dropped(state, sandbox_id, "sandbox gone", effects)
+        state = _dropped(state, sandbox_id, effects)
         state = _without_devices(state, pod, effects)
         effects.append(NotifyPodStopped(pod))
     return state
@@ -157,8 +157,8 @@ def _without_devices(state: NodeState, pod: Pod | None, effects: list[NodeEffect
     return after
 
 
-def _dropped(state: NodeState, sandbox_id: str, reason: str, effects: list[NodeEffect]) -> NodeState:
+def _dropped(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeState:
     after = state.without_pod(sandbox_id)
     effects.append(PutRecord(POD_RECORD + sandbox_id, None))
-    effects += followed(state, after, reason)
+    effects += followed(state, after)
     return after

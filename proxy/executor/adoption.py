@@ -272,7 +272,7 @@ class Adoption:
     def _take_in(self, seen: RuntimeContainer, pod: Pod, detail: RuntimeDetail) -> None:
         context = self._context
         if pod.sandbox_id not in context.state.pods:
-            context.store.handle(PodLearned(pod, "sandbox listed"))
+            context.store.handle(PodLearned(pod))
         request = request_in(detail)
         phase = seen.phase or Phase.RUNNING
         saved = saved_cpus(detail.cpuset_cpus)

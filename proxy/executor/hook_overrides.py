@@ -57,7 +57,7 @@ class HookOverrides(Observer):
             return problem
         # A container that is being created is recorded when the runtime has given it an id.
         exists = new.phase is not Phase.CREATING
-        context.store.handle(ContainersUpdated((new,), "container narrowed by a hook", exists))
+        context.store.handle(ContainersUpdated((new,), exists))
         fresh = [reason for reason in new.placement.reasons if reason not in container.placement.reasons]
         context.history.amend(container_id, "; ".join(fresh) or "hooks do not narrow it any more")
         if exists:
@@ -79,7 +79,7 @@ class HookOverrides(Observer):
         new = with_memory_limit(context.state, container, limit)
         if new is container:
             return
-        context.store.handle(ContainersUpdated((new,), "memory limit set by a hook", recorded=False))
+        context.store.handle(ContainersUpdated((new,), recorded=False))
         if fresh := [reason for reason in new.placement.reasons if reason not in container.placement.reasons]:
             context.history.amend(token, "; ".join(fresh))
         if new.placement.blocks:
@@ -97,7 +97,7 @@ class HookOverrides(Observer):
         if container is None or container.phase is not Phase.CREATING or not container.owns_cpus:
             return
         new = structs.replace(container, placement=structs.replace(container.placement, hook_quota=quota))
-        context.store.handle(ContainersUpdated((new,), "CFS quota set by a hook", recorded=False))
+        context.store.handle(ContainersUpdated((new,), recorded=False))
 
     def refused_pod(self, pod: Pod, message: str) -> None:
         """Record for ``explain`` that hooks have refused a pod's sandbox; nothing was decided for it."""
@@ -114,7 +114,7 @@ class HookOverrides(Observer):
         ]
         if not inside:
             return
-        context.store.handle(ContainersUpdated(tuple(inside), "hooks.ownedCPUs is false"))
+        context.store.handle(ContainersUpdated(tuple(inside)))
         for container in inside:
             context.telemetry.event(
                 "took back CPUs that a hook gave: hooks.ownedCPUs is false", **subject(container)

@@ -225,7 +225,7 @@ class CgroupLocator:
                 continue
             self.obstacles.pop(container_id, None)
             known = structs.replace(container, cgroup=at.path)
-            context.store.handle(ContainersUpdated((known,), "cgroup located"))
+            context.store.handle(ContainersUpdated((known,)))
             context.telemetry.count(metrics.CGROUPS_LOCATED)
             context.telemetry.event(
                 "found a cgroup by the container's first process", **subject(container), path=f"/{at.path}"

@@ -286,9 +286,7 @@ class Reconciler:
         for sandbox_id, seen in listing.pods.items():
             pod = context.state.pods.get(sandbox_id)
             if pod is not None and not pod.labels and (labels := selectable_labels(seen.labels)):
-                context.store.handle(
-                    PodLearned(structs.replace(pod, labels=labels), "labels of a pod listed")
-                )
+                context.store.handle(PodLearned(structs.replace(pod, labels=labels)))
         context.enforcement_step_due.set()
 
     def _sync_all(self) -> None:

@@ -243,22 +243,14 @@ class Reservations:
         match effect:
             case effects.ReserveCpus(cpus):
                 reserved = ReservationCpus(run.owner, cpus, run.excludes_be)
-                handle(ReservationCpusChanged(token, reserved, f"CPUs reserved for a {reservation.kind}"))
+                handle(ReservationCpusChanged(token, reserved))
             case effects.UnreserveCpus():
-                handle(ReservationCpusChanged(token, None, f"CPUs of a {reservation.kind} released"))
+                handle(ReservationCpusChanged(token, None))
             case effects.AssignReplacement():
-                handle(
-                    ReservationCpusChanged(
-                        token, None, "replacement CPUs assigned", self._replaced(reservation)
-                    )
-                )
+                handle(ReservationCpusChanged(token, None, self._replaced(reservation)))
             case effects.AssignOwn(cpus, held):
                 reserved = ReservationCpus(run.owner, held, run.excludes_be)
-                handle(
-                    ReservationCpusChanged(
-                        token, reserved, "owner placed on other CPUs", self._placed_on(reservation, cpus)
-                    )
-                )
+                handle(ReservationCpusChanged(token, reserved, self._placed_on(reservation, cpus)))
 
     def _replaced(self, reservation: Reservation) -> tuple[Container, ...]:
         """Return the containers of a replacement with its CPUs as part of their placements."""

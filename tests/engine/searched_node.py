@@ -311,12 +311,10 @@ class SearchedNode:
                 self.queue = (*self.queue, *self.records(task, reservation, CpuSet()).items())
             case to_do.ReserveCpus(cpus):
                 self.handle(
-                    ReservationCpusChanged(
-                        task.token, ReservationCpus(self.owner_of(reservation), cpus), "held"
-                    )
+                    ReservationCpusChanged(task.token, ReservationCpus(self.owner_of(reservation), cpus))
                 )
             case to_do.UnreserveCpus():
-                self.handle(ReservationCpusChanged(task.token, None, "released"))
+                self.handle(ReservationCpusChanged(task.token, None))
             case to_do.AssignOwn(cpus, hold):
                 placed = tuple(
                     changed_copy(c, placement=changed_copy(c.placement, exclusive=cpus))
@@ -324,7 +322,7 @@ class SearchedNode:
                 )
                 self.handle(
                     ReservationCpusChanged(
-                        task.token, ReservationCpus(self.owner_of(reservation), hold), "placed", placed
+                        task.token, ReservationCpus(self.owner_of(reservation), hold), placed
                     )
                 )
             case _ if isinstance(effect, to_do.WAITED):

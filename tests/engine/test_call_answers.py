@@ -218,16 +218,16 @@ def test_a_start_in_a_pod_of_an_earlier_run_is_prepared_since_its_group_may_be_n
     assert scenario(state) >> StartRequested("ls") << answer
 
 
-@pytest.mark.parametrize("event", [PodLearned(INHERITED, "listed"), SandboxRunning(INHERITED, is_found=True)])
+@pytest.mark.parametrize("event", [PodLearned(INHERITED), SandboxRunning(INHERITED, is_found=True)])
 def test_a_pod_that_is_only_found_counts_as_one_of_an_earlier_run(event: object) -> None:
-    more = PodLearned(changed_copy(INHERITED, source="kubelet"), "described by kubelet")
+    more = PodLearned(changed_copy(INHERITED, source="kubelet"))
     assert played(event, more).runtime.inherited == {"/kubepods/podls"}
 
 
 def test_the_cgroup_of_a_found_pod_is_of_an_earlier_run_also_where_a_create_names_it_first() -> None:
     """The runtime's list has no cgroup parent of a sandbox without containers."""
-    listed = PodLearned(changed_copy(INHERITED, cgroup_parent=""), "listed")
-    assert played(listed, PodLearned(INHERITED, "sandbox described")).runtime.inherited == {"/kubepods/podls"}
+    listed = PodLearned(changed_copy(INHERITED, cgroup_parent=""))
+    assert played(listed, PodLearned(INHERITED)).runtime.inherited == {"/kubepods/podls"}
 
 
 def test_pods_of_an_earlier_run_that_have_ended_are_forgotten_once_they_are_many() -> None:

@@ -72,7 +72,7 @@ class Scenario:
 
     def pod(self, uid: str, *containers: ContainerResources, kube: KubeQos = KubeQos.BURSTABLE) -> Pod:
         pod = Pod(f"s-{uid}", uid, "ns", uid, kube_qos=kube, requests=PodRequests(uid, containers))
-        self.play(PodLearned(pod, "sandbox running"))
+        self.play(PodLearned(pod))
         return pod
 
     def create(self, pod: Pod, name: str = "c", request: Request | None = None, **more: Any) -> Any:
@@ -391,7 +391,7 @@ def test_named_cpus_and_devices_together() -> None:
         cpuset=CpuSet.parse("4-5"),
         requests=PodRequests("l", (resources(1, cpu=2000, memory=1),)),
     )
-    scenario.play(PodLearned(structs.replace(lse, qos=lse.qos), "sandbox running"))
+    scenario.play(PodLearned(structs.replace(lse, qos=lse.qos)))
     scenario.create(lse, request=Request(2048, 200_000, 100_000), preferred={("c", NIC): ("nic3",)})
     assert scenario.held(lse) == {"nic3"}, "preferred by the plug-in among the devices near its CPUs"
 

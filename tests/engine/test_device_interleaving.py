@@ -317,9 +317,7 @@ def search(first: DeviceNode) -> tuple[int, int]:
 def begin(pods: str, names: str = "x", *, tries: int = 2, faults: int = 1, crashes: int = 1) -> DeviceNode:
     state = NodeState.empty(NODE)
     node = DeviceNode(state, there=frozenset(pods), names=names, tries=tries, faults=faults, crashes=crashes)
-    node = node.does(
-        DevicesChanged(R, devices(names)), *(PodLearned(pod(uid), "sandbox running") for uid in pods)
-    )
+    node = node.does(DevicesChanged(R, devices(names)), *(PodLearned(pod(uid)) for uid in pods))
     return written(node)
 
 

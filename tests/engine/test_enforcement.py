@@ -228,7 +228,7 @@ def test_other_labels_change_all_containers_of_a_pod_together() -> None:
     chosen, other = (structs.replace(LS, labels=(("app", value),)) for value in "ab")
     owned = OWNED.with_pod(chosen).changed(put=[structs.replace(OWNED.containers["ls"], pod=chosen)])
     state = structs.replace(owned, enforcement=Enforcement(selection))
-    for event in (PodLearned(other, "listed"), EnforcementStepDue(2), EnforcementStepDone(frozenset({"ls"}))):
+    for event in (PodLearned(other), EnforcementStepDue(2), EnforcementStepDone(frozenset({"ls"}))):
         applied = isinstance(event, PodLearned)
         state, _ = handle(state, event)
         assert {applies_to(state, pod) for pod in (state.pods["s-ls"], state.containers["ls"].pod)} == {
@@ -243,12 +243,7 @@ def test_labels_that_become_known_late_move_no_container_at_once() -> None:
     state = structs.replace(OWNED, enforcement=Enforcement(selection))
     scenario = Playbook(state, handle)
     labelled = structs.replace(LS, labels=(("app", "a"),))
-    (
-        scenario
-        >> PodLearned(labelled, "listed")
-        << PutRecord("p/s-ls", labelled)
-        << recorded(ENFORCE, selection, "ls")
-    )
+    (scenario >> PodLearned(labelled) << PutRecord("p/s-ls", labelled) << recorded(ENFORCE, selection, "ls"))
     assert not applies_to(scenario.state, LS)
     assert (
         scenario
@@ -258,12 +253,7 @@ def test_labels_that_become_known_late_move_no_container_at_once() -> None:
     )
     assert applies_to(scenario.state, LS)
     # Other labels in the middle of the step: the step continues, and the pod is released after it.
-    (
-        scenario
-        >> PodLearned(LS, "listed")
-        << PutRecord("p/s-ls", LS)
-        << recorded(ENFORCE, selection, "ls", "ls")
-    )
+    (scenario >> PodLearned(LS) << PutRecord("p/s-ls", LS) << recorded(ENFORCE, selection, "ls", "ls"))
     assert applies_to(scenario.state, LS)
     assert scenario >> EnforcementStepDue(1) << EnforcementStep(("ls",))
 

@@ -196,7 +196,7 @@ def begun(kind: str, sequence: str) -> SearchedNode:
     """Return a node with two pods, with which the search of a sequence begins."""
     node = SearchedNode(dict(zip("ab", SEQUENCES[sequence], strict=True)), sequence)
     for pod in (PODS["a"], PODS[kind]):
-        node.handle(PodLearned(pod, "sandbox running"))
+        node.handle(PodLearned(pod))
     node.left = {"a": ("Create", *node.left["a"]), "b": node.left["b"]}
     done = {
         "a": ("Create", *SEQUENCES[sequence][0])[: 1 + _before_bar(SEQUENCES[sequence][0])],

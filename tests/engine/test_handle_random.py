@@ -80,7 +80,7 @@ class RandomEvents:
                 pod_events.SandboxRequested(changed_copy(pod, sandbox_id=f"token-{number}"), Request()),
                 pod_events.SandboxExpected(changed_copy(pod, sandbox_id=f"token-{number}")),
                 pod_events.SandboxFailed(f"token-{number - 1}"),
-                pod_events.PodLearned(pod, "described"),
+                pod_events.PodLearned(pod),
                 pod_events.SandboxRunning(
                     changed_copy(pod, sandbox_id=f"s-{number}", attempt=pod.attempt + 1),
                     is_found=dice.random() < 0.5,
@@ -185,10 +185,8 @@ class RandomEvents:
                 self.enforcement_event(),
                 SuppressionEnded(self.clock, "it ends"),
                 *used_beside_be(self.state, dice.randrange(16)),
-                node_events.ReservationCpusChanged(
-                    "r", ReservationCpus("o", cpus, True) if cpus else None, "reserved"
-                ),
-                node_events.ReservationCpusChanged("r", None, "released"),
+                node_events.ReservationCpusChanged("r", ReservationCpus("o", cpus, True) if cpus else None),
+                node_events.ReservationCpusChanged("r", None),
                 node_events.RuntimeListed(["s"], ["c"], self.state.runtime.changes.number),
                 node_events.NodePolicyRead(NODE, TopologyOptions(), self.node_object(), None),
                 node_events.TakeoverChanged(

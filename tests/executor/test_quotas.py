@@ -391,7 +391,7 @@ def test_quotas_of_a_pod_whose_containers_only_kubelet_knows(run_scenario: Calla
             )
 
             known = changed_copy(world.executor.state.pods[pod], requests=requests, source="a test")
-            world.executor.store.handle(PodLearned(known, "a test", recorded=False))
+            world.executor.store.handle(PodLearned(known, recorded=False))
             pods.append((pod, await world.run(pod, "b", **TWO)))
         (pair, one), (alone, other) = pods
         assert (at(world, pair), at(world, pair, one)) == (200_000, 200_000)
@@ -453,7 +453,7 @@ def test_the_group_of_several_pods_is_not_changed(run_scenario: Callable[..., No
         pod, other = await lsr(world), await world.pod("ls", "LS", quota=100_000)
 
         shared = changed_copy(world.executor.state.pods[other], cgroup_parent="/kubepods/poddb")
-        world.executor.store.handle(PodLearned(shared, "a test", recorded=False))
+        world.executor.store.handle(PodLearned(shared, recorded=False))
         owner = await world.run(pod, **TWO)
         await world.sync.once()
         assert (at(world, pod), at(world, pod, owner)) == (200_000, -1)

@@ -656,7 +656,7 @@ def test_an_empty_answer_of_kubelet_releases_nothing(run_scenario) -> None:
         pod = changed_copy(
             pod, requests=PodRequests("a", (container_requests("c", 2),)), source="kubelet's /pods"
         )
-        world.executor.store.handle(PodLearned(pod, "a test", recorded=False))
+        world.executor.store.handle(PodLearned(pod, recorded=False))
         kubelet.gate.set()
         await silent
         assert world.executor.state.pods[s] == pod

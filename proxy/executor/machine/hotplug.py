@@ -219,7 +219,7 @@ class Hotplug:
         if done.refused or calls or replacements_in_use(context.state, short) != used:
             return  # CPUs may have gone offline again meanwhile
         changed = with_replacement(self._existing(ids), used)
-        context.store.handle(ContainersUpdated(tuple(changed), "replacement CPUs given"))
+        context.store.handle(ContainersUpdated(tuple(changed)))
         self._notify_assigned(ids)
 
     def _update_replacements_after(self, call: InflightCall) -> None:
