@@ -214,7 +214,7 @@ class Daemon:
         self._release.recover(entries)
         self._staging = LazyStaging(executor)
         self._task(self._staging.run)
-        self._flow = flow = CriCallFlow(executor, self.reconciler, executor.call_tracker)
+        self._flow = flow = CriCallFlow(executor)
         if config.mode is NodeMode.ENFORCE:
             self._start_hooks()
         if config.pod_resources.serve is not None:
@@ -272,12 +272,9 @@ class Daemon:
         from proxy.hooks_setup import DaemonHooks
 
         assert executor is not None
-        assert self.reconciler is not None
         assert self._flow is not None
         marks = config.state_dir / "hooks"
-        self.hooks = DaemonHooks(
-            config.hooks, executor, self.reconciler, executor.call_tracker, self._flow, marks
-        )
+        self.hooks = DaemonHooks(config.hooks, executor, self._flow, marks)
         if self.pages is not None:
             self.pages.show_hooks(self.hooks)
         self._task(self.hooks.run)

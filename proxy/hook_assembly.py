@@ -5,13 +5,11 @@ Only nodes with hooks import this module; see ``proxy.hooks_setup``.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.calls.call_flow import CallFlow
 from proxy.config.hooks import HooksConfig
-from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
 from proxy.frontends.hook_bridge.backfill import Backfill
 from proxy.frontends.hook_bridge.calls import HookBridge
@@ -40,25 +38,18 @@ class HookParts:
 
 
 def hook_parts_of(
-    config: HooksConfig,
-    executor: NodeExecutor,
-    call_tracker: CallTracker,
-    flow: CallFlow,
-    adopt: Callable[[str], Awaitable[bool]],
-    marks: Path | None,
+    config: HooksConfig, executor: NodeExecutor, flow: CallFlow, marks: Path | None
 ) -> HookParts:
     """Make the parts and connect them.
 
     Args:
         config: Where hooks are, and how they are called.
         executor: The executor of the node.
-        call_tracker: Follows updates.
         flow: Decides calls.
-        adopt: Looks up a container that a call names and that is not known.
         marks: The directory that records which file is being loaded.
     """
     owned = config.owned_cpus
-    updates = Updates(executor, call_tracker, owned_cpus=owned)
+    updates = Updates(executor, owned_cpus=owned)
     engine = HookEngine(executor.telemetry.problem, updates.take)
     learning = Backfill(executor, engine)
     lifecycle_events = LifecycleEvents(
@@ -75,9 +66,7 @@ def hook_parts_of(
         marks=marks,
     )
     learn, spawn = learning.in_call, flow.spawn
-    dispatcher = HookDispatcher(
-        executor, engine, updates, lifecycle_events, spawn, adopt, learn, owned_cpus=owned
-    )
+    dispatcher = HookDispatcher(executor, engine, updates, lifecycle_events, spawn, learn, owned_cpus=owned)
     executor.store.subscribe(lifecycle_events)
     flow.hook(HookBridge(dispatcher))
     return HookParts(engine, library, updates, learning)

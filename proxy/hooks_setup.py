@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from proxy.calls.call_flow import CallFlow
     from proxy.config.hooks import HooksConfig
-    from proxy.executor.call_tracker import CallTracker
     from proxy.executor.node_executor import NodeExecutor
-    from proxy.executor.reconciler import Reconciler
     from proxy.frontends.hookserver.server import HookServerRunner
     from proxy.hook_assembly import HookParts
     from proxy.hooks.engine.engine import HookEngine
@@ -48,8 +46,6 @@ class DaemonHooks:
         self,
         config: HooksConfig,
         executor: NodeExecutor,
-        sync: Reconciler,
-        call_tracker: CallTracker,
         flow: CallFlow,
         marks: Path | None = None,
     ) -> None:
@@ -58,16 +54,12 @@ class DaemonHooks:
         Args:
             config: Where hooks are, and how they are called.
             executor: The executor of the node.
-            sync: Looks up containers that a call names and that are not known.
-            call_tracker: Follows updates.
             flow: Decides calls.
             marks: The directory that records which file is being loaded.
         """
         self.config = config
         self.server: HookServerRunner | None = None
         self._executor = executor
-        self._sync = sync
-        self._call_tracker = call_tracker
         self._flow = flow
         self._marks = marks
         self._parts: HookParts | None = None
@@ -101,7 +93,7 @@ class DaemonHooks:
             await asyncio.to_thread(importlib.import_module, "proxy.frontends.hookserver.server")
             from proxy.frontends.hookserver.server import HookServerRunner
 
-            self.server = HookServerRunner(self.config.serve, self._executor, self._call_tracker, self._flow)
+            self.server = HookServerRunner(self.config.serve, self._executor, self._flow)
         await self.server.run()
 
     async def run(self) -> None:
@@ -140,8 +132,7 @@ class DaemonHooks:
         await asyncio.to_thread(importlib.import_module, "proxy.hook_assembly")
         from proxy.hook_assembly import hook_parts_of
 
-        flow, adopt = self._flow, self._sync.adoption.adopt_one
-        self._parts = hook_parts_of(self.config, self._executor, self._call_tracker, flow, adopt, self._marks)
+        self._parts = hook_parts_of(self.config, self._executor, self._flow, self._marks)
 
     # -- status -------------------------------------------------------------------------------------------
 

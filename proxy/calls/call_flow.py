@@ -21,10 +21,8 @@ from proxy.calls.pod_calls import PodCalls
 from proxy.calls.undecided_call import CallContext, UndecidedCall
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.enforcement import applies_to, is_applied_to_all
-from proxy.executor.call_tracker import CallTracker
 from proxy.executor.former_calls import CREATE, RUN_SANDBOX, RelayedCall
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.reconciler import Reconciler
 from proxy.model.grpc_status import GrpcStatus
 from proxy.telemetry import metrics
 
@@ -40,13 +38,11 @@ class CallFlow:
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
-    def __init__(self, executor: NodeExecutor, reconciler: Reconciler, call_tracker: CallTracker) -> None:
+    def __init__(self, executor: NodeExecutor) -> None:
         """Prepare to decide.
 
         Args:
             executor: The node.
-            reconciler: Looks up containers that a call names and that are not known.
-            call_tracker: Follows starts and updates.
         """
         self.executor = executor
         self.replaced = False
@@ -54,10 +50,9 @@ class CallFlow:
         self._relayed_over: Callable[[str], None] = lambda name: None
         self.awaited: asyncio.Event | None = None
         pods, creates = PodCalls(executor, self.spawn), CreateCalls(executor, self.spawn)
-        containers = ContainerCalls(executor, reconciler, call_tracker, self.spawn)
+        containers = ContainerCalls(executor, self.spawn)
         self._parts = (pods, creates, containers)
         self._relay_start = containers.relay_start
-        self._record_accepted = call_tracker.accepted
         self._requests = {**pods.requests, **creates.requests, **containers.requests}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
@@ -100,7 +95,7 @@ class CallFlow:
             name, inflight_call = self.executor.token("call"), context.inflight_call
             if inflight_call is not None:
                 if context.requested is not None:  # this process will not be able to record the answer
-                    self._record_accepted(context.requested)
+                    self.executor.call_tracker.accepted(context.requested)
                 carries = str(inflight_call.carries)
                 found.append(RelayedCall(name, call.method, context.target, carries, inflight_call.relayed))
             elif call.method == CREATE:

@@ -11,9 +11,7 @@ from proxy.engine.call_events import StartRequested, UpdateRequested
 from proxy.engine.enforcement import applies_to, is_applied_to_all
 from proxy.engine.pod_fence import Fence
 from proxy.engine.quotas import quota_record
-from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
-from proxy.executor.reconciler import Reconciler
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.grpc_status import NO_ANSWER, GrpcStatus
 from proxy.model.workload import Phase
@@ -22,13 +20,9 @@ from proxy.model.workload import Phase
 class ContainerCalls:
     """StartContainer, UpdateContainerResources, StopContainer, RemoveContainer."""
 
-    def __init__(
-        self, executor: NodeExecutor, reconciler: Reconciler, call_tracker: CallTracker, spawn: SpawnForCall
-    ) -> None:
+    def __init__(self, executor: NodeExecutor, spawn: SpawnForCall) -> None:
         self.executor = executor
         self.hooks: HookGateway = NO_HOOKS
-        self.reconciler = reconciler
-        self.call_tracker = call_tracker
         self._spawn = spawn
         self.requests: Mapping[str, Handle] = {
             "StartContainer": self._start,
@@ -76,7 +70,7 @@ class ContainerCalls:
         fence, obstacle, store = None, "", self.executor.store
         try:
             if await self._is_known(container_id):
-                obstacle, fence = await self.call_tracker.make_ready_fenced(container_id)
+                obstacle, fence = await self.executor.call_tracker.make_ready_fenced(container_id)
         except (UnavailableError, RuntimeCallError) as error:
             obstacle = str(error)
         if obstacle:
@@ -101,13 +95,15 @@ class ContainerCalls:
         state = self.executor.state
         if container_id in state.containers:
             return True
-        return await self.reconciler.adoption.adopt_one(container_id, strict=is_applied_to_all(state))
+        return await self.executor.reconciler.adoption.adopt_one(
+            container_id, strict=is_applied_to_all(state)
+        )
 
     def _go_start(
         self, call: UndecidedCall, container_id: str, answer: CallAnswer, fence: Fence | None
     ) -> None:
         if type(answer) is ForwardStart:
-            inflight_call = self.call_tracker.start(container_id, answer.carries, fence)
+            inflight_call = self.executor.call_tracker.start(container_id, answer.carries, fence)
             call.state = CallContext(container_id, inflight_call=inflight_call)
         else:
             self.executor.spawn(self.executor.unit_properties.fencing.drop(fence))
@@ -123,9 +119,9 @@ class ContainerCalls:
         if context.inflight_call is None:
             return
         if status is None:
-            self.call_tracker.mark_orphaned(context.inflight_call)
+            self.executor.call_tracker.mark_orphaned(context.inflight_call)
         else:
-            self.call_tracker.started(context.inflight_call, ok=status == GrpcStatus.OK)
+            self.executor.call_tracker.started(context.inflight_call, ok=status == GrpcStatus.OK)
 
     def _update(self, call: UndecidedCall) -> None:
         self._after_hooks("pre_update_container_resources", call, self._update_now)
@@ -140,7 +136,7 @@ class ContainerCalls:
 
     async def _update_later(self, call: UndecidedCall, request: UpdateRequested) -> None:
         containers, fencing, container_id = (
-            self.reconciler.adoption,
+            self.executor.reconciler.adoption,
             self.executor.unit_properties.fencing,
             request.container_id,
         )
@@ -184,16 +180,16 @@ class ContainerCalls:
         is_refused = status not in (None, GrpcStatus.OK, *NO_ANSWER)
         self.executor.quotas.update_ended(context.quota_update, refused=is_refused)
         if status is None:
-            self.call_tracker.mark_orphaned(context.inflight_call)
+            self.executor.call_tracker.mark_orphaned(context.inflight_call)
         else:
             requested = context.requested
             if status == GrpcStatus.OK and requested is not None:
-                self.call_tracker.accepted(requested)
-            self.call_tracker.completed(
+                self.executor.call_tracker.accepted(requested)
+            self.executor.call_tracker.completed(
                 context.inflight_call, context.sent if status == GrpcStatus.OK else None
             )
             if status in NO_ANSWER and requested is not None and requested.memory_limit:
-                self.executor.spawn(self.call_tracker.read_memory_limit(requested.container_id))
+                self.executor.spawn(self.executor.call_tracker.read_memory_limit(requested.container_id))
             if status == GrpcStatus.OK and self.hooks.active:
                 self.hooks.updated(context.target, call)
 

@@ -386,7 +386,7 @@ class World:
         self.call_tracker, self.sync = self.executor.call_tracker, self.executor.reconciler
         self.call_tracker.former_calls.expect(relayed)
         self.executor.recovery.recover(dict(self.ledger.entries))
-        self.wire = CriCallFlow(self.executor, self.sync, self.call_tracker)
+        self.wire = CriCallFlow(self.executor)
 
     def make_runtime_sync(self) -> RuntimeSync:
         """Make another runtime sync, which the test starts and closes."""

@@ -21,7 +21,7 @@ class Hooks:
     def __init__(self, world: Any, *, owned_cpus: bool = False) -> None:
         self.world = world
         executor = world.executor
-        self.updates = Updates(executor, world.call_tracker, owned_cpus=owned_cpus)
+        self.updates = Updates(executor, owned_cpus=owned_cpus)
         self.engine = HookEngine(executor.telemetry.problem, self.updates.take)
         self.resumed = 0
         self.incomplete = 0
@@ -34,7 +34,6 @@ class Hooks:
             self.updates,
             self.lifecycle,
             world.wire.spawn,
-            world.sync.adoption.adopt_one,
             self._learn,
             owned_cpus=owned_cpus,
         )

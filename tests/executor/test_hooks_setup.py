@@ -62,7 +62,7 @@ def directories(tmp_path: Path) -> Directories:
 
 @contextlib.asynccontextmanager
 async def running(world: Any, directories: Directories) -> AsyncIterator[DaemonHooks]:
-    made = DaemonHooks(directories.config, world.executor, world.sync, world.call_tracker, world.wire)
+    made = DaemonHooks(directories.config, world.executor, world.wire)
     task = asyncio.create_task(made.run())
     try:
         yield made

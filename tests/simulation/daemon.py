@@ -81,7 +81,7 @@ class Daemon:
         self.files = SimulatedFiles(node.kernel, self)
         self.cgroups = KernelCgroups(Path("/simulated"), node.kernel.version, self.files)
         self.executor: NodeExecutor = self.loop.enter(self._start)
-        self.wire = CriCallFlow(self.executor, self.executor.reconciler, self.executor.call_tracker)
+        self.wire = CriCallFlow(self.executor)
 
     def _start(self) -> NodeExecutor:
         node, options = self.node, self.node.options

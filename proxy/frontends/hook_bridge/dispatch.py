@@ -41,7 +41,6 @@ class HookDispatcher:
         updates: Updates,
         lifecycle_events: LifecycleEvents,
         spawn: SpawnForCall,
-        adopt: LookUp,
         learn: LookUp,
         *,
         owned_cpus: bool = False,
@@ -54,7 +53,6 @@ class HookDispatcher:
             updates: Does what hooks want of other containers.
             lifecycle_events: Has the facts that hooks are called with.
             spawn: Runs a coroutine that decides a call.
-            adopt: Adopts a container that a call names and that is not known.
             learn: Looks up the facts of a container or sandbox that are missing.
             owned_cpus: Hooks may give CPUs that have owners.
         """
@@ -63,7 +61,6 @@ class HookDispatcher:
         self.lifecycle_events = lifecycle_events
         self.spawn = spawn
         self._updates = updates
-        self._adopt = adopt
         self._learn = learn
         self._owned_cpus = owned_cpus
 
@@ -76,7 +73,7 @@ class HookDispatcher:
     async def look_up(self, target: str, *, adopt: bool = True) -> None:
         """Find out the facts of a container, or of a sandbox, which is never adopted, where possible."""
         if adopt and target not in self.executor.state.containers:
-            await self._adopt(target)
+            await self.executor.reconciler.adoption.adopt_one(target)
         if self.lifecycle_events.lacks(target):
             await self._learn(target)
 

@@ -31,7 +31,6 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
 if TYPE_CHECKING:
-    from proxy.executor.call_tracker import CallTracker
     from proxy.executor.node_executor import NodeExecutor
 
 MOST: Final = 256
@@ -78,18 +77,14 @@ def _values(wanted: _Wanted) -> dict[str, Any]:
 class Updates:
     """Carries out what hooks want of containers."""
 
-    def __init__(
-        self, executor: NodeExecutor, call_tracker: CallTracker, *, owned_cpus: bool = False
-    ) -> None:
+    def __init__(self, executor: NodeExecutor, *, owned_cpus: bool = False) -> None:
         """Wait for updates.
 
         Args:
             executor: The node.
-            call_tracker: Follows updates.
             owned_cpus: Hooks may give CPUs that have owners.
         """
         self._executor = executor
-        self._call_tracker = call_tracker
         self._owned_cpus = owned_cpus
         self._worker = Worker("hook-updates", executor.report_internal_error)
         self._waiting: dict[str, _Wanted] = {}
@@ -215,7 +210,7 @@ class Updates:
         call = executor.calls.track(container_id, want)
         fencing.bind(call, fence)
         update, is_refused = executor.quotas.update_sent(container_id, quota, former_quota), False
-        async with self._call_tracker.under_way(call):
+        async with executor.call_tracker.under_way(call):
             mems = executor.mems.renewed(container)
             if added := added_nodes(executor.state, container, limits.memory_limit):
                 mems = executor.mems.carried(container) | added
@@ -226,7 +221,7 @@ class Updates:
                 raise
             finally:
                 executor.quotas.update_ended(update, refused=is_refused)
-            self._call_tracker.accepted(UpdateRequested(container_id, "", "", quota, limits.memory_limit))
+            executor.call_tracker.accepted(UpdateRequested(container_id, "", "", quota, limits.memory_limit))
             executor.telemetry.count(metrics.UPDATED_BY_HOOKS)
 
     # -- containers, and what is wrong --------------------------------------------------------------------

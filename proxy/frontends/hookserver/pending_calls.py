@@ -21,7 +21,6 @@ from typing import Generic, TypeVar
 
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.runtime_knowledge import CreateKey
-from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.frontends.hookserver.foreign_call import ForeignCall
@@ -94,9 +93,8 @@ class PendingCalls:
         starts: By container id: containers that are being started.
     """
 
-    def __init__(self, executor: NodeExecutor, call_tracker: CallTracker) -> None:
+    def __init__(self, executor: NodeExecutor) -> None:
         self._executor = executor
-        self._call_tracker = call_tracker
         self.pods = Calls[str](POD_TIMEOUT_S, executor.clock)
         self.creates = Calls[CreateKey](CREATE_TIMEOUT_S, executor.clock)
         self.starts = Calls[str](START_TIMEOUT_S, executor.clock)
@@ -129,7 +127,7 @@ class PendingCalls:
 
     async def check(self) -> None:
         """Query the runtime for the outcome of pending calls; those past their timeout are lost."""
-        executor, ask = self._executor, self._call_tracker.lookups.run
+        executor, ask = self._executor, self._executor.call_tracker.lookups.run
         try:
             if self.creates or self.starts:
                 for container in await ask(executor.runtime.list_containers):
@@ -149,7 +147,8 @@ class PendingCalls:
             UnavailableError, RuntimeCallError: The runtime does not answer.
         """
         if self.creates:
-            for container in await self._call_tracker.lookups.run(self._executor.runtime.list_containers):
+            ask = self._executor.call_tracker.lookups.run
+            for container in await ask(self._executor.runtime.list_containers):
                 self.handle_listed_container(container)
 
     def handle_listed_pod(self, pod: RuntimePod) -> None:

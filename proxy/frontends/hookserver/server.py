@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import grpc
 
     from proxy.calls.call_flow import CallFlow
-    from proxy.executor.call_tracker import CallTracker
     from proxy.executor.node_executor import NodeExecutor
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
@@ -51,19 +50,18 @@ CANNOT_LISTEN: Final = "cannot listen as a hook server"
 class HookServerRunner:
     """Our engine as a hook server: ``run``, or ``start``, and then ``stop``."""
 
-    def __init__(self, path: Path, executor: NodeExecutor, call_tracker: CallTracker, flow: CallFlow) -> None:
+    def __init__(self, path: Path, executor: NodeExecutor, flow: CallFlow) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
             path: Where to listen.
             executor: The node.
-            call_tracker: Makes calls to the runtime on behalf of a call.
             flow: Decides calls: the same as for calls that pass through us, so that the same hooks are
                 called.
         """
         self.path = path
         self.listening = False
-        self.servicer = Servicer(executor, call_tracker, flow)
+        self.servicer = Servicer(executor, flow)
         self._executor = executor
         self._server = Server(path, executor, self.servicer)
         self._task: asyncio.Task[None] | None = None

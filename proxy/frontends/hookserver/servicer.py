@@ -17,7 +17,6 @@ from proxy.engine.container_events import CreateDelegated
 from proxy.engine.enforcement import applies_to
 from proxy.engine.quotas import CONTAINER_QUOTA
 from proxy.engine.runtime_knowledge import CreateKey
-from proxy.executor.call_tracker import CallTracker
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.runtime_ports import RuntimeContainer
 from proxy.frontends.hookserver.foreign_call import ContainerCall, HookCallRefusedError, SandboxCall
@@ -47,9 +46,8 @@ RETRY, TRIES = Backoff(0.1, 0.4), 4
 class RuntimeLookup:
     """Queries the runtime for what a request does not name."""
 
-    def __init__(self, executor: NodeExecutor, call_tracker: CallTracker, pending: PendingCalls) -> None:
+    def __init__(self, executor: NodeExecutor, pending: PendingCalls) -> None:
         self._executor = executor
-        self._call_tracker = call_tracker
         self._pending = pending
 
     def sandboxes(self, uid: str) -> list[str]:
@@ -74,7 +72,7 @@ class RuntimeLookup:
         name = (meta.uid, meta.namespace, meta.name)
         pauses = RetryDelays(RETRY)
         for last in range(TRIES - 1, -1, -1):
-            listed = await self._call_tracker.lookups.run(executor.runtime.list_pods)
+            listed = await executor.call_tracker.lookups.run(executor.runtime.list_pods)
             existing = [pod for pod in listed if pod.ready and (pod.uid, pod.namespace, pod.name) == name]
             if existing:
                 newest = max(existing, key=lambda pod: pod.attempt)
@@ -99,7 +97,7 @@ class RuntimeLookup:
         if container_id in executor.state.runtime.saved:
             return
         try:
-            detail = await self._call_tracker.lookups.run(executor.runtime.detail, container_id)
+            detail = await executor.call_tracker.lookups.run(executor.runtime.detail, container_id)
             saved = CpuSet.parse(detail.cpuset_cpus)
         except (UnavailableError, RuntimeCallError, ValueError):
             return  # the runtime gets the current set in any case
@@ -111,7 +109,9 @@ class RuntimeLookup:
         """Query the runtime for one container: a list of one or none; None if the runtime does not answer."""
         executor = self._executor
         try:
-            return list(await self._call_tracker.lookups.run(executor.runtime.list_containers, container_id))
+            return list(
+                await executor.call_tracker.lookups.run(executor.runtime.list_containers, container_id)
+            )
         except (UnavailableError, RuntimeCallError) as error:
             self.reconcile_later(error)
             return None
@@ -125,19 +125,17 @@ class RuntimeLookup:
 class Servicer:
     """Answers the requests; all methods on the loop."""
 
-    def __init__(self, executor: NodeExecutor, call_tracker: CallTracker, flow: CallFlow) -> None:
+    def __init__(self, executor: NodeExecutor, flow: CallFlow) -> None:
         """Prepare to answer.
 
         Args:
             executor: The node.
-            call_tracker: Makes calls to the runtime on behalf of a call.
             flow: Decides calls.
         """
         self._executor = executor
-        self._call_tracker = call_tracker
         self._flow = flow
-        self.pending = PendingCalls(executor, call_tracker)
-        self._find = RuntimeLookup(executor, call_tracker, self.pending)
+        self.pending = PendingCalls(executor)
+        self._find = RuntimeLookup(executor, self.pending)
 
     # -- sandboxes ----------------------------------------------------------------------------------------
 
@@ -162,7 +160,7 @@ class Servicer:
         ours = self._find.sandboxes(request.pod_meta.uid)
         if ours:
             try:
-                listed = await self._call_tracker.lookups.run(executor.runtime.list_pods)
+                listed = await executor.call_tracker.lookups.run(executor.runtime.list_pods)
                 ready = {pod.id for pod in listed if pod.ready}
                 for sandbox_id in ours:
                     if sandbox_id not in ready:

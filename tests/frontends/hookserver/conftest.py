@@ -211,14 +211,10 @@ hooks:
     async def start(self, text: str) -> None:
         self.daemon = Daemon(self.parse_config(text), machine=MACHINE, cgroups=self.cgroups)
         await self.daemon.start()
-        executor, sync, call_tracker = self.daemon.executor, self.daemon.reconciler, self.daemon._call_tracker
+        executor = self.daemon.executor
         assert executor is not None
-        assert sync is not None
-        assert call_tracker is not None
         # The daemon's own hook server is not configured: the test starts one as the daemon would.
-        self.serving = HookServerRunner(
-            self.socket, executor, call_tracker, CallFlow(executor, sync, call_tracker)
-        )
+        self.serving = HookServerRunner(self.socket, executor, CallFlow(executor))
         await self.serving.run()
         self.peer = Peer(self.directory / "runtime.sock", self.socket)
 

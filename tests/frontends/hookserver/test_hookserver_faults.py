@@ -361,10 +361,10 @@ def test_a_failed_list_requests_an_early_reconcile() -> None:
         telemetry=telemetry(reported),
         reconcile_requested=asyncio.Event(),
         runtime=SimpleNamespace(list_containers=None),
+        call_tracker=SimpleNamespace(lookups=SimpleNamespace(run=fails)),
     )
-    call_tracker: Any = SimpleNamespace(lookups=SimpleNamespace(run=fails))
     nothing: Any = None
-    assert asyncio.run(RuntimeLookup(executor, call_tracker, nothing).list_container("c")) is None
+    assert asyncio.run(RuntimeLookup(executor, nothing).list_container("c")) is None
     assert reported == ['cannot list what the runtime has err="cannot reach it"']
     assert executor.reconcile_requested.is_set()
 

@@ -109,7 +109,7 @@ def test_the_error_names_why_a_socket_cannot_be_created(directory: Path, bind: A
 def test_a_second_hook_server_waits_for_the_socket(node: Any, run_scenario: Callable[..., None]) -> None:
     async def scenario(node: Any) -> None:
         assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
-        second = type(node.serving)(node.socket, node.executor, node.daemon._call_tracker, None)
+        second = type(node.serving)(node.socket, node.executor, None)
         with pytest.raises(CannotCreateError, match="another process answers there"):
             await second.start()
         trying = asyncio.create_task(second.run())
@@ -140,9 +140,7 @@ def test_a_server_that_cannot_start_leaves_no_socket(
 
     async def scenario(node: Any) -> None:
         other = node.directory / "other.sock"
-        second = HookServerRunner(
-            other, node.executor, node.daemon._call_tracker, node.serving.servicer._flow
-        )
+        second = HookServerRunner(other, node.executor, node.serving.servicer._flow)
         with monkeypatch.context() as patched:
             patched.setattr("grpc._server._Server.start", fail)
             with pytest.raises(RuntimeError, match="no more threads"):
