@@ -46,7 +46,7 @@ from proxy.executor.ports import (
 )
 from proxy.executor.problem_expiry import ProblemExpiry
 from proxy.executor.quotas import OwnerQuotas
-from proxy.executor.reconciler import PassParts, Reconciler
+from proxy.executor.reconciler import Reconciler
 from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_events import JOIN_S, RuntimeEvents
 from proxy.executor.runtime_ports import Events, Runtime
@@ -204,7 +204,7 @@ class NodeExecutor(NodeContext):
             self.partitions,
             has_devices=self.device_grants is not None,
         )
-        self.reconciler = Reconciler(self, call_tracker, self._pass_parts())
+        self.reconciler = Reconciler(self, parts=self)
 
     def _device_grants(self, others: Ports) -> DeviceGrants | None:
         if others.device_plugins is None:
@@ -216,26 +216,6 @@ class NodeExecutor(NodeContext):
             self.sandboxes,
             self.fact_lookup.worker,
             others.kubelet_devices,
-        )
-
-    def _pass_parts(self) -> PassParts:
-        return PassParts(
-            writes=self.writes,
-            lifecycle=self.lifecycle,
-            creates=self.creates,
-            sandboxes=self.sandboxes,
-            kubelet_cpus=self.kubelet_cpus,
-            node_policy=self.node_policy,
-            hotplug=self.hotplug,
-            runtime_events=self.runtime_events,
-            cgroup_locator=self.cgroup_locator,
-            drift=self.drift,
-            confinement=self.confinement,
-            quotas=self.quotas,
-            mems=self.mems,
-            unit_properties=self.unit_properties,
-            owner_moves=self.owner_moves,
-            partitions=self.partitions,
         )
 
     def _partitions(self, others: Ports) -> PartitionSync | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, structs
 
@@ -68,8 +68,8 @@ NOT_RECONCILED = "cannot reconcile with the runtime"
 KERNEL_LATE = "cannot compare with the kernel in time"
 
 
-class PassParts(Struct, frozen=True):
-    """The parts of the executor that a reconcile pass uses."""
+class PassParts(Protocol):
+    """The parts of the executor (``node_executor``) that a reconcile pass uses."""
 
     writes: KernelWrites
     lifecycle: Lifecycle
@@ -86,7 +86,8 @@ class PassParts(Struct, frozen=True):
     mems: CpusetMems
     unit_properties: UnitProperties
     owner_moves: OwnerMoves
-    partitions: PartitionSync | None = None
+    partitions: PartitionSync | None
+    call_tracker: CallTracker
 
 
 class ListRequest(Struct, frozen=True):
@@ -116,17 +117,15 @@ class Reconciler:
         runtime_version: Name and version of the runtime.
     """
 
-    def __init__(self, context: NodeContext, call_tracker: CallTracker, parts: PassParts) -> None:
+    def __init__(self, context: NodeContext, parts: PassParts) -> None:
         """Prepare; the first pass begins with ``run`` or ``once``.
 
         Args:
             context: The node with the state to reconcile.
-            call_tracker: Knows which calls are in flight.
             parts: The other parts of the executor that a pass uses.
         """
         self._context = context
         self._parts = parts
-        self._call_tracker = call_tracker
         self._worker = Worker("sync", context.report_internal_error)
         context.health.watch(self._worker)
         self.adoption = Adoption(
@@ -135,7 +134,7 @@ class Reconciler:
             parts.kubelet_cpus,
             parts.runtime_events,
             self._worker,
-            call_tracker.lookups,
+            parts.call_tracker.lookups,
         )
         self._missing_cgroups = MissingCgroups(context, parts.cgroup_locator)
         self._comparing: asyncio.Future[WriteResult] | None = None
@@ -205,7 +204,7 @@ class Reconciler:
             context.clock(),
             frozenset(state.containers),
             frozenset(state.pods) - state.runtime.arriving,
-            self._call_tracker.former_calls.answered,
+            self._parts.call_tracker.former_calls.answered,
         )
         await self._refresh_facts()
         listing = self._parts.runtime_events.corrected(await self._worker.run(listed, context.runtime))
@@ -219,7 +218,7 @@ class Reconciler:
         await turns.now()
         if not context.reconciled.is_set():
             self._learn_labels(listing)
-            await turns.through(self._call_tracker.suspect())
+            await turns.through(self._parts.call_tracker.suspect())
         await turns.turn()
         self._parts.runtime_events.caught_up()
         if not listing.unread_pods and not listing.unread_containers:
@@ -251,7 +250,7 @@ class Reconciler:
             return
         for token in answered:
             self._parts.sandboxes.relayed(token, listing.pods.values())
-        self._call_tracker.former_calls.answered -= answered
+        self._parts.call_tracker.former_calls.answered -= answered
 
     def _unknown(self, listing: Listing) -> list[RuntimeContainer]:
         """Return the containers that the state has neither by their ids nor as creates without an answer."""
@@ -374,7 +373,7 @@ class Reconciler:
 
     def _is_late(self, token: str, since: float) -> bool:
         """Return whether a create without an answer would have been carried out by now."""
-        since = self._call_tracker.former_calls.lost_since(token, since)
+        since = self._parts.call_tracker.former_calls.lost_since(token, since)
         return self._context.clock() - since > GRACE_S
 
     def _is_over(self, container: Container, listing: Listing) -> bool:
@@ -409,7 +408,7 @@ class Reconciler:
                 else None
             )
 
-        await turns.through(self._call_tracker.end_orphans(phase_of, request.at))
+        await turns.through(self._parts.call_tracker.end_orphans(phase_of, request.at))
         await self._remove_absent([i for i in request.containers if listing.lacks_container(i)], turns)
         for container_id, phase in phases.items():
             await turns.turn()
