@@ -107,14 +107,7 @@ class NodeContext(BackgroundTasks):
         self.bad_input = BadInput(telemetry)
         self.rejections = Rejections(telemetry, clock, self.wall_clock)
         self.kernel = Worker("kernel", self.report_internal_error)
-        self.cpuset_writer = CpusetWriter(
-            cgroups,
-            lambda: store.state,
-            lambda container_id: store.state.inflight.is_busy(container_id),
-            lambda container_id: store.state.inflight.is_confined(container_id),
-            lambda: store.mode.in_release,
-            options.quirks,
-        )
+        self.cpuset_writer = CpusetWriter(cgroups, lambda: store.state, options.quirks)
         self.health.watch(self.kernel, STUCK_S, critical=True)
         self.health.watch(self.recorder, STUCK_S, critical=True)
         self._refused_writes: Set[str] = frozenset()

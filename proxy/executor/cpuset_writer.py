@@ -72,9 +72,6 @@ class CpusetWriter:
         self,
         cgroups: Cgroups,
         state: Callable[[], NodeState],
-        busy: Callable[[str], bool] = lambda container_id: False,
-        confined: Callable[[str], bool] = lambda container_id: False,
-        paused: Callable[[], bool] = lambda: False,
         quirks: RuntimeQuirks = NO_QUIRKS,
     ) -> None:
         """Write nothing yet.
@@ -82,17 +79,9 @@ class CpusetWriter:
         Args:
             cgroups: The tree of cgroups.
             state: Returns the newest state; called in the kernel worker's thread, as everything here.
-            busy: Returns whether the runtime is executing a call that writes a cpuset to a container. A
-                different value in its cgroup may then come from our own call, and does not count as drift.
-            confined: Returns whether a container may have a cgroup before its start has been answered
-                (``confinement``).
-            paused: Returns whether nothing is to be written; jobs that are already queued check it, too.
             quirks: How the runtime names its cgroups.
         """
         self.cgroups = cgroups
-        self._busy = busy
-        self._confined = confined
-        self._paused = paused
         self._state = state
         self._paths: dict[str, str] = {}
         self._missed: dict[str, tuple[Phase, int]] = {}
@@ -118,15 +107,17 @@ class CpusetWriter:
         self._first = job
 
     def _is_paused(self) -> bool:
-        return self._ended or self._paused()
+        """Return whether nothing is to be written; jobs that are already queued check it, too."""
+        return self._ended or self._state().mode.in_release
 
     def is_live(self, container: Container) -> bool:
         """Return whether a container may have a cgroup, and is to be written; callable from any thread."""
-        if not (
-            container.phase in LIVE or (container.phase is Phase.CREATED and self._confined(container.id))
-        ):
-            return False
-        return applies_to(self._state(), container.pod)
+        state = self._state()
+        # A container that is confined may have a cgroup before its start has been answered (``confinement``).
+        may_have_cgroup = container.phase in LIVE or (
+            container.phase is Phase.CREATED and state.inflight.is_confined(container.id)
+        )
+        return may_have_cgroup and applies_to(state, container.pod)
 
     def write(self, ids: Iterable[str]) -> WriteResult:
         """Write the cpusets of some containers.
@@ -248,7 +239,7 @@ class CpusetWriter:
 
     def last_written(self, container_id: str) -> CpuSet | None:
         """Return the cpuset last written for a container; None if a call in flight may write another one."""
-        return None if self._busy(container_id) else self._held.get(container_id)
+        return None if self._state().inflight.is_busy(container_id) else self._held.get(container_id)
 
     def forget(self, ids: Collection[str] | None = None) -> None:
         """Drop the record of the last written cpusets (of all containers if None).
@@ -309,7 +300,8 @@ class CpusetWriter:
 
     def _holds(self, container_id: str, want: CpuSet, done: WriteResult, *, written: bool) -> None:
         """Record that a container's cgroup holds the wanted cpuset."""
-        busy = self._busy(container_id)
+        # While the runtime executes a call that writes this cpuset, a different value is no drift.
+        busy = self._state().inflight.is_busy(container_id)
         # Of a write that was refused, a part may be in effect: the container's own group, not yet its pod's.
         if written or container_id in self._refused:
             done.written.append(container_id)

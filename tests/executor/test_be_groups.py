@@ -107,11 +107,11 @@ def test_ancestors_are_widened_before_a_container_starts(tmp_path: Path, version
     cgroups = tree(tmp_path, version, f"{ROOT}/poda", f"{ROOT}/podb")
     given = one("c", pod("a"), hook_cpus=CpuSet((1,)), hook_extra_cpus=CpuSet((1,))).in_phase(Phase.CREATED)
     state = NodeState.of(NODE, [pod("a"), pod("b")], [given, owner("0-1")])
-    modes = [NodeMode.RELEASED]
-    ours = CpusetWriter(cgroups, lambda: state, paused=lambda: modes[-1].in_release)
+    states = [changed_copy(state, mode=NodeMode.RELEASED)]
+    ours = CpusetWriter(cgroups, lambda: states[-1])
     assert ours.write_groups().notes == []
     assert on(cgroups, ROOT) == "0-7"
-    modes.append(NodeMode.ENFORCE)
+    states.append(state)
     assert ours.write_groups().notes == []
     assert [on(cgroups, path) for path in (ROOT, f"{ROOT}/poda", f"{ROOT}/podb")] == ["1-7", "1-7", "2-7"]
 
@@ -240,11 +240,11 @@ def test_narrowed_groups_are_widened_for_a_start(tmp_path: Path, version: int) -
     state = NodeState.of(node, [pod("a")], [one("c", pod("a")).in_phase(Phase.CREATED), owner("0-1")])
     for path in (f"{ROOT}/poda", ROOT):
         cgroups.write(path, CpuSet((0, 2)), Mask((0,)))
-    modes, waiting = [NodeMode.RELEASED], state.containers["c"]
-    ours = CpusetWriter(cgroups, lambda: state, paused=lambda: modes[-1].in_release)
+    states, waiting = [changed_copy(state, mode=NodeMode.RELEASED)], state.containers["c"]
+    ours = CpusetWriter(cgroups, lambda: states[-1])
     ours.make_room(waiting)
     assert on(cgroups, f"{ROOT}/poda") == "0,2"
-    modes.append(NodeMode.ENFORCE)
+    states.append(state)
     assert ours.make_room(waiting).notes == []
     assert on(cgroups, f"{ROOT}/poda") == on(cgroups, ROOT) == "0,2-7"
     elsewhere = changed_copy(pod("b"), cgroup_parent="/no/such")

@@ -8,6 +8,7 @@ import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
+from proxy.engine.inflight import InflightCall
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
 from proxy.executor.cpuset_writer import CpusetWriter
@@ -51,6 +52,11 @@ def one(key: str, own: str = "", phase: Phase = Phase.RUNNING, cgroup: str = "")
 def cpuset_writer(cgroups: Cgroups, *containers: Container) -> CpusetWriter:
     state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), containers)
     return CpusetWriter(cgroups, lambda: state)
+
+
+def with_call(state: NodeState, key: str) -> NodeState:
+    """Return a state with a call in flight for a container."""
+    return changed_copy(state, inflight=state.inflight.added(InflightCall(1, key, CpuSet())))
 
 
 def test_a_missing_cgroup_is_searched_twice_then_rarely() -> None:
@@ -205,15 +211,15 @@ def test_containers_leave_owned_cpus_before_the_owner_is_written() -> None:
 
 def test_a_write_of_our_own_call_is_not_drift() -> None:
     cgroups = Cgroups(ls="0-3")
-    busy: set[str] = set()
-    state = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), [one("ls"), one("own", "0")])
-    ours = CpusetWriter(cgroups, lambda: state, busy.__contains__)
+    idle = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (), [one("ls"), one("own", "0")])
+    states = [idle]
+    ours = CpusetWriter(cgroups, lambda: states[-1])
     assert ours.write(["ls"]).drifted == []
-    busy.add("ls")
+    states.append(with_call(idle, "ls"))
     cgroups.sets["ls"] = CpuSet.parse("0-3")  # the runtime executes an earlier update
     assert ours.write(["ls"]).drifted == []
     cgroups.sets["ls"] = CpuSet.parse("0-3")  # and only now
-    busy.clear()
+    states.append(idle)
     done = ours.write(["ls"])
     assert (done.written, done.drifted) == (["ls"], [])
     cgroups.sets["ls"] = CpuSet.parse("0-3")
@@ -305,17 +311,17 @@ def test_a_state_that_changes_during_the_writes_applies_to_the_rest() -> None:
 
 def test_a_write_of_our_own_call_is_not_drift_in_a_batch() -> None:
     cgroups = BatchCgroups(**dict.fromkeys(NINE, "0-3"))
-    busy: set[str] = set()
-    state = NodeState.of(
+    idle = NodeState.of(
         Node(MACHINE, CpuTopology.of(MACHINE)), (), [*(one(k, cgroup=k) for k in NINE), one("own", "0")]
     )
-    ours = CpusetWriter(cgroups, lambda: state, busy.__contains__)
+    states = [idle]
+    ours = CpusetWriter(cgroups, lambda: states[-1])
     ours.write_pools()
-    busy.add("c0")
+    states.append(with_call(idle, "c0"))
     for key in ("c0", "c1"):
         cgroups.sets[key] = CpuSet.parse("0-3")
     done = ours.write_pools()
     assert (sorted(done.written), done.drifted) == (["c0", "c1"], ["c1"])
-    busy.clear()
+    states.append(idle)
     cgroups.sets["c0"] = CpuSet.parse("0-3")
     assert ours.write_pools().drifted == [], "its previous set is not known any more"

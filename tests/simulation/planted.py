@@ -227,7 +227,8 @@ def written_while_released() -> Patches:
         return state.mode is NodeMode.RELEASED or applies_to(state, pod)
 
     def is_paused(cpuset_writer: Any) -> bool:
-        return cpuset_writer._paused() and cpuset_writer._state().mode is not NodeMode.RELEASED
+        mode = cpuset_writer._state().mode
+        return mode.in_release and mode is not NodeMode.RELEASED
 
     yield CpusetWriter, "_is_paused", is_paused
     for module in (cpuset_writer, reconciler, detection):
