@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from proxy.allocation.devices.allocate import PreferenceMissing
+from proxy.allocation.devices.allocate import QueryPreference
 from proxy.allocation.refusal import UNEXPECTED
 from proxy.engine.admission import NO_POOL_CPUS, exhausted_verdict
 from proxy.engine.enforcement import applies_to
@@ -76,29 +76,6 @@ class ReserveFirst(Struct, frozen=True):
     """
 
     container: Container
-
-
-class QueryPreference(Struct, frozen=True):
-    """First ask a device plug-in which devices it prefers, then query the engine again with its answer.
-
-    Attributes:
-        container: The name of the container that they are for.
-        resource: The resource.
-        available: Ids to choose from, with those of ``must_include``.
-        must_include: Ids that the container has already.
-        size: How many ids are wanted in all.
-    """
-
-    container: str
-    resource: str
-    available: frozenset[str]
-    must_include: frozenset[str]
-    size: int
-
-    @classmethod
-    def of(cls, missing: PreferenceMissing) -> QueryPreference:
-        """Return the question that ended an allocation."""
-        return cls(missing.container, missing.resource, missing.available, missing.must_include, missing.size)
 
 
 class AllocateFirst(Struct, frozen=True):

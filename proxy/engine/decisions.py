@@ -16,7 +16,6 @@ from proxy.engine.admission import assigned_cpus
 from proxy.engine.adoption import adopt, parse_cpus
 from proxy.engine.call_answers import (
     ForwardUnchanged,
-    QueryPreference,
     create_answer,
     start_answer,
     unallocated_verdict,
@@ -232,8 +231,8 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
             event.token,
             preferred=event.preferred,
         )
-    except PreferenceMissing as question:
-        return before, (QueryPreference.of(question),)
+    except PreferenceMissing as missing:
+        return before, (missing.query,)
     placed, shared = plan.container, plan.state.pools.shared
     # All pools have CPUs where the shared pool has some.
     if placed is not None and not shared and not plan.state.desired_cpus(placed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.allocation.devices.allocate import PreferenceMissing
-from proxy.engine.call_answers import QueryPreference, pod_answer
+from proxy.engine.call_answers import pod_answer
 from proxy.engine.container_events import ContainersRemoved, PhaseChanged
 from proxy.engine.decisions import NOTHING, containers_removed, phase_changed
 from proxy.engine.device_grants import devices_recorded
@@ -39,8 +39,8 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
     """
     try:
         admission = admit(state, event.pod, event.total, event.preferred)
-    except PreferenceMissing as question:
-        return state, (QueryPreference.of(question),)
+    except PreferenceMissing as missing:
+        return state, (missing.query,)
     decided = PodDecided(admission, pod_answer(state, admission.pod, admission.verdict))
     if not admission.verdict.admitted or admission.pod.reserved_for_pod is None:
         return state, (decided,)

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from proxy.allocation.devices.allocate import QueryPreference
 from proxy.allocation.memory.accounts import inits_before
 from proxy.allocation.providers.provider import NO_PREFERENCES, Preferences
-from proxy.engine.call_answers import Forward, ForwardUnchanged, QueryPreference
+from proxy.engine.call_answers import Forward, ForwardUnchanged
 from proxy.engine.container_create import Plan
 from proxy.engine.container_events import (
     ContainerCreated,

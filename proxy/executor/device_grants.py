@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from proxy.engine.call_answers import QueryPreference
+from proxy.allocation.devices.allocate import QueryPreference
 from proxy.engine.container_events import AllocateFailed, DevicesAllocated
 from proxy.engine.held_devices import POD_DEVICES_RECORD, holds_all, record_of
 from proxy.engine.node_effects import PlanDecided, PodDecided

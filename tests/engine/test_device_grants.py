@@ -8,8 +8,9 @@ import pytest
 from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.allocate import QueryPreference
 from proxy.allocation.devices.state import RegisteredDevice
-from proxy.engine.call_answers import AllocateFirst, Forward, QueryPreference, Refuse, ReserveFirst
+from proxy.engine.call_answers import AllocateFirst, Forward, Refuse, ReserveFirst
 from proxy.engine.container_events import (
     AllocateFailed,
     ContainerFound,

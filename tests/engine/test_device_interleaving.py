@@ -19,10 +19,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.devices.allocate import QueryPreference
 from proxy.allocation.devices.state import DeviceState, RegisteredDevice
 from proxy.engine import call_answers, container_create, sandboxes
 from proxy.engine import handle as engine
-from proxy.engine.call_answers import AllocateFirst, Forward, QueryPreference, Refuse
+from proxy.engine.call_answers import AllocateFirst, Forward, Refuse
 from proxy.engine.container_events import (
     AllocateFailed,
     ContainerCreated,

@@ -13,8 +13,8 @@ Without a mask, or where no device of the resource is near to a node, all count 
 set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come first.
 
 A plugin's preference (the call GetPreferredAllocation) is a port: the caller provides it. Where the answer is
-not known yet, ``PreferenceMissing`` ends the allocation with the question; the caller queries and allocates
-again.
+not known yet, ``PreferenceMissing`` ends the allocation with the query; the caller makes the query and
+allocates again.
 """
 
 from __future__ import annotations
@@ -39,26 +39,34 @@ class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is
     """The device manager refuses; the message is kubelet's."""
 
 
-class PreferenceMissing(Exception):  # noqa: N818 - a question, not an error
-    """The preference of a plug-in has to be read first.
+class QueryPreference(Struct, frozen=True):
+    """Query a device plug-in for its preferred devices first, then allocate again with the answer.
 
     Attributes:
-        container: The container that they are for.
+        container: The name of the container that they are for.
         resource: The resource.
         available: Ids to choose from, with those of ``must_include``.
         must_include: Ids that the container has already.
         size: How many ids are requested in all.
     """
 
-    def __init__(
-        self, container: str, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> None:
-        super().__init__(f"which {size} of {resource} are preferred?")
-        self.container = container
-        self.resource = resource
-        self.available = frozenset(available)
-        self.must_include = frozenset(must_include)
-        self.size = size
+    container: str
+    resource: str
+    available: frozenset[str]
+    must_include: frozenset[str]
+    size: int
+
+
+class PreferenceMissing(Exception):  # noqa: N818 - a query, not an error
+    """The preference of a plug-in has to be read first.
+
+    Attributes:
+        query: The query that is needed.
+    """
+
+    def __init__(self, query: QueryPreference) -> None:
+        super().__init__(f"which {query.size} of {query.resource} are preferred?")
+        self.query = query
 
 
 def answered_preference(
@@ -75,7 +83,8 @@ def answered_preference(
         PreferenceMissing: It has not been read yet.
     """
     if preferred is None:
-        raise PreferenceMissing(container, resource, available, must_include, size)
+        available_ids, included_ids = frozenset(available), frozenset(must_include)
+        raise PreferenceMissing(QueryPreference(container, resource, available_ids, included_ids, size))
     return preferred
 
 

@@ -7,6 +7,7 @@ import pytest
 from proxy.allocation.devices.allocate import (
     DeviceRefused,
     PreferenceMissing,
+    QueryPreference,
     _Taking,
     allocate,
     answered_preference,
@@ -60,11 +61,11 @@ def test_hints_depend_only_on_devices_that_the_container_holds() -> None:
 
 
 def test_an_allocation_without_a_known_preference_raises_the_query_for_it() -> None:
-    with pytest.raises(PreferenceMissing, match=r"^which 2 of vendor/gpu are preferred\?$") as question:
+    with pytest.raises(PreferenceMissing, match=r"^which 2 of vendor/gpu are preferred\?$") as missing:
         answered_preference("c", "vendor/gpu", None, ["a", "b", "z"], ["a"], 2)
-    query = question.value
-    assert (query.container, query.resource, query.size) == ("c", "vendor/gpu", 2)
-    assert (query.available, query.must_include) == ({"a", "b", "z"}, {"a"})
+    assert missing.value.query == QueryPreference(
+        "c", "vendor/gpu", frozenset({"a", "b", "z"}), frozenset({"a"}), 2
+    )
     assert answered_preference("c", "vendor/gpu", ("z", "a"), ["a", "z"], [], 1) == ("z", "a")
 
 
