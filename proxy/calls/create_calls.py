@@ -40,7 +40,7 @@ from proxy.engine.topology_manager import requests_devices
 from proxy.executor.adoption import listed_pod
 from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePluginError
-from proxy.executor.fact_lookup import holders, record_exited
+from proxy.executor.fact_lookup import holders
 from proxy.executor.node_executor import NodeExecutor
 from proxy.executor.ports import DeviceFacts
 from proxy.executor.reservations import CreateClient
@@ -182,7 +182,7 @@ class CreateCalls:
                 pod, requested.name, devices, requested.resources
             )
             pod = executor.state.current_pod(pod)
-        await record_exited(executor, executor.lifecycle, executor.fact_lookup.worker, pod)
+        await fact_lookup.record_exited(pod)
         if executor.kubelet_cpus.needs_cpus_of_container(pod, requested.resources):
             await executor.kubelet_cpus.reread()
         if not call.done:

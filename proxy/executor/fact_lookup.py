@@ -70,15 +70,23 @@ P = ParamSpec("P")
 class FactLookup:
     """Queries kubelet and sysfs."""
 
-    def __init__(self, context: NodeContext, kubelet: Kubelet | None, hardware: DeviceLocator | None) -> None:
+    def __init__(
+        self,
+        context: NodeContext,
+        lifecycle: Lifecycle,
+        kubelet: Kubelet | None,
+        hardware: DeviceLocator | None,
+    ) -> None:
         """Query nothing yet.
 
         Args:
             context: Has the deadline of calls, and where to report.
+            lifecycle: Records which containers have exited.
             kubelet: What kubelet knows; None to query nothing.
             hardware: Where devices are; None where there is no source for that.
         """
         self._context = context
+        self._lifecycle = lifecycle
         self._kubelet = kubelet
         self._hardware = hardware
         self.worker = Worker("fact-lookup", context.report_internal_error, THREADS)
@@ -124,6 +132,24 @@ class FactLookup:
         """Look up where a whole pod's devices are: kubelet allocates them before it makes the sandbox."""
         near = await self._in_time(pod, (), self._pod_devices, pod)
         return structs.replace(total, devices=near) if near else total
+
+    async def record_exited(self, pod: Pod) -> None:
+        """Read from the runtime which of the pod's holders have exited, and record that in the state.
+
+        Where the runtime does not answer, the state stays as it is.
+        """
+        await asyncio.gather(*map(self._record_if_exited, holders(self._context.state, pod)))
+
+    async def _record_if_exited(self, container_id: str) -> None:
+        context = self._context
+        since = context.state.runtime.changes.number
+        try:
+            listed = await self.worker.run(context.runtime.list_containers, container_id)
+        except (UnavailableError, RuntimeCallError):
+            return
+        ended = any(c.id == container_id and c.phase is Phase.EXITED for c in listed)
+        if ended and context.state.runtime.changes.is_unchanged(container_id, since):
+            self._lifecycle.phase(container_id, Phase.EXITED)
 
     async def _in_time(
         self, pod: Pod, otherwise: T, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -343,24 +369,3 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
         for c in state.in_sandbox(pod.sandbox_id)
         if c.phase is Phase.RUNNING and (c.placement.exclusive or c.placement.blocks)
     ]
-
-
-async def record_exited(context: NodeContext, lifecycle: Lifecycle, worker: Worker, pod: Pod) -> None:
-    """Read from the runtime which of the pod's holders have exited, and record that in the state.
-
-    Where the runtime does not answer, the state stays as it is.
-    """
-    await asyncio.gather(
-        *(_check(context, lifecycle, worker, holder) for holder in holders(context.state, pod))
-    )
-
-
-async def _check(context: NodeContext, lifecycle: Lifecycle, worker: Worker, container_id: str) -> None:
-    since = context.state.runtime.changes.number
-    try:
-        listed = await worker.run(context.runtime.list_containers, container_id)
-    except (UnavailableError, RuntimeCallError):
-        return
-    ended = any(c.id == container_id and c.phase is Phase.EXITED for c in listed)
-    if ended and context.state.runtime.changes.is_unchanged(container_id, since):
-        lifecycle.phase(container_id, Phase.EXITED)

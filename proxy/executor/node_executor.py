@@ -154,7 +154,7 @@ class NodeExecutor(NodeContext):
         subscribe(self.rejections)
         subscribe(ProblemExpiry(self))
         self.lifecycle = lifecycle = Lifecycle(self)
-        self.fact_lookup = FactLookup(self, others.kubelet, others.devices)
+        self.fact_lookup = FactLookup(self, lifecycle, others.kubelet, others.devices)
         self.health.watch(self.fact_lookup.worker)
         self.creates = creates = Creates(self)
         self.sandboxes = Sandboxes(self, lifecycle, writes)
