@@ -69,11 +69,9 @@ class Creates:
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
         """Decide a create and take the CPUs; a reservation must follow where the answer is one."""
-        began = time.perf_counter()
-        token = self._context.token("call")
-        decided = self._context.store.decide(CreateRequested(pod, name, attempt, request, token))
-        assert decided is not None
-        return self._decided(decided, pod, name, began)
+        decided = self.place_or_query(pod, name, attempt, request, NO_PREFERENCES)
+        assert type(decided) is PlanDecided
+        return decided
 
     def place_or_query(
         self, pod: Pod, name: str, attempt: int, request: Request, preferred: Preferences

@@ -33,7 +33,6 @@ from proxy.engine.container_events import (
     ContainerFound,
     CpusNotFreed,
     CreateNotReserved,
-    CreateRequested,
     CreateResumed,
     CreateWithoutDevices,
 )
@@ -250,7 +249,7 @@ class NodeStore:
                 perform(effect)
         return effects
 
-    def decide(self, event: CreateRequested | CpusNotFreed | ContainerFound) -> PlanDecided | None:
+    def decide(self, event: CpusNotFreed | ContainerFound) -> PlanDecided | None:
         """Call the engine for a decision on a container; returns None where nothing was decided."""
         effects = self.handle(event)
         decided = effects[-1] if effects else None
