@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ParamSpec
 
 from msgspec import structs
@@ -108,10 +109,7 @@ class KernelWrites(Observer):
         If they cannot be written in time, that is reported, and the container continues with what they hold.
         """
         context = self._context
-        try:
-            async with asyncio.timeout(context.options.call_timeout):
-                await self.run(context.cpuset_writer.write_groups)
-        except TimeoutError:
+        if not await self._is_done_in_time(context.cpuset_writer.write_groups):
             context.telemetry.problem(
                 "cannot write the cgroups above a container in time", **subject(container)
             )
@@ -124,11 +122,17 @@ class KernelWrites(Observer):
         and the container starts on the CPUs that the cgroup has.
         """
         context = self._context
-        try:
-            async with asyncio.timeout(context.options.call_timeout):
-                await self.run(context.cpuset_writer.make_room, container)
-        except TimeoutError:
+        if not await self._is_done_in_time(partial(context.cpuset_writer.make_room, container)):
             context.telemetry.problem("cannot widen the cgroup of a pod in time", **subject(container))
+
+    async def _is_done_in_time(self, job: Callable[[], WriteResult]) -> bool:
+        """Run a job that a call waits for; return whether it was done within ``callTimeout``."""
+        try:
+            async with asyncio.timeout(self._context.options.call_timeout):
+                await self.run(job)
+        except TimeoutError:
+            return False
+        return True
 
     def process_result(self, done: WriteResult, *, locate_again: bool = True) -> None:
         """Process the result of writing cpusets.
