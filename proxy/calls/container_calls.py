@@ -83,7 +83,7 @@ class ContainerCalls:
             answer = store.answer(StartRequested(container_id, is_prepared=True))
             self._go_start(call, container_id, answer, fence)
         else:
-            await self.executor.unit_properties.fencing.drop(fence)
+            await self.executor.unit_properties.fencing.take(fence)
 
     async def _is_known(self, container_id: str) -> bool:
         """Adopt a container that is to be started, and return whether it is known then.
@@ -106,7 +106,7 @@ class ContainerCalls:
             inflight_call = self.executor.call_tracker.start(container_id, answer.carries, fence)
             call.state = CallContext(container_id, inflight_call=inflight_call)
         else:
-            self.executor.spawn(self.executor.unit_properties.fencing.drop(fence))
+            self.executor.spawn(self.executor.unit_properties.fencing.take(fence))
         send(call, answer)
 
     def relay_start(self, call: UndecidedCall) -> None:
@@ -143,12 +143,12 @@ class ContainerCalls:
         known = container_id in self.executor.state.containers or await containers.adopt_one(container_id)
         fence = await fencing.fitting(container_id) if known else None
         if call.done:
-            await fencing.drop(fence)
+            await fencing.take(fence)
         elif container_id in self.executor.state.containers:
             self._go_update(call, request, fence)
         else:
             call.release()
-            await fencing.drop(fence)
+            await fencing.take(fence)
 
     def _go_update(self, call: UndecidedCall, request: UpdateRequested, fence: Fence | None) -> None:
         executor, container_id = self.executor, request.container_id
@@ -166,7 +166,7 @@ class ContainerCalls:
                 quota_update=executor.quotas.update_sent(container_id, request.cpu_quota, former_quota),
             )
         else:
-            executor.spawn(fencing.drop(fence))
+            executor.spawn(fencing.take(fence))
             if container_id in executor.state.containers:
                 # The update carries the CPUs that the client names, or those that the runtime has saved.
                 inflight_call = executor.calls.track(container_id, executor.state.node.machine.online)

@@ -193,10 +193,10 @@ class CallTracker:
                 if obstacle or container is None or fencing.fits(container, fence):
                     break
         except BaseException:
-            await fencing.drop(fence)
+            await fencing.take(fence)
             raise
         if obstacle:
-            await fencing.drop(fence)
+            await fencing.take(fence)
         return obstacle, fence
 
     def start(self, container_id: str, carries: CpuSet, fence: Fence | None = None) -> InflightCall:

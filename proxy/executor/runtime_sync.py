@@ -99,7 +99,7 @@ class RuntimeSync:
         # While the fence was written, the container may have ended, or its pod may have been released.
         step = sync_step(context.state, container_id)
         if step not in _CALLING:
-            await fencing.drop(fence)
+            await fencing.take(fence)
             self._resend_after_call(container_id, step)
             return is_queried
         await self._send(context.state.containers[container_id], fence)

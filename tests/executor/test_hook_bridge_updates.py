@@ -297,18 +297,20 @@ def test_an_update_waits_for_a_call_that_arrives_while_it_is_prepared(run_scenar
                 fence = await prepare(container_id)
                 if not calls:
                     calls.append(await world.call("UpdateContainerResources", request))
+                    return "the fence"
                 return fence
 
-            async def drop(self, fence: Any) -> None:
-                dropped.append(fence)
+            async def take(self, fence: Any) -> None:
+                if fence is not None:
+                    taken.append(fence)
 
-            dropped: list[Any] = []
-            monkeypatch.setattr(type(fencing), "drop", drop)
+            taken: list[Any] = []
+            monkeypatch.setattr(type(fencing), "take", take)
             monkeypatch.setattr(type(fencing), "fitting", lambda self, container_id: comes(container_id))
             request_update(h, one, cpu_shares=9)
             await world.until(lambda: calls and one in h.updates._waiting)
             assert not world.runtime.updates
-            assert len(dropped) == 1, "its fence is removed"
+            assert taken == ["the fence"]
             world.wire.finished(calls[0], 0)
             await done(world, h)
             assert [limits.cpu_shares for _, _, limits in world.runtime.updates] == [9]

@@ -178,12 +178,14 @@ class Fencing:
         self._context.telemetry.count(metrics.POD_CGROUPS_NARROWED)
         return Fence(path, cpus)
 
-    async def take(self, fence: Fence) -> None:
-        """Remove a fence.
+    async def take(self, fence: Fence | None) -> None:
+        """Remove a fence; None where a call has none.
 
         It stays while a container within it cannot be kept off the CPUs outside of it by its own group. Then
         it goes with a later fence, and a container that is to have more widens it.
         """
+        if fence is None:
+            return
         try:
             await self._writes.run(self._take, fence.path)
         except CgroupError as error:
@@ -229,8 +231,7 @@ class Fencing:
         if fence is not None and container is not None and self.fits(container, fence):
             return fence
         new = await self.put(container) if container and self.needs_fence(container) else None
-        if fence is not None:
-            await self.take(fence)
+        await self.take(fence)
         return new
 
     async def fitting(self, container_id: str) -> Fence | None:
@@ -248,11 +249,6 @@ class Fencing:
         if fence is None:
             return not self.needs_fence(container)
         return fence.cpus == fence_cpus(self._context.state, container)
-
-    async def drop(self, fence: Fence | None) -> None:
-        """Remove the fence of a call that will not be sent."""
-        if fence is not None:
-            await self.take(fence)
 
     def bind(self, call: InflightCall, fence: Fence | None) -> None:
         """Note that a call is sent within a fence."""
