@@ -333,21 +333,21 @@ class CreateCalls:
         if container_id:
             context.named = True
             executor = self.executor
-            state, sandboxes = executor.state, executor.cpuset_writer.sandboxes
+            state, cgroups = executor.state, executor.cpuset_writer.sandbox_cgroups
             sent = context.sent
-            if sandboxes.monitored and self._may_be_earlier(state.containers.get(context.target)):
+            if cgroups.monitored and self._may_be_earlier(state.containers.get(context.target)):
                 sent = None
             executor.lifecycle.created(context.target, container_id, sent)
             state = executor.state
             container = state.containers.get(container_id)
-            if container and state.owners and container.pod.sandbox_id in sandboxes.monitored:
+            if container and state.owners and container.pod.sandbox_id in cgroups.monitored:
                 executor.spawn(executor.writes.clear_sandboxes())
 
     def _may_be_earlier(self, container: Container | None) -> bool:
         """Return whether CRI-O may have made a container for a create of an earlier run (``quirks.crio``)."""
         if container is None or container.pod.cgroup_parent not in self.executor.state.runtime.inherited:
             return False
-        return container.pod.sandbox_id in self.executor.cpuset_writer.sandboxes.monitored
+        return container.pod.sandbox_id in self.executor.cpuset_writer.sandbox_cgroups.monitored
 
     def _create_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if context.named:

@@ -65,7 +65,7 @@ class CpusetWriter:
 
     Attributes:
         cgroups: The tree of cgroups.
-        sandboxes: Writes the cgroups of sandboxes.
+        sandbox_cgroups: Writes the cgroups of sandboxes.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CpusetWriter:
         self._refused: set[str] = set()
         self._passes = 0
         self._be_groups = BeGroups(cgroups)
-        self.sandboxes = SandboxCgroups(cgroups, quirks)
+        self.sandbox_cgroups = SandboxCgroups(cgroups, quirks)
         self._first: Callable[[], None] = lambda: None
         self._ended = False
 
@@ -161,7 +161,7 @@ class CpusetWriter:
         wanted = [c for c in containers.values() if not (c.id in leave or self._is_missing(c))]
         done = self._write(state, *_sharers_first(state, wanted))
         if not self._is_paused():
-            done.notes += self.sandboxes.follow(self._state())
+            done.notes += self.sandbox_cgroups.follow(self._state())
         return done
 
     def write_pools(self) -> WriteResult:
@@ -188,7 +188,7 @@ class CpusetWriter:
 
     def write_sandboxes(self) -> WriteResult:
         """Move sandboxes off CPUs that are owned."""
-        return WriteResult(notes=[] if self._is_paused() else self.sandboxes.leave(self._state()))
+        return WriteResult(notes=[] if self._is_paused() else self.sandbox_cgroups.leave(self._state()))
 
     def write_groups(self) -> WriteResult:
         """Write the cgroups of BestEffort pods, also for containers that are not started yet."""

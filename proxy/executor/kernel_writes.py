@@ -146,7 +146,9 @@ class KernelWrites(Observer):
         if done.written:
             context.telemetry.observe(metrics.KERNEL_WRITE_SECONDS, done.seconds)
         known = context.telemetry.value(metrics.SANDBOXES_WRITTEN)
-        context.telemetry.count(metrics.SANDBOXES_WRITTEN, context.cpuset_writer.sandboxes.written - known)
+        context.telemetry.count(
+            metrics.SANDBOXES_WRITTEN, context.cpuset_writer.sandbox_cgroups.written - known
+        )
         for noted in self._noted:
             noted(done)
         for note in done.notes:

@@ -154,7 +154,7 @@ def give_back(
         _give_groups(cgroups, state, pods, done)
     if cgroups.version != 1:
         _lift_fences(cgroups, state, pods, done)
-    for idle in cpuset_writer.sandboxes.groups(state, pods):
+    for idle in cpuset_writer.sandbox_cgroups.groups(state, pods):
         _as_above(cgroups, idle, done)
     for container, target in targets:
         path = cpuset_writer.path_of(container) if container.phase in LIVE else None

@@ -410,7 +410,7 @@ def test_a_create_in_a_sandbox_of_crio_from_before_a_restart_is_sent_again_befor
         await world.executor.ledger_writer.flush()
         world.boot()
         await world.sync.once()
-        world.executor.cpuset_writer.sandboxes.monitored.add(earlier)  # its group is one of CRI-O
+        world.executor.cpuset_writer.sandbox_cgroups.monitored.add(earlier)  # its group is one of CRI-O
         owner = await world.run(await world.pod("lse", "LSE", "", "2-3"), **TWO_CPUS)
         for sandbox in (earlier, other, await world.pod("new", "LS")):
             container = await world.create(sandbox)

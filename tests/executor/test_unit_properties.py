@@ -220,7 +220,7 @@ async def join(world: Any) -> None:
     """Connect a new executor to systemd and its scopes."""
     executor = world.executor
     executor.cpuset_writer.cgroups = world.scopes
-    executor.cpuset_writer.sandboxes._cgroups = world.scopes
+    executor.cpuset_writer.sandbox_cgroups._cgroups = world.scopes
     executor.unit_properties.units = world.systemd
     executor.unit_properties.fencing.fences = world.scopes
     await world.sync.once()
