@@ -350,14 +350,16 @@ class GrpcRuntime:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     refusal = refusal or error  # that of the version which the runtime is known to have
                     continue
-                raise self._error(action, error) from None
+                raise call_error(f"{action} at {self._path}", error) from None
             except ValueError:  # the channel is closed
                 raise UnavailableError(f"cannot {action} at {self._path}: the channel is closed") from None
             self._service = service
             return result
-        raise self._error(action, refusal) from None
+        raise call_error(f"{action} at {self._path}", refusal) from None
 
-    def _error(self, action: str, error: Any) -> UnavailableError | RuntimeCallError:
-        number, name = error.code().value[0], error.code().name
-        message = f"cannot {action} at {self._path}: {details_of(error)} ({name})"
-        return UnavailableError(message) if number in NO_ANSWER else RuntimeCallError(message, number)
+
+def call_error(action: str, error: Any) -> UnavailableError | RuntimeCallError:
+    """Return the error for an action at the runtime that ended with an error of gRPC."""
+    number, name = error.code().value[0], error.code().name
+    message = f"cannot {action}: {details_of(error)} ({name})"
+    return UnavailableError(message) if number in NO_ANSWER else RuntimeCallError(message, number)

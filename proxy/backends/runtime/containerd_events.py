@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from proxy.api.containerd import containerd_events_pb2 as pb
+from proxy.backends.runtime.client import call_error
 from proxy.executor.runtime_ports import RuntimeEvent
-from proxy.model.errors import RuntimeCallError, UnavailableError
-from proxy.model.grpc_status import NO_ANSWER
-from proxy.wire.grpc_channel import ONE_THREAD, GrpcChannel, details_of
+from proxy.model.errors import UnavailableError
+from proxy.wire.grpc_channel import ONE_THREAD, GrpcChannel
 
 if TYPE_CHECKING:
     import grpc
@@ -78,7 +78,7 @@ class ContainerdEvents:
             stream = subscribe(pb.SubscribeRequest(filters=filters))
             self._query(channel)
         except grpc.RpcError as error:
-            raise self._error(error) from None
+            raise call_error(f"listen to events of {self._path}", error) from None
         except ValueError:
             raise UnavailableError(
                 f"cannot listen to events of {self._path}: the channel is closed"
@@ -102,14 +102,9 @@ class ContainerdEvents:
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
-            raise self._error(error) from None
+            raise call_error(f"listen to events of {self._path}", error) from None
         finally:
             stream.cancel()
-
-    def _error(self, error: Any) -> UnavailableError | RuntimeCallError:
-        number, name = error.code().value[0], error.code().name
-        message = f"cannot listen to events of {self._path}: {details_of(error)} ({name})"
-        return UnavailableError(message) if number in NO_ANSWER else RuntimeCallError(message, number)
 
     def close(self) -> None:
         """End the stream, from any thread."""
