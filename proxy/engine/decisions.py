@@ -167,10 +167,10 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
 
 def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[NodeState, NodeEffects]:
     """Remove containers."""
-    runtime, containers = state.runtime, state.containers
+    runtime = state.runtime
     for container_id in event.ids:
         runtime = runtime.removed(container_id)
-    gone = [c for i in event.ids if (c := containers.get(i)) is not None]
+    gone = state.existing(event.ids)
     if not gone:
         return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=[c.id for c in gone], runtime=runtime)

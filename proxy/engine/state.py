@@ -481,6 +481,11 @@ class NodeState(Struct, frozen=True):
         """Return what is known of a pod now; the given value where its sandbox is not in the state."""
         return self.pods.get(pod.sandbox_id) or pod
 
+    def existing(self, ids: Iterable[str]) -> list[Container]:
+        """Return the containers with some ids, in that order, without those that the state does not have."""
+        containers = self.containers
+        return [c for i in ids if (c := containers.get(i)) is not None]
+
     def in_sandbox(self, sandbox_id: str) -> list[Container]:
         """Return the containers of a sandbox."""
         return [c for c in self.containers.values() if c.pod.sandbox_id == sandbox_id]

@@ -125,8 +125,7 @@ class CpusetWriter:
         Containers that are not live are skipped; containers that hold the right cpuset are not written.
         """
         state = self._state()
-        containers = [c for i in ids if (c := state.containers.get(i)) is not None]
-        return self._write(state, *_sharers_first(state, containers))
+        return self._write(state, *_sharers_first(state, state.existing(ids)))
 
     def _write(self, state: NodeState, *parts: list[Container]) -> WriteResult:
         """Write the cpusets of some containers, one part after the other."""

@@ -88,8 +88,8 @@ class KernelWrites(Observer):
     async def write_now(self, ids: list[str]) -> None:
         """Write the cpusets of some containers now."""
         context, state = self._context, self._context.state
-        containers, inflight = state.containers, state.inflight
-        ids = [i for i in ids if (c := containers.get(i)) is not None and applies_to(state, c.pod)]
+        inflight = state.inflight
+        ids = [c.id for c in state.existing(ids) if applies_to(state, c.pod)]
         ids = [i for i in ids if not inflight.is_awaited(i) or inflight.is_confined(i)]
         if not ids:
             return

@@ -189,8 +189,8 @@ class Reservations:
     def _is_applied(self, reservation: Reservation) -> bool:
         """Return whether the plan is still applied to the pod of a reservation's containers."""
         state = self._context.state
-        first = next((c for i in reservation.containers if (c := state.containers.get(i)) is not None), None)
-        return applies_to(state, first.pod if first is not None else None)
+        containers = state.existing(reservation.containers)
+        return applies_to(state, containers[0].pod if containers else None)
 
     def _end_at_once(self, reservation: Reservation, event: Event, run: ReservationRun) -> None:
         reservation, requested = step(reservation, event)
@@ -198,10 +198,8 @@ class Reservations:
             self._perform(effect, reservation, run)
 
     def _living(self, reservation: Reservation) -> list[Container]:
-        containers = (
-            self._context.state.containers.get(container_id) for container_id in reservation.containers
-        )
-        return [c for c in containers if c is not None and c.phase is not Phase.EXITED]
+        containers = self._context.state.existing(reservation.containers)
+        return [c for c in containers if c.phase is not Phase.EXITED]
 
     # -- effects that are done at once --------------------------------------------------------------------
 
@@ -262,12 +260,9 @@ class Reservations:
 
     def _placed_on(self, reservation: Reservation, cpus: CpuSet) -> tuple[Container, ...]:
         """Return the containers of a move, exited ones too, as they are when placed on some CPUs."""
-        containers = (
-            self._context.state.containers.get(container_id) for container_id in reservation.containers
-        )
         moved = f"moved from CPUs {reservation.previous} to {reservation.cpus}"
         placed = []
-        for container in (c for c in containers if c is not None):
+        for container in self._context.state.existing(reservation.containers):
             reasons = tuple(reason for reason in container.placement.reasons if reason != moved)
             if cpus == reservation.cpus:
                 reasons = (*reasons, moved)
@@ -326,7 +321,7 @@ class Reservations:
     def _records(
         self, reservation: Reservation, run: ReservationRun, may_run_on: CpuSet, state: NodeState
     ) -> dict[str, Record | None]:
-        containers = {i: c for i in reservation.containers if (c := state.containers.get(i)) is not None}
+        containers = {c.id: c for c in state.existing(reservation.containers)}
         return records_of(reservation, containers, run.token, may_run_on)
 
     async def _await_inflight(self, reservation: Reservation, cpus: CpuSet) -> Event:

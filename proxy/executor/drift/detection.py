@@ -145,8 +145,8 @@ class Drift:
 
     def write(self, ids: Iterable[str]) -> WriteResult:
         """Write the cpusets of some containers; contested ones only when they are due."""
-        writer, containers = self._context.cpuset_writer, self._context.state.containers
-        live = [c for i in ids if (c := containers.get(i)) is not None and writer.is_live(c)]
+        writer = self._context.cpuset_writer
+        live = list(filter(writer.is_live, self._context.state.existing(ids)))
         self._arm(live)
         wrong = self._wrong_cpusets(live)
         contested = self._not_due(wrong)

@@ -218,7 +218,7 @@ class Hotplug:
             self._update_replacements_after(call)
         if done.refused or calls or replacements_in_use(context.state, short) != used:
             return  # CPUs may have gone offline again meanwhile
-        changed = with_replacement(self._existing(ids), used)
+        changed = with_replacement(self._living(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed)))
         self._notify_assigned(ids)
 
@@ -256,12 +256,11 @@ class Hotplug:
 
     def _notify_assigned(self, ids: list[str]) -> None:
         """Note that other CPUs than before are in effect for owners."""
-        living = tuple(container.id for container in self._existing(ids))
+        living = tuple(container.id for container in self._living(ids))
         self._context.store.handle(CpusAssigned(living))
 
-    def _existing(self, ids: list[str]) -> list[Container]:
-        containers = (self._context.state.containers.get(container_id) for container_id in ids)
-        return [c for c in containers if c is not None and c.phase is not Phase.EXITED]
+    def _living(self, ids: list[str]) -> list[Container]:
+        return [c for c in self._context.state.existing(ids) if c.phase is not Phase.EXITED]
 
     # -- the end ------------------------------------------------------------------------------------------
 

@@ -194,8 +194,7 @@ class Fencing:
     async def restore(self, ids: Iterable[str]) -> None:
         """Restore the fences around some containers' pods, where another program has changed them."""
         state = self._context.state
-        some = (container for i in ids if (container := state.containers.get(i)) is not None)
-        limits = {one.pod.cgroup_parent: fence_cpus(state, one) for one in some}
+        limits = {one.pod.cgroup_parent: fence_cpus(state, one) for one in state.existing(ids)}
         if self._fenced and limits:
             await self._context.kernel.run(self._restore, limits)
 
@@ -359,7 +358,7 @@ class Fencing:
         state = self._context.state
         if not before:
             return state.node.machine.present
-        wanted = (state.desired_cpus(c).bits for i in within if (c := state.containers.get(i)) is not None)
+        wanted = (state.desired_cpus(container).bits for container in state.existing(within))
         return before | CpuSet.from_bits(union(wanted))
 
     def _take_all(self) -> None:

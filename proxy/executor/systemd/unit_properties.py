@@ -197,7 +197,7 @@ class UnitProperties:
         if self.units is None or self._context.cpuset_writer.cgroups.version != 2:
             return
         containers = self._context.state.containers
-        units = [i for i in ids if (c := containers.get(i)) is not None and self.is_unit(c)]
+        units = [c.id for c in self._context.state.existing(ids) if self.is_unit(c)]
         if units:
             self.begin()
             self._known = {i: cpus for i, cpus in self._known.items() if i in containers}
