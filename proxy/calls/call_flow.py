@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 
 from proxy.calls.container_calls import ContainerCalls
 from proxy.calls.create_calls import CreateCalls
-from proxy.calls.hook_gateway import HookGateway
+from proxy.calls.hook_gateway import ENDING, NO_HOOKS, HookGateway, end
 from proxy.calls.pod_calls import PodCalls
 from proxy.calls.undecided_call import CallContext, UndecidedCall
 from proxy.engine.call_events import SavedCpusLearned
@@ -53,13 +53,16 @@ class CallFlow:
         containers = ContainerCalls(executor, self.spawn)
         self._parts = (pods, creates, containers)
         self._relay_start = containers.relay_start
-        self._requests = {**pods.requests, **creates.requests, **containers.requests}
+        self._hooks: HookGateway = NO_HOOKS
+        ends = dict.fromkeys(ENDING, self._end)
+        self._requests = {**pods.requests, **creates.requests, **containers.requests, **ends}
         self._finished = {**pods.finished, **creates.finished, **containers.finished}
         self._answered = {"CreateContainer": creates.answered, "RunPodSandbox": pods.answered}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hook(self, hooks: HookGateway) -> None:
         """Call hooks from now on; calls that are in progress continue as they began."""
+        self._hooks = hooks
         for part in self._parts:
             part.hooks = hooks
 
@@ -180,6 +183,9 @@ class CallFlow:
             self._undecodable(call, error)
         except Exception as error:  # noqa: BLE001  the node must not suffer from an internal error
             self._fault(call, error)
+
+    def _end(self, call: UndecidedCall) -> None:
+        end(call, self._hooks)
 
     def _relay(self, call: UndecidedCall) -> None:
         """Send a call on as it came, because the node is released."""

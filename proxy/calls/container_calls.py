@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, end
+from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
 from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
 from proxy.engine.call_answers import CallAnswer, Forward, ForwardStart, PrepareStart
 from proxy.engine.call_events import StartRequested, UpdateRequested
@@ -27,8 +27,6 @@ class ContainerCalls:
         self.requests: Mapping[str, Handle] = {
             "StartContainer": self._start,
             "UpdateContainerResources": self._update,
-            "StopContainer": self._end,
-            "RemoveContainer": self._end,
         }
         self.finished: Mapping[str, Finished] = {
             "StartContainer": self._start_done,
@@ -192,9 +190,6 @@ class ContainerCalls:
                 self.executor.spawn(self.executor.call_tracker.read_memory_limit(requested.container_id))
             if status == GrpcStatus.OK and self.hooks.active:
                 self.hooks.updated(context.target, call)
-
-    def _end(self, call: UndecidedCall) -> None:
-        end(call, self.hooks)
 
     def _stopped(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from proxy.calls.hook_gateway import NO_HOOKS, HookGateway, end
+from proxy.calls.hook_gateway import NO_HOOKS, HookGateway
 from proxy.calls.undecided_call import CallContext, Finished, Handle, SpawnForCall, UndecidedCall, send
 from proxy.engine.call_answers import RecordFirst, Refuse
 from proxy.engine.enforcement import applies_to, is_applied_to_all
@@ -28,11 +28,7 @@ class PodCalls:
         self.executor = executor
         self.hooks: HookGateway = NO_HOOKS
         self._spawn = spawn
-        self.requests: Mapping[str, Handle] = {
-            "RunPodSandbox": self._run_pod,
-            "StopPodSandbox": self._end,
-            "RemovePodSandbox": self._end,
-        }
+        self.requests: Mapping[str, Handle] = {"RunPodSandbox": self._run_pod}
         self.finished: Mapping[str, Finished] = {
             "RunPodSandbox": self._run_pod_done,
             "StopPodSandbox": self._pod_stopped,
@@ -117,9 +113,6 @@ class PodCalls:
                 self.hooks.ran(pod, call)
         elif context.token:
             self.executor.sandboxes.failed(context.token)
-
-    def _end(self, call: UndecidedCall) -> None:
-        end(call, self.hooks)
 
     def _pod_stopped(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):
