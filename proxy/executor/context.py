@@ -86,7 +86,6 @@ class NodeContext(BackgroundTasks):
         self.options = options
         self.clock = clock
         self.runtime = runtime
-        self.health = Health(telemetry, self._goes_on)
         self.recorder = Worker("ledger", self.report_internal_error)
         self.ledger_writer = LedgerWriter(
             ledger,
@@ -102,6 +101,8 @@ class NodeContext(BackgroundTasks):
             store.reconcile_requested,
             store.runtime_sync_due,
         )
+        # A worker that was stuck continues, and its late writes may be outdated: everything is compared soon.
+        self.health = Health(telemetry, self.reconcile_requested.set)
         self.enforcement_step_due = asyncio.Event()
         self.history = DecisionHistory(options.history)
         self.bad_input = BadInput(telemetry)
@@ -194,10 +195,6 @@ class NodeContext(BackgroundTasks):
             self.telemetry.forget(CANNOT_WRITE, containerID=container_id)
         self._refused_writes = frozenset()
         self.telemetry.forget(CANNOT_WRITE_GROUP)
-
-    def _goes_on(self) -> None:
-        """Compare everything soon: a worker that was stuck continues, and its late writes may be outdated."""
-        self.reconcile_requested.set()
 
 
 class ExecutorOptions(Struct, frozen=True):
