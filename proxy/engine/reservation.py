@@ -73,7 +73,7 @@ from msgspec import structs
 from proxy.engine import reservation_effects as effects
 from proxy.engine import reservation_events as events
 from proxy.engine.reservation_effects import AbortReason, Effect
-from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
+from proxy.engine.reservation_state import FOR_OWNERS, Reservation, ReservationKind, ReservationPhase
 from proxy.engine.write_conflicts import MAX_OTHER_PLACEMENTS, WriteAction, action_for, retry_pause
 from proxy.model.backoff import Backoff
 from proxy.model.errors import TopoproxyError
@@ -132,11 +132,7 @@ def _to(reservation: Reservation, phase: ReservationPhase, *performed: Effect, *
 
 
 def _requested(reservation: Reservation, event: events.ReservationRequested) -> Step:
-    reserve = (
-        (effects.ReserveCpus(reservation.cpus),)
-        if reservation.kind in (_Kind.REPLACEMENT, _Kind.MOVE)
-        else ()
-    )
+    reserve = (effects.ReserveCpus(reservation.cpus),) if reservation.kind in FOR_OWNERS else ()
     if reservation.kind not in RECORDED:
         return _to(reservation, _Phase.WAITING, *reserve, effects.AwaitInflight(reservation.cpus))
     may_run_on = reservation.cpus if reservation.kind is _Kind.MOVE else CpuSet()
@@ -407,7 +403,7 @@ def _restore_again(reservation: Reservation, event: events.PauseOver | events.Re
 
 def _exited(reservation: Reservation) -> Step:
     """End a replacement or a move whose containers have exited, or are no longer under the plan."""
-    if reservation.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
+    if reservation.kind not in FOR_OWNERS:
         return reservation, ()
     if not reservation.is_assigned:
         return _abort(structs.replace(reservation, reason=None))
@@ -431,7 +427,7 @@ def _interrupted(reservation: Reservation) -> Step:
 
 def _cancelled(reservation: Reservation) -> Step:
     """End at once. An unfinished move stays recorded, and the next daemon reverts it."""
-    if reservation.is_assigned or reservation.kind not in (_Kind.REPLACEMENT, _Kind.MOVE):
+    if reservation.is_assigned or reservation.kind not in FOR_OWNERS:
         return _to(reservation, _Phase.ABORTED)
     return _abort(structs.replace(reservation, reason=None))
 

@@ -21,6 +21,10 @@ class ReservationKind(StrEnum):
     MOVE = "move"
 
 
+FOR_OWNERS = (ReservationKind.REPLACEMENT, ReservationKind.MOVE)
+"""The kinds for owners that exist already, and that may exit meanwhile."""
+
+
 class ReservationPhase(StrEnum):
     """What a reservation waits for."""
 

@@ -25,7 +25,7 @@ from proxy.engine.owners import ReservationCpus
 from proxy.engine.reservation import step
 from proxy.engine.reservation_effects import WAITED, AbortReason, Effect
 from proxy.engine.reservation_events import Event
-from proxy.engine.reservation_state import Reservation, ReservationKind, ReservationPhase
+from proxy.engine.reservation_state import FOR_OWNERS, Reservation, ReservationKind, ReservationPhase
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import WriteAction, action_for
 from proxy.executor.confinement import Confinement, WaitResult
@@ -43,8 +43,6 @@ from proxy.telemetry.port import subject
 if TYPE_CHECKING:
     from proxy.executor.cpuset_writer import WriteResult
 
-HELD = (ReservationKind.REPLACEMENT, ReservationKind.MOVE)
-"""Kinds for containers that exist already, and that may exit meanwhile."""
 _TIMED = (effects.WriteSharers, effects.WriteOwners, effects.ReadCpusets, effects.Pause)
 
 
@@ -183,7 +181,7 @@ class Reservations:
                 continue
             if run.client.is_disconnected():
                 reservation, _ = step(reservation, events.ClientDisconnected())
-            if reservation.kind in HELD and not self._living(reservation):
+            if reservation.kind in FOR_OWNERS and not self._living(reservation):
                 event = events.ContainersExited()
 
     def _is_applied(self, reservation: Reservation) -> bool:
