@@ -1,8 +1,10 @@
-"""Annotations of a NodeResourceTopology that hold the node's pools and the policy of kubelet's CPU manager.
+"""Annotations and attributes of a NodeResourceTopology.
 
-Koordinator's reporter writes them, and its hooks read them from there (Koordinator v1.8.0
-pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, parseRule). ``proxy.observe.koordinator`` writes the same
-annotations.
+Koordinator's annotations hold the node's pools and the policy of kubelet's CPU manager. Its reporter writes
+them, and its hooks read them from there (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
+parseRule). ``proxy.observe.koordinator`` writes the same annotations.
+
+The attributes are added by topoproxy, and named as in kubelet's configuration.
 """
 
 from __future__ import annotations
@@ -18,6 +20,15 @@ SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
 BE_POOLS = "node.koordinator.sh/be-cpu-shared-pools"
 MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
 STATIC = "static"
+
+FIGURES = "topoproxy/figures"
+"""The annotation with figures for operators; an object that has it was written by topoproxy."""
+
+CPU_MANAGER = "cpuManagerPolicy"
+CPU_OPTIONS = "cpuManagerPolicyOptions"
+MEMORY_MANAGER = "memoryManagerPolicy"
+STATIC_MEMORY = "Static"
+"""Names of attributes, and a value of the last one."""
 
 
 class ManagerPolicy(Struct, frozen=True):

@@ -27,9 +27,15 @@ from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.quantity import parse_quantity
 from proxy.model.requests import in_bytes
 from proxy.pools.go_json import Fields, load
-from proxy.pools.node_attributes import CPU_MANAGER, CPU_OPTIONS, FIGURES, MEMORY_MANAGER, STATIC_MEMORY
 from proxy.pools.pod_fingerprint import ATTRIBUTE, ATTRIBUTE_METHOD, METHOD_ALL
-from proxy.pools.topology_keys import MANAGER_POLICY
+from proxy.pools.topology_keys import (
+    CPU_MANAGER,
+    CPU_OPTIONS,
+    FIGURES,
+    MANAGER_POLICY,
+    MEMORY_MANAGER,
+    STATIC_MEMORY,
+)
 
 CpuRows = tuple[tuple[int, int, int, int], ...]
 """CPUs: id, core, socket, NUMA node."""

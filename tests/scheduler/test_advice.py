@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from proxy.pools.node_attributes import CPU_OPTIONS
+from proxy.pools.topology_keys import CPU_OPTIONS
 from proxy.scheduler.advice import choose_victims, find_moves
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_table import NodeTable

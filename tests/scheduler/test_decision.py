@@ -13,7 +13,7 @@ from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.pools.node_attributes import CPU_OPTIONS
+from proxy.pools.topology_keys import CPU_OPTIONS
 from proxy.scheduler.decision import SHOWN, NodeVerdict, _possibly_rejected, evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode, counts_of, join_facts
 from proxy.scheduler.node_table import ENOUGH, NOT_EVALUATED, NodeTable

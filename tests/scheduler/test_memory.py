@@ -8,7 +8,7 @@ from proxy.agent.objects.node_page import NodePage, read_node_page
 from proxy.agent.objects.node_resource_topology import nfd_topology
 from proxy.agent.objects.numatopology import numatopology
 from proxy.model.idset import Mask
-from proxy.pools.node_attributes import FIGURES, MEMORY_MANAGER
+from proxy.pools.topology_keys import FIGURES, MEMORY_MANAGER
 from proxy.scheduler.decision import evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_facts
 from proxy.scheduler.node_table import NodeTable

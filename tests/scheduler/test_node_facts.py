@@ -15,7 +15,7 @@ from proxy.agent.objects.numatopology import numatopology as published_numatopol
 from proxy.model.koordinator import NodeBindPolicy
 from proxy.model.kubelet import NodeMeta
 from proxy.model.options import Scope, TopologyPolicy
-from proxy.pools import node_attributes
+from proxy.pools import topology_keys
 from proxy.scheduler.node_facts import SchedulableNode, UnknownNodeError, join_facts
 from proxy.scheduler.numatopology import read_numatopology
 from proxy.scheduler.resource_topology import read_resource_topology
@@ -120,7 +120,7 @@ def test_identical_nodes_share_their_rules() -> None:
 
 def test_rules_are_kept_for_as_long_as_a_node_has_them_however_many_there_are() -> None:
     numa = read_numatopology(numatopology("n", numa_nodes=1, cores=1))
-    attribute = {"name": node_attributes.MEMORY_MANAGER, "value": node_attributes.STATIC_MEMORY}
+    attribute = {"name": topology_keys.MEMORY_MANAGER, "value": topology_keys.STATIC_MEMORY}
 
     def with_memory(amount: int) -> SchedulableNode:
         raw = resource_topology("n", {0: {"memory": (amount, amount)}})

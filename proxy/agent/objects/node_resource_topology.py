@@ -27,8 +27,8 @@ from typing import Any
 
 from proxy.agent.objects.node_page import NodePage, PublishedNumaNode, PublishedZone, all_cpus
 from proxy.model.idset import CpuSet
-from proxy.pools.node_attributes import CPU_MANAGER, CPU_OPTIONS, FIGURES, MEMORY_MANAGER
 from proxy.pools.pod_fingerprint import ANNOTATION, ATTRIBUTE, ATTRIBUTE_METHOD, METHOD_ALL, fingerprint
+from proxy.pools.topology_keys import CPU_MANAGER, CPU_OPTIONS, FIGURES, MEMORY_MANAGER
 
 GROUP = "topology.node.k8s.io"
 KIND = "NodeResourceTopology"
