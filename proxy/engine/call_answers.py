@@ -79,13 +79,7 @@ class ReserveFirst(Struct, frozen=True):
 
 
 class AllocateFirst(Struct, frozen=True):
-    """First ask device plug-ins what a container needs to use its devices, then query the engine with that.
-
-    Attributes:
-        container: The container as it is placed.
-    """
-
-    container: Container
+    """Call Allocate of the device plug-ins first, then query the engine again."""
 
 
 class RecordFirst(Struct, frozen=True):
@@ -93,13 +87,7 @@ class RecordFirst(Struct, frozen=True):
 
 
 class PrepareStart(Struct, frozen=True):
-    """First prepare a start, then query the engine again.
-
-    Attributes:
-        container_id: The container.
-    """
-
-    container_id: str
+    """First prepare a start, then query the engine again."""
 
 
 CallAnswer = (
@@ -144,7 +132,7 @@ def create_answer(
     placement = container.placement
     if placement.devices:
         if not has_devices:
-            return AllocateFirst(container)
+            return AllocateFirst()
         if not holds_all(state, container):  # its sandbox was stopped meanwhile
             verdict = unallocated_verdict(container, RELEASED_WITH_SANDBOX)
             return Refuse(verdict.code, verdict.message)
@@ -207,7 +195,7 @@ def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obst
         return Refuse(GrpcStatus.FAILED_PRECONDITION, message)
     container = state.containers.get(container_id)
     if not is_prepared and (container is None or not is_ready(state, container)):
-        return PrepareStart(container_id)
+        return PrepareStart()
     if container is None or container.phase not in (Phase.CREATED, Phase.STARTING):
         return _UNCHANGED  # the runtime's answer shows what is wrong with it
     if not applies_to(state, container.pod):

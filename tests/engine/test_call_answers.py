@@ -179,7 +179,7 @@ TO_START = NodeState.of(NODE, [LS, LSE], [changed_copy(one, phase=Phase.CREATED)
 
 def test_a_start_with_the_cpuset_that_the_runtime_has_saved_is_forwarded_at_once() -> None:
     play = scenario(TO_START)
-    assert play >> StartRequested("ls") << PrepareStart("ls")
+    assert play >> StartRequested("ls") << PrepareStart()
     assert play >> SavedCpusLearned("ls", REST)
     assert play >> StartRequested("ls") << ForwardStart(REST)
 
@@ -198,7 +198,7 @@ def test_a_start_that_cannot_be_prepared_is_refused() -> None:
 
 def test_a_start_of_an_unknown_or_started_container_is_forwarded_unchanged() -> None:
     play = scenario(OWNED)
-    assert play >> StartRequested("unknown") << PrepareStart("unknown")
+    assert play >> StartRequested("unknown") << PrepareStart()
     assert play >> StartRequested("unknown", is_prepared=True) << UNCHANGED
     assert play >> StartRequested("ls", is_prepared=True) << UNCHANGED
 
@@ -214,7 +214,7 @@ def test_a_start_in_a_pod_of_an_earlier_run_is_prepared_since_its_group_may_be_n
     created = changed_copy(SHARER, pod=again, phase=Phase.CREATED)
     planned = state.desired_cpus(created)
     state, _ = handle(state.changed([created], []), SavedCpusLearned("ls", planned))
-    answer = ForwardStart(planned) if is_new else PrepareStart("ls")
+    answer = ForwardStart(planned) if is_new else PrepareStart()
     assert scenario(state) >> StartRequested("ls") << answer
 
 

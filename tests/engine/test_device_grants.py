@@ -122,7 +122,7 @@ def test_a_create_reserves_devices_and_is_forwarded_with_the_allocate_responses(
     pod = scenario.pod("a", resources(2))
     effects = scenario.play(CreateRequested(pod, "c", 0, Request(), "a/c"))
     container = scenario.state.containers["a/c"]
-    assert effects[-1].answer == AllocateFirst(container)  # type: ignore[union-attr]
+    assert effects[-1].answer == AllocateFirst()  # type: ignore[union-attr]
     assert container.placement.devices == ((NIC, ("nic0", "nic1")),)
     assert container.placement.pool is Pool.SHARED, "it owns no CPUs"
     assert records(effects) == {"d/a": {"c": {NIC: {"ids": ("nic0", "nic1"), "answer": None}}}}
