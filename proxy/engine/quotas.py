@@ -337,10 +337,8 @@ def pool_forbids_quota(state: NodeState, pod: Pod, name: str, pool: Pool) -> boo
     """Return whether a container's CFS quota has to be off."""
     if pool is not Pool.OWN:
         return False
-    keep = state.node.keep_quota
-    return (
-        quota_of_owner(owns=True, containers=concurrent_containers(state, pod, name), keep=keep) is not None
-    )
+    containers = concurrent_containers(state, pod, name)
+    return quota_of_owner(containers=containers, keep=state.node.keep_quota) is not None
 
 
 def writes_quotas(state: NodeState) -> bool:

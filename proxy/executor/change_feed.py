@@ -16,7 +16,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -63,19 +63,15 @@ class FeedNotice(Struct, frozen=True):
 class ChangeFeed(Observer):
     """Counts changes, and wakes the followers that wait for the next one. For the event loop."""
 
-    def __init__(
-        self, store: NodeStore, telemetry: Telemetry, wall_clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, store: NodeStore, telemetry: Telemetry) -> None:
         """Prepare a feed; nothing is counted before the first follower.
 
         Args:
             store: The node.
             telemetry: Where notices come from.
-            wall_clock: Seconds since the epoch.
         """
         self._store = store
         self._telemetry = telemetry
-        self._wall_clock = wall_clock
         self._run = secrets.token_hex(4)
         self._number = 0
         self._notices: deque[FeedNotice] = deque(maxlen=KEPT)
@@ -148,7 +144,7 @@ class ChangeFeed(Observer):
 
     def _note(self, message: str, keys: dict[str, str]) -> None:
         self._count()
-        self._notices.append(FeedNotice(self._number, self._wall_clock(), message, keys))
+        self._notices.append(FeedNotice(self._number, time.time(), message, keys))
 
     def _count(self) -> None:
         self._number += 1

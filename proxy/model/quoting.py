@@ -66,18 +66,18 @@ def shown(value: object, limit: int = QUOTED) -> str:
     return "an object" if isinstance(value, dict) else printable(repr(value), limit)
 
 
-def storable_name(text: str, limit: int = NAME) -> str:
+def storable_name(text: str) -> str:
     """Return a name that can be stored: encodable, and cut with a hash at the end if it is too long.
 
     A name that Kubernetes allows is returned unchanged.
     """
-    if len(text) <= limit and text.isascii():
+    if len(text) <= NAME and text.isascii():
         return text
     data = text.encode(errors="backslashreplace")
     text = data.decode()
-    if len(text) <= limit:
+    if len(text) <= NAME:
         return text
-    return f"{text[: limit - _HASHED - 1]}~{hashlib.sha256(data).hexdigest()[:_HASHED]}"
+    return f"{text[: NAME - _HASHED - 1]}~{hashlib.sha256(data).hexdigest()[:_HASHED]}"
 
 
 def message(text: str) -> str:

@@ -267,11 +267,10 @@ def _class(pod: Pod) -> str:
 UNLIMITED = -1
 
 
-def quota_of_owner(*, owns: bool, containers: int, keep: KeepQuota) -> int | None:
-    """Decide whether the CFS quota of a pod, or of a container of it, is switched off.
+def quota_of_owner(*, containers: int, keep: KeepQuota) -> int | None:
+    """Decide whether the CFS quota of a pod that owns CPUs, or of a container of it, is switched off.
 
     Args:
-        owns: Whether the pod owns CPUs (row 1 of the decision table, whatever its class).
         containers: How many containers of the pod run at the same time.
         keep: The setting.
 
@@ -279,7 +278,7 @@ def quota_of_owner(*, owns: bool, containers: int, keep: KeepQuota) -> int | Non
         -1 to switch it off, None to leave it.
     """
     several = containers > 1 and keep is KeepQuota.SEVERAL_CONTAINERS
-    return None if not owns or several or keep is KeepQuota.ALWAYS else UNLIMITED
+    return None if several or keep is KeepQuota.ALWAYS else UNLIMITED
 
 
 def ownership_problem(qos: QosClass, requests: PodRequests) -> str:

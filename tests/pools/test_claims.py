@@ -259,21 +259,17 @@ def test_which_pods_may_own_cpus_without_an_annotation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owns", "containers", "keep", "quota"),
+    ("containers", "keep", "quota"),
     [
-        (True, 1, KeepQuota.NEVER, -1),
-        (True, 3, KeepQuota.NEVER, -1),
-        (True, 1, KeepQuota.SEVERAL_CONTAINERS, -1),
-        (True, 2, KeepQuota.SEVERAL_CONTAINERS, None),
-        (True, 1, KeepQuota.ALWAYS, None),
-        (False, 1, KeepQuota.NEVER, None),
-        (False, 2, KeepQuota.SEVERAL_CONTAINERS, None),
+        (1, KeepQuota.NEVER, -1),
+        (3, KeepQuota.NEVER, -1),
+        (1, KeepQuota.SEVERAL_CONTAINERS, -1),
+        (2, KeepQuota.SEVERAL_CONTAINERS, None),
+        (1, KeepQuota.ALWAYS, None),
     ],
 )
-def test_pods_whose_quota_is_switched_off(
-    owns: bool, containers: int, keep: KeepQuota, quota: int | None
-) -> None:
-    assert quota_of_owner(owns=owns, containers=containers, keep=keep) == quota
+def test_owners_whose_quota_is_switched_off(containers: int, keep: KeepQuota, quota: int | None) -> None:
+    assert quota_of_owner(containers=containers, keep=keep) == quota
 
 
 def resources(

@@ -39,16 +39,13 @@ class InsufficientError(ValueError):
         super().__init__("; ".join(self.reasons))
 
 
-def cpu_unit(threads: int, *, bound: bool, required_full: bool) -> int:
-    """Return the unit in which CPUs are divided, in thousandths.
+def cpu_unit(threads: int, *, required_full: bool) -> int:
+    """Return the unit in which the CPUs of a pod that owns CPUs are divided, in thousandths.
 
     Args:
         threads: CPUs of a core.
-        bound: The pod owns exclusive CPUs.
-        required_full: It must have whole cores.
+        required_full: The pod must have whole cores.
     """
-    if not bound:
-        return 1
     return 1000 * max(threads, 1) if required_full else 1000
 
 

@@ -149,7 +149,7 @@ def _evenly(
         node: {CPU: MILLI * (topology.nodes.get(node, 0) & candidates.bits).bit_count()} for node in nodes
     }
     whole = request.required and request.policy is BindPolicy.FULL_PCPUS
-    unit = cpu_unit(topology.cpus_per_core, bound=True, required_full=whole)
+    unit = cpu_unit(topology.cpus_per_core, required_full=whole)
     try:
         shares = whole_cpus(divide({CPU: MILLI * count}, available, nodes, unit))
     except InsufficientError as error:

@@ -119,20 +119,16 @@ class Server:
         socket: Opens and closes it.
     """
 
-    def __init__(
-        self, path: Path, executor: NodeContext, servicer: Servicer, limit: float = LONGEST_S
-    ) -> None:
+    def __init__(self, path: Path, executor: NodeContext, servicer: Servicer) -> None:
         """Prepare; nothing is opened before ``socket.open``.
 
         Args:
             path: Where to listen.
             executor: Takes faults.
             servicer: Answers the requests.
-            limit: Seconds that one answer may take.
         """
         self._executor = executor
         self._servicer = servicer
-        self._limit = limit
         self._loop = asyncio.get_running_loop()
         self.socket = GrpcSocket(
             path,
@@ -170,7 +166,7 @@ class Server:
             except DecodeError as error:
                 self._undecodable(name, error)
                 refuse_call(context, GrpcStatus.INVALID_ARGUMENT, UNDECODABLE)
-            limit = min(context.time_remaining() or self._limit, self._limit)
+            limit = min(context.time_remaining() or LONGEST_S, LONGEST_S)
             try:
                 job = asyncio.run_coroutine_threadsafe(
                     self._answered(name, answer, request, limit), self._loop

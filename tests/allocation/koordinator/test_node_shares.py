@@ -57,9 +57,8 @@ def test_missing_resources_are_named() -> None:
 
 
 def test_units() -> None:
-    assert cpu_unit(2, bound=False, required_full=True) == 1
-    assert cpu_unit(2, bound=True, required_full=False) == 1000
-    assert cpu_unit(2, bound=True, required_full=True) == 2000
+    assert cpu_unit(2, required_full=False) == 1000
+    assert cpu_unit(2, required_full=True) == 2000
     assert whole_cpus({0: {"cpu": 2999}, 1: {"memory": 1}, 2: {"cpu": 999}, 3: {"cpu": 1000}}) == {0: 2, 3: 1}
 
 

@@ -34,7 +34,7 @@ def _cpuset(case: Case, request: Request) -> tuple[bool, object]:
 def _quota(case: Case, request: Request) -> tuple[bool, object]:
     asker = noderules.asker(request)
     keep = KeepQuota.ALWAYS if case.optional("disable_unset_cpu_quota", bool) else KeepQuota.NEVER
-    return bool(asker.problem), quota_of_owner(owns=bool(asker.status.cpus), containers=1, keep=keep)
+    return bool(asker.problem), quota_of_owner(containers=1, keep=keep) if asker.status.cpus else None
 
 
 def _host_app(case: Case, request: Request) -> tuple[bool, object]:
