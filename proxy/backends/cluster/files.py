@@ -21,11 +21,11 @@ class AgentFiles:
         pods: This node's pods.
     """
 
-    def __init__(self, directory: Path, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path) -> None:
         """Set the directory; a file is read when it is requested."""
-        self.node = ClusterNode(directory, wall_clock)
-        self.namespaces = ClusterNamespaces(directory, wall_clock)
-        self.pods = ClusterPods(directory, wall_clock)
+        self.node = ClusterNode(directory)
+        self.namespaces = ClusterNamespaces(directory)
+        self.pods = ClusterPods(directory)
 
     def read(self) -> None:
         """Read the files that have changed."""

@@ -47,12 +47,11 @@ PodIndex = dict[tuple[str, ...], Item]
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-def read_items(content: bytes, kind: str) -> Iterator[object]:
-    """Return the items of a list as Kubernetes writes it, ``{"kind": KIND, "items": [...]}``.
+def read_items(content: bytes) -> Iterator[object]:
+    """Return the items of a PodList as Kubernetes writes it; the content may leave out its kind.
 
     Args:
         content: JSON in UTF-8.
-        kind: The kind of the list; the content may leave it out.
 
     Raises:
         ValueError: It is not JSON, or no such list; items before the fault were given.
@@ -64,8 +63,8 @@ def read_items(content: bytes, kind: str) -> Iterator[object]:
             yield from text.rest_of_list()
             continue
         value = text.value()
-        if (key == "kind" and value != kind) or (key == "items" and value is not None):
-            raise ValueError(f"it is not a {kind}")
+        if (key == "kind" and value != "PodList") or (key == "items" and value is not None):
+            raise ValueError("it is not a PodList")
     if text.next():
         raise ValueError(f"there is more text after its end, at character {text.at}")
 
@@ -191,7 +190,7 @@ class PodList:
 def _read_index(content: bytes) -> PodIndex:
     """Read a list of pods."""
     try:
-        return index_pods(read_items(content, "PodList"))
+        return index_pods(read_items(content))
     except (ValueError, RecursionError) as error:
         raise KubeletError(f"cannot read kubelet's list of pods: {error}") from None
 

@@ -316,12 +316,12 @@ def test_items_of_any_list(items: list[Any], others: dict[str, Any], first: bool
     listed = {"kind": "PodList", "items": items}
     whole = {**listed, **others} if first else {**others, **listed}
     text = f"\n {json.dumps(whole, indent=indent, ensure_ascii=first)} \r\n"
-    assert list(read_items(text.encode(), "PodList")) == items
+    assert list(read_items(text.encode())) == items
 
 
 @pytest.mark.parametrize("text", ["{}", '{"items": null}', '{"items":[]}', ' { "kind" : "PodList" } '])
 def test_no_items(text: str) -> None:
-    assert list(read_items(text.encode(), "PodList")) == []
+    assert list(read_items(text.encode())) == []
 
 
 LIST = b'{"kind": "PodList", "items": [{"a": [1, "x"]}, 2], "end": {}}'
@@ -330,7 +330,7 @@ LIST = b'{"kind": "PodList", "items": [{"a": [1, "x"]}, 2], "end": {}}'
 @pytest.mark.parametrize("end", range(len(LIST)))
 def test_a_list_that_ends_early_is_refused(end: int) -> None:
     with pytest.raises(ValueError):
-        list(read_items(LIST[:end], "PodList"))
+        list(read_items(LIST[:end]))
 
 
 @pytest.mark.parametrize(
@@ -349,5 +349,5 @@ def test_a_list_that_ends_early_is_refused(end: int) -> None:
 )
 def test_invalid_lists(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        list(read_items(text.encode(), "PodList"))
+        list(read_items(text.encode()))
     assert message in str(caught.value)
