@@ -1,4 +1,4 @@
-"""How calls are decided: undecided calls in, decisions out, answers noted. Front ends translate to this.
+"""Decides the calls of all front ends: undecided calls in, decisions out, answers recorded.
 
 Calls that need no waiting are decided and sent on before the loop turns: a container that goes to a pool
 costs a decode, a lookup and an append. The others become tasks, and their streams are held meanwhile.
@@ -34,7 +34,7 @@ class CallFlow:
     """Decides calls.
 
     Attributes:
-        replaced: Another process decides: nothing is decided or noted here any more.
+        replaced: Another process decides: nothing is decided or recorded here any more.
         awaited: What calls wait for at a start, after the first comparison; None for nothing.
     """
 
@@ -156,12 +156,12 @@ class CallFlow:
             self._missed(error)
 
     def _missed(self, error: Exception) -> None:
-        """An answer could not be taken note of: compare the node with the runtime soon."""
+        """An answer could not be recorded: compare the node with the runtime soon."""
         self.executor.reconcile_requested.set()
         self.executor.report_internal_error(error)
 
     def spawn(self, call: UndecidedCall, work: Coroutine[object, object, None]) -> None:
-        """Run a coroutine that decides a call, which waits for it; a fault in it is handled as any."""
+        """Run a coroutine that decides a call, which waits; an exception in it is handled by ``_fault``."""
 
         async def guarded() -> None:
             try:
@@ -195,7 +195,7 @@ class CallFlow:
         call.release()
 
     def _undecodable(self, call: UndecidedCall, error: Exception) -> None:
-        """Do with a request what can be done without knowing its content.
+        """Forward or refuse a request that cannot be decoded.
 
         A runtime may read more than we do, so what it makes of the request is compared at once. Where the pod
         may be one that must not run unplaced, the runtime does not get the request.

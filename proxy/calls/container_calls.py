@@ -1,4 +1,4 @@
-"""What calls about a container that exists mean: start, update, stop, remove."""
+"""Handles calls about existing containers: start, update, stop, remove."""
 
 from __future__ import annotations
 

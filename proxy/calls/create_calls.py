@@ -1,4 +1,4 @@
-"""CreateContainer: the call that everything here is about."""
+"""Decides CreateContainer calls, and follows each until its answer."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class CreateCalls:
         )
 
     def _described(self, pod: Pod, known: Pod | None) -> Pod:
-        """Return the pod as the request describes it; it was not known, or not known well."""
+        """Return the pod as the request describes it; the state lacked it, or had only part of it."""
         if known is not None:
             pod = structs.replace(
                 with_earlier_decision(pod, known), requests=known.requests, source=known.source

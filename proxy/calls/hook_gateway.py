@@ -73,7 +73,7 @@ class HookGateway(Protocol):
 
 
 class _NoHooks:
-    """No hooks: nothing else of it is ever called."""
+    """Stands in where there are no hooks; no other member is ever called."""
 
     points: frozenset[str] = frozenset()
     active = False

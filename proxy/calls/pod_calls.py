@@ -1,4 +1,4 @@
-"""What calls about pod sandboxes mean.
+"""Handles calls about pod sandboxes.
 
 They pass as they came, but for what hooks change. With scope ``pod``, RunPodSandbox may be refused. It waits
 for hooks and for the facts that its decision needs; the other calls wait for hooks only.

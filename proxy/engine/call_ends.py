@@ -68,7 +68,7 @@ def call_completed(state: NodeState, event: CallCompleted) -> Handled:
 
 
 def call_orphaned(state: NodeState, event: CallOrphaned) -> Handled:
-    """Note that the answer to a call is not waited for any more; the runtime may still execute it."""
+    """Record that the answer to a call is not waited for any more; the runtime may still execute it."""
     call = state.inflight.current(event.call)
     if call is None:
         return state, ()

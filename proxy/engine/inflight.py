@@ -41,7 +41,7 @@ class InflightCall(Struct, frozen=True, eq=False):
         answered_at: When the runtime first answered a call that was made after that.
         refused: It is a start that the runtime has answered with an error: its next list is right about it.
         resend: When it is over, the runtime is sent the CPUs that are right then.
-        suspected: It is not known to exist: an earlier run of the daemon may have let it go.
+        suspected: It is not known to exist: an earlier run of the daemon may have sent it.
         confined: The container is kept within its current cpuset while the call is in flight.
         relayed: It was sent on while the node was released: a release does not wait for it.
     """

@@ -70,7 +70,7 @@ class Change(Struct, frozen=True):
 
     @property
     def moved(self) -> list[str]:
-        """Return the ids of containers whose CPUs change, those that lose some first."""
+        """The ids of containers whose CPUs change, those that lose some first."""
         return [*self.shrink, *self.grow]
 
 

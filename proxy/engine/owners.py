@@ -7,8 +7,8 @@ with these CPUs in its request, or come back after a crash.
 
 LSE and LSR pods for which no scheduler chose CPUs own some as a whole. Koordinator assigns CPUs to pods, not
 to containers; LSE and LSR pods request whole CPUs, and exactly as many as their limits allow (koordinator
-a7a1b76, apis/extension/qos.go). A pod that requests otherwise is refused, because it would rather not run
-than share. What runs together is counted: app containers and sidecars; init containers run before them. A
+a7a1b76, apis/extension/qos.go). A pod that requests otherwise is rejected, because it must not run on shared
+CPUs. What runs together is counted: app containers and sidecars; init containers run before them. A
 request of the pod itself (``spec.resources``) counts in place of theirs. The node decides only where its CPU
 manager policy is ``static``; else such pods share CPUs.
 

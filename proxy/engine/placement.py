@@ -92,7 +92,7 @@ def _limit(pod: Pod, request: Request) -> int | None:
     """Return the CPU limit of the pod or container in thousandths; None where there is none.
 
     That of a pod is what its containers may use at the same time: init containers end before the others
-    start. One that has no limit does not free the others of theirs.
+    start. An init container without a limit does not remove the limit of the pod.
     """
     if pod.requests is None:
         return request.limit_milli if request.cpu_quota > 0 else None

@@ -1,7 +1,7 @@
 """A feed of changes for a follower of the node, such as the cluster agent: "has anything changed since N?".
 
-Theory of operation. Each change of the node that a follower may care about counts up a number; a follower
-waits until the number is another one than it knows, and then reads the page that it needs. So a burst of
+Theory of operation. Each change of the node that a follower may need increments a number; a follower waits
+until the number differs from the one that it knows, and then reads the page that it needs. So a burst of
 changes costs one wake-up, a follower that is slow misses no state, and one that is idle costs nothing. What a
 state does not show, because it is over when it is read (a repaired cpuset, a failed hook), is kept as notices
 with numbers, the oldest forgotten first.

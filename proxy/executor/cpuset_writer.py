@@ -98,7 +98,7 @@ class CpusetWriter:
     def end(self) -> None:
         """Write nothing from now on. A job that is under way leaves what it has not written.
 
-        It may have waited for the kernel until another process controls the node, with a plan of its own.
+        That job may have waited for the kernel until another process controls the node, with its own plan.
         """
         self._ended = True
 

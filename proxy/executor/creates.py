@@ -1,4 +1,4 @@
-"""Decides sandboxes and creates, takes the CPUs, and notes what becomes of sandboxes and containers.
+"""Decides sandboxes and creates, takes the CPUs, and records what happens to sandboxes and containers.
 
 The order of a create that gives CPUs to an owner:
 
@@ -207,7 +207,7 @@ class Lifecycle:
         self._store = context.store
 
     def created(self, token: str, container_id: str, sent: CpuSet | None = None) -> None:
-        """Note that the runtime has created the container and given it an id.
+        """Record that the runtime has created the container and given it an id.
 
         Args:
             token: The id that the container had until now.
@@ -218,26 +218,26 @@ class Lifecycle:
         self._store.handle(ContainerCreated(token, container_id, sent))
 
     def failed(self, token: str) -> None:
-        """Note that the create failed at the runtime: the containers that moved for it go back."""
+        """Record that the create failed at the runtime: the containers that moved for it go back."""
         if token in self._context.state.containers:
             self._context.telemetry.count(metrics.CREATES_FAILED)
         self.withdrawn(token)
 
     def withdrawn(self, token: str) -> None:
-        """Note that a create that was placed is not sent to the runtime: containers that moved go back."""
+        """Record that a create that was placed is not sent to the runtime: containers that moved go back."""
         self._context.history.removed(token)
         self._store.handle(CreateFailed(token))
 
     def uncertain(self, token: str) -> None:
-        """Note that a create was cancelled under way: whether the container exists is to be read soon."""
+        """Record that a create was cancelled under way: whether the container exists is to be read soon."""
         self._store.handle(CreateLost(token, self._context.clock()))
 
     def phase(self, container_id: str, phase: Phase) -> None:
-        """Note that a container has entered a phase; one that has exited releases its CPUs."""
+        """Record that a container has entered a phase; one that has exited releases its CPUs."""
         self._store.handle(PhaseChanged(container_id, phase))
 
     def removed(self, ids: Iterable[str]) -> None:
-        """Note that containers are gone."""
+        """Record that containers are gone."""
         ids = tuple(ids)
         self._store.handle(ContainersRemoved(ids))
         for container_id in ids:
@@ -265,7 +265,7 @@ class Sandboxes:
     def admit_or_query(
         self, pod: Pod, total: Request, preferred: Preferences
     ) -> PodDecided | QueryPreference:
-        """Decide as ``admit`` does, or give the question that a device plug-in has to answer first."""
+        """Decide as ``admit`` does, or return the query that a device plug-in has to answer first."""
         context = self._context
         token = context.token("pod")
         context.bad_input.report_defects(pod)
@@ -315,13 +315,13 @@ class Sandboxes:
         return pod
 
     def failed(self, token: str) -> None:
-        """Note that creating a sandbox failed, or may have: what was reserved for it is free again."""
+        """Record that creating a sandbox failed, or may have: what was reserved for it is free again."""
         context = self._context
         context.history.removed(token)
         context.store.handle(SandboxFailed(token))
 
     def running(self, pod: Pod, token: str = "", *, is_found: bool = False) -> None:
-        """Note that a sandbox was created; what an earlier sandbox of the same pod still holds is released.
+        """Record that a sandbox was created; what an earlier sandbox of the same pod still holds is released.
 
         Args:
             pod: The pod with the sandbox's id.
@@ -337,7 +337,7 @@ class Sandboxes:
             context.spawn(self._writes.clear_sandboxes())
 
     def end_earlier_inits(self, pod: Pod, name: str) -> None:
-        """Note that a container is requested: the init containers before it have exited, reported or not."""
+        """Record that a container is requested: init containers before it have exited, reported or not."""
         if pod.requests is None:
             return
         ended = inits_before(pod.requests, name)
@@ -346,12 +346,12 @@ class Sandboxes:
                 self._lifecycle.phase(container.id, Phase.EXITED)
 
     def stopped(self, sandbox_id: str) -> None:
-        """Note that a sandbox was stopped: nothing in it runs any more."""
+        """Record that a sandbox was stopped: nothing in it runs any more."""
         self._context.history.removed(sandbox_id)
         self._context.store.handle(SandboxStopped(sandbox_id))
 
     def removed(self, sandbox_id: str) -> None:
-        """Note that a sandbox is gone, and its containers with it."""
+        """Record that a sandbox is gone, and its containers with it."""
         context = self._context
         for container in context.state.in_sandbox(sandbox_id):
             if container.phase is not Phase.CREATING:

@@ -83,7 +83,7 @@ class DecisionHistory:
         """The number of records."""
         return len(self._removed) + sum(map(len, self._living.values()))
 
-    # -- taking note --------------------------------------------------------------------------------------
+    # -- recording ----------------------------------------------------------------------------------------
 
     def note(self, when: float, explanation: Explanation, container_id: str = "") -> None:
         """Record a decision.
@@ -138,7 +138,7 @@ class DecisionHistory:
         records[-1] = _changed(records[-1], structs.replace(explanation, reasons=reasons))
 
     def mark_applied(self, container_id: str, text: str = "", *, applied: bool) -> None:
-        """Note that the plan is applied to a living container from now on, or is not any more.
+        """Record that the plan is applied to a living container from now on, or is not any more.
 
         Where it is applied after the container was created, the record keeps neither the containers that
         would have had to move then, nor the memory nodes: steps move containers, and memory stays.
@@ -161,7 +161,7 @@ class DecisionHistory:
         records[-1] = _changed(records[-1], structs.replace(explanation, applied=applied))
 
     def refused(self, token: str, verdict: Verdict) -> None:
-        """Note that a container was refused elsewhere after it was placed here: the placement is void.
+        """Record that a container was refused elsewhere after it was placed here: the placement is void.
 
         Args:
             token: The token of the call. Its placement may have been withdrawn already.
@@ -211,7 +211,7 @@ class DecisionHistory:
         return list(newest.values())
 
     def removed(self, container_id: str) -> None:
-        """Note that a container (or a sandbox) was removed, or was never created."""
+        """Record that a container (or a sandbox) was removed, or was never created."""
         for record in self._living.pop(container_id, ()):
             self._mark_removed(container_id, record)
 
@@ -234,7 +234,7 @@ class DecisionHistory:
         if not self._named[name]:
             del self._named[name]
 
-    # -- asking -------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------
 
     def find(self, query: str) -> list[RememberedDecision]:
         """Return the records that match a query, oldest first.

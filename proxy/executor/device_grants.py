@@ -35,7 +35,7 @@ from proxy.model.workload import Container, Pod, Request
 
 Answers = Mapping[str, AllocateAnswer]
 Wanted = tuple[tuple[str, tuple[str, ...]], ...]
-"""Devices to ask plug-ins for, by resource."""
+"""Devices to request from plug-ins, by resource."""
 Preferred = dict[tuple[str, str], tuple[str, ...] | None]
 
 
@@ -109,13 +109,13 @@ class DeviceGrants:
             await self._query(decided, preferred)
 
     async def prepare(self, container: Container) -> Answers:
-        """Ask plug-ins what a container needs to use the devices that are reserved for it.
+        """Query plug-ins for what a container needs to use the devices that are reserved for it.
 
         Returns:
             The answers, by resource.
 
         Raises:
-            DevicePluginError: A plug-in has not, or the ledger cannot be written.
+            DevicePluginError: A plug-in has not answered, or the ledger cannot be written.
         """
         key, name = container.pod.key, container.name
         wanted = tuple(self._context.state.devices.unanswered(key, name).items())
@@ -136,7 +136,7 @@ class DeviceGrants:
         return answers
 
     def close(self) -> None:
-        """Wait for no plug-in any more."""
+        """Stop waiting for plug-ins."""
         for task in self._allocating.values():
             task.cancel()
 

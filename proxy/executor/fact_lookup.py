@@ -154,7 +154,7 @@ class FactLookup:
     async def _in_time(
         self, pod: Pod, otherwise: T, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Query in a worker. Without an answer in time, for example of a name server, do without."""
+        """Query in a worker. If no answer comes in time, return the default."""
         context = self._context
         try:
             async with asyncio.timeout(context.options.call_timeout):
@@ -357,7 +357,7 @@ def holders(state: NodeState, pod: Pod) -> list[str]:
     """Return the pod's containers that run, as far as is known, and own CPUs or are promised memory.
 
     Only in Guaranteed pods can another container reuse what such a container holds. Where kubelet has
-    reported the pod's containers, it is known without asking which of them have exited
+    reported the pod's containers, it is known without a query which of them have exited
     (``Sandboxes.end_earlier_inits``).
     """
     if pod.requests is not None or pod.kube_qos is not KubeQos.GUARANTEED:

@@ -127,7 +127,7 @@ class FormerCalls:
         return max(since, self._created.get(token, since))
 
     def over(self, name: str) -> None:
-        """Note that a call is no longer relayed: it was answered, or its connection has ended."""
+        """Record that a call is no longer relayed: it was answered, or its connection has ended."""
         call = self._relayed.pop(name, None)
         if call is None:
             return
@@ -145,7 +145,7 @@ class FormerCalls:
             self._ended.set()
 
     def all_over(self) -> None:
-        """Note that the process that relays has ended."""
+        """Record that the process that relays has ended."""
         for name in list(self._relayed):
             self.over(name)
 

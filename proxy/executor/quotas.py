@@ -228,7 +228,7 @@ class OwnerQuotas(Observer):
             self._context.store.handle(engine.QuotaRefused(update.container_id, update.quota, update.former))
 
     def saved(self, container_id: str, quota: int) -> None:
-        """Note that the runtime has saved a quota (0: the call carried none)."""
+        """Record that the runtime has saved a quota (0: the call carried none)."""
         self._context.store.handle(engine.QuotaSaved(container_id, quota))
 
     def send(self, ids: Iterable[str]) -> None:
@@ -238,7 +238,7 @@ class OwnerQuotas(Observer):
             self._context.sync_later(*chosen)
 
     def refused(self, container_id: str) -> None:
-        """Note that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""
+        """Record that the runtime refused a quota: the one in the kernel is in effect; resending can wait."""
         self._restoring.failed(CONTAINER_QUOTA + container_id)
 
     def restore_soon(self) -> None:

@@ -73,7 +73,7 @@ class Rejections(Observer):
         self._open: OrderedDict[tuple[str, str], _Rejected] = OrderedDict()
 
     def rejected(self, pod: Pod, name: str, verdict: Verdict, *, applied: bool = True) -> None:
-        """Note that a container or a pod is rejected, or would be.
+        """Record that a container or a pod is rejected, or would be.
 
         Args:
             pod: The pod.
@@ -127,7 +127,7 @@ class Rejections(Observer):
         ]
 
     def sandbox_runs(self, pod: Pod, *, applied: bool) -> None:
-        """Note that a sandbox was created: the pod is not rejected, or continues although it would be.
+        """Record that a sandbox was created: the pod is not rejected, or continues although it would be.
 
         Args:
             pod: The pod with the sandbox's id.

@@ -182,7 +182,7 @@ class DeviceList:
         return entry
 
     def _add_claim(self, claim: Mapping[str, object]) -> None:
-        """Note that a container has the device of a claim, which a DRA driver prepared."""
+        """Record that a container has the device of a claim, which a DRA driver prepared."""
         identity = {key: str(claim.get(key) or "") for key in ("claim", "driver", "pool", "device")}
         names = [str(name) for name in as_list(claim.get("cdi"))]
         whole = "/".join(identity[key] for key in ("driver", "pool", "device") if identity[key])

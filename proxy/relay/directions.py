@@ -406,7 +406,7 @@ class Responses(Direction):
         return PASS
 
     def on_headers(self, flags: int, stream: int) -> int:
-        """Note that the answer began: from now on a refusal has no opening of its own."""
+        """Record that the answer began: from now on a refusal has no opening of its own."""
         tracked = self.streams.tracked.get(stream)
         if tracked is not None:
             tracked.answered = True

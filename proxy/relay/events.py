@@ -1,4 +1,4 @@
-"""The notifications of a session to its owner, and the one error that it raises."""
+"""The notifications of a session to its handler, and the one error that it raises."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ follows the header tables, ``streams`` keeps the intercepted streams and ``flow`
 direction.
 
 For an intercepted method HEADERS continue at once (the deadline begins to run, the order of header blocks is
-kept) and the body is held until it is complete. The owner is called (``Handler.request``) and lets it go,
-rewritten or not, or refuses it, then or later. Answers are read in passing, never held.
+kept) and the body is held until it is complete. The handler is called (``Handler.request``) and releases the
+request, rewritten or not, or refuses it, at once or later. Answers are read in passing, never held.
 
 A session has no clock and no socket: what must leave is fetched with ``to_client`` and ``to_server`` after
 every call. After RelayError only ``lost`` may be called.

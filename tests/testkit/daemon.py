@@ -38,7 +38,6 @@ from tests.testkit.waiting import LIMIT_S, wait_until
 
 MACHINE = regular_machine(2, 1, 4, 2)
 """Two sockets with one NUMA node each, 4 cores of 2 threads: 16 CPUs."""
-"""How long a test waits for something that takes milliseconds on an idle machine."""
 
 
 class DaemonNode:

@@ -66,9 +66,9 @@ class Drift:
 
         Args:
             context: Has the containers.
-            writes: Makes the kernel follow the state; from now on it writes with ``enforce``.
+            writes: Makes the kernel follow the state; from now on it writes with ``write``.
             kubelet_cpus: Knows which sets kubelet's CPU manager would write.
-            reports: Reports writes of the kernel; None where nothing does.
+            reports: The kernel's reports of cpuset writes; None where there are none.
         """
         self._context = context
         self._writes = writes
@@ -111,9 +111,9 @@ class Drift:
             self._context.spawn(self._follow_suspected())
 
     def hint(self, writer: str, ids: Iterable[str]) -> None:
-        """Note a program that may write the cpusets of some containers now.
+        """Record a program that may write the cpusets of some containers now.
 
-        Of all containers: ``likely_writer.ANY_CONTAINER``.
+        For all containers, pass ``likely_writer.ANY_CONTAINER``.
         """
         if writer != UNKNOWN:
             hint = WriterHint(WriterKind(writer), self._context.clock())

@@ -255,7 +255,7 @@ class Hotplug:
             )
 
     def _notify_assigned(self, ids: list[str]) -> None:
-        """Note that other CPUs than before are in effect for owners."""
+        """Record that other CPUs than before are in effect for owners."""
         living = tuple(container.id for container in self._living(ids))
         self._context.store.handle(CpusAssigned(living))
 

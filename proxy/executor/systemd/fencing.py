@@ -58,10 +58,10 @@ class UnitRepairs(Protocol):
         """Return whether a cpuset that the runtime sends to systemd is known to arrive unchanged."""
 
     def sent(self, container_id: str, carried: CpuSet, *, alone: bool) -> None:
-        """Note that the runtime has sent a cpuset to systemd, outside of a fence."""
+        """Record that the runtime has sent a cpuset to systemd, outside of a fence."""
 
     def completed(self, container_id: str) -> None:
-        """Note that a call for a container has completed, with or without success."""
+        """Record that a call for a container has completed, with or without success."""
 
     def changed(self, ids: Iterable[str]) -> None:
         """Request a comparison of the units of some containers soon."""
@@ -80,7 +80,7 @@ class UnitRepairs(Protocol):
 
 
 class Fencing:
-    """Puts up fences and takes them away."""
+    """Sets up fences and removes them."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class Fencing:
         return self.fences is not None and has_group(container.pod)
 
     async def confine(self, call: InflightCall, container: Container, owned: CpuSet) -> bool:
-        """Put a fence around the pod of a container while a call for the container is in flight.
+        """Set up a fence around the pod of a container while a call for the container is in flight.
 
-        An existing fence of the call is replaced. The fence is taken away when the call has completed.
+        An existing fence of the call is replaced. The fence is removed when the call has completed.
 
         Args:
             call: The call.
@@ -224,7 +224,7 @@ class Fencing:
 
         Args:
             container_id: The container that the call is for.
-            fence: The fence put up for the call before; it is taken away if it no longer fits.
+            fence: The fence set up for the call before; it is removed if it no longer fits.
         """
         container = self._context.state.containers.get(container_id)
         if fence is not None and container is not None and self.fits(container, fence):
@@ -234,7 +234,7 @@ class Fencing:
         return new
 
     async def fitting(self, container_id: str) -> Fence | None:
-        """Put up a fence that fits when this returns, where a call for a container needs one."""
+        """Set up a fence that fits when this returns, where a call for a container needs one."""
         fence = None
         for _ in range(ROUNDS):
             fence = await self.guard(container_id, fence)
@@ -244,20 +244,20 @@ class Fencing:
         return fence
 
     def fits(self, container: Container, fence: Fence | None) -> bool:
-        """Return whether a call for a container may be sent with the fence put up for it, or without one."""
+        """Return whether a call for a container may be sent with the fence set up for it, or without one."""
         if fence is None:
             return not self.needs_fence(container)
         return fence.cpus == fence_cpus(self._context.state, container)
 
     def bind(self, call: InflightCall, fence: Fence | None) -> None:
-        """Note that a call is sent within a fence."""
+        """Record that a call is sent within a fence."""
         if fence is not None:
             self._fenced[call] = fence
 
     def completed(
         self, inflight_call: InflightCall, carried: CpuSet | None, then: Callable[[], object]
     ) -> None:
-        """Note that a call has been answered, or is lost.
+        """Record that a call has been answered, or is lost.
 
         Args:
             inflight_call: The call.
@@ -277,7 +277,7 @@ class Fencing:
     async def _correct(
         self, call: InflightCall, carried: CpuSet | None, fence: Fence, then: Callable[[], object]
     ) -> None:
-        """Correct a unit, then its cgroup file, then take the fence away."""
+        """Correct a unit, then its cgroup file, then remove the fence."""
         context, container_id, again = self._context, call.container_id, list[str]()
         try:
             container = context.state.containers.get(container_id)

@@ -148,7 +148,7 @@ class UnitProperties:
         return self.order is MaskOrder.RIGHT or self._as_sent(cpus) == cpus
 
     def sent(self, container_id: str, carried: CpuSet, *, alone: bool) -> None:
-        """Note that the runtime has sent a cpuset to systemd, outside of a fence.
+        """Record that the runtime has sent a cpuset to systemd, outside of a fence.
 
         Args:
             container_id: The container.
@@ -163,7 +163,7 @@ class UnitProperties:
             self.changed([container_id])
 
     def completed(self, container_id: str) -> None:
-        """Note that a call has completed, with any result: compare the units that waited for it."""
+        """Record that a call has completed, with any result: compare the units that waited for it."""
         if container_id in self._put_off:
             self._put_off.discard(container_id)
             self.changed([container_id])

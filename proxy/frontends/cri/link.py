@@ -305,7 +305,7 @@ class Link:
     # -- called by the session ----------------------------------------------------------------------------
 
     def request(self, stream: int, path: str, message: bytes) -> None:
-        """Query the interceptor."""
+        """Pass a request to the interceptor."""
         call = self._calls[stream] = InterceptedCall(self, stream, path, message)
         self._context.times.by_path[path] = time.monotonic()
         try:
@@ -315,7 +315,7 @@ class Link:
             call.release()
 
     def anomaly(self, path: str, kind: RequestAnomaly) -> tuple[int, str] | None:
-        """Query the interceptor."""
+        """Report an anomaly to the interceptor."""
         return self._interceptor.anomaly(path, kind)
 
     def refused_for_memory(self, path: str, message: str) -> None:
@@ -325,13 +325,13 @@ class Link:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def response(self, stream: int, message: bytes) -> None:
-        """Remember the answer."""
+        """Queue the answer for the interceptor."""
         self._pending_events.append((self._calls[stream], message))
         if not self._busy:
             self._pass_on()
 
     def finished(self, stream: int, status: int | None) -> None:
-        """Remember the end."""
+        """Queue the end for the interceptor."""
         call = self._calls.pop(stream)
         call.decided = call.done = True
         self._pending_events.append((call, status))
@@ -353,7 +353,7 @@ class Link:
                     else:
                         self._interceptor.finished(call, outcome)
                 except Exception as error:  # noqa: BLE001  the answer is the runtime's, it passes anyway
-                    self._fault(call, "note the answer", error)
+                    self._fault(call, "record the answer", error)
 
     def _fault(self, call: InterceptedCall, step: str, error: Exception) -> None:
         self._report_problem("cannot handle a call", step=step, method=call.path, err=error)

@@ -5,8 +5,8 @@ no container has moved yet. So a refusal costs the others nothing, and what a ho
 what was decided (``proxy.engine.hook_narrowing``). Hooks' fields are written first, then the engine's own:
 the engine decides last which CPUs and memory nodes a request names.
 
-While hooks are called anything may happen: the client may go, pools may change, the node may be released. So
-the state is read again when they have answered.
+While hooks are called the state may change: the client may disconnect, pools may change, the node may be
+released. So the state is read again when they have answered.
 
 Stops and removals cannot be refused, and continue even if hooks fail.
 """

@@ -102,7 +102,7 @@ class ForeignCall:
             self._end(0)
 
     def over(self, status: int) -> None:
-        """The runtime has done it (0), or not."""
+        """The call has ended with a gRPC status; 0 for success."""
         self._end(status)
 
     def lost(self) -> None:

@@ -59,7 +59,7 @@ class Calls(Generic[K]):
         return key in self._open
 
     def add(self, key: K, call: ForeignCall) -> None:
-        """A call is pending; an earlier one for the same target is given up."""
+        """Add a pending call; an earlier one for the same target counts as lost."""
         before = self._open.pop(key, None)
         if before is None and len(self._open) >= LIMIT:
             before = self._open.pop(next(iter(self._open)))

@@ -295,7 +295,7 @@ def test_an_error_of_the_interceptor_lets_the_call_pass(bed, call):
     assert bed.runtime.seen == [b"raise", b"as is: fault"]
     reported = [
         f'cannot handle a call step=decide method={CREATE} err="ValueError: a fault of ours"',
-        f'cannot handle a call step="note the answer" method={CREATE} err="ValueError: a fault in reading"',
+        f'cannot handle a call step="record the answer" method={CREATE} err="ValueError: a fault in reading"',
     ]
     wait_until(lambda: bed.lines == reported)
 

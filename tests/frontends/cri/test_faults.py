@@ -271,7 +271,7 @@ def test_an_error_at_the_end_of_a_call_does_not_keep_the_link():
             await asyncio.sleep(0.05)
             assert setup.link.closed
             assert setup.budget.total == 5005
-            assert [line for line in setup.lines if 'step="note the answer"' in line]
+            assert [line for line in setup.lines if 'step="record the answer"' in line]
         finally:
             setup.close()
             await asyncio.sleep(0)
