@@ -110,7 +110,9 @@ class ContainerCalls:
     def relay_start(self, call: UndecidedCall) -> None:
         """Count a start as in flight that is relayed: it may hang until the release has been undone."""
         container_id, anywhere = call.target(), self.executor.state.node.machine.online
-        inflight_call = self.executor.calls.track(container_id, anywhere, is_start=True, relayed=True)
+        inflight_call = self.executor.inflight_calls.track(
+            container_id, anywhere, is_start=True, relayed=True
+        )
         call.state = CallContext(container_id, inflight_call=inflight_call)
 
     def _start_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
@@ -154,7 +156,7 @@ class ContainerCalls:
         former_quota = quota_record(executor.state, container_id)
         answer = executor.store.answer(request)
         if type(answer) is Forward:
-            inflight_call = executor.calls.track(container_id, answer.sent)
+            inflight_call = executor.inflight_calls.track(container_id, answer.sent)
             fencing.bind(inflight_call, fence)
             call.state = CallContext(
                 container_id,
@@ -167,7 +169,9 @@ class ContainerCalls:
             executor.spawn(fencing.take(fence))
             if container_id in executor.state.containers:
                 # The update carries the CPUs that the client names, or those that the runtime has saved.
-                inflight_call = executor.calls.track(container_id, executor.state.node.machine.online)
+                inflight_call = executor.inflight_calls.track(
+                    container_id, executor.state.node.machine.online
+                )
                 call.state = CallContext(container_id, inflight_call=inflight_call, requested=request)
         send(call, answer)
 

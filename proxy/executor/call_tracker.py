@@ -132,7 +132,9 @@ class CallTracker:
                     keep = (
                         context.state.desired_cpus(container) if step is StartStep.AWAIT_OTHERS else CpuSet()
                     )
-                    if not await context.calls.updated(container_id, keep, context.options.call_timeout):
+                    if not await context.inflight_calls.updated(
+                        container_id, keep, context.options.call_timeout
+                    ):
                         return BUSY
                 case StartStep.SEND:
                     await self._send(container)
@@ -159,7 +161,7 @@ class CallTracker:
         """
         context = self._context
         want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
-        call = context.calls.track(container.id, want)
+        call = context.inflight_calls.track(container.id, want)
 
         async def sent() -> None:
             async with self.under_way(call):
@@ -207,7 +209,7 @@ class CallTracker:
             carries: The CPUs that the runtime may write by it.
             fence: The fence that was set up for it.
         """
-        call = self._context.calls.track(container_id, carries, is_start=True)
+        call = self._context.inflight_calls.track(container_id, carries, is_start=True)
         self._fencing.bind(call, fence)
         return call
 
@@ -280,7 +282,7 @@ class CallTracker:
             may_start = container.phase is not Phase.RUNNING and not any(call.is_start for call in known)
             for is_start in (False, True) if may_start else (False,):
                 now = context.clock()
-                context.calls.track(
+                context.inflight_calls.track(
                     container.id, anywhere, is_start=is_start, orphaned_since=now, suspected=True
                 )
 

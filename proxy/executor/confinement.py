@@ -119,11 +119,11 @@ class Confinement:
         while True:
             due = [c for c in calls if clock() - c.sent_at >= CONFINE_AFTER_S and self._can_confine(c)]
             confined = await self.confine(due, owned)
-            late = [c for c in calls if not context.calls.has_completed(c) and c not in confined]
+            late = [c for c in calls if not context.inflight_calls.has_completed(c) and c not in confined]
             if not late or clock() - began >= seconds:
-                unfinished = sum(not context.calls.has_completed(call) for call in confined)
+                unfinished = sum(not context.inflight_calls.has_completed(call) for call in confined)
                 return WaitResult(tuple(late), clock() - began, unfinished)
-            await context.calls.wait(late, self._seconds_to_next_check(late, began + seconds))
+            await context.inflight_calls.wait(late, self._seconds_to_next_check(late, began + seconds))
 
     def _obstructing_calls(self, owned: CpuSet) -> list[InflightCall]:
         """Return the calls in flight that may give some CPUs to a container that must not have them.

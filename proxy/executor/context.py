@@ -42,7 +42,7 @@ class NodeContext(BackgroundTasks):
     """The store of a node, and what works on it.
 
     Attributes:
-        store: The state of the node. ``state``, ``calls``, ``reconciled``, ``reconcile_requested``,
+        store: The state of the node. ``state``, ``inflight_calls``, ``reconciled``, ``reconcile_requested``,
             ``runtime_sync_due`` and ``ledger_writer`` are those of the store.
         enforcement_step_due: Set when running pods may have to be changed in steps.
         options: The options of the executor.
@@ -95,7 +95,7 @@ class NodeContext(BackgroundTasks):
         )
         empty = structs.replace(NodeState.empty(node), enforcement=canonical(Enforcement(options.selection)))
         self.store = store = NodeStore(empty, self.ledger_writer, self.report_internal_error, options.mode)
-        self.calls = store.calls
+        self.inflight_calls = store.inflight_calls
         self.reconciled, self.reconcile_requested, self.runtime_sync_due = (
             store.reconciled,
             store.reconcile_requested,

@@ -102,7 +102,7 @@ class FormerCalls:
                 carries = CpuSet.parse(call.carries)
             except ValueError:
                 carries = context.state.node.machine.online
-            inflight_call = context.calls.track(
+            inflight_call = context.inflight_calls.track(
                 container_id,
                 carries,
                 is_start=call.method == START,

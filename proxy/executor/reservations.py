@@ -349,8 +349,8 @@ class Reservations:
             for call in context.state.inflight.of(i)
             if not call.carries <= cpus
         ]
-        await context.calls.wait(calls, context.options.call_timeout)
-        late = WaitResult(tuple(call for call in calls if not context.calls.has_completed(call)))
+        await context.inflight_calls.wait(calls, context.options.call_timeout)
+        late = WaitResult(tuple(call for call in calls if not context.inflight_calls.has_completed(call)))
         if not late.late:
             return events.InflightCompleted()
         return events.InflightLate(confinement.text(late), confinement.public_message(late), late.cpus)

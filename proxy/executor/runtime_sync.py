@@ -114,7 +114,7 @@ class RuntimeSync:
         """Send a container's cpuset, and process the answer."""
         context, container_id = self._context, container.id
         want, quota = context.state.desired_cpus(container), self._quotas.carried(container)
-        call = context.calls.track(container_id, want)
+        call = context.inflight_calls.track(container_id, want)
         self._unit_properties.fencing.bind(call, fence)
         refused = ""
         try:

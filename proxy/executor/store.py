@@ -179,7 +179,8 @@ class NodeStore:
     Attributes:
         state: The node as it is now; read-only.
         ledger_writer: Writes changes to the ledger.
-        calls: Registers calls at the runtime that may write a container's cpuset, and waits for them.
+        inflight_calls: Registers calls at the runtime that may write a container's cpuset, and waits for
+            them.
         reconciled: Set once all running containers are known. Before, CPUs that seem free may be owned.
         reconcile_requested: Set to request a comparison with the runtime's lists.
         runtime_sync_due: Set when there are more unsaved containers.
@@ -210,7 +211,7 @@ class NodeStore:
         self._handlers: dict[type[Notice], tuple[Callable[..., None], ...]] = {}
         self._due: deque[Notice] = deque()
         self._notifies = False
-        self.calls = InflightCallRegistry(lambda: self._state, self.handle)
+        self.inflight_calls = InflightCallRegistry(lambda: self._state, self.handle)
         self.reconciled = asyncio.Event()
         self.reconcile_requested = asyncio.Event()
         self.runtime_sync_due = asyncio.Event()
@@ -220,7 +221,7 @@ class NodeStore:
             PutRecord: self._put_record,
             RequestReconcile: lambda effect: self.reconcile_requested.set(),
             to_do.SyncRuntimeSoon: lambda effect: self.runtime_sync_due.set(),
-            to_do.CallOver: self.calls.over,
+            to_do.CallOver: self.inflight_calls.over,
             to_do.OrphanOver: None,
             PlanDecided: None,
             PodDecided: None,

@@ -105,7 +105,7 @@ class RuntimeUpdater:
                 self.progress.reported[container_id] = due
                 await executor.unit_properties.give(container_id, due.cpus, due.mems)
                 return False
-        call = executor.calls.track(container_id, due.cpus)
+        call = executor.inflight_calls.track(container_id, due.cpus)
         try:
             executor.store.handle(SavedCpusLearned(container_id, None))
             await self._worker.run(executor.runtime.update_cpuset, container_id, due.cpus, due.mems, quota)
@@ -116,9 +116,9 @@ class RuntimeUpdater:
             executor.call_tracker.mark_orphaned(call)  # the runtime may still execute it after an undo
             raise
         except BaseException:
-            executor.calls.complete(call)
+            executor.inflight_calls.complete(call)
             raise
-        executor.calls.complete(call)
+        executor.inflight_calls.complete(call)
         self.progress.reported[container_id] = due
         executor.telemetry.count(metrics.RELEASE_UPDATES)
         return True

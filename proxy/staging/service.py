@@ -190,9 +190,9 @@ class StagedEnforcement:
             if not call.carries <= state.desired_cpus(c)
         }
         if calls:
-            await executor.calls.wait(list(calls), executor.options.call_timeout)
+            await executor.inflight_calls.wait(list(calls), executor.options.call_timeout)
         for call, key in calls.items():
-            if not executor.calls.has_completed(call):
+            if not executor.inflight_calls.has_completed(call):
                 late[key] = "the runtime is still busy with a call for it"
         return late
 

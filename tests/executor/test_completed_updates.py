@@ -28,7 +28,7 @@ def test_updates_that_land_together_are_read_together(run_scenario: Callable[...
         ids = [await world.run(await world.pod(f"ls{number}", "LS")) for number in range(MANY)]
         await world.quiet()
         jobs = jobs_of(world)
-        calls = [world.executor.calls.track(i, CpuSet.parse("0-15")) for i in ids]
+        calls = [world.executor.inflight_calls.track(i, CpuSet.parse("0-15")) for i in ids]
         for call in calls:
             world.cgroups.sets[call.container_id] = CpuSet.parse("0-3")  # the runtime writes another set
             world.call_tracker.completed(call, call.carries)
@@ -47,12 +47,12 @@ def test_a_container_with_a_newer_set_does_not_wait(run_scenario: Callable[..., 
         jobs = jobs_of(world)
         world.executor.drift._looks = True  # as if one comparison were in progress, and the next far off
         for carried in (CpuSet.parse("0-3"), None):
-            call = world.executor.calls.track(ids[0], carried or CpuSet.parse("0-15"))
+            call = world.executor.inflight_calls.track(ids[0], carried or CpuSet.parse("0-15"))
             world.cgroups.sets[ids[0]] = CpuSet.parse("0-3")
             world.call_tracker.completed(call, carried)
             await world.until(lambda: str(world.on(ids[0])) == "0-15")
         assert jobs == [[ids[0]]] * 2
-        call = world.executor.calls.track(ids[1], CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(ids[1], CpuSet.parse("0-15"))
         world.call_tracker.completed(call, call.carries)
         await world.quiet()
         assert jobs == [[ids[0]]] * 2

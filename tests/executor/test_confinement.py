@@ -178,7 +178,7 @@ def test_the_start_of_an_owner_names_no_other_pod(run_scenario: Callable[..., No
     async def scenario(world: Any) -> None:
         own = world.finish(await owner(world), "own")
         secret = await world.create(await world.pod("secret", "LS"))
-        call = world.executor.calls.track(secret, CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(secret, CpuSet.parse("0-15"))
         refused = (await world.start(own)).refused
         assert refused is not None
         assert "one is being updated" in refused[1]
@@ -187,7 +187,7 @@ def test_the_start_of_an_owner_names_no_other_pod(run_scenario: Callable[..., No
             "cannot start a container pod=ns/lse" in note and "of ns/secret/c" in note
             for note in notes(world)
         )
-        world.executor.calls.complete(call)
+        world.executor.inflight_calls.complete(call)
 
     run_scenario(scenario, rules=TENANTS, call_timeout=0.3)
 
@@ -379,7 +379,7 @@ def test_on_v2_a_limit_on_the_pod_keeps_a_hanging_update_off_owned_cpus(
     async def scenario(world: Any) -> None:
         limits, pod = Limits(world), "kubepods/podls"
         ls = await world.run(await world.pod("ls", "LS"))
-        call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world)).refused is None
         world.cgroups.sets[ls] = CpuSet.parse("0-15")
         assert str(limits.effective(world, ls, pod)) == "4-15"
@@ -404,7 +404,7 @@ def test_on_v2_a_limit_is_narrowed_also_for_cpus_that_the_call_does_not_carry(
             ls = (await HangingStart.of(world, group=False)).id
         else:
             ls = await world.run(await world.pod("ls", "LS"))
-            world.executor.calls.track(ls, CpuSet.parse("10-15"))
+            world.executor.inflight_calls.track(ls, CpuSet.parse("10-15"))
         await world.remove(first)
         assert (await owner(world, "10-15", "lse2")).refused is None
         assert str(limits.lists[pod]) == "0-9"
@@ -423,7 +423,7 @@ def test_on_v2_a_limit_that_another_program_removes_is_set_again(
         limits, pod = Limits(world), "kubepods/podls"
         writes = with_reported_writes(world) if watched else None
         ls = await world.run(await world.pod("ls", "LS"))
-        call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world)).refused is None
         await world.quiet()
         limits.lists[pod] = CpuSet.parse("0-7")
@@ -444,9 +444,9 @@ def test_on_v2_a_limit_ends_when_the_call_in_flight_completes(run_scenario: Call
     async def scenario(world: Any) -> None:
         limits = Limits(world)
         ls = await world.run(await world.pod("ls", "LS"))
-        call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world)).refused is None
-        world.executor.calls.complete(call)
+        world.executor.inflight_calls.complete(call)
         await world.until(lambda: str(limits.lists["kubepods/podls"]) == "0-15")
         assert not world.executor.unit_properties.fencing._active
 
@@ -466,7 +466,7 @@ def test_on_v2_a_limit_stays_while_a_container_within_cannot_be_narrowed(
             read(path),
             effective_cpus=limits.effective(world, ls, pod) if path == ls else read(path).effective_cpus,
         )
-        call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(ls, CpuSet.parse("0-15"))
         world.cgroups.broken.add(ls)
         assert (await owner(world)).refused is None
         world.call_tracker.completed(call, call.carries)
@@ -474,7 +474,7 @@ def test_on_v2_a_limit_stays_while_a_container_within_cannot_be_narrowed(
         assert world.on(ls) == "0-15"
         assert str(limits.effective(world, ls, pod)) == "4-15"
         world.cgroups.broken.clear()
-        call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(ls, CpuSet.parse("0-15"))
         assert (await owner(world, "4-5", "lse2")).refused is None
         world.call_tracker.completed(call, call.carries)
         await world.until(lambda: str(limits.lists[pod]) == "0-15")

@@ -124,7 +124,7 @@ def test_the_set_of_a_call_in_flight_is_checked_after_its_answer(run_scenario: C
     async def scenario(world: Any) -> None:
         writes = with_reported_writes(world)
         ls, _ = await two(world)
-        call = world.executor.calls.track(ls, CpuSet.parse("4-15"))
+        call = world.executor.inflight_calls.track(ls, CpuSet.parse("4-15"))
         write_as_another_program(world, writes, ls)
         await asyncio.sleep(0.1)
         await world.quiet()

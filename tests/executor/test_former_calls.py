@@ -217,7 +217,7 @@ def test_on_v2_a_limit_of_an_earlier_daemon_is_widened_after_the_call(
         limits, pod = Limits(world), "kubepods/podls"
         ls = await world.run(await world.pod("ls", "LS"))
         limits.lists[pod] = CpuSet.parse("0-3")
-        call = world.executor.calls.track(ls, CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(ls, CpuSet.parse("0-15"))
         own = world.finish(await world.begin(await world.pod("lse", "LSE", "", "0-3")), "own")
         await world.start(own)
         world.call_tracker.completed(call, call.carries)

@@ -229,7 +229,7 @@ def test_replacement_cpus_are_released_once_a_call_in_flight_is_over(run_scenari
         world.machine = without(whole, str(max(previous)))
         await look(world)
         replaced = CpuSet.parse(world.on(own))
-        call = world.executor.calls.track(own, replaced)
+        call = world.executor.inflight_calls.track(own, replaced)
         world.machine = whole
         await look(world)
         await look(world)
@@ -432,7 +432,7 @@ def test_an_owner_that_shared_is_off_the_cpus_of_the_next_one_despite_an_update_
         await look(world)
         has = world.executor.state.desired_cpus(world.executor.state.containers[lost])
         assert len(has) == 1, "it does not share any more"
-        inflight_call = world.executor.calls.track(lost, whole.online - own)  # before that
+        inflight_call = world.executor.inflight_calls.track(lost, whole.online - own)  # before that
         create = pb.CreateContainerRequest(pod_sandbox_id=await world.pod("new", "LSE", "", "6-7"))
         create.config.metadata.name = "c"
         call = world.played("CreateContainer", create)
@@ -457,7 +457,7 @@ def test_an_owner_that_shared_and_was_not_written_is_moved_before_the_next_one(
         sandbox = await world.pod("lost", "LSE" if named else "", "", "3" if named else "")
         lost = await world.run(sandbox, **({} if named else cpu_request(1)))
         own = world.executor.state.containers[lost].placement.exclusive
-        inflight_call = world.executor.calls.track(lost, own)
+        inflight_call = world.executor.inflight_calls.track(lost, own)
         world.machine = without(whole, str(own))
         await look(world)
         world.machine = whole if named else world.machine

@@ -132,7 +132,7 @@ def test_a_container_with_other_cpus_is_not_counted_in_its_pool_while_it_starts(
 def test_a_call_that_got_no_answer_hides_no_other_cpus(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         web = await world.run(await world.pod("web", "LS"))
-        call = world.executor.calls.track(web, CpuSet.parse("0-15"))
+        call = world.executor.inflight_calls.track(web, CpuSet.parse("0-15"))
         world.cgroups.sets[web] = CpuSet.parse("0-7")
         await world.executor.kernel_view.refresh()
         assert not row(world, web)["differs"], "a call is in flight"

@@ -81,18 +81,18 @@ def test_a_value_that_the_daemon_may_have_set_is_no_evidence_of_the_runtimes_ord
         ls, units = await scope(world)
         await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         units.cpus = REST
-        call = world.executor.calls.track(ls, REST)
-        ours = world.executor.calls.track(ls, REST)
-        world.executor.calls.complete(ours)
+        call = world.executor.inflight_calls.track(ls, REST)
+        ours = world.executor.inflight_calls.track(ls, REST)
+        world.executor.inflight_calls.complete(ours)
         unit_properties = world.executor.unit_properties
         unit_properties.begin()
         await unit_properties.repair(ls, "ls.scope", call, REST)
         assert unit_properties.page()["systemd"]["runtime_tells"] == "not known"
-        world.executor.calls.complete(call)
-        alone = world.executor.calls.track(ls, REST)
+        world.executor.inflight_calls.complete(call)
+        alone = world.executor.inflight_calls.track(ls, REST)
         await unit_properties.repair(ls, "ls.scope", alone, REST)
         assert unit_properties.page()["systemd"]["runtime_tells"] == "right"
-        world.executor.calls.complete(alone)
+        world.executor.inflight_calls.complete(alone)
 
     run_scenario(scenario)
 
@@ -100,7 +100,7 @@ def test_a_value_that_the_daemon_may_have_set_is_no_evidence_of_the_runtimes_ord
 def test_a_fault_behind_a_fence_leaves_no_call_in_flight(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         ls, _ = await scope(world)
-        fencing, call = world.executor.unit_properties.fencing, world.executor.calls.track(ls, ALL)
+        fencing, call = world.executor.unit_properties.fencing, world.executor.inflight_calls.track(ls, ALL)
         fencing._active = {"slice": ActiveFence("ls.slice", ALL, CpuSet())}
         fencing.bind(call, Fence("slice", ALL))
         world.executor.cpuset_writer.do_first(lambda: 1 / 0)
@@ -171,7 +171,7 @@ def test_a_container_that_could_not_be_updated_is_updated_later(run_scenario: Li
 def test_an_abandoned_update_may_still_be_executed(run_scenario: Live) -> None:
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))
-        call = world.executor.calls.track(ls, ALL)
+        call = world.executor.inflight_calls.track(ls, ALL)
 
         async def update() -> None:
             async with world.call_tracker.under_way(call):

@@ -210,8 +210,8 @@ def test_a_create_behind_a_slow_start_is_placed_elsewhere(run_scenario: Callable
         slow = await world.create(await world.pod("slow", "LS"))
         start = await world.call("StartContainer", pb.StartContainerRequest(container_id=slow))
         (left,) = world.executor.state.inflight.of(slow)
-        world.executor.calls.complete(left)
-        world.executor.calls.track(slow, CpuSet.parse("0-3,8-11"), is_start=True)
+        world.executor.inflight_calls.complete(left)
+        world.executor.inflight_calls.track(slow, CpuSet.parse("0-3,8-11"), is_start=True)
         call = await world.begin(await world.pod("g"), **TWO_CPUS)
         assert call.refused is None
         assert CpuSet.parse(carried(call)).isdisjoint(CpuSet.parse("0-3,8-11"))

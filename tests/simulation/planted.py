@@ -75,7 +75,11 @@ def abort_forgotten() -> Patches:
 
 def late_answer_ignored() -> Patches:
     """A call without an answer counts as over at once, although the runtime may carry it out."""
-    yield CallTracker, "mark_orphaned", lambda call_tracker, call: call_tracker._context.calls.complete(call)
+    yield (
+        CallTracker,
+        "mark_orphaned",
+        lambda call_tracker, call: call_tracker._context.inflight_calls.complete(call),
+    )
 
 
 def calls_in_flight_ignored() -> Patches:

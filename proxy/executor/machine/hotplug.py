@@ -229,7 +229,7 @@ class Hotplug:
         """
         if call.number not in self._awaited:
             self._awaited.add(call.number)
-            self._context.calls.then(call, functools.partial(self._over, call.number))
+            self._context.inflight_calls.then(call, functools.partial(self._over, call.number))
 
     def _over(self, number: int) -> None:
         self._awaited.discard(number)

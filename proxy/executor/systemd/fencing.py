@@ -133,7 +133,7 @@ class Fencing:
         fence = await self.put(container)
         if fence is None:
             return False
-        calls = self._context.calls
+        calls = self._context.inflight_calls
         is_outdated = fence.cpus != fence_cpus(self._context.state, container)
         # Where the fence has the CPUs, another container of the pod owns them.
         if is_outdated or fence.cpus & owned or calls.has_completed(call):

@@ -316,7 +316,7 @@ class UnitProperties:
         own = (
             None
             if inflight_call is not None and want <= inflight_call.carries
-            else context.calls.track(container_id, want)
+            else context.inflight_calls.track(container_id, want)
         )
         self._carried.pop(container_id, None)
         try:
@@ -324,14 +324,14 @@ class UnitProperties:
             self._known[container_id] = want if cpus else has.cpus
             context.telemetry.count(metrics.SYSTEMD_UNITS_SET)
         except UnavailableError:  # it may still be done: a reload can take longer than the deadline
-            self._late.append(own or context.calls.track(container_id, want))
+            self._late.append(own or context.inflight_calls.track(container_id, want))
             self._late_unit = path.rpartition("/")[2]
             self._wake.set()
             own = None
             raise
         finally:
             if own is not None:
-                context.calls.complete(own)
+                context.inflight_calls.complete(own)
                 self._writes.write_soon([container_id])
         return True
 
@@ -339,7 +339,7 @@ class UnitProperties:
         """Complete unanswered changes: systemd works in order, so a later answer shows that they are done."""
         late, self._late = self._late, []
         for call in late:
-            self._context.calls.complete(call)
+            self._context.inflight_calls.complete(call)
             self._writes.write_soon([call.container_id])
 
     # -- in the worker ------------------------------------------------------------------------------------

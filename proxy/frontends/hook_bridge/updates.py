@@ -207,7 +207,7 @@ class Updates:
         carried = executor.quotas.requested_by_hook(container, quota) or quota
         limits = Limits(cpu_quota=carried, unified=wanted.unified, **values)
         cpus: CpuSet | None = None if executor.state.node.erases(container.placement) else want
-        call = executor.calls.track(container_id, want)
+        call = executor.inflight_calls.track(container_id, want)
         fencing.bind(call, fence)
         update, is_refused = executor.quotas.update_sent(container_id, quota, former_quota), False
         async with executor.call_tracker.under_way(call):
