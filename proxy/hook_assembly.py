@@ -12,7 +12,7 @@ from proxy.calls.call_flow import CallFlow
 from proxy.config.hooks import HooksConfig
 from proxy.executor.node_executor import NodeExecutor
 from proxy.frontends.hook_bridge.backfill import Backfill
-from proxy.frontends.hook_bridge.calls import HookBridge
+from proxy.frontends.hook_bridge.bridge import HookBridge
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.frontends.hook_bridge.updates import Updates

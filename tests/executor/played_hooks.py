@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from proxy.frontends.hook_bridge.calls import HookBridge
+from proxy.frontends.hook_bridge.bridge import HookBridge
 from proxy.frontends.hook_bridge.dispatch import HookDispatcher
 from proxy.frontends.hook_bridge.lifecycle_events import LifecycleEvents
 from proxy.frontends.hook_bridge.updates import Updates

@@ -15,7 +15,7 @@ from proxy.engine.node_events import DevicesChanged, DevicesImported
 from proxy.engine.pod_events import SandboxStopped
 from proxy.executor.device_ports import DevicePluginError
 from proxy.executor.ledger_recovery import ANSWER_LOST, LOST
-from proxy.frontends.hook_bridge.calls import _conflict
+from proxy.frontends.hook_bridge.bridge import _conflict
 from proxy.hooks.hook import Outcome
 from proxy.model.devices import AllocateAnswer, DeviceNode
 from proxy.model.idset import Mask
