@@ -97,7 +97,7 @@ class Confinement:
         self._writes = writes
         self._drift = drift
         self._fencing = fencing
-        drift.watch.report_first(self.written)
+        drift.watch.report_first(self.narrow_written)
         self._watches_confined = False
         self._absent = set[str]()
         """Confined containers that have no cgroup yet: a limit on their pod's cgroup confines them."""
@@ -253,7 +253,7 @@ class Confinement:
 
     # -- while they are in flight -------------------------------------------------------------------------
 
-    def written(self, ids: Iterable[str]) -> bool:
+    def narrow_written(self, ids: Iterable[str]) -> bool:
         """Narrow confined containers again, after the kernel has reported writes to some cpusets.
 
         Returns:

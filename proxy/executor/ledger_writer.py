@@ -103,7 +103,7 @@ class LedgerWriter:
 
     def _start(self) -> None:
         """Queue everything that waits for the worker."""
-        self._still()
+        self._cancel_timer()
         batch, self._waiting = self._waiting, {}
         self._latest = self._worker.start(self._write, batch)
 
@@ -149,12 +149,12 @@ class LedgerWriter:
 
     async def close(self) -> None:
         """Write everything, including what the worker has not reached yet."""
-        self._still()
+        self._cancel_timer()
         if self._ledger is not None:
             self._start()
             await self.flush()
 
-    def _still(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -169,7 +169,7 @@ class LedgerWriter:
         try:
             changes = self._plain(batch, rejected)
             if changes:
-                self._put_down(changes, rejected)
+                self._write_changes(changes, rejected)
                 self._telemetry.resolved(CANNOT_WRITE)
                 self._report_compaction()
         except Exception as error:  # noqa: BLE001  no fault may lose a record
@@ -207,7 +207,7 @@ class LedgerWriter:
                 changes[key] = plain
         return changes
 
-    def _put_down(self, changes: Plain, rejected: dict[str, str]) -> None:
+    def _write_changes(self, changes: Plain, rejected: dict[str, str]) -> None:
         """Write changes in one step; after an unforeseen fault one by one.
 
         Raises:

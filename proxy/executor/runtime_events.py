@@ -103,7 +103,7 @@ class RuntimeEvents(Observer):
         self._exits: dict[str, float] = {}
         self._unclear: dict[str, RuntimeEvent] = {}
         self._resolve_timer: asyncio.TimerHandle | None = None
-        self._crowd = False  # there are more doubtful events than are remembered
+        self._unclear_overflown = False  # more events are unclear than are remembered
         self._queried_at = float("-inf")
 
     # -- the thread ---------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class RuntimeEvents(Observer):
         if len(self._unclear) < UNCLEAR_LIMIT:
             self._unclear[event.container_id] = event
         else:
-            self._crowd = True
+            self._unclear_overflown = True
         if self._resolve_timer is None:
             lately = self._loop.time() - self._queried_at < LATER_S
             self._resolve_timer = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
@@ -256,9 +256,9 @@ class RuntimeEvents(Observer):
     def _resolve(self) -> None:
         """Request a reconcile pass if some event still disagrees with the state after the wait."""
         self._resolve_timer = None
-        doubts, self._unclear = self._unclear, {}
-        crowd, self._crowd = self._crowd, False
-        if crowd or any(self._contradicts_state(event) for event in doubts.values()):
+        unclear, self._unclear = self._unclear, {}
+        overflown, self._unclear_overflown = self._unclear_overflown, False
+        if overflown or any(map(self._contradicts_state, unclear.values())):
             self._queried_at = self._loop.time()
             self._context.reconcile_requested.set()
 

@@ -37,7 +37,7 @@ PERIOD_S = 2.0
 STUCK = "a worker thread is stuck in one job"
 
 
-class Busy(Protocol):
+class WatchedWorker(Protocol):
     """What is watched; see ``proxy.executor.background.Worker``."""
 
     @property
@@ -63,7 +63,7 @@ class _Watched:
         stuck_s: How long it had been stuck at the last check; 0 while it is not.
     """
 
-    worker: Busy
+    worker: WatchedWorker
     after: float
     critical: bool
     stuck_s: float = 0.0
@@ -96,7 +96,7 @@ class Health:
         self._began = clock()
         self._watched: list[_Watched] = []
 
-    def watch(self, worker: Busy, after: float = SLOW_STUCK_S, *, critical: bool = False) -> None:
+    def watch(self, worker: WatchedWorker, after: float = SLOW_STUCK_S, *, critical: bool = False) -> None:
         """Watch one more worker.
 
         Args:

@@ -216,8 +216,8 @@ class Fencing:
         if not self._unit_properties.is_unit(container):
             return False
         self._unit_properties.begin()
-        doubtful = self._unit_properties.connected and not self._unit_properties.is_trusted(want)
-        return doubtful and self.can(container)
+        is_unclear = self._unit_properties.connected and not self._unit_properties.is_trusted(want)
+        return is_unclear and self.can(container)
 
     async def guard(self, container_id: str, fence: Fence | None = None) -> Fence | None:
         """Set up the fence that a call for a container needs now.
