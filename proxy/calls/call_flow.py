@@ -21,7 +21,7 @@ from proxy.calls.pod_calls import PodCalls
 from proxy.calls.undecided_call import CallContext, UndecidedCall
 from proxy.engine.call_events import SavedCpusLearned
 from proxy.engine.enforcement import applies_to, is_applied_to_all
-from proxy.executor.former_calls import CREATE, RUN_SANDBOX, RelayedCall
+from proxy.executor.former_calls import RelayedCall
 from proxy.executor.node_executor import NodeExecutor
 from proxy.model.grpc_status import GrpcStatus
 from proxy.telemetry import metrics
@@ -101,10 +101,10 @@ class CallFlow:
                     self.executor.call_tracker.accepted(context.requested)
                 carries = str(inflight_call.carries)
                 found.append(RelayedCall(name, call.method, context.target, carries, inflight_call.relayed))
-            elif call.method == CREATE:
-                found.append(RelayedCall(name, CREATE, context.target))
-            elif call.method == RUN_SANDBOX and context.token:
-                found.append(RelayedCall(name, RUN_SANDBOX, context.token))
+            elif call.method == "CreateContainer":
+                found.append(RelayedCall(name, call.method, context.target))
+            elif call.method == "RunPodSandbox" and context.token:
+                found.append(RelayedCall(name, call.method, context.token))
             else:
                 continue
             self._relayed[call] = name

@@ -28,8 +28,6 @@ from proxy.model.idset import CpuSet
 if TYPE_CHECKING:
     from proxy.executor.context import NodeContext
 
-START, CREATE, RUN_SANDBOX = "StartContainer", "CreateContainer", "RunPodSandbox"
-
 
 class RelayedCall(Struct, frozen=True):
     """A call that a daemon still relays after it has handed over.
@@ -77,7 +75,7 @@ class FormerCalls:
         """Record the calls that the replaced daemon still relays; before the ledger is read."""
         for call in relayed:
             self._relayed[call.name] = call
-            if call.method == CREATE:
+            if call.method == "CreateContainer":
                 self._created[call.target] = math.inf
         if self._relayed:
             self._ended.clear()
@@ -90,7 +88,7 @@ class FormerCalls:
     @property
     def sandboxes(self) -> frozenset[str]:
         """The tokens of the sandboxes whose making is relayed."""
-        return frozenset(call.target for call in self._relayed.values() if call.method == RUN_SANDBOX)
+        return frozenset(call.target for call in self._relayed.values() if call.method == "RunPodSandbox")
 
     def track(self, container_id: str) -> list[InflightCall]:
         """Count the calls that are relayed for a container as in flight; returns those that were not yet."""
@@ -105,7 +103,7 @@ class FormerCalls:
             inflight_call = context.inflight_calls.track(
                 container_id,
                 carries,
-                is_start=call.method == START,
+                is_start=call.method == "StartContainer",
                 orphaned_since=context.clock(),
                 relayed=call.released,
             )
@@ -135,9 +133,9 @@ class FormerCalls:
         inflight_call = self._inflight_calls.pop(name, None)
         if inflight_call is not None:
             context.store.handle(CallOrphaned(inflight_call, now))
-        if call.method == CREATE:
+        if call.method == "CreateContainer":
             self._created[call.target] = now
-        elif call.method == RUN_SANDBOX:
+        elif call.method == "RunPodSandbox":
             self.answered |= {call.target}
         context.reconcile_requested.set()
         self._report(name)
