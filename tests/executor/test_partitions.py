@@ -73,7 +73,6 @@ def with_partitions(
     kernel = PlayedPartitions(world.log, **more)
     made = world.executor.partitions = PartitionSync(world.executor, kernel, mode)
     world.executor.store.subscribe(made)
-    world.sync._parts = changed_copy(world.sync._parts, partitions=made)
     made.load(dict(world.ledger.entries))
     return made, kernel
 
