@@ -79,6 +79,9 @@ class Watch:
         owner: The container that owns CPUs.
         changes: Time, container and new CPUs of each change.
         wrong: Violations.
+        readings: How many readings there were.
+        longest: Seconds of the longest reading.
+        delay: Seconds by which a change was recorded late, at most: since the start of the reading before.
     """
 
     files: dict[str, Path]
@@ -88,6 +91,8 @@ class Watch:
     wrong: list[str] = field(default_factory=list)
     readings: int = 0
     longest: float = 0.0
+    delay: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
     _last: dict[str, CpuSet] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -111,6 +116,8 @@ class Watch:
         self._last = now
         self.readings += 1
         self.longest = max(self.longest, at - began)
+        self.delay = max(self.delay, at - self._began)
+        self._began = began
 
     def run(self) -> None:
         while not self._over.is_set():
@@ -137,7 +144,8 @@ def rate(watch: Watch, began: float, ended: float) -> float:
     times = sorted(first.values())
     for i, early in enumerate(times):
         for j in range(i, len(times)):
-            most = STEP * ((times[j] - early) / PERIOD_S + 2)  # the interval may begin and end within a step
+            # The interval may begin and end within a step, and ``early`` may have been recorded late.
+            most = STEP * ((times[j] - early + watch.delay) / PERIOD_S + 2)
             assert j - i + 1 <= most, f"{j - i + 1} pods in {times[j] - early:.2f} s"
     return (len(times) - STEP) / max(times[-1] - times[0], PERIOD_S)
 
