@@ -139,6 +139,42 @@ def in_whole_cores(policy: CpuPolicy, cpus: CpuSet) -> CpuSet:
     return cpus & CpuSet.from_bits(union(core for core in policy.topo.cores.values() if not core & ~allowed))
 
 
+def in_equal_cores(
+    policy: CpuPolicy, pool: CpuSet, chosen: CpuSet, steps: list[str] | None = None
+) -> CpuSet | None:
+    """Return the CPUs to choose from once more where a choice splits a core despite ``full-pcpus-only``.
+
+    Only where cores differ in size, for example because one has an offline thread, can whole cores and single
+    CPUs add up to a multiple of the largest core's threads. Then cores of that size are chosen.
+
+    Args:
+        policy: The policy.
+        pool: The CPUs from which was chosen.
+        chosen: The choice.
+        steps: A sentence about it is added here; None for no record.
+
+    Returns:
+        None where the choice splits no core. The siblings of reserved CPUs are whole cores by themselves.
+
+    Raises:
+        SmtAlignmentError: Too few of these CPUs are in such cores.
+    """
+    topo, reserved = policy.topo, policy.reserved.bits
+    if not policy.options.full_pcpus_only or len({core.bit_count() for core in topo.cores.values()}) == 1:
+        return None
+    if not any(core & chosen.bits and core & ~reserved & ~chosen.bits for core in topo.cores.values()):
+        return None
+    equal = topo.largest_cores(pool)
+    if len(equal) < len(chosen):
+        raise SmtAlignmentError(
+            "SMT Alignment Error: not enough free physical CPUs: "
+            f"cores of {policy.threads_per_core} CPUs have {len(equal)}, requested CPUs = {len(chosen)}"
+        )
+    if steps is not None:
+        steps.append("once more, with cores of one size only")
+    return equal
+
+
 def take_under(
     policy: CpuPolicy,
     state: CpuState,
@@ -151,8 +187,18 @@ def take_under(
 
     Raises:
         NotEnoughCpus: Too few are available.
+        SmtAlignmentError: Too few are in whole cores of one size (``full-pcpus-only``).
     """
     pool = available(policy, state) | reusable
+    chosen = _take_from(policy, pool, count, affinity, steps)
+    within = CpuSet.from_bits(_cpus_of(policy, affinity)) if affinity is not None else pool
+    equal = in_equal_cores(policy, pool & within if chosen <= within else pool, chosen, steps)
+    return chosen if equal is None else _take_from(policy, equal, count, affinity, steps)
+
+
+def _take_from(
+    policy: CpuPolicy, pool: CpuSet, count: int, affinity: Mask | None, steps: list[str] | None
+) -> CpuSet:
     aligned_cpus = CpuSet()
     if affinity is not None:
         aligned = pool & CpuSet.from_bits(_cpus_of(policy, affinity))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, union
 from proxy.model.machine import Cpu, Machine
 
 UNCORE_LEVEL = 3
@@ -93,6 +93,12 @@ class CpuTopology:
         set_pairs("node_cores", self.nodes, self.cores)
         set_pairs("node_uncores", self.nodes, self.uncores)
         set_pairs("uncore_cores", self.uncores, self.cores)
+
+    def largest_cores(self, among: CpuSet) -> CpuSet:
+        """Return the CPUs of cores that are wholly among these, and have as many threads as any core."""
+        threads, outside = self.cpus_per_core, ~among.bits
+        whole = (core for core in self.cores.values() if not core & outside and core.bit_count() == threads)
+        return CpuSet.from_bits(union(whole))
 
     @classmethod
     def of(cls, machine: Machine) -> CpuTopology:

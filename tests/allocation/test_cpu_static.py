@@ -46,8 +46,45 @@ def policy(reserved: str = "", **options: bool) -> CpuPolicy:
     return CpuPolicy.of(TOPO, CpuOptions(**options), CpuSet.parse(reserved))
 
 
+def uneven(*cores: str) -> CpuTopology:
+    """Return one NUMA node with these cores."""
+    return CpuTopology.of_rows(
+        CpuRow(cpu, core, 0, 0, 0) for core, cpus in enumerate(cores) for cpu in CpuSet.parse(cpus)
+    )
+
+
 def owned(state: CpuState, uid: str = "pod") -> dict[str, str]:
     return {name: str(cpus) for name, cpus in state.assigned.get(uid, {}).items()}
+
+
+@pytest.mark.parametrize("affinity", [None, Mask([0])])
+@pytest.mark.parametrize("distribute", [False, True])
+@pytest.mark.parametrize(
+    ("cores", "reserved", "count", "found"),
+    [
+        (["0,4", "1,5", "2,6", "3"], "", 2, "0,4"),  # CPU 7 is offline
+        (["0,4", "1,5", "2,6", "3"], "", 6, "0-2,4-6"),
+        (["0,4", "1,5", "2,6", "3"], "0", 4, "1,3-5"),  # CPU 4 is all that a container may have of its core
+        (["0-1", "2-3", "4", "5", "6"], "", 4, "0-3"),  # cores with two threads and with one
+        (["0-1", "2-3", "4", "5", "6"], "4-5", 2, "0-1"),
+        (["0-1", "2-3", "4", "5"], "2-5", 2, "0-1"),
+    ],
+)
+def test_full_pcpus_only_splits_no_core_where_cores_differ_in_size(
+    cores: list[str], reserved: str, count: int, found: str, distribute: bool, affinity: Mask | None
+) -> None:
+    options = CpuOptions(full_pcpus_only=True, distribute_cpus_across_numa=distribute)
+    rules = CpuPolicy.of(uneven(*cores), options, CpuSet.parse(reserved))
+    steps: list[str] = []
+    state = start(rules)
+    after = allocate(rules, state, pod(resources("main", count)), "main", affinity, steps)
+    assert owned(after) == {"main": found}, steps
+
+
+def test_full_pcpus_only_rejects_a_request_that_only_cores_of_several_sizes_could_hold() -> None:
+    rules = CpuPolicy.of(uneven("0-1", "2", "3", "4"), CpuOptions(full_pcpus_only=True), CpuSet())
+    with pytest.raises(SmtAlignmentError, match="cores of 2 CPUs have 2, requested CPUs = 4"):
+        allocate(rules, start(rules), pod(resources("main", 4)), "main")
 
 
 def test_requests() -> None:

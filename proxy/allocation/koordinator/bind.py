@@ -66,7 +66,7 @@ def bind(
     if not request.required or holds(topology, chosen, request.policy):
         return chosen
     # Only where cores differ in size can whole cores add up to something else than n: take equal ones.
-    equal = _largest_cores(topology, free.bits)
+    equal = topology.largest_cores(free)
     if len(equal) < n:
         raise RequiredPolicyError(request.policy)
     if steps is not None:
@@ -217,7 +217,8 @@ def _evenly(
     for group in (threads, 1) if whole and threads > 1 else (1,):
         for avoided in dict.fromkeys((avoided_nodes or cores, cores, 0)):
             candidates = free.bits & ~avoided
-            candidates = _largest_cores(topo, candidates).bits if group > 1 else candidates
+            if group > 1:
+                candidates = topo.largest_cores(CpuSet.from_bits(candidates)).bits
             shares = even_shares({i: (candidates & b).bit_count() for i, b in topo.nodes.items()}, n, group)
             if shares is None:
                 continue
@@ -235,10 +236,3 @@ def _evenly(
 
 def _whole_cores(topo: CpuTopology, bits: int) -> CpuSet:
     return CpuSet.from_bits(sum(core for core in topo.cores.values() if not core & ~bits))
-
-
-def _largest_cores(topo: CpuTopology, bits: int) -> CpuSet:
-    """Return the CPUs of wholly free cores that have as many threads as any."""
-    threads = topo.cpus_per_core
-    whole = (c for c in topo.cores.values() if not c & ~bits and c.bit_count() == threads)
-    return CpuSet.from_bits(sum(whole))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import structs
 
@@ -145,8 +146,11 @@ class CpuProvider(Provider):
         if self.binding is not None:
             return choose(topology, free, count, self.binding, affinity, steps, even=request.even)
         cpu_static.check_whole_cores(self.policy, self.state, count)
-        near = nodes_of_devices(request.assigned_devices)
-        return pick_unpoliced(self.machine, topology, free, count, self.policy.options, near, steps)
+        pick = partial(pick_unpoliced, self.machine, topology)
+        options, near = self.policy.options, nodes_of_devices(request.assigned_devices)
+        chosen = pick(free, count, options, near, steps)
+        equal = cpu_static.in_equal_cores(self.policy, free, chosen, steps)
+        return chosen if equal is None else pick(equal, count, options, near, steps)
 
     def _counts_one_of_each_core(self, request: ProviderRequest) -> bool:
         """Return whether hints count one thread of each core, because a container must have no second one.
