@@ -25,7 +25,7 @@ from proxy.executor.observer import Observer
 from proxy.executor.store import NodeStore
 from proxy.model import schema_ids
 from proxy.model.workload import Container, Phase
-from proxy.telemetry.port import Telemetry
+from proxy.telemetry.port import HOOK_FAILED, Telemetry
 
 LONGEST_WAIT_S = 25.0
 RULES_S = 1.0
@@ -33,7 +33,7 @@ KEPT = 256
 """How many notices are kept."""
 NOTABLE = frozenset(
     {
-        "a hook failed",
+        HOOK_FAILED,
         "another program keeps writing the cpuset of a container",
         "drift: another program wrote a cpuset: put back",
         "refused a container",

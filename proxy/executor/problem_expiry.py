@@ -7,7 +7,7 @@ from collections.abc import Collection
 from proxy.executor.context import NodeContext
 from proxy.executor.observer import Observer
 from proxy.executor.rejections import FORGET_S
-from proxy.telemetry.port import HOOK, POD, Problem
+from proxy.telemetry.port import HOOK, HOOK_FAILED, POD, Problem
 
 CONTAINER_ID = "containerID"
 
@@ -16,7 +16,8 @@ class ProblemExpiry(Observer):
     """Removes problems of containers that are gone, and those of pods some minutes after the last report.
 
     A pod that is rejected has no sandbox, and kubelet tries again for minutes: it is not gone yet. A hook can
-    name a container that does not exist: that remains readable for the same time.
+    name a container that does not exist: that remains readable for the same time, and so does each failure
+    of a hook, because no later event says that it is over.
     """
 
     def __init__(self, context: NodeContext) -> None:
@@ -32,6 +33,6 @@ class ProblemExpiry(Observer):
             recent = now - problem.last <= FORGET_S
             if container_id is not None:
                 return container_id in state.containers or (HOOK in problem.keys and recent)
-            return ref is None or ref in refs or recent
+            return (ref is None and problem.message != HOOK_FAILED) or ref in refs or recent
 
         self._context.telemetry.forget_unless(is_current)

@@ -42,6 +42,7 @@ POD = "pod"
 """The key of problems that belong to a pod."""
 HOOK = "hook"
 """The key of problems that a hook has caused."""
+HOOK_FAILED = "a hook failed"
 
 PERIOD_S = 60.0
 BURST = 5
@@ -91,8 +92,10 @@ class Problems:
             return new
         self._known[what] = Problem(message, keys, now, now)
         if len(self._known) > LIMIT:
-            # Pods come and go, and their authors can cause problems at will: others stay longest.
-            del self._known[next((what for what, each in self._known.items() if POD in each.keys), what)]
+            # Pods and hooks come and go, and their authors can cause problems at will: others stay longest.
+            oldest = next(iter(self._known))
+            at_will = (what for what, each in self._known.items() if POD in each.keys or HOOK in each.keys)
+            del self._known[next(at_will, oldest)]
         return True
 
     def resolve(self, message: str, keys: Keys) -> list[Problem]:

@@ -11,7 +11,7 @@ from proxy.executor.drift.reporting import WRITE_CONFLICT
 from proxy.executor.reconciler import NOT_RECONCILED
 from proxy.executor.rejections import FORGET_S
 from proxy.model.errors import CgroupError, RuntimeCallError
-from proxy.telemetry.port import LIMIT, Problem, Problems
+from proxy.telemetry.port import HOOK_FAILED, LIMIT, Problem, Problems
 
 
 def messages(world: Any) -> list[str]:
@@ -28,13 +28,16 @@ def test_problems_of_containers_and_pods_that_are_gone_end(run_scenario: Callabl
         problem("of the pod", pod="ns/ls")
         problem("of a pod that may come again", pod="ns/other")
         problem("of the node")
+        problem(HOOK_FAILED, hook="10-others", reason="cannot set envs[A] of ns/gone/main")
+        problem("cannot load a hook", hook="20-broken")
         await world.sync.once()
         of_hook = "of a container that a hook names"
-        standing = [WRITE_CONFLICT, of_hook, "of the pod", "of a pod that may come again", "of the node"]
+        lasting = ["of the node", HOOK_FAILED, "cannot load a hook"]
+        standing = [WRITE_CONFLICT, of_hook, "of the pod", "of a pod that may come again", *lasting]
         assert messages(world) == standing
         world.now += FORGET_S + 1
         await world.sync.once()
-        assert messages(world) == [WRITE_CONFLICT, "of the pod", "of the node"]
+        assert messages(world) == [WRITE_CONFLICT, "of the pod", "of the node", "cannot load a hook"]
 
     run_scenario(scenario)
 
@@ -80,3 +83,23 @@ def test_problems_of_pods_do_not_displace_others() -> None:
     kept: list[Problem] = []
     problems.keep(lambda problem: kept.append(problem) is not None)
     assert (len(kept), problems.page()) == (LIMIT, [])
+
+
+def test_failures_of_a_hook_do_not_displace_others() -> None:
+    """Their reasons quote pods, whose authors can cause as many as they like."""
+    problems = Problems(lambda: 0.0)
+    problems.note("of the node", {})
+    for number in range(2 * LIMIT):
+        problems.note(HOOK_FAILED, {"hook": "10-bad", "reason": f"cannot set envs[A] of ns/job{number}/main"})
+    assert problems.note("cannot reach the runtime", {})
+    found = [problem["message"] for problem in problems.page()]
+    assert (len(found), found[0], found[-1]) == (LIMIT, "of the node", "cannot reach the runtime")
+
+
+def test_the_oldest_of_equal_problems_is_forgotten() -> None:
+    problems = Problems(lambda: 0.0)
+    for number in range(LIMIT + 1):
+        problems.note("of the node", {"path": str(number)})
+    assert [problem["keys"] for problem in problems.page()] == [
+        {"path": str(number)} for number in range(1, LIMIT + 1)
+    ]

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from proxy.agent.objects.node_page import NodePage, PublishedPod, Rejection
 from proxy.pools.annotations import CHOSEN_BY, RESOURCE_STATUS, THIS_NODE
+from proxy.telemetry.port import HOOK_FAILED
 
 SOURCE = "topoproxy"
 _LONGEST_MESSAGE = 1024
@@ -162,7 +163,7 @@ def notice_event(message: str, keys: Mapping[str, str], page: NodePage) -> PodEv
                 "restored"
             )
             return _event(pod, container, reason, text, warning=True)
-    if message == "a hook failed":
+    if message == HOOK_FAILED:
         text = f"Hook {keys.get('hook', '')} failed: {keys.get('reason', '')}"
         return _event(pod, container, "HookFailed", text, warning=True)
     return None

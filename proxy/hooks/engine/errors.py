@@ -17,7 +17,7 @@ from proxy.hooks.events import Point
 from proxy.hooks.hook import Hook
 from proxy.logs import log
 from proxy.model.errors import HookError
-from proxy.telemetry.port import Report
+from proxy.telemetry.port import HOOK_FAILED, Report
 
 LONGEST_ERROR = 300
 """Characters of an exception's text."""
@@ -161,7 +161,7 @@ class FailureLog:
             since, count = now, 0
         self._recent[hook] = (since, count + 1)
         if count < MOST_MESSAGES:
-            self._report("a hook failed", hook=hook, reason=text)
+            self._report(HOOK_FAILED, hook=hook, reason=text)
 
     def forget(self, names: set[str]) -> None:
         """Forget all hooks except these."""
