@@ -12,6 +12,9 @@ the sum over all nodes, shows how fragmented a machine is.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -130,10 +133,16 @@ def alignments_of(meter: AlignmentMeter, node: Node, containers: Iterable[Contai
 
 
 def _nodes_of_devices(bits: int, near: Iterable[Mask]) -> int:
-    """Return the nodes of devices: of one with several, those that are touched anyway, else the lowest."""
-    for nodes in sorted(((n.bits for n in near)), key=lambda n: (n.bit_count(), n)):
-        if not nodes & bits:
-            bits |= nodes & -nodes
+    """Return the fewest nodes that have one of each device; those of ``bits`` are touched in any case."""
+    devices = {nodes.bits for nodes in near}
+    bits |= functools.reduce(operator.or_, (nodes for nodes in devices if nodes.bit_count() == 1), 0)
+    devices = {nodes for nodes in devices if not nodes & bits}
+    candidates = Mask.from_bits(functools.reduce(operator.or_, devices, 0))
+    for count in range(1, len(candidates) + 1):
+        for chosen in itertools.combinations(candidates, count):
+            added = Mask(chosen).bits
+            if all(nodes & added for nodes in devices):
+                return bits | added
     return bits
 
 

@@ -37,6 +37,14 @@ def test_a_hook_can_be_called_at_every_point(name: str) -> None:
     assert received == [event] == [sample(name)]
 
 
+def test_synchronize_has_the_time_that_the_daemon_gives_it(tmp_path: Path) -> None:
+    slow = "import time\ndef synchronize(event): time.sleep(0.3)\npre_create_container = synchronize"
+    hook = write_hook(tmp_path, slow, head="API_VERSION = 1\nTIMEOUT = 0.05")
+    assert testing.run(testing.load(hook), testing.event("synchronize")) == testing.Outcome()
+    with pytest.raises(AssertionError, match="no answer within 50 ms at pre_create_container"):
+        testing.run(testing.load(hook), testing.event("pre_create_container"))
+
+
 def test_a_hook_is_configured_before_other_calls(tmp_path: Path) -> None:
     path = write_hook(
         tmp_path,

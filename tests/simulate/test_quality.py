@@ -15,7 +15,7 @@ from proxy.simulate.hosts import Host
 from proxy.simulate.machines import NamedMachine
 from proxy.simulate.picture import lines_of, rows_of
 from proxy.simulate.pods import SimulatedPod
-from proxy.simulate.quality import AlignmentMeter, alignments_of, remaining_cpus_of
+from proxy.simulate.quality import AlignmentMeter, _nodes_of_devices, alignments_of, remaining_cpus_of
 from proxy.simulate.simulation import SimulationRules, hosts_of, simulate
 from proxy.simulate.summary import find
 from proxy.topology.regular_machine import regular_machine
@@ -99,6 +99,23 @@ def test_reserved_cpus_do_not_count_as_free() -> None:
     one = host("cpuManagerPolicy: static\nreservedSystemCPUs: 0,4,8,12")
     left = remaining_cpus_of(one.node, one.ownable)
     assert (left.cpus, left.whole, left.largest, left.largest_whole, left.of) == (28, 24, 7, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("touched", "near", "nodes"),
+    [
+        ([], [[0, 1], [1, 2]], [1]),
+        ([0], [[0, 1], [1, 2]], [0, 1]),
+        ([], [[3], [2, 3], [0]], [0, 3]),
+        ([], [[0, 1], [2, 3], [1, 2]], [0, 2]),
+        ([5], [], [5]),
+    ],
+)
+def test_devices_that_are_near_to_several_nodes_count_on_the_fewest(
+    touched: list[int], near: list[list[int]], nodes: list[int]
+) -> None:
+    found = _nodes_of_devices(Mask(touched).bits, map(Mask, near))
+    assert Mask.from_bits(found) == Mask(nodes)
 
 
 def test_rows_show_what_is_on_each_node(pod: Callable[..., SimulatedPod]) -> None:

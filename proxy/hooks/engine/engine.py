@@ -169,14 +169,20 @@ class HookEngine:
             self._expected.discard(hook)
             self._update_points()
 
-    def call_hooks(self, event: Point) -> Answers:
-        """Call all hooks of an event's point. Its ``outcome`` is set at once where all were quick."""
+    def call_hooks(self, event: Point, at_least: float = 0.0) -> Answers:
+        """Call all hooks of an event's point. Its ``outcome`` is set at once where all were quick.
+
+        Args:
+            event: The event.
+            at_least: Seconds that each hook has at least; if not 0, hooks are called even if their breakers
+                are open.
+        """
         at_point = self._by_point.get(event.NAME)
         if at_point is None or self._closed:
             return NO_ANSWERS
         if self._context.loop is None:
             self._context.loop = asyncio.get_running_loop()
-        call = Dispatch(self._context, event, at_point.hook_slots, at_point.validators)
+        call = Dispatch(self._context, event, at_point.hook_slots, at_point.validators, always=at_least)
         if self._alarm is not None and at_point.runs_on_loop():
             call.start(inline=False, alarm=self._alarm)
         else:

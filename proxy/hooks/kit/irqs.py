@@ -95,7 +95,12 @@ class Irqs:
         for file in (self._default, *sorted(files)):
             own = _parsed(file, self._settings.own(file))
             wanted = (own - banned) or (online - banned)
-            if own and wanted and wanted != own:
+            if not own or not wanted or wanted == own:
+                continue
+            now = _text(file)  # the kernel may write the same CPUs in another way, such as ff00 for 0000ff00
+            if now is not None and _parsed(file, now) == wanted:
+                wanted_values[file] = now
+            else:
                 wanted_values[file] = mask_text(wanted) if file is self._default else str(wanted)
         return wanted_values
 

@@ -61,6 +61,15 @@ def test_interrupts_are_moved_and_restored(tree: Tree) -> None:
     assert mask_from(tree.default) == ONLINE
 
 
+def test_a_mask_that_the_kernel_writes_shorter_is_not_written_again(tree: Tree) -> None:
+    """The kernel shows as many digits as the machine has CPUs (lib/bitmap-str.c, bitmap_print_to_pagebuf)."""
+    irqs = Irqs(tree.proc, tree.state)
+    irqs.claim("a", cpus("2-3"), ONLINE)
+    (tree.proc / "irq/default_smp_affinity").write_text("f3\n")
+    assert irqs.claim("a", cpus("2-3"), ONLINE) == MovedIrqs()
+    assert tree.default == "f3"
+
+
 def test_claims_of_several_owners_are_combined(tree: Tree) -> None:
     one, two = shared_irqs(tree.proc, tree.state), shared_irqs(tree.proc, tree.state)
     one.claim("a", cpus("2-3"), ONLINE)
