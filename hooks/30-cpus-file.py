@@ -22,8 +22,9 @@ owner. What other hooks narrow is in the file, but not in the environment. Varia
 itself, and its own mounts at that path, stay as they are.
 
 The files lie below ``root``, one directory for each container, on a file system that the runtime sees as
-well. They are removed with the container; those of containers whose creation failed are removed with their
-pod, or at the next start of the daemon. With SELinux the directory needs a label that containers may read:
+well. They are removed with the container; those of containers whose creation failed are removed with a
+sandbox of their pod, or at the next start of the daemon, if they are two minutes old. With SELinux the
+directory needs a label that containers may read:
 ``semanage fcontext -a -t container_file_t '/run/topoproxy/hooks/cpus(/.*)?'``.
 """
 
@@ -122,13 +123,8 @@ def synchronize(event: Synchronize) -> None:
     """Write the files of all containers, and remove those of containers that are gone."""
     existing = _known.handle(event)
     _write_all(existing)
-    _sweep(
-        {
-            directory
-            for member in existing
-            if (directory := _directory(member.uid, member.name, member.attempt))
-        }
-    )
+    kept = {_directory(member.uid, member.name, member.attempt) for member in existing}
+    _sweep(path for path in Path(_settings.root).glob("*/*") if path not in kept)
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment | None:
@@ -190,9 +186,12 @@ def post_remove_container(event: PostRemoveContainer) -> None:
 
 
 def post_remove_pod_sandbox(event: PostRemovePodSandbox) -> None:
-    """Remove the remaining directories of the pod: those of creates that failed."""
+    """Remove the remaining directories of the pod: those of creates that failed.
+
+    The pod may have a new sandbox, in which a container is being created.
+    """
     if _PLAIN.fullmatch(event.pod.uid) and not _known.of_pod(event.pod.uid):
-        shutil.rmtree(Path(_settings.root) / event.pod.uid, ignore_errors=True)
+        _sweep((Path(_settings.root) / event.pod.uid).glob("*"))
 
 
 def _chosen(pod: PodFacts, decision: Decision) -> bool:
@@ -252,11 +251,11 @@ def _write(directory: Path, lines: Mapping[str, str]) -> None:
     draft.replace(directory / FILE)
 
 
-def _sweep(kept: set[Path]) -> None:
-    """Remove directories of containers that do not exist."""
+def _sweep(directories: Iterable[Path]) -> None:
+    """Remove directories that no container uses, unless a create that is in progress may use them."""
     before = time.time() - GRACE_S
-    for directory in Path(_settings.root).glob("*/*"):
+    for directory in directories:
         with contextlib.suppress(OSError):
-            if directory not in kept and directory.lstat().st_mtime < before:
+            if directory.lstat().st_mtime < before:
                 shutil.rmtree(directory, ignore_errors=True)
                 directory.parent.rmdir()

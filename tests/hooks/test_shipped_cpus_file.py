@@ -195,8 +195,23 @@ def test_the_directory_is_removed_with_the_container_and_the_pod(node: Callable[
     one.handle("post_remove_container", pod=POD, container=existing(testing.container(name="other"), "c2"))
     assert list(one.root.iterdir()) == []
     one.handle("pre_create_container", pod=POD)  # the create fails afterwards
+    os.utime(one.root / DIRECTORY, (0, 0))
     one.handle("post_remove_pod_sandbox", pod=POD)
     assert list(one.root.iterdir()) == []
+
+
+def test_the_removal_of_an_old_sandbox_keeps_the_directory_of_a_create_in_the_new_one(
+    node: Callable[..., Node],
+) -> None:
+    if HOOK.parent.name != "hooks":
+        pytest.skip("the earlier version of the hook removes it")
+    one = node()
+    (one.root / "uid-1/failed.0").mkdir(parents=True)
+    os.utime(one.root / "uid-1/failed.0", (0, 0))
+    one.handle("pre_create_container", pod=POD, decision=testing.decision("own", "2-5"))
+    one.handle("post_remove_pod_sandbox", pod=testing.pod(uid="uid-1", sandbox_id="old"))
+    assert [path.name for path in (one.root / "uid-1").iterdir()] == ["main.0"]
+    assert one.file()["EXCLUSIVE_CPUS"] == "2-5"
 
 
 def test_a_start_removes_stale_directories_and_corrects_files(node: Callable[..., Node]) -> None:
