@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from proxy.engine.call_answers import CallAnswer, Forward, Refuse
 from proxy.engine.call_events import UpdateRequested
 from proxy.executor.ports import DeviceFacts
-from proxy.model.devices import AllocateAnswer
+from proxy.model.devices import AllocateAnswer, DeviceField
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
 from proxy.model.workload import Pod, Request
@@ -105,11 +105,11 @@ class UndecidedCall(Protocol):
     def set_cgroup_parent(self, parent: str) -> None:
         """Replace the cgroup of the pod in the message; for a CreateContainer."""
 
-    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, str]:
+    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, DeviceField]:
         """Add the answers of device plug-ins to a CreateContainer, by resource.
 
         Returns:
-            The fields that they have set, and the plug-in that has set each.
+            The fields that they have set, by name.
 
         Raises:
             DeviceConflictError: It contradicts the request or itself, or cannot be added.
@@ -145,7 +145,7 @@ class CallContext:
         quota_update: The part of an update that requests another CFS quota; None for none.
         named: Set once the runtime has named what was created.
         body: A create's message before hooks have changed it; None where no hook was called.
-        device_fields: Fields of a create's message that device plug-ins have set, and the plug-in.
+        device_fields: Fields of a create's message that device plug-ins have set, by name.
     """
 
     target: str = ""
@@ -157,7 +157,7 @@ class CallContext:
     quota_update: QuotaUpdate | None = None
     named: bool = False
     body: Any = None
-    device_fields: Mapping[str, str] | None = None
+    device_fields: Mapping[str, DeviceField] | None = None
 
 
 def send(call: UndecidedCall, answer: CallAnswer) -> None:

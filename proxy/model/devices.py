@@ -55,6 +55,19 @@ class AllocateAnswer(Struct, frozen=True):
     cdi: tuple[str, ...] = ()
 
 
+class DeviceField(Struct, frozen=True):
+    """A field of a create's message that a device plug-in has set.
+
+    Attributes:
+        plugin: The plug-in, as messages name it.
+        value: A variable's or an annotation's text; of a mount the path on the host and whether it is
+            read-only; of a device file the path on the host and the permissions.
+    """
+
+    plugin: str
+    value: tuple[object, ...]
+
+
 _NATIVE: Final = "kubernetes.io/"
 _IN_QUOTAS: Final = "requests."
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")

@@ -16,9 +16,11 @@ from proxy.engine.pod_events import SandboxStopped
 from proxy.executor.device_ports import DevicePluginError
 from proxy.executor.ledger_recovery import ANSWER_LOST, LOST
 from proxy.frontends.hook_bridge.bridge import _conflict
+from proxy.hooks.answers import CLEAR, Adjustment
+from proxy.hooks.facts import Device, Mount
 from proxy.hooks.hook import Outcome
-from proxy.model.devices import AllocateAnswer, DeviceNode
-from proxy.model.idset import Mask
+from proxy.model.devices import AllocateAnswer, DeviceField, DeviceNode
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.telemetry import metrics
@@ -436,16 +438,52 @@ def test_a_resource_is_taken_over_before_the_pods_are_known(run_scenario: Any) -
     run_scenario(scenario, sources=sources(), plugins=PlayedPlugins(), reconciled=False)
 
 
-@pytest.mark.parametrize("name", ["envs", "devices"])
-def test_a_hook_and_a_plug_in_that_set_the_same_field_conflict(name: str) -> None:
-    fields = {"envs[A]": "the device plug-in of x/nic", "devices[/dev/a]": "the device plug-in of x/nic"}
-    owner = {"envs[A]": "tuner"} if name == "envs" else {"devices[/./dev/a/]": "tuner"}
-    expected = _conflict(fields, Outcome(owners={"cpus": "other", **owner}))
-    assert (
-        expected
-        == f"hook tuner and the device plug-in of x/nic both set {next(f for f in fields if name in f)}"
-    )
-    assert _conflict(fields, Outcome(owners={"envs[B]": "tuner"})) == ""
+_PLUGIN = "the device plug-in of x/nic"
+_FIELDS = {
+    "envs[A]": DeviceField(_PLUGIN, ("1",)),
+    "annotations[a]": DeviceField(_PLUGIN, ("1",)),
+    "devices[/dev/a]": DeviceField(_PLUGIN, ("/dev/nic0", "rw")),
+    "mounts[/m]": DeviceField(_PLUGIN, ("/sys/nic", True)),
+}
+
+
+def conflict(name: str, key: str, value: object) -> str:
+    adjustment = Adjustment(cpus=CpuSet.parse("1"), **{name: {key: value}})
+    return _conflict(_FIELDS, Outcome(adjustment, {"cpus": "other", f"{name}[{key}]": "tuner"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "spelled"),
+    [
+        ("envs", "A", "2", "A"),
+        ("envs", "A", CLEAR, "A"),
+        ("annotations", "a", "2", "a"),
+        ("devices", "/./dev/a/", Device("/dev/a", "/dev/nic1"), "/dev/a"),
+        ("devices", "/dev/a", Device("/dev/a", "/dev/nic0", "r"), "/dev/a"),
+        ("mounts", "/m/", Mount("/m", "/sys/nic"), "/m"),
+        ("mounts", "/m", Mount("/m", "/sys/nic", readonly=True, propagation="bidirectional"), "/m"),
+        ("mounts", "/m", CLEAR, "/m"),
+    ],
+)
+def test_a_hook_and_a_plug_in_that_set_a_field_differently_conflict(
+    name: str, key: str, value: object, spelled: str
+) -> None:
+    expected = f"hook tuner and the device plug-in of x/nic set {name}[{spelled}] differently"
+    assert conflict(name, key, value) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("envs", "B", "2"),
+        ("envs", "A", "1"),
+        ("annotations", "a", "1"),
+        ("devices", "/dev/a/", Device("/dev/a/", "/dev/nic0")),
+        ("mounts", "/m", Mount("/m", "/sys/nic", readonly=True)),
+    ],
+)
+def test_a_hook_that_sets_what_a_plug_in_sets_is_no_conflict(name: str, key: str, value: object) -> None:
+    assert conflict(name, key, value) == ""
 
 
 @pytest.mark.parametrize(("record", "expected"), [({"answer": 5}, ANSWER_LOST), ({"ids": 5}, LOST)])

@@ -28,7 +28,7 @@ from proxy.frontends.cri.messages import (
     request_of,
     update_suffix,
 )
-from proxy.model.devices import AllocateAnswer
+from proxy.model.devices import AllocateAnswer, DeviceField
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
@@ -170,14 +170,14 @@ class InterceptedCall:
         """Name another cgroup of the pod in a CreateContainer."""
         self.change(self.body + cgroup_parent_suffix(parent))
 
-    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, str]:
+    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, DeviceField]:
         """Add the answers of device plug-ins to a CreateContainer."""
         from proxy.frontends.cri.device_suffix import device_suffix  # in memory only where there are plug-ins
 
         added = device_suffix(self.body, answers)
         if added.suffix:
             self.change(self.body + added.suffix)
-        return added.owners
+        return added.fields
 
     def place(self, cpus: CpuSet | None, mems: Mask | None, quota: int = 0) -> None:
         """Let a CreateContainer or an UpdateContainerResources continue with a decision."""

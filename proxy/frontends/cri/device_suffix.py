@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.model.devices import AllocateAnswer
+from proxy.model.devices import AllocateAnswer, DeviceField
 from proxy.model.errors import DeviceConflictError
 from proxy.wire.container_path import container_path
 from proxy.wire.protobuf import entry_of, field, read, text
@@ -31,11 +31,11 @@ class AddedDevices(Struct, frozen=True):
 
     Attributes:
         suffix: What is appended to the request.
-        owners: The fields that plug-ins have set, and the plug-in; in the names of ``FieldClaims``.
+        fields: The fields that plug-ins have set, by the names of ``FieldClaims``.
     """
 
     suffix: bytes
-    owners: Mapping[str, str]
+    fields: Mapping[str, DeviceField]
 
 
 def plugin(resource: str) -> str:
@@ -60,22 +60,22 @@ def device_suffix(body: bytes, answers: Mapping[str, AllocateAnswer]) -> AddedDe
     for name, value in _requested(entries):
         known[name] = (_REQUEST, value)
     cdi = {text(pb.CDIDeviceFacts.FromString(raw).name) for raw in config.CDI_devices}
-    added, owners = pb.ContainerConfig(), dict[str, str]()
+    added, fields = pb.ContainerConfig(), dict[str, DeviceField]()
     for resource, answer in answers.items():
         owner = plugin(resource)
         for name, value in _wanted(answer):
             owned, known_value = known.setdefault(name, (owner, value))
             if known_value != value:
                 raise DeviceConflictError(f"{owned} and {owner} set {name} differently")
-            if owned == owner and name not in owners:
-                owners[name] = owner
+            if owned == owner and name not in fields:
+                fields[name] = DeviceField(owner, value)
                 _add(added, name, value)
         for device in answer.cdi:
             if device not in cdi:
                 cdi.add(device)
                 added.CDI_devices.add(name=device)
     suffix = added.SerializeToString()
-    return AddedDevices(field(2, suffix) if suffix else b"", owners)
+    return AddedDevices(field(2, suffix) if suffix else b"", fields)
 
 
 def path_field(kind: str, path: str) -> str:

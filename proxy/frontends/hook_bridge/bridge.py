@@ -36,7 +36,9 @@ from proxy.hooks.events import (
     PreStopPodSandbox,
     PreUpdateContainerResources,
 )
+from proxy.hooks.facts import Device, Mount
 from proxy.hooks.hook import Outcome
+from proxy.model.devices import DeviceField
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod, Verdict
@@ -294,14 +296,25 @@ def _refused_by_hook(message: str) -> Verdict:
     return Verdict(GrpcStatus.FAILED_PRECONDITION, "RefusedByHook", message)
 
 
-def _conflict(fields: Mapping[str, str], outcome: Outcome) -> str:
-    """Return what a hook and a device plug-in both set; empty where there is nothing."""
+def _conflict(fields: Mapping[str, DeviceField], outcome: Outcome) -> str:
+    """Return what a hook and a device plug-in set to different values; empty where there is nothing."""
     for name, hook in outcome.owners.items():
         kind, bracket, key = name.partition("[")
         spelled = f"{kind}[{container_path(key[:-1])}]" if kind in ("mounts", "devices") and bracket else name
-        if (owner := fields.get(spelled)) is not None:
-            return f"hook {hook} and {owner} both set {spelled}"
+        if (field := fields.get(spelled)) is not None:
+            wanted = getattr(outcome.adjustment, kind).get(key[:-1])
+            if _device_value(wanted) != field.value:
+                return f"hook {hook} and {field.plugin} set {spelled} differently"
     return ""
+
+
+def _device_value(wanted: object) -> tuple[object, ...]:
+    """Return what a hook sets as a value of ``DeviceField``; something else where a plug-in cannot set it."""
+    if isinstance(wanted, Device):
+        return wanted.host_path, wanted.permissions
+    if isinstance(wanted, Mount) and wanted.propagation == "private":
+        return wanted.host_path, wanted.readonly
+    return (wanted,)
 
 
 def _renewed(before: Pod, pod: Pod) -> Pod:

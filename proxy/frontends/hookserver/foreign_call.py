@@ -12,7 +12,7 @@ from proxy.calls.undecided_call import NO_DEVICES, UndecidedCall
 from proxy.engine.call_events import UpdateRequested
 from proxy.executor.ports import DeviceFacts
 from proxy.frontends.hookserver.messages import ContainerReply, SandboxReply, pod_of, request_of, total_of
-from proxy.model.devices import AllocateAnswer
+from proxy.model.devices import AllocateAnswer, DeviceField
 from proxy.model.errors import DeviceConflictError, TopoproxyError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Bounds
@@ -190,7 +190,7 @@ class ContainerCall(ForeignCall):
         """Return no devices: the protocol does not carry them."""
         return NO_DEVICES
 
-    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, str]:
+    def add_devices(self, answers: Mapping[str, AllocateAnswer]) -> Mapping[str, DeviceField]:
         """Refuse: the protocol carries no device files and no mounts.
 
         Raises:

@@ -43,9 +43,10 @@ def test_everything_that_a_plug_in_answers_is_appended() -> None:
     assert list(config.devices) == [device]
     assert [cdi.name for cdi in config.CDI_devices] == ["example.com/nic=a"]
     assert list(config.command) == ["run"]
-    owners = device_suffix(body, {NIC: FULL}).owners
-    assert set(owners) == {"envs[NIC]", "annotations[example.com/nic]", "mounts[/nic]", "devices[/dev/nic]"}
-    assert set(owners.values()) == {"the device plug-in of example.com/nic"}
+    fields = device_suffix(body, {NIC: FULL}).fields
+    assert set(fields) == {"envs[NIC]", "annotations[example.com/nic]", "mounts[/nic]", "devices[/dev/nic]"}
+    assert {field.plugin for field in fields.values()} == {"the device plug-in of example.com/nic"}
+    assert fields["mounts[/nic]"].value == ("/sys/nic", True)
 
 
 def test_the_same_value_twice_is_no_conflict() -> None:
@@ -57,7 +58,7 @@ def test_the_same_value_twice_is_no_conflict() -> None:
     found = device_suffix(body, {NIC: FULL, GPU: FULL})
     config = added(body, nic=FULL, gpu=FULL)
     assert [len(part) for part in (config.envs, config.mounts, config.devices, config.CDI_devices)] == [1] * 4
-    assert set(found.owners) == {"annotations[example.com/nic]", "devices[/dev/nic]"}
+    assert set(found.fields) == {"annotations[example.com/nic]", "devices[/dev/nic]"}
     assert device_suffix(body, {}).suffix == b""
 
 
