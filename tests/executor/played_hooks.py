@@ -90,6 +90,11 @@ class Hooks:
         f, memory = self.lifecycle, self.lifecycle.memory
         return len(memory._pods) + len(memory._containers) + len(f.stopped) + len(f.sent)
 
+    def learn(self) -> None:
+        """Learn from the runtime's lists."""
+        since = self.world.executor.state.runtime.changes.number
+        self.lifecycle.learn(*self.world.runtime.raw_lists(), since)
+
     def close(self) -> None:
         self.engine.close()
         self.updates.close()

@@ -174,6 +174,24 @@ def test_a_create_without_an_answer_is_notified_from_the_list(run_scenario) -> N
     run_scenario(scenario)
 
 
+def test_a_sandbox_that_was_removed_after_the_lists_were_requested_is_not_learned(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            sandbox = await world.pod("ls", "LS")
+            h.listen("post_remove_pod_sandbox")
+            await ended(world, "StopPodSandbox", sandbox)
+            world.runtime.pods[sandbox] = changed_copy(world.runtime.pods[sandbox], ready=False)
+            since, lists = world.executor.state.runtime.changes.number, world.runtime.raw_lists()
+            await ended(world, "RemovePodSandbox", sandbox)
+            h.lifecycle.learn(*lists, since)
+            assert h.lifecycle.find_pod(sandbox) is None
+            del world.runtime.pods[sandbox]
+            await world.sync.once()
+            await h.expect("post_remove_pod_sandbox s-ls")
+
+    run_scenario(scenario)
+
+
 def test_a_synchronize_event_holds_all_pods_and_containers(run_scenario) -> None:
     async def scenario(world) -> None:
         sandbox = await world.pod("ls", "LS")
@@ -182,7 +200,7 @@ def test_a_synchronize_event_holds_all_pods_and_containers(run_scenario) -> None
         world.runtime.pods["old"] = changed_copy(world.runtime.pods[sandbox], id="old", uid="u", ready=False)
         world.runtime.pods["new"] = changed_copy(world.runtime.pods[sandbox], id="new", uid="n")
         async with hooks(world) as h:
-            h.lifecycle.learn(*world.runtime.raw_lists())
+            h.learn()
             event = h.lifecycle.everything()
             assert sorted(pod.sandbox_id for pod in event.pods) == ["old", "s-ls", "s-lse"]
             assert {pod.runtime_handler for pod in event.pods} == {"handled"}
@@ -290,7 +308,7 @@ def test_containers_created_without_a_call_are_looked_up(run_scenario) -> None:
             h.lifecycle.listed({sandbox}, (), world.executor.state.runtime.changes.number)
             assert not h.lifecycle.sent
             assert h.incomplete == 1, "containers that the runtime does not list are not reported"
-            h.lifecycle.learn(*world.runtime.raw_lists())
+            h.learn()
             assert h.lifecycle.facts(world.executor.state.containers["odd"])[1].labels == {"listed": "odd"}
             await world.sync.once()
             assert h.incomplete == 1

@@ -88,6 +88,7 @@ class Backfill:
         await self._notify_of_all()
 
     async def _learned(self) -> bool:
+        since = self._executor.state.runtime.changes.number
         try:
             pods, containers = await self._worker.run(self._executor.runtime.raw_lists)
         except (UnavailableError, RuntimeCallError) as error:
@@ -96,7 +97,7 @@ class Backfill:
             )
             return False
         if self.lifecycle_events is not None:
-            self.lifecycle_events.learn(pods, containers)
+            self.lifecycle_events.learn(pods, containers, since)
         return True
 
     async def _go_on(self) -> None:

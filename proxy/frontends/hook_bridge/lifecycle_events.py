@@ -138,17 +138,21 @@ class LifecycleEvents(Observer):
             [Running(*self.facts(c), self.decision(c)) for c in containers],
         )
 
-    def learn(self, pods: bytes, containers: bytes) -> None:
+    def learn(self, pods: bytes, containers: bytes, since: int) -> None:
         """Learn from the runtime's lists about those that were created before there were hooks.
 
         Args:
             pods: A ListPodSandboxResponse.
             containers: A ListContainersResponse.
+            since: The number of the newest change when they were requested. A sandbox that has changed since
+                may have been removed.
         """
+        changes = self._executor.state.runtime.changes
         sandboxes = _entries(pb.PodSandbox, pods)
         self.memory.listed(sandboxes, _entries(pb.Container, containers))
         for sandbox in sandboxes:
-            if sandbox.state == pb.SANDBOX_NOTREADY and self.find_pod(sandbox.id) is None:
+            is_unknown = sandbox.state == pb.SANDBOX_NOTREADY and self.find_pod(sandbox.id) is None
+            if is_unknown and changes.is_unchanged(sandbox.id, since):
                 meta = sandbox.metadata
                 self.stopped[sandbox.id] = pod_facts(
                     sandbox.id,
