@@ -221,6 +221,43 @@ def test_updates_by_hooks_wait_for_calls_of_the_client(run_scenario) -> None:
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_newer_update_waits_as_long_as_if_there_were_no_older_one(
+    run_scenario, monkeypatch, under_way: bool
+) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world) as h:
+            one = await world.run(await world.pod("ls", "LS"))
+            request = pb.UpdateContainerResourcesRequest(container_id=one)
+            request.linux.cpu_shares = 5
+            call = await world.call("UpdateContainerResources", request)
+            attempt, attempts = h.updates._one, []
+
+            def renew() -> None:
+                world.now += module.UPDATE_TIMEOUT_S + 1
+                request_update(h, one, cpu_quota=50_000)
+
+            async def one_attempt(container_id: str, wanted: Any) -> bool:
+                attempts.append(container_id)
+                again = await attempt(container_id, wanted)
+                if under_way and len(attempts) == 1:
+                    renew()
+                return again
+
+            monkeypatch.setattr(h.updates, "_one", one_attempt)
+            request_update(h, one, cpu_shares=9)
+            if not under_way:
+                renew()
+            await world.until(lambda: len(attempts) > 1)
+            assert not problems(world)
+            world.wire.finished(call, 0)
+            await done(world, h)
+            limits = [(limits.cpu_shares, limits.cpu_quota) for _, _, limits in world.runtime.updates]
+            assert limits == [(9, 50_000)]
+
+    run_scenario(scenario)
+
+
 def test_an_update_is_retried_while_the_runtime_is_unavailable(run_scenario, monkeypatch) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:

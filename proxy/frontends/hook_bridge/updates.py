@@ -50,7 +50,7 @@ class _Wanted:
     """What is wanted of one container.
 
     Attributes:
-        since: When it was requested first.
+        since: When any of it was requested last.
         fields: Field to value.
         unified: Files of cgroup v2.
         by: Field to hook.
@@ -61,8 +61,9 @@ class _Wanted:
     unified: dict[str, str] = field(default_factory=dict)
     by: dict[str, str] = field(default_factory=dict)
 
-    def add(self, update: Update, by: Mapping[str, str]) -> None:
+    def add(self, update: Update, by: Mapping[str, str], now: float) -> None:
         """Let newer requests override older ones."""
+        self.since = now
         for name in ("cpus", *_LIMITS):
             if (value := getattr(update, name)) is not LEAVE:
                 self.fields[name] = value
@@ -97,19 +98,20 @@ class Updates:
             updates: Container's id to what is wanted of it.
             owners: Field (``updates[id].cpus``) to the hook that has set it.
         """
+        now = self._executor.clock()
         for container_id, update in updates.items():
             prefix = f"updates[{container_id}]."
             by = {name.removeprefix(prefix): hook for name, hook in owners.items() if name.startswith(prefix)}
             wanted = self._waiting.get(container_id)
             if wanted is None:
-                wanted = _Wanted(self._executor.clock())
+                wanted = _Wanted(now)
                 if self._find(container_id, by) is None:
                     continue
                 if len(self._waiting) >= MOST:
                     self._report_not_applied(container_id, by, "too many updates wait")
                     continue
                 self._waiting[container_id] = wanted
-            wanted.add(update, by)
+            wanted.add(update, by, now)
         if self._waiting and not self._runs:
             self._runs = True
             self._executor.spawn(self._carry_out())
@@ -134,6 +136,7 @@ class Updates:
         """Queue it again, behind the others; requests that came meanwhile are newer."""
         newer = self._waiting.pop(container_id, None)
         if newer is not None:
+            wanted.since = newer.since
             wanted.fields |= newer.fields
             wanted.unified |= newer.unified
             wanted.by |= newer.by
