@@ -63,6 +63,24 @@ def test_cpus_of_another_container_are_narrowed_in_kernel_and_runtime(run_scenar
     run_scenario(scenario)
 
 
+def test_an_update_gives_cpus_of_owners_where_configured_but_no_reserved_ones(run_scenario) -> None:
+    async def scenario(world) -> None:
+        async with hooks(world, owned_cpus=True) as h:
+            ls = await world.run(await world.pod("ls", "LS"))
+            lse = await world.run(await world.pod("lse", "LSE", "", "2-3"))
+            request_update(h, lse, cpus=cpus("0,3-4"))
+            request_update(h, ls, cpus=cpus("0,3-4"))
+            await done(world, h)
+            assert (world.on(lse), world.on(ls)) == ("2-3", "0,3-4")
+            which = f"pod=ns/lse container=c containerID={lse}"
+            assert problems(world) == [failed_update(which, "CPUs 0 are not among those it may have")]
+            request_update(h, lse, cpus=cpus("3-4"))
+            await done(world, h)
+            assert world.on(lse) == "3-4"
+
+    run_scenario(scenario, rules={"reserved": CpuSet((0,))})
+
+
 def test_a_created_container_starts_with_the_cpus_of_an_update(run_scenario) -> None:
     async def scenario(world) -> None:
         async with hooks(world) as h:

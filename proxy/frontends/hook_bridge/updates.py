@@ -23,6 +23,7 @@ from proxy.engine.memory_resize import added_nodes
 from proxy.engine.quotas import quota_record
 from proxy.executor.background import Worker
 from proxy.executor.runtime_ports import Limits
+from proxy.frontends.hook_bridge.facts import decision_of
 from proxy.hooks.answers import CLEAR, LEAVE, Update
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import CpuSet
@@ -174,12 +175,11 @@ class Updates:
     def _narrow(self, container: Container, cpus: Any, by: str) -> None:
         executor = self._executor
         if cpus is not CLEAR:
-            outside = cpus - executor.state.cpus_without_hooks(container)
-            if self._owned_cpus:
-                outside = cpus - executor.state.node.machine.online
+            outside = cpus - decision_of(executor.state, container, self._owned_cpus).allowed
             if outside:
+                has = "may have" if self._owned_cpus else "has"
                 self._report_not_applied(
-                    container.id, {"cpus": by}, f"CPUs {outside} are not among those it has"
+                    container.id, {"cpus": by}, f"CPUs {outside} are not among those it {has}"
                 )
                 return
         narrowing = Narrowing(
