@@ -35,10 +35,16 @@ class SandboxReply(Struct, frozen=True):
     """The answer about a sandbox so far; its messages are never changed.
 
     It is also what hooks see (``proxy.frontends.hook_bridge.view.HookView``).
+
+    Attributes:
+        request: The request.
+        answer: The answer.
+        lost: Fields that hooks want to change and that the answer cannot change.
     """
 
     request: pb.PodSandboxHookRequest
     answer: pb.PodSandboxHookResponse
+    lost: tuple[str, ...] = ()
 
     def read(self, bounds: Bounds) -> Pod:
         """Read the pod, with what hooks have set; ``bounds`` as for ``UndecidedCall.sandbox``."""
@@ -68,7 +74,9 @@ class SandboxReply(Struct, frozen=True):
         _set(answer.annotations, adjustment.annotations)
         if parent is not LEAVE:
             answer.cgroup_parent = "" if parent is CLEAR else parent
-        return SandboxReply(self.request, answer)
+        lost = _lost("labels", adjustment.labels, answer.labels)
+        lost += _lost("annotations", adjustment.annotations, answer.annotations)
+        return SandboxReply(self.request, answer, (*self.lost, *lost))
 
 
 class ContainerReply(Struct, frozen=True):
@@ -80,7 +88,7 @@ class ContainerReply(Struct, frozen=True):
         request: The request.
         answer: The answer.
         resources: What the client requests, changed by hooks.
-        lost: Fields that hooks want to change and that the answer has no place for.
+        lost: Fields that hooks want to change and that the answer cannot change.
     """
 
     request: pb.ContainerResourceHookRequest
@@ -124,9 +132,10 @@ class ContainerReply(Struct, frozen=True):
         _set(answer.container_envs, adjustment.envs)
         for resources in (requested, answer.container_resources):
             _adjust(resources, adjustment)
-        lost = [name for name in ("mounts", "devices", "labels") if _values(getattr(adjustment, name))]
-        envs = _values(adjustment.envs)
-        lost += (f"envs[{name}]" for name in envs if answer.container_envs.get(name) != envs[name])
+        lost = [name for name in ("mounts", "devices", "labels") if getattr(adjustment, name)]
+        lost += _lost("envs", adjustment.envs, answer.container_envs)
+        lost += _lost("annotations", adjustment.annotations, answer.container_annotations)
+        lost += _lost("unified", adjustment.unified, answer.container_resources.unified)
         return ContainerReply(self.request, answer, requested, (*self.lost, *lost))
 
     # -- what is decided ----------------------------------------------------------------------------------
@@ -249,6 +258,12 @@ def _values(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 def _set(into: MutableMapping[str, str], wanted: Mapping[str, Any]) -> None:
     put_texts(into, {}, _values(wanted))
+
+
+def _lost(name: str, wanted: Mapping[str, Any], answered: Mapping[str, str]) -> list[str]:
+    """Return the keys of a map that differ in the answer from what hooks want."""
+    values = dict(answered) if wanted else {}
+    return [f"{name}[{key}]" for key, value in wanted.items() if values.get(key, CLEAR) != value]
 
 
 def _adjust(resources: pb.LinuxContainerResources, adjustment: Adjustment) -> None:

@@ -152,6 +152,12 @@ class Servicer:
                 self.pending.add_pod(request.pod_meta.uid, call)
             else:
                 call.lost()
+        if reply.lost:
+            self._executor.telemetry.problem(
+                "cannot change a sandbox: Koordinator's hook protocol has no fields for it",
+                pod=f"{request.pod_meta.namespace}/{request.pod_meta.name}",
+                fields=", ".join(reply.lost),
+            )
         return reply.answer
 
     async def post_stop_pod_sandbox(self, request: pb.PodSandboxHookRequest) -> pb.PodSandboxHookResponse:
@@ -190,6 +196,11 @@ class Servicer:
         reply: ContainerReply = await call.decide()
         with call.or_lost():
             self._delegate(call, reply.answer)
+        self._report_lost(request, reply)
+        return reply.answer
+
+    def _report_lost(self, request: Container, reply: ContainerReply) -> None:
+        """Report what hooks want of a container and the answer cannot carry."""
         if reply.lost:
             self._executor.telemetry.problem(
                 "cannot change a container: Koordinator's hook protocol has no fields for it",
@@ -197,7 +208,6 @@ class Servicer:
                 container=request.container_meta.name,
                 fields=", ".join(reply.lost),
             )
-        return reply.answer
 
     def _delegate(self, call: ContainerCall, answer: ContainerAnswer) -> None:
         """The create is the peer's from here on."""
@@ -263,6 +273,7 @@ class Servicer:
         call = ContainerCall(self._flow, "UpdateContainerResources", update_reply(request, quota=not ours))
         reply: ContainerReply = await call.decide()
         call.lost()  # its end is never seen; afterwards the runtime gets the current set again
+        self._report_lost(request, reply)
         return reply.answer
 
     async def post_stop_container(self, request: Container) -> ContainerAnswer:

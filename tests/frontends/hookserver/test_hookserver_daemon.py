@@ -10,10 +10,14 @@ from proxy.demo.client import DemoPod
 from proxy.telemetry import metrics
 
 HOOK = """
-from proxy.hooks.api import Adjustment, PreCreateContainer
+from proxy.hooks.api import CLEAR, Adjustment, PreCreateContainer, PreRunPodSandbox
 from proxy.telemetry import metrics
 
 API_VERSION = 1
+
+
+def pre_run_pod_sandbox(event: PreRunPodSandbox) -> Adjustment:
+    return Adjustment(labels={"koordinator.sh/qosClass": CLEAR})
 
 
 def pre_create_container(event: PreCreateContainer) -> Adjustment:
@@ -59,6 +63,8 @@ hooks: {{directory: {directory}, vendorDirectory: {directory}-no, serverDirector
             reason = "Koordinator's hook protocol has no fields for it"
             expected = f"cannot change a container: {reason} pod=demo/lse container=main fields=labels"
             assert expected in problems
+            fields = '"labels[koordinator.sh/qosClass]"'
+            assert f"cannot change a sandbox: {reason} pod=demo/lse fields={fields}" in problems
             hooks = daemon.hooks
             assert hooks is not None
             assert hooks.page()["serving"] == {"socket": str(node.socket), "listening": True}

@@ -183,25 +183,29 @@ def test_an_update_omits_values_that_the_daemon_may_have_set() -> None:
 def test_adjustments_of_a_create_are_in_the_response() -> None:
     request = pb.ContainerResourceHookRequest(pod_cgroup_parent="/kubepods/podx")
     request.container_envs["A"] = "1"
-    request.container_resources.unified["memory.high"] = "1"
+    request.container_annotations["c"] = "1"
+    request.container_resources.unified.update({"memory.high": "1", "memory.low": "1"})
     request.container_resources.cpuset_cpus = "0-3"
     adjustment = Adjustment(
         cpus=CLEAR,
         oom_score_adj=-5,
         cpu_shares=CLEAR,
-        unified={"memory.high": "2"},
-        annotations={"a": "b"},
+        unified={"memory.high": "2", "memory.low": CLEAR, "memory.max": CLEAR},
+        annotations={"a": "b", "c": CLEAR, "d": CLEAR},
         labels={"l": "m"},
-        envs={"B": "2", "C": "\udcff", "A": CLEAR},
+        envs={"B": "2", "C": "\udcff", "A": CLEAR, "D": CLEAR},
         mounts={"/x": Mount("/x", "/y")},
         devices={"/dev/z": CLEAR},
     )
     reply = messages.container_reply(request).adjusted(adjustment)
-    assert reply.lost == ("mounts", "labels", "envs[C]")
+    assert reply.lost == (
+        *("mounts", "devices", "labels", "envs[C]", "envs[A]"),
+        *("annotations[c]", "unified[memory.low]"),
+    )
     answer = reply.answer
     assert dict(answer.container_envs) == {"A": "1", "B": "2"}, "the peer keeps a variable that a hook clears"
-    assert dict(answer.container_annotations) == {"a": "b"}
-    assert dict(answer.container_resources.unified) == {"memory.high": "2"}
+    assert dict(answer.container_annotations) == {"a": "b", "c": "1"}
+    assert dict(answer.container_resources.unified) == {"memory.high": "2", "memory.low": "1"}
     assert (answer.container_resources.oom_score_adj, answer.container_resources.cpuset_cpus) == (-5, "")
     assert answer.container_resources == reply.resources
     facts = reply.container()
@@ -214,11 +218,13 @@ def test_adjustments_of_a_create_are_in_the_response() -> None:
 
 
 def test_adjustments_of_a_sandbox_are_in_the_response() -> None:
-    request = pb.PodSandboxHookRequest(cgroup_parent="/a")
-    adjustment = Adjustment(labels={"l": "1"}, annotations={"a": "2"}, cgroup_parent="/b")
+    request = pb.PodSandboxHookRequest(cgroup_parent="/a", labels={"m": "1"}, annotations={"b": "2"})
+    labels, annotations = {"l": "1", "m": CLEAR}, {"a": "2", "b": CLEAR, "c": CLEAR}
+    adjustment = Adjustment(labels=labels, annotations=annotations, cgroup_parent="/b")
     reply = SandboxReply(request, messages.pod_echo(request)).adjusted(adjustment)
     answer = reply.answer
-    assert (dict(answer.labels), dict(answer.annotations)) == ({"l": "1"}, {"a": "2"})
+    assert (dict(answer.labels), dict(answer.annotations)) == ({"l": "1", "m": "1"}, {"a": "2", "b": "2"})
+    assert reply.lost == ("labels[m]", "annotations[b]")
     assert answer.cgroup_parent == "/b"
     pod = reply.read(ANY_MACHINE)
     assert isinstance(pod, Pod)
