@@ -41,6 +41,8 @@ def parse_endpoint(text: str) -> Path:
     if "\0" in body or body.endswith("/"):
         raise ConfigError(_words(text, "this cannot be the name of a socket"))
     path = Path(os.path.normpath("/" + body.lstrip("/")))
+    if not path.name:
+        raise ConfigError(_words(text, "this cannot be the name of a socket"))
     length = len(os.fsencode(path))
     if length > PATH_LIMIT:
         raise ConfigError(

@@ -37,6 +37,8 @@ def test_accepted(text: str, path: str) -> None:
         ("", "must be absolute"),
         ("unix://", "must be absolute"),
         ("/run/", "cannot be the name of a socket"),
+        ("/.", "cannot be the name of a socket"),
+        ("unix:///run/..", "cannot be the name of a socket"),
         ("/run/a\0b", "cannot be the name of a socket"),
         ("/" + "a" * 107, "the path is 108 bytes long, a unix socket's at most 107"),
         ("/" + "ä" * 54, "the path is 109 bytes long"),
