@@ -154,16 +154,18 @@ def parse_duration(text: str) -> float:
 
 
 def show_duration(seconds: float) -> str:
-    """Write seconds as the shortest Go duration of whole units, milliseconds the smallest."""
-    milliseconds = round(seconds * 1000)
+    """Write seconds as a short Go duration that reads back as the same nanoseconds."""
+    milliseconds, nanoseconds = divmod(round(seconds * 1e9), 1_000_000)
     minutes, remainder = divmod(milliseconds, 60_000)
     hours, minutes = divmod(minutes, 60)
     parts = [f"{hours}h"] if hours else []
     parts += [f"{minutes}m"] if minutes else []
     if remainder % 1000:
         parts.append(f"{remainder}ms" if remainder < 1000 else f"{remainder / 1000:g}s")
-    elif remainder or not parts:
+    elif remainder or not (parts or nanoseconds):
         parts.append(f"{remainder // 1000}s")
+    if nanoseconds:
+        parts.append(f"{nanoseconds}ns" if nanoseconds % 1000 else f"{nanoseconds // 1000}us")
     return "".join(parts)
 
 

@@ -56,13 +56,24 @@ def test_a_number_without_unit_is_refused_with_the_spelling() -> None:
         parse_duration("10")
 
 
-@given(st.integers(0, 10**8))
-def test_a_shown_duration_reads_back(milliseconds: int) -> None:
-    assert parse_duration(show_duration(milliseconds / 1000)) == milliseconds / 1000
+@given(st.integers(0, 10**8).map(lambda ms: ms / 1000) | st.integers(0, 10**14).map(lambda ns: ns / 10**9))
+def test_a_shown_duration_reads_back(seconds: float) -> None:
+    assert parse_duration(show_duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (10, "10s"), (90, "1m30s"), (3600, "1h"), (0.1, "100ms"), (1.5, "1.5s")]
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (10, "10s"),
+        (90, "1m30s"),
+        (3600, "1h"),
+        (0.1, "100ms"),
+        (1.5, "1.5s"),
+        (0.0005, "500us"),
+        (0.1000007, "100ms700ns"),
+        (61.5000015, "1m1.5s1500ns"),
+    ],
 )
 def test_durations_are_shown_short(seconds: float, text: str) -> None:
     assert show_duration(seconds) == text
