@@ -242,7 +242,7 @@ def _memory(config: Config) -> Iterator[str]:
         yield "memoryManagerPolicy: Static needs memory in reservedMemory on at least one NUMA node"
         return
     amounts = [part.memory for part in (config.kube_reserved, config.system_reserved)]
-    if amounts == [None, None]:
+    if amounts == [None, None] and config.eviction_memory is None:
         return
     required = sum(amount or 0 for amount in amounts)
     if config.eviction_memory is not None:

@@ -82,6 +82,13 @@ def refused(text: str) -> str:
             ),
         ),
         (
+            MEMORY + "[{numaNode: 0, limits: {memory: 1Gi}}]\nevictionHard: {memory.available: 512Mi}",
+            (
+                "reservedMemory: the nodes keep 1Gi of memory together, "
+                "and kubeReserved, systemReserved and evictionHard say 512Mi"
+            ),
+        ),
+        (
             "kubelet: {tokenFile: /t}",
             "kubelet.tokenFile: has no effect without kubelet.pods or kubelet.configz",
         ),
@@ -126,6 +133,8 @@ def test_contradictory_settings_are_refused(text: str, message: str) -> None:
         "reservedMemory: [{numaNode: 0, limits: {memory: 3Gi}}]\nkubeReserved: {memory: 2Gi}",
         MEMORY + "[{numaNode: 0, limits: {memory: 3Gi}}]",
         MEMORY + "[{numaNode: 0, limits: {memory: 3Gi}}]\nkubeReserved: {cpu: 1}",
+        MEMORY + "[{numaNode: 0, limits: {memory: 3Gi}}]\nevictionHard: {nodefs.available: 10%}",
+        MEMORY + "[{numaNode: 0, limits: {memory: 100Mi}}]\nevictionHard: {memory.available: 100Mi}",
         MEMORY + "[{numaNode: 0, limits: {memory: 1Gi}}, {numaNode: 1, limits: {memory: 1Gi}}]\n"
         "kubeReserved: {memory: 1.5Gi}\nsystemReserved: {memory: 512Mi}",
         MEMORY + "[{numaNode: 0, limits: {memory: 1124Mi}}]\nsystemReserved: {memory: 1Gi}",
