@@ -142,10 +142,7 @@ def _reserved_memory(config: Config, machine: Machine, *, away: bool) -> dict[in
 
     Offline is the memory of a node that has none now, and of one that does not exist now and may appear.
     """
-    numa = machine.extra.get("numa")
-    reported = numa.get("possible") if isinstance(numa, Mapping) else None
-    may_be = Mask.parse(reported) if isinstance(reported, str) else Mask()
-    absent = may_be - Mask(machine.node_by_id)
+    absent = machine.possible_nodes - Mask(machine.node_by_id)
     absent |= Mask(node.id for node in machine.nodes if node.mem_bytes == 0 and not node.cpus)
     return {node: amounts for node, amounts in config.reserved_memory.items() if (node in absent) is away}
 

@@ -336,6 +336,13 @@ def test_a_daemon_does_not_start_with_parts_that_never_existed(text: str, machin
         check_start(parse(text, "f.yaml"), machine)
 
 
+def test_possible_nodes_that_cannot_be_read_are_ignored() -> None:
+    machine = replace(NODES, extra={"numa": {"possible": "0-x"}})
+    check_start(parse(MEMORY + "[{numaNode: 0, limits: {memory: 1Gi}}]", "f"), machine)
+    with pytest.raises(ConfigError, match="there is no NUMA node 2"):
+        check_start(parse(MEMORY + "[{numaNode: 2, limits: {memory: 1Gi}}]", "f"), machine)
+
+
 @pytest.mark.parametrize(
     ("text", "lost"),
     [
