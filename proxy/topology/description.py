@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import structs
 
 from proxy.model.errors import TopologyError
-from proxy.model.idset import CpuSet
+from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Cache, Cpu, HugePages, Machine, NumaNode
 from proxy.model.strict_json import StrictJsonError, read_json
 from proxy.open_file import open_file
@@ -165,6 +165,8 @@ def _nodes(numa: Mapping[str, object], rows: list[Cpu]) -> tuple[tuple[NumaNode,
     ids = [_number(entry, "id") for entry in entries]
     if ids != sorted(claims):
         raise ValueError("numa.nodes must be in ascending order of id, each id once")
+    if ids[-1] >= Mask.LIMIT:
+        raise ValueError(f"the id of node {ids[-1]} must be less than {Mask.LIMIT}")
     by_row = dict.fromkeys(ids, CpuSet())
     for cpu in rows:
         if cpu.numa is not None and cpu.numa not in by_row:

@@ -80,6 +80,7 @@ def edited(path: list, value: object) -> dict:
         (edited(["numa", "nodes"], []), "numa.nodes must be a list"),
         (edited(["numa", "nodes", 1, "id"], -4), "id must be a number"),
         (edited(["numa", "nodes", 0, "id"], 4), "ascending order"),
+        (edited(["numa", "nodes", 1, "id"], 65536), "the id of node 65536 must be less than 65536"),
         (edited(["numa", "nodes", 1, "cpus"], "3-2"), "runs backwards"),
         (edited(["numa", "nodes", 1, "distance"], [10]), "node 4 must have as many distances"),
         (edited(["numa", "nodes", 1, "distance"], "10 20"), "distance must be a list"),
