@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from proxy.config.cluster_config import IGNORED, faults
 from proxy.config.list_kinds import EVICTION_DEFAULT
@@ -214,6 +215,23 @@ def _device_plugins(config: Config) -> Iterator[str]:
     for name, directory in directories.items():
         if kubelets == directory or kubelets in directory.parents:
             yield f"devicePlugins.{name}: {directory} is kubelet's own, and its sockets would be removed"
+        elif others := [key for key, path in _other_sockets(config).items() if path.parent == directory]:
+            there = f"{directory} is the directory of {' and '.join(others)}"
+            yield f"devicePlugins.{name}: {there}, and the sockets in it would be removed"
+
+
+def _other_sockets(config: Config) -> dict[str, Path]:
+    """Return the sockets that are not those of device plug-ins, by key."""
+    sockets = {
+        "listen": config.listen,
+        "runtime": config.runtime,
+        "adminSocket": config.admin_path,
+        "hooks.serve": config.hooks.serve,
+        "podResources.serve": config.pod_resources.serve,
+        "kubelet.podsApi": config.kubelet.pods_api,
+        "kubelet.podResources": config.kubelet.pod_resources,
+    }
+    return {key: path for key, path in sockets.items() if path is not None}
 
 
 def _cpus(config: Config) -> Iterator[str]:

@@ -384,6 +384,32 @@ def test_the_directories_of_device_plugins_are_not_kubelets() -> None:
     assert "must differ from socketDirectory" in refused(same)
 
 
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("listen: /a/l\nadminSocket: /b/s", "listen"),
+        ("listen: /a/l", "listen and adminSocket"),
+        ("runtime: /a/r", "runtime"),
+        ("adminSocket: /a/s", "adminSocket"),
+        ("hooks: {serve: /a/h}", "hooks.serve"),
+        ("podResources: {serve: /a/p}", "podResources.serve"),
+        ("kubelet: {podsApi: /a/p}", "kubelet.podsApi"),
+        ("kubelet: {podResources: /a/p}", "kubelet.podResources"),
+    ],
+)
+@pytest.mark.parametrize("directory", ["socketDirectory", "shimDirectory"])
+def test_the_directories_of_device_plugins_have_no_other_sockets(
+    text: str, keys: str, directory: str
+) -> None:
+    section = f"devicePlugins: {{enabled: %s, shim: [a.b/c], {directory}: %s}}\n{text}\n"
+    assert refused(section % ("true", "/a")) == (
+        f"devicePlugins.{directory}: /a is the directory of {keys}, and the sockets in it would be removed"
+    )
+    parse(section % ("true", "/"), "f")
+    parse(section % ("true", "/a/b"), "f")
+    parse(section % ("false", "/a"), "f")
+
+
 def test_device_plugins_without_a_source_of_pods_are_named() -> None:
     machine = NODES
     text = "devicePlugins: {enabled: true}\n"
