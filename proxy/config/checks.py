@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from proxy.config.cluster_config import IGNORED, faults
+from proxy.config.endpoint import PATH_LIMIT
 from proxy.config.list_kinds import EVICTION_DEFAULT
 from proxy.config.schema import Config, CpuManagerPolicy, MemoryManagerPolicy
 from proxy.model import phrases
@@ -18,6 +20,8 @@ from proxy.model.phrases import counted, cpus_are, no_cpus
 from proxy.model.quantity import show_quantity
 
 _CPU_OPTIONS = "cpuManagerPolicyOptions"
+_REGISTRATION = "kubelet.sock"
+"""The socket at which device plug-ins register, in each of their directories."""
 _NOT_FREE = "for exclusive CPUs under full-pcpus-only: reserve whole cores"
 
 
@@ -29,6 +33,7 @@ def check(config: Config) -> list[str]:
     """
     return [
         *_sockets(config),
+        *_long_paths(config),
         *_device_plugins(config),
         *_cpus(config),
         *_memory(config),
@@ -198,6 +203,19 @@ def _sockets(config: Config) -> Iterator[str]:
         config.hooks.serve,
     }:
         yield f"podResources.serve: {serve} is in use for other calls already"
+
+
+def _long_paths(config: Config) -> Iterator[str]:
+    """List sockets with a derived path that is too long; those that are set were measured when read."""
+    sockets = {"adminSocket": config.admin_path}
+    plugins = config.device_plugins
+    if plugins.enabled:
+        sockets["devicePlugins.socketDirectory"] = plugins.socket_directory / _REGISTRATION
+        if plugins.shim:
+            sockets["devicePlugins.shimDirectory"] = plugins.shim_directory / _REGISTRATION
+    for key, path in sockets.items():
+        if (length := len(os.fsencode(path))) > PATH_LIMIT:
+            yield f"{key}: the path {path} is {length} bytes long, a unix socket's at most {PATH_LIMIT}"
 
 
 def _device_plugins(config: Config) -> Iterator[str]:

@@ -385,6 +385,38 @@ def test_the_directories_of_device_plugins_are_not_kubelets() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "key", "name"),
+    [
+        ("listen: %s/l", "adminSocket", "admin.sock"),
+        (
+            "devicePlugins: {enabled: true, socketDirectory: %s}",
+            "devicePlugins.socketDirectory",
+            "kubelet.sock",
+        ),
+        (
+            "devicePlugins: {enabled: true, shim: [a.b/c], shimDirectory: %s}",
+            "devicePlugins.shimDirectory",
+            "kubelet.sock",
+        ),
+    ],
+)
+def test_a_derived_path_fits_a_unix_socket(text: str, key: str, name: str) -> None:
+    directory = "/" + "ä" + "a" * (107 - 4 - len(name))
+    parse(text % directory, "f")
+    path = f"{directory}a/{name}"
+    assert refused(text % f"{directory}a") == (
+        f"{key}: the path {path} is 108 bytes long, a unix socket's at most 107"
+    )
+
+
+def test_a_path_that_is_not_used_may_be_long() -> None:
+    directory = "/" + "a" * 104
+    parse(f"listen: {directory}/l\nadminSocket: /a", "f")
+    parse(f"devicePlugins: {{socketDirectory: {directory}}}", "f")
+    parse(f"devicePlugins: {{enabled: true, shimDirectory: {directory}}}", "f")
+
+
+@pytest.mark.parametrize(
     ("text", "keys"),
     [
         ("listen: /a/l\nadminSocket: /b/s", "listen"),
