@@ -128,6 +128,9 @@ def _while_offline(config: Config, machine: Machine) -> Iterator[str]:
     online = f"(online: {machine.online})"
     if offline := (config.reserved_system_cpus - machine.online) & machine.present:
         yield f"reservedSystemCPUs: {cpus_are(offline)} offline {online}"
+    elif machine.online <= config.reserved_system_cpus and (offline := machine.present - machine.online):
+        kept = f"all CPUs are reserved; none are left for containers while {cpus_are(offline)} offline"
+        yield f"reservedSystemCPUs: {kept} {online}"
     koordinator = config.koordinator
     for name, cpus in (
         ("reservedCPUs", koordinator.reserved_cpus),
@@ -321,7 +324,7 @@ def _reserved_cpus(config: Config, machine: Machine) -> Iterator[str]:
     online = f"(online: {machine.online})"
     if absent := reserved - machine.online - machine.present:
         yield f"reservedSystemCPUs: {no_cpus(absent)} {online}"
-    elif reserved and machine.online <= reserved:
+    elif reserved and machine.online | machine.present <= reserved:
         yield f"reservedSystemCPUs: all CPUs are reserved; none are left for containers {online}"
     elif amount and amount >= len(machine.online):
         yield (

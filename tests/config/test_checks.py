@@ -302,6 +302,11 @@ NODES = replace(
         ("reservedSystemCPUs: 0,2", MACHINE, "reservedSystemCPUs: CPU 2 is offline (online: 0-1,3)"),
         ("koordinator: {systemCPUs: 2}", MACHINE, "koordinator.systemCPUs: CPU 2 is not online here"),
         (
+            "reservedSystemCPUs: 0-1,3",
+            MACHINE,
+            "reservedSystemCPUs: all CPUs are reserved; none are left for containers while CPU 2 is offline",
+        ),
+        (
             "koordinator: {systemCPUs: '2,4'}",
             replace(MACHINE, present=CpuSet([0, 1, 2, 3, 4])),
             "koordinator.systemCPUs: CPUs 2,4 are not online here",

@@ -82,6 +82,34 @@ def test_every_container_leaves_an_offline_cpu_and_returns_to_it(run_scenario) -
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize(("strict", "shared"), [(False, "0-15"), (True, "2-15")])
+def test_a_start_while_only_reserved_cpus_are_online(run_scenario, strict: bool, shared: str) -> None:
+    async def scenario(world: Any) -> None:
+        whole = world.machine
+        world.machine = without(whole, "2-15")
+        world.boot()
+        await world.sync.once()
+        ls = await world.run(await world.pod("ls", "LS"))
+        assert world.on(ls) == "0-1"
+        rejected = await world.begin(await world.pod("early"), **TWO_CPUS)
+        assert "not enough" in rejected.refused[1]
+        world.check()
+        world.machine = whole
+        await world.sync.once()
+        await world.quiet()
+        assert world.on(ls) == shared
+        own = await world.run(await world.pod("late"), **TWO_CPUS)
+        await world.quiet()
+        cpus = world.executor.state.containers[own].placement.exclusive
+        assert len(cpus) == 2
+        assert str(CpuSet.parse(shared) - cpus) == world.on(ls)
+        assert cpus.isdisjoint(CpuSet.parse("0-1"))
+        world.check()
+
+    rules = {"reserved": CpuSet.parse("0-1"), "options": CpuOptions(strict_cpu_reservation=strict)}
+    run_scenario(scenario, reconciled=False, rules=rules)
+
+
 def test_the_runtime_is_notified_of_cpus_that_the_kernel_itself_has_taken(run_scenario) -> None:
     """On v1 nothing is left to write, and an update with a missing CPU would fail."""
 
