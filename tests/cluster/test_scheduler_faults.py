@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from proxy.extender.process import LOST
+from proxy.extender.process import EXIT_LEASE_LOST
 from proxy.scheduler.assumed_pods import LOST_S
 from tests.cluster.extender_process import SCHEDULER, ExtenderProcess, extender_config
 from tests.cluster.scheduling_bed import SchedulingBed
@@ -146,7 +146,7 @@ def test_a_lease_that_moves_while_its_holder_is_paused(bed: SchedulingBed, tmp_p
             first.process.send_signal(signal.SIGCONT)
 
         count = burst(bed, fault, scheduler="by-relay")
-        assert first.process.wait(20) == LOST, "it ends rather than bind without the lease"
+        assert first.process.wait(20) == EXIT_LEASE_LOST, "it ends rather than bind without the lease"
         bed.until_all_run(count)
     finally:
         second.stop()
