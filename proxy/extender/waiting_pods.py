@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from itertools import chain
 
 from proxy.scheduler.advice import find_moves
 from proxy.scheduler.node_table import NodeTable
@@ -58,7 +59,8 @@ class WaitingPods:
             names = [name for name in self._table.names() if self._table.node(name) is not None]
             advised = [demand for demand in reversed(demands) if not ref or demand.ref == ref][:MOST_ADVISED]
             moves, complete = [], True
-            for step in (step for demand in advised for step in find_moves(self._table, demand, names)):
+            searches = (find_moves(self._table, demand, names) for demand in advised)
+            for step in chain.from_iterable(searches):
                 if step is not None:
                     found = {"pod": step.pod, "node": step.node, "move": step.moved, "to": step.target}
                     moves.append(found)

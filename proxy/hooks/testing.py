@@ -62,8 +62,8 @@ from proxy.config.frozen_mapping import FrozenMapping
 from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.hooks import samples
 from proxy.hooks.answers import CLEAR, LEAVE, NOTHING, Adjustment, Update, Veto
-from proxy.hooks.engine.engine import ALONE_S, HookEngine
-from proxy.hooks.events import POINTS, Configure, Point, Synchronize
+from proxy.hooks.engine.engine import HookEngine, least_seconds
+from proxy.hooks.events import POINTS, Configure, Point
 from proxy.hooks.facts import ContainerFacts, Decision, PodFacts, Running
 from proxy.hooks.hook import Hook, Outcome
 from proxy.hooks.loader.loading import Loaded, load_file
@@ -265,7 +265,7 @@ async def _call(hooks: Sequence[Hook], event: Point) -> tuple[Outcome, str]:
     engine = HookEngine(silent, lambda updates, owners: None)
     try:
         engine.use(hooks)
-        least = ALONE_S if isinstance(event, Synchronize) else 0.0
+        least = least_seconds(event)
         async with asyncio.timeout(SPARE_S + sum(max(hook.timeout, least) for hook in hooks)):
             outcome = await engine.call_hooks(event, least).wait()
         failed = [report for report in engine.report() if report.last_error]

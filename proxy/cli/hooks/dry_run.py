@@ -15,10 +15,10 @@ from proxy.config.hooks import HooksConfig, HookSettings
 from proxy.config.load import parse
 from proxy.hooks import serialize
 from proxy.hooks.answers import CLEAR, LEAVE, MAPS, Adjustment, Update
-from proxy.hooks.engine.engine import ALONE_S, HookEngine
+from proxy.hooks.engine.engine import HookEngine, least_seconds
 from proxy.hooks.engine.errors import subject
 from proxy.hooks.engine.stats import HookReport
-from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown, Synchronize
+from proxy.hooks.events import POINTS, VALIDATES, Configure, Point, Shutdown
 from proxy.hooks.facts import Device, Mount
 from proxy.hooks.hook import Outcome
 from proxy.hooks.loader.loading import Loaded, load_file
@@ -273,7 +273,7 @@ async def dry_run(hooks: Sequence[Loaded], events: Sequence[Point]) -> DryRunRes
             before = _failures(engine)
             outcome = Outcome()
             if not isinstance(event, Configure | Shutdown):
-                answers = engine.call_hooks(event, ALONE_S if isinstance(event, Synchronize) else 0.0)
+                answers = engine.call_hooks(event, least_seconds(event))
                 outcome = answers.outcome or await answers.wait()
             failed = [report for report in engine.report() if _count(report) > before.get(report.name, 0)]
             rows.append(EventResult(event, outcome, failed, handled(hooks, event)))

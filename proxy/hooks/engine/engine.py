@@ -224,7 +224,7 @@ class HookEngine:
         last = isinstance(event, Shutdown)
         if event.NAME in hook.handlers:
             notifier = self._notifier(hook)
-            least = ALONE_S if isinstance(event, Configure | Synchronize) else hook.timeout
+            least = least_seconds(event) or hook.timeout
             done = (notifier.notify_last if last else notifier.notify_one)(event, least)
             if isinstance(event, Synchronize):
                 self.expect(hook)
@@ -259,6 +259,11 @@ class HookEngine:
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None
+
+
+def least_seconds(event: Point) -> float:
+    """Return how long a hook has for an event at least, whatever its timeout; 0 where only that counts."""
+    return ALONE_S if isinstance(event, Configure | Synchronize) else 0.0
 
 
 def _point_hooks(name: str, by_point: Mapping[str, Sequence[HookSlots]]) -> _PointHooks:

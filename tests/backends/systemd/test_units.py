@@ -293,9 +293,8 @@ def test_a_connection_that_ends_while_it_is_reported_is_reported_as_lost(
     def subscribe_late(units: SystemdUnits, connection: Connection, *rest: Any) -> None:
         systemd.end()
         wait_until(lambda: connection._closed)
-        time.sleep(
-            0.05
-        )  # the reader would go on meanwhile; it must wait for this, so nothing shows that it does
+        # The reader must wait for this function: nothing shows that it does, only that it does not go on.
+        time.sleep(0.05)
         subscribe(units, connection, *rest)
 
     monkeypatch.setattr(SystemdUnits, "_subscribe", subscribe_late)
