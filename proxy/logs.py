@@ -46,6 +46,8 @@ LINE = MESSAGE
 """Bytes of a line."""
 LONGEST_TRACE = 16_000
 """Characters of a stack trace."""
+PART_LENGTH = 400
+"""Characters that are written at once: at most 4096 bytes in any encoding, escaped ones too."""
 _KEPT = 200
 """Bytes of a JSON line that are kept for the values that come last."""
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
@@ -72,6 +74,7 @@ class Log:
         self._logger: loguru.Logger | None = None
         self._clock = clock
         self._lost = 0
+        self._is_cut = False
         self._repeats: OrderedDict[object, _Repeat] = OrderedDict()
 
     def setup(self, level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> None:
@@ -118,8 +121,9 @@ class Log:
             if self._lost:
                 record["extra"]["lost"], self._lost = self._lost, 0
             lines = renders[self._form](record)  # Of a traceback each line is an entry of the journal.
-            target.write("".join(f"{mark}{line}\n" for line in lines))
-            target.flush()
+            text = "".join(f"{mark}{line}\n" for line in lines)
+            self._is_cut = not _write_without_waiting(target, f"\n{text}" if self._is_cut else text)
+            self._lost += self._is_cut
 
         logger.remove()
         # Level 0: what is written is decided before, by a level that may change.
@@ -219,6 +223,19 @@ def _has_room(stream: TextIO) -> bool:
         return bool(poll.poll(0))
     except (OSError, ValueError, AttributeError):
         return True
+
+
+def _write_without_waiting(stream: TextIO, text: str) -> bool:
+    """Write a record, or its beginning where the reader takes no more; return whether all was written.
+
+    A pipe with room takes at least ``PIPE_BUF`` bytes at once (pipe(7)); a longer record could wait for the reader.
+    """
+    for start in range(0, len(text), PART_LENGTH):
+        if start and not _has_room(stream):
+            return False
+        stream.write(text[start : start + PART_LENGTH])
+        stream.flush()
+    return True
 
 
 def _is_journal(stream: TextIO) -> bool:

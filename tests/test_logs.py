@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import fcntl
 import json
 import logging
 import os
@@ -204,6 +205,35 @@ def test_a_stopped_reader_does_not_block_the_daemon() -> None:
             assert b"lost=" not in first
             log.info("again")
             assert b"lost=" in os.read(end, 1 << 20)
+    finally:
+        os.close(end)
+
+
+def test_a_stack_trace_longer_than_the_room_in_a_pipe_does_not_block_the_daemon() -> None:
+    """The pipe has room for one page: the beginning is written, and the next record says that one was lost."""
+
+    def even(depth: int) -> None:
+        odd(depth - 1)
+
+    def odd(depth: int) -> None:
+        even(depth - 1) if depth > 0 else [][0]
+
+    end, start = os.pipe()
+    try:
+        size = fcntl.fcntl(start, fcntl.F_SETPIPE_SZ, 2 * 4096)
+        with os.fdopen(start, "w") as stream:
+            os.write(start, b"." * (size - 4096))
+            log = Log()
+            log.setup("info", "text", stream)
+            try:
+                even(60)
+            except IndexError:
+                log.exception("a fault")
+            first = os.read(end, 1 << 20).lstrip(b".")
+            assert b" a fault\n" in first and len(first) <= 4096
+            log.info("again")
+            cut, _, next_line = os.read(end, 1 << 20).partition(b"\n")
+            assert cut == b"" and next_line.endswith(b"lost=1\n")
     finally:
         os.close(end)
 

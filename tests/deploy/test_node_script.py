@@ -370,6 +370,16 @@ def test_a_failed_update_restores_the_package_and_the_configuration(node: Node, 
     assert (node.installed, node.attached, node.drop_in) == ("one", True, "mode: observe\n")
 
 
+def test_a_failure_does_not_purge_a_package_that_another_program_installed(node: Node) -> None:
+    (node.directory / "installed").write_text("theirs")
+    node.fault("check-config")
+    code, reported = node.run("attached")
+    assert code == 1
+    assert "there is no copy of the package before: the new one stays" in reported
+    assert "dpkg --purge topoproxy" not in node.calls
+    assert (node.installed, node.attached, node.drop_in) == ("one", False, "")
+
+
 def test_installed_attaches_nothing(node: Node) -> None:
     assert node.run("installed")[0] == 0
     assert (node.installed, node.attached) == ("one", False)

@@ -127,6 +127,8 @@ revert_package() {
     if host test -f "$keep/current.$kind"; then
         say "the package before is installed again"
         install_file "$keep/current.$kind" || say "it cannot be installed" >&2
+    elif [ "$was_installed" = yes ]; then
+        say "there is no copy of the package before: the new one stays" >&2
     else
         say "the package is removed again"
         purge || say "it cannot be removed" >&2
@@ -209,11 +211,12 @@ trap stop TERM INT
 trap finish EXIT
 turn take
 hold
-before=detached
-if is_installed && attached; then before=attached; fi
+before=detached was_installed=no
+if is_installed; then was_installed=yes; fi
+if [ $was_installed = yes ] && attached; then before=attached; fi
 case $state in
 absent)
-    if is_installed; then
+    if [ $was_installed = yes ]; then
         if [ $before = attached ]; then host topoproxy detach --yes; fi
         purge
     fi
