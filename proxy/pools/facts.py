@@ -33,11 +33,20 @@ _KUBEPODS = re.compile(
     re.DOTALL,
 )
 """A cgroup parent up to the group of a QoS class, by either cgroup driver, with or without a cgroup root."""
+_POD_GROUP = re.compile(
+    r"(?:(?:.*/)?kubepods(?:/(?P<qos>besteffort|burstable))?/pod[^/]*"
+    r"|(?:.*[/-])?kubepods(?:-(?P<qos_of_slice>besteffort|burstable))?-pod[^/-]*\.slice)\Z",
+    re.DOTALL,
+)
+"""The group of a pod, by either driver; the cgroup root before it may have the same words."""
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:
     """Read Kubernetes' QoS class from a cgroup parent, cgroupfs path or systemd slice."""
-    if group := _KUBEPODS.match(cgroup_parent[:LONGEST_PATH]):
+    path = cgroup_parent[:LONGEST_PATH]
+    if group := _POD_GROUP.match(path):
+        return _CLASSES[group["qos"] or group["qos_of_slice"]]
+    if group := _KUBEPODS.match(path):
         return _CLASSES[group["qos"]]
     if "besteffort" in cgroup_parent:
         return KubeQos.BEST_EFFORT
