@@ -84,7 +84,8 @@ def _rows(data: Mapping[str, object]) -> Iterable[str]:
     rows = [("CPUS", "IN EFFECT", "STATE", "CONTAINER")]
     for row in map(as_map, as_list(data.get("allocations"))):
         static = " (static pod)" if row.get("from_file") else ""
-        cells = (one_line(row.get("cpus")), one_line(row.get("in_force")) or "-", one_line(row.get("state")))
+        in_effect = row.get("in_effect", row.get("in_force"))  # the former name: an older daemon answers
+        cells = (one_line(row.get("cpus")), one_line(in_effect) or "-", one_line(row.get("state")))
         rows.append((*cells, f"{one_line(row.get('container'))}{static}"))
     yield ""
     if len(rows) == 1:

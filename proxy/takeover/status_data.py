@@ -107,13 +107,15 @@ def allocations(record: TakeoverRecord, inputs: TakeoverInputs) -> list[dict[str
     for uid, names in (inputs.file.held.held if inputs.file.held is not None else {}).items():
         for name, cpus in names.items():
             owned = inputs.owned.get((uid, name))
+            in_effect = str(owned.cpus) if owned else ""
             state = "waits" if uid in inputs.pods else "gone"
             rows.append(
                 {
                     "container": owned.ref if owned else inputs.ref(uid, name),
                     "pod_uid": uid,
                     "cpus": str(cpus),
-                    "in_force": str(owned.cpus) if owned else "",
+                    "in_effect": in_effect,
+                    "in_force": in_effect,  # the former name, for one release
                     "state": "runs" if owned else state,
                     "from_file": uid in inputs.from_files,
                     "old": record.old.get(uid, {}).get(name, CpuSet()) == cpus or not record.chooses_cpus,
@@ -137,9 +139,9 @@ def notes(record: TakeoverRecord, inputs: TakeoverInputs) -> list[str]:
             " another program wrote it (finish again, with kubelet stopped)"
         )
     problems += [
-        f"{row['container']} runs on CPUs {row['in_force']}, and kubelet's file says {row['cpus']}"
+        f"{row['container']} runs on CPUs {row['in_effect']}, and kubelet's file says {row['cpus']}"
         for row in allocations(record, inputs)
-        if row["in_force"] not in ("", row["cpus"])
+        if row["in_effect"] not in ("", row["cpus"])
     ]
     if inputs.from_files:
         names = sorted(inputs.pods.get(uid, uid) for uid in inputs.from_files)

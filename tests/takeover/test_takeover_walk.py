@@ -102,7 +102,7 @@ def test_a_takeover_and_its_revert(kubelet_node: Any) -> None:
     untouched = node.kubelet.path.read_text()
     plan = data(node, "plan")
     assert (plan["stage"], plan["can_start"], plan["conflicts"]) == ("none", True, [])
-    assert [(a["container"], a["cpus"], a["in_force"], a["state"]) for a in plan["allocations"]] == [
+    assert [(a["container"], a["cpus"], a["in_effect"], a["state"]) for a in plan["allocations"]] == [
         ("demo/old/main", "2-3", "2-3", "runs"),
         ("demo/short/main", "4-5", "4-5", "runs"),
     ]
