@@ -228,7 +228,7 @@ def _has_room(stream: TextIO) -> bool:
 def _write_without_waiting(stream: TextIO, text: str) -> bool:
     """Write a record, or its beginning where the reader takes no more; return whether all was written.
 
-    A pipe with room takes at least ``PIPE_BUF`` bytes at once (pipe(7)); a longer record could wait for the reader.
+    A pipe with room takes at least ``PIPE_BUF`` bytes at once (pipe(7)); a longer one could wait.
     """
     for start in range(0, len(text), PART_LENGTH):
         if start and not _has_room(stream):

@@ -23,7 +23,7 @@ they are found in ``TRIES`` nodes tried; that is exact for pairs on 64 nodes, an
 where there are fewer. If there is only one family, its best hint is the result, preferred or not. For
 several without a preferred result the same search gives the smallest mask on which all lists agree;
 kubelet, if it could list the hints, would rather give a mask that different hints have in common, which
-need not suit any of them. This is on purpose.
+need not suit any of them. This is intentional.
 """
 
 from __future__ import annotations

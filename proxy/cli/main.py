@@ -137,13 +137,13 @@ def cli() -> None:
     """A transparent CRI proxy that places containers on CPUs and memory nodes.
 
     topoproxy sits between kubelet and the container runtime on the CRI (Container Runtime Interface) socket.
-    Every call passes unchanged, except the few that place a container: for those it chooses CPUs and memory
-    nodes, and first moves the containers that share CPUs out of the way.
+    Calls pass unchanged, except a few that create or update pods and containers: for those it chooses CPUs
+    and memory nodes, and first moves the containers that share CPUs out of the way.
 
     \b
     First steps
       topoproxy demo                        see it at work on an imitated node
-      topoproxy topology                    see this machine as topoproxy sees it
+      topoproxy topology                    see this machine as topoproxy reads it
       topoproxy simulate PODS               see where pods would be placed, without a node
       topoproxy check-config --defaults     see all settings, with explanations
       topoproxy serve --mode observe        decide and log, change nothing

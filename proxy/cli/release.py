@@ -45,7 +45,7 @@ def release(
     until topoproxy release --undo. The setting releaseAtStop does the same at each stop, and the next start
     places containers again. docs/release.md says more.
 
-    Ends with 0 on success, also where there is nothing to release; 1 when the time is over first (the
+    Ends with 0 on success, also where there is nothing to release; 1 when --timeout passes first (the
     daemon continues), 65 when there is nothing to undo, 69 when the daemon does not answer, 75 when --offline
     meets a daemon, 77 without permission.
     """

@@ -30,7 +30,7 @@ def reload(file: Path | None, admin: str | None, as_json: bool, timeout: float) 
 
     Ends with 0 when the configuration was accepted, also where some of it needs a restart; 78 with the
     reasons when it was refused, 69 when the daemon does not answer, 77 without permission. After 69, a reload
-    that the daemon has begun still ends; one that does not run reads the files when it starts.
+    that the daemon has begun still ends; a daemon that does not run reads the files when it starts.
     """
     page = as_map(query_daemon(_where(file, admin), "/reload", timeout, act=True))
     done = as_map(page.get("reload"))

@@ -30,8 +30,8 @@ def serve(file: Path | None, **options: str | None) -> Config:
 
     \b
     Exit codes
-      0 stopped by a signal   73 the socket or the state cannot be made    75 another proxy has either
+      0 stopped by a signal   73 the socket or the state cannot be made    75 another proxy uses either
       2 wrong usage           77 no permission                             78 the configuration is refused
-      65 the machine cannot be read      1 all else: its cgroups cannot be read, or an internal error
+      65 the machine cannot be read      1 any other error: its cgroups cannot be read, or an internal error
     """  # noqa: D301 - click wants the real backspace
     return read_config(file, options, trusted=True)

@@ -89,11 +89,11 @@ def simulate(
 ) -> None:
     """Simulate pods on machines: what would be placed where, and what would be rejected.
 
-    This needs no cluster, no node and no root. The same code decides as in topoproxy serve.
+    This needs no cluster, no node and no root. Decisions are made by the code of topoproxy serve.
 
     PODS are manifests: files, directories, or - for standard input, YAML or JSON, with Pods, lists,
     Deployments, StatefulSets, DaemonSets, ReplicaSets or Jobs. They are placed one after the other: first by
-    a scheduler that counts requests, then on the machine that it chose, which knows NUMA nodes and may
+    a scheduler that counts requests, then by topoproxy on that machine, which considers NUMA nodes and may
     reject them.
 
     \b

@@ -12,7 +12,7 @@ from proxy.model import schema_ids
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the versions of what it runs on.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the versions of Python and Linux.")
 def version(as_json: bool) -> None:
     """Print the version."""
     if not as_json:

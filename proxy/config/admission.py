@@ -182,7 +182,7 @@ def _read_namespaces(tree: YamlNode) -> Namespaces:
 
 
 NAMESPACES = SettingKind(
-    "a list of namespaces, * and ? stand for any characters and for one",
+    "a list of namespaces or patterns: * matches any characters, ? one character",
     _read_namespaces,
     lambda namespaces: list(namespaces.patterns),
     frozenset({"seq"}),

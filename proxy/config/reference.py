@@ -33,11 +33,11 @@ Files `*.yaml` of the directory `config.d` next to the file are merged over it i
 
 - Sections, and other keys with values such as `hooks.settings`, are merged key by key, at any depth.
 - Words, numbers and lists are replaced as a whole.
-- No drop-in can remove an entry; it can set it to another value.
+- A drop-in cannot remove an entry, only set it to another value.
 
-Hidden files and files with other suffixes do not count. Each file must be valid by itself, also in what a
+Hidden files and files with other suffixes are ignored. Each file must be valid by itself, also in what a
 later one replaces. Faults are reported with file and line, such as `config.d/50-pools.yaml, line 3`.
-Options of `topoproxy serve` win over all files.
+Options of `topoproxy serve` take precedence over all files.
 
 ## Reload
 

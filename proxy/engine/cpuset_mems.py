@@ -8,7 +8,7 @@ all that can differ is drift, a write of another program. What that write did to
 * nodes that are too many are taken away only where the container has no memory on them. On v2 the kernel
   would migrate it within the write, which takes seconds and may leave pages behind (cgroup-v2.rst); and where
   the remaining nodes have too little free memory, later allocations may end in the OOM killer. Otherwise it
-  is reported, with how much is there, and compared again in each pass. Until then nothing of ours narrows it
+  is reported, with how much is there, and compared at each reconcile. Until then nothing of ours narrows it
   either: updates that pass, and our own, name the nodes that it has (``carried``).
 
 Nodes may go, memory by memory (``hotplug``). A container that was bound to one has what is left of its nodes,

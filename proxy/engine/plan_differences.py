@@ -38,14 +38,14 @@ class PlanChange(StrEnum):
 
 
 class ContainerDifference(Struct, frozen=True):
-    """A container by the plan and by the kernel.
+    """A container as the plan has it and as the kernel has it.
 
     Attributes:
         container: The container.
         applied: Whether the plan is applied to it.
         change: What would happen to its CPUs.
-        cpus, mems: What it has by the kernel; None where that is not known.
-        desired_cpus, desired_mems: What it has by the plan.
+        cpus, mems: What it has in the kernel; None where that is not known.
+        desired_cpus, desired_mems: What it is to have according to the plan.
         quota: The CFS quota, in microseconds, that would be removed from it; None where none would be.
         pod_quota: The same for its pod.
     """

@@ -6,7 +6,7 @@ effect, and where nothing is left the container has what its pod has.
 
 Inside a fence, a call may put its container on any CPU of the list: on those of another container of the pod,
 which shares, and all of the list where what is written has none of it. So the list counts as carried by every
-call for the pod: an owner that is to have a CPU of it waits, or puts the fence up again
+call for the pod: an owner that is to have a CPU of it waits, or the fence is narrowed first
 (``proxy.executor.confinement``).
 
 Calls for several containers of a pod may overlap: the fence stays until the last of them has completed. What

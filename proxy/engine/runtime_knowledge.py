@@ -149,7 +149,7 @@ REMEMBERED_GROUPS = 64
 class RuntimeKnowledge(Struct, frozen=True):
     """What is known of the runtime.
 
-    A runtime may finish a create whose client has gone and keep the container back, as CRI-O does
+    A runtime may finish a create whose client has disconnected and hide the container, as CRI-O does
     (``backends/runtime/quirks/crio``). The next request for the same pod, name and attempt is answered with
     that container, which has the CPUs of the first request. So after a create that failed or lost its client,
     the next answer to the same request does not show what the runtime has saved.

@@ -404,7 +404,7 @@ class NodeState(Struct, frozen=True):
         return CpuSet.from_bits(bits)
 
     def promised_cpus(self, owner: str) -> CpuSet:
-        """Return the CPUs that are promised to others than an owner, although they do not run there now.
+        """Return the CPUs promised to owners other than this one, although they do not run there now.
 
         A pod whose sandbox lives comes back to the CPUs of its annotation, and a container that has ended to
         those that it had (kubelet keeps them until the pod is gone). Pools use them meanwhile; giving them to
@@ -417,7 +417,7 @@ class NodeState(Struct, frozen=True):
         return CpuSet.from_bits(bits)
 
     def returning_cpus(self, owner: str) -> CpuSet:
-        """Return the CPUs that ended containers of others than an owner have when they come back."""
+        """Return the CPUs that ended containers of other owners get when they are created again."""
         return CpuSet.union_of(c.placement.exclusive for c in self.ended_owners() if c.owner != owner)
 
     def ended_owners(self) -> list[Container]:

@@ -25,7 +25,7 @@ container. Which of them can help depends on why the kernel refused:
 
 * ENOENT, ENODEV: the cgroup is gone. Its container has just exited, or its cgroup is another one now: it is
   looked up again, and a container without a cgroup prevents nothing.
-* EBUSY, EAGAIN, EINTR, and a value that reads back as another one (0): another program was at it (a cgroup
+* EBUSY, EAGAIN, EINTR, and a value that reads back as another one (0): another program was writing (a cgroup
   was made inside a container between our two looks, another writer, a cpuset partition that is just being
   made). The same write may succeed a moment later.
 * EINVAL: a CPU went away under the plan; the machine is read again. ENOSPC: the container would be left

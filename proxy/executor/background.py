@@ -12,7 +12,7 @@ daemon threads, and ``shutdown`` waits for a bounded time only. The futures are 
 never replaced. Its write may still happen later, and could undo what a second thread has written meanwhile:
 the older value would be the last one. The queue continues when the call returns.
 
-A permanent task that ends by an internal error is restarted. Otherwise a task such as ``RuntimeSync`` would
+A permanent task that ends with an internal error is restarted. Otherwise a task such as ``RuntimeSync`` would
 not start again, and nothing might detect that for days. So the fault is reported and counted, and the task is
 restarted after a pause, which doubles while the task continues failing. Long work gives others a turn
 (``TimeSlices``).

@@ -86,8 +86,8 @@ class CallTracker:
         Args:
             context: The node with the containers to start and update.
             writes: Writes the wanted cpusets to the kernel.
-            quotas: Knows which CFS quotas are sent with an update.
-            mems: Knows which memory nodes are sent with an update.
+            quotas: Returns the CFS quotas that are sent with an update.
+            mems: Returns the memory nodes that are sent with an update.
             reservations: Moves containers off the CPUs of an owner that starts.
             confinement: Knows which starts without a waiting client are not over by time alone.
             fencing: Sets up fences for calls.

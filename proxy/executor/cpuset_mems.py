@@ -1,4 +1,4 @@
-"""Memory nodes of running containers: compared in each pass, repaired where no memory has to move.
+"""Memory nodes of running containers: compared at each reconcile, repaired where no memory has to move.
 
 What is repaired is decided in ``proxy.engine.cpuset_mems``. All of it runs in a thread of its own, never in
 the thread of kernel writes: no create waits for it.
@@ -30,7 +30,7 @@ NOT_REPAIRED = "cannot repair the memory nodes of a container"
 
 @dataclass(slots=True)
 class MemsCheck:
-    """What a look found.
+    """What a comparison found.
 
     Attributes:
         right: Ids of containers that have what they should, or have it again.

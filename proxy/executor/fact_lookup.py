@@ -12,7 +12,7 @@ not answer, or reports amounts that are not in effect (a deferred resize), those
 Theory of ``KubeletCpus`` (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). Under
 policy ``static`` kubelet assigns CPUs when it admits a pod, and writes them to its state file before it
 requests a sandbox. The create of the container follows later, with these CPUs in its request. In between
-only the file shows them. So the file is read in each comparison, and before CPUs are chosen for any
+only the file shows them. So the file is read at each reconcile, and before CPUs are chosen for any
 container; that costs a ``stat`` while the file is unchanged. Its assignments become part of the state of the
 node (``NodeState.with_kubelet_cpus``): the pools lose these CPUs at once, no other container is given them,
 and containers that run there move away. When kubelet removes an entry, the pools get the CPUs back. CPUs

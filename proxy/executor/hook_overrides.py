@@ -26,7 +26,7 @@ from proxy.telemetry.port import subject
 
 
 class HookOverrides(Observer):
-    """Applies the requests of hooks to containers, and reports where nothing of one is in effect."""
+    """Applies the requests of hooks to containers, and reports a request of which nothing is in effect."""
 
     def __init__(self, context: NodeContext, writes: KernelWrites) -> None:
         self._context = context

@@ -6,7 +6,7 @@ adopted. The cpuset of a container with a call in flight is not written, as the 
 written when the call has completed.
 
 Where the cgroup of a running container was not found by name, the runtime is queried for it
-(``CgroupLocator``). This is a cold path, off the path of calls: a few containers in each comparison, each
+(``CgroupLocator``). This is a cold path, off the path of calls: a few containers at each reconcile, each
 query with the runtime's own deadline. A path that is found becomes part of the container, and so of the
 ledger: it is not queried again. A container without a cgroup of its own (a virtual machine) is reported
 once, with the reason, and its CPUs are not controlled.

@@ -24,7 +24,7 @@ class MissingCgroups:
         self._missing = set[str]()
 
     def report(self, lost: Iterable[Container]) -> None:
-        """End the problems that are over, and report containers that a comparison did not find a cgroup of.
+        """End the problems that are over, and report containers whose cgroup a comparison did not find.
 
         A cgroup is found by the runtime's answer or, later, by its name: a comparison seldom searches for one
         that it has not found twice, so that ``lost`` is mostly empty.

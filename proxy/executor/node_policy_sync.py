@@ -1,6 +1,6 @@
 """The policy of the node while it runs: by the Node object, kubelet and our configuration.
 
-All are compared in each pass, the Node object in a worker. What has changed takes effect at once, without
+All are read at each reconcile, the Node object in a worker. What has changed takes effect at once, without
 moving owners (``proxy.engine.node_policy_applied``). What cannot be applied is reported; the old value stays
 in effect, and it is tried again each time, since owners come and go.
 """

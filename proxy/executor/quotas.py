@@ -5,7 +5,7 @@ either. Which quotas are off, and which are restored, is decided in ``proxy.engi
 carries it out:
 
 * Pods. No field of the CRI carries a pod's quota, so the kernel's file is written: before the first owner
-  starts, and compared in each pass. A quota that another program writes there while it should be off (kubelet
+  starts, and checked at reconciles. A quota that another program writes there while it should be off (kubelet
   at a resize, systemd at a daemon-reload) is the one that will be restored, and is removed again. Where that
   continues, it is removed ever more rarely.
 * Containers. The request that creates or updates a container carries -1. Where a container runs with a quota,

@@ -1,7 +1,7 @@
 """A Pod object of Kubernetes, from JSON or YAML, converted to the resources of its containers.
 
-Theory. The API server fills in defaults and validates a Pod before kubelet gets it. A file has not been
-there, so both are done here; an object from the API server does not change by it.
+Theory. The API server fills in defaults and validates a Pod before kubelet gets it. A file has not passed
+it, so both are done here; neither changes an object from the API server.
 
 - A missing request is set to the limit, resource by resource.
 - A request above its limit is rejected. A resource that cannot be overcommitted (huge pages, devices) needs a

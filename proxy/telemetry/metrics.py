@@ -58,7 +58,7 @@ CREATES_WAITED = Counter(
     "creates_waited", "Creates with exclusive CPUs that waited for a start or an update in flight."
 )
 CREATES_WAITED_MS = Counter(
-    "creates_waited_ms", "Milliseconds that creates have waited for calls in flight, together."
+    "creates_waited_ms", "Milliseconds that creates have waited for calls in flight, in total."
 )
 CREATES_PAST_HANGING_CALLS = Counter(
     "creates_past_hanging_calls",
@@ -78,7 +78,7 @@ BAD_INPUT = Counter(
 )
 ADMISSION_LIMITS = Counter(
     "admission_limits",
-    "Claims to CPUs beyond a rule of admission, by rule and by what became of the claim.",
+    "Claims to CPUs beyond a rule of admission, by rule and by verdict, such as rejected or shared.",
     ("rule", "verdict"),
     status_key="admission_{rule}_{verdict}",
 )
@@ -103,7 +103,7 @@ CPUSETS_REPAIRED = Counter(
 )
 DRIFT_REPAIRED = Counter(
     "drift_repaired",
-    "Cpusets that another program had written and that were put back, by the probable writer.",
+    "Cpusets that another program had written and that were put back, by the likely writer.",
     ("author",),
     status_key="drift_by_{author}",
 )
@@ -116,7 +116,7 @@ CPUSET_WATCH_OVERFLOWS = Counter(
 MEMS_REPAIRED = Counter("mems_repaired", "Containers whose memory nodes were set to the planned ones again.")
 MEMS_DRIFT = Counter("mems_drift", "Containers whose memory nodes another program had written.")
 CGROUPS_LOCATED = Counter(
-    "cgroups_located", "Containers whose cgroup was found by asking the runtime, not by its name."
+    "cgroups_located", "Containers whose cgroup was found by querying the runtime, not by its name."
 )
 RECORDS_REJECTED = Counter(
     "records_rejected", "Records that the ledger could not store because of what they hold."
@@ -259,7 +259,7 @@ DEVICE_PLUGIN_REGISTRATIONS = Counter(
 )
 CREATES_DEVICES_UNKNOWN = Counter(
     "creates_devices_unknown",
-    "Creates for which kubelet has not given the pod, so that it is not known whether they ask for devices.",
+    "Creates whose pod kubelet has not reported, so that it is not known whether they request devices.",
 )
 DEVICE_LISTS = Counter("device_lists", "Device lists that device plug-ins have sent.")
 DEVICE_CHANGES = Counter("device_changes", "Changes of the devices that device plug-ins report.")
@@ -389,7 +389,7 @@ POD_RESERVATIONS = Gauge(
 )
 CONTAINERS_BELOW_PROMISE = Gauge(
     "containers_below_promise",
-    "Containers that have less than they were promised.",
+    "Containers that do not have all CPUs or memory that they were promised; others may replace them.",
     former="containers_short",
 )
 CPUS_BELOW_PROMISE = Gauge(
@@ -410,7 +410,7 @@ WRITE_CONFLICTS_ACTIVE = Gauge(
 )
 CPUSETS_WATCHED = Gauge(
     "cpusets_watched",
-    "Containers whose cpuset the kernel reports writes of.",
+    "Containers whose cpuset is watched: the kernel reports each write to it.",
     former="drift_watched",
 )
 PLANNED_POD_RESERVATIONS = Gauge(

@@ -3,7 +3,7 @@
     python -m tests.testkit.run_all [SEED]
 
 The third only computes, and uses the CPU time that the others leave. The output of the second and the third
-is printed after that of the first. The last line counts all.
+is printed after that of the first. The last line has totals.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ Devices are taken, until there are enough, from
 1. the reusable ones of the pod's init containers;
 2. if more are *aligned* (near to a node of the mask) than still needed: those of them that the plugin
    prefers, then the other aligned ones;
-3. else all aligned ones, then those that the plugin prefers among all available, then the *unaligned* ones
+3. else all aligned ones, then those that the plug-in prefers among all available, then the *unaligned* ones
    (near to other nodes), finally those near to no node.
 
 Without a mask, or where no device of the resource is near to a node, all count as near to no node. Inside a
 set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come first.
 
-A plugin's preference (the call GetPreferredAllocation) is a port: the caller provides it. Where the answer is
+A plug-in's preference (GetPreferredAllocation) is an argument: the caller provides it. Where the answer is
 not known yet, ``PreferenceMissing`` ends the allocation with the query; the caller makes the query and
 allocates again.
 """
@@ -234,7 +234,7 @@ def _parted(
 
 
 def _preferred(prefer: Prefer | None, among: list[str], taking: _Taking, count: int) -> list[str]:
-    """Return the devices that the plugin prefers; ids that are not in ``among`` are ignored."""
+    """Return the devices that the plug-in prefers; ids that are not in ``among`` are ignored."""
     if prefer is None:
         return []
     must = sorted(taking.taken)

@@ -1,6 +1,6 @@
 """The registered devices, and the containers that hold them.
 
-Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/pod_devices.go. Plugins register resources and report
+Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/pod_devices.go. Plug-ins register resources and report
 their devices: an id, whether it is healthy, and the NUMA nodes it is near to, if any. A device is held by a
 container until its pod is gone; containers of one pod may hold the same device one after the other: what an
 ordinary init container held can be reused by the containers after it.

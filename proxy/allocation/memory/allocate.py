@@ -3,13 +3,13 @@
 Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``Allocate``. The mask comes from the
 merge of all hints. Where it is open, the best hint of the memory manager itself is taken; where there is too
 little free memory, it is extended to the best hint that contains it. In both cases a preferred decision must
-not become one that is not. At last the mask must not put single and group allocations on one node. Best is:
+not become one that is not. Finally the mask must not put single and group allocations on one node. Best is:
 preferred, then fewer nodes, then lower ones.
 
 An allocation takes over what ordinary init containers of the pod hold on the same mask: only the rest is
 charged, and their blocks shrink by what was taken over. The sum of all blocks is always what is charged.
 
-Two differences are on purpose. A single node of a group in use is treated as a mask with too little memory,
+Two differences are intentional. A single node of a group in use is treated as a mask with too little memory,
 and extended to the group; kubelet gives the node to both, and afterwards its accounts do not balance any
 more. And kubelet's allocation fails for a container that requests nothing; ours gives it nothing.
 """

@@ -5,7 +5,7 @@ Theory of writing.
 * A value is read before it is written: an unchanged write still costs the kernel 8 microseconds and takes its
   global cpuset lock, a changed one 40 (measured), and other writers (runc, systemd, kubelet) must not be
   overlooked because we remember our last value. Where many are written that had something else by
-  our own account, that first read is spared: what counts is the one after the write.
+  our own account, that first read is skipped: what counts is the one after the write.
 * v1: a child must lie within its parent: ancestors that are too narrow (EACCES) and groups below that would
   stick out (EBUSY) are adjusted by ``proxy.backends.cgroup.nesting``. The root is never written.
 * v1: the kernel takes an id out of every group when it goes offline, does not put it back, and refuses a list

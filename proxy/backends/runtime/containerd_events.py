@@ -1,6 +1,6 @@
 """Events of containerd: its own event service, on the socket of its CRI.
 
-Why not the CRI's stream (GetContainerEvents): taking it takes something from kubelet.
+Why not the CRI's stream (GetContainerEvents): listening to it takes events from kubelet or delays them.
 
 - containerd 1.7 has one queue for all listeners: each event goes to one of them.
 - containerd 2.x copies each event, but what happened while there was no listener goes to the first one; and

@@ -1,6 +1,6 @@
 """CPUs and memory that come and go while containers run: the state follows; owners get replacements.
 
-The machine is read in each comparison, and as soon as the kernel reports a change
+The machine is read at each reconcile, and as soon as the kernel reports a change
 (``proxy.topology.uevents``). Where it has changed, the state is computed again from it (``engine.hotplug``).
 Then, in this order:
 
@@ -12,7 +12,7 @@ Then, in this order:
    (``engine.replacement_cpus``), by a reservation.
 4. A container that has less than promised is reported: in the log, ``explain``, ``status`` and metrics.
 
-What could not be done is tried again in each comparison; what waits for a call in flight, at its end.
+What could not be done is tried again at each reconcile; what waits for a call in flight, at its end.
 """
 
 from __future__ import annotations

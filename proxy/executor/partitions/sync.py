@@ -10,7 +10,7 @@ described in ``proxy.backends.cgroup.partitions``.
   have other CPUs, or the node is being released. Where that fails it is reported. If a container
   cannot grow because of it, the write of that container's cpuset has no effect, and is reported too.
 * After a crash the first pass uses the records to end the partitions that are no longer wanted.
-* Compared: in each pass, and as soon as the kernel reports that a partition has changed. A partition that is
+* Compared: at reconciles, and as soon as the kernel reports that a partition has changed. A partition that is
   not what it should be is made a member at once, since the tasks of an invalid one may run on all CPUs. It is
   reported with the kernel's reason, and tried again ever more rarely.
 """

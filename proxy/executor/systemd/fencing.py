@@ -182,7 +182,7 @@ class Fencing:
         """Remove a fence; None where a call has none.
 
         It stays while a container within it cannot be kept off the CPUs outside of it by its own group. Then
-        it goes with a later fence, and a container that is to have more widens it.
+        it is removed with a later fence, and a container that is to have more widens it.
         """
         if fence is None:
             return

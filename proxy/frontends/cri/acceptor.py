@@ -1,6 +1,6 @@
 """Accept clients, connect each to the runtime, and drain connections at the end.
 
-For each connection that is accepted one is made to the runtime, before the first byte of the client is read:
+For each accepted connection, one is made to the runtime, before the first byte of the client is read:
 until then the kernel's socket buffer holds what the client sends. If the runtime cannot be reached the
 accepted connection is closed at once, which looks to a client as if the runtime itself were absent. What
 happens between the two is in ``link``.
@@ -162,7 +162,7 @@ class Acceptor:
             link.goaway()
 
     def close(self) -> None:
-        """Stop accepting and close all connections behind their pending bytes."""
+        """Stop accepting and close each connection once its pending bytes are written."""
         self.stop_accepting()
         for task in list(self._opening):
             task.cancel()

@@ -1,6 +1,6 @@
 """Relay one client connection to its connection to the runtime, through a session.
 
-Theory of operation. Two pipes feed one sans-IO session. What a read makes leave goes out in one
+Theory of operation. Two pipes feed one sans-IO session. What one read causes to be sent goes out in one
 write for each side before the loop turns. Back-pressure: when one side's write buffer is above the high-water
 mark, reading from the other side stops until it is below the low one; what is held in the session is bounded
 by the session itself.
@@ -8,7 +8,7 @@ by the session itself.
 Ends. The runtime's end of file ends everything, as it would for a client that talks to it directly: what is
 pending goes to the client, then its connection is closed. The client's end of file is passed on behind its
 pending bytes, and the runtime may still answer what it has; calls that wait for a decision are over. Where a
-side is gone (or a peer broke the protocol), the other is closed behind its pending bytes, or, if it does not
+side is gone (or a peer broke the protocol), the other is closed after its pending bytes, or, if it does not
 read them, after a few seconds. A peer that broke the protocol is sent GOAWAY with the reason.
 
 Faults. An unforeseen exception, also a MemoryError, ends this link alone: its calls

@@ -1,6 +1,6 @@
 """Look up facts for hooks about pods and containers that are older than the hooks or came without a call.
 
-A worker reads it from the runtime's lists. Where the runtime does not answer, it is queried again; until
+A worker reads them from the runtime's lists. Where the runtime does not answer, it is queried again; until
 then hooks see such pods and containers without labels and annotations, and are notified of all that exists
 once more after it.
 """
@@ -43,7 +43,7 @@ class Backfill:
         self._asked = asyncio.Lock()
 
     async def once(self) -> bool:
-        """Look it up; where the runtime does not answer, try again later, and notify hooks then.
+        """Look up the facts; where the runtime does not answer, try again later, and notify hooks then.
 
         Returns:
             Whether it has answered.

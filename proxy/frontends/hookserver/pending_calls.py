@@ -102,7 +102,7 @@ class PendingCalls:
         self._woken = asyncio.Event()
 
     def add_pod(self, uid: str, call: ForeignCall) -> None:
-        """A sandbox is being created; those that its pod has now are others."""
+        """Add a pod whose sandbox is being created; its present sandboxes are older ones."""
         self.pods.add(uid, call)
         existing = self._executor.state.pods.items()
         self._older = {known: ids for known, ids in self._older.items() if known in self.pods}

@@ -1,8 +1,8 @@
 """The differences between runtimes: names of cgroups, monitors, faults. Values and pure functions.
 
-The others take it from here: ``backends/cgroup/group_names`` imports the names, and the executor is given
+Others import it from here: ``backends/cgroup/group_names`` imports the names, and the executor is given
 ``QUIRKS`` by the composition root. All runtimes are known at once, as a node may change its runtime, and a
-runtime is recognized by what it does, not by the name that it gives of itself.
+runtime is recognized by what it does, not by the name that it reports.
 
 A new runtime is one module here and one entry in each table below.
 """
