@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from proxy.admin import QUERY_LIMIT
 from proxy.model.errors import InputError, PermissionDeniedError, TopoproxyError, UnavailableError
 
 ANSWER_LIMIT = 64 << 20
+TEXT_ROUTES = frozenset({"/healthz", "/livez", "/metrics", "/readyz", "/successor"})
+"""Where the daemon answers with text; elsewhere with JSON."""
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,18})(?=\r|$)", re.IGNORECASE)
 
 
 def query_admin(
@@ -92,14 +96,17 @@ def read_answer(path: Path, route: str, data: bytes) -> object:
             raise kinds[fields[1]](text)  # the daemon rejects what is requested
         kind = InputError if fields[1] == b"414" else kinds.get(fields[1], UnavailableError)
         raise kind(f"cannot query the daemon at {path} for {route}: {text}")
+    length = _LENGTH.search(head)
+    if length and len(body) < int(length[1]):
+        raise UnavailableError(f"cannot query the daemon at {path}: the answer is cut off")
     if b"content-type: application/json" not in head.lower():
+        if route not in TEXT_ROUTES:
+            raise UnavailableError(f"cannot query the daemon at {path}: the answer is not JSON")
         return body.decode(errors="replace")
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise UnavailableError(
-            f"cannot query the daemon at {path}: the answer is cut off or is not JSON"
-        ) from error
+        raise UnavailableError(f"cannot query the daemon at {path}: the answer is not JSON") from error
 
 
 def _error_text(body: bytes) -> str:

@@ -11,22 +11,30 @@ Stricter rules for what is typically from outside, even where its words are know
 * a text in quotes in a message: it is kept only if it is one known name, word or number;
 * ``KEY=VALUE`` with a key that records of the log do not have, such as a variable of an environment;
 * a URL with a user in it, and what follows ``Bearer`` or ``Basic``;
-* values of the keys in ``SECTIONS``, and of keys that the source does not have: they are replaced as a whole.
-  In records of the log and in ``keys`` of problems, so are those of all keys that are not in ``LOG_KEYS``.
+* values of the keys in ``SECTIONS``, and of keys that neither the source nor a JSON schema has: they are
+  replaced as a whole. In records of the log and in ``keys`` of problems, so are those of all keys that are
+  not in ``LOG_KEYS``.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+
+from proxy.telemetry import metrics
+from proxy.telemetry.exposition import names
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = frozenset(
     {"annotations", "args", "command", "env", "envs", "environment", "labels", "settings", "values"}
 )
 """Keys whose values come from users."""
+OWN_SECTIONS = frozenset({("", "settings"), ("nodePolicy", "values")})
+"""Such keys whose values are topoproxy's own, each after the key that it is below."""
 LOG_KEYS = frozenset(
     (
         "advice", "author", "availableMiB", "be_may_use", "before", "by", "came", "changed",
@@ -53,7 +61,14 @@ _WORD = re.compile(r"[A-Za-z]+")
 _NUMBER = re.compile(
     r"[-+]?\d{1,16}(?:\.\d{1,9})?(?:[eE][-+]?\d{1,3})?(?:%|[kKMGTPE]i?B?|B|[mnuµ]s?|s|min|h|d|[kMG]?Hz)?"
 )
-_VERSION = re.compile(r"v\d{1,3}(?:\.\d{1,4}){0,2}(?:(?:alpha|beta)\d{1,2})?")
+_VERSION = re.compile(
+    r"v\d{1,3}(?:(?:alpha|beta)\d{1,2})?"
+    r"|v?\d{1,4}(?:\.\d{1,4}){1,2}(?:[-+~.]?(?:alpha|beta|dev|post|rc)\.?\d{1,3})?"
+    r"(?:[-+~](?:\d{1,3}|"
+    r"(?:(?:amd|aws|azure|cloud|deb|ds|eks|el|fc|gcp|generic|gke|k3s|rke2r|ubuntu|u)\d{0,3}){1,2})){0,5}"
+)
+_ENDINGS = ("", "_bucket", "_count", "_sum")
+"""What the exposition format adds to the names of histograms."""
 _KLOG_DAY = re.compile(r"[IWEF][01]\d[0-3]\d")
 _CPUS = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
 _TIME = re.compile(
@@ -90,6 +105,28 @@ def vocabulary() -> frozenset[str]:
     return frozenset(words)
 
 
+@functools.cache
+def identifiers() -> frozenset[str]:
+    """Return the keys of topoproxy's JSON schemas and the names of its metrics."""
+    found: set[str] = set()
+    for file in (ROOT / "schemas").rglob("*.json"):
+        found.update(_properties(json.loads(file.read_text(encoding="utf-8"))))
+    for name, _ in chain.from_iterable(map(names, metrics.ALL)):
+        found.update(f"{name}{ending}" for ending in _ENDINGS)
+    return frozenset(found)
+
+
+def _properties(schema: object) -> Iterator[str]:
+    """Return the names of all properties in a schema."""
+    if isinstance(schema, Mapping):
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping):
+            yield from properties
+    parts = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
+    for part in parts:
+        yield from _properties(part)
+
+
 class Redactor:
     """Replaces what is not known to be harmless; see the module.
 
@@ -105,6 +142,7 @@ class Redactor:
         """
         self.replaced = 0
         self._words = vocabulary()
+        self._identifiers = identifiers()
         self._names = {name for name in names if name}
         self._marks: dict[str, str] = {}
 
@@ -115,23 +153,24 @@ class Redactor:
                 self._names.add(name)
                 self._names.update(name.split("/"))
 
-    def value(self, value: object, key: str = "") -> object:
+    def value(self, value: object, key: str = "", above: str | None = None) -> object:
         """Return a value of a JSON document with what is unknown replaced.
 
         Args:
             value: Texts, numbers, lists and objects.
             key: The key that it belongs to.
+            above: The key that this one is below; None for the document.
         """
         if isinstance(value, bool | int | float) or value is None or value in ("", [], {}):
             return value
-        if key in SECTIONS:
+        if key in SECTIONS and (above, key) not in OWN_SECTIONS:
             return self._replace(str(value))
         if isinstance(value, Mapping):
             if key == PROBLEM_FIELDS:
                 return self.fields(value)
-            return {self._key(str(name)): self._of_key(str(name), part) for name, part in value.items()}
+            return {self._key(str(name)): self._of_key(str(name), part, key) for name, part in value.items()}
         if isinstance(value, list | tuple):
-            return [self.value(part) for part in value]
+            return [self.value(part, f"{key}[]") for part in value]
         return self.text(str(value))
 
     def fields(self, fields: Mapping[str, object]) -> dict[str, object]:
@@ -158,9 +197,9 @@ class Redactor:
         quoted = message.replace("\\", "\\\\").replace('"', '\\"')
         return f'{self.text(match["head"])}"{quoted}"{self.text(line[match.end() :])}'
 
-    def _of_key(self, key: str, value: object) -> object:
+    def _of_key(self, key: str, value: object, above: str) -> object:
         if self._known(key):
-            return self.value(value, key)
+            return self.value(value, key, above)
         return self._of_user(value)
 
     def _of_user(self, value: object) -> object:
@@ -194,7 +233,7 @@ class Redactor:
         return chunk if not bare or self._known(bare) else self._replace(bare) + chunk[len(bare) :]
 
     def _known(self, chunk: str) -> bool:
-        if chunk in self._names or chunk.removeprefix("unix://") in self._names:
+        if chunk in self._identifiers or chunk in self._names or chunk.removeprefix("unix://") in self._names:
             return True
         if any(pattern.fullmatch(chunk) for pattern in _HARMLESS):
             return True

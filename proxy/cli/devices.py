@@ -65,7 +65,9 @@ def devices(
     if device is not None:
         shown = [entry for entry in map(as_map, as_list(answer["devices"])) if device in _known_as(entry)]
         if not shown:
-            raise InputError(f"cannot show the device {device}: there is no such device")
+            missing = _missing_source(answer)
+            more = f" among those that are known. {missing}" if missing else ""
+            raise InputError(f"cannot show the device {device}: there is no such device{more}")
         answer["devices"] = shown
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
@@ -196,9 +198,20 @@ def _time(seconds: object) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", at) if at else UNKNOWN
 
 
+def _missing_source(answer: Mapping[str, object]) -> str:
+    """Return why devices may be missing; empty where all sources have answered."""
+    daemon, kubelet = as_map(answer.get("daemon")), as_map(answer.get("kubelet"))
+    if daemon.get("problem"):
+        return f"Only the machine is shown: {one_line(daemon['problem'])}"
+    if not kubelet.get("asked"):
+        return "kubelet is not queried (kubelet.podResources): its devices and their containers are unknown"
+    if kubelet.get("problem"):
+        return f"kubelet's devices and their containers are unknown: {one_line(kubelet['problem'])}"
+    return ""
+
+
 def _notes(answer: Mapping[str, object]) -> Iterable[str]:
     """Return which sources are missing."""
-    daemon, kubelet = as_map(answer.get("daemon")), as_map(answer.get("kubelet"))
     twice = [each for each in map(as_map, as_list(answer.get("devices"))) if _is_managed_twice(each)]
     for each in map(as_map, as_list(answer.get("refused"))):
         yield f"\n{one_line(each.get('reason'))}"
@@ -206,9 +219,5 @@ def _notes(answer: Mapping[str, object]) -> Iterable[str]:
         names = ", ".join(one_line(each.get("name")) for each in twice[:_MOST_CONFLICTS])
         more = f" and {len(twice) - _MOST_CONFLICTS} more" if len(twice) > _MOST_CONFLICTS else ""
         yield f"\nSeveral managers have: {names}{more}. Only one of them may assign a device"
-    if daemon.get("problem"):
-        yield f"\nOnly the machine is shown: {one_line(daemon['problem'])}"
-    elif not kubelet.get("asked"):
-        yield "\nkubelet is not queried (kubelet.podResources): its devices and their containers are unknown"
-    elif kubelet.get("problem"):
-        yield f"\nkubelet's devices and their containers are unknown: {one_line(kubelet['problem'])}"
+    if missing := _missing_source(answer):
+        yield f"\n{missing}"

@@ -18,6 +18,8 @@ from proxy.observe.value_text import clean
 if TYPE_CHECKING:
     from proxy.observe.explain_text import ExplainedDecision
 
+MOST = "999999"
+"""How many records, or pods, are requested: the most that a query may name, since explain shows all."""
 _NEAR = 3
 
 
@@ -52,9 +54,8 @@ def explain(
     """  # noqa: D301 - click wants the real backspace
     from proxy.observe.explain_text import newest, read_records, render, render_pods
 
-    answer = query_daemon(
-        config_for(file, admin), "/explain", timeout, {"query": query.strip()} if query.strip() else None
-    )
+    requested = {"query": query.strip(), "limit": MOST}
+    answer = query_daemon(config_for(file, admin), "/explain", timeout, requested)
     records = read_records(answer)
     if query.strip() and not records:
         raise TopoproxyError(_unknown(query.strip(), answer))
@@ -80,9 +81,5 @@ def _unknown(query: str, answer: object) -> str:
     total = answer.get("remembered") if isinstance(answer, dict) else None
     known = f"; {total} {'decision is' if total == 1 else 'decisions are'} remembered" if total else ""
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""
-    hint = (
-        "topoproxy explain lists all pods that have one"
-        if total
-        else "nothing was decided since the daemon started"
-    )
+    hint = "topoproxy explain lists all pods that have one" if total else "nor is any other remembered"
     return f"cannot explain {query}: there is no decision for it{meant}{known}, {hint}"

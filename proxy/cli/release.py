@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 POLL_S = 0.5
 RELEASED = "released"
+RELEASING = "releasing"
 
 
 @click.command()
@@ -54,7 +55,7 @@ def release(
     if offline:
         answer = _undo_offline(config) if undo else _offline(config, timeout)
     else:
-        answer = _act(config, "undo") if undo else _online(config, timeout)
+        answer = _act(config, "undo", timeout) if undo else _online(config, timeout)
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     elif undo:
@@ -66,7 +67,9 @@ def release(
         if not as_json and not undo:
             click.echo(answer["nothing"])
         return
-    if answer.get("stage") != RELEASED:
+    if answer.get("stage") not in (RELEASED, RELEASING):
+        raise TopoproxyError("cannot release everything: the release was undone meanwhile")
+    if answer.get("stage") == RELEASING:
         left = answer.get("left")
         cause = "; ".join(map(str, left)) if isinstance(left, list) and left else "it takes longer"
         more = "run it again" if offline else "the daemon continues; topoproxy status shows when it is done"
@@ -88,12 +91,12 @@ def result_text(answer: Mapping[str, object]) -> str:
 
 def _online(config: Config, timeout: float) -> Mapping[str, object]:
     end = time.monotonic() + timeout
-    answer = _act(config, "start")
+    answer = _act(config, "start", timeout)
     shown = ""
-    while answer.get("stage") == "releasing" and time.monotonic() < end:
+    while answer.get("stage") == RELEASING and time.monotonic() < end:
         shown = _progress(answer, shown)
         time.sleep(POLL_S)
-        answer = _query(config, "/release")
+        answer = _query(config, "/release", max(POLL_S, end - time.monotonic()))
     return answer
 
 
@@ -109,13 +112,13 @@ def _progress(answer: Mapping[str, object], shown: str) -> str:
     return message
 
 
-def _act(config: Config, step: str) -> Mapping[str, object]:
-    return _query(config, f"/release/{step}", act=True)
+def _act(config: Config, step: str, timeout: float) -> Mapping[str, object]:
+    return _query(config, f"/release/{step}", timeout, act=True)
 
 
-def _query(config: Config, route: str, *, act: bool = False) -> Mapping[str, object]:
+def _query(config: Config, route: str, timeout: float, *, act: bool = False) -> Mapping[str, object]:
     hint = f"{RUNS}; without it: topoproxy release --offline"
-    answer = query_daemon(config, route, TIMEOUT_S, act=act, hint=hint)
+    answer = query_daemon(config, route, min(TIMEOUT_S, timeout), act=act, hint=hint)
     return answer if isinstance(answer, dict) else {}
 
 

@@ -87,7 +87,7 @@ def render_pods(answer: object) -> str:
     """Write the pods with decisions: a line for each, the one with the newest decision last."""
     pods = _pods(answer)
     if not pods:
-        return "No decision recorded: no container has been placed since the daemon started.\n"
+        return "No decision is remembered. The setting explainHistory limits those of ended containers.\n"
     rows = [("NEWEST DECISION", "POD", "DECISIONS", "CONTAINERS", "")]
     for pod in pods:
         names = pod.get("containers")

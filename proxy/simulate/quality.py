@@ -12,15 +12,12 @@ the sum over all nodes, shows how fragmented a machine is.
 
 from __future__ import annotations
 
-import functools
-import itertools
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from proxy.allocation.demand import Demand, smallest
+from proxy.allocation.demand import Demand, best_mask, smallest
 from proxy.engine.node import Node
-from proxy.model.idset import CpuSet, Mask
+from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.requests import in_bytes
 from proxy.model.workload import Container, Phase, Pool
 
@@ -134,16 +131,22 @@ def alignments_of(meter: AlignmentMeter, node: Node, containers: Iterable[Contai
 
 def _nodes_of_devices(bits: int, near: Iterable[Mask]) -> int:
     """Return the fewest nodes that have one of each device; those of ``bits`` are touched in any case."""
-    devices = {nodes.bits for nodes in near}
-    bits |= functools.reduce(operator.or_, (nodes for nodes in devices if nodes.bit_count() == 1), 0)
-    devices = {nodes for nodes in devices if not nodes & bits}
-    candidates = Mask.from_bits(functools.reduce(operator.or_, devices, 0))
-    for count in range(1, len(candidates) + 1):
-        for chosen in itertools.combinations(candidates, count):
-            added = Mask(chosen).bits
-            if all(nodes & added for nodes in devices):
-                return bits | added
+    for group in _apart([nodes.bits for nodes in near if not nodes.bits & bits]):
+        demands = [Demand(1, ((nodes, 1),)) for nodes in group]
+        chosen = best_mask(list(Mask.from_bits(union(group))), demands)
+        assert chosen is not None, "all nodes together have one of each device"
+        bits |= chosen
     return bits
+
+
+def _apart(devices: Iterable[int]) -> list[set[int]]:
+    """Return the bits of devices in groups that have no node in common."""
+    groups: list[set[int]] = []
+    for nodes in devices:
+        near = [group for group in groups if union(group) & nodes]
+        groups = [group for group in groups if group not in near]
+        groups.append({nodes}.union(*near))
+    return groups
 
 
 def _amounts_by_node(node: Node, resource: str) -> tuple[tuple[int, int], ...]:

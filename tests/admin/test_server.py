@@ -332,9 +332,11 @@ class TestClient:
         [
             (b"", "what answers there is not an admin socket"),
             (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00", "what answers there is not an admin socket"),
-            (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{", "cut off or is not JSON"),
-            (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b"[" * 9000, "or is not JSON"),
+            (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{", "the answer is not JSON"),
+            (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b"[" * 9000, "is not JSON"),
             (b"HTTP/1.1 500 Oops\r\n\r\nno page\n", "for /status: no page"),
+            (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nIt works!", "the answer is not JSON"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nContent-Type: text/plain\r\n\r\ncut", "cut off"),
         ],
     )
     def test_other_answers(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.bundle.redaction import LOG_KEYS, RECORD_KEYS, ROOT, SECTIONS, Redactor, vocabulary
-from proxy.telemetry import metrics
+from proxy.bundle.redaction import LOG_KEYS, RECORD_KEYS, ROOT, SECTIONS, Redactor, identifiers, vocabulary
+from proxy.telemetry import exposition, metrics
 
 KEPT = [
     "cannot query the daemon at /run/topoproxy/admin.sock: no process listens there",
@@ -70,9 +70,10 @@ def test_a_secret_is_in_no_text(secret: str, carrier: str) -> None:
 @pytest.mark.parametrize("key", ["annotations", "labels", "env", "envs", "settings", "no-such-key-xyz"])
 @pytest.mark.parametrize("value", ["correct", "the pod is placed", ["the"], {"the": "pod"}, "12345"])
 def test_values_of_users_are_replaced_even_if_their_words_are_known(key: str, value: object) -> None:
-    assert str(redactor().value({key: value})).count("redacted") >= 1
+    redacted = str(redactor().value({"hook": {key: value}}))
+    assert redacted.count("redacted") >= 1
     for word in ("correct", "the", "pod", "placed", "12345"):
-        assert word not in str(redactor().value({key: value})).replace("redacted", "")
+        assert word not in redacted.replace("redacted", "")
 
 
 def test_values_that_come_from_users_are_replaced_in_a_json_record_as_in_a_text_record() -> None:
@@ -162,6 +163,48 @@ def test_all_keys_of_the_log_and_labels_of_metrics_are_known_or_of_users() -> No
     assert keys - LOG_KEYS == FROM_USERS
     assert {label for metric in metrics.ALL for label in metric.labels} <= LOG_KEYS
     assert not LOG_KEYS & SECTIONS
+
+
+def test_keys_of_the_schemas_and_names_of_metrics_are_kept_with_their_values() -> None:
+    """Some have words of two letters, or words that only the schema has."""
+    document = {"uptime_s": 3, "last_error_at": "2026-11-23T10:11:12Z", "also_used_by": ["shop/web-0"]}
+    assert redactor().value(document) == document
+    names = {name for metric in metrics.ALL for name, _ in exposition.names(metric)}
+    assert [name for name in sorted(names) if redactor().text(f"{name} 1") != f"{name} 1"] == []
+    assert "topoproxy_create_decision_seconds_bucket" in identifiers()
+
+
+def test_settings_of_the_daemon_are_kept_and_those_of_hooks_are_not() -> None:
+    settings = {"cpuManagerPolicy": "static", "sharedFloor": 2}
+    policy = {"nodePolicy": {"values": [{"value": "static"}]}}
+    assert redactor().value({"settings": settings, **policy}) == {"settings": settings, **policy}
+    for document in (
+        {"hooks": {"settings": settings}},
+        {"hooks": [{"settings": settings}]},
+        {"values": ["static"]},
+    ):
+        assert "static" not in str(redactor().value(document))
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "0.1.0",
+        "v1.36.2",
+        "1.6.24~ds1-1+deb12u1",
+        "6.1.0-18-cloud-amd64",
+        "v1.36.0-rc.1",
+        "v1.30.5+k3s1",
+        "1.1.6",
+    ],
+)
+def test_versions_are_kept(version: str) -> None:
+    assert redactor().text(f"runc {version} sends") == f"runc {version} sends"
+
+
+@pytest.mark.parametrize("address", ["10.0.0.17", "192.168.1.20", "1.2.3-hunter", "1.2.3+deb1u2x9"])
+def test_addresses_and_other_endings_are_not_versions(address: str) -> None:
+    assert redactor().text(f"peer {address}") == "peer <redacted:1>"
 
 
 def test_the_same_text_has_the_same_number() -> None:

@@ -183,7 +183,8 @@ def test_after_an_invalid_answer_the_directories_are_listed(
     config = serve_admin({"/hooks": lambda: answer})
     code, _, errors = run("hooks", "list", "--config", config)
     assert code == 0
-    assert "the process at this socket reports no hooks (so this is the state of the directories)" in errors
+    reason = "the answer is not JSON" if answer == "hello" else "the process at this socket reports no hooks"
+    assert f"{reason} (so this is the state of the directories)" in errors
 
 
 def test_without_a_daemon_the_directories_are_listed(node: Path, run: Run) -> None:
@@ -216,6 +217,18 @@ def test_disabled_hooks_are_reported(tmp_path: Path, run: Run) -> None:
     (tmp_path / "c.yaml").write_text(f"listen: unix://{tmp_path}/cri.sock\nhooks: {{enabled: false}}\n")
     output = run("hooks", "list", "--config", tmp_path / "c.yaml")[1].splitlines()
     assert output[0] == "hooks.enabled is false in the configuration: no hook runs."
+
+
+def test_hooks_that_run_are_not_denied_because_of_the_configuration(
+    serve_admin: Callable[..., Path], run: Run
+) -> None:
+    config = serve_admin({"/hooks": lambda: {"hooks": HOOKS}})
+    config.write_text(f"{config.read_text()}\nhooks: {{enabled: false}}\n")
+    first, _, rest = run("hooks", "list", "--config", config)[1].partition("\n")
+    assert (
+        first == "hooks.enabled is false in the configuration: it takes effect at the next reload or start."
+    )
+    assert rest == TABLE
 
 
 def test_check_config_lists_the_hooks_and_runs_none(node: Path, run: Run) -> None:

@@ -268,12 +268,30 @@ def test_devices_that_topoproxy_manages_are_shown_and_those_of_two_managers_are_
     run_pods_then(daemon, node, then)
 
 
+NO_DAEMON = (
+    "cannot query the daemon at {}: no process listens there"
+    " (systemctl status topoproxy shows whether it runs, --admin names another socket)"
+)
+
+
 def test_a_device_is_found_by_each_of_its_names(node: DaemonNode) -> None:
     for name in ("0000:81:00.0", "nvme0", "example.com/nvme=0"):
         assert list(listed_devices(node, name))[2:] == ["0000:81:00.0"]
     result = run_devices(node, "eth7")
     assert isinstance(result.exception, InputError)
-    assert str(result.exception) == "cannot show the device eth7: there is no such device"
+    assert str(result.exception) == (
+        "cannot show the device eth7: there is no such device among those that are known."
+        f" Only the machine is shown: {NO_DAEMON.format(node.directory / 'admin.sock')}"
+    )
+
+
+def test_a_device_that_only_the_daemon_may_know_is_not_denied_without_the_daemon(tmp_path: Path) -> None:
+    admin = f"unix://{tmp_path}/admin.sock"
+    result = CliRunner().invoke(cli, ["devices", "example.com/gpu", "--admin", admin])
+    assert isinstance(result.exception, InputError)
+    assert "there is no such device among those that are known. Only the machine is shown:" in str(
+        result.exception
+    )
 
 
 def test_another_machine_is_listed_without_this_nodes_daemon_and_specs(

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from proxy.cli.explain import explain
 from proxy.executor.decision_history import DecisionHistory
@@ -108,6 +109,17 @@ def test_without_a_pod_the_known_pods_are_listed(daemon: Path) -> None:
     assert lines[-1] == "topoproxy explain POD[/CONTAINER] shows why."
 
 
+def test_all_pods_are_listed(daemon: Path, history: DecisionHistory) -> None:
+    history.limit = 1000
+    owner = record("owner")
+    for at in range(600):
+        pod = structs.replace(owner, pod=f"prod/job-{at}", uid=f"job-{at}")
+        history.note(BEGIN + 1000 + at, pod, f"{at:016x}")
+    page = run("--config", daemon)
+    assert " batch/scan " in page
+    assert " prod/job-599 " in page
+
+
 def test_the_decisions_can_be_printed_as_json(daemon: Path) -> None:
     data = json.loads(run("trainer", "--json", "--config", daemon))
     assert list(data) == ["schema", "query", "records", "pods", "remembered"]
@@ -141,8 +153,8 @@ def test_an_empty_history_is_an_error(daemon: Path, history: DecisionHistory) ->
     history.limit = 0
     for _, _, key in DAY:
         history.removed(key)
-    assert run("--config", daemon).startswith("No decision recorded")
-    with pytest.raises(TopoproxyError, match="there is no decision for it, nothing was decided since"):
+    assert run("--config", daemon).startswith("No decision is remembered")
+    with pytest.raises(TopoproxyError, match="there is no decision for it, nor is any other remembered"):
         run("x", "--config", daemon)
 
 

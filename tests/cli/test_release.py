@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli.main import cli
 from proxy.cli.release import result_text
+from proxy.model.errors import TopoproxyError, UnavailableError
 
 
 def test_one_container_is_counted_in_the_singular() -> None:
@@ -14,3 +19,27 @@ def test_one_container_is_counted_in_the_singular() -> None:
     assert first == (
         "released: 2 containers have what they would have without topoproxy (1 was updated at the runtime)"
     )
+
+
+def test_a_release_that_is_undone_meanwhile_is_not_reported_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([{"stage": "releasing", "updated": 2, "containers": 5}, {"stage": ""}])
+    monkeypatch.setattr("proxy.cli.release.query_daemon", lambda *_, **__: next(answers))
+    result = CliRunner().invoke(cli, ["release", "--admin", "unix:///run/x.sock"])
+    assert isinstance(result.exception, TopoproxyError)
+    assert str(result.exception) == "cannot release everything: the release was undone meanwhile"
+
+
+@pytest.mark.parametrize("undo", [[], ["--undo"]])
+def test_a_daemon_that_hangs_is_queried_no_longer_than_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch, undo: list[str]
+) -> None:
+    limits: list[float] = []
+
+    def query(_: object, __: str, timeout: float, **___: object) -> object:
+        limits.append(timeout)
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr("proxy.cli.release.query_daemon", query)
+    for seconds in ("2", "300"):
+        CliRunner().invoke(cli, ["release", *undo, "--timeout", seconds, "--admin", "unix:///run/x.sock"])
+    assert limits == [2, 30]

@@ -134,7 +134,7 @@ def test_the_list_of_pods_is_printed() -> None:
 
 
 def test_an_empty_history_is_printed() -> None:
-    assert render_pods({"pods": []}).startswith("No decision recorded")
+    assert render_pods({"pods": []}).startswith("No decision is remembered")
 
 
 def test_the_known_names_are_those_of_the_answer() -> None:

@@ -109,6 +109,7 @@ def test_reserved_cpus_do_not_count_as_free() -> None:
         ([], [[3], [2, 3], [0]], [0, 3]),
         ([], [[0, 1], [2, 3], [1, 2]], [0, 2]),
         ([5], [], [5]),
+        ([], [[node, node + 1] for node in range(0, 32, 2)], list(range(0, 32, 2))),
     ],
 )
 def test_devices_that_are_near_to_several_nodes_count_on_the_fewest(

@@ -78,8 +78,13 @@ def list_hooks(
         return
     if note := one_line(answer.get("note")):
         click.echo(f"note: {note}", err=True)
+    elif not config.hooks.enabled:
+        effect = (
+            "no hook runs" if answer.get("daemon") is False else "it takes effect at the next reload or start"
+        )
+        click.echo(f"hooks.enabled is false in the configuration: {effect}.")
     width = shutil.get_terminal_size((120, 24)).columns
-    click.echo("\n".join(_lines(entries, config, width, wide=wide)))
+    click.echo("\n".join(_lines(entries, width, wide=wide)))
 
 
 def _reported(config: Config, timeout: float) -> Mapping[str, object]:
@@ -106,13 +111,9 @@ def _not_enabled(entries: Sequence[Mapping[str, object]]) -> list[dict[str, obje
     ]
 
 
-def _lines(
-    entries: Sequence[Mapping[str, object]], config: Config, width: int, *, wide: bool
-) -> Iterator[str]:
+def _lines(entries: Sequence[Mapping[str, object]], width: int, *, wide: bool) -> Iterator[str]:
     from proxy.admin.status_sections import last_error
 
-    if not config.hooks.enabled:
-        yield "hooks.enabled is false in the configuration: no hook runs."
     if not entries:
         yield "No hooks. topoproxy hooks list --all shows those that come with topoproxy."
         return
