@@ -157,7 +157,10 @@ class Daemon:
         self._telemetry = telemetry = logs.telemetry()
         memory_trim.keep_large_blocks()
         if config.mode is NodeMode.PASSTHROUGH:
-            self._acceptor = Acceptor(str(config.runtime), _RelayOnly(), (), report=telemetry.problem)
+            report, resolved = telemetry.problem, telemetry.resolved
+            self._acceptor = Acceptor(
+                str(config.runtime), _RelayOnly(), (), report=report, resolved=resolved
+            )
         else:
             self._acceptor = await self._build_node(machine, telemetry)
         self.reload = self._reloading(machine, telemetry)
@@ -226,6 +229,7 @@ class Daemon:
             flow,
             METHODS,
             report=telemetry.problem,
+            resolved=telemetry.resolved,
             fault=executor.report_internal_error,
         )
 
@@ -389,13 +393,16 @@ class Daemon:
         assert self._listener is not None
         return self.replacement.start(self._listener)
 
-    async def hand_over(self) -> bool:
+    async def hand_over(self, is_stopping: Callable[[], bool] = lambda: False) -> bool:
         """Hand the socket and the state of the node over to the successor.
 
         Calls that place containers end before; the others continue here, where they are only relayed.
 
+        Args:
+            is_stopping: Returns whether this daemon was told to stop meanwhile.
+
         Returns:
-            False if the successor has ended meanwhile: this daemon serves as before.
+            False if the successor has ended meanwhile, or this daemon is to stop: it serves as before.
 
         Raises:
             TopoproxyError: The successor does not serve.
@@ -404,14 +411,16 @@ class Daemon:
         assert successor is not None
         assert self._acceptor is not None
         assert self._listener is not None
-        await wait_quiet(self._is_busy, QUIET_S)
-        if self.replacement.discard_ended():
+        await wait_quiet(lambda: self._is_busy() and not is_stopping(), QUIET_S)
+        if self.replacement.discard_ended() or is_stopping():
             return False
         clock = asyncio.get_running_loop().time
         began = clock()
         await self._acceptor.retire(GOAWAY_S)
         await wait_quiet(self._acceptor.is_placing, min(self.config.drain_timeout, PLACING_S))
         quiet = await wait_quiet(self._is_busy, GOAWAY_S)
+        if is_stopping():
+            return False
         relayed = self._relayed(successor)
         for task in self._tasks:
             task.cancel()

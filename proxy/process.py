@@ -87,8 +87,12 @@ async def _serve(
             prepared.cancel()
             await daemon.stop()
             return
-        is_replaced = await daemon.hand_over()
+        is_replaced = await daemon.hand_over(done.is_set)
     remaining = asyncio.ensure_future(daemon.finish_calls())
+    if done.is_set():  # too late for this process: what is to stop is the daemon
+        daemon.replacement.stop_successor()
+        await remaining
+        return
     await asyncio.wait([remaining, stopped], return_when=asyncio.FIRST_COMPLETED)
 
 

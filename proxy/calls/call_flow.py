@@ -75,7 +75,8 @@ class CallFlow:
         """Decide nothing any more: another process continues.
 
         A call that is still held would be sent on later, without a decision or with an outdated one. One that
-        was forwarded continues, and the runtime may carry it out at any time.
+        was forwarded continues, and the runtime may carry it out at any time. One that stops or removes
+        something carries no decision: it waits for hooks at most, and is sent on.
 
         Args:
             refuse_undecided: Refuses all calls that are held, with a gRPC status and its text.
@@ -86,6 +87,9 @@ class CallFlow:
             The calls that may still change a container, or make one or a sandbox.
         """
         self.replaced = True
+        for call in forwarded():
+            if call.method in ENDING and not call.decided:
+                call.release()
         refuse_undecided(GrpcStatus.UNAVAILABLE, REPLACED)
         for task in self._tasks:  # they would go on deciding on these calls
             task.cancel()
@@ -114,7 +118,9 @@ class CallFlow:
 
     def request(self, call: UndecidedCall) -> None:
         """A call is held: decide, and send it on now or later."""
-        if self.replaced:  # by a client that ignores GOAWAY
+        if self.replaced and call.method in ENDING:
+            call.release()
+        elif self.replaced:  # by a client that ignores GOAWAY
             call.refuse(GrpcStatus.UNAVAILABLE, REPLACED)
         elif self.executor.store.mode.in_release:
             self._relay(call)

@@ -106,13 +106,16 @@ class PodCalls:
         context.target = sandbox_id
 
     def _run_pod_done(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
-        if status == GrpcStatus.OK and context.target and context.pod is not None:
+        # A runtime that has named the sandbox has made it, also where the end of its answer was lost.
+        if status in (None, GrpcStatus.OK) and context.target and context.pod is not None:
             pod = structs.replace(context.pod, sandbox_id=context.target)
             self.executor.sandboxes.running(pod, context.token)
             if self.hooks.active:
                 self.hooks.ran(pod, call)
         elif context.token:
             self.executor.sandboxes.failed(context.token)
+            if status is None:  # it may have been made
+                self.executor.reconcile_requested.set()
 
     def _pod_stopped(self, call: UndecidedCall, context: CallContext, status: int | None) -> None:
         if status in (GrpcStatus.OK, GrpcStatus.NOT_FOUND):

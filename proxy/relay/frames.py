@@ -118,6 +118,12 @@ def ping(content: bytes) -> bytes:
     return _PING.pack(8 << 8 | PING, 0, 0, content)
 
 
+def _percent_encoded(character: str) -> bytes:
+    """Encode a character of a grpc-message (gRPC over HTTP/2, Responses)."""
+    content = character.encode("utf-8", "replace")
+    return b"".join(bytes((byte,)) if byte in _PLAIN else b"%%%02X" % byte for byte in content)
+
+
 def refusal(stream: int, code: int, message: str, *, answered: bool, resize: int | None) -> bytes:
     """Write the HEADERS frame that ends a call with a gRPC status.
 
@@ -127,15 +133,16 @@ def refusal(stream: int, code: int, message: str, *, answered: bool, resize: int
     Args:
         stream: HTTP/2 stream id.
         code: grpc-status.
-        message: grpc-message; percent-encoded here, cut after 4 KiB.
+        message: grpc-message; percent-encoded here, cut after 4 KiB, between two characters.
         answered: The client has the opening headers already; these are the trailers.
         resize: A table size that the next header block must announce (RFC 7541, 4.2), or None.
     """
-    text = bytearray()
-    for byte in message.encode("utf-8", "replace"):
-        text += bytes((byte,)) if byte in _PLAIN else b"%%%02X" % byte
-        if len(text) >= _MESSAGE_BYTES:
+    text = b""
+    for character in message:  # a client may reject what is no UTF-8 once it is decoded
+        longer = text + _percent_encoded(character)
+        if len(longer) > _MESSAGE_BYTES:
             break
+        text = longer
     status = b"%d" % code
     block = b"".join(
         (

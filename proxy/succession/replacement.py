@@ -7,6 +7,9 @@ time that a successor is wanted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -61,6 +64,12 @@ class DaemonReplacement:
         self.successor = None
         self.prepared.clear()
         return True
+
+    def stop_successor(self) -> None:
+        """Forward a signal to stop that came while the process took over."""
+        assert self.successor is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.successor.pid, signal.SIGTERM)
 
     def page(self) -> str:
         """Return how far a replacement of this process is; a page of the admin socket."""

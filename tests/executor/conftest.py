@@ -306,6 +306,10 @@ class PlayedCall(InterceptedCall):
         self.over = asyncio.Event()
         self.log = log
 
+    @property
+    def decided(self) -> bool:  # type: ignore[override]
+        return self.over.is_set()
+
     def _once(self) -> None:
         if self.over.is_set():
             self.log.append("answered twice")  # an assertion error would be lost in the task that raises it

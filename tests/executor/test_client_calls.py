@@ -593,3 +593,26 @@ def test_stopping_and_removing_a_sandbox_releases_its_cpus(run_scenario) -> None
         assert not any(sandbox in k or lse in k for k in world.ledger.entries)
 
     run_scenario(scenario)
+
+
+def test_a_sandbox_that_the_runtime_has_named_is_known_without_the_end_of_its_answer(run_scenario) -> None:
+    async def scenario(world) -> None:
+        call = await world.begin_pod("ls", "LS")
+        world.make_pod(call, "s-ls")
+        world.wire.response(call, pb.RunPodSandboxResponse(pod_sandbox_id="s-ls").SerializeToString())
+        world.wire.finished(call, None)
+        assert "s-ls" in world.executor.state.pods
+
+    run_scenario(scenario)
+
+
+def test_a_sandbox_whose_answer_is_lost_is_looked_for_at_the_runtime(run_scenario) -> None:
+    async def scenario(world) -> None:
+        total = {"cpu_shares": 4096, "cpu_quota": 400_000, "cpu_period": 100_000}
+        call = await world.begin_pod("lse", "LSE", total=total)
+        world.make_pod(call, "s-lse")
+        world.executor.reconcile_requested.clear()
+        world.wire.finished(call, None)
+        assert world.executor.reconcile_requested.is_set()
+
+    run_scenario(scenario)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
+from proxy.calls.hook_gateway import ENDING, HookGateway
 from proxy.executor.creates import _listed_as
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
 from proxy.model.idset import CpuSet
@@ -277,3 +278,33 @@ def test_a_sandbox_is_found_by_name_where_the_client_sends_no_uid() -> None:
     listed = [RuntimePod(name, "", "ns", name, 0, True, {}, {}) for name in ("b", "a")]
     assert _listed_as(pod, listed) == "a"
     assert _listed_as(pod, listed[:1]) == ""
+
+
+@pytest.mark.parametrize("method", sorted(ENDING))
+def test_a_stop_or_a_removal_that_waits_for_a_hook_is_sent_on_at_a_hand_over(
+    run_scenario: Callable[..., None], method: str
+) -> None:
+    class Hooks:
+        points = frozenset(ENDING.values())
+        active = True
+
+        def before(self, *_: object) -> None:
+            """A hook that has not answered yet."""
+
+    async def scenario(world: Any) -> None:
+        world.wire.hook(cast("HookGateway", Hooks()))
+        call, late = (world.played(method, pb.StopContainerRequest(container_id=name)) for name in ("a", "b"))
+        world.wire.request(call)
+        create = world.played("CreateContainer", pb.CreateContainerRequest())
+        held, refused = [call, create], list[Any]()
+
+        def refuse_undecided(code: int, message: str) -> None:
+            refused.extend(each for each in held if not each.decided)
+
+        world.wire.hand_over(refuse_undecided, lambda: held, lambda name: None)
+        assert call.sent == call.body
+        assert refused == [create]
+        world.wire.request(late)
+        assert late.sent == late.body
+
+    run_scenario(scenario)

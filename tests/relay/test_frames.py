@@ -1,3 +1,5 @@
+from urllib.parse import unquote
+
 import pytest
 from hpack import Decoder
 
@@ -28,6 +30,12 @@ def test_a_refusal_is_read_by_hpack_and_leaves_its_table_alone(length):
         "grpc-message": "m" * min(length, 4096),
     }
     assert not decoder.header_table.dynamic_entries
+
+
+def test_a_long_message_is_cut_between_two_characters() -> None:
+    data = frames.refusal(1, 2, "核" * 1000, answered=True, resize=None)
+    coded = dict(Decoder().decode(data[9:]))["grpc-message"]
+    assert unquote(coded, errors="strict") == "核" * (4096 // 9)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from proxy.admin.client import query_admin
 from proxy.api.cri import api_pb2 as pb
+from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.early_socket import EarlySocket
 from proxy.engine.call_ends import ORPHAN_GRACE_S
@@ -467,7 +469,7 @@ def test_a_process_serves_until_a_successor_has_taken_over() -> None:
         async def start(self) -> None:
             self.replacement.prepared.set()
 
-        async def hand_over(self) -> bool:
+        async def hand_over(self, _: Callable[[], bool]) -> bool:
             self.attempts += 1
             self.replacement.prepared.clear()
             return self.attempts == 2
@@ -493,3 +495,55 @@ def test_a_process_serves_until_a_successor_has_taken_over() -> None:
 
 def test_a_plain_start_has_no_predecessor() -> None:
     assert Predecessor.of({}) is None
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_signal_during_a_hand_over_stops_the_daemon_or_its_successor(
+    monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+) -> None:
+    """Until the successor serves, this daemon stops as usual; then the signal is the successor's."""
+    done: list[object] = []
+
+    class Replaced:
+        def __init__(self) -> None:
+            self.replacement = DaemonReplacement()
+            self.replacement.successor = cast("Successor", SimpleNamespace(pid=4711))
+
+        async def start(self) -> None:
+            self.replacement.prepared.set()
+
+        async def hand_over(self, is_stopping: Callable[[], bool]) -> bool:
+            assert not is_stopping()
+            signal.raise_signal(signal.SIGTERM)
+            await until(is_stopping)
+            return is_replaced
+
+        async def stop(self) -> None:
+            done.append("stopped")
+
+        async def finish_calls(self) -> None:
+            await asyncio.sleep(0.1)
+            done.append("calls have ended")
+
+        def reload_soon(self) -> None:
+            pass
+
+    monkeypatch.setattr(os, "kill", lambda *call: done.append(call))
+    asyncio.run(asyncio.wait_for(_serve(cast("Daemon", Replaced())), LIMIT_S))
+    assert done == ([(4711, signal.SIGTERM), "calls have ended"] if is_replaced else ["stopped"])
+
+
+def test_a_daemon_that_is_to_stop_hands_nothing_over(channel: tuple[socket.socket, Predecessor]) -> None:
+    ours, _ = channel
+    with temporary_node() as node:
+        daemon = node.daemon("")
+
+        async def scenario() -> None:
+            daemon.replacement.successor = Successor(ours, 7)
+            daemon.replacement.prepared.set()
+            assert await daemon.hand_over(lambda: True) is False
+            told = iter([False])
+            assert await daemon.hand_over(lambda: next(told, True)) is False
+            ours.close()
+
+        run(daemon, scenario, reconciled=True)

@@ -33,6 +33,8 @@ _QUIET_STEP_S: Final = 0.002
 _GOAWAY_GRACE_S: Final = 0.1
 PLACING: Final = frozenset(("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources"))
 """Calls whose answers decide where containers are."""
+UNREACHABLE: Final = "cannot connect a client to the runtime"
+NOT_ACCEPTED: Final = "cannot accept a connection"
 UNREAD_BYTES: Final = 128 << 20
 """Bytes that may wait on all connections for peers that do not read."""
 
@@ -52,6 +54,7 @@ class Acceptor:
         methods: Collection[str],
         *,
         report: Report = silent,
+        resolved: Report = silent,
         fault: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """Prepare; nothing is opened.
@@ -61,10 +64,12 @@ class Acceptor:
             interceptor: Decides on intercepted calls.
             methods: Full paths of the intercepted methods.
             report: Called when one connection has failed.
+            resolved: Called when what was reported is over.
             fault: Called with an exception that has ended a connection.
         """
         self._upstream = upstream_path
         self._report = report
+        self._resolved = resolved
         self._fault = fault
         self._links: set[Link] = set()
         self.budget = BodyBudget()
@@ -84,14 +89,22 @@ class Acceptor:
         self._fd = -1
         self._down = False
         self._failure = ""
+        self._accept_fails = False
 
     def is_down(self) -> bool:
         """Return whether the last client could not be connected to the runtime, and it still fails."""
         if self._down:
             with contextlib.suppress(OSError), _unix_socket() as probe:
                 probe.connect(self._upstream)
-                self._down, self._failure = False, ""
+                self._reached()
         return self._down
+
+    def _reached(self) -> None:
+        """Record that the runtime can be connected to."""
+        self._down = False
+        if self._failure:
+            self._failure = ""
+            self._resolved(UNREACHABLE)
 
     @property
     def connections(self) -> int:
@@ -200,8 +213,12 @@ class Acceptor:
                 loop.remove_reader(self._fd)
                 with contextlib.suppress(MemoryError):
                     cause = getattr(error, "strerror", "out of memory")
-                    self._report("cannot accept a connection", err=cause)
+                    self._report(NOT_ACCEPTED, err=cause)
+                    self._accept_fails = True
                 return
+            if self._accept_fails:
+                self._accept_fails = False
+                self._resolved(NOT_ACCEPTED)
             task = asyncio.get_running_loop().create_task(self._open(client))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
@@ -217,7 +234,7 @@ class Acceptor:
         link = Link(self._context)
         try:
             server = await self._dial()
-            self._down, self._failure = False, ""
+            self._reached()
             _enlarge(client)
             _enlarge(server)
             self._links.add(link)
@@ -238,7 +255,7 @@ class Acceptor:
             failure = error.strerror or str(error)
             if failure != self._failure:  # once for each outage: a client tries many times a second
                 self._failure = failure
-                self._report("cannot connect a client to the runtime", path=self._upstream, err=failure)
+                self._report(UNREACHABLE, path=self._upstream, err=failure)
 
     async def _dial(self) -> socket.socket:
         """Connect to the runtime without ever waiting in the kernel.

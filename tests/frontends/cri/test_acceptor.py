@@ -123,11 +123,12 @@ class Bed:
         self.path, self.upstream = str(directory / "p.sock"), str(directory / "r.sock")
         self.runtime = Runtime(self.upstream) if runtime else None
         self.decider = Decider()
-        self.lines = []
+        self.lines, self.resolved = [], []
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
         self.listener.listen(64)
-        self.front = Acceptor(self.upstream, self.decider, methods, report=report(self.lines))
+        reported, resolved = report(self.lines), report(self.resolved)
+        self.front = Acceptor(self.upstream, self.decider, methods, report=reported, resolved=resolved)
         self.loop = RelayLoop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
@@ -363,6 +364,7 @@ def test_a_runtime_that_is_not_there_is_unavailable_and_comes_back(tmp_path):
         assert bed.front.is_down()
         bed.runtime = Runtime(bed.upstream)
         assert method(b"x", timeout=60, wait_for_ready=True) == b"x"
+        assert bed.resolved == ["cannot connect a client to the runtime"]
     finally:
         bed.close()
 
@@ -375,6 +377,7 @@ def test_the_runtime_is_down_only_until_it_can_be_connected_to(bed, call):
     wait_until(lambda: bed.front.is_down())
     os.rename(away, bed.upstream)
     assert not bed.front.is_down(), "the other client has never lost its connection"
+    assert bed.resolved == ["cannot connect a client to the runtime"]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
@@ -487,10 +490,11 @@ def test_running_out_of_descriptors_pauses_accepting_and_kills_nothing(bed, call
             client.close()
         for fd in filling:
             os.close(fd)
-    assert any(
-        line.startswith("cannot accept a connection") or "cannot connect" in line for line in bed.lines
-    )
+    reported = {line.partition(" err=")[0].partition(" path=")[0] for line in bed.lines}
+    assert reported
+    assert reported <= {"cannot accept a connection", "cannot connect a client to the runtime"}
     assert bed.channel().unary_unary(VERSION)(b"3", timeout=60) == b"3"
+    assert set(bed.resolved) == reported
 
 
 # -- draining ---------------------------------------------------------------------------------------------
