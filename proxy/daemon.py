@@ -158,9 +158,7 @@ class Daemon:
         memory_trim.keep_large_blocks()
         if config.mode is NodeMode.PASSTHROUGH:
             report, resolved = telemetry.problem, telemetry.resolved
-            self._acceptor = Acceptor(
-                str(config.runtime), _RelayOnly(), (), report=report, resolved=resolved
-            )
+            self._acceptor = Acceptor(str(config.runtime), _RelayOnly(), (), report=report, resolved=resolved)
         else:
             self._acceptor = await self._build_node(machine, telemetry)
         self.reload = self._reloading(machine, telemetry)
