@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.hooks_setup import DaemonHooks
     from proxy.observe.device_assignments import KubeletDevices
-    from proxy.release.lazy import LazyRelease
+    from proxy.release.on_demand import LazyRelease
     from proxy.reload.service import Reload
     from proxy.sockets.unix_socket import Listener
-    from proxy.staging.lazy import LazyStaging
-    from proxy.takeover.lazy import LazyTakeover
+    from proxy.staging.on_demand import LazyStaging
+    from proxy.takeover.on_demand import LazyTakeover
 
 CLUSTER_READ_S = 1.0
 """Seconds that the status waits until the files of the cluster agent are read again."""

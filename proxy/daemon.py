@@ -26,7 +26,7 @@ from proxy.frontends.cri.acceptor import Acceptor
 from proxy.model.mode import NodeMode
 from proxy.notify import SystemdNotifier
 from proxy.process_upkeep import ping_watchdog, stay_small
-from proxy.release.lazy import LazyRelease
+from proxy.release.on_demand import LazyRelease
 from proxy.reload.service import Reload
 from proxy.reload.steps import (
     common_steps,
@@ -36,9 +36,9 @@ from proxy.reload.steps import (
     suppression_step,
 )
 from proxy.sockets.unix_socket import Listener, mirror_mode
-from proxy.staging.lazy import PASSTHROUGH_ACTIONS, PASSTHROUGH_ROUTES, LazyStaging
+from proxy.staging.on_demand import PASSTHROUGH_ACTIONS, PASSTHROUGH_ROUTES, LazyStaging
 from proxy.succession.replacement import DaemonReplacement, wait_quiet
-from proxy.takeover.lazy import LazyTakeover
+from proxy.takeover.on_demand import LazyTakeover
 
 if TYPE_CHECKING:
     from proxy.calls.call_flow import CallFlow

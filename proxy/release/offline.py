@@ -20,7 +20,7 @@ from proxy.engine.suppression import SUPPRESSION_RECORD
 from proxy.logs import telemetry
 from proxy.model.errors import InputError, LockedError, PermissionDeniedError
 from proxy.model.mode import NodeMode
-from proxy.release.lazy import RELEASE_RECORD
+from proxy.release.on_demand import RELEASE_RECORD
 from proxy.release.service import RELEASED, Release
 from proxy.sockets.instance_lock import Lock
 from proxy.topology.reader import read_machine

@@ -26,7 +26,7 @@ from proxy.model.errors import InputError
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.release.kernel import SweepResult, give_back, target_of
-from proxy.release.lazy import RELEASE_RECORD
+from proxy.release.on_demand import RELEASE_RECORD
 from proxy.release.runtime_updates import Progress, RuntimeUpdater
 from proxy.telemetry import metrics
 

@@ -22,7 +22,7 @@ from proxy.backends.kubelet.checkpoint_writer import NAME, read_text, replace, s
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.executor.ports import Ledger
 from proxy.model.errors import CannotCreateError, PermissionDeniedError, TopoproxyError
-from proxy.takeover.lazy import TAKEOVER_RECORD
+from proxy.takeover.on_demand import TAKEOVER_RECORD
 from proxy.takeover.record import Resolution, TakeoverRecord, completed, dump, load, resolved
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 

@@ -138,13 +138,14 @@ PACKAGES: dict[str, list[Part]] = {
         ),
         Part(
             [
-                *files_of("frontends/hook_bridge", "lazy facts object_cache"),
+                *files_of("frontends/hook_bridge", "lazy_collections facts object_cache"),
                 *files_of("frontends/cri", "hook_adjust hook_suffix hook_view config_fields"),
             ],
             [
                 *tests_of("frontends/cri", "hook_adjust"),
                 *tests_of(
-                    "frontends/hook_bridge", "hook_bridge_lazy hook_bridge_facts hook_bridge_object_cache"
+                    "frontends/hook_bridge",
+                    "hook_bridge_lazy_collections hook_bridge_facts hook_bridge_object_cache",
                 ),
             ],
         ),

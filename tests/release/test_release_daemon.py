@@ -23,7 +23,7 @@ from proxy.model.errors import (
 )
 from proxy.model.idset import CpuSet
 from proxy.release import offline
-from proxy.release.lazy import RELEASE_RECORD
+from proxy.release.on_demand import RELEASE_RECORD
 from tests.release.leaving_node import ALL, MACHINE, Node, command
 from tests.testkit.waiting import until
 

@@ -20,7 +20,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Phase
 from proxy.release import service
-from proxy.release.lazy import RELEASE_RECORD
+from proxy.release.on_demand import RELEASE_RECORD
 from proxy.release.service import Release
 from proxy.telemetry import metrics
 from tests.executor.cleared_cpus import cleared

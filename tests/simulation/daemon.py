@@ -15,7 +15,7 @@ from proxy.executor.node_executor import NodeExecutor, Ports
 from proxy.frontends.cri.call import CriCallFlow, InterceptedCall
 from proxy.model.errors import ConfigError
 from proxy.model.options import TopologyOptions
-from proxy.release.lazy import RELEASE_RECORD
+from proxy.release.on_demand import RELEASE_RECORD
 from proxy.release.service import Release
 from proxy.succession.replacement import wait_quiet
 from proxy.telemetry import metrics

@@ -29,7 +29,7 @@ from proxy.model.kubelet import CpuManager
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Container, Pool
 from proxy.release.kernel import target_of
-from proxy.release.lazy import RELEASE_RECORD
+from proxy.release.on_demand import RELEASE_RECORD
 from tests.simulation.kernel import bits_of, text_of
 from tests.simulation.runtime import EXITED
 

@@ -12,7 +12,7 @@ from proxy.backends.kubelet.checkpoint_writer import read_text
 from proxy.backends.kubelet.checkpoints import CheckpointError
 from proxy.model.errors import CannotCreateError
 from proxy.takeover import writer as module
-from proxy.takeover.lazy import TAKEOVER_RECORD
+from proxy.takeover.on_demand import TAKEOVER_RECORD
 from proxy.takeover.record import Pending, TakeoverRecord, TakeoverStage
 from proxy.takeover.rules import StepOutcome, StepRefusedError
 from proxy.takeover.writer import Writer, text_in

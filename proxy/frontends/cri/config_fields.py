@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.hook_bridge.facts import hook_pod_facts
-from proxy.frontends.hook_bridge.lazy import LazyList, LazyMap
+from proxy.frontends.hook_bridge.lazy_collections import LazyList, LazyMap
 from proxy.frontends.hook_bridge.object_cache import ContainerIdentity
 from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Resources
 from proxy.model.errors import HookError

@@ -13,7 +13,7 @@ from msgspec import Struct
 from proxy.api.cri import api_pb2 as pb
 from proxy.frontends.cri.config_fields import PackedMessage, unread_container_facts, unread_pod_facts
 from proxy.frontends.cri.hook_adjust import adjusted_create, adjusted_run_pod, adjusted_update
-from proxy.frontends.hook_bridge.lazy import LazyMap
+from proxy.frontends.hook_bridge.lazy_collections import LazyMap
 from proxy.frontends.hook_bridge.object_cache import (
     CONTAINER_BYTES,
     ContainerDetails,
@@ -91,8 +91,8 @@ class CriHookView(Struct, frozen=True):
 class NewContainer(ContainerFacts):
     """A container that is to be created: its request is decoded when a hook reads the first field.
 
-    Most hooks read fields of few of the containers that are created. As in ``lazy``, two threads that read a
-    first field at the same time get the same; copies and pickles are plain ``ContainerFacts``.
+    Most hooks read fields of few of the containers that are created. As in ``lazy_collections``, two threads
+    that read a first field at the same time get the same; copies and pickles are plain ``ContainerFacts``.
     """
 
     __qualname__ = ContainerFacts.__qualname__  # repr() names the public class

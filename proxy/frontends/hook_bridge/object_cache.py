@@ -20,7 +20,7 @@ from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.frontends.hook_bridge.lazy import LazyMap
+from proxy.frontends.hook_bridge.lazy_collections import LazyMap
 from proxy.frontends.hook_bridge.resources import NO_RESOURCES, merged
 from proxy.hooks.facts import ContainerFacts, PodFacts, Resources
 

@@ -15,7 +15,7 @@ from dataclasses import fields
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.api.koordinator import hook_pb2 as hook_pb
-from proxy.frontends.hook_bridge.lazy import LazyMap
+from proxy.frontends.hook_bridge.lazy_collections import LazyMap
 from proxy.hooks.facts import Resources
 from proxy.model.workload import Request
 

@@ -18,7 +18,7 @@ from proxy.frontends.hook_bridge.facts import (
     hook_pools,
     remembered_pod_facts,
 )
-from proxy.frontends.hook_bridge.lazy import LazyMap
+from proxy.frontends.hook_bridge.lazy_collections import LazyMap
 from proxy.frontends.hook_bridge.object_cache import ObjectCache
 from proxy.frontends.hook_bridge.resources import merged, recorded, resources_of
 from proxy.hooks.facts import ContainerFacts, Device, Mount, PodFacts, Pools, Resources

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from proxy.frontends.hook_bridge.lazy import LazyList, LazyMap
+from proxy.frontends.hook_bridge.lazy_collections import LazyList, LazyMap
 
 
 class Origin:
