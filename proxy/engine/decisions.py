@@ -70,7 +70,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.phrases import listed
 from proxy.model.workload import CONTAINER_RECORD, CREATE_RECORD, POD_RECORD, Container, Phase, Pod, Pool
-from proxy.pools.cri_view import carries_other_amounts, with_amounts_of_create
+from proxy.pools.cri_resources import carries_other_amounts, with_amounts_of_create
 
 
 def with_quotas(state: NodeState, known: RemovedQuotas) -> tuple[NodeState, NodeEffects]:

@@ -28,7 +28,7 @@ from proxy.model.workload import CFS_PERIOD_US, Container, KubeQos, Pool, QosCla
 from proxy.pools.be_suppression import THRESHOLD, Usage, budget, choose_cpus, cpu_count_for, is_be, quota_for
 from proxy.pools.claims import UNLIMITED
 from proxy.pools.cpu_location import CpuLocation, locations_of
-from proxy.pools.shared import AnnotatedCpus, Withheld
+from proxy.pools.published_pools import AnnotatedCpus, Withheld
 
 if TYPE_CHECKING:
     from proxy.engine.state import NodeState

@@ -54,7 +54,7 @@ from proxy.model.kubelet import CpuManager, Held
 from proxy.model.options import TopologyPolicy
 from proxy.model.workload import KubeQos, LocatedDevice, Phase, Pod, Request
 from proxy.pools.claims import STRICT, may_own, whole_cpus
-from proxy.pools.cri_view import carries_other_amounts
+from proxy.pools.cri_resources import carries_other_amounts
 from proxy.telemetry import metrics
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from proxy.pools.node_keys import (
     system_qos,
     with_ratios,
 )
-from proxy.pools.shared import AnnotatedCpus, Withheld, node_pools
+from proxy.pools.published_pools import AnnotatedCpus, Withheld, node_pools
 from proxy.pools.topology_keys import (
     BE_POOLS,
     MANAGER_POLICY,

@@ -29,7 +29,7 @@ from proxy.model.workload import CFS_PERIOD_US, KubeQos, QosClass
 from proxy.pools.be_cpu_choice import pick
 from proxy.pools.claims import UNLIMITED
 from proxy.pools.cpu_location import CpuLocation
-from proxy.pools.shared import AnnotatedCpus, Withheld
+from proxy.pools.published_pools import AnnotatedCpus, Withheld
 
 THRESHOLD = 65
 """Percent of the capacity; the default."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from proxy.model.idset import CpuSet
 from proxy.model.machine import Machine
-from proxy.pools.shared import Groups
+from proxy.pools.published_pools import Groups
 
 
 class CpuLocation(Struct, frozen=True, order=True):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from proxy.pools.shared import NodePool
+from proxy.pools.published_pools import NodePool
 
 SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
 BE_POOLS = "node.koordinator.sh/be-cpu-shared-pools"

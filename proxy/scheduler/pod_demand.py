@@ -25,7 +25,7 @@ from proxy.model.requests import ContainerKind, PodRequests, in_bytes
 from proxy.model.workload import KubeQos, Pod, QosClass
 from proxy.pools.annotations import RESOURCE_STATUS
 from proxy.pools.claims import STRICT
-from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
+from proxy.pools.cri_resources import cri_request, pod_of, sandbox_total
 from proxy.pools.facts import POD_KEYS
 from proxy.pools.pod_spec import PodSpec, counted_by_scheduler, pod_spec, requested_by, without_named_cpus
 from proxy.scheduler.taints import Toleration, tolerations_of

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from proxy.engine.pod_dry_run import ArrivingPod
 from proxy.model.workload import Request
-from proxy.pools.cri_view import cri_request, pod_of, sandbox_total
+from proxy.pools.cri_resources import cri_request, pod_of, sandbox_total
 from proxy.pools.pod_spec import PodSpec, counted_by_scheduler, without_named_cpus
 
 SOURCE = "the pod's manifest"

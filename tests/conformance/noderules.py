@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.model.idset import CpuSet
-from proxy.pools.shared import NodePool
+from proxy.pools.published_pools import NodePool
 from tests.conformance.cases import BadCaseError, Case
 from tests.oracles.koordinator_hook import Asker
 from tests.oracles.koordinator_rule import NodeRule

@@ -18,7 +18,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Pod, QosClass, Request
 from proxy.pools.facts import pod_facts
-from proxy.pools.shared import NodePool
+from proxy.pools.published_pools import NodePool
 from proxy.topology.regular_machine import regular_machine
 from tests.oracles.koordinator_hook import Action, Answer, Asker, decide
 from tests.oracles.koordinator_rule import NodeRule

@@ -26,7 +26,7 @@ from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import ResourceStatus, resource_status
 from proxy.pools.claims import DecisionRow, row_of
 from proxy.pools.facts import QOS_LABEL, kube_qos, qos_class
-from proxy.pools.shared import NodePool
+from proxy.pools.published_pools import NodePool
 from proxy.pools.topology_keys import STATIC
 from tests.oracles.koordinator_pools import joined, on_nodes, union
 from tests.oracles.koordinator_rule import NodeRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy.model.idset import CpuSet
-from proxy.pools.shared import NodePool
+from proxy.pools.published_pools import NodePool
 
 
 def without(pools: Iterable[NodePool], cpus: CpuSet) -> tuple[NodePool, ...]:

@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.quoting import printable
 from proxy.pools.go_json import Fields, load, objects
 from proxy.pools.node_keys import parsed, system_qos
-from proxy.pools.shared import NodePool
+from proxy.pools.published_pools import NodePool
 from proxy.pools.topology_keys import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy
 
 MANAGER_POLICY_KEYS = (MANAGER_POLICY, "kubelet.koordinator.sh/cpu-manger-policy")

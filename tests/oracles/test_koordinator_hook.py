@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.annotations import RESOURCE_STATUS, NodeShare, ResourceStatus
 from proxy.pools.facts import QOS_LABEL
-from proxy.pools.shared import AnnotatedCpus, NodePool, Withheld, node_pools
+from proxy.pools.published_pools import AnnotatedCpus, NodePool, Withheld, node_pools
 from tests.oracles.koordinator_hook import Action, Asker, changes, decide, decide_host_app
 from tests.oracles.koordinator_rule import NodeRule
 

@@ -12,7 +12,7 @@ from proxy.model.koordinator import SuppressMode
 from proxy.model.workload import KubeQos, QosClass
 from proxy.pools.be_suppression import Usage, be_cpus, budget, choose_cpus, cpu_count_for, is_be, quota_for
 from proxy.pools.cpu_location import CpuLocation
-from proxy.pools.shared import AnnotatedCpus, Withheld
+from proxy.pools.published_pools import AnnotatedCpus, Withheld
 from tests.oracles.koordinator_suppress import Status, Statuses, turn
 
 LOCATIONS = [CpuLocation(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.pools.node_keys import SYSTEM_QOS
-from proxy.pools.shared import NodePool
+from proxy.pools.published_pools import NodePool
 from proxy.pools.topology_keys import BE_POOLS, MANAGER_POLICY, SHARED_POOLS, ManagerPolicy, write_pools
 from tests.oracles.koordinator_rule import (
     MANAGER_POLICY_KEYS,

@@ -14,7 +14,7 @@ from proxy.pools.cpu_location import CpuLocation
 from proxy.pools.facts import qos_class
 from proxy.pools.go_json import amount
 from proxy.pools.node_keys import reservation, system_qos
-from proxy.pools.shared import AnnotatedCpus, Withheld
+from proxy.pools.published_pools import AnnotatedCpus, Withheld
 from proxy.pools.write_order import CONTAINER, POD, ROOT, BeGroup, ordered_writes
 from tests.conformance import noderules
 from tests.conformance.cases import Case, Outcome, Topologies

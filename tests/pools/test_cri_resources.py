@@ -9,7 +9,7 @@ from proxy.model.idset import CpuSet
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, QosClass, Request
 from proxy.pools.annotations import RESOURCE_STATUS
-from proxy.pools.cri_view import (
+from proxy.pools.cri_resources import (
     carries_other_amounts,
     cgroup_parent,
     cri_request,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from proxy.model.idset import CpuSet
 from proxy.model.workload import QosClass
-from proxy.pools.shared import AnnotatedCpus, NodePool, Withheld, node_pools
+from proxy.pools.published_pools import AnnotatedCpus, NodePool, Withheld, node_pools
 from tests.oracles.koordinator_pools import joined, on_nodes, union, without
 
 GROUPS = {(0, 0): CpuSet.parse("0-3"), (1, 3): CpuSet.parse("4-7")}
