@@ -19,9 +19,9 @@ from proxy.allocation.providers.memory import MemoryProvider
 from proxy.allocation.providers.provider import Provider
 from proxy.engine.admission import assigned_cpus, sum_requests
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, Enforcement
-from proxy.engine.facts import SubjectFacts
 from proxy.engine.inflight import InflightCalls
 from proxy.engine.node import Node
+from proxy.engine.node_state_facts import NodeStateFacts
 from proxy.engine.owners import ReservationCpus, owners_of
 from proxy.engine.runtime_knowledge import RuntimeKnowledge
 from proxy.model.grants import Grants
@@ -38,7 +38,7 @@ _NOTHING_HELD: Held = {}
 _NO_RESERVATION_CPUS: Mapping[str, ReservationCpus] = {}
 _NOTHING_KNOWN = RuntimeKnowledge()
 _NO_CALLS = InflightCalls()
-_NO_FACTS = SubjectFacts()
+_NO_FACTS = NodeStateFacts()
 _NO_DEVICES = DeviceState()
 _NO_CPUS = CpuSet()
 
@@ -59,7 +59,7 @@ class NodeState(Struct, frozen=True):
         mode: What is done with the node.
         inflight: Calls at the runtime that may write a container's cpuset.
         facts: What is known about other subjects: writes of other programs to cpusets, CFS quotas, memory
-            nodes, partitions, BE suppression, kubelet's CPU manager; see ``SubjectFacts``.
+            nodes, partitions, BE suppression, kubelet's CPU manager; see ``NodeStateFacts``.
         enforcement: To which pods the plan is applied, where the mode enforces.
         devices: The devices that device plug-ins report, and which containers hold them.
         blocked_cpus: CPUs that must not be chosen or named for a container, because containers of the pools
@@ -78,7 +78,7 @@ class NodeState(Struct, frozen=True):
     runtime: RuntimeKnowledge = _NOTHING_KNOWN
     mode: NodeMode = NodeMode.ENFORCE
     inflight: InflightCalls = _NO_CALLS
-    facts: SubjectFacts = _NO_FACTS
+    facts: NodeStateFacts = _NO_FACTS
     enforcement: Enforcement = APPLIED_TO_ALL
     devices: DeviceState = _NO_DEVICES
     blocked_cpus: CpuSet = _NO_CPUS
@@ -166,7 +166,7 @@ class NodeState(Struct, frozen=True):
         return structs.replace(self, pools=pools, be_limit=limit)
 
     def with_facts(self, **facts: object) -> NodeState:
-        """Return the state with other facts, by their names in ``SubjectFacts``."""
+        """Return the state with other facts, by their names in ``NodeStateFacts``."""
         return structs.replace(self, facts=structs.replace(self.facts, **facts))
 
     def with_runtime(self, runtime: RuntimeKnowledge) -> NodeState:

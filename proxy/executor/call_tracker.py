@@ -1,7 +1,7 @@
 """Starts and updates: calls with which the runtime writes a cpuset to a container.
 
-The state holds the calls in flight and their results (``engine.inflight``, ``engine.call_ends``). This module
-prepares these calls, makes them, and records how they end.
+The state holds the calls in flight and their results (``engine.inflight``, ``engine.inflight_call_rules``).
+This module prepares these calls, makes them, and records how they end.
 """
 
 from __future__ import annotations

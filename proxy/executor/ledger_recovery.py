@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.enforcement_state import APPLIED_TO_ALL, ENFORCEMENT_RECORD, Enforcement
-from proxy.engine.facts import BE_GROUPS
 from proxy.engine.held_devices import (
     DEVICE_RESOURCE_RECORD,
     POD_DEVICES_RECORD,
@@ -21,6 +20,7 @@ from proxy.engine.held_devices import (
     salvaged,
 )
 from proxy.engine.node_events import EnforcementRead, LedgerRead
+from proxy.engine.node_state_facts import BE_GROUPS
 from proxy.executor.call_tracker import CallTracker, report_overcommitted_memory
 from proxy.executor.context import NodeContext
 from proxy.executor.kernel_writes import CgroupLocator

@@ -13,7 +13,6 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine import handle as engine
 from proxy.engine import runtime_knowledge
 from proxy.engine.call_answers import Refuse
-from proxy.engine.call_ends import ORPHAN_GRACE_S
 from proxy.engine.call_events import (
     CallCompleted,
     CallConfined,
@@ -46,6 +45,7 @@ from proxy.engine.container_events import (
 )
 from proxy.engine.handle import handle
 from proxy.engine.inflight import InflightCall
+from proxy.engine.inflight_call_rules import ORPHAN_GRACE_S
 from proxy.engine.node import Node
 from proxy.engine.node_effects import (
     CallOver,

@@ -7,10 +7,10 @@ from msgspec import structs
 
 from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.container_events import ContainerCreated
-from proxy.engine.facts import SubjectFacts
 from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import PutRecord
+from proxy.engine.node_state_facts import NodeStateFacts
 from proxy.engine.quotas import (
     CpuControllerChecked,
     QuotaCarried,
@@ -48,7 +48,7 @@ STATE = NodeState.of(Node(MACHINE, CpuTopology.of(MACHINE)), (POD,), (OWNER,))
 
 def learned(state: NodeState, known: RemovedQuotas, *, cpu_groups: bool = True) -> NodeState:
     """Return a state with these facts about quotas."""
-    return structs.replace(state, facts=SubjectFacts(quotas=known, cpu_groups=cpu_groups))
+    return structs.replace(state, facts=NodeStateFacts(quotas=known, cpu_groups=cpu_groups))
 
 
 KNOWN = RemovedQuotas({"q/a": QuotaRecord(2, "kubepods/poda"), "qc/x": QuotaRecord(1)}, frozenset({"x"}))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.api.cri import api_pb2 as pb
-from proxy.engine.call_ends import ORPHAN_GRACE_S
 from proxy.engine.call_events import ContainersUnsaved
+from proxy.engine.inflight_call_rules import ORPHAN_GRACE_S
 from proxy.engine.node_events import KubeletCpusRead
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.backoff import Backoff

@@ -21,7 +21,7 @@ from proxy.api.cri import api_pb2 as pb
 from proxy.daemon import Daemon
 from proxy.demo.client import DemoPod
 from proxy.early_socket import EarlySocket
-from proxy.engine.call_ends import ORPHAN_GRACE_S
+from proxy.engine.inflight_call_rules import ORPHAN_GRACE_S
 from proxy.executor.former_calls import RelayedCall
 from proxy.model.errors import (
     CannotCreateError,

@@ -9,12 +9,12 @@ import pytest
 from msgspec import Struct
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.engine.facts import SubjectFacts
 from proxy.engine.handle import handle
 from proxy.engine.node import Node
 from proxy.engine.node_effects import PutRecord, fact_records
 from proxy.engine.node_events import LedgerRead, NodeEvent
 from proxy.engine.node_policy import NodePolicy
+from proxy.engine.node_state_facts import NodeStateFacts
 from proxy.engine.partition import PartitionFacts, PartitionRecord
 from proxy.engine.quotas import QuotaRecord, RemovedQuotas
 from proxy.engine.state import NodeState
@@ -87,8 +87,8 @@ def carried_by(event: type) -> set[type]:
     return found
 
 
-CONCLUSIONS = {SubjectFacts, NodeState} | {
-    kind for kind in types_of_fields(SubjectFacts) if kind.__module__.startswith("proxy.engine.")
+CONCLUSIONS = {NodeStateFacts, NodeState} | {
+    kind for kind in types_of_fields(NodeStateFacts) if kind.__module__.startswith("proxy.engine.")
 }
 """What only the engine makes; facts of other types are what was read."""
 
@@ -108,7 +108,7 @@ class PoliciesDecided(Struct):
 
 
 class FactsReplaced(Struct):
-    facts: SubjectFacts
+    facts: NodeStateFacts
 
 
 class OrderFound(Struct):

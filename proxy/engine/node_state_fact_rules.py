@@ -1,4 +1,4 @@
-"""Rules for the facts in ``SubjectFacts``: quotas, partitions, BE suppression, memory nodes, losses, drift.
+"""Rules for the facts in ``NodeStateFacts``: quotas, partitions, BE suppression, memory nodes, losses, drift.
 
 Each takes a state and an event and returns the state after it and the effects, as all rules of
 ``proxy.engine.handle`` do. Most of them apply the function ``step`` of the subject's own module, and add the

@@ -1,4 +1,4 @@
-"""What is known about a node besides its pods, its containers and the runtime: one value for each subject."""
+"""The facts in a node's state besides pods, containers and the runtime: one value for each subject."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BE_GROUPS = "b/groups"
 """The ledger's key of the record that the cgroups of class BestEffort were narrowed."""
 
 
-class SubjectFacts(Struct, frozen=True):
+class NodeStateFacts(Struct, frozen=True):
     """The facts about a node, one field for each subject.
 
     Attributes:
@@ -59,7 +59,7 @@ class SubjectFacts(Struct, frozen=True):
     suppression: BeSuppression = BeSuppression()
     be_groups: bool = False
 
-    def changed_records(self, before: SubjectFacts) -> dict[str, dict[str, object] | None]:
+    def changed_records(self, before: NodeStateFacts) -> dict[str, dict[str, object] | None]:
         """Return the ledger's records that differ from those of earlier facts; None for one that is gone."""
         old, new = dict[str, dict[str, object]](), dict[str, dict[str, object]]()
         for was, now in (

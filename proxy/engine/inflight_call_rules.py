@@ -1,4 +1,4 @@
-"""Handle the ends of calls in flight: rules of ``proxy.engine.handle``.
+"""Handle calls in flight, from the moment they are sent to their end: rules of ``proxy.engine.handle``.
 
 The runtime starts or updates a container with the cpuset of the last update (``RuntimeKnowledge.saved``), as
 long as calls for the container do not overlap. A created container has no cgroup yet: runc makes it at the
