@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from proxy.backends.cgroup.cfs_quota import KernelCpuGroups, open_cpu_groups
 from proxy.backends.cgroup.cpuset import KernelCgroups, open_cgroups
-from proxy.backends.cgroup.displaced_tasks import KernelDisplaced
+from proxy.backends.cgroup.displaced_tasks import KernelDisplacedTasks
 from proxy.backends.cgroup.fences import KernelFences
 from proxy.backends.cgroup.inotify import InotifyWrites
 from proxy.backends.cgroup.locator import Locator
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from proxy.executor.partitions.ports import Partitions as KernelPartitions
     from proxy.executor.ports import (
         DeviceLocator,
-        Displaced,
+        DisplacedTasks,
         Ledger,
         MachineEvents,
         NodeObject,
@@ -323,11 +323,11 @@ def _machine_events(context: NodeContext) -> MachineEvents | None:
     return events
 
 
-def _displaced(config: Config, cgroups: Cgroups) -> Displaced | None:
+def _displaced(config: Config, cgroups: Cgroups) -> DisplacedTasks | None:
     """Make the part that moves displaced tasks back into their groups (cgroup v1)."""
     if cgroups.version != 1 or not isinstance(cgroups, KernelCgroups):
         return None
-    return KernelDisplaced(cgroups.root, config.procfs_root)
+    return KernelDisplacedTasks(cgroups.root, config.procfs_root)
 
 
 def _changed(config: Config, known: Machine) -> Machine | None:

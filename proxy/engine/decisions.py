@@ -45,7 +45,6 @@ from proxy.engine.container_events import (
 from proxy.engine.device_grants import devices_recorded
 from proxy.engine.enforcement import applies_to
 from proxy.engine.node_effects import (
-    Follow,
     NodeEffect,
     NodeEffects,
     NotifyCpusAssigned,
@@ -57,8 +56,9 @@ from proxy.engine.node_effects import (
     PutRecord,
     SyncRuntimeSoon,
     WriteCpusets,
+    WriteScope,
     fact_records,
-    followed,
+    pool_changes,
 )
 from proxy.engine.pod_admission import with_earlier_decision
 from proxy.engine.pod_resize import aside_after_create, with_cpus_chosen_again
@@ -101,7 +101,7 @@ def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeSt
     after = state.renamed(token, container, state.runtime.created(token, container, sent))
     record, placement = PutRecord(CONTAINER_RECORD + container_id, container), container.placement
     notice = NotifyCreated(token, container)
-    change = followed(state, after)
+    change = pool_changes(state, after)
     if placement.pool is Pool.OWN or placement.hook_cpus is not None:
         after, quota = _with_its_quota(after, container)
         return after, (record, PutRecord(CREATE_RECORD + token, None), *quota, *change, notice)
@@ -122,7 +122,7 @@ def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, Nod
     if container is None:
         return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=(token,), runtime=runtime.with_failed(container))
-    change = followed(state, after)
+    change = pool_changes(state, after)
     return after, (PutRecord(CREATE_RECORD + token, None), *change, NotifyFailed(token))
 
 
@@ -161,7 +161,7 @@ def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, Nod
         pod = after.pods.get(sandbox_id)
         if pod is not None and pod is not before.pods.get(sandbox_id):
             effects.append(PutRecord(POD_RECORD + sandbox_id, pod))
-    effects += followed(state, after)
+    effects += pool_changes(state, after)
     return after, (*effects, NotifyEntered(changed, phase))
 
 
@@ -175,7 +175,7 @@ def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[Node
         return state.with_runtime(runtime), NOTHING
     after = state.changed(drop=[c.id for c in gone], runtime=runtime)
     records = [PutRecord(CONTAINER_RECORD + container.id, None) for container in gone]
-    change = followed(state, after)
+    change = pool_changes(state, after)
     return after, (*records, *change, *map(NotifyRemoved, gone))
 
 
@@ -186,7 +186,7 @@ def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[Node
         PutRecord((CREATE_RECORD if c.phase is Phase.CREATING else CONTAINER_RECORD) + c.id, c)
         for c in (event.containers if event.recorded else ())
     ]
-    return after, (*records, *followed(state, after))
+    return after, (*records, *pool_changes(state, after))
 
 
 def cpus_assigned(state: NodeState, event: CpusAssigned) -> tuple[NodeState, NodeEffects]:
@@ -252,8 +252,8 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     # The reservation writes the containers that leave an owner's CPUs, and waits for that. An observed pod's
     # create is forwarded as it is, without a reservation.
     is_reserved = container.placement.pool is Pool.OWN and type(answer) is not ForwardUnchanged
-    follow = Follow.CALLER if is_reserved else Follow.MOVED
-    return after, (*first, *followed(state, after, follow), decided)
+    write_scope = WriteScope.CALLER if is_reserved else WriteScope.MOVED
+    return after, (*first, *pool_changes(state, after, write_scope), decided)
 
 
 def _with_chosen_cpus(state: NodeState, decided: Pod) -> tuple[NodeState, NodeEffects]:
@@ -261,7 +261,7 @@ def _with_chosen_cpus(state: NodeState, decided: Pod) -> tuple[NodeState, NodeEf
     known = with_earlier_decision(state.current_pod(decided), decided)
     after = state.with_pod(known)
     record = PutRecord(POD_RECORD + known.sandbox_id, known)
-    return after, (record, *followed(state, after))
+    return after, (record, *pool_changes(state, after))
 
 
 def _as_created(event: CreateRequested) -> Pod:
@@ -378,7 +378,7 @@ def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, No
     plan = place_elsewhere(without, container, event.reason, event.new_token)
     if plan is None:
         return state, ()
-    change = followed(without, plan.state, Follow.CALLER)
+    change = pool_changes(without, plan.state, WriteScope.CALLER)
     return plan.state, (*effects, *change, PlanDecided(plan))
 
 
@@ -391,7 +391,7 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
     if saved is not None:
         after = after.with_runtime(after.runtime.with_saved(container_id, saved))
     record = PutRecord(CONTAINER_RECORD + container_id, plan.container)
-    return after, (*dropped, record, *followed(state, after), PlanDecided(plan))
+    return after, (*dropped, record, *pool_changes(state, after), PlanDecided(plan))
 
 
 def _adopted_without_lost_creates(

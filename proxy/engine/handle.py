@@ -32,7 +32,7 @@ from proxy.engine import (
 from proxy.engine.adoption import with_unrecorded_grants
 from proxy.engine.held_devices import restored
 from proxy.engine.kubelet_cpus import changed_cpus
-from proxy.engine.node_effects import Follow, NodeEffects, NotifyListed, SyncRuntimeSoon, followed
+from proxy.engine.node_effects import NodeEffects, NotifyListed, SyncRuntimeSoon, WriteScope, pool_changes
 from proxy.engine.node_events import NodeEvent
 from proxy.engine.runtime_knowledge import superseded_pods
 from proxy.engine.state import NodeState
@@ -94,7 +94,7 @@ def _ledger_read(state: NodeState, event: node_events.LedgerRead) -> Handled:
         *node_effects.fact_records(state, after),
         *device_grants.unanswered_dropped(after, event.devices),
     )
-    return after, (*records, *followed(state, after))
+    return after, (*records, *pool_changes(state, after))
 
 
 def _runtime_listed(state: NodeState, event: node_events.RuntimeListed) -> Handled:
@@ -109,7 +109,7 @@ def _takeover_changed(state: NodeState, event: node_events.TakeoverChanged) -> H
     after = state.with_facts(kubelet_reserved=event.reserved)
     if state.node.static != event.static:
         after = after.with_node(state.node.with_static(static=event.static))
-    return after, followed(state, after, Follow.ALL)
+    return after, pool_changes(state, after, WriteScope.ALL)
 
 
 def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Handled:
@@ -118,7 +118,7 @@ def _machine_changed(state: NodeState, event: node_events.HardwareChanged) -> Ha
     if nodes_before != nodes_after:
         mems = after.facts.mems.changed(nodes_after - nodes_before)
         after = after.with_facts(mems=mems)
-    return after, followed(state, after, Follow.ALL)
+    return after, pool_changes(state, after, WriteScope.ALL)
 
 
 def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> Handled:
@@ -126,7 +126,7 @@ def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> 
     if after.kubelet_cpus is state.kubelet_cpus:
         return after, ()
     added, removed = changed_cpus(state.kubelet_cpus, after.kubelet_cpus)
-    change = followed(state, after)
+    change = pool_changes(state, after)
     return after, (*change, node_effects.KubeletCpusChanged(added, removed))
 
 
@@ -135,8 +135,8 @@ def _reservation_cpus_changed(state: NodeState, event: node_events.ReservationCp
     after = placed.with_reservation(event.reservation, event.cpus)
     # The reservation writes the kernel itself, until it holds nothing any more.
     holds_cpus = event.cpus is not None and bool(event.cpus.cpus)
-    follow = Follow.CALLER if holds_cpus and not event.placed else Follow.MOVED
-    return after, followed(state, after, follow)
+    write_scope = WriteScope.CALLER if holds_cpus and not event.placed else WriteScope.MOVED
+    return after, pool_changes(state, after, write_scope)
 
 
 _RULES: dict[type[NodeEvent], Callable[[NodeState, Any], Handled]] = {

@@ -31,7 +31,7 @@ Record = Pod | Container | Mapping[str, object]
 """What the ledger keeps under a key: a sandbox, a container, or plain data."""
 
 
-class Follow(Enum):
+class WriteScope(Enum):
     """Which containers' cpusets are written to the kernel after a change, and by which side."""
 
     MOVED = "the containers whose CPUs change, in the background"
@@ -57,14 +57,14 @@ class Change(Struct, frozen=True):
     Attributes:
         before: The state that was replaced.
         after: The state that replaced it.
-        follow: Which containers the kernel backend writes.
+        write_scope: Which containers the kernel backend writes.
         shrink: Ids of containers that must leave CPUs, because a pool or the machine changed.
         grow: Ids of containers that only gain CPUs by it.
     """
 
     before: NodeState
     after: NodeState
-    follow: Follow = Follow.MOVED
+    write_scope: WriteScope = WriteScope.MOVED
     shrink: tuple[str, ...] = ()
     grow: tuple[str, ...] = ()
 
@@ -337,17 +337,19 @@ NodeEffect = (
 NodeEffects = tuple[NodeEffect, ...]
 
 
-def followed(before: NodeState, after: NodeState, follow: Follow = Follow.MOVED) -> tuple[Change, ...]:
+def pool_changes(
+    before: NodeState, after: NodeState, write_scope: WriteScope = WriteScope.MOVED
+) -> tuple[Change, ...]:
     """Return the effects of a change of pools or rules; none where neither differs.
 
     Args:
         before: The state that is replaced.
         after: The state that replaces it.
-        follow: Which containers are written in the kernel.
+        write_scope: Which containers are written in the kernel.
     """
     if before.pools is after.pools and before.node is after.node:
         return ()
-    return (Change(before, after, follow, *moves(before, after)),)
+    return (Change(before, after, write_scope, *moves(before, after)),)
 
 
 def fact_records(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:

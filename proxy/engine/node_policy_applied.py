@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from proxy.engine.node import Node
-from proxy.engine.node_effects import NodeEffects, NodePolicyApplied, followed
+from proxy.engine.node_effects import NodeEffects, NodePolicyApplied, pool_changes
 from proxy.engine.node_events import NodePolicyRead
 from proxy.engine.node_policy import NodePolicy, PolicyValue, read_node_policy
 from proxy.engine.state import NodeState
@@ -55,7 +55,7 @@ def node_policy_read(state: NodeState, event: NodePolicyRead) -> tuple[NodeState
             for name, policy_value in applied.policy.named().items()
             if policy_value.value != previous[name].value
         }
-    return after, (*followed(state, after), NodePolicyApplied(changed, applied.notes))
+    return after, (*pool_changes(state, after), NodePolicyApplied(changed, applied.notes))
 
 
 def new_refusals(state: NodeState, event: NodePolicyRead) -> list[str]:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from proxy.engine import partition, quotas, suppression, systemd_masks, write_conflicts
 from proxy.engine.hotplug import changed_losses
-from proxy.engine.node_effects import Follow, LossesChanged, NodeEffects, fact_records, followed
+from proxy.engine.node_effects import LossesChanged, NodeEffects, WriteScope, fact_records, pool_changes
 from proxy.engine.node_events import LossesDue, MemoryNodesCompared
 from proxy.engine.state import NodeState
 
@@ -53,7 +53,7 @@ def suppression_changed(
 ) -> tuple[NodeState, NodeEffects]:
     """Apply an event about BE suppression; the caller writes the BE pool to the kernel."""
     after, effects = suppression.step(state, event)
-    change = followed(state, after, Follow.CALLER)
+    change = pool_changes(state, after, WriteScope.CALLER)
     return after, (*fact_records(state, after), *change, *effects)
 
 

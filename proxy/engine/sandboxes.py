@@ -15,7 +15,7 @@ from proxy.engine.node_effects import (
     NotifyPodStopped,
     PodDecided,
     PutRecord,
-    followed,
+    pool_changes,
 )
 from proxy.engine.pod_admission import admit
 from proxy.engine.pod_events import (
@@ -47,7 +47,7 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
     token, after = event.pod.sandbox_id, admission.state
     after = after.with_runtime(after.runtime.with_arriving(token))
     records = (PutRecord(POD_RECORD + token, admission.pod), *devices_recorded(state, after, event.pod.key))
-    return after, (*records, *followed(state, after), decided)
+    return after, (*records, *pool_changes(state, after), decided)
 
 
 def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeState, NodeEffects]:
@@ -58,7 +58,7 @@ def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeStat
     after = state.with_pod(pod)
     after = after.with_runtime(after.runtime.with_arriving(pod.sandbox_id))
     record = PutRecord(POD_RECORD + pod.sandbox_id, pod)
-    return after, (record, *followed(state, after))
+    return after, (record, *pool_changes(state, after))
 
 
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
@@ -77,7 +77,7 @@ def _learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffect
     if known is not None and known.labels != pod.labels:
         after, more = labels_learned(state, after, known, pod)
         records = (*records, *more)
-    return after, (*records, *followed(state, after))
+    return after, (*records, *pool_changes(state, after))
 
 
 def _inherited(state: NodeState, pod: Pod) -> NodeState:
@@ -160,5 +160,5 @@ def _without_devices(state: NodeState, pod: Pod | None, effects: list[NodeEffect
 def _dropped(state: NodeState, sandbox_id: str, effects: list[NodeEffect]) -> NodeState:
     after = state.without_pod(sandbox_id)
     effects.append(PutRecord(POD_RECORD + sandbox_id, None))
-    effects += followed(state, after)
+    effects += pool_changes(state, after)
     return after

@@ -218,7 +218,7 @@ class MemoryTree(Protocol):
         """
 
 
-class Located(Struct, frozen=True):
+class CgroupLocation(Struct, frozen=True):
     """Where a container's cgroup is.
 
     Attributes:
@@ -233,7 +233,7 @@ class Located(Struct, frozen=True):
 class GroupLocator(Protocol):
     """Finds the cgroups of containers that cannot be found by name."""
 
-    def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
+    def locate(self, container_id: str, detail: RuntimeDetail) -> CgroupLocation:
         """Find a container's cgroup from what the runtime reports about it; the path is remembered."""
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:

@@ -26,11 +26,11 @@ from msgspec import structs
 
 from proxy.engine.container_events import ContainersUpdated
 from proxy.engine.enforcement import applies_to
-from proxy.engine.node_effects import Change, Follow, WriteCpusets
+from proxy.engine.node_effects import Change, WriteCpusets, WriteScope
 from proxy.executor.background import Worker
 from proxy.executor.context import CANNOT_WRITE_GROUP, NodeContext
 from proxy.executor.cpuset_writer import WriteResult
-from proxy.executor.kernel_ports import GroupLocator, Located
+from proxy.executor.kernel_ports import CgroupLocation, GroupLocator
 from proxy.executor.observer import Observer
 from proxy.executor.runtime_ports import Runtime
 from proxy.model.errors import RuntimeCallError, TopoproxyError, UnavailableError
@@ -64,9 +64,9 @@ class KernelWrites(Observer):
 
     def changed(self, change: Change) -> None:
         """See ``Observer``."""
-        if change.follow is Follow.ALL:
+        if change.write_scope is WriteScope.ALL:
             self.write_soon(list(change.after.containers))
-        elif change.follow is Follow.MOVED and change.moved:
+        elif change.write_scope is WriteScope.MOVED and change.moved:
             self.write_soon(change.moved)
 
     def write_soon(self, ids: list[str]) -> None:
@@ -252,9 +252,9 @@ class CgroupLocator:
         }
 
 
-def _query(runtime: Runtime, places: GroupLocator, ids: list[str]) -> dict[str, Located]:
+def _query(runtime: Runtime, places: GroupLocator, ids: list[str]) -> dict[str, CgroupLocation]:
     """Query and locate, in a worker. A container that is gone or gets no answer is left for next time."""
-    found: dict[str, Located] = {}
+    found: dict[str, CgroupLocation] = {}
     silent = 0
     for container_id in ids:
         try:

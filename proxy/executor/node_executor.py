@@ -36,7 +36,7 @@ from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.ports import (
     ClusterFiles,
     DeviceLocator,
-    Displaced,
+    DisplacedTasks,
     Kubelet,
     KubeletCpuManager,
     Ledger,
@@ -102,7 +102,7 @@ class Ports(Struct, frozen=True):
     cpu_groups: CpuGroups | None = None
     memory: MemoryTree | None = None
     machine_events: MachineEvents | None = None
-    displaced: Displaced | None = None
+    displaced: DisplacedTasks | None = None
     group_locator: GroupLocator | None = None
     units: Units | None = None
     fences: Fences | None = None

@@ -54,7 +54,7 @@ class MachineEvents(Protocol):
         """End the subscription."""
 
 
-class Displaced(Protocol):
+class DisplacedTasks(Protocol):
     """Tasks that the kernel has moved out of a cgroup that lost its last CPU or memory node (only on v1)."""
 
     def bring_back(self, path: str) -> int:

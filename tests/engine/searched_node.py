@@ -38,13 +38,13 @@ from proxy.engine.node import Node
 from proxy.engine.node_effects import (
     Change,
     CompareCpusets,
-    Follow,
     NodeEffects,
     OrphanOver,
     PlanDecided,
     PutRecord,
     Record,
     WriteCpusets,
+    WriteScope,
 )
 from proxy.engine.node_events import NodeEvent, ReservationCpusChanged
 from proxy.engine.owners import ReservationCpus
@@ -223,9 +223,9 @@ class SearchedNode:
             if type(effect) is PutRecord:
                 self.queue = (*self.queue, (effect.key, effect.record))
             elif type(effect) is Change:
-                if effect.follow is Follow.ALL:
+                if effect.write_scope is WriteScope.ALL:
                     self.write_later(effect.after.containers)
-                elif effect.follow is Follow.MOVED:
+                elif effect.write_scope is WriteScope.MOVED:
                     self.write_later(effect.moved)
             elif kind in (WriteCpusets, CompareCpusets):
                 self.write_later(effect.ids)  # type: ignore[union-attr]

@@ -52,7 +52,6 @@ from proxy.engine.node_effects import (
     Change,
     CompareCpusets,
     CompareUnits,
-    Follow,
     KubeletCpusChanged,
     NodePolicyApplied,
     NotifyCpusAssigned,
@@ -70,6 +69,7 @@ from proxy.engine.node_effects import (
     PutRecord,
     SyncRuntimeSoon,
     WriteCpusets,
+    WriteScope,
 )
 from proxy.engine.node_events import (
     EnforcementChanged,
@@ -130,11 +130,11 @@ OWNED = NodeState.of(NODE, [LS, LSE], [SHARER, OWNER])
 class ExpectedPoolChange:
     """Matches a change of the pools with any states before and after it."""
 
-    def __init__(self, follow: Follow = Follow.MOVED, moved: str = "ls") -> None:
-        self.wanted = follow, moved
+    def __init__(self, write_scope: WriteScope = WriteScope.MOVED, moved: str = "ls") -> None:
+        self.wanted = write_scope, moved
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Change) and (other.follow, ",".join(other.moved)) == self.wanted
+        return isinstance(other, Change) and (other.write_scope, ",".join(other.moved)) == self.wanted
 
     def __repr__(self) -> str:
         return f"ExpectedPoolChange{self.wanted}"
@@ -179,7 +179,7 @@ def test_a_create_of_a_container_that_shares() -> None:
 
 def test_a_create_of_an_owner() -> None:
     play = scenario(SHARED.with_pod(LSE))
-    change = ExpectedPoolChange(Follow.CALLER)
+    change = ExpectedPoolChange(WriteScope.CALLER)
     assert play >> CreateRequested(LSE, "c", 0, FOUR, "t") << change << AnyPlan("t")
     assert play.state.pools.shared == REST
     made = changed_copy(play.state.containers["t"], id="o", phase=Phase.CREATED)
@@ -193,7 +193,7 @@ def test_the_pools_follow_the_create_of_an_observed_owner_at_once() -> None:
     selection = PodSelection(Namespaces(("others",)))
     enforcing = structs.replace(SHARED.with_pod(LSE), mode=NodeMode.ENFORCE)
     play = scenario(handle(enforcing, EnforcementChanged(selection))[0])
-    change = ExpectedPoolChange(Follow.MOVED)
+    change = ExpectedPoolChange(WriteScope.MOVED)
     assert play >> CreateRequested(LSE, "c", 0, FOUR, "t") << change << AnyPlan("t")
 
 
@@ -280,7 +280,7 @@ def test_a_create_whose_cpus_cannot_be_freed_is_placed_elsewhere() -> None:
     first = play.state.containers["t"].placement.exclusive
     play >> CpusNotFreed("t", AbortReason("stuck", first), "u")
     play << PutRecord("i/t", None) << ExpectedPoolChange() << NotifyFailed("t")
-    assert play << ExpectedPoolChange(Follow.CALLER) << AnyPlan("u")
+    assert play << ExpectedPoolChange(WriteScope.CALLER) << AnyPlan("u")
     placement = play.state.containers["u"].placement
     assert placement.exclusive.isdisjoint(first)
     assert placement.reasons[-1] == f"not on CPUs {first}, which could not be freed: stuck"
@@ -518,7 +518,7 @@ def test_a_reservation_holds_cpus() -> None:
     assert (
         play
         >> ReservationCpusChanged("r", ReservationCpus("o", OWN, True))
-        << ExpectedPoolChange(Follow.CALLER)
+        << ExpectedPoolChange(WriteScope.CALLER)
     )
     assert play.state.pools.shared == REST
     gone = ReservationCpusChanged("r", ReservationCpus("o", CpuSet(), True))
@@ -543,11 +543,13 @@ def test_new_rules_and_a_new_machine_are_applied() -> None:
     assert play >> read << ExpectedPoolChange() << nothing
     assert play >> read << nothing, "the same rules"
     assert (
-        play >> TakeoverChanged(static=False, reserved=CpuSet()) << ExpectedPoolChange(Follow.ALL, moved="")
+        play
+        >> TakeoverChanged(static=False, reserved=CpuSet())
+        << ExpectedPoolChange(WriteScope.ALL, moved="")
     )
     assert play >> TakeoverChanged(static=False, reserved=OWN), "the rules follow with the policy"
     assert play.state.facts.kubelet_reserved == OWN
-    assert play >> HardwareChanged(SMALLER) << ExpectedPoolChange(Follow.ALL)
+    assert play >> HardwareChanged(SMALLER) << ExpectedPoolChange(WriteScope.ALL)
     assert play.state.runtime.saved["ls"] == ALL, "the facts about the runtime are kept"
 
 

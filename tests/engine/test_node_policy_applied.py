@@ -6,7 +6,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.engine.handle import handle
 from proxy.engine.invariants import violations
 from proxy.engine.node import Node
-from proxy.engine.node_effects import Change, Follow, NodePolicyApplied
+from proxy.engine.node_effects import Change, NodePolicyApplied, WriteScope
 from proxy.engine.node_events import HardwareChanged, KubeletCpusRead, NodePolicyRead, TakeoverChanged
 from proxy.engine.node_policy import NodePolicy, PolicyValue, read_node_policy
 from proxy.engine.node_policy_applied import AppliedPolicy, apply_node_policy, new_refusals
@@ -183,11 +183,11 @@ DECIDED = NodePolicyRead(NODE, CALM, None, None)
 class NewRules:
     """Matches the effect of changed rules of the node with any states before and after it."""
 
-    def __init__(self, follow: Follow = Follow.MOVED) -> None:
-        self.wanted = follow
+    def __init__(self, write_scope: WriteScope = WriteScope.MOVED) -> None:
+        self.wanted = write_scope
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Change) and other.follow == self.wanted
+        return isinstance(other, Change) and other.write_scope == self.wanted
 
 
 def started(state: NodeState, configured: Node = NODE) -> Playbook[NodeState]:
@@ -272,8 +272,8 @@ def test_another_configuration_keeps_the_machine_and_the_takeover() -> None:
     play = started(state_with(container("b")))
     there_now = {"cpus": tuple(cpu for cpu in MACHINE.cpus if cpu.id != 7), "present": CpuSet.parse("0-6")}
     less = changed_copy(MACHINE, **there_now)
-    assert play >> HardwareChanged(less) << NewRules(Follow.ALL)
-    assert play >> TakeoverChanged(static=False, reserved=CpuSet()) << NewRules(Follow.ALL)
+    assert play >> HardwareChanged(less) << NewRules(WriteScope.ALL)
+    assert play >> TakeoverChanged(static=False, reserved=CpuSet()) << NewRules(WriteScope.ALL)
     other = changed_copy(DECIDED, configured=changed_copy(NODE, keep_quota=KeepQuota.ALWAYS))
     assert play >> other << NewRules() << NodePolicyApplied({}, ())
     node = play.state.node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.executor.kernel_ports import Located
+from proxy.executor.kernel_ports import CgroupLocation
 from proxy.executor.ledger_codec import load_container
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.model.errors import RuntimeCallError, UnavailableError
@@ -18,10 +18,10 @@ class PidLocator:
         self.paths = paths
         self.queried: list[str] = []
 
-    def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
+    def locate(self, container_id: str, detail: RuntimeDetail) -> CgroupLocation:
         self.queried.append(container_id)
         path = self.paths.get(container_id, "")
-        return Located(path, "" if path else f"its first process {detail.pid} has no cgroup")
+        return CgroupLocation(path, "" if path else f"its first process {detail.pid} has no cgroup")
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
         self.paths[container_id] = path

@@ -22,7 +22,7 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import Telemetry
 from tests.simulation.kernel import SimulatedFiles
 from tests.simulation.kernel_ports import (
-    SimulatedDisplaced,
+    SimulatedDisplacedTasks,
     SimulatedFences,
     SimulatedMachineEvents,
     SimulatedWrites,
@@ -146,7 +146,7 @@ class Daemon:
             hardware=hardware,
             cpu_groups=KernelCpuGroups(Path("/simulated"), kernel.version, self.files),
             machine_events=self.machine_events if options.uevents else None,
-            displaced=SimulatedDisplaced(kernel) if kernel.version == 1 else None,
+            displaced=SimulatedDisplacedTasks(kernel) if kernel.version == 1 else None,
             fences=SimulatedFences(self.files) if kernel.version == 2 else None,
             runtime_events=events,
             write_events=writes,

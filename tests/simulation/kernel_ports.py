@@ -107,8 +107,8 @@ class SimulatedMachineEvents:
         self.pending = False
 
 
-class SimulatedDisplaced:
-    """Brings back processes of v1 groups that had run empty; implements ``ports.Displaced``."""
+class SimulatedDisplacedTasks:
+    """Brings back processes of v1 groups that had run empty; implements ``ports.DisplacedTasks``."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel

@@ -26,8 +26,8 @@ ROUNDS = 3
 _DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants CAP_SYS_NICE for that"
 
 
-class KernelDisplaced:
-    """Moves tasks back into their groups; implements ``proxy.executor.ports.Displaced``."""
+class KernelDisplacedTasks:
+    """Moves tasks back into their groups; implements ``proxy.executor.ports.DisplacedTasks``."""
 
     def __init__(self, root: Path, procfs: Path) -> None:
         """Take a hierarchy.
@@ -40,7 +40,7 @@ class KernelDisplaced:
         self._procfs = procfs
 
     def bring_back(self, path: str) -> int:
-        """Move the tasks of a group back into it; see ``proxy.executor.ports.Displaced``."""
+        """Move the tasks of a group back into it; see ``proxy.executor.ports.DisplacedTasks``."""
         group = self._root / path
         if not group.is_dir() or _is_used(group):
             return 0

@@ -24,7 +24,7 @@ from typing import Protocol
 from proxy.backends.cgroup import group_names
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.hierarchies import MountedPath, below, group_line, read_mounts, root_of
-from proxy.executor.kernel_ports import Located
+from proxy.executor.kernel_ports import CgroupLocation
 from proxy.executor.runtime_ports import RuntimeDetail
 
 _LIMIT = 1024
@@ -61,14 +61,14 @@ class Locator:
         self._procfs = procfs
         self._mounts = mounts
 
-    def locate(self, container_id: str, detail: RuntimeDetail) -> Located:
+    def locate(self, container_id: str, detail: RuntimeDetail) -> CgroupLocation:
         """Find a container's group; see ``proxy.executor.kernel_ports.GroupLocator.locate``."""
         path, obstacle = self._by_name(container_id, detail.cgroups_path), ""
         if not path:
             path, obstacle = self._by_pid(container_id, detail.pid)
         if path:
             self.remember(container_id, path, detail.cgroups_path)
-        return Located(path, obstacle)
+        return CgroupLocation(path, obstacle)
 
     def remember(self, container_id: str, path: str, parent: str = "") -> None:
         """Notify all trees of a place; see ``proxy.executor.kernel_ports.GroupLocator.remember``."""

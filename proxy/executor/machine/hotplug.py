@@ -50,7 +50,7 @@ from proxy.telemetry.port import subject
 if TYPE_CHECKING:
     from proxy.engine.inflight import InflightCall
     from proxy.engine.state import NodeState
-    from proxy.executor.ports import Displaced, MachineEvents
+    from proxy.executor.ports import DisplacedTasks, MachineEvents
 
 
 MOMENT_S = 0.05
@@ -80,7 +80,7 @@ class Hotplug:
         reservations: Reservations,
         hardware: Callable[[Machine], Machine | None],
         events: MachineEvents | None = None,
-        displaced: Displaced | None = None,
+        displaced: DisplacedTasks | None = None,
     ) -> None:
         """Read nothing yet.
 
@@ -188,7 +188,7 @@ class Hotplug:
                     await self._assign_replacements(short)
             self.hardware_losses.report()
 
-    def _bring_back(self, displaced: Displaced) -> None:
+    def _bring_back(self, displaced: DisplacedTasks) -> None:
         """Bring back processes that the kernel has moved away; runs in the kernel worker."""
         context = self._context
         for container in context.state.containers.values():

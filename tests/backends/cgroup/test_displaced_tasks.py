@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.backends.cgroup.displaced_tasks import KernelDisplaced
+from proxy.backends.cgroup.displaced_tasks import KernelDisplacedTasks
 
 CPUSET, OTHER = Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup/memory")
 SERVICE = Path(__file__).parents[3] / "systemd/topoproxy.service"
@@ -61,7 +61,7 @@ def test_tasks_come_back_to_their_group(
     (other / "cgroup.procs").write_text(str(mine.pid))  # nothing was moved
     for process in tasks:
         (ours.parent / "cgroup.procs").write_text(str(process.pid))  # the kernel moved it here
-    displaced = KernelDisplaced(CPUSET, Path("/proc"))
+    displaced = KernelDisplacedTasks(CPUSET, Path("/proc"))
     assert displaced.bring_back(f"{POD}/{ID}") == 1
     assert held(ours) == {mine.pid}
     assert held(ours.parent) == {foreign.pid}, "no other task is taken"
@@ -76,7 +76,7 @@ def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subpr
     below.mkdir()
     try:
         (below / "cgroup.procs").write_text(str(mine.pid))
-        displaced = KernelDisplaced(CPUSET, Path("/proc"))
+        displaced = KernelDisplacedTasks(CPUSET, Path("/proc"))
         assert mine.pid not in held(ours.parent)
         assert displaced.bring_back(f"{POD}/{ID}") == 1
         assert held(ours) == {mine.pid}
@@ -100,8 +100,8 @@ def test_the_capabilities_of_the_shipped_unit_are_enough(
     names = {name.removeprefix("CAP_") for name in found.split()} - {without}
     some = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(names))])
     code = (
-        "from pathlib import Path; from proxy.backends.cgroup.displaced_tasks import KernelDisplaced; "
-        f"print(KernelDisplaced(Path('{CPUSET}'), Path('/proc')).bring_back('{POD}/{ID}'))"
+        "from pathlib import Path; from proxy.backends.cgroup.displaced_tasks import KernelDisplacedTasks; "
+        f"print(KernelDisplacedTasks(Path('{CPUSET}'), Path('/proc')).bring_back('{POD}/{ID}'))"
     )
     command = ["setpriv", f"--bounding-set={some}", "--inh-caps=-all", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
