@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from proxy.admin.server import Route
     from proxy.attach.endpoint_watch import EndpointWatch
-    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.best_effort.suppression import Suppression
     from proxy.executor.change_feed import ChangeFeed
     from proxy.executor.decision_records import RememberedDecision
     from proxy.executor.node_executor import NodeExecutor

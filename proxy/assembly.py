@@ -45,7 +45,7 @@ from proxy.topology.uevents import listen
 if TYPE_CHECKING:
     from proxy.backends.cluster.files import AgentFiles
     from proxy.engine.suppression import SuppressionSettings
-    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.best_effort.suppression import Suppression
     from proxy.executor.context import NodeContext
     from proxy.executor.kernel_ports import (
         Cgroups,
@@ -240,7 +240,7 @@ def suppression_of(
     mode = config.be_suppress.mode
     if mode is SuppressMode.OFF and not record:
         return None
-    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.best_effort.suppression import Suppression
 
     usage: UsageSource | None = None
     groups: GroupQuotas | None = None

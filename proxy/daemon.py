@@ -42,7 +42,7 @@ from proxy.takeover.on_demand import LazyTakeover
 
 if TYPE_CHECKING:
     from proxy.calls.call_flow import CallFlow
-    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.best_effort.suppression import Suppression
     from proxy.executor.call_tracker import CallTracker
     from proxy.executor.former_calls import RelayedCall
     from proxy.executor.kernel_ports import Cgroups

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from proxy.engine.enforcement import applies_to
 from proxy.engine.state import NodeState
-from proxy.executor.be.groups import BeGroups
+from proxy.executor.best_effort.groups import BeGroups
 from proxy.executor.kernel_ports import Cgroups
 from proxy.executor.runtime_ports import NO_QUIRKS, RuntimeQuirks
 from proxy.executor.sandbox_cgroups import RARE_EVERY, TRIES, SandboxCgroups

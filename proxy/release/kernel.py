@@ -41,7 +41,7 @@ from msgspec import Struct
 
 from proxy.engine.pod_fence import fence_cpus, has_group
 from proxy.engine.state import NodeState
-from proxy.executor.be.groups import CLASS
+from proxy.executor.best_effort.groups import CLASS
 from proxy.executor.cpuset_writer import CpusetWriter
 from proxy.executor.kernel_ports import Cgroups, CpusetValue
 from proxy.model.errnos import GONE

@@ -13,7 +13,7 @@ from proxy.model.errors import InputError
 
 if TYPE_CHECKING:
     from proxy.admin.server import Route
-    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.best_effort.suppression import Suppression
     from proxy.executor.node_executor import NodeExecutor
     from proxy.release.service import Release
 

@@ -16,7 +16,7 @@ from proxy.model.mode import NodeMode
 from proxy.reload.service import Commit, LiveStep
 
 if TYPE_CHECKING:
-    from proxy.executor.be.suppression import Suppression
+    from proxy.executor.best_effort.suppression import Suppression
     from proxy.executor.node_executor import NodeExecutor
     from proxy.frontends.device_registration.service import DevicePluginService
     from proxy.hooks_setup import DaemonHooks

@@ -16,7 +16,7 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.engine.node import Node
 from proxy.engine.state import NodeState
-from proxy.executor.be.groups import BeGroups
+from proxy.executor.best_effort.groups import BeGroups
 from proxy.executor.cpuset_writer import CpusetWriter, WriteResult
 from proxy.executor.kernel_ports import CpusetValue
 from proxy.model.errors import CgroupError

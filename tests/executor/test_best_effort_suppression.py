@@ -13,7 +13,7 @@ import pytest
 
 from proxy.engine.be_usage import UsageGroup, UsageReading, usage_query
 from proxy.engine.suppression import MISSED_ROUNDS, SUPPRESSION_RECORD, SuppressionSettings, suppression_note
-from proxy.executor.be.suppression import Suppression
+from proxy.executor.best_effort.suppression import Suppression
 from proxy.executor.status_data import suppression_page
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet

@@ -5,7 +5,7 @@ The engine computes what BE pods have; the executor reads, writes and reports.
 * A narrowed BE pool is a change of the state. The containers in it follow by kernel writes only: a cpuset
   that changes every second is not sent to the runtime (``proxy.executor.runtime_sync``). New containers get
   the narrowed cpuset. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above
-  containers are narrowed only where requests are erased (``proxy.executor.be.groups``).
+  containers are narrowed only where requests are erased (``proxy.executor.best_effort.groups``).
 * A quota is recorded in the ledger before it is written, so that it can be removed after a crash. The quota
   in effect is read before each decision: kubelet sets its own values now and then.
 
