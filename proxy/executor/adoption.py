@@ -22,7 +22,7 @@ from proxy.engine.pod_events import PodLearned
 from proxy.executor.background import TimeSlices, Worker
 from proxy.executor.bad_input import NOT_AS_REQUESTED
 from proxy.executor.context import NodeContext
-from proxy.executor.creates import Creates
+from proxy.executor.create_decisions import CreateDecisions
 from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.listing import Listing, listed
 from proxy.executor.runtime_events import RuntimeEvents
@@ -108,7 +108,7 @@ class Adoption:
     def __init__(
         self,
         context: NodeContext,
-        creates: Creates,
+        creates: CreateDecisions,
         kubelet_cpus: KubeletCpus,
         runtime_events: RuntimeEvents,
         worker: Worker,

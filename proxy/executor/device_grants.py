@@ -28,8 +28,9 @@ from proxy.engine.node_events import DevicesImported
 from proxy.engine.reservation_events import LedgerWritten
 from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
-from proxy.executor.creates import Creates, Sandboxes
+from proxy.executor.create_decisions import CreateDecisions
 from proxy.executor.device_ports import DevicePluginError, DevicePlugins, KubeletAllocations
+from proxy.executor.sandboxes import Sandboxes
 from proxy.model.devices import AllocateAnswer
 from proxy.model.workload import Container, Pod, Request
 
@@ -46,7 +47,7 @@ class DeviceGrants:
         self,
         context: NodeContext,
         plugins: DevicePlugins,
-        creates: Creates,
+        creates: CreateDecisions,
         sandboxes: Sandboxes,
         worker: Worker,
         kubelet: KubeletAllocations | None = None,

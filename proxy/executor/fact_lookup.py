@@ -45,8 +45,8 @@ from proxy.engine.node_effects import KubeletCpusChanged
 from proxy.engine.node_events import KubeletCpusRead
 from proxy.engine.state import NodeState
 from proxy.executor.background import Worker
+from proxy.executor.container_lifecycle import ContainerLifecycle
 from proxy.executor.context import NodeContext
-from proxy.executor.creates import Lifecycle
 from proxy.executor.ports import DeviceFacts, DeviceLocator, Kubelet
 from proxy.model.errors import RuntimeCallError, UnavailableError
 from proxy.model.idset import Mask
@@ -73,7 +73,7 @@ class FactLookup:
     def __init__(
         self,
         context: NodeContext,
-        lifecycle: Lifecycle,
+        lifecycle: ContainerLifecycle,
         kubelet: Kubelet | None,
         hardware: DeviceLocator | None,
     ) -> None:

@@ -18,9 +18,10 @@ from msgspec import Struct, field
 from proxy.engine.node import Node
 from proxy.executor.call_tracker import CallTracker
 from proxy.executor.confinement import Confinement
+from proxy.executor.container_lifecycle import ContainerLifecycle
 from proxy.executor.context import ExecutorOptions, NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
-from proxy.executor.creates import Creates, Lifecycle, Sandboxes
+from proxy.executor.create_decisions import CreateDecisions
 from proxy.executor.device_grants import DeviceGrants
 from proxy.executor.device_ports import DevicePlugins, KubeletAllocations
 from proxy.executor.drift.detection import Drift
@@ -51,6 +52,7 @@ from proxy.executor.reservations import Reservations
 from proxy.executor.runtime_events import JOIN_S, RuntimeEvents
 from proxy.executor.runtime_ports import Events, Runtime
 from proxy.executor.runtime_sync import RuntimeSync
+from proxy.executor.sandboxes import Sandboxes
 from proxy.executor.shutdown import CLOSE_S, ShutdownTime
 from proxy.executor.systemd.ports import Fences, Units
 from proxy.executor.systemd.unit_properties import UnitProperties
@@ -153,10 +155,10 @@ class NodeExecutor(NodeContext):
         subscribe(self.overrides)
         subscribe(self.rejections)
         subscribe(ProblemExpiry(self))
-        self.lifecycle = lifecycle = Lifecycle(self)
+        self.lifecycle = lifecycle = ContainerLifecycle(self)
         self.fact_lookup = FactLookup(self, lifecycle, others.kubelet, others.devices)
         self.health.watch(self.fact_lookup.worker)
-        self.creates = creates = Creates(self)
+        self.creates = creates = CreateDecisions(self)
         self.sandboxes = Sandboxes(self, lifecycle, writes)
         self.device_grants = self._device_grants(others)
         self.kubelet_cpus = kubelet_cpus = KubeletCpus(self, others.kubelet_cpu_manager)

@@ -26,10 +26,11 @@ from proxy.executor.adoption import Adoption
 from proxy.executor.background import TimeSlices, Worker
 from proxy.executor.call_tracker import CallTracker
 from proxy.executor.confinement import Confinement
+from proxy.executor.container_lifecycle import ContainerLifecycle
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
 from proxy.executor.cpuset_writer import WriteResult
-from proxy.executor.creates import Creates, Lifecycle, Sandboxes
+from proxy.executor.create_decisions import CreateDecisions
 from proxy.executor.drift.detection import Drift
 from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.kernel_writes import CgroupLocator, KernelWrites
@@ -41,6 +42,7 @@ from proxy.executor.owner_moves import OwnerMoves
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.runtime_events import RuntimeEvents
 from proxy.executor.runtime_ports import RuntimeContainer
+from proxy.executor.sandboxes import Sandboxes
 from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.executor.worker_health import STUCK_S
 from proxy.model.backoff import Backoff, RetryDelays
@@ -72,8 +74,8 @@ class PassParts(Protocol):
     """The parts of the executor (``node_executor``) that a reconcile pass uses."""
 
     writes: KernelWrites
-    lifecycle: Lifecycle
-    creates: Creates
+    lifecycle: ContainerLifecycle
+    creates: CreateDecisions
     sandboxes: Sandboxes
     kubelet_cpus: KubeletCpus
     node_policy: NodePolicySync

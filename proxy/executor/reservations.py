@@ -29,8 +29,9 @@ from proxy.engine.reservation_state import FOR_OWNERS, Reservation, ReservationK
 from proxy.engine.state import NodeState
 from proxy.engine.write_conflicts import WriteAction, action_for
 from proxy.executor.confinement import Confinement, WaitResult
+from proxy.executor.container_lifecycle import ContainerLifecycle
 from proxy.executor.context import NodeContext
-from proxy.executor.creates import Creates, Lifecycle
+from proxy.executor.create_decisions import CreateDecisions
 from proxy.executor.drift.detection import Drift
 from proxy.executor.kernel_writes import KernelWrites
 from proxy.executor.ledger_codec import records_of
@@ -95,8 +96,8 @@ class Reservations:
         writes: KernelWrites,
         confinement: Confinement,
         drift: Drift,
-        lifecycle: Lifecycle,
-        creates: Creates,
+        lifecycle: ContainerLifecycle,
+        creates: CreateDecisions,
     ) -> None:
         """Carry out nothing yet.
 

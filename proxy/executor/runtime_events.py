@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from proxy.engine.container_events import ContainerTouched
+from proxy.executor.container_lifecycle import ContainerLifecycle
 from proxy.executor.context import NodeContext
-from proxy.executor.creates import Lifecycle
 from proxy.executor.observer import Observer
 from proxy.executor.runtime_ports import Events, RuntimeEvent
 from proxy.model.backoff import Backoff, RetryDelays
@@ -80,7 +80,7 @@ class EventsState(Enum):
 class RuntimeEvents(Observer):
     """Receives the runtime's events and updates the executor's state."""
 
-    def __init__(self, context: NodeContext, lifecycle: Lifecycle, events: Events | None) -> None:
+    def __init__(self, context: NodeContext, lifecycle: ContainerLifecycle, events: Events | None) -> None:
         """Prepare; the subscription begins with ``start``.
 
         Args:

@@ -10,8 +10,8 @@ import pytest
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.calls.hook_gateway import ENDING, HookGateway
-from proxy.executor.creates import _listed_as
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimePod
+from proxy.executor.sandboxes import _listed_as
 from proxy.model.idset import CpuSet
 from proxy.model.workload import Pod
 from proxy.telemetry import metrics

@@ -17,8 +17,9 @@ from proxy.engine.reservation_events import LedgerWritten
 from proxy.executor import cpuset_writer, reconciler
 from proxy.executor.call_tracker import CallTracker
 from proxy.executor.confinement import NO_WAIT, Confinement
+from proxy.executor.container_lifecycle import ContainerLifecycle
 from proxy.executor.cpuset_writer import CpusetWriter, WriteResult
-from proxy.executor.creates import Creates, Lifecycle
+from proxy.executor.create_decisions import CreateDecisions
 from proxy.executor.drift import detection
 from proxy.executor.drift.detection import Drift
 from proxy.executor.former_calls import FormerCalls
@@ -70,7 +71,7 @@ def shrink_skipped() -> Patches:
 
 def abort_forgotten() -> Patches:
     """The placement of a create that failed stays."""
-    yield Lifecycle, "failed", _nothing
+    yield ContainerLifecycle, "failed", _nothing
 
 
 def late_answer_ignored() -> Patches:
@@ -142,7 +143,7 @@ def exception_escapes() -> Patches:
     def removed(*_args: Any) -> None:
         raise ValueError("planted")
 
-    yield Lifecycle, "removed", removed
+    yield ContainerLifecycle, "removed", removed
 
 
 def sync_skipped() -> Patches:
@@ -172,7 +173,7 @@ def grown_before_commit() -> Patches:
 
 def reload_undone() -> Patches:
     """What a reload has changed while creates were under way is as before when one of them is answered."""
-    created, place = Lifecycle.created, Creates.place
+    created, place = ContainerLifecycle.created, CreateDecisions.place
     nodes: dict[int, Any] = {}
 
     def placed(creates: Any, *args: Any) -> Any:
@@ -186,8 +187,8 @@ def reload_undone() -> Patches:
         if node.machine is context.state.node.machine:
             context.store.handle(NodePolicyRead(node, TopologyOptions(), None, None))
 
-    yield Creates, "place", placed
-    yield Lifecycle, "created", answered
+    yield CreateDecisions, "place", placed
+    yield ContainerLifecycle, "created", answered
     yield NodePolicySync, "follow", _no_work
 
 
