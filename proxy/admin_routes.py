@@ -213,7 +213,7 @@ class Pages:
 
     def interface(self) -> dict[str, object]:
         """Return what ``topoproxy upgrade --check`` of another version compares."""
-        from proxy.interface import interface
+        from proxy.public_interfaces import interface
 
         return interface(self._config if self._reload is None else self._reload.config)
 

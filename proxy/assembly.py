@@ -28,7 +28,7 @@ from proxy.engine.partition import PARTITION_RECORD
 from proxy.executor.context import ExecutorOptions
 from proxy.executor.machine.hotplug import NO_UEVENTS
 from proxy.executor.node_executor import NodeExecutor, Ports
-from proxy.executor.node_rules import node_rules
+from proxy.executor.rules_from_config import node_rules
 from proxy.kubelet_assembly import (
     device_plugin_registry_of,
     kubelet_allocations_of,

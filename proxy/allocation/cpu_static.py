@@ -20,9 +20,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from proxy.allocation import cpu_hints
+from proxy.allocation.allocation_steps import nodes_of
 from proxy.allocation.cpu_policy import Assignments, CpuPolicy, CpuState, SmtAlignmentError, take
 from proxy.allocation.cpu_request import container_cpus, pod_cpus, pod_level_cpu_count
-from proxy.allocation.trace import nodes_of
 from proxy.model.hint import Hints
 from proxy.model.idset import CpuSet, Mask, union
 from proxy.model.phrases import counted, numa_nodes_text

@@ -12,10 +12,10 @@ caches are ignored.
 
 from __future__ import annotations
 
+from proxy.allocation.allocation_steps import nodes_of
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.even_split import Split, split
 from proxy.allocation.packed import open_nodes, take_packed
-from proxy.allocation.split import Split, split
-from proxy.allocation.trace import nodes_of
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.phrases import counted, cpus, numa_nodes_text
 

@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from proxy.allocation.allocation_order import Orders
+from proxy.allocation.allocation_steps import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, step_texts
 from proxy.allocation.cpu_topology import CpuTopology, Units
 from proxy.allocation.refusal import AllocationRefusedError
-from proxy.allocation.trace import CORE, NODE, PART, SINGLE, SOCKET, UNCORE, Note, step_texts
 from proxy.model.idset import CpuSet
 
 

@@ -74,7 +74,7 @@ def _startable(config: Config) -> Config:
 def _machine(config: Config) -> Iterator[str]:
     from proxy.config import check_against
     from proxy.config.checks import partly_reserved_cores
-    from proxy.executor.node_rules import node_rules
+    from proxy.executor.rules_from_config import node_rules
     from proxy.topology.reader import read_machine
 
     try:

@@ -132,8 +132,8 @@ def _route(*, memory: bool, metrics: bool, cgroups: bool, as_json: bool) -> str:
 
 def _groups(config: Config, answer: object) -> list[dict[str, str]]:
     """Read all cgroups below the root: the CPUs and memory nodes in effect, and the container of each."""
+    from proxy.backends.cgroup.cgroup_listing import GroupOwners, list_cpusets
     from proxy.backends.cgroup.cpuset import open_cgroups
-    from proxy.backends.cgroup.survey import GroupOwners, survey
 
     containers: dict[str, str] = {}
     pods: dict[str, str] = {}
@@ -146,7 +146,7 @@ def _groups(config: Config, answer: object) -> list[dict[str, str]]:
     pods.pop("", None)
     owners = GroupOwners(containers, pods)
     rows = []
-    for path, value in survey(open_cgroups(config.cgroup_root)).items():
+    for path, value in list_cpusets(open_cgroups(config.cgroup_root)).items():
         pod, name = owners.owner(path)
         cpus, mems = str(value.effective_cpus), str(value.effective_mems)
         rows.append({"cgroup": path, "cpus": cpus, "mems": mems, "pod": pod, "container": name})

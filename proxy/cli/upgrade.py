@@ -59,7 +59,7 @@ def upgrade(
     """
     from proxy.cli.doctor import finding_lines
     from proxy.doctor.checks import CheckResult
-    from proxy.interface import interface
+    from proxy.public_interfaces import interface
     from proxy.upgrade.checks import examine
     from proxy.upgrade.gather import gather
 

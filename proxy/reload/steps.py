@@ -9,7 +9,7 @@ from proxy import logs
 from proxy.assembly import options_of, suppression_settings, usage_of
 from proxy.backends.cgroup.cfs_quota import open_cpu_groups
 from proxy.config.schema import Config
-from proxy.executor.node_rules import node_rules
+from proxy.executor.rules_from_config import node_rules
 from proxy.model.errors import CgroupError, ConfigError
 from proxy.model.koordinator import SuppressMode
 from proxy.model.mode import NodeMode
@@ -33,7 +33,7 @@ PLACEMENT = (
     "koordinator",
     "admission",
 )
-"""Keys that become rules of the node (``executor.node_rules``)."""
+"""Keys that become rules of the node (``executor.rules_from_config``)."""
 READ_WHERE_USED = (
     "clusterConfig",
     "drainTimeout",

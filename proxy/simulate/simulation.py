@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import Config, check_against
 from proxy.engine.node import Node
-from proxy.executor.node_rules import node_rules
+from proxy.executor.rules_from_config import node_rules
 from proxy.simulate import MAX_PODS
 from proxy.simulate.cluster import Cluster, Result
 from proxy.simulate.hosts import Host, host_of, reserve_of

@@ -13,9 +13,9 @@ from proxy.config import Config, override
 from proxy.config.hooks import HooksConfig
 from proxy.hooks.loader.directories import State, survey
 from proxy.hooks.loader.examination import checked_apart
-from proxy.interface import interface, settings, shipped_unit
 from proxy.model.errors import TopologyError, TopoproxyError, UsageError
 from proxy.observe.json_access import as_list, as_map
+from proxy.public_interfaces import interface, settings, shipped_unit
 from proxy.topology.reader import read_machine
 from proxy.upgrade.checks import UpgradeFacts, unit_changes
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.allocation import split as split_module
+from proxy.allocation import even_split
 from proxy.allocation.cpu_topology import CpuRow, CpuTopology
 from proxy.allocation.distributed import take_distributed
+from proxy.allocation.even_split import Split, split
 from proxy.allocation.packed import NotEnoughCpus, take_packed
-from proxy.allocation.split import Split, split
 from proxy.model.idset import CpuSet
 
 
@@ -179,9 +179,9 @@ def test_with_more_nodes_than_kubelets_limit_it_is_as_even(
 
     expected = plain(counts, n, group, fewest)
     full = split(counts, n, group, fewest)
-    with mock.patch.object(split_module, "LIMIT", 0):
+    with mock.patch.object(even_split, "LIMIT", 0):
         soon = split(counts, n, group, fewest)
-    with mock.patch.object(split_module, "LIMIT", 10**9):
+    with mock.patch.object(even_split, "LIMIT", 10**9):
         assert split(counts, n, group, fewest) == expected
     assert (full is None) == (soon is None) == (expected is None)
     if expected and full and soon:

@@ -23,7 +23,7 @@ from proxy.assembly import options_of
 from proxy.backends.ledger import open_ledger
 from proxy.config.load import parse
 from proxy.engine.invariants import violations
-from proxy.executor.node_rules import node_rules
+from proxy.executor.rules_from_config import node_rules
 from proxy.executor.runtime_ports import RuntimeContainer, RuntimeDetail, RuntimePod
 from proxy.executor.status_data import node_page
 from proxy.model.idset import CpuSet

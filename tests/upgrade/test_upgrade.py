@@ -15,9 +15,9 @@ from proxy.cli.main import cli, command_line
 from proxy.cli.settings import read_config
 from proxy.config import Config
 from proxy.doctor.checks import CheckResult
-from proxy.interface import interface, shipped_unit
 from proxy.model import schema_ids
 from proxy.model.errors import PermissionDeniedError
+from proxy.public_interfaces import interface, shipped_unit
 from proxy.topology.reader import read_machine
 from proxy.topology.regular_machine import regular_machine
 from proxy.topology.sysfs_writer import write_sysfs

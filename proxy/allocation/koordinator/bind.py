@@ -9,9 +9,9 @@ cpu_accumulator.go ``takePreferredCPUs``. The accumulator only prefers. Around i
   the rest independently of them.
 - ``DistributeEvenly`` has no effect in Koordinator's code. Its design means equal parts from
   the NUMA nodes that are needed, as kubelet's ``distribute-cpus-across-numa``: as few nodes as can give
-  equal parts (``proxy.allocation.split``), else as few as have enough, each as close to its part as possible.
-  The parts are whole cores for ``FullPCPUs`` as long as there are enough. In each node the accumulator
-  chooses.
+  equal parts (``proxy.allocation.even_split``), else as few as have enough, each as close to its part as
+  possible. The parts are whole cores for ``FullPCPUs`` as long as there are enough. In each node the
+  accumulator chooses.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.even_split import split
 from proxy.allocation.koordinator.accumulator import accumulate, avoided_cpus
 from proxy.allocation.koordinator.bind_request import (
     Allocated,
@@ -29,7 +30,6 @@ from proxy.allocation.koordinator.bind_request import (
     WholeCoresError,
 )
 from proxy.allocation.packed import NotEnoughCpus
-from proxy.allocation.split import split
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.koordinator import BindPolicy, NumaStrategy
 from proxy.model.phrases import numa_nodes_text

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.config import Config, check_against
 from proxy.config.schema import CpuManagerPolicy, ReserveConfig
-from proxy.executor.node_rules import node_rules
+from proxy.executor.rules_from_config import node_rules
 from proxy.model.admission import AdmissionRules
 from proxy.model.errors import ConfigError, InputError, TopologyError
 from proxy.model.idset import Mask

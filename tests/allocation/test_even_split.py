@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.allocation.split import KUBELET_NODES, LIMIT, Split, _SplitSearch, first_choices, hand_out, split
+from proxy.allocation.even_split import (
+    KUBELET_NODES,
+    LIMIT,
+    Split,
+    _SplitSearch,
+    first_choices,
+    hand_out,
+    split,
+)
 
 
 @given(st.lists(st.integers(4, 30), min_size=2, max_size=7), st.integers(1, 3), st.data())

@@ -23,7 +23,7 @@ from proxy.model.idset import CpuSet, Mask
 _LIMIT = 10_000
 
 
-class SurveyedGroup:
+class ListedGroup:
     """A group for a controller of cgroupspy, in place of a node of its own tree."""
 
     def __init__(self, directory: Path) -> None:
@@ -46,7 +46,7 @@ class CpusetV2(Controller):  # type: ignore[misc]  # cgroupspy has no types
     effective_mems = CommaDashSetFile("cpuset.mems.effective", readonly=True)
 
 
-def survey(groups: KernelCgroups) -> dict[str, CpusetValue]:
+def list_cpusets(groups: KernelCgroups) -> dict[str, CpusetValue]:
     """Read all groups.
 
     Args:
@@ -62,7 +62,7 @@ def survey(groups: KernelCgroups) -> dict[str, CpusetValue]:
     files = CpusetV1 if groups.version == 1 else CpusetV2
     cpusets: dict[str, CpusetValue] = {}
     for path in _walk(groups):
-        group = files(SurveyedGroup(groups.root / path))
+        group = files(ListedGroup(groups.root / path))
         try:
             cpusets[path] = CpusetValue(
                 CpuSet(group.cpus),

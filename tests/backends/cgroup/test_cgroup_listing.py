@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from proxy.backends.cgroup.cgroup_listing import GroupOwners, list_cpusets
 from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
-from proxy.backends.cgroup.survey import GroupOwners, survey
 from proxy.demo.runc import Runc
 from proxy.demo.runtime_records import Resources
 from proxy.model.errors import CgroupError
@@ -18,7 +18,7 @@ def test_a_directory_tree(tmp_path: Path, version: int) -> None:
     groups = FakeCgroups(tmp_path / "t", CpuSet.parse("0-7"), Mask.parse("0"), version)
     Runc(groups).start("kubepods/podx/c", Resources(cpuset_cpus="2-3"), 1)
     groups.mkdir("other")
-    seen = survey(groups)
+    seen = list_cpusets(groups)
     assert list(seen) == ["kubepods", "kubepods/podx", "kubepods/podx/c", "other"]
     assert seen["kubepods/podx/c"].cpus == CpuSet.parse("2-3")
 
@@ -29,8 +29,8 @@ def test_v1_files_as_cgroupspy_reads_them(tmp_path: Path) -> None:
     Runc(made).start("kubepods/podx/c", Resources(cpuset_cpus="2-3,7"), 1)
     made.mkdir("empty")
     groups = KernelCgroups(tmp_path / "cpuset", 1)
-    assert survey(groups) == {path: groups.read(path) for path in survey(made)}
-    assert survey(groups)["kubepods/podx/c"].cpus == CpuSet.parse("2-3,7")
+    assert list_cpusets(groups) == {path: groups.read(path) for path in list_cpusets(made)}
+    assert list_cpusets(groups)["kubepods/podx/c"].cpus == CpuSet.parse("2-3,7")
 
 
 def test_v2_files_as_cgroupspy_reads_them(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_v2_files_as_cgroupspy_reads_them(tmp_path: Path) -> None:
     Runc(made).start("kubepods/podx/c", Resources(cpuset_cpus="2-3,7"), 1)
     made.mkdir("kubepods/podx/inherits")
     (tmp_path / "t" / "not a group").mkdir()
-    seen = survey(KernelCgroups(tmp_path / "t", 2))
+    seen = list_cpusets(KernelCgroups(tmp_path / "t", 2))
     assert seen == {path: made.read(path) for path in seen}
     assert list(seen) == ["kubepods", "kubepods/podx", "kubepods/podx/c", "kubepods/podx/inherits"]
     child = seen["kubepods/podx/inherits"]
@@ -52,7 +52,7 @@ def test_a_group_that_cannot_be_read_is_named(tmp_path: Path, version: int) -> N
     made.mkdir("kubepods")
     (tmp_path / "t" / "kubepods" / "cpuset.cpus").write_text("0-x\n")
     with pytest.raises(CgroupError, match="cannot read the cpuset of cgroup /kubepods: invalid literal"):
-        survey(KernelCgroups(tmp_path / "t", version))
+        list_cpusets(KernelCgroups(tmp_path / "t", version))
 
 
 def test_groups_are_named_by_the_ids_in_their_names() -> None:

@@ -13,7 +13,7 @@ from proxy.config.load import parse
 from proxy.config.schema import Config
 from proxy.config.setting import Setting, keys
 from proxy.engine.node import Node
-from proxy.executor.node_rules import node_rules
+from proxy.executor.rules_from_config import node_rules
 from proxy.model.idset import CpuSet
 from proxy.model.options import CpuOptions
 from proxy.topology.regular_machine import regular_machine
