@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
 
 import daemon
-from bed import Bed, skip_reason, wait_for
 from cri import cgroup_of, online
+from private_runtime import Bed, skip_reason, wait_for
 from table import number, render
 
 from proxy.model.idset import CpuSet

@@ -174,7 +174,7 @@ def measure(seconds: float, sharers: int, hangs: float) -> Load:
 def real_node(directory: Path) -> Iterator[tuple[object, object]]:
     """Make a bed with a daemon and a file system that stops answering."""
     import daemon
-    from bed import Bed
+    from private_runtime import Bed
     from stalling import Stalling
 
     bed = Bed(directory / "bed").start()
@@ -193,8 +193,8 @@ def real_node(directory: Path) -> Iterator[tuple[object, object]]:
 def once(found: object, stalling: object) -> tuple[float, float]:
     """Let one start hang; gives how long its group was open, and what was left until its program."""
     import daemon
-    from bed import wait_for
     from cri import cgroup_of, online
+    from private_runtime import wait_for
 
     def group_of(container: str) -> Path | None:
         directory = cgroup_of(container)
@@ -235,7 +235,7 @@ def once(found: object, stalling: object) -> tuple[float, float]:
 
 def windows() -> list[list[str]]:
     """Measure on a real containerd; empty where none can be had."""
-    from bed import skip_reason
+    from private_runtime import skip_reason
 
     reason = skip_reason() or ("" if Path("/dev/fuse").exists() else "no /dev/fuse")
     if reason:

@@ -38,10 +38,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
 
-from bed import Bed, skip_reason
 from beside import sources
 from cri import Cri, RpcError
 from hostile import ATTACKS, NAMESPACE, HonestPod, HostilePod, attack, attacks, on_the_wire
+from private_runtime import Bed, skip_reason
 from procs import ROOT, BenchError, checkout, environment
 from table import number, render
 

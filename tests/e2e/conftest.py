@@ -12,10 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helper modules in this directory are imported by name
 
-from bed import Bed, skip_reason
 from crio import DIRECTORY as CRIO
 from crio import CrioBed, crio_skip_reason
 from daemon import Daemon, Node
+from private_runtime import Bed, skip_reason
 
 if TYPE_CHECKING:
     from cri import Cri

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bed import wait_for
 from cri import cgroup_of
+from private_runtime import wait_for
 
 
 def pid_of(container: str) -> int:

@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 
 import images
-from bed import PATH, Bed, write_toml
 from cri import cgroup_of
+from private_runtime import PATH, Bed, write_toml
 
 DIRECTORY = os.environ.get("TOPOPROXY_CRIO") or ""
 """A directory with crio, pinns and optionally a runtime; if it is empty, the tests run on containerd."""

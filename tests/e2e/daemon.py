@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bed import Bed, end_process, wait_for
 from cri import Cri, cpuset_of, online
+from private_runtime import Bed, end_process, wait_for
 
 from proxy.admin.client import query_admin
 from proxy.model.idset import CpuSet

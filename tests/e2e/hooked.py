@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bed import wait_for
 from daemon import PROGRAM, Daemon
+from private_runtime import wait_for
 
 from proxy.admin.client import query_admin
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bed import Bed
+    from private_runtime import Bed
 
 LOOKUP, FORGET, GETATTR, STATFS, INIT, OPENDIR, READDIR = 1, 2, 3, 17, 26, 27, 28
 RELEASEDIR, INTERRUPT, DESTROY, BATCH_FORGET = 29, 36, 38, 42

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bed import Bed, wait_for
 from cri import cgroup_of, cpuset_of, online
 from daemon import Daemon, Node
+from private_runtime import Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bed import CGROUPS, Bed, wait_for
 from daemon import Daemon, Node
+from private_runtime import CGROUPS, Bed, wait_for
 
 pytestmark = pytest.mark.e2e
 

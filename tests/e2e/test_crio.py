@@ -9,10 +9,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from bed import Bed, wait_for
 from cri import cgroup_of, code, cpuset_of, cpuset_root, is_v2, online
 from crio import DIRECTORY
 from daemon import KINDS, Node
+from private_runtime import Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

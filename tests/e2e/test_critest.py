@@ -22,7 +22,7 @@ from cri import cpuset_of, online
 from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
 
 if TYPE_CHECKING:
-    from bed import Bed
+    from private_runtime import Bed
 
 from proxy.model.idset import CpuSet
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import grpc
 import pytest
-from bed import Bed, end_process, wait_for
 from container_process import environment, inside
 from cri import EXITED, UNTIL_PROCEED, code
 from daemon import Daemon, Node
 from kubelet import Kubelet
+from private_runtime import Bed, end_process, wait_for
 from sample_plugin import built_sample_plugin
 
 from proxy.admin.client import query_admin

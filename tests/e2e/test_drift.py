@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from bed import wait_for
 from cri import cgroup_of, cpuset_of, online
+from private_runtime import wait_for
 
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
-    from bed import Bed
     from daemon import Node
+    from private_runtime import Bed
 
 pytestmark = pytest.mark.e2e
 

@@ -13,10 +13,10 @@ import threading
 import time
 
 import pytest
-from bed import Bed, wait_for
 from cri import CREATED, EXITED, RUNNING, UNTIL_PROCEED, cgroup_of, cpuset_of, online
 from crio import DIRECTORY as CRIO
 from daemon import MIB, Node
+from private_runtime import Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

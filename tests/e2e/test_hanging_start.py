@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from bed import wait_for
 from cri import cgroup_of, cpuset_of, online
 from crio import DIRECTORY as CRIO
+from private_runtime import wait_for
 from stalling import Stalling
 
 from proxy.model.idset import CpuSet
 
 if TYPE_CHECKING:
-    from bed import Bed
     from daemon import Node
+    from private_runtime import Bed
 
 pytestmark = [
     pytest.mark.e2e,

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bed import CGROUPS, Bed, end_process, wait_for
 from container_process import environment, inside
 from cri import Cri, RpcError, cgroup_of, code, cpuset_of, is_v2, online
 from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
 from grpc import StatusCode
 from hook_server import SEEN
 from hooked import HookedNode, labels_of
+from private_runtime import CGROUPS, Bed, end_process, wait_for
 
 from proxy.model.idset import CpuSet
 

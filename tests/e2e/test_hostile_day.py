@@ -15,7 +15,7 @@ import pytest
 from crio import DIRECTORY as CRIO
 
 if TYPE_CHECKING:
-    from bed import Bed
+    from private_runtime import Bed
 
 pytestmark = [
     pytest.mark.e2e,

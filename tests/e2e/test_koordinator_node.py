@@ -18,9 +18,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from bed import Bed, wait_for
 from cri import affinities, cgroup_of, code, cpuset_of, online
 from daemon import KINDS, ONE_CPU, Daemon, Kind, Node
+from private_runtime import Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

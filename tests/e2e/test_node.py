@@ -17,9 +17,9 @@ from typing import Any
 
 import grpc
 import pytest
-from bed import Bed, wait_for
 from cri import CREATED, EXITED, UNTIL_PROCEED, Cri, cgroup_of, code, cpuset_of, online
 from daemon import KINDS, Daemon, Member, Node
+from private_runtime import Bed, wait_for
 
 from proxy.admin.client import query_admin
 from proxy.model.idset import CpuSet

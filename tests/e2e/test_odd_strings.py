@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from bed import Bed, wait_for
 from cri import cpuset_of, online
+from private_runtime import Bed, wait_for
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.model.idset import CpuSet

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from bed import Bed, wait_for
 from cri import CREATED, EXITED, cgroup_of, cpuset_of, online
 from daemon import CPUSET_ANNOTATION, KINDS, QOS_LABEL, Member, Node
+from private_runtime import Bed, wait_for
 from test_events import init_of, needs_events, phases, wait_for_all_cpus, wait_until_subscribed
 
 from proxy.model.idset import CpuSet

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bed import CGROUPS, Bed, wait_for
 from cri import EXITED, UNTIL_PROCEED, Cri, cgroup_of, online
 from daemon import Daemon, Node
+from private_runtime import CGROUPS, Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bed import CGROUPS, Bed, wait_for
 from cri import Cri, cgroup_of, cpuset_of, online
 from daemon import KINDS, PROGRAM, Daemon, Node
+from private_runtime import CGROUPS, Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

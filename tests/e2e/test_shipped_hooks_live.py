@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bed import CGROUPS, Bed, wait_for
 from container_process import environment, inside
 from cri import Cri, cgroup_of, online
 from daemon import CPUSET_ANNOTATION, QOS_LABEL, Daemon
+from private_runtime import CGROUPS, Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

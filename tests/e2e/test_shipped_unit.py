@@ -15,9 +15,9 @@ from pathlib import Path
 
 import daemon as daemons
 import pytest
-from bed import Bed, wait_for
 from cri import cgroup_of, cpuset_of, cpuset_root, is_v2, online
 from daemon import Daemon, Node
+from private_runtime import Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bed import Bed, wait_for
 from cri import cgroup_of, online
 from daemon import PROGRAM, Daemon, Node
+from private_runtime import Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import grpc
 import pytest
-from bed import CGROUPS, Bed, hierarchies, wait_for
 from cri import EXITED, IMAGE, UNTIL_PROCEED, code, cpuset_of, online
 from daemon import MIB, Daemon, Node
 from kubelet import Kubelet
+from private_runtime import CGROUPS, Bed, hierarchies, wait_for
 
 from proxy.model.idset import CpuSet, Mask
 

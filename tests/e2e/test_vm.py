@@ -217,7 +217,10 @@ def crio(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["v2-cgroupfs", "v2-systemd"])
 def test_pools_on_crio(scenario: Scenario, crio: Path, kind: str) -> None:
-    carried = {path.name: path for path in (crio, HERE / "bed.py", HERE / "crio.py", Path(images.__file__))}
+    carried = {
+        path.name: path
+        for path in (crio, HERE / "private_runtime.py", HERE / "crio.py", Path(images.__file__))
+    }
     scenario.ends_well(kind, "vm_crio.py vm_pools.py", carried=carried)
 
 

@@ -100,14 +100,19 @@ PACKAGES: dict[str, list[Part]] = {
     "executor": [
         Part(
             ["proxy/executor", *CALLS],
-            tests_of("executor", "parts cpuset_writer rare client_calls failures random"),
+            tests_of(
+                "executor",
+                "ledger_and_runtime_sync cpuset_writer single_line_regressions client_calls failures random",
+            ),
         ),
     ],
     "pages": [
         Part(
             files_of("executor", "status_data plan_report kernel_view rejections decision_history readiness"),
             tests_of(
-                "executor", "kernel_view plan_report rejections decision_history parts worker_health quotas"
+                "executor",
+                "kernel_view plan_report rejections decision_history ledger_and_runtime_sync"
+                " worker_health quotas",
             ),
         )
     ],

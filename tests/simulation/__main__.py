@@ -16,8 +16,8 @@ themselves are not counted.
 The parts: ``clock`` (the schedule), ``loop`` and ``workers`` (asyncio and threads on it); the world is
 ``kernel``, ``runtime``, ``hanging``, ``disk``, ``kubelet`` and ``pods``; ``faults`` and ``disturbances`` say
 what goes wrong; ``kernel_ports``, ``runtime_client`` and ``daemon`` are one life of the real executor;
-``node`` is all of it; ``promises`` and ``calm`` say what must hold; ``planted`` has faults that must be
-found; ``run`` is the command.
+``node`` is all of it; ``promises`` and ``calm_node_checks`` say what must hold; ``planted`` has faults that
+must be found; ``run`` is the command.
 """
 
 from tests.simulation.run import main

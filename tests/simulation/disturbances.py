@@ -265,6 +265,6 @@ class Disturbances:
         return relayed and self.node.options.version == 1
 
     def _differs(self) -> bool:
-        from tests.simulation.calm import kernel_differences
+        from tests.simulation.calm_node_checks import kernel_differences
 
         return any(kernel_differences(self.node))

@@ -13,7 +13,7 @@ from proxy.executor import background, runtime_events
 from proxy.executor.background import TimeSlices
 from proxy.succession import replacement
 from proxy.topology.regular_machine import regular_machine
-from tests.simulation.calm import ALL_S, KERNEL_S, kernel_differences, other_differences
+from tests.simulation.calm_node_checks import ALL_S, KERNEL_S, kernel_differences, other_differences
 from tests.simulation.clock import Schedule
 from tests.simulation.daemon import Daemon
 from tests.simulation.disk import SimulatedDisk

@@ -12,7 +12,7 @@ What is checked when:
 - the end of a release: every container has in the kernel and at the runtime what it would have without the
   daemon, which writes no cpuset from then on;
 - often: no exception escapes in the daemon; now and then: the invariants of the state;
-- when the node is calm (``calm.py``): the kernel, the runtime, the ledger and the state agree.
+- when the node is calm (``calm_node_checks.py``): the kernel, the runtime, the ledger and the state agree.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.cluster.control_plane import ControlPlane, missing
 from tests.cluster.upstream_crds import crd
 
 if TYPE_CHECKING:
-    from bed import Bed
+    from private_runtime import Bed
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 

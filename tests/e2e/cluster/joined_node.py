@@ -17,8 +17,8 @@ from tests.cluster.api_client import ApiError, Json
 from tests.cluster.control_plane import ControlPlane
 
 if TYPE_CHECKING:
-    from bed import Bed
     from daemon import Daemon
+    from private_runtime import Bed
     from real_kubelet import RealKubelet
 
 NODE = "n1"

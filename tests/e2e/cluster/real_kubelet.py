@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bed import Bed, end_process, hierarchies
+from private_runtime import Bed, end_process, hierarchies
 
 from tests.cluster.control_plane import free_port
 

@@ -19,7 +19,7 @@ from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import registration
 
 if TYPE_CHECKING:
-    from bed import Bed
+    from private_runtime import Bed
 
 
 @pytest.fixture(scope="session", autouse=True)

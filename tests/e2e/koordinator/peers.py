@@ -9,8 +9,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from bed import end_process, wait_for
 from cri import Cri
+from private_runtime import end_process, wait_for
 
 DIRECTORY = os.environ.get("TOPOPROXY_KOORDINATOR") or ""
 PROGRAMS = ("koord-runtime-proxy", "hookserver")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from bed import Bed, wait_for
 from cri import RUNNING, RpcError, code, online
 from daemon import Daemon, Node
+from private_runtime import Bed, wait_for
 
 from proxy.model.idset import CpuSet
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from bed import Bed, wait_for
 from cri import cpuset_of, online
 from daemon import Daemon, Node
+from private_runtime import Bed, wait_for
 
 from proxy.config.load import parse
 from proxy.frontends.hookserver.registration import registration

@@ -192,7 +192,12 @@ class Bed:
     def __init__(self, directory, **options):
         self.path = directory / "front"
         self.runtime = Runtime(directory / "runtime")
-        argv = [sys.executable, str(HERE / "lone_front.py"), str(self.path), str(directory / "runtime")]
+        argv = [
+            sys.executable,
+            str(HERE / "cri_front_process.py"),
+            str(self.path),
+            str(directory / "runtime"),
+        ]
         env = {**os.environ, "PYTHONPATH": os.environ.get("FRONT_TREE", str(HERE.parent.parent))}
         self.process = subprocess.Popen(
             [*argv, json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from bed import Bed, hierarchies, wait_for
 from cri import EXITED, Cri, cgroup_of, code, cpuset_of, is_v2, online
+from private_runtime import Bed, hierarchies, wait_for
 
 from proxy.model.idset import CpuSet
 

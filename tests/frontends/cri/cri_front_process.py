@@ -1,4 +1,4 @@
-"""A process with a front only, for tests of its memory and CPU time: ``lone_front.py LISTEN RUNTIME``.
+"""A process with a front only, for tests of its memory and CPU time: ``cri_front_process.py LISTEN RUNTIME``.
 
 The body of a create chooses release, refusal or hold. Options come as JSON: ``budget`` is the limit of
 held bytes, ``unread`` that of bytes that no peer reads, ``memory`` the bytes of address space that the
