@@ -107,11 +107,11 @@ def test_operations_are_those_of_sets(a: set[int], b: set[int]) -> None:
 
 
 @given(ids, st.integers(-5, 400))
-def test_membership(members: set[int], item: int) -> None:
+def test_a_cpu_set_contains_exactly_its_members(members: set[int], item: int) -> None:
     assert (item in CpuSet(members)) is (item in members)
 
 
-def test_first() -> None:
+def test_the_first_member_is_the_smallest() -> None:
     assert CpuSet.parse("7-9,64").first() == 7
     with pytest.raises(ValueError, match="empty"):
         CpuSet().first()

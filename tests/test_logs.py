@@ -65,7 +65,7 @@ def test_level_and_form_change_while_records_are_written(log: Log) -> None:
     assert log.enabled("debug")
 
 
-def test_text(log: Log) -> None:
+def test_a_line_of_text_has_time_level_message_and_keys(log: Log) -> None:
     out = open_as(log, "text")
     log.info("container placed", pod="ns/web", cpus="0-3", count=2, hard=True)
     stamp, line = out.getvalue().split(" ", 1)
@@ -91,14 +91,14 @@ def test_the_time_of_a_text_line_is_that_of_the_clock_in_any_zone(
         time.tzset()
 
 
-def test_klog(log: Log) -> None:
+def test_a_line_of_klog_has_severity_and_place(log: Log) -> None:
     out = open_as(log, "klog")
     log.warning("pool small", cpus="0")
     pattern = r'W\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ test_logs\.py:\d+\] "pool small" cpus="0"\n'
     assert re.fullmatch(pattern, out.getvalue())
 
 
-def test_json(log: Log) -> None:
+def test_a_line_of_json_is_one_object_with_typed_keys(log: Log) -> None:
     out = open_as(log, "json", "debug")
     log.debug("a", pod="ns/x", ts="not the time")
     log.error("b", err="broken", obj=object)
@@ -109,7 +109,7 @@ def test_json(log: Log) -> None:
     assert (second["msg"], second["err"], "v" in second) == ("b", "broken", False)
 
 
-def test_levels(log: Log) -> None:
+def test_messages_below_the_level_are_not_written(log: Log) -> None:
     out = open_as(log, "text", "warning")
     log.info("no")
     log.debug("no")

@@ -110,7 +110,7 @@ def test_malloc_without_glibc_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -
     memory_trim.trim()
 
 
-def test_freezing() -> None:
+def test_freezing_takes_objects_out_of_the_collection() -> None:
     before = gc.get_freeze_count()
     try:
         memory_trim.freeze()

@@ -96,7 +96,7 @@ def test_the_wheel_holds_the_shipped_hooks_at_their_path(wheel: zipfile.ZipFile)
     assert all(wheel.read(name) == path.read_bytes() for name, path in files.items())
 
 
-def test_metadata(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_version_licence_and_python_in_its_metadata(wheel: zipfile.ZipFile) -> None:
     lines = metadata(wheel, "METADATA").splitlines()
     assert f"Version: {proxy.__version__}" in lines
     assert "Name: topoproxy" in lines

@@ -35,7 +35,9 @@ def test_a_row_for_each_node() -> None:
         (None, 0, True, ""),
     ],
 )
-def test_the_verdict(firm: object, cache: int, moves: bool, message: str) -> None:
+def test_the_verdict_names_the_memory_that_is_elsewhere(
+    firm: object, cache: int, moves: bool, message: str
+) -> None:
     assert verdict({"outside": firm, "outsideFile": cache, "migrates": moves}) == message
 
 

@@ -124,7 +124,7 @@ def test_the_client_receives_the_results_of_the_routes(at: Path) -> None:
         (b"GET /status HTTP/1.1\r\n" + b"X" * 20000, 431),
     ],
 )
-def test_requests(at: Path, data: bytes, status: int) -> None:
+def test_each_request_is_answered_with_its_status_and_a_body(at: Path, data: bytes, status: int) -> None:
     async def check() -> None:
         head, _, body = (await send(at, data)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 %d " % status)
@@ -300,7 +300,7 @@ def test_a_stale_socket_is_replaced_and_an_active_one_is_not(at: Path) -> None:
 
 
 class TestClient:
-    def test_no_answer(self, at: Path) -> None:
+    def test_a_socket_on_which_no_process_listens_is_named(self, at: Path) -> None:
         with pytest.raises(
             UnavailableError, match=f"cannot query the daemon at {at}: no process listens there"
         ):
@@ -339,7 +339,7 @@ class TestClient:
             (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nContent-Type: text/plain\r\n\r\ncut", "cut off"),
         ],
     )
-    def test_other_answers(
+    def test_an_answer_that_cannot_be_read_is_reported(
         self, monkeypatch: pytest.MonkeyPatch, at: Path, answer: bytes, message: str
     ) -> None:
         monkeypatch.setattr("proxy.admin.client._exchange", lambda *_: answer)

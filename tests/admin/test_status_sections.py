@@ -149,7 +149,7 @@ def test_hooks_that_cannot_be_called_are_reported_too() -> None:
     assert lines_of([bad], []) == ["", "Hooks (0)", "  30-bad: broken: why"]
 
 
-def test_ages() -> None:
+def test_the_age_of_an_error_has_the_largest_unit_that_fits() -> None:
     def ago(seconds: float) -> str:
         return last_error({"last_error": "x", "last_error_at": 1000.0}, 1000.0 + seconds)
 
@@ -270,7 +270,7 @@ def test_containers_that_have_less() -> None:
     assert "PROMISED" not in render({"shortfalls": []})
 
 
-def test_in_numbers() -> None:
+def test_containers_that_have_less_are_counted_in_metrics() -> None:
     reported = metrics({"shortfalls": SHORT})
     assert "topoproxy_containers_below_promise 2\n" in reported
     assert "topoproxy_containers_short 2\n" in reported
@@ -298,7 +298,7 @@ def suppression_lines(data: Any, width: int = 100) -> list[str]:
     return list(suppression(data, width))
 
 
-def test_fewer_cpus() -> None:
+def test_a_narrowed_be_pool_is_shown_with_its_last_change() -> None:
     change = {"when": time.time() - 3, "before": "CPUs 0-10", "after": "CPUs 0-1,4-5,8", "why": WHY}
     assert suppression_lines(CPUSET | {"last_change": change}) == [
         "",
@@ -314,7 +314,7 @@ def test_nothing_taken_away() -> None:
     assert suppression_lines(CPUSET | {"cpus": "0-15"})[-1] == "  BE pods run on 0-15"
 
 
-def test_a_quota() -> None:
+def test_a_quota_of_be_pods_is_shown_in_cpus() -> None:
     data = CPUSET | {"mode": "cfs-quota", "quota_us": 440_000}
     assert suppression_lines(data)[-1] == "  quota: 4.40 CPUs for /kubepods/besteffort"
     assert not [line for line in suppression_lines(data | {"quota_us": -1}) if "quota:" in line]

@@ -77,7 +77,9 @@ NUMA = {"distribute_cpus_across_numa": True}
         ),
     ],
 )
-def test_steps(available: str, n: int, options: dict[str, bool], expected: list[str]) -> None:
+def test_steps_say_which_units_were_taken(
+    available: str, n: int, options: dict[str, bool], expected: list[str]
+) -> None:
     steps = ["before"]
     chosen = CpuOptions(**options)
     taken = take(TOPO, chosen, CpuSet.parse(available), n, steps)

@@ -87,7 +87,7 @@ def test_full_pcpus_only_rejects_a_request_that_only_cores_of_several_sizes_coul
         allocate(rules, start(rules), pod(resources("main", 4)), "main")
 
 
-def test_requests() -> None:
+def test_only_whole_cpus_of_guaranteed_pods_are_exclusive() -> None:
     whole, part = resources("a", 2), resources("b", 1.5)
     assert [container_cpus(pod(a), a) for a in (whole, part)] == [2, 0]
     assert container_cpus(pod(whole, guaranteed=False), whole) == 0
@@ -273,7 +273,7 @@ def test_hints_of_a_pod_include_cpus_of_its_containers() -> None:
     assert masks(wrong) == []
 
 
-def test_release() -> None:
+def test_a_removed_container_gives_its_cpus_back() -> None:
     known = policy()
     state = allocate(known, start(known), pod(resources("a", 2)), "a")
     assert remove(state, "pod", "other") is state

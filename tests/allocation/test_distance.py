@@ -10,7 +10,7 @@ from tests.testkit.changed_copy import changed_copy
 TABLE = Distances({0: {0: 10, 4: 32}, 4: {0: 21, 4: 10}})
 
 
-def test_totals() -> None:
+def test_the_total_counts_both_directions_and_each_node_itself() -> None:
     assert TABLE.total(Mask([0, 4])) == 73, "both directions, and each node with itself"
     assert TABLE.total(Mask([4])) == 10
     assert TABLE.total(Mask()) == 0

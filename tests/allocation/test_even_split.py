@@ -46,7 +46,7 @@ def test_choices_that_stand_for_others(counts: list[int], k: int) -> None:
     assert list(first_choices(counts, k)) == expected
 
 
-def test_rounds() -> None:
+def test_the_rest_is_taken_in_rounds_of_one_group() -> None:
     left = {3: 5, 1: 2, 2: 9}
     assert hand_out(left, (2, 1, 3), 10, 2) == [2, 1, 3, 2, 3]
     assert left == {3: 1, 1: 0, 2: 5}
@@ -104,5 +104,7 @@ def test_only_machines_beyond_kubelets_limit_have_one() -> None:
         ([1, 1], 1, 1, 1, Split(1, (0,))),
     ],
 )
-def test_splits(counts: list[int], n: int, group: int, fewest: int, expected: Split | None) -> None:
+def test_as_few_nodes_as_permitted_give_equal_parts(
+    counts: list[int], n: int, group: int, fewest: int, expected: Split | None
+) -> None:
     assert split(counts, n, group, fewest) == expected

@@ -39,7 +39,7 @@ def test_wide_members_of_a_divided_family() -> None:
 
 
 @given(st.lists(families, max_size=4), st.integers(0, 3))
-def test_floor(groups: list[set[int]], floor: int) -> None:
+def test_intersections_below_the_floor_are_left_out(groups: list[set[int]], floor: int) -> None:
     everything = {31}
     for group in groups:
         everything = {a & b for a in everything for b in group}

@@ -120,7 +120,7 @@ def test_without_uncore_alignment_caches_do_not_matter() -> None:
     assert take(CACHED, "1-11", 4) == "1-2,7-8"
 
 
-def test_orders() -> None:
+def test_units_beside_used_ones_come_first() -> None:
     busy = CpuSet.parse("1-15")
     assert free_sockets(TWO_SOCKETS, busy) == [1]
     assert free_nodes(SUBNUMA, busy) == [1, 2, 3]

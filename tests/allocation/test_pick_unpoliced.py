@@ -30,7 +30,7 @@ MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15; si
         ("0-1,4-8,12-15", 3, "0-1,8"),  # the odd CPU needs no whole core: best fit
     ],
 )
-def test_pick(available: str, count: int, cpus: str) -> None:
+def test_whole_cores_of_the_best_fitting_node_are_picked_first(available: str, count: int, cpus: str) -> None:
     result = pick_unpoliced(MACHINE, CpuTopology.of(MACHINE), CpuSet.parse(available), count)
     assert str(result) == cpus
 

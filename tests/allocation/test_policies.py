@@ -58,7 +58,7 @@ def test_the_three_kinds_of_empty_hints() -> None:
         ([], TopologyPolicy.SINGLE_NUMA_NODE, hint(None), Verdict()),
     ],
 )
-def test_policies(
+def test_a_policy_decides_the_hint_and_whether_it_admits(
     providers: list[Hints], policy: TopologyPolicy, expected: TopologyHint, verdict: Verdict
 ) -> None:
     decision = decide(policy, providers, TWO)

@@ -201,7 +201,7 @@ def test_two_configurations_are_compared() -> None:
     assert [each["pod"] for each in data["differences"]] == ["default/job-1", "default/job-2"]
 
 
-def test_devices(workspace: Path) -> None:
+def test_devices_from_a_file_are_given_out_and_shown_by_node(workspace: Path) -> None:
     (workspace / "d.yaml").write_text("example.com/gpu: [{id: g1, numa: [1]}]")
     (workspace / "gpu.yaml").write_text(POD.replace("cpu: 6,", "cpu: 2, example.com/gpu: 1,"))
     out = run("gpu.yaml --machine m.json --config single.yaml --devices d.yaml")

@@ -44,7 +44,7 @@ def refused(text: str) -> str:
     return str(caught.value).removeprefix("cannot use the configuration f.yaml: ")
 
 
-def test_defaults() -> None:
+def test_an_empty_file_means_the_defaults_of_hooks() -> None:
     hooks = parse("", "f").hooks
     assert hooks == HooksConfig()
     assert (hooks.enabled, hooks.timeout, hooks.policy, hooks.owned_cpus) == (True, 0.5, "Ignore", False)

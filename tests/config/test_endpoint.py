@@ -21,7 +21,7 @@ from proxy.model.errors import ConfigError
         ("/" + "a" * 106, "/" + "a" * 106),
     ],
 )
-def test_accepted(text: str, path: str) -> None:
+def test_an_endpoint_is_read_back_as_shown(text: str, path: str) -> None:
     assert parse_endpoint(text) == Path(path)
     assert parse_endpoint(show_endpoint(Path(path))) == Path(path)
 
@@ -44,7 +44,7 @@ def test_accepted(text: str, path: str) -> None:
         ("/" + "ä" * 54, "the path is 109 bytes long"),
     ],
 )
-def test_refused(text: str, message: str) -> None:
+def test_an_endpoint_that_is_no_unix_socket_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_endpoint(text)
     assert str(caught.value).startswith("cannot use ")

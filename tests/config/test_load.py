@@ -65,7 +65,7 @@ def test_every_key_is_read() -> None:
     assert parse(as_yaml(config, comments=False), "again") == config
 
 
-def test_the_defaults() -> None:
+def test_an_empty_file_means_the_defaults() -> None:
     config = parse("", "f.yaml")
     assert config == Config()
     assert (config.mode, config.cpu_manager_policy, str(config.reserved_system_cpus)) == (
@@ -157,7 +157,7 @@ def test_cpu_lists_are_read_as_written(text: str, cpus: str | None) -> None:
         ),
     ],
 )
-def test_refused(text: str, message: str) -> None:
+def test_an_invalid_configuration_is_refused_with_the_reason(text: str, message: str) -> None:
     assert refused(text).startswith(message)
 
 

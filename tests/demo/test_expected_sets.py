@@ -38,7 +38,7 @@ def node(web="0-1,6-15", batch="0-1,4-15", trading="2-3", search="4-5", near="0"
     return Snapshot((seen(LS, web), seen(BE, batch), seen(LSE, trading, near), seen(LSR, search, "0")))
 
 
-def test_the_rules():
+def test_expected_pools_follow_owners_that_come_and_end():
     book = expectation()
     assert (str(book.shared), str(book.background)) == ("0-1,6-15", "0-1,4-15")
     book.check(node())

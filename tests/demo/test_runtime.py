@@ -150,7 +150,7 @@ def test_stopping_a_created_container_leaves_it_created(client, runtime):
     client.start(pod.container_id)
 
 
-def test_unknown_ids(client):
+def test_only_removals_accept_unknown_ids(client):
     for method, code in [
         ("StartContainer", grpc.StatusCode.NOT_FOUND),
         ("StopContainer", grpc.StatusCode.NOT_FOUND),
@@ -272,7 +272,7 @@ def test_records_outlive_a_kill(client, runtime):
         assert again.status(pod.container_id).status.state == pb.CONTAINER_RUNNING
 
 
-def test_events(client, runtime):
+def test_the_events_of_a_container_come_in_order(client, runtime):
     with grpc.insecure_channel(f"unix:{runtime.socket_path}") as channel:
         stream = channel.unary_stream(
             "/runtime.v1.RuntimeService/GetContainerEvents",

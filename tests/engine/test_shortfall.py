@@ -92,7 +92,7 @@ def test_nodes_without_the_devices_do_not_help() -> None:
     assert lacks(taken("0-3,4-7"), whole(6, 0, both)) == ()
 
 
-def test_memory() -> None:
+def test_memory_that_others_hold_is_lacking() -> None:
     state = taken("0-3,4-5", reserved_memory={0: {"memory": 10 * MIB}})
     assert lacks(state, whole(7, 80)) == (cpus(1, 7, 6),)
     plan = place(state, Pod("s-m", "m", "ns", "m"), "c", 0, Request(512, memory_limit=95 * MIB), "m/c")

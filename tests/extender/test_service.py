@@ -415,7 +415,7 @@ def test_what_may_no_longer_be_read_is_used_until_it_is_too_old(
     on_bed(test)
 
 
-def test_metrics() -> None:
+def test_metrics_count_requests_and_known_nodes() -> None:
     async def test(bed: Bed) -> None:
         await bed.filter(scheduler_pod("a", 2), "n1")
         status, text = await bed.get("/metrics")

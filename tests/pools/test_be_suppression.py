@@ -149,7 +149,9 @@ def test_foreign_cpus_are_never_chosen(
         (50, -1, 5000),
     ],
 )
-def test_quotas(milli: int, now: int, quota: int | None) -> None:
+def test_a_quota_rises_by_a_tenth_at_most_and_stays_at_small_changes(
+    milli: int, now: int, quota: int | None
+) -> None:
     assert quota_for(milli, 10, now) == quota
 
 

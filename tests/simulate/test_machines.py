@@ -142,7 +142,7 @@ def plugins(tmp_path: Path, text: str) -> Any:
     return load_plugins(tmp_path / "d.yaml")
 
 
-def test_devices(tmp_path: Path) -> None:
+def test_devices_are_read_with_their_nodes_and_health(tmp_path: Path) -> None:
     read = plugins(
         tmp_path,
         "a.b/gpu:\n- {id: g0, numa: [0, 1]}\n- {id: 7, numa: 1, healthy: false}\n"
@@ -178,7 +178,9 @@ def test_devices(tmp_path: Path) -> None:
         ("a/b: [", "not YAML"),
     ],
 )
-def test_invalid_devices(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_with_an_invalid_device_is_refused_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(InputError) as error:
         plugins(tmp_path, text)
     assert message in str(error.value)

@@ -32,7 +32,7 @@ def found(root: Path, health: tuple[str, int] = NOWHERE) -> tuple[str, ...]:
     return signs_of_kubelet(root / "kubelet", root / "proc", health)
 
 
-def test_processes(root: Path) -> None:
+def test_processes_that_run_a_kubelet_are_found(root: Path) -> None:
     process(root, 30, "kubelet")
     process(root, 4, "k3s-server")
     process(root, 5, "kubelet", "Z")

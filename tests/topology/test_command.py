@@ -54,11 +54,11 @@ def test_json_output_is_a_valid_description(root: Path, tmp_path: Path) -> None:
     assert run("--machine", str(path), "--json") == path.read_text()
 
 
-def test_ascii(root: Path) -> None:
+def test_the_option_ascii_prints_only_ascii(root: Path) -> None:
     assert run("--sysfs-root", str(root), "--ascii").isascii()
 
 
-def test_another_proc(root: Path, tmp_path: Path) -> None:
+def test_memory_is_read_from_the_given_proc(root: Path, tmp_path: Path) -> None:
     proc = tmp_path / "other"
     proc.mkdir()
     (proc / "meminfo").write_text("MemTotal: 5 kB\n")

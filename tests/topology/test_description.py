@@ -94,7 +94,7 @@ def test_contradictory_descriptions_are_refused(data: object, why: str) -> None:
         machine_from_json(data)
 
 
-def test_files(tmp_path) -> None:
+def test_a_file_that_describes_no_machine_is_refused_with_its_name(tmp_path) -> None:
     path = tmp_path / "m.json"
     with pytest.raises(TopologyError, match=r"cannot read the machine description .*m.json: .*No such file"):
         load_machine(path)

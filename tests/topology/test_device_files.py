@@ -19,7 +19,7 @@ from proxy.topology.device_files import below, device_file, device_path
         ("", None),
     ],
 )
-def test_below(path: str, name: str | None) -> None:
+def test_only_paths_below_a_directory_have_a_name_there(path: str, name: str | None) -> None:
     assert below(path, "/dev") == name
 
 

@@ -25,7 +25,7 @@ from proxy.topology.sysfs_writer import mask_text
         ("FF", "0-7"),
     ],
 )
-def test_masks(text: str, ids: str) -> None:
+def test_a_mask_of_the_kernel_is_read_as_a_set_of_ids(text: str, ids: str) -> None:
     assert str(CpuSet.from_bits(parse_mask(text))) == ids
 
 
@@ -77,7 +77,7 @@ def test_unreadable_files_give_none_and_never_block(tmp_path) -> None:
     assert tree.names("missing") == []
 
 
-def test_numbers(tmp_path) -> None:
+def test_a_file_that_holds_no_integer_has_no_number(tmp_path) -> None:
     tree = SysfsTree(tmp_path)
     for text, want in (("-1\n", -1), ("007", 7), ("1.5", None), ("9" * 30, None)):
         (tmp_path / "n").write_text(text)

@@ -76,7 +76,9 @@ def test_a_virtual_function_names_its_physical_one(pci: PciTree) -> None:
         ("", "", False),
     ],
 )
-def test_kinds(pci: PciTree, code: str, kind: str, assignable: bool) -> None:
+def test_the_class_code_determines_the_kind_of_a_device(
+    pci: PciTree, code: str, kind: str, assignable: bool
+) -> None:
     pci.add("0000:00:01.0", code)
     assert (only(pci).kind, only(pci).assignable) == (kind, assignable)
 

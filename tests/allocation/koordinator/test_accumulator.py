@@ -170,7 +170,7 @@ def test_the_steps_of_an_allocation_are_described() -> None:
     ]
 
 
-def test_too_few() -> None:
+def test_a_request_for_more_cpus_than_are_available_is_refused() -> None:
     topo = machine(1, 1, 2)
     with pytest.raises(NotEnoughCpus, match="requested=5, available=4"):
         accumulate(topo, CpuSet.parse("0-3,70"), 5, FULL, Allocated())

@@ -223,7 +223,9 @@ def test_the_tightest_of_many_node_sets_are_tried() -> None:
         ({"cpu": 1000}, [7], NumaStrategy.LEAST_ALLOCATED, 0),
     ],
 )
-def test_scores(requests: dict[str, int], nodes: list[int], strategy: NumaStrategy, expected: int) -> None:
+def test_numa_nodes_are_scored_by_the_strategy(
+    requests: dict[str, int], nodes: list[int], strategy: NumaStrategy, expected: int
+) -> None:
     total = {0: {"cpu": 4000, "memory": 10}, 1: {"cpu": 2000}}
     left = {0: {"cpu": 3000, "memory": 10}, 1: {"cpu": 2000}}
     assert score_of(requests, left, total, Mask(nodes), strategy) == expected

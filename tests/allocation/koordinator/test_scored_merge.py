@@ -127,7 +127,7 @@ def test_many_hints_of_many_nodes_are_merged_quickly() -> None:
     assert time.process_time() - started < 20
 
 
-def test_digits() -> None:
+def test_a_mask_is_written_as_binary_digits_of_at_least_two_places() -> None:
     results = {text: digits(Mask(nodes)) for text, nodes in {"0": [0], "1": [1], "3": [3], "4": [4]}.items()}
     assert results == {"0": "01", "1": "10", "3": "1000", "4": "10000"}
     assert [digits(Mask(nodes)) for nodes in ([0, 4], [2, 3], [64])] == ["010001", "1100", "1" + "0" * 64]

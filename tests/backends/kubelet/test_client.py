@@ -272,7 +272,9 @@ def test_a_source_that_hangs_is_not_queried_for_a_while(
         released.set()
 
 
-def test_devices(make_client: ClientFactory, serve: Any, tmp_path: Path) -> None:
+def test_devices_of_pods_and_of_the_node_are_read_from_the_pod_resources_api(
+    make_client: ClientFactory, serve: Any, tmp_path: Path
+) -> None:
     gpu = podresources_pb2.ContainerDevices(resource_name="v.com/gpu", device_ids=["g0"])
     gpu.topology.nodes.add()
     main = podresources_pb2.ContainerResources(name="main", devices=[gpu])

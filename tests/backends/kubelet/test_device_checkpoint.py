@@ -84,7 +84,7 @@ def test_checksums_equal_those_of_go(content: str, text: str) -> None:
     assert not read_device_checkpoint(wrong).whole
 
 
-def test_entries() -> None:
+def test_entries_are_read_by_pod_container_and_resource() -> None:
     found = read_device_checkpoint(FILES[0][0])
     assert found.pods == {
         "uid-1": {"main": {NIC: DeviceRecord(("a", "b"), ANSWER)}},

@@ -69,7 +69,7 @@ def test_the_last_valid_file_stays_in_effect(tmp_path: Path) -> None:
     assert file.problem == ""
 
 
-def test_invalid_files(tmp_path: Path) -> None:
+def test_a_file_that_is_no_text_of_moderate_size_is_refused(tmp_path: Path) -> None:
     fifo, directory, binary, huge = (tmp_path / name for name in ("fifo", "directory", "binary", "huge"))
     os.mkfifo(fifo)
     directory.mkdir()

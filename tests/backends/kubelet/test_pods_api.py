@@ -127,7 +127,9 @@ def test_a_pod_that_is_not_a_valid_one(api: PodsApi, socket_path: Path, serve: A
         api.find("u-1")
 
 
-def test_garbage(api: PodsApi, socket_path: Path, serve: Any) -> None:
+def test_an_answer_that_cannot_be_decoded_is_an_error_of_kubelet(
+    api: PodsApi, socket_path: Path, serve: Any
+) -> None:
     serve(socket_path, PODS, GetPod=lambda *_: b"\xff\xff\xff")
     with pytest.raises(KubeletError, match="the answer cannot be decoded"):
         api.find("u-1")

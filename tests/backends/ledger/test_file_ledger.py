@@ -51,7 +51,7 @@ def test_a_restart_finds_everything(home: Path, sync: bool) -> None:
     assert stored(home) == expected
 
 
-def test_modes(home: Path) -> None:
+def test_only_the_owner_can_read_the_ledger(home: Path) -> None:
     fresh(home).close()
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     assert stat.S_IMODE((home / "ledger.jsonl").stat().st_mode) == 0o600

@@ -96,7 +96,7 @@ def refuse(code: grpc.StatusCode, message: str) -> Callable[[bytes, grpc.Service
     return answer
 
 
-def test_version(server: Server, runtime: GrpcRuntime) -> None:
+def test_the_version_has_the_name_of_the_runtime(server: Server, runtime: GrpcRuntime) -> None:
     server.v1("Version", pb.VersionResponse(runtime_name="containerd", runtime_version="1.6.20"))
     assert runtime.version() == "containerd 1.6.20"
 
@@ -145,7 +145,9 @@ def test_a_cgroup_driver_that_cannot_be_determined(server: Server, runtime: Grpc
         runtime.cgroup_driver()
 
 
-def test_lists(server: Server, runtime: GrpcRuntime) -> None:
+def test_lists_carry_states_labels_and_the_annotations_that_count(
+    server: Server, runtime: GrpcRuntime
+) -> None:
     pods = pb.ListPodSandboxResponse()
     pod = pods.items.add(
         id="p1",
@@ -323,7 +325,7 @@ def test_a_runtime_that_stops_and_returns(server: Server, runtime: GrpcRuntime) 
             time.sleep(0.05)
 
 
-def test_after_close(server: Server) -> None:
+def test_a_closed_client_makes_no_call(server: Server) -> None:
     runtime = GrpcRuntime(str(server.socket))
     server.v1("Version", pb.VersionResponse())
     runtime.version()
