@@ -35,10 +35,10 @@ _KUBEPODS = re.compile(
 """A cgroup parent up to the group of a QoS class, by either cgroup driver, with or without a cgroup root."""
 _POD_GROUP = re.compile(
     r"(?:(?:.*/)?kubepods(?:/(?P<qos>besteffort|burstable))?/pod[^/]*"
-    r"|(?:.*[/-])?kubepods(?:-(?P<qos_of_slice>besteffort|burstable))?-pod[^/-]*\.slice)\Z",
+    r"|(?:[^/]*-)?kubepods(?:-(?P<qos_of_slice>besteffort|burstable))?-pod[^/-]*\.slice)\Z",
     re.DOTALL,
 )
-"""The group of a pod, by either driver; the cgroup root before it may have the same words."""
+"""The group of a pod, a path of cgroupfs or a slice; the cgroup root before it may have the same words."""
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:

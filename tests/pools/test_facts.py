@@ -61,7 +61,7 @@ def test_kube_qos(parent: str, qos: KubeQos) -> None:
         ("/kubepods-prod/kubepods/burstable/podx", KubeQos.BURSTABLE),
         ("/kubepods/besteffort/kubepods/podx", KubeQos.GUARANTEED),
         ("kubepods-prod-kubepods-besteffort-podx.slice", KubeQos.BEST_EFFORT),
-        ("/kubepods.slice/kubepods-burstable-kubepods-podx.slice", KubeQos.GUARANTEED),
+        ("kubepods-burstable-kubepods-podx.slice", KubeQos.GUARANTEED),
         ("/kubepods/podbesteffort", KubeQos.GUARANTEED),
         ("/kubepods/pod-kubepods-besteffort-x", KubeQos.GUARANTEED),
         ("/kubepods/burstable/podbesteffort", KubeQos.BURSTABLE),
