@@ -25,6 +25,7 @@ from proxy.engine.admission import (
 )
 from proxy.engine.explain_record import explain, moved_containers
 from proxy.engine.held_devices import granted
+from proxy.engine.numa_alignment import wants_alignment
 from proxy.engine.owners import exceeded_limit, floor_cpus, pod_total_problem
 from proxy.engine.placement import (
     counted_memory_reason,
@@ -59,9 +60,10 @@ from proxy.model.explanation import CREATE, Explanation, Shortfall
 from proxy.model.grpc_status import GrpcStatus
 from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import KUBERNETES
 from proxy.model.phrases import cpus as named_cpus
 from proxy.model.phrases import listed, numa_nodes_text
-from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, Verdict
+from proxy.model.workload import Container, KubeQos, Phase, Placement, Pod, Pool, Request, SetAside, Verdict
 from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 
 
@@ -415,7 +417,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
         mems = pool_memory_nodes(state, request, claimed.nodes)
         placement = pool_placement(claimed.pool, mems, claimed.reason, claimed.within, claimed.nodes)
         return FoundPlacement(placement, problem=claimed.problem or nowhere)
-    decision, unmet = _decide(context)
+    decision, unmet = _decide(state, context)
     if not decision.verdict.admitted and claimed.count and claimed.problem:
         # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
         pool, _ = pool_of(pod)
@@ -450,15 +452,29 @@ def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> Adm
     return build_context(state, provider_request)
 
 
-def _decide(context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | None]:
-    aside = context.request.pod.reserved_for_pod
+def _decide(state: NodeState, context: AdmissionContext) -> tuple[TopologyDecision, InputDefect | None]:
+    request, pod = context.request, context.request.pod
+    aside = pod.reserved_for_pod
     if aside is None:
         return decide_with_preferences(context, admit_container)
     hint = TopologyHint(aside.affinity, aside.preferred)
-    if context.request.cpus <= len(aside.cpus):
+    if request.cpus <= len(_cpus_set_aside_for(state, pod, aside, request.name)):
         return allocate(context, hint), None
-    # The sum of the pod did not say that it owns CPUs, so they were not part of what was decided.
-    return admit_container(structs.replace(context, pod_hint=hint)), None
+    # What it claims is not what was decided for its pod: it was resized since, or the sum of the pod did not
+    # say that it owns CPUs.
+    policy = KUBERNETES[pod.aligned] if wants_alignment(pod) else None
+    return admit_container(structs.replace(context, pod_hint=hint, policy=policy)), None
+
+
+def _cpus_set_aside_for(state: NodeState, pod: Pod, aside: SetAside, name: str) -> CpuSet:
+    """Return what a container may take of the CPUs that are set aside for its pod.
+
+    That is its own part where the parts are known, else what no other container owns.
+    """
+    part = aside.part(name)
+    others = (c for c in state.in_sandbox(pod.sandbox_id) if c.owns_cpus and c.name != name)
+    cpus = part.cpus if part is not None else aside.cpus
+    return cpus - CpuSet.union_of(other.placement.exclusive for other in others)
 
 
 def _placed(

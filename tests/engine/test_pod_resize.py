@@ -8,11 +8,14 @@ from proxy.engine.call_events import UpdateAccepted
 from proxy.engine.container_events import ContainerCreated, CreateRequested, PhaseChanged
 from proxy.engine.handle import handle
 from proxy.engine.invariants import violations
-from proxy.engine.node_effects import PutRecord
+from proxy.engine.node_effects import PlanDecided, PutRecord
 from proxy.engine.node_events import HardwareChanged
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
+from proxy.model.koordinator import NumaPolicy
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import PodRequests
 from proxy.model.workload import Container, Phase, Pod, QosClass, SetAside
 from tests.engine.test_pod_admission import MIB, RESERVED, empty, pod, resources, whole
@@ -75,6 +78,32 @@ def test_a_larger_container_keeps_its_cpus_when_it_comes_back(*, reported: bool)
     larger = next(c for c in state.containers.values() if c.phase is not Phase.EXITED)
     assert len(larger.placement.exclusive) == 4
     assert aside_of(state).cpus == larger.placement.exclusive
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "cri"])
+@pytest.mark.parametrize("aligned", [NumaPolicy.NONE, NumaPolicy.SINGLE_NUMA_NODE])
+def test_a_larger_container_is_decided_by_the_policy_where_its_own_part_is_too_small(
+    *, reported: bool, aligned: NumaPolicy
+) -> None:
+    """The whole that is set aside for the pod would hold it, and its sibling has a part of that."""
+
+    def sized(cpus: int) -> Pod:
+        return pod("a", *([resources("c", cpus), resources("d", 2)] if reported else []), aligned=aligned)
+
+    rules = (TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD)
+    state = empty(*rules) if aligned is NumaPolicy.NONE else empty(TopologyPolicy.NONE, Scope.CONTAINER)
+    state = admitted(state, sized(4), 6)
+    for name, cpus in (("c", 4), ("d", 2)):
+        state, _ = created(state, sized(4), name, cpus, total=6)
+    state = ended(state, "c")
+    larger, _ = created(state, sized(6), "c", 6, total=8)
+    assert aside_of(larger).cpus == CpuSet.parse("0-3,8-11"), "node 0 has enough for it"
+    state = state.with_reservation("other", ReservationCpus("other", CpuSet([3])))
+    again = changed_copy(sized(6), reserved_for_pod=aside_of(state), total=whole(8))
+    after, effects = handle(state, CreateRequested(again, "c", 1, whole(6), "t"))
+    assert isinstance(effects[-1], PlanDecided)
+    assert effects[-1].plan.verdict.reason == "TopologyAffinityError", "node 0 has only 5 for it"
+    assert after.pods["s-a"] == state.pods["s-a"]
 
 
 def test_a_container_that_shares_since_its_resize_leaves_nothing_set_aside() -> None:
