@@ -6,6 +6,11 @@ init containers) and if these with the available CPUs in the set are enough. It 
 set would suffice on an empty machine: all CPUs of the nodes count, not only the free ones. With
 ``align-by-socket`` a set is also preferred if it touches no more sockets than the smallest such set needs.
 
+kubelet has no ``SpreadByPCPUs``. Where a pod or the node requires it, the CPUs of one container are on as
+many cores. So a set of nodes also needs that many cores with a CPU for the largest container, and the
+smallest set on an empty machine has both (koordinator a7a1b76,
+pkg/scheduler/plugins/nodenumaresource/resource_manager.go ``trimNUMANodeResources``).
+
 n nodes are up to 2^n sets. Up to ``MOST_LISTED_NODES`` nodes they are listed, and each has the sum of one
 that was summed before it and one node, so a list costs one addition per set; masks and hints are made once
 for all machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a
@@ -19,7 +24,7 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.demand import MOST_LISTED_NODES, Demand, masks
+from proxy.allocation.demand import MOST_LISTED_NODES, Demand, covers, masks, smallest
 from proxy.allocation.hint_family import Family, hint
 from proxy.allocation.sockets import SocketFamily, Sockets
 from proxy.model.hint import Hints, TopologyHint
@@ -36,6 +41,7 @@ def container_hints(
     reusable: CpuSet,
     *,
     by_socket: bool = False,
+    cores: int = 0,
 ) -> Hints:
     """Return the hints for a container.
 
@@ -46,14 +52,15 @@ def container_hints(
         available: CPUs that may become exclusive.
         reusable: CPUs of the pod's init containers that it may have.
         by_socket: kubelet's ``align-by-socket``.
+        cores: As in ``cpu_hints``.
     """
     if request == 0:
         return None
     if assigned is None:
-        return {CPU: cpu_hints(topo, available, reusable, request, by_socket=by_socket)}
+        return {CPU: cpu_hints(topo, available, reusable, request, by_socket=by_socket, cores=cores)}
     if len(assigned) != request:
         return {CPU: ()}
-    return {CPU: cpu_hints(topo, assigned, CpuSet(), request, by_socket=by_socket)}
+    return {CPU: _hints_of_owned(topo, assigned, by_socket=by_socket, cores=cores)}
 
 
 def pod_hints(
@@ -64,6 +71,7 @@ def pod_hints(
     reusable: CpuSet,
     *,
     by_socket: bool = False,
+    cores: int = 0,
 ) -> Hints:
     """Return the hints for a pod.
 
@@ -74,6 +82,7 @@ def pod_hints(
         available: CPUs that may become exclusive.
         reusable: CPUs of the pod's init containers that it may have.
         by_socket: kubelet's ``align-by-socket``.
+        cores: As in ``cpu_hints``.
     """
     if request == 0:
         return None
@@ -83,12 +92,26 @@ def pod_hints(
             return {CPU: ()}
         owned |= cpus
     if len(owned) == request:
-        return {CPU: cpu_hints(topo, owned, CpuSet(), request, by_socket=by_socket)}
-    return {CPU: cpu_hints(topo, available, reusable | owned, request, by_socket=by_socket)}
+        return {CPU: _hints_of_owned(topo, owned, by_socket=by_socket, cores=cores)}
+    return {CPU: cpu_hints(topo, available, reusable | owned, request, by_socket=by_socket, cores=cores)}
+
+
+def _hints_of_owned(
+    topo: CpuTopology, owned: CpuSet, *, by_socket: bool, cores: int
+) -> Sequence[TopologyHint]:
+    """Return the hints for CPUs that stay where they are, on as many cores as they have."""
+    cores = min(cores, len(topo.one_of_each_core(owned)))
+    return cpu_hints(topo, owned, CpuSet(), len(owned), by_socket=by_socket, cores=cores)
 
 
 def cpu_hints(
-    topo: CpuTopology, available: CpuSet, reusable: CpuSet, request: int, *, by_socket: bool = False
+    topo: CpuTopology,
+    available: CpuSet,
+    reusable: CpuSet,
+    request: int,
+    *,
+    by_socket: bool = False,
+    cores: int = 0,
 ) -> Sequence[TopologyHint]:
     """Return the hints for a number of CPUs.
 
@@ -98,6 +121,8 @@ def cpu_hints(
         reusable: CPUs to count that every hint must hold.
         request: CPUs requested, at least 1.
         by_socket: kubelet's ``align-by-socket``.
+        cores: How many cores must have one of the CPUs: as many as one container gets, where its CPUs must
+            be on different cores; 0 where it may get several CPUs of a core.
 
     Returns:
         In kubelet's order: by number of nodes, then by node list. A ``Family`` beyond ``MOST_LISTED_NODES``
@@ -108,14 +133,16 @@ def cpu_hints(
         return ()
     free = {node: (bits & available.bits).bit_count() for node, bits in topo.nodes.items()}
     reusable_nodes = [node for node, bits in topo.nodes.items() if bits & reusable.bits]
-    size = _fewest(topo, request)
+    size = _fewest(topo, request, cores)
     sockets = Sockets.of(topo, size) if by_socket else None
     need = request - len(reusable)
+    on_cores = (_on_cores(topo, available | reusable, cores),) if cores else ()
     if len(nodes) <= MOST_LISTED_NODES:
-        return _list(nodes, free.values(), sum(1 << node for node in reusable_nodes), need, size, sockets)
+        hints = _list(nodes, free.values(), sum(1 << node for node in reusable_nodes), need, size, sockets)
+        return tuple(h for h in hints if h.affinity and covers(on_cores, h.affinity.bits)) if cores else hints
     amounts = tuple((1 << node, count) for node, count in free.items())
     holds_reusable = Demand(len(reusable_nodes), tuple((1 << node, 1) for node in reusable_nodes))
-    demands = (Demand(need, amounts), holds_reusable)
+    demands = (Demand(need, amounts), holds_reusable, *on_cores)
     if sockets is not None:
         return SocketFamily((), nodes, 1, demands, size, sockets) or ()
     return Family((), nodes, 1, demands, size) or ()
@@ -155,11 +182,21 @@ def _table(nodes: tuple[int, ...]) -> tuple[tuple[int, int, TopologyHint, Topolo
     return tuple((place[b], b, hint(b, False), hint(b, True)) for b in masks(nodes))
 
 
-def _fewest(topo: CpuTopology, request: int) -> int:
+def _fewest(topo: CpuTopology, request: int, cores: int) -> int:
     """Return the least number of empty nodes that hold the request; the number of all nodes where none do."""
+    if cores:
+        cpus = Demand(request, tuple((1 << node, bits.bit_count()) for node, bits in topo.nodes.items()))
+        return smallest(tuple(topo.nodes), (cpus, _on_cores(topo, topo.cpus, cores))) or len(topo.nodes)
     missing = request
-    for count, cpus in enumerate(sorted((b.bit_count() for b in topo.nodes.values()), reverse=True), start=1):
-        missing -= cpus
+    for count, size in enumerate(sorted((b.bit_count() for b in topo.nodes.values()), reverse=True), start=1):
+        missing -= size
         if missing <= 0:
             return count
     return len(topo.nodes)
+
+
+def _on_cores(topo: CpuTopology, cpus: CpuSet, cores: int) -> Demand:
+    """Return the demand that as many cores of some nodes have one of these CPUs."""
+    one_each = topo.one_of_each_core(cpus).bits
+    by_node = ((1 << node, (bits & one_each).bit_count()) for node, bits in topo.nodes.items())
+    return Demand(cores, tuple(by_node))

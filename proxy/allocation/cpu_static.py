@@ -29,8 +29,8 @@ from proxy.model.phrases import counted, numa_nodes_text
 from proxy.model.requests import ContainerKind, PodRequests
 
 
-def container_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, name: str) -> Hints:
-    """Return the hints for a container of a pod."""
+def container_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, name: str, cores: int = 0) -> Hints:
+    """Return the hints for a container of a pod; ``cores`` as in ``cpu_hints.cpu_hints``."""
     return cpu_hints.container_hints(
         policy.topo,
         container_cpus(pod, pod.named(name)),
@@ -38,11 +38,12 @@ def container_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, name: 
         available(policy, state),
         state.reusable_by(pod.uid),
         by_socket=policy.options.align_by_socket,
+        cores=cores,
     )
 
 
-def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests) -> Hints:
-    """Return the hints for a pod as a whole."""
+def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests, cores: int = 0) -> Hints:
+    """Return the hints for a pod as a whole; ``cores`` as in ``cpu_hints.cpu_hints``."""
     owned_by_pod = state.pod_level_cpus.get(pod.uid)
     if owned_by_pod is not None:
         assigned = [(pod_level_cpu_count(pod), owned_by_pod)]
@@ -56,6 +57,7 @@ def pod_hints(policy: CpuPolicy, state: CpuState, pod: PodRequests) -> Hints:
         available(policy, state),
         state.reusable_by(pod.uid),
         by_socket=policy.options.align_by_socket,
+        cores=cores,
     )
 
 

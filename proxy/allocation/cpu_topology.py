@@ -100,6 +100,11 @@ class CpuTopology:
         whole = (core for core in self.cores.values() if not core & outside and core.bit_count() == threads)
         return CpuSet.from_bits(union(whole))
 
+    def one_of_each_core(self, among: CpuSet) -> CpuSet:
+        """Return the lowest CPU of each core that has some of these."""
+        bits = among.bits
+        return CpuSet.from_bits(union(core & bits & -(core & bits) for core in self.cores.values()))
+
     @classmethod
     def of(cls, machine: Machine) -> CpuTopology:
         """Read the online CPUs of a machine.

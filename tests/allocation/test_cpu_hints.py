@@ -80,6 +80,60 @@ def test_a_family_stands_for_the_same_hints(case: tuple[list[int], int, int, int
         assert len(result[0].affinity or ()) == min(len(h.affinity or ()) for h in expected)
 
 
+@given(
+    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=2, max_size=4),
+    st.integers(0),
+    st.integers(0),
+    st.integers(1, 12),
+    st.integers(1, 6),
+)
+def test_cores_count_where_cpus_must_be_on_different_ones(
+    threads: list[list[int]], free: int, reuse: int, request: int, cores: int
+) -> None:
+    """Listed or as a family; ``threads`` are those of each core, by node."""
+    cores_of = [(node, core, n) for node, sizes in enumerate(threads) for core, n in enumerate(sizes)]
+    places = [(node, core) for node, core, n in cores_of for _ in range(n)]
+    topo = CpuTopology.of_rows(
+        CpuRow(cpu, 10 * node + core, node, node, node) for cpu, (node, core) in enumerate(places)
+    )
+    reusable = CpuSet.from_bits(reuse & topo.cpus.bits)
+    available = CpuSet.from_bits(free & topo.cpus.bits) - reusable
+
+    def holds(nodes: tuple[int, ...], cpus: CpuSet) -> bool:
+        inside = [places[cpu] for cpu in cpus if places[cpu][0] in nodes]
+        return len(inside) >= request and len(set(inside)) >= cores
+
+    every = topo.nodes
+    sets = [nodes for size in range(1, len(every) + 1) for nodes in combinations(every, size)]
+    fewest = min((len(nodes) for nodes in sets if holds(nodes, topo.cpus)), default=len(every))
+    expected = [
+        TopologyHint(Mask(nodes), len(nodes) == fewest)
+        for nodes in sets
+        if holds(nodes, available | reusable) and all(places[cpu][0] in nodes for cpu in reusable)
+    ]
+    assert list(cpu_hints(topo, available, reusable, request, cores=cores)) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "MOST_LISTED_NODES", 1)
+        assert list(cpu_hints(topo, available, reusable, request, cores=cores)) == expected
+
+
+def test_owned_cpus_are_measured_by_the_cores_that_they_have() -> None:
+    """A container that was placed before ``SpreadByPCPUs`` was required has both threads of two cores."""
+    topo = CpuTopology.of_rows(CpuRow(c, c // 2, c // 8, c // 8, c // 8) for c in range(16))
+
+    def first(cpus: str) -> TopologyHint:
+        owned = CpuSet.parse(cpus)
+        hints = container_hints(topo, 6, owned, CpuSet(), CpuSet(), cores=6)
+        assert hints == pod_hints(topo, 6, [(6, owned)], CpuSet(), CpuSet(), cores=6)
+        assert hints is not None
+        found = hints["cpu"]
+        assert found is not None
+        return found[0]
+
+    assert first("0,2,4,6,8,10") == TopologyHint(Mask([0, 1]), preferred=True)
+    assert first("0-5") == TopologyHint(Mask([0]), preferred=True)
+
+
 def test_preferred_is_measured_by_an_empty_machine() -> None:
     topo = machine([4, 4])
     result = cpu_hints(topo, CpuSet.parse("0-1,4-5"), CpuSet(), 4)

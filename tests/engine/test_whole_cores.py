@@ -14,6 +14,7 @@ from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet
 from proxy.model.koordinator import BindPolicy, NodeBindPolicy
 from proxy.model.options import CpuOptions, Scope, TopologyPolicy
+from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import KubeQos, Phase, Pod, QosClass, Request
 from proxy.topology.regular_machine import regular_machine
 from tests.testkit.changed_copy import changed_copy
@@ -155,6 +156,39 @@ def test_where_no_numa_node_has_the_cores_the_pod_is_not_aligned(required: BindP
     state = owned(empty(TopologyPolicy.SINGLE_NUMA_NODE), named)
     plan = create(state, pod("p", bind_required=required), 4)
     assert plan.verdict.reason == "TopologyAffinityError"
+
+
+@pytest.mark.parametrize("policy", MERGING)
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("qos", [QosClass.NONE, QosClass.LSR])
+def test_as_many_empty_nodes_as_have_the_cores_are_preferred(
+    policy: TopologyPolicy, scope: Scope, qos: QosClass
+) -> None:
+    """One node has eight CPUs, and four cores."""
+    plan = create(empty(policy, scope), pod("p", qos, bind_required=SPREAD), 6)
+    if policy is TopologyPolicy.SINGLE_NUMA_NODE:
+        assert plan.verdict.reason == "TopologyAffinityError"
+    else:
+        assert cpus(plan) == "0-5"
+
+
+@pytest.mark.parametrize("policy", MERGING)
+def test_containers_of_a_pod_that_is_decided_as_a_whole_share_cores(policy: TopologyPolicy) -> None:
+    def parts(**counts: int) -> list[str]:
+        each = (
+            ContainerResources(name, ContainerKind.APP, amounts, amounts)
+            for name, count in counts.items()
+            for amounts in [{"cpu": 1000 * count, "memory": 1}]
+        )
+        of = pod("p", bind_required=SPREAD, requests=PodRequests("p", tuple(each)))
+        admission = admit(empty(policy, Scope.POD), of, whole(sum(counts.values())))
+        if admission.pod.reserved_for_pod is None:
+            return [admission.verdict.reason]
+        return [str(part.cpus) for part in admission.pod.reserved_for_pod.parts]
+
+    assert parts(a=4, b=4) == ["0-3", "8-11"]
+    single = policy is TopologyPolicy.SINGLE_NUMA_NODE
+    assert parts(a=6, b=2) == (["TopologyAffinityError"] if single else ["0-5", "8-9"])
 
 
 def test_a_number_of_cpus_that_fills_no_core_is_still_reported() -> None:

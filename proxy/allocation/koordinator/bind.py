@@ -122,12 +122,12 @@ def usable(topology: CpuTopology, free: CpuSet, request: BindRequest, n: int) ->
 
 def eligible(topology: CpuTopology, free: CpuSet, request: BindRequest) -> CpuSet:
     """Return the CPUs that a required policy may take, whatever their number."""
-    bits = free.bits & topology.cpus.bits
+    on_machine = free & topology.cpus
     if not request.required:
-        return CpuSet.from_bits(bits)
+        return on_machine
     if request.policy is BindPolicy.FULL_PCPUS:
-        return _whole_cores(topology, bits)
-    return CpuSet.from_bits(sum(b & bits & -(b & bits) for b in topology.cores.values()))
+        return _whole_cores(topology, on_machine.bits)
+    return topology.one_of_each_core(on_machine)
 
 
 def holds(topology: CpuTopology, cpus: CpuSet, policy: BindPolicy) -> bool:

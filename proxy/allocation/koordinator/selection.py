@@ -3,8 +3,8 @@
 Where neither the pod nor the node says how CPUs are bound, the options of the CPU manager decide
 (``proxy.allocation.cpu_static``). Where one of them does, Koordinator's accumulator chooses, under the policy
 that applies to the pod: what the pod requires, else what the node prescribes, else what the pod prefers
-(koordinator v1.8, pkg/scheduler/plugins/nodenumaresource). NUMA nodes of the merged hint come first, as far
-as they have enough.
+(koordinator v1.8, pkg/scheduler/plugins/nodenumaresource). NUMA nodes of the merged hint come first, if
+they have enough CPUs that a required policy may take.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import structs
 
 from proxy.allocation.cpu_request import MILLI
 from proxy.allocation.cpu_topology import CpuTopology
-from proxy.allocation.koordinator.bind import bind, bind_on_nodes, usable
+from proxy.allocation.koordinator.bind import bind, bind_on_nodes, eligible, usable
 from proxy.allocation.koordinator.bind_request import (
     Allocated,
     BindError,
@@ -126,11 +126,12 @@ def choose(
     steps.append(f"bind policy {request.policy}, {'required' if request.required else 'preferred'}")
     if nodes is not None:
         inside = free & CpuSet.from_bits(union(topology.nodes.get(node, 0) for node in nodes))
-        if len(inside) >= count:
+        most = len(eligible(topology, inside, request))
+        if most >= count:
             if not even or len(nodes) < 2:
                 return bind(topology, inside, count, request, binding.taken, steps)
             return _evenly(topology, inside, count, request, binding.taken, nodes, steps)
-        steps.append(f"{numa_nodes_text(nodes)} had only {len(inside)} free")
+        steps.append(f"{numa_nodes_text(nodes)} had only {most} free for it")
     return bind(topology, free, count, request, binding.taken, steps)
 
 

@@ -10,8 +10,8 @@ an exited init container looks the same as a container that crashed, so the CPUs
 free.
 
 Where whole cores are required, by ``full-pcpus-only`` or by a bind policy, only whole cores are offered, so
-that hints lead to a NUMA node that has them. Where one thread of each core is required, the hints of a
-container count one.
+that hints lead to a NUMA node that has them. Where one thread of each core is required, hints also count
+cores (``proxy.allocation.cpu_hints``).
 
 Where no policy merges hints, CPUs are chosen on one NUMA node if one can hold them, if possible on that of
 the devices (``pick_unpoliced``). kubelet's allocator takes them in the order of the topology.
@@ -82,13 +82,10 @@ class CpuProvider(Provider):
         """Return hints for exclusive CPUs; None where none are requested."""
         if not request.exclusive:
             return None
-        state = self.state
-        if self._counts_one_of_each_core(request):
-            default, reusable = self._eligible(state.default, state.reusable, self.binding)
-            state = structs.replace(state, default=default, reusable=reusable)
+        cores = self._cores(request)
         if request.scope is Scope.POD:
-            return cpu_static.pod_hints(self.policy, state, request.requests)
-        return cpu_static.container_hints(self.policy, state, request.requests, request.name)
+            return cpu_static.pod_hints(self.policy, self.state, request.requests, cores)
+        return cpu_static.container_hints(self.policy, self.state, request.requests, request.name, cores)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Choose exclusive CPUs; CPUs that the container has already stay."""
@@ -117,14 +114,15 @@ class CpuProvider(Provider):
         if not count:
             return ()
         node_cpus = CpuSet.from_bits(self.policy.topo.nodes.get(node, 0))
-        most, free_cpus = node_cpus - self.policy.reserved, self.free(request)
-        if self._counts_one_of_each_core(request):
-            most, _ = self._eligible(most, CpuSet(), self.binding)
-            free_cpus, _ = self._eligible(free_cpus, CpuSet(), self.binding)
-        if len(most) < count:
+        most, free = node_cpus - self.policy.reserved, node_cpus & self.free(request)
+        demands = [(count, most, free)]
+        if cores := self._cores(request):
+            one_each = self.policy.topo.one_of_each_core
+            demands.append((cores, one_each(most), one_each(free)))
+        if any(len(possible) < needed for needed, possible, _ in demands):
             return None
-        free = len(free_cpus & node_cpus)
-        return (Shortfall(CPU, Mask((node,)), count, free),) if free < count else ()
+        missing, needed = max((needed - len(cpus), needed) for needed, _, cpus in demands)
+        return (Shortfall(CPU, Mask((node,)), needed, needed - missing),) if missing > 0 else ()
 
     def free(self, request: ProviderRequest) -> CpuSet:
         """Return the CPUs that may become the pod's: the free ones, and those that it may use again."""
@@ -152,17 +150,17 @@ class CpuProvider(Provider):
         equal = cpu_static.in_equal_cores(self.policy, free, chosen, steps)
         return chosen if equal is None else pick(equal, count, options, near, steps)
 
-    def _counts_one_of_each_core(self, request: ProviderRequest) -> bool:
-        """Return whether hints count one thread of each core, because a container must have no second one.
+    def _cores(self, request: ProviderRequest) -> int:
+        """Return on how many cores one container must be, because it must have one thread of each; else 0.
 
-        Several containers of a pod may be on the same cores; hints for them together count all CPUs.
+        Several containers of a pod may be on the same cores.
         """
         if not _requires(self.binding, BindPolicy.SPREAD_BY_PCPUS):
-            return False
+            return 0
         requests = request.requests
-        return request.scope is Scope.CONTAINER or pod_cpus(requests) == max(
-            container_cpus(requests, container) for container in requests.containers
-        )
+        if request.whole or request.scope is Scope.POD:
+            return max(container_cpus(requests, container) for container in requests.containers)
+        return container_cpus(requests, requests.named(request.name))
 
     def _eligible(self, default: CpuSet, reusable: CpuSet, binding: Binding | None) -> tuple[CpuSet, CpuSet]:
         """Return the CPUs of each set that a container may get where the node or the pod restricts them."""

@@ -136,7 +136,16 @@ def test_numa_nodes_that_were_decided_on_come_first() -> None:
     few = changed_copy(node, policy=TopologyPolicy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
     wide = on(NodeState.empty(few), pod("a", bind_preferred=FULL), 4, devices=(gpu,))
     assert wide.verdict.admitted
-    assert any("had only 2 free" in step.what for step in wide.explanation.steps)  # type: ignore[union-attr]
+    assert any("had only 1 free for it" in step.what for step in wide.explanation.steps)  # type: ignore[union-attr]
+
+
+def test_cpus_that_a_required_policy_cannot_take_do_not_count_on_the_nodes_decided_on() -> None:
+    """Node 0 has six free CPUs on three cores."""
+    steps = list[str]()
+    binding = Binding(BindRequest(SPREAD, required=True), Allocated())
+    chosen = choose(NODE.topology, MACHINE.online - CpuSet((0, 8)), 4, binding, Mask([0]), steps)
+    assert str(chosen) == "4-7"
+    assert "NUMA node 0 had only 3 free for it" in steps
 
 
 def test_a_restart_keeps_the_cpus_under_any_later_policy() -> None:
@@ -228,8 +237,10 @@ def test_even_parts_of_whole_cores_that_are_not_there_are_refused() -> None:
     binding, steps = Binding(BindRequest(FULL, required=True), Allocated()), list[str]()
     free = CpuSet.parse("0-2,4,8,12")  # of each node one whole core, and two CPUs of other cores
     assert str(choose(NODE.topology, free, 4, binding, Mask([0, 1]), steps, even=True)) == "0,4,8,12"
+    some_offline = changed_copy(MACHINE, cpus=tuple(cpu for cpu in MACHINE.cpus if cpu.id not in (8, 12)))
+    free = CpuSet.parse("0,4-5,13")  # the cores of CPUs 0 and 4 have one thread
     with pytest.raises(BindError, match="Insufficient NUMA cpu"):
-        choose(NODE.topology, free, 6, binding, Mask([0, 1]), steps, even=True)
+        choose(CpuTopology.of(some_offline), free, 4, binding, Mask([0, 1]), steps, even=True)
 
 
 def owning(uid: str, cpus: str, pool: Pool = Pool.OWN, phase: Phase = Phase.RUNNING) -> Container:

@@ -222,10 +222,13 @@ def test_one_thread_of_each_core_counts_where_that_is_required() -> None:
     assert first_hint(two, "", Scope.POD) == Mask([0]), "both containers may be on the same cores"
     uneven = PodRequests("p", (resources("a", 3), resources("b", 1)))
     assert first_hint(uneven, "a", Scope.CONTAINER) == Mask([1]), "a itself needs three cores"
-    assert first_hint(uneven, "b", Scope.CONTAINER) == first_hint(uneven, "", Scope.POD) == Mask([0])
+    assert first_hint(uneven, "b", Scope.CONTAINER) == Mask([0])
+    assert first_hint(uneven, "", Scope.POD) == Mask([1]), "node 0 has four CPUs, and a needs three cores"
     cpus, request = prepared(one, "a", Scope.CONTAINER)
     assert cpus.explain_shortfall(request, 0) == (Shortfall("cpu", Mask([0]), 4, 2),)
     assert cpus.explain_shortfall(request, 1) == ()
+    cpus, request = prepared(uneven, "", Scope.POD)
+    assert cpus.explain_shortfall(request, 0) == (Shortfall("cpu", Mask([0]), 3, 2),)
     wide = PodRequests("p", (resources("a", 5),))
     cpus, request = prepared(wide, "a", Scope.CONTAINER)
     assert cpus.explain_shortfall(request, 1) is None, "a NUMA node has four cores"
