@@ -164,7 +164,10 @@ def pod_cpu_count(pod: Pod, total: Request) -> int:
 
 
 def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
-    """Return the request of a pod as that of one container; with counted memory only if it is Guaranteed."""
+    """Return the request of a pod as that of one container; with counted memory only if it is Guaranteed.
+
+    Devices are not part of it: ``DeviceProvider`` gives them to the containers of the pod.
+    """
     amounts = {CPU: count * MILLI}
     if pod.kube_qos is KubeQos.GUARANTEED:
         amounts |= {MEMORY: total.memory_limit, **dict(total.huge_pages)}

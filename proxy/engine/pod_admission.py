@@ -129,7 +129,7 @@ def admit(
             return PodAdmission(verdict, pod, state, explain(EVENT, pod, "", pod.attempt, total, verdict))
         count = pod_cpu_count(pod, total)
         whole = pod_as_one_container(pod, total, count)
-        request = ProviderRequest(pod, whole, "", total, Scope.POD, cpus=count)
+        request = ProviderRequest(pod, whole, "", total, Scope.POD, cpus=count, preferred=preferred)
         return _decide(state, request, owned_by_pod=True)
     if not state.node.decides_pods and not wants_alignment(pod):
         return PodAdmission(Verdict(), pod, state)
@@ -335,10 +335,11 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
         cpus |= allocation.cpus
         granted.append((container.name, allocation.granted))
         context = structs.replace(context, providers=allocation.providers)
-    decision = structs.replace(decision, granted=Grants(cpus), steps=tuple(steps))
+    decision = structs.replace(
+        decision, granted=Grants(cpus), steps=tuple(steps), providers=context.providers
+    )
     if len(granted) == 1 and not granted[0][0]:
         return structs.replace(decision, granted=granted[0][1])
-    decision = structs.replace(decision, providers=context.providers)
     parts = (_part(name, _final_grants(context, name, each)) for name, each in granted)
     return structs.replace(decision, parts=tuple(parts))
 

@@ -34,6 +34,7 @@ from proxy.engine.node_events import (
     RuntimeListed,
     TakeoverChanged,
 )
+from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_events import (
     PodLearned,
     SandboxFailed,
@@ -49,7 +50,7 @@ from proxy.model.mode import NodeMode
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.pod_selection import PodSelection
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
-from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, Request
+from proxy.model.workload import Container, KubeQos, Phase, Pod, Pool, QosClass, Request
 from proxy.topology.regular_machine import regular_machine
 
 MACHINE = regular_machine(2, 1, 4, 2)  # node 0: 0-3,8-11; node 1: 4-7,12-15
@@ -291,6 +292,62 @@ def test_scope_pod_sets_devices_aside(*, refused: bool) -> None:
     assert isinstance(scenario.create(running, "d"), AllocateFirst)
     assert scenario.held(pod, "d") == {"nic1"}
     assert isinstance(scenario.given(running, "d"), Forward)
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("qos", [QosClass.LSE, QosClass.LSR])
+def test_devices_take_part_where_cpus_are_chosen_for_a_pod_as_a_whole(scope: Scope, qos: QosClass) -> None:
+    node = Node(
+        MACHINE, CpuTopology.of(MACHINE), static=True, policy=TopologyPolicy.SINGLE_NUMA_NODE, scope=scope
+    )
+    scenario = Scenario(node)
+    containers = (
+        resources(1, "i", ContainerKind.INIT, cpu=2000, memory=1),
+        resources(1, "s", ContainerKind.SIDECAR, cpu=1000, memory=1),
+        resources(1, "c", cpu=1000, memory=1),
+    )
+
+    def request(uid: str, **more: Any) -> NodeEffects:
+        of = Pod(f"t-{uid}", uid, "ns", uid, qos=qos, kube_qos=KubeQos.GUARANTEED)
+        of = structs.replace(of, requests=PodRequests(uid, containers))
+        return scenario.play(SandboxRequested(of, Request(2048, 200_000, 100_000), **more))
+
+    for uid in "xy":
+        scenario.create(scenario.pod(uid, resources(1)))
+    question = request("a", preferred={("i", NIC): None})[-1]
+    assert question == QueryPreference("i", NIC, frozenset({"nic2", "nic3"}), frozenset(), 1)
+    request("a")
+    pod = scenario.state.pods["t-a"]
+    assert str(pod.cpuset) == "4,12"
+    held = [scenario.held(pod, name) for name in ("i", "s", "c")]
+    assert held == [{"nic2"}, {"nic2"}, {"nic3"}]
+    late = request("b")[-1]
+    assert type(late) is PodDecided
+    assert late.admission.verdict.reason == "TopologyAffinityError", (
+        "the NICs are set aside for the first pod"
+    )
+    running = structs.replace(pod, sandbox_id="s-a")
+    scenario.play(SandboxRunning(running, "t-a"))
+    for name in ("i", "s", "c"):
+        assert isinstance(scenario.create(running, name), AllocateFirst)
+        assert isinstance(scenario.given(running, name), ReserveFirst | Forward)
+        assert str(scenario.state.containers[f"a/{name}"].placement.exclusive) == "4,12"
+    assert [scenario.held(pod, name) for name in ("i", "s", "c")] == held
+
+
+def test_without_a_decision_on_nodes_devices_follow_the_cpus_of_the_pod() -> None:
+    scenario = Scenario()
+    scenario.state = scenario.state.with_reservation(
+        "x", ReservationCpus("x", MACHINE.nodes[0].cpus - CpuSet((0,)))
+    )
+    pod = Pod("t", "a", "ns", "a", qos=QosClass.LSR, kube_qos=KubeQos.GUARANTEED)
+    pod = structs.replace(pod, requests=PodRequests("a", (resources(1, cpu=4000, memory=1),)))
+    scenario.play(SandboxRequested(pod, Request(4096, 400_000, 100_000)))
+    running = structs.replace(scenario.state.pods["t"], sandbox_id="s-a")
+    assert scenario.held(pod) == set()
+    scenario.play(SandboxRunning(running, "t"))
+    scenario.create(running)
+    assert scenario.held(pod) == {"nic2"}
 
 
 @pytest.mark.parametrize("mode", [NodeMode.OBSERVE, NodeMode.ENFORCE])

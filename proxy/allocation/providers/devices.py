@@ -24,6 +24,7 @@ from proxy.model.grants import Grants
 from proxy.model.hint import Hints, TopologyHint
 from proxy.model.idset import Mask, union
 from proxy.model.options import Scope
+from proxy.model.requests import PodRequests
 from proxy.model.workload import LocatedDevice
 
 DEVICES = "devices"
@@ -53,22 +54,34 @@ class DeviceProvider(Provider):
     def hints(self, request: ProviderRequest) -> Hints:
         """Return hints for the registered resources among the limits."""
         if request.scope is Scope.POD:
-            return pod_hints(self.state, request.requests, self.nodes)
+            return pod_hints(self.state, _known_requests(request), self.nodes)
         return container_hints(self.state, request.requests, request.name, self.nodes)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
         """Assign devices, near to the NUMA nodes of the hint where there are enough.
 
+        A container that represents its pod gets none itself. Under a hint each container of the pod gets its
+        own; else they get them when they are created, near to the CPUs of the pod.
+
         Raises:
             DeviceRefused: There are not enough.
             PreferenceMissing: The preference of the plug-in has to be read first.
         """
-        grant = allocate(
-            self.state, request.requests, request.name, hint, _preferences(request), keeps_held=True
-        )
-        after = dataclasses.replace(self, state=grant.state)
-        devices = tuple((resource, ids) for resource, ids in grant.devices.items() if ids)
-        return Allocation(after, structs.replace(grants, devices=devices), grant.reasons)
+        requests, state = _known_requests(request), self.state
+        if requests is request.requests:
+            grant = allocate(
+                state, requests, request.name, hint, _preferences(request, request.name), keeps_held=True
+            )
+            devices = tuple((resource, ids) for resource, ids in grant.devices.items() if ids)
+            after = dataclasses.replace(self, state=grant.state)
+            return Allocation(after, structs.replace(grants, devices=devices), grant.reasons)
+        steps: list[str] = []
+        for container in requests.containers if hint.affinity is not None else ():
+            name = container.name
+            grant = allocate(state, requests, name, hint, _preferences(request, name), keeps_held=True)
+            state = grant.state
+            steps += [f"{name}: {reason}" for reason in grant.reasons]
+        return Allocation(dataclasses.replace(self, state=state), grants, steps)
 
     def explain_shortfall(self, request: ProviderRequest, node: int) -> tuple[Shortfall, ...] | None:
         """Return how many free devices near to a NUMA node are missing."""
@@ -121,12 +134,20 @@ class AssignedDevices(Provider):
         return () if near is None or near == Mask((node,)) else None
 
 
-def _preferences(request: ProviderRequest) -> dict[str, Prefer]:
+def _known_requests(request: ProviderRequest) -> PodRequests:
+    """Return what the pod's containers request: by kubelet's report where one container represents them."""
+    requests, known = request.requests, request.pod.requests
+    if known is None or requests.containers[0].name:
+        return requests
+    return structs.replace(known, uid=requests.uid)
+
+
+def _preferences(request: ProviderRequest, name: str) -> dict[str, Prefer]:
     """Return the preferences of plug-ins for a container, by resource."""
     return {
         resource: partial(answered_preference, named, resource, preferred)
         for (named, resource), preferred in request.preferred.items()
-        if named == request.name
+        if named == name
     }
 
 
