@@ -63,10 +63,11 @@ from proxy.model.defects import InputDefect
 from proxy.model.explanation import AllocationStep, Explanation
 from proxy.model.grants import Grants
 from proxy.model.grpc_status import GrpcStatus
+from proxy.model.hint import TopologyHint
 from proxy.model.idset import CpuSet
 from proxy.model.options import Scope
 from proxy.model.phrases import listed
-from proxy.model.workload import ContainerPart, Pod, Request, SetAside, Verdict
+from proxy.model.workload import ContainerPart, Pod, QosClass, Request, SetAside, Verdict
 from proxy.pools.claims import may_own, whole_cpus
 
 EVENT = "RunPodSandbox"
@@ -279,7 +280,21 @@ def _pod_with_grants(
 
 
 def _decide_by_node_policy(context: AdmissionContext) -> TopologyDecision:
-    """Decide a pod by the node's policy, and allocate for its containers."""
+    """Decide a pod by the node's policy, and allocate for its containers.
+
+    Where a scheduler has named the CPUs of a pod there is nothing to decide: it gets the rest near to them
+    where possible, as its containers do in scope ``container`` (``preassigned_cpus``).
+    """
+    pod, machine = context.request.pod, context.node.machine
+    if pod.cpuset and pod.qos is not QosClass.BE:
+        homes = machine.nodes_of(pod.cpuset) & machine.memory_nodes
+        hint = TopologyHint(homes or None, preferred=False)
+        near = _allocate_containers(context, TopologyDecision(Verdict(), hint))
+        return (
+            near
+            if near.verdict.admitted
+            else _allocate_containers(context, TopologyDecision(Verdict(), ANYWHERE))
+        )
     decision = apply_policy(context, context.hints(), Scope.POD)
     return _allocate_containers(context, decision) if decision.verdict.admitted else decision
 

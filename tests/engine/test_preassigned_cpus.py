@@ -9,9 +9,11 @@ from proxy.allocation.cpu_topology import CpuTopology
 from proxy.allocation.devices.state import RegisteredDevice
 from proxy.engine.container_create import Plan, place
 from proxy.engine.node import Node
+from proxy.engine.pod_admission import admit
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
+from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import Container, Phase, Placement, Pod, Pool, QosClass, Request
 from proxy.topology.regular_machine import regular_machine
@@ -105,6 +107,30 @@ def test_memory_comes_from_the_numa_node_of_the_named_cpus_first(
     pod = lsr(cpu, memory)
     plan = place(empty(reserved_memory=reserved), pod, "c", 0, Request(1024, memory_limit=memory * MIB), "t")
     assert plan.container is not None, plan.verdict
+    (block,) = plan.container.placement.blocks
+    assert (block.affinity, block.size) == (Mask.parse(nodes), memory * MIB)
+
+
+@pytest.mark.parametrize("policy", TopologyPolicy)
+@pytest.mark.parametrize(
+    ("cpu", "count", "memory", "devices", "nodes"),
+    [
+        ("1", 1, 60, ("a",), "0"),
+        ("5", 1, 60, ("b",), "1"),
+        ("5", 3, 60, ("a", "b", "c"), "1"),
+        ("5", 1, 150, ("b",), "0-1"),
+    ],
+)
+def test_what_is_set_aside_for_a_pod_is_near_to_its_named_cpus(
+    policy: TopologyPolicy, cpu: str, count: int, memory: int, devices: tuple[str, ...], nodes: str
+) -> None:
+    rules = {"policy": policy, "scope": Scope.POD, "reserved_memory": {0: {"memory": MIB}}}
+    pod, request = lsr(cpu, memory, gpu=count), Request(1024, memory_limit=memory * MIB)
+    admission = admit(empty(devices=GPUS, static=True, **rules), pod, request)
+    assert admission.verdict.admitted
+    plan = place(admission.state.with_pod(admission.pod), admission.pod, "c", 0, request, "t")
+    assert plan.container is not None, plan.verdict
+    assert plan.container.placement.devices == (("gpu", devices),)
     (block,) = plan.container.placement.blocks
     assert (block.affinity, block.size) == (Mask.parse(nodes), memory * MIB)
 
