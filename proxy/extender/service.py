@@ -7,7 +7,9 @@ kube-scheduler sends the pod and the names of the nodes that its own plugins hav
 - *bind* decides again for the one node, with the CPUs themselves, assumes the pod on them, and creates the
   Binding. The CPUs of LSE and LSR pods are written as the annotation ``resource-status`` by the same request,
   so there is no moment in which the pod is bound and the annotation is missing.
-- *preempt* names victims that make room on one NUMA node.
+- *preempt* names victims that make room on one NUMA node. Other requests are answered between the nodes, and
+  those that were not examined after ``PREEMPT_S`` are left out: kube-scheduler preempts on one of the others,
+  or tries again.
 
 A request that cannot be decided is answered with an error, and kube-scheduler tries the pod again.
 Where the answer to a bind is lost, the pod stays assumed until its state is known: the watch
@@ -53,6 +55,9 @@ SETTLED_S = 3 * BIND_S
 """Seconds after which a bind without an answer has taken effect or never will: the API server has it for up
 to BIND_S, and etcd for up to 7 seconds more (etcd v3.6 server/config/config.go, ReqTimeout)."""
 SETTLE_RETRY_S = 1.0
+PREEMPT_S = 2.0
+"""Seconds after which a search for victims ends, with the nodes that it has examined: much less than the
+httpTimeout of deploy/scheduler, after which kube-scheduler drops the answer."""
 BINDS = 16
 """Binds at the same time: as many connections to the API server stay open."""
 STALE_S = SILENCE_S + 10.0
@@ -229,12 +234,17 @@ class ExtenderService:
             message = "NodeNameToMetaVictims is missing or malformed (nodeCacheCapable must be set)"
             raise InputError(f"cannot preempt: {message}") from error
         answer = {}
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         for name, victims in proposed.items():
             uids = [victim.uid for victim in (victims.pods if victims else None) or ()]
             chosen_uids = self._victims(name, demand, uids)
             if chosen_uids is not None:
                 pods = [{"UID": uid} for uid in chosen_uids]
                 answer[name] = {"Pods": pods, "NumPDBViolations": victims.violations if victims else 0}
+            if loop.time() - began > PREEMPT_S:
+                break
+            await asyncio.sleep(0)
         return HttpAnswer({"NodeNameToMetaVictims": answer})
 
     # -- inside -------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 Theory. A pod that is rejected for its topology needs room on one NUMA node, not anywhere. So for each NUMA
 node the pods that hold CPUs of it are removed, the least important and largest first, until the node would
-admit the pod; those that need not be removed are restored. Of the NUMA nodes the one with the least important
-and fewest victims is chosen. The victims that kube-scheduler proposes are kept where they suffice.
+admit the pod; those that need not be removed are restored, the most important ones first. Of the NUMA nodes
+the one with the least important and fewest victims is chosen. The victims that kube-scheduler proposes are
+kept where they suffice.
 
 A move is the same with one pod: the waiting pod would fit if that pod went to another node, which would admit
 it. Only the proposal is made here; an operator or a descheduler moves the pod.
@@ -22,12 +23,14 @@ from proxy.model.machine import Machine
 from proxy.model.options import Scope, TopologyPolicy
 from proxy.model.requests import in_bytes
 from proxy.scheduler.decision import evaluate, expect
-from proxy.scheduler.node_facts import SchedulableNode
+from proxy.scheduler.node_facts import SchedulableNode, largest_of
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.pod_demand import PodDemand
 
 MOST_NODES = 64
 """The most nodes that one search for moves examines, and that one of its steps considers as targets."""
+MOST_RESTORED = 16
+"""The most victims on one NUMA node of which it is tried whether they can be left."""
 
 
 class Move(Struct, frozen=True):
@@ -135,7 +138,8 @@ def choose_victims(
     def fits(removed: Collection[str]) -> bool:
         waiting = [pod for pod in pods if pod.key in pending and pod.key not in removed]
         counted = [pod for pod in pods if pod.key in removed and pod.key not in pending]
-        return evaluate(demand, expect(without_pods(node, removed, counted), waiting)).fits
+        without = without_pods(node, removed, counted)
+        return not _lacks_cpus(without, demand) and evaluate(demand, expect(without, waiting)).fits
 
     first = tuple(proposed)
     if fits(first):
@@ -191,6 +195,13 @@ def unbound(demand: PodDemand) -> PodDemand:
     return replace(demand, node="", pod=replace(demand.pod, cpuset=None))
 
 
+def _lacks_cpus(node: SchedulableNode, demand: PodDemand) -> bool:
+    """Return whether the counts of free CPUs alone exclude a pod (``NodeTable.known_verdict``)."""
+    if not demand.owns_cpus(static=node.rules.static):
+        return False
+    return demand.exclusive > len(node.free) or demand.largest > largest_of(node)
+
+
 def _held(node: SchedulableNode, pod: PodDemand) -> CpuSet:
     return node.shown.get(pod.key, CpuSet())
 
@@ -198,15 +209,23 @@ def _held(node: SchedulableNode, pod: PodDemand) -> CpuSet:
 def _fewest(
     first: tuple[str, ...], candidates: Sequence[PodDemand], fits: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...] | None:
-    """Remove pods one by one until there is room, then restore those that need not be removed."""
-    removed = list(first)
-    for pod in candidates:
-        removed.append(pod.key)
-        if fits(removed):
-            break
-    else:
+    """Remove pods in their order until there is room, then restore those that need not be removed.
+
+    How many have to be removed is found by halving, and the most important ``MOST_RESTORED`` are restored one
+    by one where they can be: each step takes the engine, and a node may have hundreds of pods.
+    """
+    keys = [pod.key for pod in candidates]
+    if not keys or not fits([*first, *keys]):
         return None
-    for key in removed[len(first) : -1]:
+    too_few, enough = 0, len(keys)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if fits([*first, *keys[:middle]]):
+            enough = middle
+        else:
+            too_few = middle
+    removed = [*first, *keys[:enough]]
+    for key in reversed(removed[len(first) : -1][-MOST_RESTORED:]):
         fewer = [pod for pod in removed if pod != key]
         if fits(fewer):
             removed = fewer

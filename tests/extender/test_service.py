@@ -322,6 +322,31 @@ def test_victims_make_room_on_one_numa_node() -> None:
     on_bed(test)
 
 
+def test_other_requests_are_answered_during_a_search_for_victims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends after its time: what was not examined by then is left out of the answer."""
+
+    async def test(bed: Bed) -> None:
+        names = [f"v{number}" for number in range(20)]
+        for name in names:
+            bed.api.add_node(name)
+        await until(lambda: all(bed.table.node(name) for name in names))
+        proposed: Any = {name: {"Pods": []} for name in names}
+        search = asyncio.ensure_future(
+            bed.call("preempt", Pod=scheduler_pod("a", 2), NodeNameToMetaVictims=proposed)
+        )
+        turns = 0
+        while not search.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= len(names)
+        assert search.result()["NodeNameToMetaVictims"].keys() == set(names)
+        monkeypatch.setattr(service_module, "PREEMPT_S", -1.0)
+        answer = await bed.call("preempt", Pod=scheduler_pod("a", 2), NodeNameToMetaVictims=proposed)
+        assert list(answer["NodeNameToMetaVictims"]) == names[:1]
+
+    on_bed(test)
+
+
 def test_advice_names_a_pod_whose_move_makes_room() -> None:
     async def test(bed: Bed) -> None:
         bed.api.add_node("n1", free="3-7,10-15", pods={"x": "1-2", "y": "8-9"})

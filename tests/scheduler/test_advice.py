@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from proxy.pools.topology_keys import CPU_OPTIONS
+from proxy.scheduler import advice as advice_module
 from proxy.scheduler.advice import choose_victims, find_moves
+from proxy.scheduler.decision import NodeVerdict, evaluate
 from proxy.scheduler.node_facts import SchedulableNode, join_facts
 from proxy.scheduler.node_table import NodeTable
 from proxy.scheduler.numatopology import read_numatopology
@@ -98,6 +102,35 @@ def test_the_overhead_of_a_victim_is_no_memory_of_a_numa_node() -> None:
     low = wanting("1Gi", name="low")
     low = replace(low, needs={**low.needs, "memory": 64 << 30})
     assert choose_victims(published(), wanting("25Gi", name="wanted"), [low], ["low"]) is None
+
+
+def test_a_search_for_victims_on_a_large_node_takes_few_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of victims is found by halving, and the engine is not called where too few CPUs are free."""
+    held = {f"p{number}": f"{2 * number}-{2 * number + 1}" for number in range(128)}
+    full = node("n1", numa_nodes=2, cores=64, pods=held, free="")
+    pods = [demand(name, 2, node="n1", priority=0) for name in held]
+    decisions = 0
+
+    def counting(*arguments: Any) -> NodeVerdict:
+        nonlocal decisions
+        decisions += 1
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(advice_module, "evaluate", counting)
+    victims = choose_victims(full, demand("high", 120, priority=1000), pods, ["p0"])
+    assert victims is not None
+    assert len(victims) in (60, 61), "those that kube-scheduler proposes stay"
+    assert decisions < 30
+
+
+def test_the_most_important_victim_that_is_not_needed_stays() -> None:
+    held = {"small": "0-1", "other": "2-3", "large": "4-7", "high": "8-15"}
+    full = node("n1", pods=held, free="")
+    pods = [
+        demand(name, count, node="n1", priority=priority)
+        for name, count, priority in (("small", 2, 0), ("other", 2, 1), ("large", 4, 2), ("high", 8, 2000))
+    ]
+    assert choose_victims(full, demand("wanted", 6, priority=1000), pods, []) == ("small", "large")
 
 
 def test_a_pod_of_which_its_node_shows_a_part_does_not_stand_in_its_own_way() -> None:
