@@ -20,11 +20,12 @@ memory of several nodes together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from proxy.allocation.cpu_policy import CpuPolicy, CpuStateError
 from proxy.allocation.cpu_topology import CpuTopology
@@ -137,7 +138,8 @@ def join_facts(
     policy_labels = _policy_labels(meta)
     memory = zones.memory if zones else ()
     pages = tuple((where, resource, most) for where, resource, most, _ in memory)
-    rules = _rules(_RuleInputs(rows, distances, pages, options, _hashable(manager), policy_labels))
+    zone_ids = tuple(sorted(zones.zones)) if zones else ()
+    rules = _rules(_RuleInputs(rows, zone_ids, distances, pages, options, _hashable(manager), policy_labels))
     everything = rules.machine.online
     free = (numa.free if numa else zones.free(everything) if zones else CpuSet()) & everything
     shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
@@ -186,6 +188,7 @@ class _RuleInputs(NamedTuple):
     """What the rules of a node follow from; equal for nodes that are alike."""
 
     rows: CpuRows
+    zones: tuple[int, ...]
     distances: tuple[tuple[int, tuple[int, ...]], ...]
     memory: tuple[tuple[int, str, int], ...]
     options: tuple[tuple[str, str], ...]
@@ -206,14 +209,17 @@ def _rules(inputs: _RuleInputs) -> Node:
 
 
 def _make_rules(inputs: _RuleInputs) -> Node:
-    rows, distances, memory, options, manager, labels = inputs
+    rows, zones, distances, memory, options, manager, labels = inputs
     cpu_policy, policy, scope, reserved, kubelets = manager
-    machine = machine_of(rows, dict(distances), memory)
+    machine = machine_of(rows, dict(distances), memory, zones)
     static = cpu_policy == "static"
     try:
         parsed = parse_cpu_options(dict(options)) if static else parse_cpu_options({})
     except ConfigError as error:
         raise UnknownNodeError(str(error)) from None
+    # Reserved CPUs and those of the floor look alike in the objects, and only the latter always stay in the
+    # pool. kubelet admits pods also where the pool is left empty.
+    parsed = replace(parsed, strict_cpu_reservation=False)
     reserve = {numa.id: {MEMORY: _KEPT} for numa in machine.nodes} if memory else None
     topology = CpuTopology.of(machine)
     base = Node(machine, topology, static=static, options=parsed, reserved_memory=reserve)
@@ -233,6 +239,7 @@ def machine_of(
     rows: CpuRows,
     distances: Mapping[int, tuple[int, ...]],
     memory: tuple[tuple[int, str, int], ...] = (),
+    zones: Iterable[int] = (),
 ) -> Machine:
     """Make a machine of CPUs: id, core, socket, NUMA node; cores are numbered within their socket or not.
 
@@ -240,10 +247,11 @@ def machine_of(
         rows: The CPUs.
         distances: Of each NUMA node to all of them.
         memory: NUMA node, resource and the bytes that pods may have of it; empty where it is not counted.
+        zones: NUMA nodes, also those that have memory or devices and no CPUs.
     """
     cores: dict[tuple[int, int, int], int] = {}
     sockets: dict[int, int] = {}
-    nodes: dict[int, int] = {}
+    nodes = dict.fromkeys(zones, 0)
     for cpu, core, socket, numa in rows:
         cores.setdefault((socket, numa, core), cpu)
         sockets.setdefault(socket, cpu)

@@ -128,6 +128,14 @@ def test_reserved_cpus_of_an_amount_are_not_assigned() -> None:
     assert decide(node(reserved=2), demand("p", 7)).numa_nodes == Mask([1])
 
 
+@pytest.mark.parametrize("cpus_of", [(15,), (7, 8), (15, "100m")])
+def test_a_strict_reserve_leaves_the_shared_pool_to_the_node(cpus_of: tuple[object, ...]) -> None:
+    """kubelet admits the last pod, and in the objects of topoproxy the floor looks like a reserve."""
+    zones = resource_topology("n1", {0: {}, 1: {}}, "none", "container")
+    zones["attributes"].append({"name": CPU_OPTIONS, "value": "strict-cpu-reservation=true"})
+    assert decide(node("n1", zones, reserved=1), demand("p", *cpus_of)).fits
+
+
 def test_cpus_neither_free_nor_held_are_reserved() -> None:
     found = node(free="4-15", pods={"a": "2-3"})
     assert (found.reserved, found.free) == (cpus("0-1"), cpus("4-15"))

@@ -72,6 +72,21 @@ def wanting(memory: str, cpu: object = 2, name: str = "p", **more: str) -> PodDe
     return read_demand(raw)
 
 
+@pytest.mark.parametrize(("policy", "fits"), [("none", True), ("best-effort", True), ("restricted", False)])
+def test_a_numa_node_without_cpus_has_its_memory(policy: str, fits: bool) -> None:
+    """Such as that of a CXL expander: CPUs of nodes 0 and 1 use the memory of node 2."""
+    total = 64 * GI
+    zones = {0: {"cpu": (8, 8), "memory": (total, total)}, 1: {"cpu": (8, 8), "memory": (total, total)}}
+    raw = resource_topology("n1", {**zones, 2: {"memory": (4 * total, 4 * total)}}, policy, "container")
+    for numa, zone in enumerate(raw["zones"]):
+        zone["costs"] = [
+            {"name": f"node-{other}", "value": 10 if other == numa else 20 + other} for other in range(3)
+        ]
+    cxl = node("n1", raw)
+    assert [numa.distance for numa in cxl.rules.machine.nodes] == [(10, 21, 22), (20, 10, 22), (20, 21, 10)]
+    assert evaluate(wanting("200Gi"), expect(cxl)).fits is fits
+
+
 @pytest.mark.parametrize(
     ("memory", "pages", "nodes"),
     [
