@@ -170,6 +170,10 @@ def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
         if container.owns_cpus:
             key = container.pod.key
             owned[key] = owned.get(key, 0) | container.placement.exclusive.bits
+    for reserved in state.reservation_cpus.values():
+        key = reserved.owner.partition("/")[0]
+        owned[key] = owned.get(key, 0) | reserved.cpus.bits
+    owned.pop("", None)  # of no pod that is known
     bound: dict[str, Mask] = {}
     for other in state.pods.values():
         if other.reserved_for_pod is not None:

@@ -68,9 +68,7 @@ def without_pods(
     unknown = rules.machine.online - node.free - node.reserved
     unknown -= CpuSet.union_of(node.shown.values())
     back = union(cpus.bits for pod, cpus in node.shown.items() if pod in removed)
-    count = sum(
-        pod.lasting for pod in counted if pod.key not in node.shown and pod.owns_cpus(static=rules.static)
-    )
+    count = sum(pod.lasting for pod in counted if pod.key not in node.shown and node.gives_cpus(pod))
     for numa in rules.machine.nodes if count else ():
         back |= CpuSet(_by_core(rules.machine, unknown & numa.cpus)[:count]).bits
 
@@ -197,7 +195,7 @@ def unbound(demand: PodDemand) -> PodDemand:
 
 def _lacks_cpus(node: SchedulableNode, demand: PodDemand) -> bool:
     """Return whether the counts of free CPUs alone exclude a pod (``NodeTable.known_verdict``)."""
-    if not demand.owns_cpus(static=node.rules.static):
+    if not node.gives_cpus(demand):
         return False
     return demand.exclusive > len(node.free) or demand.largest > largest_of(node)
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from math import prod
 
 from msgspec import Struct, field
@@ -48,7 +49,8 @@ from proxy.scheduler.pod_demand import PodDemand, with_cpus
 from proxy.scheduler.resource_topology import MemoryRows
 
 SHOWN = "shown"
-"""The owner of the CPUs that the object of the node shows as taken."""
+"""The owner of the memory and devices that the object of the node shows as taken, and a part of the names of
+the owners of CPUs."""
 NOT_STATIC = "CPUManagerNotStatic"
 OTHER_POLICY = "TopologyPolicyDiffers"
 REORDERED = "PendingPodsConflict"
@@ -104,7 +106,7 @@ class ExpectedNode(Struct, frozen=True):
         """Return the node with more pods that are assumed on it."""
         if not pods:
             return self
-        state, lost = _arrive(self.state, pods)
+        state, lost = _arrive(self.node, self.state, pods)
         return replace(self, state=state, pending=(*self.pending, *pods), lost=(*self.lost, *lost))
 
 
@@ -127,7 +129,7 @@ def evaluate(demand: PodDemand, expected: ExpectedNode) -> NodeVerdict:
     node = expected.node
     if refused := _volcano_mismatch(node.rules, demand):
         return refused
-    outcome = dry_run(expected.state, demand.arrival())
+    outcome = _run(node, expected.state, demand)
     if not outcome.verdict.admitted:
         reason = outcome.verdict.reason or "Rejected"
         return NodeVerdict(fits=False, reason=reason, message=outcome.verdict.operator_message)
@@ -169,16 +171,25 @@ def shown_state(node: SchedulableNode) -> NodeState:
     if node.reserved or owned:
         # The shared pool must keep a CPU, as on the node itself.
         reserve = node.reserved or _one_of(rules, pod_cpus)
-        rules = _reserving(rules, reserve)
+        rules = _variant(rules, reserve.bits, partial(rules.with_reserved_cpus, reserve))
         pod_cpus -= reserve
-    state = NodeState.empty(rules)
-    if pod_cpus:
-        state = state.with_reservation(SHOWN, ReservationCpus(SHOWN, pod_cpus))
+    state = NodeState.of(rules, (), (), reservation_cpus=_reservations(node, pod_cpus))
     if node.memory:
         state = replace(
             state, providers=tuple(_with_memory(provider, node.memory) for provider in state.providers)
         )
     return replace(state, devices=_devices(node)) if node.devices else state
+
+
+def _reservations(node: SchedulableNode, pod_cpus: CpuSet) -> dict[str, ReservationCpus]:
+    """Return the CPUs that the object shows as taken, by pod; without a pod where it does not name one."""
+    reservations: dict[str, ReservationCpus] = {}
+    for uid, cpus in (*node.shown.items(), ("", pod_cpus)):
+        if taken := cpus & pod_cpus:
+            owner = f"{uid}/{SHOWN}"
+            reservations[owner] = ReservationCpus(owner, taken)
+            pod_cpus -= taken
+    return reservations
 
 
 def _one_of(rules: Node, pod_cpus: CpuSet) -> CpuSet:
@@ -204,20 +215,26 @@ def _with_memory(provider: Provider, rows: MemoryRows) -> Provider:
     return dataclasses.replace(provider, state=state)  # noqa: TID251  a dataclass
 
 
-def _reserving(rules: Node, reserved: CpuSet) -> Node:
-    """Return a node with other CPUs in reserve; equal ones are made once."""
-    cached = _RESERVING.get((id(rules), reserved.bits))
+def _variant(rules: Node, key: Hashable, make: Callable[[], Node]) -> Node:
+    """Return the rules of a node with a change; equal ones are made once.
+
+    Args:
+        rules: The rules.
+        key: The change.
+        make: Makes the changed rules.
+    """
+    cached = _VARIANTS.get((id(rules), key))
     if cached is not None and cached[0] is rules:
         return cached[1]
-    if len(_RESERVING) >= _MOST_RESERVING:
-        _RESERVING.clear()
-    node = rules.with_reserved_cpus(reserved)
-    _RESERVING[id(rules), reserved.bits] = rules, node
+    if len(_VARIANTS) >= _MOST_VARIANTS:
+        _VARIANTS.clear()
+    node = make()
+    _VARIANTS[id(rules), key] = rules, node
     return node
 
 
-_RESERVING: dict[tuple[int, int], tuple[Node, Node]] = {}
-_MOST_RESERVING = 1024
+_VARIANTS: dict[tuple[int, Hashable], tuple[Node, Node]] = {}
+_MOST_VARIANTS = 1024
 
 
 def _devices(node: SchedulableNode) -> DeviceState:
@@ -247,11 +264,23 @@ def _volcano_mismatch(rules: Node, demand: PodDemand) -> NodeVerdict | None:
     return None
 
 
-def _arrive(state: NodeState, pods: Iterable[PodDemand]) -> tuple[NodeState, list[PodDemand]]:
+def _run(node: SchedulableNode, state: NodeState, demand: PodDemand) -> DryRunOutcome:
+    """Run a pod on a node; one that gets CPUs although the CPU manager is not static, as if it were."""
+    rules = state.node
+    if node.is_static_for(demand) is rules.static:
+        return dry_run(state, demand.arrival())
+    static = _variant(rules, "static", partial(rules.with_static, static=True))
+    outcome = dry_run(replace(state, node=static), demand.arrival())
+    return replace(outcome, state=replace(outcome.state, node=rules))
+
+
+def _arrive(
+    node: SchedulableNode, state: NodeState, pods: Iterable[PodDemand]
+) -> tuple[NodeState, list[PodDemand]]:
     """Let pods arrive one after the other; return the state, and the pods that were rejected."""
     refused = []
     for demand in pods:
-        outcome = dry_run(state, demand.arrival())
+        outcome = _run(node, state, demand)
         state = outcome.state
         if not outcome.verdict.admitted:
             refused.append(demand)
@@ -311,7 +340,7 @@ def _refused_in_some_order(
                     continue  # it has come, or one like it comes first
                 after = further.setdefault(came | 1 << at, [])
                 for before in states:
-                    state, refused = _after(before, turn)
+                    state, refused = _after(expected.node, before, turn)
                     if refused is not None and refused not in expected.lost:
                         return refused
                     if not any(_is_equivalent(state, other_pod) for other_pod in after):
@@ -320,15 +349,17 @@ def _refused_in_some_order(
     return None
 
 
-def _after(state: NodeState, turn: PodDemand | CpuSet) -> tuple[NodeState, PodDemand | None]:
+def _after(
+    node: SchedulableNode, state: NodeState, turn: PodDemand | CpuSet
+) -> tuple[NodeState, PodDemand | None]:
     """Return the node after a pod came, and that pod if it is rejected; or after CPUs became free."""
     if isinstance(turn, PodDemand):
-        after, refused = _arrive(state, (turn,))
+        after, refused = _arrive(node, state, (turn,))
         return after, refused[0] if refused else None
-    reserved = state.reservation_cpus.get(SHOWN)
-    return (
-        state.with_reservation(SHOWN, ReservationCpus(SHOWN, reserved.cpus - turn)) if reserved else state
-    ), None
+    for key, reserved in state.reservation_cpus.items():
+        if not reserved.cpus.isdisjoint(turn):
+            state = state.with_reservation(key, replace(reserved, cpus=reserved.cpus - turn))
+    return state, None
 
 
 def _is_equivalent(state: NodeState, other: NodeState) -> bool:

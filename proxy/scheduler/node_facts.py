@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from proxy.allocation.cpu_policy import CpuPolicy, CpuStateError
 from proxy.allocation.cpu_topology import CpuTopology
+from proxy.allocation.koordinator.scored_hints import node_status
 from proxy.allocation.packed import NotEnoughCpus
 from proxy.engine.node import Node
 from proxy.engine.node_policy import read_node_policy
@@ -39,8 +40,10 @@ from proxy.model.machine import Cpu, HugePages, Machine, NumaNode
 from proxy.model.options import TopologyPolicy, check_cpu_options, parse_cpu_options
 from proxy.model.quantity import parse_quantity
 from proxy.model.requests import HUGE_PAGES, MEMORY
+from proxy.pools.claims import STRICT
 from proxy.pools.node_keys import PLACEMENT_KEYS
 from proxy.scheduler.numatopology import NumatopologyFacts
+from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.resource_topology import CpuRows, MemoryRows, ResourceTopologyFacts
 
 DeviceCounts = Mapping[str, Mapping[int, tuple[int, int]]]
@@ -58,7 +61,7 @@ def largest_of(node: SchedulableNode) -> int:
 
 
 def counts_of(node: SchedulableNode) -> tuple[object, ...]:
-    """Return the counts on which a verdict depends: free CPUs, cores and devices by NUMA node.
+    """Return the counts on which a verdict depends: free CPUs, cores, devices and tenants by NUMA node.
 
     Of the cores that are not wholly free, those where only reserved CPUs are missing are counted too.
     """
@@ -75,7 +78,15 @@ def counts_of(node: SchedulableNode) -> tuple[object, ...]:
     devices = tuple(
         (resource, tuple(sorted(zones.items()))) for resource, zones in sorted(node.devices.items())
     )
-    return tuple(sorted(cores.items())), bool(node.reserved), devices, node.memory
+    tenants = node_status(machine.nodes_of(cpus) for cpus in node.shown.values())
+    return (
+        tuple(sorted(cores.items())),
+        bool(node.reserved),
+        devices,
+        node.memory,
+        node.by_koordlet,
+        tuple(sorted(tenants.items())),
+    )
 
 
 class UnknownNodeError(ValueError):
@@ -96,6 +107,8 @@ class SchedulableNode(Struct, frozen=True):
         counts_named: Whether the object counts CPUs that the annotation of a pod names.
         fingerprint: Of all pods that the NodeResourceTopology counts; empty where it has none.
         has_amounts: Whether free CPUs follow from amounts of the NodeResourceTopology, which names no pods.
+        by_koordlet: Whether LSE and LSR pods get the CPUs that a scheduler names although the CPU manager is
+            not static (Koordinator v1.8 pkg/scheduler/plugins/nodenumaresource/plugin.go, PreFilter).
     """
 
     name: str
@@ -108,6 +121,15 @@ class SchedulableNode(Struct, frozen=True):
     memory: MemoryRows = ()
     fingerprint: str = ""
     has_amounts: bool = False
+    by_koordlet: bool = False
+
+    def gives_cpus(self, pod: PodDemand) -> bool:
+        """Return whether the node gives a pod the exclusive CPUs that it requests."""
+        return pod.owns_cpus(static=self.is_static_for(pod))
+
+    def is_static_for(self, pod: PodDemand) -> bool:
+        """Return whether a pod is treated as under a static CPU manager."""
+        return self.rules.static or (self.by_koordlet and pod.pod.qos in STRICT)
 
 
 def join_facts(
@@ -155,6 +177,7 @@ def join_facts(
         memory,
         zones.fingerprint if zones else "",
         numa is None and zones is not None and not zones.rows,
+        zones is not None and zones.by_koordlet,
     )
 
 

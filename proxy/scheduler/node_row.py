@@ -64,7 +64,7 @@ class NodeRow(Struct):
 
     def owned_by(self, demand: PodDemand, count: int) -> int:
         """Return how many of the exclusive CPUs that a pod requests the node gives it: all or none."""
-        return count if self.node and demand.owns_cpus(static=self.node.rules.static) else 0
+        return count if self.node and self.node.gives_cpus(demand) else 0
 
     def count(self, demand: PodDemand, sign: int) -> None:
         """Add the resources of a pod to those that are requested on the node; ``sign`` -1 subtracts them."""

@@ -78,6 +78,8 @@ class ResourceTopologyFacts(Struct, frozen=True):
         counts_memory: Whether memory is counted by NUMA node.
         node_options: Options of the CPU manager that decides on the node, by topoproxy's attribute.
         fingerprint: Of all pods that the object counts; empty where it has none.
+        by_koordlet: Whether Koordinator's agent describes the node: its LSE and LSR pods get the CPUs that a
+            scheduler names, whichever policy kubelet's CPU manager has.
     """
 
     zones: Mapping[int, Mapping[str, ZoneAmounts]]
@@ -92,6 +94,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
     counts_memory: bool = False
     node_options: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str = ""
+    by_koordlet: bool = False
 
     @property
     def memory(self) -> MemoryRows:
@@ -172,6 +175,7 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
         _counts_memory(attributes, annotations),
         _options(attributes),
         attributes.get(ATTRIBUTE, "") if attributes.get(ATTRIBUTE_METHOD, METHOD_ALL) == METHOD_ALL else "",
+        CPU_TOPOLOGY in annotations and FIGURES not in annotations,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ from proxy.engine.owners import ReservationCpus
 from proxy.engine.pod_dry_run import dry_run
 from proxy.engine.state import NodeState
 from proxy.model.idset import CpuSet, Mask
-from proxy.pools.topology_keys import CPU_OPTIONS
-from proxy.scheduler.decision import SHOWN, NodeVerdict, _possibly_rejected, evaluate, expect
+from proxy.pools.topology_keys import CPU_OPTIONS, FIGURES
+from proxy.scheduler.decision import NodeVerdict, _possibly_rejected, evaluate, expect
 from proxy.scheduler.node_facts import SchedulableNode, counts_of, join_facts
 from proxy.scheduler.node_table import ENOUGH, NOT_EVALUATED, NodeTable
 from proxy.scheduler.pod_demand import PodDemand, with_cpus
@@ -160,6 +161,50 @@ def test_lsr_pods_get_cpus_as_a_whole() -> None:
     assert (verdict.fits, len(verdict.cpus), len(verdict.numa_nodes)) == (True, 4, 1)
 
 
+@pytest.mark.parametrize(
+    ("wide", "fits"),
+    [("0-1,8-9", False), ("0-3", True)],
+)
+def test_a_pod_that_keeps_apart_avoids_numa_nodes_of_pods_that_span_several(wide: str, fits: bool) -> None:
+    """With a policy of its own, a pod keeps apart unless it says otherwise."""
+    spec = {"scheduling.koordinator.sh/numa-topology-spec": '{"numaTopologyPolicy":"SingleNUMANode"}'}
+    found = node(policy="none", pods={"wide": wide, "u": "12"}, free=str(cpus("0-11,13-15") - cpus(wide)))
+    assert decide(found, demand("p", 2, annotations=spec)).fits is fits
+    assert decide(found, demand("p", 2)).fits
+    apart = node(policy="none", pods={"a": "0-1", "b": "8-9"}, free="2-7,10-15")
+    spans = node(policy="none", pods={"a": "0,8", "b": "1,9"}, free="2-7,10-15")
+    assert counts_of(apart) != counts_of(spans)
+
+
+def test_a_node_that_names_no_pods_keeps_no_pod_apart() -> None:
+    spec = {"scheduling.koordinator.sh/numa-topology-spec": '{"numaTopologyPolicy":"SingleNUMANode"}'}
+    assert decide(node(policy="none", free="2-7,10-15"), demand("p", 2, annotations=spec)).fits
+
+
+@pytest.mark.parametrize(("count", "fits"), [(6, True), (7, False)])
+def test_lsr_pods_own_cpus_under_koordlet_though_kubelets_policy_is_none(count: int, fits: bool) -> None:
+    detail = [{"id": c, "core": c // 2, "socket": c // 4, "node": c // 4} for c in range(8)]
+    raw = resource_topology("n1", {0: {"cpu": (4, 4)}, 1: {"cpu": (4, 4)}}, "none")
+    raw["metadata"]["annotations"] = {
+        "node.koordinator.sh/cpu-topology": json.dumps({"detail": detail}),
+        "node.koordinator.sh/pod-cpu-allocs": "[]",
+        "kubelet.koordinator.sh/cpu-manager-policy": json.dumps({"policy": "none"}),
+    }
+    foreign = join_facts("n1", None, None, read_resource_topology(raw))
+    lsr = demand("p", count, labels={"koordinator.sh/qosClass": "LSR"})
+    other = demand("o", 1, labels={"koordinator.sh/qosClass": "LSR"})
+    verdict = decide(foreign, lsr, [with_cpus(other, '{"cpuset":"0"}')])
+    assert (verdict.fits, len(verdict.cpus)) == (fits, count * fits)
+    assert not decide(foreign, demand("p", 4)).cpus
+    table = NodeTable()
+    table.put(foreign)
+    assert bool(table.filter(demand("p", 9, labels={"koordinator.sh/qosClass": "LSR"})).failed)
+    raw["metadata"]["annotations"][FIGURES] = "mode=enforce"
+    own = join_facts("n1", None, None, read_resource_topology(raw))
+    assert decide(own, lsr).fits, "an earlier agent of topoproxy, which does not say its own policy"
+    assert not decide(own, lsr).cpus
+
+
 def test_a_pod_does_not_fit_if_any_order_rejects_a_pending_pod() -> None:
     """If the large pod is bound first, it gets the large NUMA node; otherwise the small pod takes it."""
     half = node(free="0-5,8-9")
@@ -256,12 +301,13 @@ def test_where_each_pod_finds_room_after_all_others_the_order_does_not_matter() 
 
 def any_order_refuses(initial: NodeState, pods: list[PodDemand], ended: CpuSet) -> bool:
     """Try all orders of the pods, with the end of a pod that the object still shows in each place."""
-    held = initial.reservation_cpus[SHOWN].cpus if SHOWN in initial.reservation_cpus else CpuSet()
     for order in itertools.permutations([*pods, None] if ended else pods):
         state = initial
         for each in order:
             if each is None:
-                state = state.with_reservation(SHOWN, ReservationCpus(SHOWN, held - ended))
+                for key, reserved in state.reservation_cpus.items():
+                    left = ReservationCpus(reserved.owner, reserved.cpus - ended)
+                    state = state.with_reservation(key, left)
                 continue
             outcome = dry_run(state, each.arrival())
             if not outcome.verdict.admitted:
