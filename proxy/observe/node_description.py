@@ -26,6 +26,7 @@ from proxy.engine.node import Node
 from proxy.engine.owners import unowned_floor_cpus
 from proxy.engine.state import NodeState
 from proxy.model import schema_ids
+from proxy.model.admission import BeyondLimit
 from proxy.model.idset import CpuSet
 from proxy.model.kubelet import CpuManager, NodeMeta
 from proxy.model.machine import Machine, NumaNode
@@ -49,6 +50,16 @@ from proxy.pools.node_keys import (
     SYSTEM_QOS,
     raw_allocatable,
     reservation,
+)
+from proxy.pools.topology_keys import (
+    AUTO,
+    BIND,
+    FLOOR,
+    NODE_LIMIT,
+    NUMA_FLOOR,
+    POD_LIMIT,
+    STRATEGY,
+    TOPOLOGY_OPTIONS,
 )
 
 
@@ -191,9 +202,12 @@ def describe_node(
         "mode": state.mode.value,
         "published": state.mode in (NodeMode.ENFORCE, NodeMode.OBSERVE),
         "applied": applies_to(state, None),
-        "policies": _policies(node, manager or CpuManager()),
+        "policies": _policies(node, manager or CpuManager())
+        | (_rules(node) if applies_to(state, None) else {}),
         "reservedCPUs": str(node.reserved | node.withheld),
+        "withheldCPUs": str(node.withheld),
         "freeCPUs": str(_free(state)),
+        "floorCPUs": str(_floor_cpus(state)),
         "cpus": [
             [location.cpu, location.core, location.socket, location.node]
             for location in locations_of(node.machine)
@@ -236,6 +250,11 @@ def _free(state: NodeState) -> CpuSet:
     return free - CpuSet.union_of(owned)
 
 
+def _floor_cpus(state: NodeState) -> CpuSet:
+    """Return the CPUs that are not free only because the shared pool needs some: others would do as well."""
+    return unowned_floor_cpus(state) - state.node.cpu.reserved if applies_to(state, None) else CpuSet()
+
+
 def _pinned(state: NodeState) -> list[CpuSet]:
     """Return the CPUs that containers own although the plan is not applied: other programs chose them."""
     return [
@@ -255,6 +274,21 @@ def _policies(node: Node, manager: CpuManager) -> dict[str, str]:
         "memoryManagerPolicy": "None" if node.memory is None else "Static",
         "cpuManagerPolicyOptions": _cpu_options(node, manager),
     }
+
+
+def _rules(node: Node) -> dict[str, str]:
+    """Return the rules of the node that the Node object does not show; those that reject pods by number."""
+    rules = node.admission
+    values: dict[str, object] = {
+        BIND: node.bind.value,
+        STRATEGY: node.strategy.value,
+        TOPOLOGY_OPTIONS: "prefer-closest-numa-nodes=true" if node.closest else "",
+        FLOOR: AUTO if rules.floor is None else rules.floor,
+        NUMA_FLOOR: AUTO if rules.numa_floor is None else rules.numa_floor,
+    }
+    if rules.beyond is BeyondLimit.REJECT:
+        values |= {POD_LIMIT: rules.pod_limit, NODE_LIMIT: rules.node_limit}
+    return {name: str(value) for name, value in values.items() if value is not None and value != ""}
 
 
 def _cpu_options(node: Node, manager: CpuManager) -> str:

@@ -4,7 +4,8 @@ Koordinator's annotations hold the node's pools and the policy of kubelet's CPU 
 them, and its hooks read them from there (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
 parseRule). ``proxy.observe.koordinator`` writes the same annotations.
 
-The attributes are added by topoproxy, and named as in kubelet's configuration.
+The attributes are added by topoproxy, and named as in kubelet's configuration or its own. Objects that have
+no attributes, Volcano's Numatopology and Koordinator's form, have them as an annotation (``POLICIES``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,23 @@ CPU_OPTIONS = "cpuManagerPolicyOptions"
 MEMORY_MANAGER = "memoryManagerPolicy"
 STATIC_MEMORY = "Static"
 """Names of attributes, and a value of the last one."""
+TOPOLOGY_POLICY = "topologyManagerPolicy"
+TOPOLOGY_SCOPE = "topologyManagerScope"
+TOPOLOGY_OPTIONS = "topologyManagerPolicyOptions"
+BIND = "cpuBindPolicy"
+STRATEGY = "numaAllocateStrategy"
+POD_LIMIT = "maxCPUsPerPod"
+NODE_LIMIT = "maxCPUsPerNode"
+FLOOR = "sharedFloor"
+NUMA_FLOOR = "sharedFloorPerNUMANode"
+AUTO = "auto"
+"""Names of further attributes, and the value of a floor that follows from the machine."""
+
+POLICIES = "topoproxy/policies"
+"""The annotation with the attributes as a JSON object."""
+FLOOR_CPUS = "floorCPUs"
+WITHHELD_CPUS = "withheldCPUs"
+"""Members of the annotation only: they are true of the object that has it."""
 
 
 class ManagerPolicy(Struct, frozen=True):

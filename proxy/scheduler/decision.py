@@ -169,8 +169,8 @@ def shown_state(node: SchedulableNode) -> NodeState:
     owned = rules.machine.online - node.free
     pod_cpus = owned - node.reserved
     if node.reserved or owned:
-        # The shared pool must keep a CPU, as on the node itself.
-        reserve = node.reserved or _one_of(rules, pod_cpus)
+        # Without a floor the shared pool must keep a CPU, as on the node itself.
+        reserve = node.reserved or (CpuSet() if rules.floors else _one_of(rules, pod_cpus))
         rules = _variant(rules, reserve.bits, partial(rules.with_reserved_cpus, reserve))
         pod_cpus -= reserve
     state = NodeState.of(rules, (), (), reservation_cpus=_reservations(node, pod_cpus))
@@ -296,7 +296,8 @@ def _possibly_rejected(node: SchedulableNode, pods: Sequence[PodDemand]) -> int:
         and not rules.options.full_pcpus_only
         and not node.memory
     )
-    remaining = len(node.free) - sum(pod.exclusive for pod in pods)
+    remaining = len(node.free) - sum(floor.least for floor in rules.floors.floors)
+    remaining -= sum(pod.exclusive for pod in pods)
     most = len(rules.machine.nodes)
     possibly_rejected = 0
     for at, pod in enumerate(pods):

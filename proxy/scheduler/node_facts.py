@@ -20,6 +20,7 @@ memory of several nodes together.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -42,6 +43,7 @@ from proxy.model.quantity import parse_quantity
 from proxy.model.requests import HUGE_PAGES, MEMORY
 from proxy.pools.claims import STRICT
 from proxy.pools.node_keys import PLACEMENT_KEYS
+from proxy.scheduler.agent_policies import AgentPolicies, read_policies
 from proxy.scheduler.numatopology import NumatopologyFacts
 from proxy.scheduler.pod_demand import PodDemand
 from proxy.scheduler.resource_topology import CpuRows, MemoryRows, ResourceTopologyFacts
@@ -155,17 +157,21 @@ def join_facts(
     if not rows:
         raise UnknownNodeError("its objects name no CPU")
     distances = zones.distances if zones else ()
-    manager = _manager(numa, zones)
-    options = tuple(sorted((zones.node_options if zones and zones.node_options else manager.options).items()))
+    agent = _agent_policies(numa, zones)
+    manager = _manager(numa, zones, agent)
+    options = agent.options or tuple(sorted(manager.options.items()))
     policy_labels = _policy_labels(meta)
     memory = zones.memory if zones else ()
     pages = tuple((where, resource, most) for where, resource, most, _ in memory)
     zone_ids = tuple(sorted(zones.zones)) if zones else ()
-    rules = _rules(_RuleInputs(rows, zone_ids, distances, pages, options, _hashable(manager), policy_labels))
+    own = replace(agent, floor_cpus=CpuSet())
+    inputs = _RuleInputs(rows, zone_ids, distances, pages, options, _hashable(manager), policy_labels, own)
+    rules = _rules(inputs)
     everything = rules.machine.online
-    free = (numa.free if numa else zones.free(everything) if zones else CpuSet()) & everything
+    free = numa.free if numa else zones.free(everything) if zones else CpuSet()
+    free = (free | agent.floor_cpus) & everything - agent.withheld
     shown = numa.shown if numa and numa.shown is not None else zones.shown if zones else {}
-    reserved = rules.reserved | _reserve(rules, numa, free)
+    reserved = rules.reserved | agent.withheld & everything | _reserve(rules, numa, free)
     return SchedulableNode(
         name,
         rules,
@@ -181,13 +187,32 @@ def join_facts(
     )
 
 
-def _manager(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None) -> CpuManager:
+def _agent_policies(numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None) -> AgentPolicies:
+    """Return what topoproxy's agent says of the rules of a node.
+
+    Raises:
+        UnknownNodeError: A policy has a wrong value.
+    """
+    of_zones, of_numa = zones.policies if zones else {}, numa.policies if numa else {}
+    names_pods = numa.shown is not None if numa else bool(zones and zones.rows)
+    by_id = of_numa if numa else of_zones
+    try:
+        # Reserved and owned CPUs look alike in an object that names no pods.
+        return read_policies({**of_zones, **of_numa}, by_id if names_pods else {})
+    except ValueError as error:
+        raise UnknownNodeError(str(error)) from None
+
+
+def _manager(
+    numa: NumatopologyFacts | None, zones: ResourceTopologyFacts | None, agent: AgentPolicies
+) -> CpuManager:
     """Return the settings of kubelet's managers, or of those of topoproxy in their place."""
     policy = (numa.cpu_policy if numa else "") or (zones.cpu_policy if zones else "") or "static"
     topology = (zones.policy if zones else "") or (numa.policy if numa else "")
-    scope = zones.scope if zones else ""
+    scope = (zones.scope if zones else "") or agent.scope
     options = zones.options if zones else {}
-    return CpuManager(policy, options, zones.reserved if zones else CpuSet(), topology, scope)
+    reserved = zones.reserved - agent.floor_cpus if zones else CpuSet()
+    return CpuManager(policy, options, reserved, topology, scope)
 
 
 def _policy_labels(meta: NodeMeta | None) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
@@ -217,6 +242,7 @@ class _RuleInputs(NamedTuple):
     options: tuple[tuple[str, str], ...]
     manager: tuple[str, str, str, int, tuple[tuple[str, str], ...]]
     labels: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
+    agent: AgentPolicies
 
 
 _RULES_IN_USE: WeakValueDictionary[_RuleInputs, Node] = WeakValueDictionary()
@@ -232,7 +258,7 @@ def _rules(inputs: _RuleInputs) -> Node:
 
 
 def _make_rules(inputs: _RuleInputs) -> Node:
-    rows, zones, distances, memory, options, manager, labels = inputs
+    rows, zones, distances, memory, options, manager, labels, agent = inputs
     cpu_policy, policy, scope, reserved, kubelets = manager
     machine = machine_of(rows, dict(distances), memory, zones)
     static = cpu_policy == "static"
@@ -240,15 +266,30 @@ def _make_rules(inputs: _RuleInputs) -> Node:
         parsed = parse_cpu_options(dict(options)) if static else parse_cpu_options({})
     except ConfigError as error:
         raise UnknownNodeError(str(error)) from None
-    # Reserved CPUs and those of the floor look alike in the objects, and only the latter always stay in the
-    # pool. kubelet admits pods also where the pool is left empty.
-    parsed = replace(parsed, strict_cpu_reservation=False)
+    if not agent.knows_floor:
+        # Reserved CPUs and those of the floor look alike in the objects, and only the latter always stay in
+        # the pool. kubelet admits pods also where the pool is left empty.
+        parsed = replace(parsed, strict_cpu_reservation=False)
     reserve = {numa.id: {MEMORY: _KEPT} for numa in machine.nodes} if memory else None
     topology = CpuTopology.of(machine)
-    base = Node(machine, topology, static=static, options=parsed, reserved_memory=reserve)
+    base = Node(
+        machine,
+        topology,
+        static=static,
+        options=parsed,
+        closest=agent.closest,
+        reserved_memory=reserve,
+        bind=agent.bind,
+        strategy=agent.strategy,
+        admission=agent.admission,
+    )
     meta = NodeMeta(labels=dict(labels[0]), annotations=dict(labels[1]))
     known = CpuManager(cpu_policy, dict(kubelets), CpuSet.from_bits(reserved), policy, scope)
     node = read_node_policy(base, machine, meta, known).on(base)
+    if agent.withheld:
+        node = dataclasses.replace(  # noqa: TID251  a dataclass
+            node, node_reservation=node.node_reservation | agent.withheld, pool_placements={}
+        )
     if policy and policy not in tuple(TopologyPolicy):
         raise UnknownNodeError(f"its topology manager has the policy {policy!r:.60}, which is not known")
     try:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from proxy.model.idset import CpuSet
 from proxy.model.quantity import parse_quantity
 from proxy.pools.go_json import Fields
+from proxy.scheduler.agent_policies import read_annotation
 from proxy.scheduler.resource_topology import MOST_CPUS, CpuRows
 
 
@@ -28,6 +29,7 @@ class NumatopologyFacts(Struct, frozen=True):
         cpu_policy, policy: Of the CPU manager and of the topology manager.
         reserve: How many CPUs kubelet reserves; it chooses them itself.
         shown: CPUs of the pods that the object lists, by uid; None where it lists no pods at all.
+        policies: What topoproxy's agent says of the rules of the node, by name.
     """
 
     cpus: CpuRows
@@ -36,6 +38,7 @@ class NumatopologyFacts(Struct, frozen=True):
     policy: str = ""
     reserve: int = 0
     shown: Mapping[str, CpuSet] | None = None
+    policies: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_numatopology(raw: Mapping[str, Any]) -> NumatopologyFacts:
@@ -59,6 +62,7 @@ def read_numatopology(raw: Mapping[str, Any]) -> NumatopologyFacts:
         policies.text("TopologyManagerPolicy"),
         reserve,
         _shown(spec) if spec.get("podAllocations") is not None else None,
+        read_annotation(Fields(raw.get("metadata"), "metadata").get("annotations")),
     )
 
 

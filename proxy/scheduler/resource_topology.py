@@ -30,12 +30,14 @@ from proxy.pools.go_json import Fields, load
 from proxy.pools.pod_fingerprint import ATTRIBUTE, ATTRIBUTE_METHOD, METHOD_ALL
 from proxy.pools.topology_keys import (
     CPU_MANAGER,
-    CPU_OPTIONS,
     FIGURES,
     MANAGER_POLICY,
     MEMORY_MANAGER,
     STATIC_MEMORY,
+    TOPOLOGY_POLICY,
+    TOPOLOGY_SCOPE,
 )
+from proxy.scheduler.agent_policies import read_annotation
 
 CpuRows = tuple[tuple[int, int, int, int], ...]
 """CPUs: id, core, socket, NUMA node."""
@@ -72,11 +74,13 @@ class ResourceTopologyFacts(Struct, frozen=True):
         zones: NUMA node to resource to amounts; CPUs in thousandths.
         distances: NUMA node and its distances, in ascending order of nodes; empty where unknown.
         policy, scope: Of the topology manager; empty where the object has none.
-        cpu_policy, options, reserved: Of the CPU manager, by Koordinator's annotation.
+        cpu_policy: Of the CPU manager that decides on the node.
+        options, reserved: Of kubelet's CPU manager, by Koordinator's annotation; where topoproxy says which
+            policy is in effect, kubelet's options are not.
         rows: CPUs by Koordinator's annotation.
         shown: CPUs of the pods that Koordinator's annotation lists, by uid.
         counts_memory: Whether memory is counted by NUMA node.
-        node_options: Options of the CPU manager that decides on the node, by topoproxy's attribute.
+        policies: What topoproxy's agent says of the rules of the node, by name.
         fingerprint: Of all pods that the object counts; empty where it has none.
         by_koordlet: Whether Koordinator's agent describes the node: its LSE and LSR pods get the CPUs that a
             scheduler names, whichever policy kubelet's CPU manager has.
@@ -92,7 +96,7 @@ class ResourceTopologyFacts(Struct, frozen=True):
     rows: CpuRows = ()
     shown: Mapping[str, CpuSet] = field(default_factory=dict)
     counts_memory: bool = False
-    node_options: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str = ""
     by_koordlet: bool = False
 
@@ -154,12 +158,12 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
     metadata = Fields(fields.get("metadata"), "metadata")
     texts = metadata.get("annotations")
     annotations: Mapping[str, Any] = texts if isinstance(texts, dict) else {}
-    attributes = {
+    attributes = read_annotation(annotations) | {
         attribute.text("name"): attribute.text("value") for attribute in fields.objects("attributes")
     }
     policy, scope = _policy(fields, attributes)
     manager = Fields.parse(str(annotations.get(MANAGER_POLICY) or "{}"))
-    options = manager.get("options")
+    options = {} if CPU_MANAGER in attributes else manager.get("options")
     zones, costs = _zones(fields)
     pod_cpus = _held(annotations)
     return ResourceTopologyFacts(
@@ -167,22 +171,16 @@ def read_resource_topology(raw: Mapping[str, Any]) -> ResourceTopologyFacts:
         _distances(zones, costs),
         policy,
         scope,
-        manager.text("policy") or attributes.get(CPU_MANAGER, ""),
+        attributes.get(CPU_MANAGER) or manager.text("policy"),
         {str(k): str(v) for k, v in options.items()} if isinstance(options, dict) else {},
         CpuSet.parse(manager.text("reservedCPUs")),
         _rows(annotations),
         pod_cpus,
         _counts_memory(attributes, annotations),
-        _options(attributes),
+        attributes,
         attributes.get(ATTRIBUTE, "") if attributes.get(ATTRIBUTE_METHOD, METHOD_ALL) == METHOD_ALL else "",
         CPU_TOPOLOGY in annotations and FIGURES not in annotations,
     )
-
-
-def _options(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the CPU manager as topoproxy writes them: NAME=VALUE, with commas between."""
-    parts = (option.partition("=") for option in attributes.get(CPU_OPTIONS, "").split(",") if option)
-    return {name: value for name, _, value in parts}
 
 
 def _counts_memory(attributes: Mapping[str, str], annotations: Mapping[str, Any]) -> bool:
@@ -190,12 +188,12 @@ def _counts_memory(attributes: Mapping[str, str], annotations: Mapping[str, Any]
     if MEMORY_MANAGER in attributes:
         return attributes[MEMORY_MANAGER] == STATIC_MEMORY
     by_others = FIGURES in annotations or CPU_TOPOLOGY in annotations
-    return "topologyManagerPolicy" in attributes and not by_others
+    return TOPOLOGY_POLICY in attributes and not by_others
 
 
 def _policy(fields: Fields, attributes: Mapping[str, str]) -> tuple[str, str]:
-    if "topologyManagerPolicy" in attributes:
-        return attributes["topologyManagerPolicy"], attributes.get("topologyManagerScope", "")
+    if TOPOLOGY_POLICY in attributes:
+        return attributes[TOPOLOGY_POLICY], attributes.get(TOPOLOGY_SCOPE, "")
     listed = fields.get("topologyPolicies")
     text = str(listed[0]) if isinstance(listed, list) and listed else ""
     for name, policy in _POLICIES.items():

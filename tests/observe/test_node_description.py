@@ -75,13 +75,28 @@ def test_the_floor_of_the_shared_pool_is_not_free_and_schedulers_know_it_as_rese
     node = replace(NODE, admission=AdmissionRules(floor=0, numa_floor=2))
     state = NodeState.of(node, [LSR], [owner("a", LSR, "2,10")])
     assert str(unowned_floor_cpus(state)) == "3,7,11,15"
-    assert describe_node(state, "n1")["freeCPUs"] == "1,4-6,9,12-14"
+    page = describe_node(state, "n1")
+    assert (page["freeCPUs"], page["floorCPUs"], page["withheldCPUs"]) == (
+        "1,4-6,9,12-14",
+        "3,7,11,15",
+        "0,8",
+    )
+    assert (
+        as_map(page["policies"]).items()
+        >= {
+            "cpuBindPolicy": "FullPCPUsOnly",
+            "sharedFloor": "0",
+            "sharedFloorPerNUMANode": "2",
+        }.items()
+    )
     reported = node_resource_topology(MACHINE, node_facts(state, "n1", CpuManager("static")))
     metadata = reported["metadata"]
     assert isinstance(metadata, dict)
     assert json.loads(metadata["annotations"][MANAGER_POLICY])["reservedCPUs"] == "3,7,11,15"
     observed = structs.replace(state, mode=NodeMode.OBSERVE)
-    assert describe_node(observed, "n1")["freeCPUs"] == "1-7,9-15"
+    page = describe_node(observed, "n1")
+    assert (page["freeCPUs"], page["floorCPUs"]) == ("1-7,9-15", "")
+    assert "sharedFloor" not in as_map(page["policies"])
 
 
 def test_cpus_reserved_for_a_pod_are_not_free_and_are_listed_as_its_own() -> None:

@@ -55,11 +55,23 @@ class PublishedNumaNode(Struct, frozen=True, rename="camel"):
 class Policies(Struct, frozen=True, rename="camel"):
     """The policies in effect, with kubelet's values; empty where the daemon does not report them."""
 
-    cpu_manager_policy: str = "none"
     topology_manager_policy: str = "none"
     topology_manager_scope: str = "container"
-    memory_manager_policy: str = ""
+    cpu_manager_policy: str = "none"
     cpu_manager_policy_options: str = ""
+    memory_manager_policy: str = ""
+    topology_manager_policy_options: str = ""
+    cpu_bind_policy: str = ""
+    numa_allocate_strategy: str = ""
+    pod_limit: str = field(default="", name="maxCPUsPerPod")
+    node_limit: str = field(default="", name="maxCPUsPerNode")
+    floor: str = field(default="", name="sharedFloor")
+    numa_floor: str = field(default="", name="sharedFloorPerNUMANode")
+
+    def by_name(self) -> dict[str, str]:
+        """Return the policies that are reported, by the names of attributes."""
+        names = zip(self.__struct_encode_fields__, self.__struct_fields__, strict=True)
+        return {name: value for name, member in names if (value := getattr(self, member))}
 
 
 class PublishedZone(Struct, frozen=True, rename="camel"):
@@ -113,6 +125,9 @@ class NodePage(Struct, frozen=True):
         policies: In effect.
         reserved: CPUs that no container owns.
         free: CPUs that a new owner may get.
+        withheld: Of the reserved CPUs, those that the shared pool does not have either.
+        floor: CPUs that are not free only because the shared pool needs some; None where the daemon does not
+            report them.
         cpus: Online CPUs: id, core, socket, NUMA node.
         numa_nodes: In ascending order.
         memory: Bytes by NUMA node and resource, ``allocatable`` and ``free``; empty where none is promised.
@@ -140,6 +155,8 @@ class NodePage(Struct, frozen=True):
     koordinator: KoordinatorPart = field(default_factory=KoordinatorPart)
     rejections: tuple[Rejection, ...] = ()
     version: str = ""
+    withheld: str = field(default="", name="withheldCPUs")
+    floor: str | None = field(default=None, name="floorCPUs")
 
 
 def passthrough_page(name: str) -> NodePage:

@@ -22,13 +22,14 @@ a pod is not in it before a container of it was placed or CPUs were set aside fo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from proxy.agent.objects.node_page import NodePage, PublishedNumaNode, PublishedZone, all_cpus
 from proxy.model.idset import CpuSet
 from proxy.pools.pod_fingerprint import ANNOTATION, ATTRIBUTE, ATTRIBUTE_METHOD, METHOD_ALL, fingerprint
-from proxy.pools.topology_keys import CPU_MANAGER, CPU_OPTIONS, FIGURES, MEMORY_MANAGER
+from proxy.pools.topology_keys import FIGURES, FLOOR_CPUS, MEMORY_MANAGER, POLICIES, WITHHELD_CPUS
 
 GROUP = "topology.node.k8s.io"
 KIND = "NodeResourceTopology"
@@ -44,14 +45,7 @@ def path(version: str) -> str:
 
 def nfd_topology(page: NodePage) -> dict[str, Any]:
     """Return the object as NFD's topology-updater writes it, in ``NFD_VERSION``."""
-    policies = page.policies
-    attributes = {
-        "topologyManagerPolicy": policies.topology_manager_policy,
-        "topologyManagerScope": policies.topology_manager_scope,
-        CPU_MANAGER: policies.cpu_manager_policy,
-        **({CPU_OPTIONS: policies.cpu_manager_policy_options} if policies.cpu_manager_policy_options else {}),
-        **({MEMORY_MANAGER: policies.memory_manager_policy} if policies.memory_manager_policy else {}),
-    }
+    attributes = page.policies.by_name()
     annotations = {FIGURES: figures(page)}
     if page.pods:
         attributes[ATTRIBUTE] = fingerprint((pod.namespace, pod.name) for pod in page.pods if pod.counted)
@@ -77,13 +71,27 @@ def koordinator_topology(page: NodePage, version: str = "v1alpha1") -> dict[str,
         "metadata": {
             "name": page.name,
             "labels": dict(part.labels),
-            "annotations": {**part.annotations, FIGURES: figures(page)},
+            "annotations": {**part.annotations, **policies_annotation(page), FIGURES: figures(page)},
         },
         "topologyPolicies": list(part.topology_policies),
         "zones": [
             {"name": zone.name, "type": zone.type, "resources": list(zone.resources)} for zone in part.zones
         ],
     }
+
+
+def policies_annotation(page: NodePage) -> dict[str, str]:
+    """Return the annotation of objects that have no attributes; none where topoproxy's policies do not apply.
+
+    Memory is left out: these objects do not show how much of it is free.
+    """
+    if not page.applied:
+        return {}
+    policies = page.policies.by_name()
+    policies.pop(MEMORY_MANAGER, None)
+    if page.floor is not None:
+        policies |= {FLOOR_CPUS: page.floor, WITHHELD_CPUS: page.withheld}
+    return {POLICIES: json.dumps(policies, separators=(",", ":"))}
 
 
 def with_owner(value: Mapping[str, Any], node: str, uid: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.agent.objects.node_page import NodePage, PublishedPod
+from proxy.agent.objects.node_resource_topology import policies_annotation
 from proxy.model.idset import CpuSet
 
 API_VERSION = "nodeinfo.volcano.sh/v1alpha1"
@@ -52,7 +53,7 @@ def numatopology(page: NodePage, *, allocations: bool = True) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": page.name},
+        "metadata": {"name": page.name, "annotations": policies_annotation(page)},
         "spec": spec,
     }
 

@@ -39,7 +39,7 @@ EVICT = RejectedPodsConfig(policy=RejectedPolicy.EVICT)
 
 
 def page(*rejections: Rejection, free: str = "0,4") -> NodePage:
-    policies = Policies("static", "single-numa-node")
+    policies = Policies("single-numa-node", cpu_manager_policy="static")
     return NodePage("n1", "enforce", True, True, policies, "", free, CPUS, (), rejections=rejections)
 
 

@@ -1,0 +1,120 @@
+"""The rules of a node that topoproxy's agent publishes, as attributes of its objects or as an annotation.
+
+Other programs write none of them, and an earlier agent only some: a rule that is absent does not apply. Where
+the floor of the shared pool is published, the CPUs that it keeps are known apart from reserved ones, and the
+engine keeps them as on the node: by their number, whichever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from proxy.model.admission import AdmissionRules
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
+from proxy.pools.go_json import load
+from proxy.pools.topology_keys import (
+    AUTO,
+    BIND,
+    CPU_OPTIONS,
+    FLOOR,
+    FLOOR_CPUS,
+    NODE_LIMIT,
+    NUMA_FLOOR,
+    POD_LIMIT,
+    POLICIES,
+    STRATEGY,
+    TOPOLOGY_OPTIONS,
+    TOPOLOGY_SCOPE,
+    WITHHELD_CPUS,
+)
+
+MOST = 100_000
+"""No machine has as many CPUs."""
+
+
+class AgentPolicies(Struct, frozen=True):
+    """The rules of a node.
+
+    Attributes:
+        scope: Of the topology manager; empty where it is not published.
+        options: Options of the CPU manager.
+        bind, strategy, closest: As those of ``proxy.engine.node.Node``.
+        admission: How many CPUs may be owned.
+        knows_floor: Whether the floor is known apart from reserved CPUs.
+        floor_cpus: CPUs that are not free only because the shared pool needs some.
+        withheld: Reserved CPUs that the shared pool does not have either.
+    """
+
+    scope: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    bind: NodeBindPolicy = NodeBindPolicy.NONE
+    strategy: NumaStrategy = NumaStrategy.NONE
+    closest: bool = False
+    admission: AdmissionRules = AdmissionRules()
+    knows_floor: bool = False
+    floor_cpus: CpuSet = CpuSet()
+    withheld: CpuSet = CpuSet()
+
+
+def read_annotation(annotations: object) -> dict[str, str]:
+    """Return the policies that an annotation has, by name.
+
+    Raises:
+        ValueError: It is not a JSON object.
+    """
+    text = annotations.get(POLICIES) if isinstance(annotations, dict) else None
+    policies = load(str(text)) if text else {}
+    if not isinstance(policies, dict):
+        raise ValueError(f"annotation {POLICIES} is not a JSON object")  # noqa: TRY004  one kind of error
+    return {str(name): str(value) for name, value in policies.items()}
+
+
+def read_policies(everywhere: Mapping[str, str], by_id: Mapping[str, str]) -> AgentPolicies:
+    """Read policies.
+
+    Args:
+        everywhere: Those of all objects of the node.
+        by_id: Those of the object that names the CPUs of the node and of its pods; empty where none does.
+
+    Raises:
+        ValueError: A policy has a wrong value; the text names it.
+    """
+    knows_floor = FLOOR_CPUS in by_id
+    return AgentPolicies(
+        everywhere.get(TOPOLOGY_SCOPE, ""),
+        _options(everywhere, CPU_OPTIONS),
+        NodeBindPolicy(everywhere.get(BIND, "")),
+        NumaStrategy(everywhere.get(STRATEGY, "")),
+        dict(_options(everywhere, TOPOLOGY_OPTIONS)).get("prefer-closest-numa-nodes") == "true",
+        AdmissionRules(
+            pod_limit=_number(everywhere, POD_LIMIT),
+            node_limit=_number(by_id, NODE_LIMIT) if knows_floor else None,
+            floor=_floor(by_id, FLOOR) if knows_floor else 0,
+            numa_floor=_floor(by_id, NUMA_FLOOR) if knows_floor else 0,
+        ),
+        knows_floor,
+        CpuSet.parse(by_id.get(FLOOR_CPUS, "")),
+        CpuSet.parse(by_id.get(WITHHELD_CPUS, "")),
+    )
+
+
+def _options(policies: Mapping[str, str], name: str) -> tuple[tuple[str, str], ...]:
+    """Return options as topoproxy writes them: NAME=VALUE, with commas between."""
+    parts = (option.partition("=") for option in policies.get(name, "").split(",") if option)
+    return tuple(sorted({name: value for name, _, value in parts}.items()))
+
+
+def _floor(policies: Mapping[str, str], name: str) -> int | None:
+    return None if policies.get(name) == AUTO else _number(policies, name) or 0
+
+
+def _number(policies: Mapping[str, str], name: str) -> int | None:
+    text = policies.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST):
+        raise ValueError(f"{name} is {text!r:.40}, no number of CPUs")
+    return int(text)

@@ -1,0 +1,201 @@
+"""The rules that topoproxy's agent publishes: the extender decides by them as the node does."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from proxy.agent.objects.node_page import NodePage, read_node_page
+from proxy.agent.objects.node_resource_topology import koordinator_topology, nfd_topology
+from proxy.agent.objects.numatopology import numatopology
+from proxy.allocation.cpu_topology import CpuTopology
+from proxy.engine.node import Node
+from proxy.engine.pod_dry_run import dry_run
+from proxy.engine.state import NodeState
+from proxy.model.admission import AdmissionRules, BeyondLimit
+from proxy.model.idset import CpuSet
+from proxy.model.koordinator import NodeBindPolicy, NumaStrategy
+from proxy.model.kubelet import CpuManager
+from proxy.model.mode import NodeMode
+from proxy.model.options import CpuOptions, Scope, TopologyPolicy
+from proxy.observe.node_description import describe_node
+from proxy.pools.topology_keys import FLOOR_CPUS, POD_LIMIT, POLICIES
+from proxy.scheduler.decision import evaluate, expect
+from proxy.scheduler.node_facts import SchedulableNode, join_facts
+from proxy.scheduler.numatopology import read_numatopology
+from proxy.scheduler.pod_demand import PodDemand
+from proxy.scheduler.resource_topology import read_resource_topology
+from proxy.topology.regular_machine import regular_machine
+from tests.scheduler.objects import cpus, demand
+
+MACHINE = regular_machine(2, 1, 4, 2)
+SINGLE = TopologyPolicy.SINGLE_NUMA_NODE
+LSR = {"koordinator.sh/qosClass": "LSR"}
+BOTH, VOLCANO, KOORDINATOR = "both", "Numatopology alone", "Koordinator's form"
+FORMS = (BOTH, VOLCANO, KOORDINATOR)
+
+
+def make(**rules: Any) -> Node:
+    return Node(MACHINE, CpuTopology.of(MACHINE), **{"static": True, "policy": SINGLE, **rules})
+
+
+def page_of(state: NodeState, kubelet: CpuManager | None = None) -> NodePage:
+    description = describe_node(state, "n1", kubelet or CpuManager("none"))
+    return read_node_page(json.loads(json.dumps(to_builtins(description))))
+
+
+def published(page: NodePage, form: str) -> SchedulableNode:
+    """Return the node as the extender reads it from the objects of the agent."""
+    numa = None if form == KOORDINATOR else read_numatopology(numatopology(page))
+    zones = {BOTH: nfd_topology, KOORDINATOR: koordinator_topology}.get(form)
+    return join_facts("n1", None, numa, read_resource_topology(zones(page)) if zones else None)
+
+
+def arrive(state: NodeState, *pods: PodDemand) -> NodeState:
+    for pod in pods:
+        outcome = dry_run(state, pod.arrival())
+        assert outcome.verdict.admitted
+        state = outcome.state
+    return state
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("node", "pod"),
+    [
+        (make(bind=NodeBindPolicy.FULL_PCPUS_ONLY), demand("odd", 3)),
+        (make(options=CpuOptions(full_pcpus_only=True)), demand("odd", 3)),
+        (make(admission=AdmissionRules(pod_limit=4)), demand("much", 6)),
+        (make(admission=AdmissionRules(node_limit=4), reserved=CpuSet((0,))), demand("much", 6)),
+        (make(), demand("impossible", 100, labels=LSR)),
+        (make(), demand("spans", 9)),
+    ],
+)
+def test_rules_of_the_configuration_refuse_pods_as_on_the_node(node: Node, pod: PodDemand, form: str) -> None:
+    """Also where kubelet's CPU manager has the policy none, as docs/kubelet-facts.md advises."""
+    state = arrive(NodeState.empty(node), demand("first", 2))
+    outcome = dry_run(state, pod.arrival())
+    verdict = evaluate(pod, expect(published(page_of(state), form)))
+    assert (verdict.fits, verdict.reason) == (False, outcome.verdict.reason)
+    assert evaluate(demand("fits", 2), expect(published(page_of(state), form))).fits
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_strategy_and_options_are_read_back(form: str) -> None:
+    node = make(strategy=NumaStrategy.LEAST_ALLOCATED, closest=True, scope=Scope.POD)
+    kubelet = CpuManager("none", {"full-pcpus-only": "true"})
+    rules = published(page_of(NodeState.empty(node), kubelet), form).rules
+    assert (rules.strategy, rules.closest, rules.scope) == (NumaStrategy.LEAST_ALLOCATED, True, Scope.POD)
+    assert (rules.static, rules.options, rules.bind) == (True, CpuOptions(), NodeBindPolicy.NONE)
+
+
+def test_a_limit_beyond_which_pods_share_refuses_none() -> None:
+    node = make(admission=AdmissionRules(pod_limit=4, beyond=BeyondLimit.SHARE))
+    assert evaluate(demand("much", 6), expect(published(page_of(NodeState.empty(node)), BOTH))).fits
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_floor_is_a_number_and_the_node_may_keep_other_cpus(form: str) -> None:
+    """Its CPUs are 7 and 15, on NUMA node 1, where a pod of 8 takes all and leaves others to the pool."""
+    state = arrive(NodeState.empty(make(admission=AdmissionRules(floor=2))), demand("first", 2))
+    found = published(page_of(state), form)
+    assert (found.reserved, found.free) == (CpuSet(), cpus("1-7,9-15"))
+    whole = evaluate(demand("whole", 8), expect(found))
+    assert str(whole.cpus) == "4-7,12-15"
+    assert not evaluate(demand("next", 6), expect(found, [demand("whole", 8)])).fits
+    assert evaluate(demand("next", 4), expect(found, [demand("whole", 8)])).fits
+
+
+def test_the_floor_is_not_counted_where_the_object_names_no_pods() -> None:
+    """Reserved CPUs, which the shared pool keeps in any case, look like owned ones there."""
+    node = make(admission=AdmissionRules(floor=2, node_limit=14), reserved=CpuSet((0, 8)))
+    state = NodeState.empty(node)
+    raw = numatopology(page_of(state), allocations=False)
+    found = join_facts("n1", None, read_numatopology(raw), None)
+    everything = demand("all", 6, 8)
+    assert evaluate(everything, expect(found)).fits
+    assert dry_run(state, everything.arrival()).verdict.admitted
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_earlier_agent_reports_the_floor_as_a_reserve(form: str) -> None:
+    state = arrive(NodeState.empty(make(admission=AdmissionRules(floor=2, pod_limit=4))), demand("first", 2))
+    description = describe_node(state, "n1", CpuManager("static"))
+    earlier = {
+        name: value for name, value in description.items() if name not in ("floorCPUs", "withheldCPUs")
+    }
+    policies = description["policies"]
+    assert isinstance(policies, dict)
+    kept = ("cpuManagerPolicy", "topologyManagerPolicy", "topologyManagerScope", "memoryManagerPolicy")
+    earlier["policies"] = {name: policies[name] for name in kept}
+    found = published(read_node_page(json.loads(json.dumps(to_builtins(earlier)))), form)
+    assert (found.reserved, found.free) == (cpus("7,15"), cpus("1-6,9-14"))
+    assert not evaluate(demand("whole", 8), expect(found)).fits
+    assert evaluate(demand("much", 6), expect(found)).fits
+
+
+def test_the_extender_decides_as_the_node_whatever_its_rules_are() -> None:
+    chance = random.Random(5)
+    judged = Counter[bool]()
+    for _ in range(60):
+        node = make(
+            policy=chance.choice(list(TopologyPolicy)),
+            scope=chance.choice(list(Scope)),
+            options=CpuOptions(strict_cpu_reservation=chance.random() < 0.5),
+            bind=chance.choice(list(NodeBindPolicy)),
+            reserved=CpuSet(chance.sample(range(16), chance.randint(0, 2))),
+            node_reservation=CpuSet(chance.sample(range(16), chance.randint(0, 1))),
+            admission=AdmissionRules(
+                floor=chance.choice((None, 1, 3)),
+                numa_floor=chance.choice((None, 0, 1)),
+                pod_limit=chance.choice((None, 5)),
+                node_limit=chance.choice((None, 10)),
+            ),
+        )
+        state = NodeState.empty(node)
+        for number in range(chance.randint(0, 4)):
+            pod = demand(f"p{number}", chance.randint(1, 5), labels=LSR if chance.random() < 0.3 else {})
+            state = dry_run(state, pod.arrival()).state
+        for form in FORMS:
+            found = published(page_of(state), form)
+            for count in (1, 2, 4, 6):
+                pod = demand("wanted", count, labels=LSR if chance.random() < 0.3 else {})
+                outcome = dry_run(state, pod.arrival())
+                verdict = evaluate(pod, expect(found))
+                assert verdict.fits is outcome.verdict.admitted, (form, node, verdict)
+                judged[verdict.fits] += 1
+    assert min(judged.values()) > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "annotation topoproxy/policies is not a JSON object"),
+        ('{"maxCPUsPerPod":"many"}', "maxCPUsPerPod is 'many', no number of CPUs"),
+        ('{"cpuBindPolicy":"Other"}', "'Other' is not a valid NodeBindPolicy"),
+        ('{"floorCPUs":"7-1"}', "7-1"),
+    ],
+)
+def test_malformed_policies_make_a_node_unknown(text: str, message: str) -> None:
+    raw = numatopology(page_of(NodeState.empty(make())))
+    raw["metadata"]["annotations"] = {POLICIES: text}
+    with pytest.raises(ValueError, match=message):
+        join_facts("n1", None, read_numatopology(raw), None)
+
+
+def test_rules_are_published_where_the_plan_is_applied() -> None:
+    state = NodeState.empty(make(admission=AdmissionRules(floor=2, pod_limit=4)))
+    page = page_of(state)
+    policies = json.loads(numatopology(page)["metadata"]["annotations"][POLICIES])
+    assert (policies[POD_LIMIT], policies[FLOOR_CPUS]) == ("4", "7,15")
+    assert {"name": POD_LIMIT, "value": "4"} in nfd_topology(page)["attributes"]
+    observed = page_of(replace(state, mode=NodeMode.OBSERVE))
+    assert numatopology(observed)["metadata"]["annotations"] == {}
+    assert POLICIES not in koordinator_topology(observed)["metadata"]["annotations"]
+    assert POD_LIMIT not in {each["name"] for each in nfd_topology(observed)["attributes"]}
