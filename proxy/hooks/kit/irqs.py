@@ -1,7 +1,8 @@
 """Moving interrupts off CPUs: ``/proc/irq/*/smp_affinity_list`` and ``/proc/irq/default_smp_affinity``.
 
 Theory. The kernel may deliver an interrupt to any CPU of its affinity. It is kept off CPUs by taking them out
-of that; where nothing would be left, it may go to all online CPUs but those. Interrupts that come later (a
+of that; where no online CPU would be left, it may go to all online CPUs but those: the kernel refuses an
+affinity without one (kernel/irq/proc.c, write_irq_affinity and default_affinity_write). Interrupts that come later (a
 driver is loaded, a queue is opened) start with the default affinity, so that is narrowed as well, and what
 such an interrupt gets, once the CPUs are free again, is the original default.
 
@@ -94,7 +95,9 @@ class Irqs:
         wanted_values: dict[Path, str] = {}
         for file in (self._default, *sorted(files)):
             own = _parsed(file, self._settings.own(file))
-            wanted = (own - banned) or (online - banned)
+            wanted = own - banned
+            if wanted.isdisjoint(online):
+                wanted = online - banned
             if not own or not wanted or wanted == own:
                 continue
             now = _text(file)  # the kernel may write the same CPUs in another way, such as ff00 for 0000ff00

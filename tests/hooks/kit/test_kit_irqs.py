@@ -116,6 +116,27 @@ def test_interrupts_are_not_moved_if_all_cpus_are_claimed(tree: Tree) -> None:
     assert tree[1] == "0-7"
 
 
+def test_interrupts_leave_claimed_cpus_although_their_other_cpus_are_offline(tree: Tree) -> None:
+    online = cpus("0-3")
+
+    def refusing(path: Path, value: str) -> None:
+        affinity = mask_from(value) if path.name == "default_smp_affinity" else cpus(value)
+        if affinity.isdisjoint(online):  # kernel/irq/proc.c
+            raise OSError(errno.EINVAL, "Invalid argument")
+        put(path, value)
+
+    tree.add("irq5", "2,6")
+    (tree.proc / "irq/default_smp_affinity").write_text("44\n")
+    irqs = Irqs(tree.proc, tree.state, refusing)
+    assert irqs.claim("a", cpus("2"), online).stay == 0
+    assert (tree[5], mask_from(tree.default)) == ("0-1,3", cpus("0-1,3"))
+    online = ONLINE
+    irqs.claim("a", cpus("2"), online)
+    assert (tree[5], mask_from(tree.default)) == ("6", cpus("6")), "the other CPUs are back"
+    irqs.claim("a", CpuSet(), online)
+    assert (tree[5], mask_from(tree.default)) == ("2,6", cpus("2,6"))
+
+
 def test_managed_interrupts_are_counted(tree: Tree) -> None:
     def managed(path: Path, value: str) -> None:
         if "/2/" in str(path):
