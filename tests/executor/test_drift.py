@@ -249,6 +249,44 @@ def test_a_container_that_was_just_checked_is_checked_again_later(
     run_scenario(scenario)
 
 
+def test_a_container_that_is_gone_does_not_keep_others_from_being_queried(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
+        writes = with_reported_writes(world)
+        ids = [await world.run(await world.pod(name, "LS")) for name in ("one", "two", "three")]
+        await two(world)
+        world.runtime.details[ids[1]] = RuntimeDetail(cpuset_cpus="of another kind")
+        world.runtime.details[ids[2]] = RuntimeDetail(cpuset_cpus="0-7")
+        del world.runtime.containers[ids[0]]  # the daemon does not know that yet
+        for container_id in ids:
+            write_as_another_program(world, writes, container_id, "0-7")
+        await done(world, 3)
+        assert world.executor.state.runtime.saved.get(ids[2]) == CpuSet.parse("0-7")
+        assert counted(world) == {"runc": 1, "unknown": 2}
+
+    run_scenario(scenario)
+
+
+def test_containers_are_queried_later_where_the_runtime_does_not_answer(
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attribution, "PAUSE_S", 0.01)
+
+    async def scenario(world: Any) -> None:
+        writes = with_reported_writes(world)
+        ls, _ = await two(world)
+        world.runtime.down = True
+        world.runtime.details[ls] = RuntimeDetail(cpuset_cpus="0-7")
+        write_as_another_program(world, writes, ls, "0-7")
+        await done(world, 1)
+        world.runtime.down = False
+        await world.until(lambda: world.executor.state.runtime.saved.get(ls) == CpuSet.parse("0-7"))
+        assert ls in world.executor.state.runtime.unsaved
+
+    run_scenario(scenario)
+
+
 def test_an_unavailable_runtime_does_not_delay_repairs(run_scenario: Callable[..., None]) -> None:
     async def scenario(world: Any) -> None:
         writes = with_reported_writes(world)

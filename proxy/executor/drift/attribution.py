@@ -3,7 +3,8 @@
 The rules are in ``proxy.engine.likely_writer``. The runtime is queried because a client may have updated a
 container at the runtime's own socket: then the runtime has saved that cpuset, will write it again at the next
 update of any resource, and must be sent ours. A few containers are queried at once, each at most once in
-``AGAIN_S``. The others are queried later, as they may have been updated since.
+``AGAIN_S``. The others, and those that the runtime has not answered for, are queried later, as they may have
+been updated since.
 
 CRI-O (1.34, server/container_update_resources.go, UpdateContainerResources) stores the resources of an update
 after runc has written them, so its answer may be of before. Where the answer explains nothing, the runtime is
@@ -28,7 +29,7 @@ from proxy.executor.background import Worker
 from proxy.executor.context import NodeContext
 from proxy.executor.fact_lookup import KubeletCpus
 from proxy.executor.runtime_ports import Runtime
-from proxy.model.errors import TopoproxyError
+from proxy.model.errors import TopoproxyError, UnavailableError
 from proxy.model.idset import CpuSet
 
 QUERIES_AT_ONCE = 16
@@ -105,11 +106,14 @@ class Attribution:
         ]
         self._queried.update(dict.fromkeys(chosen, now))
         self._due = wanted.keys() - chosen
+        began = context.state.runtime.changes.number
+        saved, unanswered = await self._worker.run(_saved, context.runtime, chosen)
+        for container_id in unanswered:
+            self._queried.pop(container_id, None)
+        self._due.update(unanswered)
         if self._due and not self._queries_later:
             self._queries_later = True
             context.spawn(self._query_later())
-        began = context.state.runtime.changes.number
-        saved = await self._worker.run(_saved, context.runtime, chosen)
         for container_id, cpus in saved.items():
             container = context.state.containers.get(container_id)
             if container is None or context.state.inflight.of(container_id):
@@ -134,14 +138,21 @@ class Attribution:
         self._worker.close()
 
 
-def _saved(runtime: Runtime, ids: list[str]) -> dict[str, CpuSet]:
-    """Read the saved cpusets of some containers from the runtime, up to the first error; runs in a worker."""
+def _saved(runtime: Runtime, ids: list[str]) -> tuple[dict[str, CpuSet], list[str]]:
+    """Read the saved cpusets of some containers from the runtime; runs in a worker.
+
+    Returns:
+        The cpusets by id, without containers that are gone; and the ids from the first on for which the
+        runtime did not answer.
+    """
     saved: dict[str, CpuSet] = {}
-    for container_id in ids:
+    for number, container_id in enumerate(ids):
         try:
             cpus = CpuSet.parse(runtime.detail(container_id).cpuset_cpus)
+        except UnavailableError:
+            return saved, ids[number:]
         except (TopoproxyError, ValueError):
-            break
+            continue
         if cpus:
             saved[container_id] = cpus
-    return saved
+    return saved, []
