@@ -33,13 +33,13 @@ class MemsCheck:
     """What a comparison found.
 
     Attributes:
-        right: Ids of containers that have what they should, or have it again.
+        right: Containers that have what they should, or have it again, with these nodes.
         repaired: Ids of those that were written.
         wide: Those that have too many nodes, with all that they have.
         failed: Those that could not be bound, and why.
     """
 
-    right: set[str] = field(default_factory=set)
+    right: dict[str, Mask] = field(default_factory=dict)
     repaired: list[str] = field(default_factory=list)
     wide: dict[str, Mask] = field(default_factory=dict)
     failed: list[tuple[Container, str]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class CpusetMems:
             c for c in state.containers.values() if c.phase is Phase.RUNNING and applies_to(state, c.pod)
         ]
         result = await self.worker.run(self._check, running)
-        for container_id in self._failed & result.right:
+        for container_id in self._failed & result.right.keys():
             context.telemetry.resolved(NOT_REPAIRED, containerID=container_id)
         self._failed = {container.id for container, _ in result.failed}
         for container, message in result.failed:
@@ -94,14 +94,21 @@ class CpusetMems:
             context.telemetry.warning(
                 "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
             )
-        context.store.handle(MemoryNodesCompared(frozenset(result.right), result.wide))
+        # A resize may have changed what containers are to have since they were compared.
+        newest = context.state
+        right = {c.id for c in newest.existing(result.right) if newest.desired_mems(c) == result.right[c.id]}
+        context.store.handle(MemoryNodesCompared(frozenset(right), result.wide))
 
     # -- in the worker ------------------------------------------------------------------------------------
 
     def _check(self, running: list[Container]) -> MemsCheck:
         result = MemsCheck()
-        for container in running:
-            if not applies_to(self._context.state, container.pod):
+        for known in running:
+            state = self._context.state
+            container = state.containers.get(known.id)  # a resize may have changed its nodes meanwhile
+            if container is None or container.phase is not Phase.RUNNING:
+                continue  # it has ended by now
+            if not applies_to(state, container.pod):
                 continue  # it is given back by now
             try:
                 self._one(container, result)
@@ -125,7 +132,7 @@ class CpusetMems:
         if done.is_drift:
             result.repaired.append(container.id)
         if done.is_right:
-            result.right.add(container.id)
+            result.right[container.id] = want
         elif done.write is not None:
             result.wide[container.id] = done.write
         if done.narrow is not None:
@@ -138,7 +145,7 @@ class CpusetMems:
         if use is not None and not firm and not cache:
             self._context.cpuset_writer.cgroups.write(path, None, want)
             result.repaired.append(container.id)
-            result.right.add(container.id)
+            result.right[container.id] = want
             del result.wide[container.id]
             return
         where = "it is not known where its memory is"

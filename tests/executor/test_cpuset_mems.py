@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.call_events import ContainersUnsaved, SavedCpusLearned
+from proxy.engine.container_events import ContainersUpdated
 from proxy.executor.kernel_ports import MemoryUse
 from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
@@ -144,6 +148,42 @@ def test_updates_name_the_nodes_that_another_program_has_exchanged(run_scenario:
         memory.broken = True
         await world.sync.once()
         assert (await world.update(lse, cpu_shares=512)).cpuset_mems == "0-1", "it may have memory there"
+
+    run_scenario(scenario)
+
+
+def test_a_resize_during_a_pass_is_not_undone_and_is_no_drift(
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(world: Any) -> None:
+        await owner(world)
+        await world.run(await world.pod("lse2", "LSE", cpus="0-1"))
+        first, second = world.executor.state.containers  # in the order in which they are compared
+        world.cgroups.mems = {first: Mask((0,)), second: Mask((0,))}
+        world.executor.mems.memory = PlayedMemory({second: MemoryUse({0: MIB}, {}, {})})
+        await world.sync.once()
+        assert world.executor.mems.known.held == {first, second}
+        read, is_read, resized = world.cgroups.nodes, threading.Event(), threading.Event()
+
+        def slow(path: str) -> Mask:
+            has: Mask = read(path)
+            if path == first:
+                is_read.set()
+                resized.wait(30)
+            return has
+
+        monkeypatch.setattr(world.cgroups, "nodes", slow)
+        comparing = asyncio.ensure_future(world.executor.mems.once())
+        await asyncio.to_thread(is_read.wait, 30)
+        for container in world.executor.state.existing((first, second)):
+            placement = structs.replace(container.placement, mems=BOTH)
+            world.executor.store.handle(ContainersUpdated((structs.replace(container, placement=placement),)))
+            world.cgroups.mems[container.id] = BOTH  # the runtime has written it
+        resized.set()
+        await comparing
+        assert (world.cgroups.mems, mems(world)) == ({first: BOTH, second: BOTH}, [])
+        assert world.executor.mems.known.held == {second}, "the first was compared with what it was to have"
+        assert world.executor.telemetry.value(metrics.MEMS_REPAIRED) == 0
 
     run_scenario(scenario)
 
