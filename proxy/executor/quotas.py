@@ -132,7 +132,7 @@ class OwnerQuotas(Observer):
         self._lock = asyncio.Lock()
         self._removing, self._restoring = PassRetries(), PassRetries()
         self._not_removed: set[str] = set()
-        """Records whose quota could not be removed: it is not another program's."""
+        """Records whose quota has not been removed, as far as is known: the same one is not another program's."""
         self._is_due = False
         self._updates: defaultdict[str, list[QuotaUpdate]] = defaultdict(list)
         context.store.handle(engine.CpuControllerChecked(groups is not None))
@@ -151,6 +151,7 @@ class OwnerQuotas(Observer):
         """Load the records of the ledger; the first pass compares them with the kernel."""
         records, invalid = RemovedQuotas.load(entries)
         self._context.store.handle(engine.QuotasRead(records))
+        self._not_removed.update(records)  # the last daemon may have ended before it removed them
         for key in invalid:
             self._context.telemetry.problem(
                 "cannot use a record of the ledger", record=key, err="it is not a CFS quota"
@@ -301,13 +302,16 @@ class OwnerQuotas(Observer):
         self._not_removed &= limited.keys() | (self.known.records.keys() - found.keys())
         if not limited:
             return
-        for key in (limited.keys() & self.known.records.keys()) - self._not_removed:
+        for key in limited.keys() & self.known.records.keys():
+            if key in self._not_removed and limited[key].quota == self.known.records[key].quota:
+                continue
             self._removing.failed(key)
             context.telemetry.count(metrics.CFS_QUOTA_DRIFT)
             context.telemetry.warning(
                 "drift: another program wrote a CFS quota", path=f"/{limited[key].group}"
             )
         records = {k: at if k.startswith(POD_QUOTA) else QuotaRecord(at.quota) for k, at in limited.items()}
+        self._not_removed |= limited.keys()  # the wait may end before they are written
         context.store.handle(engine.QuotasToRemove(records))
         await context.ledger_writer.flush()
         errors = await context.kernel.run(remove_quotas, groups, sorted(limited.items()))

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from proxy.admin.status_sections import partitions as shown_lines
 from proxy.engine.partition import PartitionState
+from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.partitions.sync import PartitionSync
 from proxy.executor.partitions.watcher import PartitionWatcher
 from proxy.executor.status_data import node_page
@@ -273,6 +276,70 @@ def test_an_invalid_partition_that_cannot_be_ended_is_not_reported_as_one(
         kernel.stuck = False
         await world.sync.once()
         await world.sync.once()
+        assert partition_status(world)["containers"][0]["state"] == "isolated"
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_partition_that_was_recorded_and_not_made_was_not_ended_by_the_kernel(
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch, crash: bool
+) -> None:
+    async def scenario(world: Any) -> None:
+        partitions, _ = with_partitions(world)
+        monkeypatch.setattr(partitions, "check_soon", lambda: None)
+        container = await owner(world)
+
+        async def cancelled() -> None:
+            await LedgerWriter.flush(world.executor.ledger_writer)
+            raise TimeoutError
+
+        monkeypatch.setattr(world.executor.ledger_writer, "flush", cancelled)
+        with pytest.raises(TimeoutError):
+            await partitions.once()
+        monkeypatch.undo()
+        assert f"x/{container}" in world.ledger.entries
+        assert "partition isolated 2-3" not in of_partitions(world)
+        if crash:
+            world.boot()
+            with_partitions(world)
+        await world.sync.once()
+        if crash:  # calls of the last daemon may be in flight in the first pass
+            world.now += 3
+            await world.sync.once()
+            await world.sync.once()
+        assert of_partitions(world)[-1] == "partition isolated 2-3", "it is made in the next pass"
+        assert world.executor.telemetry.value(metrics.PARTITIONS_LOST) == 0
+        assert not any("partition" in p["what"] for p in world.executor.telemetry.problems())
+        (shown,) = partition_status(world)["containers"]
+        assert (shown["state"], shown["reason"]) == ("isolated", "")
+
+    run_scenario(scenario)
+
+
+def test_a_partition_that_cannot_be_written_is_tried_again_ever_more_rarely(
+    run_scenario: Callable[..., None],
+) -> None:
+    async def scenario(world: Any) -> None:
+        _, kernel = with_partitions(world)
+
+        def busy() -> None:
+            attempts.append("")
+            raise CgroupError("cannot set: busy", errno.EBUSY)
+
+        attempts: list[str] = []
+        kernel.during = busy
+        await owner(world)
+        for _ in range(30):
+            await world.sync.once()
+        assert 3 < len(attempts) < 10
+        assert world.executor.telemetry.value(metrics.PARTITIONS_LOST) == 0
+        (shown,) = partition_status(world)["containers"]
+        assert (shown["state"], shown["reason"]) == ("member", "cannot set: busy")
+        kernel.during = lambda: None
+        await world.until(lambda: not kernel.states)
+        for _ in range(20):
+            await world.sync.once()
         assert partition_status(world)["containers"][0]["state"] == "isolated"
 
     run_scenario(scenario)

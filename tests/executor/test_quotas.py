@@ -12,6 +12,7 @@ import pytest
 from proxy.api.cri import api_pb2 as pb
 from proxy.engine.pod_events import PodLearned
 from proxy.engine.quotas import CpuControllerChecked
+from proxy.executor.ledger_writer import LedgerWriter
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.executor.status_data import quotas_page
 from proxy.model.errors import RuntimeCallError
@@ -257,6 +258,36 @@ def test_a_restart_compares_quotas(run_scenario: Callable[..., None]) -> None:
         assert world.executor.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 1
         await world.stop(owner)
         assert at(world, pod) == 250_000
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_quota_that_was_recorded_and_not_removed_is_not_another_programs(
+    run_scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    async def scenario(world: Any) -> None:
+        pod = await lsr(world)
+        owner = await world.create(pod, **TWO)
+
+        async def cancelled() -> None:
+            await LedgerWriter.flush(world.executor.ledger_writer)
+            raise TimeoutError
+
+        monkeypatch.setattr(world.executor.ledger_writer, "flush", cancelled)
+        await world.executor.quotas.before_start(world.executor.state.containers[owner])
+        monkeypatch.undo()
+        assert (at(world, pod), world.ledger.entries["q/db"]["quota"]) == (200_000, 200_000)
+        if restart:
+            await world.executor.close()
+            world.boot()
+        await world.sync.once()
+        await world.start(owner)
+        assert at(world, pod) == -1
+        assert world.executor.telemetry.value(metrics.CFS_QUOTA_DRIFT) == 0
+        world.cpu.write("kubepods/poddb", 200_000)
+        await world.sync.once()
+        assert (at(world, pod), world.executor.telemetry.value(metrics.CFS_QUOTA_DRIFT)) == (-1, 1)
 
     run_scenario(scenario)
 

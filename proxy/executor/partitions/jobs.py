@@ -7,6 +7,7 @@ See ``proxy.engine.partition`` for which containers get a partition, and
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 
 from proxy.engine.partition import (
     MEMBER,
@@ -39,6 +40,8 @@ class PartitionJobs:
         self.ended: set[str] = set()
         self._invalid: set[str] = set()
         """Containers with a partition that the kernel has ended and that cannot be turned back."""
+        self._not_made: set[str] = set()
+        """Containers with a record whose partition has not been made, as far as is known."""
 
     @property
     def known(self) -> PartitionFacts:
@@ -69,6 +72,7 @@ class PartitionJobs:
         lost: dict[str, PartitionState] = {}
         self._watcher.silence()
         self._invalid &= self.known.records.keys()
+        self._not_made &= self.known.records.keys()
         for container_id, record in self.known.records.items():
             if container_id in self.ended:
                 continue
@@ -77,6 +81,7 @@ class PartitionJobs:
                 if state.valid and state.kind == record.kind:
                     self._watcher.add(container_id, self._kernel.file(record.path))
                     self._invalid.discard(container_id)
+                    self._not_made.discard(container_id)
                     continue
             except CgroupError as error:
                 if error.errno == errno.ENOENT:
@@ -85,10 +90,19 @@ class PartitionJobs:
                 else:
                     self._context.telemetry.problem("cannot read a partition", path=record.path, err=error)
                 continue
-            if container_id not in self._invalid:
+            is_unmade = state.kind == MEMBER and container_id in self._not_made
+            if container_id not in self._invalid and not is_unmade:
                 lost[container_id] = state
             self._end_invalid(container_id, record)
         return lost
+
+    def loaded(self, ids: Iterable[str]) -> None:
+        """Note that the ledger has records of these containers; the last daemon may have made no partition."""
+        self._not_made.update(ids)
+
+    def is_unmade(self, container_id: str) -> bool:
+        """Return whether a container has a record, and no partition of it has been made, as far as is known."""
+        return container_id in self._not_made
 
     def is_invalid(self, container_id: str) -> bool:
         """Return whether the kernel has ended a container's partition, which cannot be turned back."""
@@ -124,11 +138,13 @@ class PartitionJobs:
                 return None
             if self._kernel.read(path).kind != MEMBER:  # ours, from before the ledger was lost
                 self._kernel.end(path, cpus, dict.fromkeys(_above(path), cpus))
-            return PartitionRecord(path, cpus, kind, self._kernel.exclusive_added(path, cpus))
+            record = PartitionRecord(path, cpus, kind, self._kernel.exclusive_added(path, cpus))
         except CgroupError as error:
             if error.errno != errno.ENOENT:
                 context.telemetry.problem("cannot make a partition", path=path, err=error)
             return None
+        self._not_made.add(container_id)
+        return record
 
     def carry_out(self, container_id: str, record: PartitionRecord) -> PartitionState | None:
         """Make the planned and recorded partition; None where none was made and nothing is to be reported."""
@@ -142,12 +158,11 @@ class PartitionJobs:
         except CgroupError as error:
             if error.errno == errno.ENOENT:
                 self._end_above(container_id, record)
-            else:
-                # The record stays: the next comparison ends the partition.
-                telemetry = self._context.telemetry
-                telemetry.problem("cannot make a partition", path=record.path, err=error)
-            return None
+                return None
+            # The record stays: the next comparison ends what was made of the partition.
+            return PartitionState(MEMBER, valid=False, reason=str(error))
         if partition.valid:
+            self._not_made.discard(container_id)
             self._watcher.add(container_id, self._kernel.file(record.path))
         else:
             self.ended.add(container_id)

@@ -69,6 +69,7 @@ class PartitionSync(Observer):
         """Load the records of the ledger; the first pass compares them with the kernel."""
         records, invalid = engine.PartitionFacts.load(entries)
         self._context.store.handle(engine.PartitionsRead(records))
+        self.jobs.loaded(records)
         for key, error in invalid.items():
             self._context.telemetry.problem("cannot use a record of the ledger", record=key, err=error)
 
@@ -147,7 +148,7 @@ class PartitionSync(Observer):
         for container_id in self.jobs.known.records:
             if container_id in lost:
                 self._retries.failed(container_id)
-            else:
+            elif not self.jobs.is_unmade(container_id):
                 self._retries.succeeded(container_id)
         for effect in context.store.handle(engine.PartitionsCompared(lost)):
             if isinstance(effect, engine.ReportLostPartitions):
