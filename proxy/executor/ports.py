@@ -58,13 +58,13 @@ class DisplacedTasks(Protocol):
     """Tasks that the kernel has moved out of a cgroup that lost its last CPU or memory node (only on v1)."""
 
     def bring_back(self, path: str) -> int:
-        """Move a cgroup's tasks back into it, if it is empty and has CPUs and memory nodes again.
+        """Move a cgroup's tasks back into it.
 
         Returns:
             The number of processes that were moved.
 
         Raises:
-            CgroupError: The kernel does not permit the move.
+            CgroupError: The kernel refused to move one of them; the others have been moved.
         """
 
 

@@ -132,7 +132,7 @@ class OwnerQuotas(Observer):
         self._lock = asyncio.Lock()
         self._removing, self._restoring = PassRetries(), PassRetries()
         self._not_removed: set[str] = set()
-        """Records whose quota has not been removed, as far as is known: the same one is not another program's."""
+        """Records whose quota may not have been removed: the recorded one is not another program's."""
         self._is_due = False
         self._updates: defaultdict[str, list[QuotaUpdate]] = defaultdict(list)
         context.store.handle(engine.CpuControllerChecked(groups is not None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 from typing import Any
@@ -14,6 +15,7 @@ from proxy.engine.invariants import violations
 from proxy.executor.node_executor import Ports
 from proxy.executor.runtime_ports import RuntimeDetail
 from proxy.executor.status_data import node_page
+from proxy.model.errors import CgroupError
 from proxy.model.idset import CpuSet, Mask
 from proxy.model.machine import Machine
 from proxy.model.options import CpuOptions, TopologyPolicy
@@ -130,10 +132,13 @@ class BroughtBack:
     """Records for which groups processes were to be moved back."""
 
     def __init__(self) -> None:
-        self.paths: set[str] = set()
+        self.paths: list[str] = []
+        self.refuses = False
 
     def bring_back(self, path: str) -> int:
-        self.paths.add(path)
+        self.paths.append(path)
+        if self.refuses:
+            raise CgroupError(f"cannot move process 7 back into cgroup /{path}: busy", errno.EBUSY)
         return 0
 
 
@@ -148,6 +153,30 @@ def test_processes_moved_away_while_no_daemon_ran_are_moved_back(run_scenario, m
             await world.sync.once()
             await world.quiet()
         assert own in displaced.paths
+
+    run_scenario(scenario)
+
+
+def test_processes_whose_move_the_kernel_refuses_are_moved_back_later(run_scenario, monkeypatch) -> None:
+    async def scenario(world: Any) -> None:
+        own = await world.run(await world.pod("lse", "LSE", "", "3"))
+        displaced = world.executor.hotplug.displaced = BroughtBack()
+        displaced.refuses = True
+        world.machine = without(world.machine, "2")
+
+        async def reconcile(times: int) -> int:
+            before = displaced.paths.count(own)
+            for _ in range(times):
+                await world.sync.once()
+                await world.quiet()
+            return displaced.paths.count(own) - before
+
+        assert await reconcile(8) >= 7
+        assert any("cannot bring back processes" in p["what"] for p in world.executor.telemetry.problems())
+        displaced.refuses = False
+        assert await reconcile(3) > 0
+        assert not any("bring back" in p["what"] for p in world.executor.telemetry.problems())
+        assert await reconcile(3) == 0
 
     run_scenario(scenario)
 

@@ -5,6 +5,10 @@ and does not move them back. There they run on all that their pod's or their cla
 be identified by the other hierarchies, in which nothing moved: the group of the memory or the cpu controller
 carries the container's name. On v2 such a group has its parent's CPUs, and no task is moved.
 
+They are looked for in the groups above also where the container's group has processes again: a process that
+was executed in the container since is there, and so are those that an earlier attempt has moved. Only the
+root of the hierarchy, which has all processes of the system, is left out then.
+
 A process that moves another into a cpuset group needs all capabilities of that one, or CAP_SYS_NICE;
 otherwise it is EPERM, root or not (Linux, ``cap_task_setscheduler``; systemd/topoproxy.service grants it).
 
@@ -18,12 +22,14 @@ import os
 from pathlib import Path
 
 from proxy.backends.cgroup.files import OsFiles, read_whole
+from proxy.model.errnos import GONE
 from proxy.model.errors import CgroupError
 
 TASKS = "cgroup.procs"
 ROUNDS = 3
 """Processes may come while others are moved."""
 _DENIED = "cannot move process {pid} back into cgroup /{path}: the kernel wants CAP_SYS_NICE for that"
+_REFUSED = "cannot move process {pid} back into cgroup /{path}: {reason}"
 
 
 class KernelDisplacedTasks:
@@ -42,26 +48,35 @@ class KernelDisplacedTasks:
     def bring_back(self, path: str) -> int:
         """Move the tasks of a group back into it; see ``proxy.executor.ports.DisplacedTasks``."""
         group = self._root / path
-        if not group.is_dir() or _is_used(group):
+        if not group.is_dir():
             return 0
-        name, above, files = group.name, group.parent, OsFiles(self._root)
-        while True:
-            moved = 0
-            for _ in range(ROUNDS):
-                displaced = [pid for pid in _processes(above) if self._is_of(pid, name)]
-                for pid in displaced:
-                    try:
-                        files.write(path, TASKS, pid)
-                    except PermissionError:
-                        raise CgroupError(_DENIED.format(pid=pid, path=path), errno.EPERM) from None
-                    except OSError:
-                        continue  # it has ended, or the group is gone or still empty
-                    moved += 1
-                if not displaced:
-                    break
-            if moved or above == self._root:
+        above = group.parent
+        while above != self._root:
+            if moved := self._bring_back_from(above, path):
                 return moved
             above = above.parent
+        return 0 if _is_used(group) else self._bring_back_from(self._root, path)
+
+    def _bring_back_from(self, above: Path, path: str) -> int:
+        """Move the tasks of a group back into it that are in a group above it."""
+        name, files, moved = path.rpartition("/")[2], OsFiles(self._root), 0
+        for _ in range(ROUNDS):
+            refused: dict[str, OSError] = {}
+            displaced = [pid for pid in _processes(above) if self._is_of(pid, name)]
+            for pid in displaced:
+                try:
+                    files.write(path, TASKS, pid)
+                    moved += 1
+                except OSError as error:
+                    if error.errno not in (*GONE, errno.ESRCH):  # else it has ended, or the group is gone
+                        refused[pid] = error
+            if not displaced:
+                break
+        if refused:
+            pid, error = next(iter(refused.items()))
+            text = _DENIED if isinstance(error, PermissionError) else _REFUSED
+            raise CgroupError(text.format(pid=pid, path=path, reason=error.strerror), error.errno)
+        return moved
 
     def _is_of(self, pid: str, name: str) -> bool:
         """Return whether a process is in a group of that name, or below one, in another hierarchy."""

@@ -60,6 +60,7 @@ DISPLACED_TASK_CHECKS = 3
 """How many times to look for tasks that the kernel has moved away: it moves them after its report.
 
 Also after a start, where the cgroups of containers are not known yet the first time."""
+NOT_BROUGHT_BACK = "cannot bring back processes"
 NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is detected at the next reconcile"
 
 
@@ -180,31 +181,42 @@ class Hotplug:
                 if self._checks_left:
                     self._checks_left -= 1
                     await self._mems.once()
-                    if self.displaced is not None:
-                        await context.kernel.run(self._bring_back, self.displaced)
+                    if self.displaced is not None and not await context.kernel.run(
+                        self._bring_back, self.displaced
+                    ):
+                        self._checks_left = max(self._checks_left, 1)
                 for short in owners_missing_cpus(context.state):
                     await self._take_back(short)
                 for short in owners_missing_cpus(context.state):
                     await self._assign_replacements(short)
             self.hardware_losses.report()
 
-    def _bring_back(self, displaced: DisplacedTasks) -> None:
-        """Bring back processes that the kernel has moved away; runs in the kernel worker."""
-        context = self._context
+    def _bring_back(self, displaced: DisplacedTasks) -> bool:
+        """Bring back processes that the kernel has moved away; runs in the kernel worker.
+
+        Returns:
+            Whether the kernel refused no move.
+        """
+        context, is_complete = self._context, True
         for container in context.state.containers.values():
             is_ours = container.phase is Phase.RUNNING and applies_to(context.state, container.pod)
             path = context.cpuset_writer.known_path(container) if is_ours else None
-            try:
-                moved = displaced.bring_back(path) if path else 0
-            except CgroupError as error:
-                context.telemetry.problem("cannot bring back processes", **subject(container), err=error)
+            if not path:
                 continue
+            try:
+                moved = displaced.bring_back(path)
+            except CgroupError as error:
+                is_complete = False
+                context.telemetry.problem(NOT_BROUGHT_BACK, **subject(container), err=error)
+                continue
+            context.telemetry.resolved(NOT_BROUGHT_BACK, containerID=container.id)
             if moved:
                 context.telemetry.problem(
                     "brought back processes that the kernel had moved away: their cgroup had no CPUs left",
                     **subject(container),
                     processes=moved,
                 )
+        return is_complete
 
     async def _take_back(self, short: MissingCpus) -> None:
         """Release replacements that are no longer needed, once the kernel reports that they were left."""

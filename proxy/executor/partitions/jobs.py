@@ -97,11 +97,11 @@ class PartitionJobs:
         return lost
 
     def loaded(self, ids: Iterable[str]) -> None:
-        """Note that the ledger has records of these containers; the last daemon may have made no partition."""
+        """Note records of the ledger: the last daemon may have ended before it made the partitions."""
         self._not_made.update(ids)
 
     def is_unmade(self, container_id: str) -> bool:
-        """Return whether a container has a record, and no partition of it has been made, as far as is known."""
+        """Return whether no partition has been made of a container's record, as far as is known."""
         return container_id in self._not_made
 
     def is_invalid(self, container_id: str) -> bool:

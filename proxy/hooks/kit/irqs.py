@@ -2,9 +2,9 @@
 
 Theory. The kernel may deliver an interrupt to any CPU of its affinity. It is kept off CPUs by taking them out
 of that; where no online CPU would be left, it may go to all online CPUs but those: the kernel refuses an
-affinity without one (kernel/irq/proc.c, write_irq_affinity and default_affinity_write). Interrupts that come later (a
-driver is loaded, a queue is opened) start with the default affinity, so that is narrowed as well, and what
-such an interrupt gets, once the CPUs are free again, is the original default.
+affinity without one (kernel/irq/proc.c, write_irq_affinity and default_affinity_write). Interrupts that come
+later (a driver is loaded, a queue is opened) start with the default affinity, so that is narrowed as well,
+and what such an interrupt gets, once the CPUs are free again, is the original default.
 
 Interrupts that cannot be moved: those whose affinity the kernel manages itself (queues of many NVMe and
 network drivers; a write fails with EIO), and per-CPU ones (timers, which are not in the list).

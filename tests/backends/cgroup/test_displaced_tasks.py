@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.cgroup.displaced_tasks import KernelDisplacedTasks
+from proxy.backends.cgroup.files import OsFiles
+from proxy.model.errors import CgroupError
 
 CPUSET, OTHER = Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup/memory")
 SERVICE = Path(__file__).parents[3] / "systemd/topoproxy.service"
@@ -86,6 +89,65 @@ def test_tasks_are_found_further_up(groups: tuple[Path, Path], tasks: list[subpr
             process.kill()
             process.wait()
         below.rmdir()
+
+
+class Hierarchy:
+    """A hierarchy of files, in which processes are moved as in the kernel, and ``/proc``."""
+
+    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.proc = top / "cpuset", top / "proc"
+        self.refused: dict[str, int] = {}
+        for path in ("", "kubepods", "kubepods/pod1", f"kubepods/pod1/{ID}"):
+            self.put(path)
+        monkeypatch.setattr(OsFiles, "write", lambda _, path, name, pid: self.move(path, pid))
+
+    def put(self, path: str, *pids: str) -> None:
+        """Put processes of the container into a group, in place of those in it."""
+        (self.root / path).mkdir(parents=True, exist_ok=True)
+        (self.root / path / "cgroup.procs").write_text("\n".join(pids))
+        for pid in pids:
+            (self.proc / pid).mkdir(parents=True, exist_ok=True)
+            (self.proc / pid / "cgroup").write_text(f"4:memory:/kubepods/pod1/{ID}\n3:cpuset:/{path}\n")
+
+    def pids(self, path: str) -> list[str]:
+        return (self.root / path / "cgroup.procs").read_text().split()
+
+    def move(self, path: str, pid: str) -> None:
+        if pid in self.refused:
+            raise OSError(self.refused[pid], os.strerror(self.refused[pid]))
+        for file in self.root.rglob("cgroup.procs"):
+            group = str(file.parent.relative_to(self.root))
+            self.put(group, *(other for other in self.pids(group) if other != pid))
+        self.put(path, *self.pids(path), pid)
+
+
+def test_tasks_come_back_although_the_group_has_processes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, path = Hierarchy(tmp_path, monkeypatch), f"kubepods/pod1/{ID}"
+    tree.put("kubepods/pod1", "100", "101", "102")
+    tree.put(path, "200")  # executed in the container since
+    displaced = KernelDisplacedTasks(tree.root, tree.proc)
+    tree.refused = {"100": errno.ENOSPC, "101": errno.ESRCH}
+    with pytest.raises(CgroupError, match=f"cannot move process 100 back into cgroup /{path}: No space"):
+        displaced.bring_back(path)
+    assert tree.pids(path) == ["200", "102"], "the others are moved"
+    tree.refused = {}
+    assert displaced.bring_back(path) == 2
+    assert (sorted(tree.pids(path)), tree.pids("kubepods/pod1")) == (["100", "101", "102", "200"], [])
+
+
+def test_the_root_is_searched_for_tasks_of_empty_groups_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, path = Hierarchy(tmp_path, monkeypatch), f"kubepods/pod1/{ID}"
+    displaced = KernelDisplacedTasks(tree.root, tree.proc)
+    tree.put("", "100")
+    tree.put(path, "200")
+    assert displaced.bring_back(path) == 0, "the root has all processes of the system"
+    tree.put(path)
+    assert displaced.bring_back(path) == 1
+    assert tree.pids(path) == ["100"]
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed")
