@@ -50,3 +50,15 @@ def is_passing(state: NodeState, container: Container, has: CpuSet) -> bool:
     """
     pools = state.pools
     return container.placement.pool is Pool.BE and pools.be_now is not None and bool(has) and has <= pools.be
+
+
+def no_longer_passing(before: NodeState, after: NodeState) -> list[str]:
+    """Return the containers whose cpuset was passing, and may no longer be: the BE pool has lost CPUs.
+
+    Their own cpusets need not change: they may have been narrowed to other CPUs before. So no write to the
+    kernel follows that would have the runtime and systemd updated.
+    """
+    if after.pools.be_now is None or before.pools.be <= after.pools.be:
+        return []
+    containers = after.containers.values()
+    return [c.id for c in containers if c.placement.pool is Pool.BE and c.phase is Phase.RUNNING]

@@ -197,6 +197,7 @@ class NodeExecutor(NodeContext):
             unit_properties.fencing,
         )
         self.runtime_sync = RuntimeSync(self, call_tracker, quotas, mems, unit_properties)
+        subscribe(self.runtime_sync)
         self.recovery = LedgerRecovery(
             self,
             call_tracker,

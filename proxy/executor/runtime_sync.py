@@ -13,13 +13,15 @@ import asyncio
 import contextlib
 
 from proxy.engine.call_events import ResendWanted, RuntimeSyncStarted, SavedCpusLearned
+from proxy.engine.node_effects import Change
 from proxy.engine.pod_fence import Fence
-from proxy.engine.runtime_sync_step import SyncStep, sync_step
+from proxy.engine.runtime_sync_step import SyncStep, no_longer_passing, sync_step
 from proxy.executor.adoption import saved_cpus
 from proxy.executor.background import Worker
 from proxy.executor.call_tracker import CallTracker
 from proxy.executor.context import NodeContext
 from proxy.executor.cpuset_mems import CpusetMems
+from proxy.executor.observer import Observer
 from proxy.executor.quotas import OwnerQuotas
 from proxy.executor.systemd.unit_properties import UnitProperties
 from proxy.model.backoff import Backoff, RetryTimes
@@ -42,7 +44,7 @@ _CALLING = (SyncStep.LEARN, SyncStep.SEND)
 """The steps that call the runtime."""
 
 
-class RuntimeSync:
+class RuntimeSync(Observer):
     """Sends cpusets to the runtime, one container at a time."""
 
     def __init__(
@@ -62,6 +64,12 @@ class RuntimeSync:
         context.health.watch(self._worker)
         self._silent = RetryTimes[str](SILENT)
         self._refused = set[str]()
+
+    def changed(self, change: Change) -> None:
+        """See ``Observer``."""
+        if ids := no_longer_passing(change.before, change.after):
+            self._context.sync_later(*ids)
+            self._unit_properties.changed(ids)
 
     async def run(self) -> None:
         """Send the CPUs of containers to the runtime until cancelled."""

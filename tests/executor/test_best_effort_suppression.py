@@ -293,6 +293,27 @@ def test_suppressed_sets_are_not_saved_at_the_runtime(run_scenario: Any) -> None
     run_scenario(scenario, settle_per_second=1000)
 
 
+def test_the_runtime_is_updated_if_a_new_owner_has_cpus_that_only_the_saved_set_holds(
+    run_scenario: Any,
+) -> None:
+    async def scenario(world: Any) -> None:
+        bed, runtime_sync = Bed(world), world.executor.runtime_sync
+        task = asyncio.ensure_future(runtime_sync.run())
+        be = await be_pod(world)
+        await world.pod("ls", "LS", "burstable")
+        bed.meter.pods = {"ls": 9.0}
+        await bed.rounds(3)
+        narrow = world.on(be)
+        assert (narrow, world.runtime.specs[be]) == (str(bed.be), "0-15")
+        await world.run(await world.pod("lse", "LSE", cpus="15"))
+        assert world.on(be) == narrow, "its own CPUs do not change"
+        await world.until(lambda: world.runtime.specs[be] == narrow)
+        task.cancel()
+        runtime_sync.close()
+
+    run_scenario(scenario, settle_per_second=1000)
+
+
 def test_a_pod_removed_between_two_readings_does_not_narrow_other_pods(run_scenario: Any) -> None:
     async def scenario(world: Any) -> None:
         bed = Bed(world)

@@ -223,6 +223,7 @@ def test_the_kernel_follows_a_change_before_hooks_are_notified(run_scenario: Cal
             "ProblemExpiry",
             "OwnerQuotas",
             "RuntimeEvents",
+            "RuntimeSync",
         ]
         assert names == expected
 

@@ -20,6 +20,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
+from tests.executor.test_suppression import Bed
 
 ALL = "0-15"
 OWNED = "8-11"
@@ -290,6 +291,22 @@ def test_a_moved_container_has_its_set_as_a_property(run_scenario: Any) -> None:
         await wait_until_settled(world)
         assert world.cgroups.sets[ls] == REST
         assert world.executor.telemetry.value(metrics.SYSTEMD_RELOADS) == 1
+
+    on_systemd(run_scenario, scenario)
+
+
+def test_a_suppressed_container_has_no_property_with_cpus_of_a_new_owner(run_scenario: Any) -> None:
+    async def scenario(world: Any, systemd: PlayedSystemd) -> None:
+        bed = Bed(world)
+        be = await run(world, "be", qos="BE")
+        await check_set(world, be, cpus_of(ALL))
+        bed.meter.outside_pods = 9.0
+        await bed.rounds(3)
+        await wait_until_settled(world)
+        narrow = world.cgroups.sets[be]
+        assert (narrow, systemd.units[unit_of(be)].cpus) == (bed.be, cpus_of(ALL)), "it may change soon"
+        await run(world, "lse", qos="LSE", cpus="15")
+        await check_set(world, be, narrow)
 
     on_systemd(run_scenario, scenario)
 
