@@ -61,21 +61,22 @@ class KernelDisplacedTasks:
         """Move the tasks of a group back into it that are in a group above it."""
         name, files, moved = path.rpartition("/")[2], OsFiles(self._root), 0
         for _ in range(ROUNDS):
-            refused: dict[str, OSError] = {}
+            refused: list[CgroupError] = []
             displaced = [pid for pid in _processes(above) if self._is_of(pid, name)]
             for pid in displaced:
                 try:
                     files.write(path, TASKS, pid)
                     moved += 1
                 except OSError as error:
-                    if error.errno not in (*GONE, errno.ESRCH):  # else it has ended, or the group is gone
-                        refused[pid] = error
+                    if error.errno in (*GONE, errno.ESRCH):
+                        continue  # it has ended, or the group is gone
+                    text = _DENIED if isinstance(error, PermissionError) else _REFUSED
+                    message = text.format(pid=pid, path=path, reason=error.strerror)
+                    refused.append(CgroupError(message, error.errno or 0))
             if not displaced:
                 break
         if refused:
-            pid, error = next(iter(refused.items()))
-            text = _DENIED if isinstance(error, PermissionError) else _REFUSED
-            raise CgroupError(text.format(pid=pid, path=path, reason=error.strerror), error.errno)
+            raise refused[0]
         return moved
 
     def _is_of(self, pid: str, name: str) -> bool:
