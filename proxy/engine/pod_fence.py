@@ -18,6 +18,7 @@ as it was, or as wide as the machine: it cannot be without a list again while it
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -112,3 +113,12 @@ def fence_cpus(state: NodeState, container: Container) -> CpuSet:
     parent = container.pod.cgroup_parent
     members = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
     return CpuSet.union_of(state.desired_cpus(c) for c in members if c.phase is not Phase.EXITED)
+
+
+def planned_cpus(state: NodeState) -> Mapping[str, CpuSet]:
+    """Return what ``fence_cpus`` is for all pods with containers that have not exited, by cgroup parent."""
+    planned = defaultdict[str, CpuSet](CpuSet)
+    for container in state.containers.values():
+        if container.phase is not Phase.EXITED:
+            planned[container.pod.cgroup_parent] |= state.desired_cpus(container)
+    return dict(planned)

@@ -7,9 +7,10 @@ erase``, also by an earlier configuration), then the groups of other pods that a
 group without its own list has that of its parent already, and is left so.
 
 No record says which lists are fences (``engine.pod_fence``); a daemon that is killed within a call leaves
-one. A list that holds all CPUs that are planned for the pod's containers may be a fence, also one that later
-writes have widened. A list that lacks one of them is no fence: it comes from another program, and is
-followed.
+one. A list that holds all CPUs that were planned for the pod's containers when the release began may be a
+fence, also one that later writes have widened, and so may any list of a pod whose containers had all ended. A
+list that lacks one of these CPUs is no fence: it comes from another program, and is followed. What is planned
+now does not count: an owner that has ended since has made the pools larger, and nothing was written then.
 
 The target is the cpuset that a container would have without topoproxy.
 
@@ -34,12 +35,12 @@ kubelet's static policy or a named set can cause, the runtime's own update narro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from proxy.engine.pod_fence import fence_cpus, has_group
+from proxy.engine.pod_fence import has_group
 from proxy.engine.state import NodeState
 from proxy.executor.best_effort.groups import CLASS
 from proxy.executor.cpuset_writer import CpusetWriter
@@ -140,6 +141,7 @@ def give_back(
     state: NodeState,
     targets: Iterable[tuple[Container, ReleaseTarget]],
     pods: Collection[Pod],
+    planned: Mapping[str, CpuSet],
 ) -> SweepResult:
     """Widen each container to its target set.
 
@@ -148,12 +150,13 @@ def give_back(
         state: The node.
         targets: The target of each container.
         pods: The pods whose other groups are given back.
+        planned: The CPUs that were planned for containers when this began, by their cgroup parents.
     """
     done, cgroups = SweepResult(), cpuset_writer.cgroups
     if state.facts.be_groups or state.node.be_cpuset is BeCpuset.ERASE:
         _give_groups(cgroups, state, pods, done)
     if cgroups.version != 1:
-        _lift_fences(cgroups, state, pods, done)
+        _lift_fences(cgroups, pods, planned, done)
     for idle in cpuset_writer.sandbox_cgroups.groups(state, pods):
         _as_above(cgroups, idle, done)
     for container, target in targets:
@@ -245,16 +248,16 @@ def _give_groups(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done
             ]
 
 
-def _lift_fences(cgroups: Cgroups, state: NodeState, pods: Collection[Pod], done: SweepResult) -> None:
+def _lift_fences(
+    cgroups: Cgroups, pods: Collection[Pod], planned: Mapping[str, CpuSet], done: SweepResult
+) -> None:
     """Set the groups of pods that may still be as narrow as a fence to the cpuset of the group above."""
-    parents = {pod.cgroup_parent for pod in pods if has_group(pod)}
-    members = {c.pod.cgroup_parent: c for c in state.containers.values() if c.pod.cgroup_parent in parents}
-    for parent, container in sorted(members.items()):
-        path, planned = cgroups.pod_group(parent), fence_cpus(state, container)
-        if path is None or not planned:
+    for parent in sorted({pod.cgroup_parent for pod in pods if has_group(pod)}):
+        path = cgroups.pod_group(parent)
+        if path is None:
             continue
         try:
-            if planned <= cgroups.read(path).cpus:
+            if planned.get(parent, CpuSet()) <= cgroups.read(path).cpus:
                 _as_above(cgroups, path, done)
         except CgroupError as error:
             if error.errno not in GONE:

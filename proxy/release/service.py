@@ -19,10 +19,12 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.engine.enforcement import plan_may_be_in_effect
 from proxy.engine.node_events import ModeChanged
+from proxy.engine.pod_fence import planned_cpus
 from proxy.executor.background import Worker
 from proxy.executor.node_executor import NodeExecutor
 from proxy.model.backoff import Backoff, RetryDelays
 from proxy.model.errors import InputError
+from proxy.model.idset import CpuSet
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.release.kernel import SweepResult, give_back, target_of
@@ -67,6 +69,8 @@ class Release:
         self._one = asyncio.Lock()
         self._lasting = True
         self._mode_after = NodeMode.ENFORCE
+        self._planned: Mapping[str, CpuSet] = {}
+        """What was planned for containers when the release began, by cgroup parent."""
         self._updater = RuntimeUpdater(executor, self._worker, Progress())
         self.since = 0.0
 
@@ -100,6 +104,7 @@ class Release:
     def _enter_release(self, mode: NodeMode) -> None:
         """Leave the configured mode; ``undo`` enters it again. No reload changes it meanwhile."""
         self._mode_after = self._executor.store.mode
+        self._planned = planned_cpus(self._executor.state)
         enter(self._executor, mode)
 
     async def _record(self, stage: str) -> None:
@@ -272,7 +277,9 @@ class Release:
             if c.phase not in (Phase.EXITED, Phase.CREATING) and plan_may_be_in_effect(state, c.pod)
         ]
         pods = [pod for pod in state.pods.values() if plan_may_be_in_effect(state, pod)]
-        return await executor.kernel.run(give_back, executor.cpuset_writer, state, targets, pods)
+        return await executor.kernel.run(
+            give_back, executor.cpuset_writer, state, targets, pods, self._planned
+        )
 
     # -- the end ------------------------------------------------------------------------------------------
 

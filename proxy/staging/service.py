@@ -25,10 +25,12 @@ from collections.abc import Collection, Iterable, Mapping
 from proxy.engine.enforcement import applies_to, counts, live_pods
 from proxy.engine.node_effects import EnforcementStep
 from proxy.engine.node_events import EnforcementStepDone, EnforcementStepDue, EnforcementStepFailed
+from proxy.engine.pod_fence import planned_cpus
 from proxy.executor.background import Worker
 from proxy.executor.cpuset_writer import WriteResult
 from proxy.executor.node_executor import NodeExecutor
 from proxy.model.backoff import Backoff, RetryTimes
+from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase
 from proxy.release.kernel import give_back, target_of
 from proxy.release.runtime_updates import Progress, RuntimeUpdater
@@ -217,7 +219,7 @@ class StagedEnforcement:
         executor = self._executor
         if not containers:
             return {}
-        keys = {c.pod.key for c in containers}
+        keys, planned = {c.pod.key for c in containers}, planned_cpus(executor.state)
         executor.cpuset_writer.forget({c.id for c in containers})
         for container in containers:
             executor.drift.watch.drop(container.id)
@@ -227,13 +229,15 @@ class StagedEnforcement:
             await executor.partitions.once()
         updater, remaining = RuntimeUpdater(executor, self._worker, Progress()), dict[str, str]()
         for _ in range(ROUNDS):
-            remaining = await self._sweep(updater, keys)
+            remaining = await self._sweep(updater, keys, planned)
             if not remaining:
                 break
             await asyncio.sleep(PAUSE_S)
         return remaining
 
-    async def _sweep(self, updater: RuntimeUpdater, keys: Collection[str]) -> dict[str, str]:
+    async def _sweep(
+        self, updater: RuntimeUpdater, keys: Collection[str], planned: Mapping[str, CpuSet]
+    ) -> dict[str, str]:
         """Widen and send what is left to do; returns the keys of the pods of which something is left."""
         executor, progress = self._executor, updater.progress
         progress.remaining = {}
@@ -241,7 +245,7 @@ class StagedEnforcement:
         existing = [c for c in self._containers(keys) if c.phase is not Phase.CREATING]
         targets = [(c, target_of(c, state.node.machine, manager)) for c in existing]
         pods = [pod for pod in state.pods.values() if pod.key in keys]
-        result = await executor.kernel.run(give_back, executor.cpuset_writer, state, targets, pods)
+        result = await executor.kernel.run(give_back, executor.cpuset_writer, state, targets, pods, planned)
         progress.remaining |= result.errors
         progress.pending = [i for i in result.due if updater.is_due(i, result)]
         due = set(progress.pending)

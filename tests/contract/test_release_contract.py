@@ -15,6 +15,7 @@ from proxy.backends.cgroup.cpuset import KernelCgroups
 from proxy.backends.cgroup.fake.cpuset import FakeCgroups
 from proxy.backends.cgroup.memory import open_memory
 from proxy.engine.node import Node
+from proxy.engine.pod_fence import planned_cpus
 from proxy.engine.state import NodeState
 from proxy.executor.cpuset_writer import CpusetWriter
 from proxy.model.idset import CpuSet, Mask
@@ -83,7 +84,8 @@ class Tree:
         cpuset_writer = CpusetWriter(self.groups, lambda: state)
         there = state.containers.values()
         targets = [(c, target_of(c, state.node.machine, CpuManager())) for c in there]
-        return give_back(cpuset_writer, state, targets, list(state.pods.values()))
+        pods, planned = list(state.pods.values()), planned_cpus(state)
+        return give_back(cpuset_writer, state, targets, pods, planned)
 
 
 @pytest.fixture(params=["directory-v1", "directory-v2", "kernel-v1"])

@@ -151,7 +151,7 @@ def test_a_class_without_pods_is_widened_by_a_release(tmp_path: Path, version: i
     cgroups = tree(tmp_path, version)
     cgroups.write(ROOT, CpuSet.parse("2-7"), None)
     state = NodeState.of(NODE, [], [])
-    done = give_back(CpusetWriter(cgroups, lambda: state), state, (), ())
+    done = give_back(CpusetWriter(cgroups, lambda: state), state, (), (), {})
     assert (done.errors, on(cgroups, ROOT)) == ({}, "0-7")
 
 

@@ -22,6 +22,7 @@ from proxy.model.errors import (
     UnavailableError,
 )
 from proxy.model.idset import CpuSet
+from proxy.model.workload import Phase
 from proxy.release import offline
 from proxy.release.on_demand import RELEASE_RECORD
 from tests.release.leaving_node import ALL, MACHINE, Node, command
@@ -67,6 +68,19 @@ def test_every_container_gets_all_cpus_back(node: Node) -> None:
     node.run_scenario(again, after)
 
 
+def left_fence(node: Node, container_id: str) -> str:
+    """Narrow the cgroup of a container's pod, as a daemon leaves it that is killed within a call."""
+    found = node.cgroups.find("", container_id)
+    assert found is not None
+    group = found.rpartition("/")[0]
+    node.cgroups.files.write(group, "cpuset.cpus", "0-1,4-15\n")
+    return group
+
+
+def effective(node: Node, group: str) -> str:
+    return str(node.cgroups.read(group).effective_cpus)
+
+
 @pytest.mark.parametrize("node", [2], indirect=True)
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_fence_that_a_killed_daemon_has_left_is_lifted(node: Node, *, offline: bool) -> None:
@@ -77,10 +91,7 @@ def test_a_fence_that_a_killed_daemon_has_left_is_lifted(node: Node, *, offline:
         ids.append(await node.launch(DemoPod("lse", "LSE", cpuset="2-3")))
 
     node.run_scenario(node.daemon(), before)
-    found = node.cgroups.find("", ids[0])
-    assert found is not None
-    group = found.rpartition("/")[0]
-    node.cgroups.files.write(group, "cpuset.cpus", "0-1,4-15\n")
+    group = left_fence(node, ids[0])
     again = node.daemon()
 
     async def after() -> None:
@@ -91,7 +102,52 @@ def test_a_fence_that_a_killed_daemon_has_left_is_lifted(node: Node, *, offline:
     node.run_scenario(again, after)
     if offline:
         assert command(node, "--offline").exit_code == 0
-    assert [str(node.cgroups.read(path).effective_cpus) for path in (group, found)] == [ALL, ALL]
+    assert (effective(node, group), node.cpus(ids[0])) == (ALL, ALL)
+
+
+@pytest.mark.parametrize("node", [2], indirect=True)
+@pytest.mark.parametrize("ends", ["owner", "container"])
+def test_a_fence_is_lifted_although_a_container_ends_during_the_release(node: Node, ends: str) -> None:
+    async def scenario() -> None:
+        executor = daemon.executor
+        assert executor is not None
+        ls = await node.launch(DemoPod("ls", "LS"))
+        lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
+        group = left_fence(node, ls)
+        once = executor.quotas.once
+
+        async def first() -> None:  # the release has begun, and has written nothing yet
+            executor.quotas.once = once  # type: ignore[method-assign]
+            with node.client() as client:
+                await asyncio.to_thread(client.stop, lse if ends == "owner" else ls)
+            await until(
+                lambda: executor.state.containers[lse if ends == "owner" else ls].phase is Phase.EXITED
+            )
+            await once()
+
+        executor.quotas.once = first  # type: ignore[method-assign]
+        await node.release(daemon)
+        assert effective(node, group) == ALL
+        if ends == "owner":
+            assert node.cpus(ls) == ALL
+
+    daemon = node.daemon()
+    node.run_scenario(daemon, scenario)
+
+
+@pytest.mark.parametrize("node", [2], indirect=True)
+def test_the_fence_of_a_pod_without_running_containers_is_lifted(node: Node) -> None:
+    async def scenario() -> None:
+        ls = await node.launch(DemoPod("ls", "LS"))
+        await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
+        group = left_fence(node, ls)
+        with node.client() as client:
+            await asyncio.to_thread(client.stop, ls)
+        await node.release(daemon)
+        assert effective(node, group) == ALL
+
+    daemon = node.daemon()
+    node.run_scenario(daemon, scenario)
 
 
 def test_the_command(node: Node) -> None:

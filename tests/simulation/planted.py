@@ -195,8 +195,8 @@ def reload_undone() -> Patches:
 def nothing_given_back() -> Patches:
     """A release leaves the containers as they are."""
 
-    def give(cpuset_writer: Any, state: Any, targets: Any, pods: Any) -> Any:
-        return give_back(cpuset_writer, state, (), pods)
+    def give(cpuset_writer: Any, state: Any, targets: Any, pods: Any, planned: Any) -> Any:
+        return give_back(cpuset_writer, state, (), pods, planned)
 
     yield service, "give_back", give
 
