@@ -20,7 +20,7 @@ from proxy.model.idset import CpuSet, Mask
 from proxy.model.mode import NodeMode
 from proxy.model.workload import Phase
 from proxy.telemetry import metrics
-from tests.executor.test_suppression import Bed
+from tests.executor.test_best_effort_suppression import Bed
 
 ALL = "0-15"
 OWNED = "8-11"
