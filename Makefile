@@ -13,7 +13,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 RUNTIME ?=
 VECTORS ?= $(wildcard ../shared/vectors) tests/conformance/vectors
 PYTEST_ARGS ?=
-UNMEASURED = e2e bench fuzz vm simulation engine/test_every_interleaving.py
+UNMEASURED = e2e bench fuzz vm simulation engine/test_every_interleaving.py engine/test_device_interleaving.py \
+  engine/test_reservation_search.py relay/test_splits.py
 SCENARIOS ?=
 KUBELET ?= $(TOPOPROXY_KUBELET)
 PACKAGE ?= $(or $(ROOM),allocation)

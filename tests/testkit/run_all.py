@@ -33,9 +33,12 @@ SECOND = (
 """What the second process runs: the end-to-end tests, which mostly wait, and others that share no files."""
 THIRD = tuple(f"tests/{name}" for name in ("allocation", "engine", "pools", "relay"))
 """What the third process runs: pure functions, which depend on no time limit."""
-SEARCH = "tests/engine/test_every_interleaving.py"
-"""Left out of it: it runs the same lines for minutes."""
-FOURTH = (SEARCH, "tests/oracles", "tests/simulate")
+SEARCHES = (
+    *("tests/engine/test_every_interleaving.py", "tests/engine/test_device_interleaving.py"),
+    *("tests/engine/test_reservation_search.py", "tests/relay/test_splits.py"),
+)
+"""Left out of it: they run the same lines for minutes."""
+FOURTH = (*SEARCHES, "tests/oracles", "tests/simulate")
 """What the fourth process runs: the same kind of tests."""
 COVERAGE = ("-m", "coverage")
 REPORT = "build/coverage/report.json"
@@ -89,7 +92,9 @@ def main(seed_text: str, *, measured: bool = False) -> int:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
         others = start(seed, subprocess.PIPE, *(f"--ignore={path}" for path in (*SECOND, *THIRD, *FOURTH)))
         second = start(seed, outputs[0], *SECOND)
-        third = start(seed, outputs[1], *THIRD, f"--ignore={SEARCH}", nice=10, measured=measured)
+        third = start(
+            seed, outputs[1], *THIRD, *(f"--ignore={path}" for path in SEARCHES), nice=10, measured=measured
+        )
         fourth = start(seed, outputs[2], *FOURTH, nice=10)
         runs = (others, second, third, fourth)
         signal.signal(signal.SIGTERM, lambda *_: [run.terminate() for run in runs])
