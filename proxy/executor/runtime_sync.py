@@ -67,6 +67,8 @@ class RuntimeSync(Observer):
 
     def changed(self, change: Change) -> None:
         """See ``Observer``."""
+        if change.after.pools.be_now is None:
+            return  # as nearly always: no cpuset is passing
         if ids := no_longer_passing(change.before, change.after):
             self._context.sync_later(*ids)
             self._unit_properties.changed(ids)
