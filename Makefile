@@ -103,9 +103,9 @@ vm-tools:
 	@sh tests/e2e/install.sh qemu-system-x86 debootstrap e2fsprogs busybox-static openssl
 
 # In random order, so that no test relies on another one; the first lines name the seed, and SEED=n repeats the order.
-# Without PYTEST_ARGS four processes share the tests (tests/testkit/run_all.py).
+# Without PYTEST_ARGS three processes share the tests (tests/testkit/run_all.py).
 test: venv e2e-tools ## run all tests; as root on Debian also end to end on containerd: SEED=n repeats an order
-	@$(BIN)/python -m $(if $(PYTEST_ARGS),pytest --shuffle=$(or $(SEED),random) $(PYTEST_ARGS),tests.testkit.run_all $(RUN_ALL_ARGS) $(SEED))
+	@$(BIN)/python -m $(if $(PYTEST_ARGS),pytest --shuffle=$(or $(SEED),random) $(PYTEST_ARGS),tests.testkit.run_all $(SEED))
 
 # Counts what runs in pytest's own process: programs that the tests start are not measured. Measurements, random sessions
 # and the search of interleavings are left out: they run the same lines for minutes.

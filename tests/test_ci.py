@@ -12,14 +12,14 @@ import pytest
 
 from tests.testkit.waiting import wait_until
 
-OF_TESTS = "of the tests --coverage"
 RUN = Path(__file__).parents[1] / ".ci/run"
 MADE = """
 lint: ; @echo clean; exit {lint}
 e2e-tools vm-tools venv: ; @:
-test: ; @echo of the tests $(RUN_ALL_ARGS); sleep {tests}; echo '= tests ='; exit {test}
+test: ; @echo of the tests; sleep {tests}; echo '= tests ='; exit {test}
 test-vm:
 	@echo of the scenarios; echo $$PPID >scenarios; sleep {takes}; echo '= scenarios ='; exit {scenarios}
+coverage: ; @echo of its tests; echo $$PPID >measuring; sleep {measures}; echo 'package lines'; exit {test}
 """
 
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def environment(limit: str = "50") -> dict[str, str]:
     # a nested make prints the directory that it enters, and make may run these tests
     ours = ("TOPOPROXY_INSTALL", "MAKELEVEL", "MFLAGS")
     kept = {key: value for key, value in os.environ.items() if key not in ours}
-    return {**kept, "TOPOPROXY_VM_LIMIT": limit, "MAKEFLAGS": ""}
+    return {**kept, "TOPOPROXY_VM_LIMIT": limit, "TOPOPROXY_COVERAGE_WAIT": "2", "MAKEFLAGS": ""}
 
 
 def lay(
@@ -42,11 +42,12 @@ def lay(
     scenarios: int = 0,
     takes: float = 0,
     tests: float = 0,
+    measures: float = 0,
 ) -> Path:
     """Copy the script into a directory with stand-ins for everything that it calls."""
     (directory / ".ci").mkdir()
     shutil.copy(RUN, directory / ".ci")
-    made = MADE.format(lint=lint, test=test, scenarios=scenarios, takes=takes, tests=tests)
+    made = MADE.format(lint=lint, test=test, scenarios=scenarios, takes=takes, tests=tests, measures=measures)
     (directory / "Makefile").write_text(made)
     return directory / ".ci/run"
 
@@ -59,6 +60,7 @@ def reported(
     scenarios: int = 0,
     takes: float = 0,
     tests: float = 0.5,
+    measures: float = 0,
     limit: str = "50",
 ) -> tuple[int, list[str]]:
     """Run the script to its end."""
@@ -71,6 +73,7 @@ def reported(
                 scenarios=scenarios,
                 takes=takes,
                 tests=tests,
+                measures=measures,
             )
         ],
         stdout=subprocess.PIPE,
@@ -86,7 +89,8 @@ def reported(
 def test_a_successful_run_prints_all_parts(tmp_path: Path) -> None:
     status, lines = reported(tmp_path, takes=0.3, tests=1)
     assert status == 0
-    assert lines == ["clean", OF_TESTS, "of the scenarios", "= scenarios =", "= tests ="]
+    coverage = ["package lines"]
+    assert lines == ["clean", "of the tests", *coverage, "of the scenarios", "= scenarios =", "= tests ="]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_a_failure_is_reported_last(tmp_path: Path, test: int, scenarios: int, l
     status, lines = reported(tmp_path, test=test, scenarios=scenarios)
     assert status != 0
     assert lines[-1] == last
-    assert {OF_TESTS, "of the scenarios", "= tests =", "= scenarios ="} <= set(lines)
+    assert {"of the tests", "of the scenarios", "= tests =", "= scenarios =", "package lines"} <= set(lines)
 
 
 def test_scenarios_that_take_too_long_are_ended(tmp_path: Path) -> None:
@@ -105,13 +109,27 @@ def test_scenarios_that_take_too_long_are_ended(tmp_path: Path) -> None:
     assert "the scenarios in virtual machines took too long, and were ended" in lines
 
 
+def test_coverage_does_not_make_the_check_longer(tmp_path: Path) -> None:
+    status, lines = reported(tmp_path, measures=300)
+    assert status == 0
+    assert "the coverage was not measured: it took longer than the tests" in lines
+    assert "package lines" not in lines
+    assert lines[-1] == "= tests ="
+
+
+def test_coverage_is_not_begun_after_the_tests(tmp_path: Path) -> None:
+    status, lines = reported(tmp_path, takes=2, measures=300)
+    assert status == 0
+    assert "the coverage was not measured: the scenarios took longer than the tests" in lines
+    assert not (tmp_path / "measuring").exists()
+    assert lines[-1] == "= tests ="
+
+
 def test_a_failed_installation_is_not_repeated(tmp_path: Path) -> None:
     """Without a network each attempt takes minutes, and parallel attempts wait for each other's locks."""
     lay(tmp_path)
     makefile = tmp_path / "Makefile"
-    text = makefile.read_text().replace(
-        "@echo of the tests $(RUN_ALL_ARGS)", "@echo install: $$TOPOPROXY_INSTALL"
-    )
+    text = makefile.read_text().replace("@echo of the tests", "@echo install: $$TOPOPROXY_INSTALL")
     makefile.write_text(
         text.replace("vm-tools venv: ; @:", "vm-tools: ; @echo first: $$TOPOPROXY_INSTALL\nvenv: ; @:")
     )
@@ -136,14 +154,19 @@ def test_a_failed_installation_is_not_repeated(tmp_path: Path) -> None:
 def test_no_test_runs_after_a_lint_failure(tmp_path: Path) -> None:
     status, lines = reported(tmp_path, lint=1)
     assert status != 0
-    assert OF_TESTS not in lines
+    assert "of the tests" not in lines
 
 
-def test_ending_the_script_ends_the_scenarios(tmp_path: Path) -> None:
-    """They have a process group of their own, which a signal of the terminal does not reach."""
-    script = lay(tmp_path, tests=2, takes=300)
+@pytest.mark.parametrize(
+    ("file", "slow"),
+    [("scenarios", {"takes": 300}), ("measuring", {"measures": 300})],
+    ids=["scenarios", "coverage"],
+)
+def test_ending_the_script_ends_the_parallel_jobs(tmp_path: Path, file: str, slow: dict[str, float]) -> None:
+    """The jobs have their own process groups, which a signal of the terminal does not reach."""
+    script = lay(tmp_path, tests=2, **slow)  # type: ignore[arg-type]
     with subprocess.Popen([script], stdout=subprocess.DEVNULL, env=environment("300")) as process:
-        started = tmp_path / "scenarios"
+        started = tmp_path / file
         wait_until(lambda: started.is_file() and started.read_text().strip())
         process.terminate()
         assert process.wait(60) == 143

@@ -20,7 +20,7 @@ EARLY = {
     "grown_before_commit": 1, "held_calls_kept": 4, "hotplug_dropped": 5, "late_answer_ignored": 10,
     "ledger_after_forward": 1, "move_forgotten": 11, "nothing_given_back": 8, "read_back_skipped": 3,
     "record_lost": 1, "relayed_calls_forgotten": 6, "relayed_sandboxes_forgotten": 7,
-    "reload_undone": 8, "repair_skipped": 3, "sync_skipped": 3, "shrink_skipped": 1,
+    "reload_undone": 8, "repair_skipped": 3, "sync_skipped": 3, "shrink_skipped": 3,
     "written_while_released": 5,
 }  # fmt: skip
 """Seeds that find a planted fault on their first node; any other seed finds it, too, on one of its nodes."""

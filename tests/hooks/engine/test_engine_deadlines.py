@@ -115,7 +115,7 @@ def test_a_late_answer_is_not_used(setup: Any) -> None:
     async def scenario() -> None:
         setup.use(hook("10-a", late), hook("20-b", slow, timeout=60.0))
         answers = setup.engine.call_hooks(setup.create())
-        await setup.until(lambda: setup.report("10-a").hung)
+        await setup.until(lambda: setup.report("10-a").failures)
         setup.gate.set()
         outcome = await answers.wait()
         assert outcome.adjustment.envs == {"GOOD": "1"}
