@@ -41,7 +41,8 @@ OWNER = "an owner of CPUs"
 CREATES = 3
 QUIET_S = 0.15
 """How long to wait until nothing of an earlier call runs any more."""
-CONFIGURATION = "mode: enforce\nreconcilePeriod: 1h\nsettle:\n  enabled: false\n"
+CONFIGURATION = "mode: enforce\nreconcilePeriod: 1h\nsettle:\n  enabled: false\nhooks:\n  enabled: false\n"
+"""Without hooks: they are looked for several times a second, so slow creates would all cross their files."""
 WIDTH = 100
 
 
