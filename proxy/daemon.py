@@ -391,13 +391,13 @@ class Daemon:
         assert self._listener is not None
         return self.replacement.start(self._listener)
 
-    async def hand_over(self, is_stopping: Callable[[], bool] = lambda: False) -> bool:
+    async def hand_over(self, is_stopping: Callable[[], bool]) -> bool:
         """Hand the socket and the state of the node over to the successor.
 
         Calls that place containers end before; the others continue here, where they are only relayed.
 
         Args:
-            is_stopping: Returns whether this daemon was told to stop meanwhile.
+            is_stopping: Returns whether a signal to stop this daemon has arrived.
 
         Returns:
             False if the successor has ended meanwhile, or this daemon is to stop: it serves as before.
@@ -445,12 +445,12 @@ class Daemon:
         assert self._acceptor is not None
         return self._acceptor.is_placing() or bool(self.executor and self.executor.state.inflight.calls)
 
-    async def finish_calls(self) -> None:
+    async def finish_calls(self, limit_s: float = REPLACED_S) -> None:
         """Relay the calls that are still in flight to their end, and reports about an earlier daemon's."""
         if self._acceptor is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPLACED_S + DRAIN_GRACE_S):
-                    await self._acceptor.drain(REPLACED_S)
+                async with asyncio.timeout(limit_s + DRAIN_GRACE_S):
+                    await self._acceptor.drain(limit_s)
                     if self._call_tracker is not None:
                         await self._call_tracker.former_calls.wait()
 

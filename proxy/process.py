@@ -88,11 +88,11 @@ async def _serve(
             await daemon.stop()
             return
         is_replaced = await daemon.hand_over(done.is_set)
-    remaining = asyncio.ensure_future(daemon.finish_calls())
-    if done.is_set():  # too late for this process: what is to stop is the daemon
+    if done.is_set():  # the signal arrived during the hand-over: the successor is the daemon that has to stop
         daemon.replacement.stop_successor()
-        await remaining
+        await daemon.finish_calls(daemon.config.drain_timeout)
         return
+    remaining = asyncio.ensure_future(daemon.finish_calls())
     await asyncio.wait([remaining, stopped], return_when=asyncio.FIRST_COMPLETED)
 
 

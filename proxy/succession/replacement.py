@@ -66,7 +66,7 @@ class DaemonReplacement:
         return True
 
     def stop_successor(self) -> None:
-        """Forward a signal to stop that came while the process took over."""
+        """Forward a signal to stop that arrived while the process took over."""
         assert self.successor is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.successor.pid, signal.SIGTERM)

@@ -300,20 +300,17 @@ class PlayedCall(InterceptedCall):
         self.method = method
         self.body = message.SerializeToString()
         self.state: object = None
-        self.done = False
+        self.done = self.decided = False
         self.sent: bytes | None = None
         self.refused: tuple[int, str] | None = None
         self.over = asyncio.Event()
         self.log = log
 
-    @property
-    def decided(self) -> bool:  # type: ignore[override]
-        return self.over.is_set()
-
     def _once(self) -> None:
         if self.over.is_set():
             self.log.append("answered twice")  # an assertion error would be lost in the task that raises it
         assert not self.over.is_set()
+        self.decided = True
 
     def change(self, body: bytes) -> None:
         self.body = body

@@ -107,7 +107,9 @@ def test_a_fence_that_a_killed_daemon_has_left_is_lifted(node: Node, *, offline:
 
 @pytest.mark.parametrize("node", [2], indirect=True)
 @pytest.mark.parametrize("ends", ["owner", "container"])
-def test_a_fence_is_lifted_although_a_container_ends_during_the_release(node: Node, ends: str) -> None:
+def test_a_fence_is_lifted_although_a_container_ends_during_the_release(
+    node: Node, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
     async def scenario() -> None:
         executor = daemon.executor
         assert executor is not None
@@ -117,7 +119,7 @@ def test_a_fence_is_lifted_although_a_container_ends_during_the_release(node: No
         once = executor.quotas.once
 
         async def first() -> None:  # the release has begun, and has written nothing yet
-            executor.quotas.once = once  # type: ignore[method-assign]
+            monkeypatch.undo()
             with node.client() as client:
                 await asyncio.to_thread(client.stop, lse if ends == "owner" else ls)
             await until(
@@ -125,7 +127,7 @@ def test_a_fence_is_lifted_although_a_container_ends_during_the_release(node: No
             )
             await once()
 
-        executor.quotas.once = first  # type: ignore[method-assign]
+        monkeypatch.setattr(executor.quotas, "once", first)
         await node.release(daemon)
         assert effective(node, group) == ALL
         if ends == "owner":

@@ -240,7 +240,7 @@ def test_a_call_held_during_a_replacement_is_refused_and_never_forwarded(
                 while not daemon._acceptor.is_placing():
                     await asyncio.sleep(0.01)
             daemon.replacement.successor = Prepared()  # type: ignore[assignment]
-            await daemon.hand_over()
+            await daemon.hand_over(lambda: False)
             await held_call
             await asyncio.sleep(1.2)
             assert not any(call.method == "RunPodSandbox" for call in node.runtime.calls)
@@ -430,7 +430,7 @@ def test_a_daemon_continues_where_its_successor_has_ended_before_the_hand_over(
             replacement.prepared.set()
             assert not replacement.discard_ended(), "it waits"
             predecessor.close()
-            assert await daemon.hand_over() is False
+            assert await daemon.hand_over(lambda: False) is False
             failure = "process 7 ended before it took over, this daemon continues"
             assert replacement.page() == f"{FAILED}{failure}\n"
             assert not replacement.prepared.is_set()
@@ -506,6 +506,7 @@ def test_a_signal_during_a_hand_over_stops_the_daemon_or_its_successor(
 
     class Replaced:
         def __init__(self) -> None:
+            self.config = SimpleNamespace(drain_timeout=7.0)
             self.replacement = DaemonReplacement()
             self.replacement.successor = cast("Successor", SimpleNamespace(pid=4711))
 
@@ -521,16 +522,16 @@ def test_a_signal_during_a_hand_over_stops_the_daemon_or_its_successor(
         async def stop(self) -> None:
             done.append("stopped")
 
-        async def finish_calls(self) -> None:
+        async def finish_calls(self, limit_s: float) -> None:
             await asyncio.sleep(0.1)
-            done.append("calls have ended")
+            done.append(f"calls have ended within {limit_s:g} s")
 
         def reload_soon(self) -> None:
             pass
 
     monkeypatch.setattr(os, "kill", lambda *call: done.append(call))
     asyncio.run(asyncio.wait_for(_serve(cast("Daemon", Replaced())), LIMIT_S))
-    assert done == ([(4711, signal.SIGTERM), "calls have ended"] if is_replaced else ["stopped"])
+    assert done == ([(4711, signal.SIGTERM), "calls have ended within 7 s"] if is_replaced else ["stopped"])
 
 
 def test_a_daemon_that_is_to_stop_hands_nothing_over(channel: tuple[socket.socket, Predecessor]) -> None:

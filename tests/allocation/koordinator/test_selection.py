@@ -136,7 +136,8 @@ def test_numa_nodes_that_were_decided_on_come_first() -> None:
     few = changed_copy(node, policy=TopologyPolicy.BEST_EFFORT, reserved=CpuSet((5, 6, 7, 13, 14, 15)))
     wide = on(NodeState.empty(few), pod("a", bind_preferred=FULL), 4, devices=(gpu,))
     assert wide.verdict.admitted
-    assert any("had only 1 free for it" in step.what for step in wide.explanation.steps)  # type: ignore[union-attr]
+    assert wide.explanation is not None
+    assert any("had only 1 free for it" in step.what for step in wide.explanation.steps)
 
 
 def test_cpus_that_a_required_policy_cannot_take_do_not_count_on_the_nodes_decided_on() -> None:
