@@ -99,6 +99,11 @@ class KernelWrites(Observer):
         """Run a job that writes cpusets, and process its result also if the caller no longer waits for it."""
         return await self._context.kernel.run_noted(self.process_result, job, *args, **kwargs)
 
+    async def run_comparison(self, job: Callable[[], WriteResult]) -> WriteResult:
+        """Run a job that compares all containers, as ``run`` does; the caller locates missing cgroups."""
+        note = partial(self.process_result, locate_again=False)
+        return await self._context.kernel.run_noted(note, job)
+
     async def clear_sandboxes(self) -> None:
         """Keep all sandboxes, also new ones, off owned CPUs."""
         await self.run(self._context.cpuset_writer.write_sandboxes)

@@ -305,7 +305,6 @@ class Reconciler:
             return
         context.telemetry.resolved(KERNEL_LATE)
         context.report_errors(done, is_complete=True)
-        self._parts.writes.process_result(done, locate_again=False)
         running = [i for i, c in listing.containers.items() if c.phase is Phase.RUNNING]
         found = await self._parts.cgroup_locator.find(running, self._worker)
         await self._parts.writes.write_now(found)

@@ -27,7 +27,6 @@ from proxy.engine.node_effects import EnforcementStep
 from proxy.engine.node_events import EnforcementStepDone, EnforcementStepDue, EnforcementStepFailed
 from proxy.engine.pod_fence import planned_cpus
 from proxy.executor.background import Worker
-from proxy.executor.cpuset_writer import WriteResult
 from proxy.executor.node_executor import NodeExecutor
 from proxy.model.backoff import Backoff, RetryTimes
 from proxy.model.idset import CpuSet
@@ -203,8 +202,7 @@ class StagedEnforcement:
         executor, pods = self._executor, {c.id: c.pod.key for c in containers}
         if not pods:
             return {}
-        done: WriteResult = await executor.kernel.run(executor.drift.write, list(pods))
-        executor.writes.process_result(done)
+        done = await executor.writes.run(executor.drift.write, list(pods))
         executor.report_errors(done)
         return {pods[i]: str(error) for i, error in done.refused.items() if i in pods}
 

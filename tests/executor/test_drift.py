@@ -539,3 +539,25 @@ def test_a_pod_with_contested_named_cpus_is_refused(
         assert world.on(ls) == "6-15"
 
     run_scenario(scenario)
+
+
+def test_a_comparison_that_outlives_its_reconcile_is_recorded(run_scenario: Callable[..., None]) -> None:
+    """At a stop, the reconcile under way is cancelled; what its kernel job writes is recorded."""
+
+    async def scenario(world: Any) -> None:
+        ls, _ = await two(world)
+        write_as_another_program(world, None, ls)
+        with world.cgroups.lock:
+            reconcile = asyncio.create_task(world.sync.once())
+            while not world.executor.kernel.running_s():
+                await asyncio.sleep(0.001)
+            reconcile.cancel()
+            await asyncio.wait((reconcile,))
+            assert reconcile.cancelled()
+        while world.on(ls) != "4-15" or world.executor.kernel.running_s():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert world.executor.telemetry.value(metrics.CPUSETS_REPAIRED) == 1
+        assert ls in world.executor.state.runtime.unsaved, "the runtime is to be sent its CPUs"
+
+    run_scenario(scenario)

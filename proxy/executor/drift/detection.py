@@ -211,7 +211,7 @@ class Drift:
         live = {c.id for c in self._live()}
         self.watch.keep(live)
         self._step(conflicts.CpusetsCompared(self._context.clock(), live))
-        return await self._context.kernel.run(self.write_all)
+        return await self._writes.run_comparison(self.write_all)
 
     def note(self, done: WriteResult) -> None:
         """Record what a pass of writes repaired, and what it left."""
