@@ -103,7 +103,7 @@ vm-tools:
 	@sh tests/e2e/install.sh qemu-system-x86 debootstrap e2fsprogs busybox-static openssl
 
 # In random order, so that no test relies on another one; the first lines name the seed, and SEED=n repeats the order.
-# Without PYTEST_ARGS three processes share the tests (tests/testkit/run_all.py).
+# Without PYTEST_ARGS four processes share the tests (tests/testkit/run_all.py).
 test: venv e2e-tools ## run all tests; as root on Debian also end to end on containerd: SEED=n repeats an order
 	@$(BIN)/python -m $(if $(PYTEST_ARGS),pytest --shuffle=$(or $(SEED),random) $(PYTEST_ARGS),tests.testkit.run_all $(SEED))
 

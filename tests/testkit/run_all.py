@@ -1,9 +1,10 @@
-"""Run all tests in three processes.
+"""Run all tests in four processes.
 
     python -m tests.testkit.run_all [SEED]
 
-The third only computes, and uses the CPU time that the others leave. The output of the second and the third
-is printed after that of the first. The last line has totals.
+The first three mostly wait: for programs, for timers, and for threads. The fourth only computes, and uses the
+CPU time that the others leave. The output of the others is printed after that of the first. The last line has
+totals.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -28,8 +30,10 @@ SECOND = (
     *("tests/agent", "tests/attach", "tests/deploy", "tests/extender", "tests/release", "tests/scheduler"),
 )
 """What the second process runs: the end-to-end tests, which mostly wait, and others that share no files."""
-THIRD = tuple(f"tests/{name}" for name in ("allocation", "engine", "oracles", "pools", "relay", "simulate"))
-"""What the third process runs: pure functions, which depend on no time limit."""
+THIRD = tuple(f"tests/{name}" for name in ("executor", "frontends", "hooks"))
+"""What the third process runs: the parts of the daemon that wait for timers and threads."""
+FOURTH = tuple(f"tests/{name}" for name in ("allocation", "engine", "oracles", "pools", "relay", "simulate"))
+"""What the fourth process runs: pure functions, which depend on no time limit."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|warnings?|xfailed|xpassed)")
 
 
@@ -66,18 +70,23 @@ def copied(source: IO[bytes]) -> str:
 def main(seed_text: str) -> int:
     """Run all; return the exit status."""
     began, seed = time.monotonic(), seed_of(seed_text)
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as computed:
-        others = start(seed, subprocess.PIPE, *(f"--ignore={path}" for path in (*SECOND, *THIRD)))
-        second = start(seed, output, *SECOND)
-        third = start(seed, computed, *THIRD, nice=10)
-        runs = (others, second, third)
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        elsewhere = (*SECOND, *THIRD, *FOURTH)
+        first = start(seed, subprocess.PIPE, *(f"--ignore={path}" for path in elsewhere))
+        others = [
+            start(seed, outputs[0], *SECOND),
+            start(seed, outputs[1], *THIRD),
+            start(seed, outputs[2], *FOURTH, nice=10),
+        ]
+        runs = (first, *others)
         signal.signal(signal.SIGTERM, lambda *_: [run.terminate() for run in runs])
-        assert others.stdout is not None
-        last = [copied(others.stdout)]
+        assert first.stdout is not None
+        last = [copied(first.stdout)]
         statuses = [run.wait() for run in runs]
-        for kept in (output, computed):
-            kept.seek(0)
-            last.append(copied(kept))
+        for output in outputs:
+            output.seek(0)
+            last.append(copied(output))
     print(summary(sum(map(counts, last), Counter()), time.monotonic() - began), flush=True)
     return next((status for status in statuses if status), 0)
 
