@@ -7,7 +7,8 @@ engine keeps them as on the node: by their number, whichever they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -30,6 +31,8 @@ from proxy.pools.topology_keys import (
     TOPOLOGY_SCOPE,
     WITHHELD_CPUS,
 )
+
+T = TypeVar("T")
 
 MOST = 100_000
 """No machine has as many CPUs."""
@@ -86,8 +89,8 @@ def read_policies(everywhere: Mapping[str, str], by_id: Mapping[str, str]) -> Ag
     return AgentPolicies(
         everywhere.get(TOPOLOGY_SCOPE, ""),
         _options(everywhere, CPU_OPTIONS),
-        NodeBindPolicy(everywhere.get(BIND, "")),
-        NumaStrategy(everywhere.get(STRATEGY, "")),
+        _read(NodeBindPolicy, everywhere, BIND),
+        _read(NumaStrategy, everywhere, STRATEGY),
         dict(_options(everywhere, TOPOLOGY_OPTIONS)).get("prefer-closest-numa-nodes") == "true",
         AdmissionRules(
             pod_limit=_number(everywhere, POD_LIMIT),
@@ -96,9 +99,17 @@ def read_policies(everywhere: Mapping[str, str], by_id: Mapping[str, str]) -> Ag
             numa_floor=_floor(by_id, NUMA_FLOOR) if knows_floor else 0,
         ),
         knows_floor,
-        CpuSet.parse(by_id.get(FLOOR_CPUS, "")),
-        CpuSet.parse(by_id.get(WITHHELD_CPUS, "")),
+        _read(CpuSet.parse, by_id, FLOOR_CPUS),
+        _read(CpuSet.parse, by_id, WITHHELD_CPUS),
     )
+
+
+def _read(read: Callable[[str], T], policies: Mapping[str, str], name: str) -> T:
+    """Read one policy; an error names it."""
+    try:
+        return read(policies.get(name, ""))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _options(policies: Mapping[str, str], name: str) -> tuple[tuple[str, str], ...]:
