@@ -1,9 +1,9 @@
 """The order in which an allocator visits sockets, NUMA nodes, caches, cores and CPUs.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``cpuAccumulator``. Units with the
-fewest free CPUs come first, ties by id; units without a free CPU are left out. Inner units are listed outer
-unit by outer unit, in the order of these. With at least as many sockets as NUMA nodes, nodes stand above
-sockets, else sockets above nodes; cores are inside the second level.
+fewest free CPUs come first, ties by id; units without a free CPU are left out. Inner units are listed per
+outer unit, in the order of the outer units. If there are at least as many sockets as NUMA nodes, nodes stand
+above sockets; otherwise sockets stand above nodes. Cores are inside the second level.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Orders:
 
     def nested(self, inner: Inner, outer: Units, order: Iterable[int], free: int) -> Iterator[int]:
         """Order the units by the outer units that they are in, and inside each as ``sort`` does."""
-        # A unit that straddles two outer ones belongs to the first: listed twice it would be counted twice.
+        # A unit that straddles two outer ones belongs to the first. If it were listed twice, it would be
+        # counted twice.
         listed: set[int] = set()
         for o in order:
             for unit in self.sort(inner[o], outer[o], free):

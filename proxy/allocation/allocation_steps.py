@@ -1,7 +1,7 @@
 """Describe the steps of an allocator in sentences, for explanations.
 
-An allocator notes the CPUs that it takes, unit by unit, and only where a record is requested. Here the notes
-become sentence fragments: consecutive notes of one unit become one fragment.
+An allocator notes the CPUs that it takes, unit by unit, and only if a record is requested. This module turns
+the notes into sentence fragments: consecutive notes of one unit become one fragment.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def nodes_of(topo: CpuTopology, chosen_cpus: CpuSet) -> Mask:
 
 
 def _where(topo: CpuTopology, note: Note) -> int:
-    """Return the unit under which a note is listed: cores and CPUs by their NUMA node."""
+    """Return the unit under which a note is listed; cores and CPUs are listed under their NUMA node."""
     kind, unit, bits = note
     return unit if kind in (SOCKET, NODE, UNCORE, PART) else _first(topo.nodes, bits)
 

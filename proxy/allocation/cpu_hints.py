@@ -2,20 +2,21 @@
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``generateCPUTopologyHints``. Every set
 of NUMA nodes that own CPUs is a hint if it holds all CPUs that the pod may use again (those of its finished
-init containers) and if these with the available CPUs in the set are enough. It is *preferred* if no smaller
-set would suffice on an empty machine: all CPUs of the nodes count, not only the free ones. With
-``align-by-socket`` a set is also preferred if it touches no more sockets than the smallest such set needs.
+init containers) and if these CPUs, together with the available CPUs in the set, are enough. The hint is
+*preferred* if no smaller set would suffice on an empty machine: all CPUs of the nodes count, not only the
+free ones. With ``align-by-socket`` a set is also preferred if it touches no more sockets than the smallest
+such set needs.
 
-kubelet has no ``SpreadByPCPUs``. Where a pod or the node requires it, the CPUs of one container are on as
-many cores. So a set of nodes also needs that many cores with a CPU for the largest container, and the
-smallest set on an empty machine has both (koordinator a7a1b76,
+kubelet has no ``SpreadByPCPUs``. If a pod or the node requires it, each CPU of a container is on a core of
+its own. So a set of nodes also needs as many cores with a CPU as the largest container has CPUs. The smallest
+set on an empty machine has both, enough CPUs and enough cores (koordinator a7a1b76,
 pkg/scheduler/plugins/nodenumaresource/resource_manager.go ``trimNUMANodeResources``).
 
-n nodes are up to 2^n sets. Up to ``MOST_LISTED_NODES`` nodes they are listed, and each has the sum of one
-that was summed before it and one node, so a list costs one addition per set; masks and hints are made once
-for all machines with these nodes. Beyond that the answer is a ``Family``: the sets are those that meet a
-demand, and "holds all reusable CPUs" is a demand for as many nodes as have some, so the family's closed form
-is exact. ``proxy.allocation.sockets`` knows in addition what is preferred for its sockets.
+n nodes have up to 2^n sets. For up to ``MOST_LISTED_NODES`` nodes the sets are listed. The sum of each set is
+that of an earlier set plus one node, so a list costs one addition per set; masks and hints are made once for
+all machines with these nodes. For more nodes the answer is a ``Family``: the sets are those that meet a
+demand, and "holds all reusable CPUs" is a demand for as many nodes as have reusable CPUs, so the family's
+closed form is exact. ``proxy.allocation.sockets`` adds the masks that are preferred because of their sockets.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def container_hints(
     Args:
         topo: The machine.
         request: Exclusive CPUs requested; 0 for none.
-        assigned: CPUs that the container already owns, None where it owns none.
+        assigned: CPUs that the container already owns; None if it owns none.
         available: CPUs that may become exclusive.
         reusable: CPUs of the pod's init containers that it may have.
         by_socket: kubelet's ``align-by-socket``.
@@ -121,8 +122,8 @@ def cpu_hints(
         reusable: CPUs to count that every hint must hold.
         request: CPUs requested, at least 1.
         by_socket: kubelet's ``align-by-socket``.
-        cores: How many cores must have one of the CPUs: as many as one container gets, where its CPUs must
-            be on different cores; 0 where it may get several CPUs of a core.
+        cores: How many cores must have one of the CPUs: the number of CPUs of one container if they must be
+            on different cores; 0 if a container may get several CPUs of a core.
 
     Returns:
         In kubelet's order: by number of nodes, then by node list. A ``Family`` beyond ``MOST_LISTED_NODES``
@@ -183,7 +184,7 @@ def _table(nodes: tuple[int, ...]) -> tuple[tuple[int, int, TopologyHint, Topolo
 
 
 def _fewest(topo: CpuTopology, request: int, cores: int) -> int:
-    """Return the least number of empty nodes that hold the request; the number of all nodes where none do."""
+    """Return the least number of empty nodes that hold the request; the number of all nodes if none do."""
     if cores:
         cpus = Demand(request, tuple((1 << node, bits.bit_count()) for node, bits in topo.nodes.items()))
         return smallest(tuple(topo.nodes), (cpus, _on_cores(topo, topo.cpus, cores))) or len(topo.nodes)

@@ -1,4 +1,4 @@
-"""The static CPU policy and its state, as values, and how a stored state is checked.
+"""The static CPU policy and its state, as values.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``NewStaticPolicy``, ``validateState``.
 The CPUs of a machine are in the *default* set, which all containers without exclusive CPUs share, or they
@@ -26,7 +26,7 @@ Assignments = Mapping[str, Mapping[str, CpuSet]]
 
 
 class CpuStateError(ValueError):
-    """Reserved CPUs or a stored state do not fit the machine; the text is kubelet's."""
+    """The reserved CPUs do not fit the machine; the text is kubelet's."""
 
 
 class CpuRefusedError(AllocationRefusedError):
@@ -67,11 +67,13 @@ class CpuPolicy(Struct, frozen=True):
         Args:
             topo: The machine.
             options: How CPUs are chosen.
-            reserved: The CPUs; None or none to choose ``amount`` of them as an allocation would.
-            amount: How many (``kubeReserved`` and ``systemReserved``, rounded up); None for those named.
+            reserved: The CPUs to reserve. If None or empty, ``amount`` CPUs are chosen as an allocation would
+                choose them.
+            amount: How many CPUs to reserve (``kubeReserved`` and ``systemReserved``, rounded up); None for
+                exactly the CPUs in ``reserved``.
 
         Raises:
-            CpuStateError: They cannot be reserved.
+            CpuStateError: The CPUs cannot be reserved.
         """
         options = options or CpuOptions()
         chosen = reserved or CpuSet()
@@ -100,7 +102,7 @@ class CpuState(Struct, frozen=True):
     """The CPUs that containers own, and the default set.
 
     Attributes:
-        default: The CPUs that all others share.
+        default: The CPUs that all other containers share.
         assigned: The CPUs that containers own.
         pod_level_cpus: Pod uid to the CPUs that a pod owns as a whole; its containers' CPUs are inside.
         reusing: The pod that was served last; ``reusable`` are the CPUs of its init containers.
@@ -113,7 +115,7 @@ class CpuState(Struct, frozen=True):
     reusable: CpuSet = field(default_factory=CpuSet)
 
     def of(self, uid: str, name: str) -> CpuSet | None:
-        """Return the CPUs of a container, None where it owns none."""
+        """Return the CPUs of a container, or None if it owns none."""
         return self.assigned.get(uid, {}).get(name)
 
     def reusable_by(self, uid: str) -> CpuSet:
@@ -153,14 +155,14 @@ def pick_unpoliced(
     near: Mask | None = None,
     steps: list[str] | None = None,
 ) -> CpuSet:
-    """Choose CPUs where no topology policy is set.
+    """Choose CPUs when no topology policy is set.
 
     The packed allocator (``proxy.allocation.packed``) keeps sockets, nodes and cores whole, but may split a
-    request over two nodes although one of them could hold it, because it fills the fullest core first. So it
-    is called for one node at a time. The nodes that can hold the request alone are ordered by: enough wholly
-    free cores (a thread next to one of another container is slow), near to the container's devices, has
-    memory, fewest free CPUs (best fit), lowest id. Where no node can hold the request, all free CPUs are
-    offered together. Inside a node the CPU manager's options apply.
+    request over two nodes although one of them could hold it, because it fills the fullest core first. So
+    this function calls it for one node at a time. The nodes that can hold the request alone are ordered by:
+    enough wholly free cores (a thread next to one of another container is slow), near to the container's
+    devices, has memory, fewest free CPUs (best fit), lowest id. If no node can hold the request, all free
+    CPUs are offered together. Inside a node the CPU manager's options apply.
 
     Args:
         machine: The machine.

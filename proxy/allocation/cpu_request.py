@@ -2,9 +2,9 @@
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``guaranteedCPUs``,
 ``podGuaranteedCPUs``. Only containers of Guaranteed pods own CPUs, and only those that request whole ones. A
-pod may state requests of its own; kubelet then gives no container exclusive CPUs unless it manages such pods
-(an alpha feature), in which case a container must be exact by itself: request equal to limit, for CPU and for
-memory.
+pod may state requests of its own. kubelet then gives its containers no exclusive CPUs, unless kubelet manages
+such pods (an alpha feature). In that case each container must itself have requests equal to its limits, for
+CPU and for memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_SHARES = 2
 
 
 def container_cpus(pod: PodRequests, resources: ContainerResources) -> int:
-    """Return the number of exclusive CPUs that a container requests; 0 where it shares."""
+    """Return the number of exclusive CPUs that a container requests; 0 if it shares CPUs."""
     if not pod.guaranteed or (
         pod.own is not None and not (pod.own_managed and resources.requests_equal_limits)
     ):
@@ -29,7 +29,8 @@ def container_cpus(pod: PodRequests, resources: ContainerResources) -> int:
 def pod_cpus(pod: PodRequests) -> int:
     """Return the most exclusive CPUs that a pod requests at any time.
 
-    These are its own request where it makes one that is managed, else what its containers need together.
+    This is the pod's own request if it makes one that kubelet manages, otherwise what its containers need
+    together.
     """
     if pod.own is None:
         return peak_request(pod.containers, lambda resources: {CPU: container_cpus(pod, resources)}).get(
@@ -47,7 +48,8 @@ def requested_whole_cpus(pod: PodRequests) -> int:
 def running_request_milli(pod: PodRequests) -> int:
     """Return what a pod requests once it runs, in thousandths of a CPU.
 
-    That is its own request where it makes one, else what its app containers and sidecars request together.
+    This is the pod's own request if it makes one, otherwise what its app containers and sidecars request
+    together.
     """
     if pod.own is not None and CPU in pod.own:
         return pod.own[CPU]

@@ -1,16 +1,17 @@
 """The static CPU policy: hints, allocation and release.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``GetTopologyHints``, ``Allocate``,
-``allocateCPUs``. What may become exclusive is the default set without reserved CPUs. A pod's ordinary init
-container has ended when the next container starts, so its CPUs are *reusable* by the containers after it:
-they are offered to them along with the free ones, and return only when no container of the pod uses them.
-Only one pod is being started at a time, so reusable CPUs are kept for one pod.
+``allocateCPUs``. The CPUs of the default set may become exclusive, except reserved CPUs. A pod's ordinary
+init container has ended when the next container starts, so its CPUs are *reusable* by the containers after
+it: they are offered to these containers along with the free CPUs, and become free only when no container of
+the pod uses them. Only one pod is being started at a time, so reusable CPUs are kept for one pod.
 
-Under a hint, CPUs of its nodes are taken first (``align-by-socket``: of all nodes of its sockets), and then
-CPUs of any node. With ``full-pcpus-only`` a request must be whole cores, and no more than are free outside
-the cores of reserved CPUs; otherwise it is rejected before anything else is checked. The check counts CPUs,
-because in kubelet's state only reserved CPUs leave a core half free. Here owners whose CPUs a scheduler has
-named, and owners from before the option was set, do so too; such cores are not offered (``in_whole_cores``).
+Under a hint, CPUs of its nodes are taken first (``align-by-socket``: of all nodes of its sockets), then CPUs
+of any node. With ``full-pcpus-only`` a request must be a number of whole cores, and no more than are free
+outside the cores with reserved CPUs; otherwise it is rejected before anything else is checked. The check
+counts CPUs, because in kubelet's state only reserved CPUs leave a core half free. Here containers whose CPUs
+a scheduler has named, and containers from before the option was set, leave cores half free too; such cores
+are not offered (``in_whole_cores``).
 
 Every function returns a new state; a refusal is an exception and changes nothing.
 """
@@ -80,12 +81,12 @@ def allocate(
         policy: The policy.
         state: Which containers own which CPUs now.
         pod: What the pod requests.
-        name: The container; one that owns CPUs already keeps them.
+        name: The container. If it owns CPUs already, it keeps them.
         affinity: NUMA nodes of the hint; None for any.
         steps: Sentences about what was done are added here; None for no record.
 
     Raises:
-        SmtAlignmentError: The request is against ``full-pcpus-only``.
+        SmtAlignmentError: The request breaks ``full-pcpus-only``.
         NotEnoughCpus: Too few CPUs are available.
     """
     count = container_cpus(pod, pod.named(name))
@@ -133,7 +134,7 @@ def check_whole_cores(policy: CpuPolicy, state: CpuState, count: int) -> None:
 
 
 def in_whole_cores(policy: CpuPolicy, cpus: CpuSet) -> CpuSet:
-    """Return the CPUs of cores that are wholly among these but for their reserved CPUs.
+    """Return the CPUs whose cores are wholly among the given CPUs, apart from the cores' reserved CPUs.
 
     kubelet, too, offers the siblings of reserved CPUs.
     """
@@ -144,22 +145,22 @@ def in_whole_cores(policy: CpuPolicy, cpus: CpuSet) -> CpuSet:
 def in_equal_cores(
     policy: CpuPolicy, pool: CpuSet, chosen: CpuSet, steps: list[str] | None = None
 ) -> CpuSet | None:
-    """Return the CPUs to choose from once more where a choice splits a core despite ``full-pcpus-only``.
+    """Return the CPUs for a second choice if the first one splits a core despite ``full-pcpus-only``.
 
-    Only where cores differ in size, for example because one has an offline thread, can whole cores and single
-    CPUs add up to a multiple of the largest core's threads. Then cores of that size are chosen.
+    Whole cores and single CPUs can add up to a multiple of the largest core's threads only if cores differ in
+    size, for example because one has an offline thread. Then cores of the largest size are chosen.
 
     Args:
         policy: The policy.
-        pool: The CPUs from which was chosen.
+        pool: The CPUs from which the choice was made.
         chosen: The choice.
         steps: A sentence about it is added here; None for no record.
 
     Returns:
-        None where the choice splits no core. The siblings of reserved CPUs are whole cores by themselves.
+        None if the choice splits no core. The siblings of reserved CPUs are whole cores by themselves.
 
     Raises:
-        SmtAlignmentError: Too few of these CPUs are in such cores.
+        SmtAlignmentError: Too few CPUs of the pool are in cores of the largest size.
     """
     topo, reserved = policy.topo, policy.reserved.bits
     if not policy.options.full_pcpus_only or len({core.bit_count() for core in topo.cores.values()}) == 1:
@@ -224,7 +225,7 @@ def _take_from(
 def remove(state: CpuState, uid: str, name: str) -> CpuState:
     """Return the state without a container; its CPUs are free unless other containers of its pod use them.
 
-    CPUs of a pod that owns them as a whole come back with its last container.
+    If the pod owns CPUs as a whole, they become free with its last container.
     """
     containers = dict(state.assigned.get(uid, {}))
     if name not in containers:

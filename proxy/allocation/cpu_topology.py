@@ -7,8 +7,8 @@ machine-wide. Allocators ask two kinds of question:
 - which CPUs are in a unit - answered here by bit masks, so that 512 CPUs cost as much as 8;
 - how large a unit ought to be - kubelet answers with averages (``CPUs div cores`` and so on). On a machine
   with an offline hyperthread or with two kinds of cores the average fits no unit, and such units are never
-  recognised as whole. Therefore a topology read from a ``Machine`` uses the true size of each unit. Where all
-  units of a kind are alike the two rules are the same rule. ``CpuTopology.of_rows`` with declared counts
+  recognised as whole. Therefore a topology read from a ``Machine`` uses the true size of each unit. If all
+  units of a kind are alike, the two rules give the same sizes. ``CpuTopology.of_rows`` with declared counts
   reproduces kubelet's averages; zero there means "not stated", as in kubelet.
 """
 
@@ -95,7 +95,7 @@ class CpuTopology:
         set_pairs("uncore_cores", self.uncores, self.cores)
 
     def largest_cores(self, among: CpuSet) -> CpuSet:
-        """Return the CPUs of cores that are wholly among these, and have as many threads as any core."""
+        """Return the CPUs of wholly contained cores that have as many threads as the largest core."""
         threads, outside = self.cpus_per_core, ~among.bits
         whole = (core for core in self.cores.values() if not core & outside and core.bit_count() == threads)
         return CpuSet.from_bits(union(whole))
@@ -109,8 +109,9 @@ class CpuTopology:
     def of(cls, machine: Machine) -> CpuTopology:
         """Read the online CPUs of a machine.
 
-        A CPU in no NUMA node joins a node of its package, else the lowest node. A CPU without a cache of
-        level 3 or above shares one "uncore" with the other such CPUs of its package (kubelet: the socket).
+        A CPU in no NUMA node joins a node of its package, or the lowest node if its package has none. A CPU
+        without a cache of level 3 or above shares one "uncore" with the other such CPUs of its package
+        (kubelet: the socket).
         """
         nodes = machine.assigned_nodes
         return cls.of_rows(

@@ -4,9 +4,9 @@ Theory. A demand sums amounts that lie on nodes; an amount on several nodes (a d
 counts once for a mask that contains any of them. More nodes never have less, so "meets the demand" is closed
 upwards.
 
-``smallest`` and ``best_mask`` look for the least number of nodes that meets several demands at once, as
-``proxy.allocation.set_cover`` does it: exact where it decides in its limits, which is nearly always, and
-never wrong about what a mask holds.
+``smallest`` and ``best_mask`` look for the fewest nodes that meet several demands at once. They search with
+``proxy.allocation.set_cover``: the result is exact if the search decides within its limits, which is nearly
+always, and a returned mask always meets the demands.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def of_size(nodes: Sequence[int], size: int) -> Iterator[int]:
 def meeting(nodes: Sequence[int], size: int, demands: Sequence[Demand]) -> Iterator[int]:
     """Return the bits of all masks of one size that meet all demands, ordered by node list.
 
-    Nodes are added one after the other; a branch ends where even the largest remaining nodes would not
+    Nodes are added one after the other; a branch ends as soon as even the largest remaining nodes would not
     suffice.
     """
     tops = [
@@ -143,7 +143,8 @@ def smallest(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0) -> 
     """Return the least number of nodes that, with those in ``base``, meet all demands.
 
     Returns:
-        The number of nodes besides ``base``, or None where all of them cannot.
+        The number of nodes in addition to ``base``, or None if even all nodes together do not meet the
+        demands.
     """
     if not covers(demands, base | to_bits(nodes)):
         return None
@@ -157,7 +158,7 @@ def best_mask(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, fl
     the highest downwards as long as the remaining ones meet the demands with as few nodes.
 
     Returns:
-        The mask, ``base`` included, or None where there is none.
+        The mask, ``base`` included, or None if there is none.
     """
     others = sorted(node for node in nodes if not base >> node & 1)
     if not covers(demands, base | to_bits(others)) or len(others) + base.bit_count() < floor:
@@ -182,7 +183,7 @@ def best_mask(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, fl
             room -= 1
             pool = _Pool(pool.nodes, demands, base)
             continue
-        for low in pool.nodes:  # there may be room for more, with a floor
+        for low in pool.nodes:  # with a floor there may be room for more nodes
             if replacement.bit_count() == room:
                 break
             replacement |= 1 << low
@@ -191,7 +192,7 @@ def best_mask(nodes: Sequence[int], demands: Sequence[Demand], base: int = 0, fl
 
 
 class _Pool:
-    """Nodes to choose from besides those that are chosen already.
+    """Nodes to choose from, in addition to those that are already chosen.
 
     Attributes:
         nodes: The nodes, ascending; the caller may remove some.

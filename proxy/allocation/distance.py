@@ -24,7 +24,7 @@ class Distances(Struct, frozen=True):
 
     @classmethod
     def of(cls, machine: Machine) -> Distances | None:
-        """Read a machine's table; None where a node does not report its distances to all nodes."""
+        """Read a machine's table; None if a node does not report its distances to all nodes."""
         ids = [node.id for node in machine.nodes]
         if any(len(node.distance) != len(ids) for node in machine.nodes):
             return None

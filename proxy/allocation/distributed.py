@@ -1,10 +1,10 @@
-"""The distributing allocator: choose n CPUs so that several NUMA nodes give the same.
+"""The distributing allocator: choose n CPUs so that several NUMA nodes give the same number.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``takeByTopologyNUMADistributed``. A
 workload whose threads move in step is as fast as its slowest part, so a request that needs two nodes is
 better served with half from each than with all of one and a bit of the other. ``split`` decides which nodes
-give how much; inside a node the packed allocator chooses. Where no even split exists, or where the request is
-not a whole number of groups, the packed allocator chooses among all nodes.
+give how much; inside a node the packed allocator chooses. If no even split exists, or if the request is not a
+whole number of groups, the packed allocator chooses among all nodes.
 
 The search starts at the number of nodes that would suffice if all were empty, whatever is free now. Uncore
 caches are ignored.

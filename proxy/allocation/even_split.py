@@ -2,27 +2,28 @@
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/cpu_assignment.go ``takeByTopologyNUMADistributed``. A
 request of n CPUs in groups of g is spread evenly over k nodes, with k as small as possible. Each of the k
-gives d, the largest multiple of g that is at most n/k; what is left over, fewer than k groups, comes in
-rounds of one group each from some of them. Of all choices of k nodes and of those that give the rest, the one
-wins after which the free CPUs of the nodes are most alike: the standard deviation, to 3 decimals (and of a
-mean to 3 decimals), is smallest; of equals the first in list order.
+gives d, the largest multiple of g that is at most n/k; the rest, fewer than k groups, is taken from some of
+them in rounds of one group each. There are many choices of the k nodes, and of those among them that give the
+rest. The choice wins that leaves the free CPUs of the nodes most alike: the one with the smallest standard
+deviation, to 3 decimals (and from a mean to 3 decimals). Of equal choices the first in list order wins.
 
-Two faults of kubelet are avoided. There the best choice is kept by reference and later overwritten on
-machines with more than four nodes, so that other nodes are used than were scored; here it is a value. And
-there the rounds never end when the givers have enough CPUs but not enough groups; here a set of givers counts
-only what they have in whole groups.
+Two faults of kubelet are avoided. kubelet keeps the best choice by reference and later overwrites it on
+machines with more than four nodes, so that it uses other nodes than it scored; here the choice is a value.
+And kubelet's rounds never end if the givers have enough CPUs but not enough groups; here only the whole
+groups of the givers count.
 
-Cost. If nothing is left over, the evenest choices are those of the fullest nodes (after taking d from each of
-k nodes the sum of squares has fallen by 2d times their sum), and the first of them in list order is found
-node by node. Otherwise choices are gone through, with two exact shortcuts. Nodes that stand next to each
-other with the same free count are interchangeable, so only choices that take the first of each such run are
-tried. And no choice is more even than to take every left-over group from what is the fullest of the k fullest
-nodes at that moment (*levelling*: replacing a node by a fuller one, or moving a group to a fuller one, never
-makes the sum of squares larger), so the search ends when it is as even as that.
+Cost. The *fullest* nodes are those with the most free CPUs. If nothing is left over, the evenest choices are
+those of the fullest nodes (after taking d from each of k nodes the sum of squares has fallen by 2d times
+their sum), and the first of them in list order is found node by node. Otherwise the choices are tried one by
+one, with two exact shortcuts. Nodes that stand next to each other with the same free count are
+interchangeable, so only choices that take the first of each such run are tried. And no choice is more even
+than *levelling*: among the k fullest nodes, every left-over group is taken from the node that is fullest at
+that moment (replacing a node by a fuller one, or moving a group to a fuller one, never makes the sum of
+squares larger). So the search ends when a choice is as even as that.
 
-What is left is exponential in nodes that are all different. Up to ``KUBELET_NODES`` nodes it is carried
-through. Beyond that, where kubelet would not end in a useful time, ``LIMIT`` choices are tried, and then
-levelling itself is the answer: no less even than what kubelet would choose, in a few microseconds.
+The remaining search is exponential in nodes that are all different. For up to ``KUBELET_NODES`` nodes it is
+completed. For more nodes, for which kubelet would not end in a useful time, ``LIMIT`` choices are tried; then
+levelling itself is the answer. It is at least as even as kubelet's choice and takes a few microseconds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Split(Struct, frozen=True):
     Attributes:
         per_node: CPUs that every member gives.
         members: Indices of the nodes, ascending.
-        extra: Indices of those that give the rest, one group each time.
+        extra: Indices of the nodes that give the rest, one entry for each group.
     """
 
     per_node: int
@@ -191,10 +192,11 @@ class _SplitSearch:
 
 
 def hand_out(remaining: dict[int, int], order: Sequence[int], rest: int, group: int) -> list[int]:
-    """Take ``rest`` in rounds of one group, from each that still has one.
+    """Take ``rest`` in rounds of one group from each node that still has one.
 
     Args:
-        remaining: The CPUs that each has; reduced in place. In whole groups they must be at least ``rest``.
+        remaining: The CPUs that each node has; reduced in place. In whole groups they must be at least
+            ``rest``.
         order: The nodes that give, in order.
         rest: CPUs to hand out, a multiple of ``group``.
         group: CPUs that must stay together.
@@ -215,8 +217,8 @@ def hand_out(remaining: dict[int, int], order: Sequence[int], rest: int, group: 
 def first_choices(counts: Sequence[int], k: int) -> Iterator[tuple[int, ...]]:
     """Return the ways to choose k indices in list order, without those that an earlier one represents.
 
-    A run of equal counts is used from its start: of the ways that differ only in which of the run they take,
-    the first is given.
+    A run of equal counts is used from its start: of the ways that differ only in which members of the run
+    they take, the first is given.
     """
     chosen: list[int] = []
 

@@ -5,10 +5,10 @@ Theory. The hints of CPUs, memory and devices are always made of two parts:
 - some *explicit* masks (for memory: single nodes, and groups that are already in use);
 - an *open* part: every mask over some nodes, of at least ``floor`` nodes, that meets all demands.
 
-n open nodes are up to 2^n masks. While there are at most ``MOST_LISTED_NODES`` nodes they are listed. Beyond
-that a ``Family`` represents the same hints in the same order, made one by one as they are read, and answers
-in closed form what would take too long to find by reading. ``proxy.allocation.hint_sampling`` makes lists for
-a merge from that.
+n open nodes have up to 2^n masks. For at most ``MOST_LISTED_NODES`` nodes the masks are listed. For more
+nodes a ``Family`` represents the same hints in the same order. It makes them one by one as they are read, and
+it computes in closed form what would take too long to find by reading. ``proxy.allocation.hint_sampling``
+makes lists for a merge from families.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
 
 _TRIES = 256
-"""How many nodes are tried to find some more hints besides the best."""
+"""How many nodes are tried to find a few hints in addition to the best."""
 
 
 @functools.lru_cache(maxsize=16384)
@@ -64,7 +64,7 @@ class Family(Sequence[TopologyHint]):
     size: int
 
     def listed(self) -> Sequence[TopologyHint]:
-        """Return the hints as a tuple where they can be listed, else this object."""
+        """Return the hints as a tuple if they can be listed, otherwise this object."""
         if not self:
             return ()
         return tuple(iter(self)) if len(self.possible_nodes) <= MOST_LISTED_NODES else self
@@ -75,7 +75,7 @@ class Family(Sequence[TopologyHint]):
         return Mask.from_bits(to_bits(self.nodes) | union(self.explicit))
 
     def best(self, around: Mask | None = None) -> TopologyHint | None:
-        """Return the best hint: a preferred one if any is, then fewest nodes, then the smallest integer.
+        """Return the best hint: a preferred one if possible, then fewest nodes, then the smallest integer.
 
         Args:
             around: Only hints that contain these nodes count.
@@ -98,7 +98,7 @@ class Family(Sequence[TopologyHint]):
         return ()
 
     def best_bits(self, base: int = 0) -> int:
-        """Return the bits of the best hint that contains the nodes in ``base``; 0 where there is none."""
+        """Return the bits of the best hint that contains the nodes in ``base``; 0 if there is none."""
         fewest = self._fewest(base)
         if self.prefers(fewest):
             return fewest
@@ -106,7 +106,7 @@ class Family(Sequence[TopologyHint]):
         return min((fewest, *others) if fewest else others, key=self._rank, default=0)
 
     def _fewest(self, base: int = 0) -> int:
-        """Return the mask with the fewest nodes, then the smallest integer; 0 where there is none."""
+        """Return the mask with the fewest nodes, then the smallest integer; 0 if there is none."""
         candidates = [bits for bits in self.explicit if not base & ~bits]
         if not base & ~to_bits(self.nodes):
             candidates += [bits for bits in (best_mask(self.nodes, self.demands, base, self.floor),) if bits]
@@ -143,9 +143,10 @@ class Family(Sequence[TopologyHint]):
     def for_window(self, window: Mask) -> tuple[TopologyHint, ...]:
         """Return hints that represent all hints in a merge whose result lies inside a window of nodes.
 
-        For each possible intersection of an affinity with the window there is one hint, one inside the window
-        if there is such a hint; and there is a narrowest hint. A part is possible if, with
-        *all* open nodes outside, it meets the demands: the open part is closed upwards.
+        The result has one hint for each possible *part*, the intersection of an affinity with the window; it
+        is a hint inside the window if there is such a hint. In addition the result has a narrowest hint. A
+        part is possible if it meets the demands together with *all* open nodes outside the window, because
+        the open part of the hints is closed upwards.
         """
         mask_of_part: dict[int, int] = {}
         for bits in self.explicit:

@@ -19,8 +19,8 @@ class HintList(Struct, frozen=True):
     Attributes:
         resource: Name; empty for a provider that has no preference at all.
         hints: Never empty, except after a policy has filtered them.
-        unsatisfiable: True where the provider reported that the resource cannot be allocated.
-        family: All hints, where ``hints`` only represents them (see ``proxy.allocation.hint_sampling``).
+        unsatisfiable: Whether the provider reported that the resource cannot be allocated.
+        family: All hints, if ``hints`` only represents them (see ``proxy.allocation.hint_sampling``).
     """
 
     resource: str
@@ -57,8 +57,8 @@ class MaskList(Struct, frozen=True):
     Attributes:
         preferred: Masks of preferred hints.
         masks: Masks of all hints.
-        free: True with a preferred hint without a mask.
-        open: True with any hint without a mask.
+        free: Whether there is a preferred hint without a mask.
+        open: Whether there is any hint without a mask.
     """
 
     preferred: set[int]

@@ -2,28 +2,28 @@
 
 Theory. A merge (kubernetes v1.36, pkg/kubelet/cm/topologymanager/policy.go ``HintMerger``) uses an affinity
 in three ways: by AND with those of the other lists, by equality with them, and by the count of the narrowest
-of its list. So real hints can be picked from a ``Family`` that bring a merge to the same result as all of
-them.
+of its list. So it is enough to pick some hints from a ``Family``: those that bring a merge to the same result
+as all of them.
 
-*A window.* Let all affinities of some other list lie in a few nodes, the window, none of them open (the CPUs
-of a machine with many memory nodes, the nodes of a device). Then the AND lies inside the window whatever an
-affinity has outside, and only an affinity inside the window can be equal. ``Family.for_window`` gives one
-hint for each part of the window that affinities can share with it, and one narrowest hint; nothing else can
-matter. Where a preferred hint lies inside the window it represents the others with the same part: a merge
-that one of these brings to a non-preferred mask is brought there by the preferred one too, or else to a
-preferred result, which wins anyway. That is exact, distances included.
+*A window.* Let all affinities of some other list lie in a few nodes, the window, and none of them be open
+(the CPUs of a machine with many memory nodes, the nodes of a device). Then the AND lies inside the window,
+whatever nodes an affinity has outside, and only an affinity inside the window can be equal.
+``Family.for_window`` gives one hint for each part of the window that affinities can share with it, and one
+narrowest hint; nothing else matters. If a preferred hint lies inside the window, it represents the other
+hints with the same part: if one of these brings a merge to a non-preferred mask, the preferred hint brings it
+to the same mask, or to a preferred result, which wins anyway. This is exact, distances included.
 
 *No window.* All lists are families over many nodes. A result is preferred exactly if one mask is a
 preferred hint of every list. Preferred masks have the least size that their list can have, so the wanted
 mask is the best of those that meet the demands of all lists at once: ``best_mask`` finds it without listing
-any. (A list that prefers masks for something else than their size names the best of these:
-``preferred_masks``.) That is exact as long as the smaller integer decides between masks of equal size.
-Where distances do (``closest``), all masks of that size that suit all lists represent the others, as far as
-they are found in ``TRIES`` nodes tried; that is exact for pairs on 64 nodes, and for more nodes at once
-where there are fewer. If there is only one family, its best hint is the result, preferred or not. For
-several without a preferred result the same search gives the smallest mask on which all lists agree;
-kubelet, if it could list the hints, would rather give a mask that different hints have in common, which
-need not suit any of them. This is intentional.
+any. (A list that prefers masks for another reason than their size names the best of these:
+``preferred_masks``.) This is exact if the smaller integer decides between masks of equal size. If distances
+decide (``closest``), all masks of that size that suit all lists represent the others, if they are found
+within ``TRIES`` tried nodes; this is exact for pairs on 64 nodes, and for larger masks on fewer nodes. If
+there is only one family, its best hint is the result, preferred or not. For several families without a
+preferred result, the same search gives the smallest mask on which all lists agree. kubelet, if it could list
+the hints, would instead give a mask that different hints have in common, which need not suit any of the
+lists. The difference is intentional.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def listable(answers: Sequence[Hints], *, closest: bool = False) -> list[Hints]:
 
     Args:
         answers: The answers, one per provider.
-        closest: True where distances decide between masks of equal size.
+        closest: Whether distances decide between masks of equal size.
     """
     lists = [hints for answer in answers for hints in (answer or {}).values() if hints]
     families = [hints for hints in lists if isinstance(hints, Family)]
@@ -73,7 +73,7 @@ def listable(answers: Sequence[Hints], *, closest: bool = False) -> list[Hints]:
 
 
 def _window(hints: Sequence[TopologyHint]) -> Mask | None:
-    """Return the nodes in which all affinities of a list lie; None where they are many or one is open."""
+    """Return the nodes in which all affinities of a list lie; None if they are many or one is open."""
     bits = 0
     for entry in hints:
         if entry.affinity is None:

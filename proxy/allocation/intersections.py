@@ -10,16 +10,17 @@ for all. Every step is ``meet(R, A) = {r & a}``, and there are three ways to do 
 - counted, up to ``DENSE_NODES`` nodes: let ``f(S)`` be how many members of a family are supersets of S. A
   pair's intersection is a superset of S exactly if both its members are, so ``f_R(S) * f_A(S)`` pairs have an
   intersection that is a superset of S. Undoing the sum over supersets (Moebius inversion on the lattice of
-  sets) leaves how many pairs meet in exactly S, and S is wanted where that is not zero. Both sums are taken
-  node by node, ``n * 2**n`` additions for ``4**n`` pairs. They are done on one long integer with 64 bits for
-  each of the 2**n sets, so that an addition of all is one operation. No sum or product outgrows its 64 bits:
-  none is larger than the number of pairs, at most ``4**DENSE_NODES``.
-- divided, for any number of nodes: what a narrow set r has in common with the members of A is found by
-  dividing A by the nodes of r, one after the other, into those that hold the node and those that do not: at
-  most ``2**|r|`` parts however long A is. Members are bits of an integer, so a division is two operations.
+  sets) gives the number of pairs that meet in exactly S; S is wanted if that number is not zero. Both sums
+  are taken node by node, ``n * 2**n`` additions for ``4**n`` pairs. They are done on one long integer with 64
+  bits for each of the 2**n sets, so that an addition of all is one operation. No sum or product outgrows its
+  64 bits: none is larger than the number of pairs, at most ``4**DENSE_NODES``.
+- divided, for any number of nodes: the intersections of a narrow set r with the members of A are found by
+  dividing A by the nodes of r, one after the other, into members that hold the node and members that do not.
+  That gives at most ``2**|r|`` parts, however long A is. Members are bits of an integer, so a division is two
+  operations.
 
-Callers that look for intersections of a certain size can give a floor: intersections only shrink, so what is
-below the floor once stays there and is dropped.
+Callers that look for intersections of a certain size can give a floor: intersections only shrink, so one that
+is below the floor stays there and is dropped.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def meet_all(
         most: Give up once there are more intersections than this; None: never.
 
     Returns:
-        The different intersections; None where the search was given up.
+        The different intersections; None if the search was given up.
     """
     floor = max(floor, 1)
     reached = {whole} if whole.bit_count() >= floor else set()

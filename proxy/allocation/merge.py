@@ -7,31 +7,31 @@ intersection of the hints' masks with all nodes D (a hint without a mask does no
 empty wins:
 
 - a preferred one before all others; among preferred ones the *fitter* mask;
-- else with ``target`` = the largest, over the lists, of the size of the list's narrowest mask: sizes up to
-  the target before larger ones, then the size nearest to the target, then the fitter mask.
+- otherwise, with ``target`` = the largest, over the lists, of the size of the list's narrowest mask: sizes up
+  to the target before larger ones, then the size nearest to the target, then the fitter mask.
 
 Fitter is fewer nodes, then (only with ``prefer-closest-numa-nodes``) the smaller mean distance, then the
 smaller integer, which is the mask with lower nodes. This is one total order over (mask, preferred): kubelet
 compares pair by pair, but the outcome does not depend on the order in which it meets the pairs. So the result
-is the least element of the set of *different* (mask, preferred) pairs, and that set is found without going
-through the combinations:
+is the least element of the set of *different* (mask, preferred) pairs, and that set is found without trying
+all combinations:
 
 1. A combination is preferred exactly if there is one mask f such that it takes from each list either the
    preferred hint f or a preferred hint without a mask. So the candidates are the masks that are preferred in
-   every list that has no preferred hint without a mask: an intersection of sets. Where all lists have one,
-   they are the masks preferred in any list, and D for the combination without a mask. Masks are equal as
-   they were given; D is applied afterwards.
+   every list that has no preferred hint without a mask: an intersection of sets. If all lists have one, the
+   candidates are the masks preferred in any list, and D for the combination without a mask. Masks are
+   compared as they were given; D is applied afterwards.
 2. If there are any, non-preferred combinations cannot win. If there are none, no combination is preferred,
    and whatever can be reached by intersecting is a non-preferred candidate: ``intersections`` finds these
    masks, each once, list by list. It never holds more than the different masks, and with many nodes it drops
    those that are already smaller than a size up to the target that some combination is known to have
-   (intersections only shrink, so they could not win any more).
+   (intersections only shrink, so they could no longer win).
 
-Nodes that some list never names cannot be in an intersection, and are left out first. What providers answer
-then has few nodes at most, however many the machine has: each brings a list over few nodes or, for more
-(``proxy.allocation.hint_sampling``), hints made for the few nodes of such a list, or a single hint. So the
-time of a merge is bounded by the ``DENSE_NODES`` nodes for which ``intersections`` counts; only lists made by
-hand can be worse.
+Nodes that some list never names cannot be in an intersection, and are left out first. The providers' answers
+then name few nodes, however many the machine has: each provider brings a list over few nodes or, for more
+nodes (``proxy.allocation.hint_sampling``), hints made for the few nodes of such a list, or a single hint. So
+the time of a merge is bounded by the ``DENSE_NODES`` nodes for which ``intersections`` counts; only lists
+made by hand can be worse.
 
 The runner-up, which explains the winner, is the least element after it with another mask.
 """
@@ -52,7 +52,7 @@ from proxy.model.hint import TopologyHint
 from proxy.model.idset import Mask, union
 
 _RUNNER_UP_PAIRS = 1 << 17
-"""On machines with more than ``DENSE_NODES`` nodes, no runner-up is looked for among more pairs."""
+"""On machines with more than ``DENSE_NODES`` nodes, no runner-up is looked for among more pairs than this."""
 _STARTS = 16
 """How many masks are tried to find a possible size."""
 
@@ -74,8 +74,8 @@ class Merged(Struct, frozen=True):
     """The result of a merge.
 
     Attributes:
-        hint: The winner; its affinity is None only where a policy has removed it.
-        runner_up: The best hint with other nodes; None where there is none, or finding it is too expensive.
+        hint: The winner; its affinity is None only if a policy has removed it.
+        runner_up: The best hint with other nodes; None if there is none, or if finding it is too expensive.
         decided: Why the winner comes before the runner-up.
         target: The size with which non-preferred masks are compared.
     """
@@ -92,10 +92,10 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
     Args:
         lists: Hints by resource; without any list all nodes are preferred.
         nodes: All NUMA nodes of the machine.
-        distances: The distance table where ``prefer-closest-numa-nodes`` is on.
+        distances: The distance table if ``prefer-closest-numa-nodes`` is on.
 
     Returns:
-        The winner, or all nodes and not preferred where no combination has a node in common.
+        The winner, or all nodes and not preferred if no combination has a node in common.
 
     Raises:
         KeyError: A node is not in the distance table.
@@ -112,7 +112,7 @@ def merge(lists: Sequence[Sequence[TopologyHint]], nodes: Mask, distances: Dista
         return Merged(TopologyHint(nodes, preferred=False), None, Decided.NOTHING_COMMON, target)
     best, runner_up = first[0], first[1] if len(first) > 1 else None
     if floor > 1 and runner_up is not None and len(runner_up[0]) > target:
-        runner_up = None  # one below the floor might come before it
+        runner_up = None  # a mask below the floor might come before it
     decided = _decided(best, runner_up, distances, cut=floor != 1)
     return Merged(TopologyHint(*best), runner_up and TopologyHint(*runner_up), decided, target)
 
@@ -153,8 +153,8 @@ def _others(
 ) -> tuple[set[int], int]:
     """Return the masks that can be reached at all (step 2), and the size below which they may be missing.
 
-    With a preferred mask, they only serve to name a runner-up: where that is expensive, none are returned,
-    and the size is 0.
+    If there is a preferred mask, the others only serve to name a runner-up. If finding them is expensive,
+    none are returned, and the size is 0.
     """
     families = [r.masks | {whole} if r.open else r.masks for r in mask_lists]
     for family in families:
@@ -169,7 +169,7 @@ def _others(
 
 
 def _known_size(mask_lists: Sequence[MaskList], families: Sequence[set[int]], whole: int, target: int) -> int:
-    """Return a size up to the target that some combination is known to have; 1 where none was found.
+    """Return a size up to the target that some combination is known to have; 1 if none was found.
 
     Starts at narrow masks of the list that sets the target, and takes the largest intersection with each
     list.

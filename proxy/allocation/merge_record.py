@@ -1,15 +1,15 @@
 """Records of the providers' answers and of the policy's decision, for explanations.
 
-A record has to be small and cheap, for every decision leaves one. So of a list of hints only the first few
-are kept, best first: preferred ones, then fewest nodes, then the smaller integer, as the merge prefers them
-(``proxy.allocation.merge``). Providers give their lists by size already, so only the masks of as many sizes
-as fill the sample are read. A ``Family`` is not read at all: its first masks are found directly, with a
+A record has to be small and cheap, because every decision leaves one. So of a list of hints only the first
+few are kept, best first: preferred ones, then fewest nodes, then the smaller integer, as the merge prefers
+them (``proxy.allocation.merge``). Providers give their lists by size already, so only the masks of as many
+sizes as fill the sample are read. A ``Family`` is not read at all: its first masks are found directly, with a
 bounded number of tries, and it is not counted.
 
-Where the result is not preferred, the record names the resources that prevent it. A preferred result is one
-mask that every resource prefers, so there are three ways to miss it: a resource cannot be given at all; a
-resource has no preferred mask left; or each has some, but not in common - then the first two that have none
-in common are named, and where any two have some, all are.
+If the result is not preferred, the record names the resources that prevent it. A preferred result is one mask
+that every resource prefers, so there are three ways to miss it: a resource cannot be given at all; a resource
+has no preferred mask left; or each resource has some, but none that all share. Then the first two resources
+that share none are named; if any two share some, all resources are named.
 """
 
 from __future__ import annotations

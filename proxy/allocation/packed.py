@@ -6,13 +6,13 @@ available. Of every kind of unit, those with the fewest available CPUs come firs
 best-fit, the request leaves the fewest CPUs behind, and untouched sockets stay untouched for requests that
 need them.
 
-The hierarchy follows the machine. With at least as many sockets as NUMA nodes, nodes stand above sockets;
-else (several nodes in a socket) sockets stand above nodes. Cores are listed inside the second level, so that
-a half-used node is finished before the next one is begun. The steps:
+The hierarchy follows the machine. If there are at least as many sockets as NUMA nodes, nodes stand above
+sockets; otherwise (several nodes in a socket) sockets stand above nodes. Cores are listed inside the second
+level, so that a half-used node is finished before the next one is begun. The steps:
 
 1. whole units of the first level;
 2. whole units of the second level;
-3. with ``prefer_uncore``: per uncore cache, all whole caches that fit, else the rest from this one cache if
+3. with ``prefer_uncore``: per uncore cache, all whole caches that fit, then the rest from this one cache if
    it can give exactly that;
 4. unless ``spread``: whole cores;
 5. single CPUs: core by core, or with ``spread`` ascending by id within each socket, which visits one thread
@@ -85,7 +85,7 @@ def take_packed(
 
 
 def open_nodes(topo: CpuTopology, available: CpuSet) -> list[int]:
-    """List the NUMA nodes that have available CPUs in allocation order."""
+    """List the NUMA nodes that have available CPUs, in allocation order."""
     work = _start(topo, available)
     return list(work.node_order(work.free))
 

@@ -5,8 +5,8 @@ policy_best_effort.go, policy_restricted.go, policy_single_numa_node.go). A poli
 use, what happens to the merged hint, and whether it rejects a hint that is not preferred
 (``proxy.model.options.TopologyPolicy.is_strict``, the one list of such policies).
 
-Hints that are too many to be listed are brought into lists first (``proxy.allocation.hint_sampling``), so
-that callers need not care.
+If there are too many hints to list, short lists first replace them (``proxy.allocation.hint_sampling``), so
+that callers need not distinguish the two cases.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proxy.model.workload import TOPOLOGY_AFFINITY, Verdict
 UNALIGNED = Verdict(
     GrpcStatus.FAILED_PRECONDITION, TOPOLOGY_AFFINITY, "Resources cannot be allocated with Topology locality"
 )
-"""The refusal of a policy, in kubelet's words."""
+"""The rejection by a policy, in kubelet's words."""
 
 
 class PolicyDecision(Struct, frozen=True):
@@ -80,7 +80,7 @@ class PolicyRules:
         Args:
             lists: The hints by resource.
             nodes: All NUMA nodes of the machine.
-            distances: The distance table where ``prefer-closest-numa-nodes`` is on.
+            distances: The distance table if ``prefer-closest-numa-nodes`` is on.
 
         Returns:
             Winner and runner-up, and the hint for the allocators.
@@ -100,7 +100,7 @@ class NonePolicy(PolicyRules):
 
 
 class BestEffortPolicy(PolicyRules):
-    """``best-effort``: merges, and admits also a hint that is not preferred."""
+    """``best-effort``: merges, and also admits a hint that is not preferred."""
 
     name = TopologyPolicy.BEST_EFFORT
 
@@ -155,8 +155,8 @@ def decide(
         policy: The policy.
         providers: The answers, one per provider; their order does not matter.
         nodes: All NUMA nodes of the machine.
-        distances: The distance table where ``prefer-closest-numa-nodes`` is on. Always exact where some
-            resource's hints lie within a few nodes (its CPUs, its devices); else exact as long as the
+        distances: The distance table if ``prefer-closest-numa-nodes`` is on. The result is always exact if
+            some resource's hints lie within a few nodes (its CPUs, its devices); otherwise it is exact if the
             preferred masks of the least size can be listed, see ``proxy.allocation.hint_sampling``.
 
     Raises:

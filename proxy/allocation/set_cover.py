@@ -1,15 +1,15 @@
 """Choose few nodes whose amounts meet several needs at once.
 
-Theory. For one resource, the nodes with most of it are the answer. For several it is a covering problem with
-a limited number of nodes. Weigh the resources: a node's *score* is the weighted sum of its amounts, and if
-even the best scores together stay below the weighted sum of the needs, there is no choice. That holds for any
-weights, so they may be chosen to decide quickly: where the best nodes by score lack a resource, its weight
-goes up. Mostly a few rounds of this end in a choice or in the proof that there is none.
+Theory. For one resource, the nodes with most of it are the answer. For several resources it is a covering
+problem with a limited number of nodes. Weigh the resources: a node's *score* is the weighted sum of its
+amounts, and if even the best scores together stay below the weighted sum of the needs, there is no choice.
+That holds for any weights, so they may be chosen to decide quickly: if the best nodes by score lack a
+resource, its weight goes up. Usually a few such rounds end in a choice or in the proof that there is none.
 
 The cases in between are searched, node by node in the order of the last scores. A branch ends when the best
-scores of those that remain cannot fill what is still missing; nodes alike are tried once. After ``STEPS``
-tries the search gives up and reports that there is no choice, so the time is bounded. All numbers are
-integers, so no answer depends on rounding.
+scores of those that remain cannot fill what is still missing; of nodes that are alike only one is tried.
+After ``STEPS`` tries the search gives up and reports that there is no choice, so the time is bounded. All
+numbers are integers, so no answer depends on rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 STEPS = 2000
-"""Nodes that are tried in a search."""
+"""How many nodes a search tries."""
 _ROUNDS = 12
 _SCALE = 1 << 80
 
@@ -40,12 +40,12 @@ def choose(
         nodes: The nodes to choose from.
         amounts: The amounts that they have, at most.
         needs: The amounts that are needed, each more than 0.
-        size: The largest number, not below 0.
+        size: The largest number of nodes, at least 0.
         meets_all: Accepts or rejects NUMA nodes whose amounts are enough.
         apart: NUMA nodes that are never interchangeable with others, whatever their amounts.
 
     Returns:
-        The bits of the nodes; None where there is no choice, or none was found in time.
+        The bits of the nodes; None if there is no choice, or if none was found in time.
     """
     if not needs:
         return 0

@@ -2,12 +2,11 @@
 
 Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``isHintSocketAligned``. A set of nodes
 is *aligned* if it touches as many sockets as the fewest nodes for the request would fill. Such a set is
-preferred whatever its size, so the smallest hint need not be a preferred one, and the best preferred one has
-to be searched for: choose the sockets W; inside W, the fewest nodes that meet the demands and touch every
-socket of W are found as anywhere else, for "touches this socket" is one demand more. So the least over all
-choices of W is exact.
+preferred whatever its size, so the smallest hint need not be a preferred one, and the best preferred hint has
+to be searched for. Choose the sockets W. Inside W, find the fewest nodes that meet the demands and touch
+every socket of W; "touches this socket" is just one more demand. So the least over all choices of W is exact.
 
-There are few choices on real machines (70 for 4 of 8 sockets). Where there are more than ``CHOICES``, sockets
+There are few choices on real machines (70 for 4 of 8 sockets). If there are more than ``CHOICES``, sockets
 take the place of nodes, and the fewest of them that meet the demands are W. If the sockets are alike, that
 still finds an aligned set whenever there is one, but not always the one with the fewest nodes.
 """
@@ -35,7 +34,7 @@ class Sockets(Struct, frozen=True):
 
     Attributes:
         of_node: Node id to the bits of the sockets that it touches.
-        wanted: Sockets that an aligned set touches; 0 where no set is aligned.
+        wanted: Sockets that an aligned set touches; 0 if no set is aligned.
     """
 
     of_node: tuple[tuple[int, int], ...]

@@ -51,7 +51,7 @@ class AdmissionRule(enum.StrEnum):
 
 
 SHARED_POOL_EXHAUSTED = "SharedPoolExhausted"
-"""The reason of a rejection by no rule: no CPU would be left in the shared pool."""
+"""The reason of a rejection that no rule demands: no CPU would be left in the shared pool."""
 CLAIMED = (
     AdmissionRule.NAMESPACE,
     AdmissionRule.SYSTEM_NAMESPACE,
@@ -67,7 +67,7 @@ class Breach(Struct, frozen=True):
 
     Attributes:
         rule: The rule.
-        message: The cause as text. They name no other pod, so that a pod's events may show them.
+        message: The cause as text. It names no other pod, so that a pod's events may show it.
     """
 
     rule: AdmissionRule
@@ -75,7 +75,7 @@ class Breach(Struct, frozen=True):
 
 
 class Namespaces(Struct, frozen=True):
-    """Namespaces by name, and by label where a selector is set: both must select a namespace.
+    """Namespaces by name, and by label if a selector is set: both must select a namespace.
 
     Attributes:
         patterns: Names, in which ``*`` matches any characters and ``?`` one.
@@ -100,14 +100,14 @@ class Namespaces(Struct, frozen=True):
 
     @property
     def all(self) -> bool:
-        """True where every namespace is among them."""
+        """Whether every namespace is among them."""
         return "*" in self.patterns and self.selector.all
 
     def knowing(self, labels: Mapping[str, Mapping[str, str]] | None) -> Namespaces:
         """Return the namespaces with those that the selector selects by their labels.
 
         Args:
-            labels: The labels of each namespace; None where they are not known.
+            labels: The labels of each namespace; None if they are unknown.
         """
         if self.selector.all:
             return self
@@ -126,11 +126,12 @@ class AdmissionRules(Struct, frozen=True):
 
     Attributes:
         resource_status: Whether the CPUs of the annotation ``resource-status`` are used.
-        owners: Namespaces that may use the classes LSE and LSR, and ``resource-status``.
-        system: Namespaces that may use class SYSTEM where the node keeps CPUs for it.
+        owners: Namespaces that may use the classes LSE (latency-sensitive exclusive) and LSR
+            (latency-sensitive reserved), and ``resource-status``.
+        system: Namespaces that may use class SYSTEM if the node keeps CPUs for it.
         pod_limit, namespace_limit, node_limit: Most exclusive CPUs; None for no limit.
-        floor: The least CPUs of the shared pool; None for a share of the machine (``proxy.pools.pools``).
-        numa_floor: The least CPUs of the shared pool on each NUMA node; None as for ``floor``.
+        floor: The fewest CPUs of the shared pool; None for a share of the machine (``proxy.pools.pools``).
+        numa_floor: The fewest CPUs of the shared pool on each NUMA node; None as for ``floor``.
         beyond: What happens to a pod that claims more.
         name_others: Whether messages to a client may name other pods.
     """

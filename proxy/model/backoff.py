@@ -110,7 +110,7 @@ class RetryTimes(Generic[K]):
 
 
 PASSES = Backoff(1, 32, tolerated=2, least=1)
-"""Three times in a row in each pass; then the gaps double, up to 32 passes."""
+"""Three attempts in three passes in a row; then the gaps double, up to 32 passes."""
 
 
 class PassRetries:

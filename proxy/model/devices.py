@@ -13,8 +13,8 @@ class DeviceNode(Struct, frozen=True):
     """A device file that a container gets.
 
     Attributes:
-        host_path: Where it is on the host.
-        container_path: Where it is in the container.
+        host_path: Its path on the host.
+        container_path: Its path in the container.
         permissions: Some of ``r``, ``w`` and ``m`` (read, write, make nodes).
     """
 
@@ -27,8 +27,8 @@ class DeviceMount(Struct, frozen=True):
     """A file or directory that a container gets.
 
     Attributes:
-        host_path: Where it is on the host.
-        container_path: Where it is in the container.
+        host_path: Its path on the host.
+        container_path: Its path in the container.
         read_only: Whether the container cannot write it.
     """
 

@@ -8,7 +8,7 @@ from typing import Final
 GONE: Final = (errno.ENOENT, errno.ENODEV)
 """A cgroup has been removed: before its file was opened, or since."""
 ABSENT: Final = (*GONE, errno.ENOTDIR)
-"""As above, also where a part of the path is not a directory."""
+"""As above, or a part of the path is not a directory."""
 DENIED: Final = (errno.EACCES, errno.EPERM)
 """The process lacks the permission."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)

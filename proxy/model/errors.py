@@ -80,7 +80,7 @@ class CgroupError(TopoproxyError):
     """A cgroup file cannot be read or written.
 
     Attributes:
-        errno: The kernel's error number, 0 where there is none.
+        errno: The kernel's error number, 0 if there is none.
     """
 
     def __init__(self, message: str, errno: int = 0) -> None:

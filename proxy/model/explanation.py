@@ -43,11 +43,11 @@ class ProviderAnswer(Struct, frozen=True):
 
     Attributes:
         provider: ``cpu``, ``memory`` or ``devices``.
-        resource: Name of the resource; empty where the provider has no preference at all.
-        nothing: ``no preference`` or ``impossible`` where there are no hints; else empty.
+        resource: Name of the resource; empty if the provider has no preference at all.
+        nothing: ``no preference`` or ``impossible`` if there are no hints; otherwise empty.
         hints: Some of the hints, preferred ones and fewest nodes first.
-        count: How many there are; None where they are too many to be counted.
-        preferred: How many of them are preferred; None where they are too many to be counted.
+        count: How many there are; None if they are too many to be counted.
+        preferred: How many of them are preferred; None if they are too many to be counted.
     """
 
     provider: str
@@ -67,7 +67,7 @@ class Merge(Struct, frozen=True):
         best: The winning hint; its affinity is None for any node.
         runner_up: The best hint with other nodes, if there is one.
         decided: Why the winner comes before the runner-up, as text.
-        conflicts: Texts that name the resources that prevent a preferred result; empty where none does.
+        conflicts: Texts that name the resources that prevent a preferred result; empty if none does.
     """
 
     policy: str
@@ -125,7 +125,7 @@ class Shortfall(Struct, frozen=True):
         nodes: The NUMA nodes; None for the whole machine.
         wanted, free: The requested and the free amount: CPUs, bytes or devices.
         kept: How many CPUs of the machine no owner may take, because the shared pool needs them.
-        most: The most that all owners together may have on an empty machine; None where it is not known.
+        most: The most that all owners together may have on an empty machine; None if unknown.
         named: The CPUs that the request names, all of which must be free.
         holders: The containers and pods that have the CPUs; the first ``HOLDERS`` of them.
         more_holders: How many more there are.
@@ -143,7 +143,7 @@ class Shortfall(Struct, frozen=True):
 
     @property
     def missing(self) -> int:
-        """The missing amount; 0 where there is enough."""
+        """The missing amount; 0 if there is enough."""
         return max(0, self.wanted + self.kept - self.free)
 
 
@@ -151,25 +151,25 @@ class Explanation(Struct, frozen=True):
     """The record of one decision.
 
     Attributes:
-        event: The call that was decided, such as ``CREATE``; ``FOUND`` or ``RESTORED`` where no call came.
+        event: The call that was decided, such as ``CREATE``; ``FOUND`` or ``RESTORED`` if there was no call.
         pod: ``namespace/name`` of the pod.
         uid: The pod's uid.
         container: The container's name; empty for a decision about the whole pod.
         attempt: The container's attempt, or the sandbox's.
         facts: The facts about the request.
         answers: The answers of the providers.
-        merge: The result of the policy; None where no policy applied.
+        merge: The result of the policy; None if no policy applied.
         steps: The steps of the allocators.
         verdict: Admit or reject.
-        pool: ``own``, ``shared`` or ``be``; empty where nothing was placed.
+        pool: ``own``, ``shared`` or ``be``; empty if nothing was placed.
         cpus: The CPUs: its own, or those of its pool at that time.
-        mems: The memory nodes; None where they are left alone.
+        mems: The memory nodes; None if they are left unchanged.
         devices: Names of devices.
         reasons: The decision in sentences.
         moved: Containers that had to leave CPUs for it; the first of them.
         more_moved: How many more had to leave.
-        shortfalls: The missing resources of a rejected request, where they are known.
-        applied: Whether the plan was applied to the pod; false where the pod was only observed.
+        shortfalls: The missing resources of a rejected request, if they are known.
+        applied: Whether the plan was applied to the pod; false if the pod was only observed.
     """
 
     event: str

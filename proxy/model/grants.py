@@ -26,7 +26,7 @@ class Share(Struct, frozen=True):
         provider: Name of the provider that granted it and that accounts for it.
         resource: Name of the resource.
         amount: How much, in the unit of the provider.
-        nodes: NUMA nodes on which it lies; None where it lies on none in particular.
+        nodes: NUMA nodes on which it lies; None if it lies on no particular node.
     """
 
     provider: str
@@ -39,7 +39,7 @@ class Grants(Struct, frozen=True):
     """Everything that was granted to one container.
 
     Attributes:
-        cpus: Exclusive CPUs; empty where it gets none.
+        cpus: Exclusive CPUs; empty if it gets none.
         blocks: Memory by NUMA nodes.
         devices: Resource and device ids, for devices that topoproxy assigns itself.
         shares: The grants of providers of other resources.

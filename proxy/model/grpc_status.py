@@ -29,4 +29,4 @@ class GrpcStatus(IntEnum):
 
 
 NO_ANSWER: Final = (GrpcStatus.CANCELLED, GrpcStatus.DEADLINE_EXCEEDED, GrpcStatus.UNAVAILABLE)
-"""Codes without an answer of the peer: whether it has executed the call is not known."""
+"""Codes without an answer from the peer: it is unknown whether the peer has executed the call."""

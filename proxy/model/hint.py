@@ -10,10 +10,10 @@ from proxy.model.idset import Mask
 
 
 class TopologyHint(Struct, frozen=True):
-    """Where a provider could satisfy a request.
+    """The NUMA nodes on which a provider could satisfy a request.
 
     Attributes:
-        affinity: NUMA nodes; None where the provider has no preference.
+        affinity: NUMA nodes; None if the provider has no preference.
         preferred: True when no smaller set of nodes has the capacity, whatever is free.
     """
 

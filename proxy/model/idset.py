@@ -5,7 +5,7 @@ and for 8192. The text form is the kernel's list format: ascending ids, runs of 
 by commas; the empty set is the empty string.
 
 An operation on such an integer costs its whole length, so a loop that shifts it once for each id is
-quadratic. Sets wider than ``_NARROW`` ids are built, walked and printed by way of their digits, which is
+quadratic. Sets wider than ``_NARROW`` ids are built, walked and printed through their binary digits, which is
 linear.
 """
 
@@ -86,11 +86,11 @@ class IdSet:
 
         Args:
             text: The list.
-            within: The ids that there are; None for all below ``LIMIT``.
+            within: The ids that exist; None for all below ``LIMIT``.
 
         Raises:
             ValueError: The text is not a list, a range runs backwards, an id is too large or is not among
-                ``within``. The message quotes the text cut and escaped.
+                ``within``. The message quotes the text, truncated and escaped.
         """
         body = text.strip()
         if not body:
@@ -202,7 +202,7 @@ class IdSet:
         """Check that an id is one of the machine's, which this set holds.
 
         Raises:
-            ValueError: It is not; the message names those that are.
+            ValueError: The machine does not have the id; the message names those that it has.
         """
         if item not in self:
             raise ValueError(f"{self.NOUN} {item} is not on this machine ({printable(str(self), _SHOWN)})")
@@ -236,7 +236,7 @@ def _joined(runs: Sequence[tuple[int, int]]) -> int:
 
 
 def plausible(text: str) -> str:
-    """Return a list of ids verbatim; an empty text where no kernel would accept it.
+    """Return a list of ids verbatim; an empty text if no kernel would accept it.
 
     The kernel reads 100 characters and 6 for each CPU that it was built for, at most 8192
     (``max_write_len`` of ``cpuset.cpus``).

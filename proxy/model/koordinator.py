@@ -1,8 +1,9 @@
 """Koordinator's CPU bind policies: the values that pods request and nodes prescribe.
 
-The values are the texts of labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go). The
-document that specifies the orchestration has more of them than Koordinator's code:
-``ConstrainedBurst`` and ``DistributeEvenly`` are constants there, and here they mean what the document says.
+The values are the texts of labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go).
+Koordinator's document on CPU orchestration specifies more values than its code implements:
+``ConstrainedBurst`` and ``DistributeEvenly`` are only constants in the code. Here they mean what the document
+says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from proxy.model.options import TopologyPolicy
 
 
 class BindPolicy(enum.StrEnum):
-    """How CPUs are chosen for a pod that owns CPUs; ConstrainedBurst narrows the pool of one that shares."""
+    """How CPUs are chosen for a pod that owns CPUs; ConstrainedBurst narrows the pool of a sharing pod."""
 
     NONE = ""
     DEFAULT = "Default"

@@ -16,10 +16,10 @@ class CpuManager(Struct, frozen=True):
     """Settings and allocations of kubelet's CPU manager.
 
     Attributes:
-        policy: ``none`` or ``static``; empty where it is unknown.
+        policy: ``none`` or ``static``; empty if unknown.
         options: The policy's options that are set, by name.
         reserved: CPUs that it keeps back.
-        topology_policy, topology_scope: Of its topology manager; empty where unknown.
+        topology_policy, topology_scope: Of its topology manager; empty if unknown.
         default: The CPUs of containers without exclusive CPUs, by its state.
         held: The CPUs that it assigned, by pod uid and container name.
         sources: Name of an attribute to where its value came from, as text.
@@ -41,9 +41,9 @@ class NodeMeta(Struct, frozen=True):
     """A Node object of Kubernetes.
 
     Attributes:
-        name, uid: Empty where the object has none.
+        name, uid: Empty if the object has none.
         labels, annotations: As in its metadata.
-        capacity, allocatable: Resource to amount in thousandths; empty where it has no status.
+        capacity, allocatable: Resource to amount in thousandths; empty if it has no status.
         problems: Members that could not be read, one sentence each.
     """
 

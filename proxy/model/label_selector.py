@@ -71,5 +71,5 @@ class LabelSelector(Struct, frozen=True):
 
     @property
     def all(self) -> bool:
-        """True where it selects all labels."""
+        """Whether it selects all labels."""
         return not self.match_labels and not self.match_expressions

@@ -1,7 +1,7 @@
 """The hardware of a node, as values.
 
 Groups (core, package, die, cluster, last-level cache) are named by their lowest online CPU id and hold online
-CPUs only; NUMA nodes keep the kernel's id. That gives machine-wide unique names where raw kernel ids restart
+CPUs only; NUMA nodes keep the kernel's id. So names are unique on the machine, even if raw kernel ids restart
 in every package or are -1.
 """
 
@@ -38,10 +38,10 @@ class Cpu(Struct, frozen=True):
 
     Attributes:
         id: Kernel id of the logical processor.
-        core, package, die, cluster, llc: Group names (lowest online CPU id of the group); None where the
-            kernel does not report the level.
-        numa: NUMA node id, or None where the CPU is in no node.
-        core_id, package_id: Raw kernel ids (package_id may be -1), None where missing.
+        core, package, die, cluster, llc: Group names (lowest online CPU id of the group); None if the kernel
+            does not report the level.
+        numa: NUMA node id, or None if the CPU is in no node.
+        core_id, package_id: Raw kernel ids (package_id may be -1), None if missing.
     """
 
     id: int
@@ -56,7 +56,7 @@ class Cpu(Struct, frozen=True):
 
 
 class HugePages(Struct, frozen=True):
-    """Huge pages of one size on one node (counts; None where the kernel has no such file)."""
+    """Huge pages of one size on one node (counts; None if the kernel has no such file)."""
 
     nr: int
     free: int | None = None
@@ -69,9 +69,9 @@ class NumaNode(Struct, frozen=True):
     Attributes:
         id: Kernel id.
         cpus: Online CPUs of the node; empty for a memory-only node.
-        mem_bytes: MemTotal in bytes; 0 for a memoryless node, None where it is unknown.
-        hugepages: Page size in kB to counts; None where the kernel has no directory.
-        distance: Distances to the nodes of ``Machine.nodes``, in their order; empty where unknown.
+        mem_bytes: MemTotal in bytes; 0 for a memoryless node, None if unknown.
+        hugepages: Page size in kB to counts; None if the kernel has no directory.
+        distance: Distances to the nodes of ``Machine.nodes``, in their order; empty if unknown.
     """
 
     id: int
@@ -118,7 +118,7 @@ class Machine:
 
     @property
     def architecture(self) -> str:
-        """The kernel's name of the architecture, such as ``aarch64``; empty where unknown."""
+        """The kernel's name of the architecture, such as ``aarch64``; empty if unknown."""
         reported = self.extra.get("arch")
         return reported if isinstance(reported, str) else ""
 
@@ -160,7 +160,7 @@ class Machine:
 
     @functools.cached_property
     def possible_nodes(self) -> Mask:
-        """NUMA nodes that may exist, as the kernel reports them; else those that exist."""
+        """NUMA nodes that may exist, as the kernel reports them; otherwise those that exist."""
         numa = self.extra.get("numa")
         reported = numa.get("possible") if isinstance(numa, Mapping) else None
         existing = Mask(node.id for node in self.nodes)
@@ -183,7 +183,8 @@ class Machine:
     def assigned_nodes(self) -> Mapping[int, int]:
         """The NUMA node of each online CPU.
 
-        A CPU for which the kernel names none gets the lowest node of its package, else the lowest of all.
+        A CPU for which the kernel names none gets the lowest node of its package, or the lowest of all if its
+        package has none.
         """
         lowest = min((node.id for node in self.nodes), default=0)
         of_package: dict[int, int] = {}

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class NodeMode(StrEnum):
-    """The mode of the node. A release goes from ``enforce`` over ``releasing`` to ``released``.
+    """The mode of the node. A release goes from ``enforce`` through ``releasing`` to ``released``.
 
     Attributes:
         in_release: Whether containers get, or have got, the cpusets that they would have without topoproxy.
@@ -23,7 +23,7 @@ class NodeMode(StrEnum):
     RELEASING = "releasing"
     """Containers get back the cpusets that they would have without topoproxy; calls are only relayed."""
     RELEASED = "released"
-    """All containers have got them back; calls are only relayed."""
+    """All containers have got those cpusets back; calls are only relayed."""
 
     @property
     def enforces(self) -> bool:

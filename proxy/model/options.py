@@ -4,8 +4,8 @@ See kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_options.go and
 pkg/kubelet/cm/topologymanager/policy_options.go.
 
 kubelet's options are texts, read as Go reads them; numbers and booleans of a YAML file are accepted as well.
-An option that is unknown, invalid or contradicts another is rejected when it is loaded, and the message names
-both.
+An option that is unknown or invalid is rejected when it is loaded. So is one that contradicts another; the
+message then names both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TopologyPolicy(enum.StrEnum):
 
     @property
     def is_strict(self) -> bool:
-        """True where a pod is rejected whose resources cannot be aligned; else it runs unaligned."""
+        """Whether a pod whose resources cannot be aligned is rejected; if not, it runs unaligned."""
         return self in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
 
 
@@ -42,7 +42,7 @@ class Scope(enum.StrEnum):
 
 
 KUBELET_MAX_NODES = 8
-"""kubelet's ``max-allowable-numa-nodes`` where it is not set, and the least that it takes."""
+"""kubelet's default of ``max-allowable-numa-nodes``, and the smallest value that it accepts."""
 
 _CPU = "cpuManagerPolicyOptions"
 _TOPOLOGY = "topologyManagerPolicyOptions"
@@ -55,12 +55,12 @@ class CpuOptions(Struct, frozen=True):
     """How the static CPU policy chooses CPUs; each field is kubelet's option with hyphens for underscores.
 
     Attributes:
-        full_pcpus_only: Whole cores only, else SMTAlignmentError.
+        full_pcpus_only: Whole cores only, otherwise SMTAlignmentError.
         strict_cpu_reservation: Reserved CPUs are not in the shared pool either.
-        prefer_align_cpus_by_uncorecache: Stay within a last-level cache where possible.
+        prefer_align_cpus_by_uncorecache: Stay within a last-level cache if possible.
         distribute_cpus_across_numa: Spread evenly over the nodes that are needed.
         distribute_cpus_across_cores: One thread of each core before any second one.
-        align_by_socket: Sockets count for hints and allocation rather than nodes.
+        align_by_socket: Sockets instead of nodes count for hints and allocation.
     """
 
     full_pcpus_only: bool = False
@@ -89,8 +89,8 @@ class TopologyOptions(Struct, frozen=True):
 
     Attributes:
         prefer_closest_numa_nodes: Nodes close to each other before lower ids.
-        max_allowable_numa_nodes: Refuse machines with more nodes; None where it is not set: then there is
-            no limit here, while kubelet's is 8.
+        max_allowable_numa_nodes: Reject machines with more nodes. None if it is not set; then there is no
+            limit here, while kubelet's limit is 8.
     """
 
     prefer_closest_numa_nodes: bool = False
@@ -148,7 +148,7 @@ def check_cpu_options(options: CpuOptions, policy: TopologyPolicy, sockets: int,
         nodes: How many NUMA nodes it has.
 
     Raises:
-        ConfigError: They do not go together.
+        ConfigError: The options do not fit the policy or the machine.
     """
     if not options.align_by_socket:
         return
@@ -175,7 +175,7 @@ def check_topology_options(
         distances: Whether it reports the distances between them.
 
     Raises:
-        ConfigError: They do not go together.
+        ConfigError: The options do not fit the policy or the machine.
     """
     if policy is TopologyPolicy.NONE:
         return

@@ -1,8 +1,8 @@
 """An immutable mapping that is cheap to change.
 
 A node's state is a value, and most calls change one entry of it. A dictionary of a thousand entries would be
-copied whole each time; here the entries lie in 64 small dictionaries, and a change copies the one that it
-concerns and the list of them.
+copied whole each time; here the entries lie in 64 small dictionaries, and a change copies only the dictionary
+that it concerns and the list of the dictionaries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PersistentMap(Mapping[str, V]):
         self._values: tuple[V, ...] | None = None
 
     def put(self, key: str, value: V) -> PersistentMap[V]:
-        """Return the table with an entry added or replaced."""
+        """Return the map with an entry added or replaced."""
         at = hash(key) % _BUCKETS
         buckets = self._buckets.copy()
         bucket = buckets[at]
@@ -45,7 +45,7 @@ class PersistentMap(Mapping[str, V]):
         return table
 
     def drop(self, key: str) -> PersistentMap[V]:
-        """Return the table without an entry; the same table where it has none."""
+        """Return the map without an entry; the same map if it has no such entry."""
         at = hash(key) % _BUCKETS
         if key not in self._buckets[at]:
             return self
@@ -61,7 +61,7 @@ class PersistentMap(Mapping[str, V]):
     def __getitem__(self, key: str) -> V:
         return self._buckets[hash(key) % _BUCKETS][key]
 
-    def get(self, key: str, default: V | None = None) -> V | None:  # type: ignore[override]  # the one form used
+    def get(self, key: str, default: V | None = None) -> V | None:  # type: ignore[override]  # the form used
         """Return a value, or the default."""
         return self._buckets[hash(key) % _BUCKETS].get(key, default)
 
@@ -91,7 +91,7 @@ class PersistentMap(Mapping[str, V]):
         return [pair for bucket in self._buckets if bucket for pair in bucket.items()]
 
     def compared(self, before: PersistentMap[V]) -> list[tuple[str, V, V | None]]:
-        """Return all pairs, each with the value that the key had in another table; None where it had none."""
+        """Return all pairs, each with the value that the key had in another map; None if it had none."""
         pairs: list[tuple[str, V, V | None]] = []
         for bucket, old in zip(self._buckets, before._buckets, strict=True):
             if not bucket:

@@ -1,6 +1,6 @@
 """Which pods the plan is applied to, as values: namespaces, a label selector, and a percentage of the pods.
 
-A pod is selected where all three select it. A value made without arguments selects all pods.
+A pod is selected if all three select it. A value made without arguments selects all pods.
 
 The percentage is stable. Each pod has a number from 0 to 99, which the hash of its UID gives, and the pods
 with a number below the percentage are selected. So a restart selects the same pods, and a larger percentage
@@ -32,7 +32,7 @@ _OWN = "io.kubernetes."
 
 
 def selectable_labels(labels: Mapping[str, str]) -> Labels:
-    """Return the labels of a sandbox that selectors see: those of its pod, as far as they are valid."""
+    """Return the labels of a sandbox that selectors see: the valid labels of its pod."""
     if not labels:
         return ()
     candidates = sorted(
@@ -58,7 +58,7 @@ class PodSelection(Struct, frozen=True):
 
     @property
     def all(self) -> bool:
-        """True where every pod is selected."""
+        """Whether every pod is selected."""
         return self.percent >= 100 and self.labels.all and self.namespaces.all
 
     def selects(self, key: str, namespace: str, labels: Labels) -> bool:
@@ -96,7 +96,7 @@ class PodSelection(Struct, frozen=True):
         """Return rules from plain data.
 
         Raises:
-            ValueError: It does not hold such rules.
+            ValueError: The data does not hold such rules.
         """
         names, labels, raw_expressions, percent = (
             data.get(name) for name in ("namespaces", "matchLabels", "matchExpressions", "percent")

@@ -34,13 +34,13 @@ def parse_quantity(value: object, *, milli: bool = False) -> int:
         milli: Count in thousandths, as CPU is counted.
 
     Returns:
-        The amount, rounded away from zero; negative where the text is.
+        The amount, rounded away from zero; negative if the text is.
 
     Raises:
         ValueError: The value is no amount; the message has the reason.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{shown(value)} is not an amount")  # noqa: TRY004 - one kind of error for all bad input
+        raise ValueError(f"{shown(value)} is not an amount")  # noqa: TRY004 - one error for all bad input
     text = value if isinstance(value, str) else repr(value)
     if len(text) > _LONGEST:
         raise ValueError(f"{quoted(text, 20)} is too long for an amount")

@@ -58,7 +58,7 @@ def quoted(text: str, limit: int = QUOTED) -> str:
 
 
 def shown(value: object, limit: int = QUOTED) -> str:
-    """Return a value of a JSON document for a message: a text or number, truncated; else only its kind."""
+    """Return a value of a JSON document for a message: a text or number, truncated; otherwise its kind."""
     if isinstance(value, str):
         return quoted(value, limit)
     if isinstance(value, list | tuple):

@@ -49,9 +49,9 @@ class PodRequests(Struct, frozen=True):
     Attributes:
         containers: Init containers and sidecars in their order, then app containers.
         guaranteed: True when the pod's QoS class is Guaranteed.
-        own: Requests of the pod itself (``spec.resources``); None where it makes none.
-        own_managed: True where such requests are served (gate ``PodLevelResourceManagers``).
-        own_limits: Limits of the pod itself; empty where it has none.
+        own: Requests of the pod itself (``spec.resources``); None if it makes none.
+        own_managed: Whether such requests are served (gate ``PodLevelResourceManagers``).
+        own_limits: Limits of the pod itself; empty if it has none.
     """
 
     uid: str
@@ -65,7 +65,7 @@ class PodRequests(Struct, frozen=True):
         """Return the container of that name.
 
         Raises:
-            KeyError: The pod has none.
+            KeyError: The pod has no such container.
         """
         for container in self.containers:
             if container.name == name:
@@ -85,9 +85,9 @@ def peak_request(
     """Return the largest amounts that the containers of a pod need together at any time.
 
     Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``podGuaranteedCPUs``. Init
-    containers run one after the other before the app containers; restartable ones (sidecars) stay. At any
-    time a pod needs at most: for each ordinary init container its own request with those of the sidecars
-    before it, and afterwards the sum of all sidecars and app containers.
+    containers run one after the other before the app containers; restartable ones (sidecars) stay. The peak
+    is the largest of these amounts: for each ordinary init container its own request plus those of the
+    sidecars before it, and finally the sum of all sidecars and app containers.
 
     Args:
         containers: In the order of the pod.

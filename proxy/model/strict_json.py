@@ -1,6 +1,6 @@
 """Reads JSON of users: a key that is in an object twice, NaN and infinities are errors.
 
-Python's reader would use the last value of a repeated key without a word, and numbers that JSON lacks.
+Python's reader would silently use the last value of a repeated key, and accept numbers that JSON lacks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def read_json(text: str) -> object:
 
     Raises:
         StrictJsonError: An object has a key twice, or a number is NaN or infinite.
-        ValueError: It is not JSON.
-        RecursionError: It is nested too deeply.
+        ValueError: The text is not JSON.
+        RecursionError: The text is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_with_unique_keys, parse_constant=_reject_constant)
 

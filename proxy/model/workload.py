@@ -20,7 +20,7 @@ LONGEST_NAME = 63
 LONGEST_REF = LONGEST_NAME + 1 + 253
 """Characters of a namespace, a slash and a pod's name (a DNS subdomain)."""
 POD_RECORD, CONTAINER_RECORD, CREATE_RECORD = "p/", "c/", "i/"
-"""How the ledger's keys begin: of a sandbox, of a container, and of one whose create is in flight."""
+"""Prefixes of the ledger's keys: of a sandbox, a container, and a container whose create is in flight."""
 
 
 class KubeQos(enum.StrEnum):
@@ -80,9 +80,9 @@ class SetAside(Struct, frozen=True):
         affinity: NUMA nodes that all its containers follow; None for any.
         preferred: Whether the hint was preferred.
         cpus: CPUs that no other pod gets while the sandbox exists.
-        blocks: Memory of the pod as a whole; empty where it is known by container.
-        parts: The part of each container; empty where the containers are not known yet.
-        shares: Other resources of the pod as a whole; empty where they are known by container.
+        blocks: Memory of the pod as a whole; empty if it is known by container.
+        parts: The part of each container; empty if the containers are not known yet.
+        shares: Other resources of the pod as a whole; empty if they are known by container.
     """
 
     affinity: Mask | None
@@ -93,7 +93,7 @@ class SetAside(Struct, frozen=True):
     shares: tuple[Share, ...] = ()
 
     def part(self, name: str) -> ContainerPart | None:
-        """Return the part of a container; None where the pod has no parts, or none of that name."""
+        """Return the part of a container; None if the pod has no parts, or none of that name."""
         return next((part for part in self.parts if part.name == name), None)
 
 
@@ -102,22 +102,22 @@ class Pod(Struct, frozen=True):
 
     Attributes:
         sandbox_id: The runtime's id of the sandbox; empty while it is being made.
-        cpuset: CPUs from the resource-status annotation; None where there is none or it is malformed.
+        cpuset: CPUs from the resource-status annotation; None if there is none or it is malformed.
         defects: The defects of its labels and annotations.
         nodes: NUMA nodes whose part of a pool the annotation binds the pod to; None for no such binding.
         bind_required, bind_preferred: How it wants its CPUs bound (resource-spec annotation).
         exclusive: The pods that it would rather not share cores or NUMA nodes with (the same annotation).
-        requests: The requests of its containers, from kubelet; None where only the CRI is known.
+        requests: The requests of its containers, from kubelet; None if only the CRI request is known.
         source: Where ``requests`` came from, as text.
-        cpuset_chosen_locally: True where ``cpuset`` was chosen here for the pod, and no scheduler named it.
-        reserved_for_pod: The decision for the pod as a whole; None where each container is decided by itself.
+        cpuset_chosen_locally: Whether ``cpuset`` was chosen here for the pod, and not named by a scheduler.
+        reserved_for_pod: The decision for the pod as a whole; None if each container is decided by itself.
         aligned: How it wants its resources aligned as a whole (numa-topology-spec annotation).
         numa_exclusive: Whether it keeps apart from pods that span NUMA nodes (the same).
-        volcano_policy, volcano_nodes: The preferences of Volcano's scheduler; applied where possible.
+        volcano_policy, volcano_nodes: The preferences of Volcano's scheduler; applied if possible.
         cgroup_changed_by_hook: A hook has named its cgroup, and kubelet knows of another.
-        total: CPUs that its containers request together, as its sandbox's configuration says; None where that
-            is not known. Only kept for pods whose annotation names CPUs, and with containers that may own
-            CPUs by their create alone.
+        total: CPUs that its containers request together, as its sandbox's configuration says; None if
+            unknown. Only kept for pods whose annotation names CPUs, and with containers that may own CPUs by
+            their create alone.
         labels: The labels by which ``enforce`` may select it.
     """
 
@@ -154,12 +154,12 @@ class Pod(Struct, frozen=True):
 
     @property
     def ref(self) -> str:
-        """``namespace/name``, as users write it; escaped and cut where that is not a name of Kubernetes."""
+        """``namespace/name``, as users write it; escaped and cut if that is not a name of Kubernetes."""
         return printable(f"{self.namespace}/{self.name}", LONGEST_REF)
 
     @property
     def key(self) -> str:
-        """The identity of this pod: its uid; where a client sends none, its sandbox."""
+        """The identity of this pod: its uid, or its sandbox if the client sends no uid."""
         return self.uid or f"sandbox {self.sandbox_id}"
 
     def owner_key(self, name: str) -> str:
@@ -172,11 +172,11 @@ class LocatedDevice(Struct, frozen=True):
 
     Attributes:
         name: As users know it: a path such as ``/dev/nvidia0``, a CDI name, or an id of a plugin.
-        resource: The resource that it belongs to, such as ``nvidia.com/gpu``; empty where it is not known.
-        nodes: NUMA nodes that it is near to; None where it is near to none, or that is unknown.
+        resource: The resource that it belongs to, such as ``nvidia.com/gpu``; empty if unknown.
+        nodes: NUMA nodes that it is near to; None if it is near to none, or if that is unknown.
         source: Where the nodes came from, as text.
         fewest_numa_nodes: The smallest number of NUMA nodes that could hold all devices of this resource that
-            the container has, if none were in use; 0 where that is not known.
+            the container has, if none were in use; 0 if that is unknown.
     """
 
     name: str
@@ -214,7 +214,7 @@ class Request(Struct, frozen=True):
 
     @property
     def period_us(self) -> int:
-        """The period of the CFS quota in microseconds; kubelet's where none is set."""
+        """The period of the CFS quota in microseconds; kubelet's default if none is set."""
         return self.cpu_period or CFS_PERIOD_US
 
     @property
@@ -224,7 +224,7 @@ class Request(Struct, frozen=True):
 
     @property
     def limit_milli(self) -> int:
-        """The limit of CPU time in thousandths of a CPU; not positive where there is none."""
+        """The limit of CPU time in thousandths of a CPU; not positive if there is none."""
         return self.cpu_quota * 1000 // self.period_us
 
 
@@ -241,23 +241,25 @@ class Placement(Struct, frozen=True):
     """The decision for one container: its pool or CPUs, its memory nodes, and the reasons.
 
     Attributes:
-        pool: OWN for exclusive CPUs; else the pool whose CPUs the container follows as it shrinks and grows.
+        pool: OWN for exclusive CPUs; otherwise the pool whose CPUs the container follows as it shrinks and
+            grows.
         exclusive: The exclusive CPUs; empty unless ``pool`` is OWN.
         mems: Memory nodes.
         reasons: Sentences that say why.
         excludes_be: True when these CPUs are also taken out of the BE pool (LSE and exclusive Guaranteed; not
             LSR).
-        blocks: Memory that it was granted, by node; empty where memory is not counted.
+        blocks: Memory that it was granted, by node; empty if memory is not counted.
         devices: Devices that topoproxy assigned: resource and ids.
-        pool_cpus_limit: CPUs to which its pool is narrowed for it; None where it is not.
-        pool_numa_limit: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None where it is
-            not.
-        cfs_quota_off: True where its CFS quota is to be off.
+        pool_cpus_limit: CPUs to which its pool is narrowed for it; None if it is not narrowed.
+        pool_numa_limit: NUMA nodes to whose CPUs, as they come and go, its pool is narrowed; None if it is
+            not narrowed.
+        cfs_quota_off: Whether its CFS quota must be off.
         replacement: CPUs in place of those of ``exclusive`` that are offline; it owns them for that time.
-        hook_cpus: CPUs to which hooks have narrowed it; None where none has.
+        hook_cpus: CPUs to which hooks have narrowed it; None if no hook has.
         hook_extra_cpus: The part of ``hook_cpus`` that is neither its own nor its pool's: others may own
             these CPUs, because the configuration lets hooks name them.
-        hook_quota: The CFS quota that hooks set for an owner at its create, -1 for none; 0 where none has.
+        hook_quota: The CFS quota that hooks set for an owner at its create, -1 for no quota; 0 if no hook has
+            set one.
         shares: Other resources that providers granted it.
     """
 
@@ -279,7 +281,7 @@ class Placement(Struct, frozen=True):
 
     @property
     def narrow(self) -> bool:
-        """True where it does not follow the whole of its pool."""
+        """Whether it follows only a part of its pool."""
         return (
             self.pool_cpus_limit is not None or self.pool_numa_limit is not None or self.hook_cpus is not None
         )
@@ -306,7 +308,7 @@ class Container(Struct, frozen=True):
     cgroup: str = ""
 
     def in_phase(self, phase: Phase, container_id: str = "") -> Container:
-        """Return the container in another phase, and with another id where one is given."""
+        """Return the container in another phase, and with another id if one is given."""
         return Container(
             container_id or self.id,
             self.name,
@@ -341,8 +343,8 @@ class Verdict(Struct, frozen=True):
         code: gRPC status code: OK admits.
         reason: Short CamelCase reason, as kubelet's (``TopologyAffinityError``).
         message: The sentence that the client is answered with. A pod's events show it, so it names other pods
-            only where the configuration allows that.
-        detail: The sentence for operators, where it says more than ``message``; else empty.
+            only if the configuration allows that.
+        detail: The sentence for operators if it says more than ``message``; otherwise empty.
     """
 
     code: int = 0

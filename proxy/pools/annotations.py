@@ -12,8 +12,8 @@ To read one more annotation, add a reader and a line in the table ``_READERS``: 
 the fields of ``Pod`` that follow from it. The ledger keeps these fields without a change elsewhere.
 
 Two spellings are read. Koordinator's code writes the NUMA nodes of a pod that shares CPUs as
-``numaNodeResources``; its document calls them ``cpuSharedPools``, with a socket and a node each. The
-second is read where the first has no amount of CPU.
+``numaNodeResources``; its document calls them ``cpuSharedPools``, with a socket and a node each. The second
+is read if the first has no amount of CPU.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 VOLCANO_POLICY = "volcano.sh/numa-topology-policy"
 VOLCANO_DECISION = "volcano.sh/topology-decision"
 CHOSEN_BY, THIS_NODE = "chosenBy", "topoproxy"
-"""A key of ``resource-status``, and its value where the cluster agent wrote the annotation: the CPUs were
-chosen on the node, and no scheduler named them. A later sandbox is decided as if it were not there."""
+"""A key of ``resource-status``, and its value if the cluster agent wrote the annotation: the CPUs were chosen
+on the node, and no scheduler named them. A later sandbox is decided as if the annotation were not there."""
 BATCH_CPU = "kubernetes.io/batch-cpu"
 """Milli-CPUs that BE pods request, as a plain number."""
 
@@ -55,8 +55,8 @@ class ResourceSpec(Struct, frozen=True):
     """How a pod wants its CPUs chosen.
 
     Attributes:
-        required: A policy that must be followed; otherwise the pod is refused.
-        preferred: A policy that is followed where possible.
+        required: A policy that must be followed; otherwise the pod is rejected.
+        preferred: A policy that is followed if possible.
         exclusive: Which pods it prefers not to share cores or NUMA nodes with.
     """
 
@@ -84,7 +84,7 @@ class ResourceStatus(Struct, frozen=True):
     """The CPUs and NUMA nodes that a scheduler assigned to a pod.
 
     Attributes:
-        text: The CPU list as written; empty where there is none.
+        text: The CPU list as written; empty if there is none.
         cpus: The CPU list as a set.
         shares: Amounts by NUMA node, in their order.
         pools: NUMA nodes that the document's ``cpuSharedPools`` names, in their order.
@@ -97,7 +97,7 @@ class ResourceStatus(Struct, frozen=True):
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """NUMA nodes whose pools the pod is bound to, in their order; none where it is bound to none.
+        """NUMA nodes whose pools the pod is bound to, in their order; empty if it is bound to none.
 
         All listed nodes count once any of them gives CPU (``DecisionRow``, rows 3 and 4).
         """
@@ -119,11 +119,11 @@ class NumaSpec(Struct, frozen=True):
 
 
 class VolcanoPreferences(Struct, frozen=True):
-    """The preferences of Volcano's scheduler; they are followed as far as possible.
+    """The preferences of Volcano's scheduler; they are followed if possible.
 
     Attributes:
-        policy: None where none is given.
-        nodes: NUMA nodes that it chose; None where it chose none.
+        policy: The policy; None if none is given.
+        nodes: NUMA nodes that it chose; None if it chose none.
         cpu: Milli-CPUs by node.
     """
 
@@ -251,7 +251,7 @@ def annotation_fields(
 
     Returns:
         The fields of ``Pod`` that the annotations set, by name; and what is wrong with them. The first defect
-        of an annotation that is decisive is marked as such.
+        of a decisive annotation is marked as decisive.
     """
     fields: dict[str, object] = {}
     defects: list[InputDefect] = []

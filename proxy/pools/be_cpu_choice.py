@@ -6,8 +6,8 @@ calculateBESuppressCPUSetPolicy.
 Theory. BE pods disturb others least if their CPUs are spread evenly, so CPUs come from all NUMA nodes and
 sockets in turn; and if they have whole cores to themselves, so siblings are chosen together. The CPUs are put
 into buckets by node and socket, the largest bucket first (then by lowest CPU). In rounds over the buckets,
-each gives two siblings as long as two are missing and some bucket has two; then, from the bucket where that
-ended, each gives one.
+each bucket gives two siblings while two CPUs are missing and some bucket has two; then, from the bucket where
+that ended, each bucket gives one CPU.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ because other pods wait, and grows by a tenth of the machine at a time, as idle 
 As a CFS quota of the group above all BE pods: it grows by a tenth of the machine's time at a time,
 and changes below a hundredth are not written.
 
-CPUs are taken from those of LSR pods and from the others in proportion. CPUs of LSE pods, and what is
-withheld from the pools, are never touched. Amounts are milli-CPUs unless stated otherwise.
+CPUs are taken from those of LSR (latency-sensitive reserved) pods and from the others in proportion. CPUs of
+LSE (latency-sensitive exclusive) pods, and CPUs that are withheld from the pools, are never touched. Amounts
+are milli-CPUs unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def budget(usage: Usage, threshold: int = THRESHOLD, least: int | None = None) -
         least: Percent of the capacity that BE pods may use in any case; None for nothing.
 
     Returns:
-        Milli-CPUs; negative where others use more than the threshold.
+        Milli-CPUs; negative if others use more than the threshold.
     """
     other_pods = sum(used for uid, used in usage.pods.items() if uid not in usage.be_pods)
     system = usage.node - sum(usage.pods.values())
@@ -117,7 +118,7 @@ def choose_cpus(
         now: The CPUs that the group above all BE pods has.
 
     Returns:
-        The CPUs; empty where too few are left, and then everything stays as it is.
+        The CPUs; empty if too few are left; then BE pods keep the CPUs that they have.
     """
     all_locations, owners = tuple(locations), tuple(held)
     free = be_cpus(CpuSet(location.cpu for location in all_locations), owners, withheld)
@@ -152,7 +153,7 @@ def quota_for(milli: int, machine: int, now: int) -> int | None:
         now: The quota that BE pods have together; -1 for none.
 
     Returns:
-        Microseconds; None where the change is too small for a write.
+        Microseconds; None if the change is too small for a write.
     """
     target = max(LEAST_QUOTA, milli * CFS_PERIOD_US // 1000)
     if now == UNLIMITED:

@@ -4,19 +4,20 @@ Koordinator's decision table (``row_of``) says which. This is the effect of its 
 topoproxy manages, with Kubernetes' own classes added:
 
 1. Row 1 gives a pod the CPUs that its resource-status annotation names, whatever its label says. Of the QoS
-   classes (``proxy.pools``) only LSE takes them out of the BE pool too; BE may borrow the CPUs of an LSR pod.
-   A BE pod owns nothing by it: it runs on those of its CPUs that are in the BE pool.
-2. Rows 3 and 4 narrow the BE pool or the shared pool to the NUMA nodes of the annotation. Where only
-   Volcano's scheduler has chosen nodes, a pod that shares is narrowed to those.
-3. Row 5 is for every SYSTEM pod: where the node keeps no CPUs for the class, its pool is the shared one.
-   Rows 6 and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not used: where
-   kubelet's own CPU manager is static, its shared set still holds CPUs that we gave to owners.
-4. A Guaranteed container that requests a whole number of CPUs owns that many where the policy is ``static``;
-   where it is not and kubelet's own CPU manager pinned the container (the request names exactly that many
-   CPUs), kubelet's choice stays. All others share.
+   classes (``proxy.pools``) only LSE (latency-sensitive exclusive) takes them out of the BE (best effort)
+   pool too; BE may borrow the CPUs of an LSR (latency-sensitive reserved) pod. A BE pod owns nothing by its
+   annotation: it runs on those of the named CPUs that are in the BE pool.
+2. Rows 3 and 4 narrow the BE pool or the shared pool to the NUMA nodes of the annotation. If only Volcano's
+   scheduler has chosen nodes, a pod that shares CPUs is narrowed to those.
+3. Row 5 is for every SYSTEM pod: if the node keeps no CPUs for the class, its pool is the shared one. Rows 6
+   and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not used: if kubelet's
+   own CPU manager is static, its shared set still holds CPUs that we gave to owners.
+4. A Guaranteed container that requests a whole number of CPUs owns that many if the policy is ``static``. If
+   it is not, and kubelet's own CPU manager pinned the container (the request names exactly that many CPUs),
+   kubelet's choice stays. All other containers share CPUs.
 
 LSE and LSR pods for which nothing was decided elsewhere are given CPUs as a whole when their sandbox is made
-(``engine.owners``); where that could not be done, their containers are treated as rule 4 says.
+(``engine.owners``); if that was not possible, their containers are treated as rule 4 says.
 
 The decision table is that of Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
 getContainerCPUSet. The first row that fits decides; ``proxy.pools`` spells out the QoS classes.
@@ -43,9 +44,9 @@ that no longer owns CPUs gets the quota of its request back.
 
 Whether a pod of class LSE or LSR may own CPUs also depends on what it requests. Koordinator's document
 requires more than its code checks (https://koordinator.sh/docs/user-manuals/fine-grained-cpu-orchestration):
-LSE (latency-sensitive exclusive) and LSR (latency-sensitive reserved) pods request whole CPUs, and exactly
-what their limits allow. The containers that run together are counted: app containers and sidecars; init
-containers end before them. Where the pod itself states a request (``spec.resources``), only that counts.
+LSE and LSR pods request whole CPUs, and exactly what their limits allow. The containers that run together are
+counted: app containers and sidecars; init containers end before them. If the pod itself states a request
+(``spec.resources``), only that counts.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Claim(Struct, frozen=True):
 
     Attributes:
         pool: OWN, SHARED or BE.
-        cpus: The CPUs that were named for it (by annotation or kubelet); None where we pick.
+        cpus: The CPUs that were named for it (by annotation or kubelet); None if topoproxy picks them.
         count: How many CPUs to pick when ``cpus`` is None and the pool is OWN.
         per_pod: True when all containers of the pod own the same CPUs.
         excludes_be: True when owned CPUs leave the BE pool too.
@@ -137,7 +138,7 @@ class Claim(Struct, frozen=True):
 
 
 def whole_cpus(request: Request) -> int:
-    """Return the number of CPUs that a Guaranteed container requests if it is whole, else 0.
+    """Return the number of CPUs that a Guaranteed container requests if it is whole, otherwise 0.
 
     The limit is quota/period, and the request is shares * 1000 / 1024 (kubernetes v1.36
     pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares). A container that kubelet pinned has no quota since
@@ -166,7 +167,7 @@ def claim(
         online: The machine's online CPUs; a named CPU outside them is a problem.
         static: Whether we give whole-CPU Guaranteed containers CPUs of their own.
         kubelet_reported_count: How many CPUs of its own the container is entitled to according to kubelet;
-            None where only the CRI request is known.
+            None if only the CRI request is known.
     """
     problem, fault = pod.problem, bool(pod.problem)
     is_be = pod.qos is QosClass.BE
@@ -282,7 +283,7 @@ def quota_of_owner(*, containers: int, keep: KeepQuota) -> int | None:
 
 
 def ownership_problem(qos: QosClass, requests: PodRequests) -> str:
-    """Return why a pod of class LSE or LSR may not own CPUs; empty where it may, and for other classes."""
+    """Return why a pod of class LSE or LSR may not own CPUs; empty if it may, and for other classes."""
     if qos not in STRICT:
         return ""
     if requests.own is not None and CPU in requests.own:

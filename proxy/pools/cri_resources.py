@@ -72,7 +72,7 @@ def carries_other_amounts(pod: PodRequests, name: str, request: Request) -> bool
     """Return whether a create carries other CPUs or memory than kubelet's report of its pod implies.
 
     That is so after the container was resized. A value that the create does not carry is not compared: a
-    quota is missing where kubelet sets none (``cpuCFSQuota``), or has switched it off for exclusive CPUs.
+    quota is missing if kubelet sets none (``cpuCFSQuota``), or has switched it off for exclusive CPUs.
 
     Args:
         pod: What kubelet reported of the pod.
@@ -99,8 +99,8 @@ def _changes(reported: ContainerResources, pod: PodRequests, request: Request) -
 def with_amounts_of_create(pod: PodRequests, name: str, request: Request) -> PodRequests:
     """Return a report in which one container has the CPUs and the memory that its create carries.
 
-    Amounts that the create does not contradict stay as they were reported: its own are rounded. A pod with
-    resources of its own stays as it is: the create may carry those.
+    Amounts that the create does not contradict stay as they were reported, because the amounts of the create
+    are rounded. A pod with resources of its own stays as it is: the create may carry those.
 
     Args:
         pod: What kubelet reported of the pod.

@@ -3,7 +3,8 @@
 Keys and formats are Koordinator's (Koordinator v1.8.0 apis/extension/qos.go). Kubernetes' own class is not on
 the wire; it is read from the cgroup parent: what comes after ``kubepods``, as kubelet names its groups
 (``pkg/kubelet/cm/qos_container_manager_linux.go``). Koordinator looks for the words anywhere in the path;
-that rule holds only where the path has no ``kubepods``, since a cgroup root or a uid may hold the words too.
+here that rule applies only if the path has no ``kubepods``, because a cgroup root or a uid may hold the words
+too.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def pod_facts(
         attempt: As in PodSandboxMetadata.
         labels: The sandbox's.
         annotations: The sandbox's.
-        cgroup_parent: ``linux.cgroup_parent``; empty where it is not known.
+        cgroup_parent: ``linux.cgroup_parent``; empty if unknown.
         bounds: CPUs and NUMA nodes that annotations may name.
     """
     if len(uid) + len(namespace) + len(name) > NAME or not (uid + namespace + name).isascii():
@@ -108,7 +109,7 @@ def pod_facts(
 
 
 def _path(cgroup_parent: str) -> str:
-    """Return the cgroup parent if it can be a path, else an empty text."""
+    """Return the cgroup parent if it can be a path, otherwise an empty text."""
     try:
         size = len(cgroup_parent.encode())
     except UnicodeEncodeError:

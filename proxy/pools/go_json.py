@@ -6,10 +6,10 @@ type makes the whole text invalid. Integers have no fraction. An amount (Kuberne
 a number.
 
 Of several keys that match a field, the last one in the text counts; one that matches exactly has no
-precedence. Only ``null`` is different there: it leaves a string, a number or an object as it was, and removes
-a list, a map or a boolean (which is a pointer in Koordinator's types). This was compared with encoding/json
-of Go 1.26. What Go does beyond that is not imitated: it merges repeated objects and lists, and rejects a text
-in which an earlier value has the wrong type. Keys of maps, such as names of resources, only match exactly.
+precedence. ``null`` is an exception: it leaves a string, a number or an object as it was, and removes a list,
+a map or a boolean (which is a pointer in Koordinator's types). This was compared with encoding/json of Go
+1.26. What Go does beyond that is not imitated: it merges repeated objects and lists, and rejects a text in
+which an earlier value has the wrong type. Keys of maps, such as names of resources, only match exactly.
 
 While a text is parsed, every placement waits. So its size, its nesting and the number of its entries are
 limited, far above normal use. The API server accepts at most 256 KiB for all annotations of an object, so a
@@ -87,7 +87,7 @@ class _NotANumberError(ValueError):
 
 
 def _depth(text: str) -> int:
-    """Return the levels of nesting; 0 where a count of brackets shows that the text cannot be too deep."""
+    """Return the levels of nesting; 0 if a count of brackets shows that the text cannot be too deep."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return 0
     depth = deepest = 0
@@ -136,7 +136,7 @@ class Fields:
         return cls(load(text, largest))
 
     def get(self, name: str) -> object:
-        """Return the raw value of a member; None where there is none."""
+        """Return the raw value of a member; None if there is none."""
         return self._last_set.get(_folded(name))
 
     def _pointer(self, name: str) -> object:
@@ -144,14 +144,14 @@ class Fields:
         return self._last.get(_folded(name))
 
     def text(self, name: str) -> str:
-        """Return a string; empty where there is none."""
+        """Return a string; empty if there is none."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{name} is not a string")
         return value or ""
 
     def number(self, name: str) -> int:
-        """Return a 32-bit integer; 0 where there is none."""
+        """Return a 32-bit integer; 0 if there is none."""
         value = self.get(name)
         if value is None:
             return 0
@@ -160,18 +160,18 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return a boolean; None where there is none."""
+        """Return a boolean; None if there is none."""
         value = self._pointer(name)
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name} is neither true nor false")
         return value
 
     def fields(self, name: str) -> Fields:
-        """Return a member that is an object; without members where there is none."""
+        """Return a member that is an object; an object without members if there is none."""
         return Fields(self.get(name), name)
 
     def objects(self, name: str) -> Iterator[Fields]:
-        """Return the objects of a list; none where there is no list."""
+        """Return the objects of a list; none if there is no list."""
         yield from objects(self._pointer(name), name)
 
     def names(self) -> list[str]:
@@ -191,7 +191,7 @@ class Fields:
         return _checked_count(self._raw, "it")
 
     def amounts(self, name: str) -> dict[str, str | float]:
-        """Return a map of amounts as they are written; empty where there is none.
+        """Return a map of amounts as they are written; empty if there is none.
 
         ``amount`` reads one of them.
         """
@@ -245,7 +245,7 @@ def _checked_count(entries: E, subject: str) -> E:
 
 
 def amount(held: Mapping[str, str | float], name: str, *, milli: bool = False) -> int:
-    """Read one amount from a map of amounts; 0 where it is missing.
+    """Read one amount from a map of amounts; 0 if it is missing.
 
     Args:
         held: A result of ``amounts``.

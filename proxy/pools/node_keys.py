@@ -1,6 +1,6 @@
 """Reading a node's labels and annotations (Koordinator v1.8.0 apis/extension/numa_aware.go).
 
-Each reader returns a value and a problem as text, and never raises. Where the spelling of a label differs
+Each reader returns a value and a problem as text, and never raises. If the spelling of a label differs
 between Koordinator's code and its document, both are read, the code's first. Writers use the code's spelling.
 """
 
@@ -52,7 +52,7 @@ class NodeReservation(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many CPUs to reserve where none are named: the amount, rounded up; never negative."""
+        """How many CPUs to reserve if none are named: the amount, rounded up; never negative."""
         return 0 if self.text else max(0, -(-amount(self.resources, "cpu", milli=True) // 1000))
 
     @property
@@ -70,7 +70,7 @@ class NodeReservation(Struct, frozen=True):
         return structs.replace(self, text=str(cpus))
 
     def data(self) -> dict[str, object]:
-        """Return it as Koordinator writes it: without what is empty."""
+        """Return the value as Koordinator writes it, without empty parts."""
         reported = {
             "resources": dict(self.resources),
             "reservedCPUs": self.text,
@@ -84,7 +84,7 @@ class SystemQos(Struct, frozen=True):
 
     Attributes:
         text: CPUs as they are written.
-        exclusive_field: Whether no other class may use them; None where it is not set.
+        exclusive_field: Whether no other class may use them; None if it is not set.
     """
 
     text: str = ""
@@ -102,11 +102,11 @@ class SystemQos(Struct, frozen=True):
 
     @property
     def exclusive_cpus(self) -> CpuSet:
-        """The CPUs that no other class may use; empty where others may."""
+        """The CPUs that no other class may use; empty if others may."""
         return self.cpus if self.exclusive else CpuSet()
 
     def data(self) -> dict[str, object]:
-        """Return it as Koordinator writes it: without what is empty."""
+        """Return the value as Koordinator writes it, without empty parts."""
         reported: dict[str, object] = {"cpuset": self.text} if self.text else {}
         return (
             reported
@@ -132,7 +132,7 @@ def read_label(kind: type[E], keys: tuple[str, ...], labels: Texts) -> tuple[E, 
         labels: The labels of the node.
 
     Returns:
-        The value (the empty one where the label is absent or invalid), the spelling of the key (empty in the
+        The value (the empty one if the label is absent or invalid), the spelling of the key (empty in the
         same cases), and what is wrong with the value.
     """
     key = next((key for key in keys if labels.get(key)), "")
@@ -175,7 +175,7 @@ def system_qos(annotations: Texts) -> tuple[SystemQos, str]:
 
 
 def amplification_ratios(annotations: Texts) -> tuple[dict[str, float] | None, str]:
-    """Read the amplification ratio of each resource; None where it is not set."""
+    """Read the amplification ratio of each resource; None if it is not set."""
     text = annotations.get(AMPLIFICATION)
     if text is None:
         return None, ""
@@ -207,7 +207,7 @@ def with_ratios(annotations: Texts, ratios: Mapping[str, float]) -> dict[str, st
 
 
 def raw_allocatable(annotations: Texts) -> tuple[dict[str, str | float] | None, str]:
-    """Read the allocatable amounts before amplification, as they are written; None where they are not set."""
+    """Read the allocatable amounts before amplification, as they are written; None if they are not set."""
     text = annotations.get(RAW_ALLOCATABLE)
     if text is None:
         return None, ""

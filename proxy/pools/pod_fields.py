@@ -1,6 +1,6 @@
 """Read the fields of a document, with errors that name the field.
 
-Every reader takes the value and its path, such as ``spec.containers[1].name``, takes null for an absent
+Every reader takes the value and its path, such as ``spec.containers[1].name``, treats null as an absent
 value, as Kubernetes does, and raises FieldError for a value of another type.
 """
 
@@ -27,12 +27,12 @@ class FieldError(ValueError):
 
 
 def below(at: str, key: str) -> str:
-    """Return the path of a key: ``at.key``, or ``at['a.b/c']`` where the key is not a plain word."""
+    """Return the path of a key: ``at.key``, or ``at['a.b/c']`` if the key is not a plain word."""
     return f"{at}.{key}" if _PLAIN.fullmatch(key) else f"{at}[{shown(key)}]"
 
 
 def shown(value: object) -> str:
-    """Format a value of the document, truncated where it is long."""
+    """Format a value of the document, truncated if it is long."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):

@@ -1,16 +1,17 @@
 """A Pod object of Kubernetes, from JSON or YAML, converted to the resources of its containers.
 
 Theory. The API server fills in defaults and validates a Pod before kubelet gets it. A file has not passed
-it, so both are done here; neither changes an object from the API server.
+through it, so both are done here; neither changes an object from the API server.
 
 - A missing request is set to the limit, resource by resource.
 - A request above its limit is rejected. A resource that cannot be overcommitted (huge pages, devices) needs a
   limit, and a request of the same size.
 - Missing requests of the pod itself are set to the peak of its containers' requests
-  (``peak_request``), else to the limits.
-- The QoS class counts CPU and memory above zero, of the pod itself where it has resources of its own, else
-  of all containers: no request is BestEffort; every container with both limits, and all sums of requests
-  equal to those of limits, is Guaranteed; all else is Burstable. Ephemeral containers have no resources.
+  (``peak_request``), or to the limits if there are none.
+- The QoS class counts CPU and memory above zero, of the pod itself if it has resources of its own, otherwise
+  of all containers. A pod without requests is BestEffort. A pod is Guaranteed if every container has both
+  limits, and all sums of requests are equal to those of limits. Any other pod is Burstable. Ephemeral
+  containers have no resources.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class PodSpec(Struct, frozen=True):
     """The fields of a Pod object that matter for placement.
 
     Attributes:
-        uid: ``metadata.uid``; empty where the object has none (a manifest).
-        namespace: ``metadata.namespace``; ``default`` where there is none.
+        uid: ``metadata.uid``; empty if the object has none (a manifest).
+        namespace: ``metadata.namespace``; ``default`` if there is none.
         name, labels, annotations: As in ``metadata``.
         qos: Kubernetes' QoS class.
         requests: What the containers request.
@@ -76,8 +77,8 @@ def pod_spec(raw: object, where: str = "", *, listed: bool = False) -> PodSpec:
 
     Args:
         raw: The object, as a JSON or YAML reader gives it.
-        where: Where it comes from, for messages, as ``in pod.yaml``; else the pod's name is used.
-        listed: Whether kubelet delivered it: then ``kind`` may be missing, as in lists, and
+        where: Where it comes from, for messages, as ``in pod.yaml``; if empty, the pod's name is used.
+        listed: Whether kubelet delivered it. If so, ``kind`` may be missing, as in lists, and
             ``status.qosClass`` is used.
 
     Raises:
@@ -206,7 +207,7 @@ def counted_by_scheduler(spec: PodSpec) -> dict[str, int]:
     """Return the amounts that a scheduler subtracts from a node, by resource.
 
     It is Kubernetes' sum over the containers; what the pod itself requests (``spec.resources``) replaces it,
-    and the overhead of its runtime class comes on top.
+    and the overhead of its runtime class is added.
     """
     needs = requested_by(spec)
     for resource, amount in spec.overhead.items():

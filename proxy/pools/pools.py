@@ -11,11 +11,11 @@ small pods always have a CPU). ``proxy.pools`` spells out the QoS classes.
 
 The floor is how many CPUs no owner may take, on the node and on each of its NUMA nodes. Whatever pods claim,
 containers without CPUs of their own, kubelet's probes and the node's agents must continue running. So
-exclusive CPUs are given only where enough of the shared pool is left. Where the configuration names no
-number, it is the larger of one core with all its threads and 5 % of the CPUs that the pool has when nothing
-is owned, rounded up, and at most half of them: on a machine with two CPUs one can still be owned. The floor
-holds for CPUs that are newly taken. A pool that is below it for another reason (CPUs that went offline,
-another configuration) takes nothing away from an owner.
+exclusive CPUs are given only if enough of the shared pool is left. If the configuration names no number, the
+floor is the larger of one core with all its threads and 5 % of the CPUs that the pool has when nothing is
+owned, rounded up, and at most half of them: on a machine with two CPUs one can still be owned. The floor
+applies to CPUs that are newly taken. A pool that is below the floor for another reason (CPUs that went
+offline, another configuration) takes nothing away from an owner.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CpuPools(Struct, frozen=True):
     be: CpuSet
     system: CpuSet = field(default_factory=CpuSet)
     be_now: CpuSet | None = None
-    """The part of the BE pool that is in use while BE is suppressed; None where all of it is."""
+    """The part of the BE pool that is in use while BE is suppressed; None if all of it is."""
 
     def of(self, pool: Pool) -> CpuSet:
         """Return the CPUs of the shared, the BE or the SYSTEM pool."""
@@ -78,8 +78,8 @@ def pools_of(
         usable: The CPUs that pools may use.
         owners: All owners of CPUs.
         system: CPUs of class SYSTEM; None for none.
-        be_limit: CPUs to which BE is suppressed; None where it is not. Where none of them is left in the BE
-            pool, BE has all of it: no container is left without CPUs.
+        be_limit: CPUs to which BE is suppressed; None if it is not suppressed. If none of these CPUs is left
+            in the BE pool, BE has the whole pool: no container is left without CPUs.
     """
     owned = outside_be = 0
     for owner in owners:
@@ -200,22 +200,22 @@ def floors_of(rules: AdmissionRules, machine: Machine, shareable: CpuSet) -> Flo
 
 
 def default_floor(machine: Machine, cpus: CpuSet) -> int:
-    """Return the floor among some CPUs where the configuration names no number."""
+    """Return the floor among some CPUs if the configuration names no number."""
     core = max((len(core) for core in machine.cores.values() if not core.isdisjoint(cpus)), default=0)
     share = -(-len(cpus) * PERCENT // 100)
     return min(max(core, share), len(cpus) // 2)
 
 
 def pool_limit(machine: Machine, within: CpuSet | None, nodes: Mask | None) -> CpuSet | None:
-    """Return the CPUs to which a pool is limited by CPUs or by NUMA nodes; None where it is not."""
+    """Return the CPUs to which a pool is limited by CPUs or by NUMA nodes; None if it is not limited."""
     return within if nodes is None else machine.cpus_of(nodes)
 
 
 def pool_cpus(machine: Machine, pools: CpuPools, placement: Placement) -> CpuSet:
-    """Return the CPUs of a placement that owns none: its pool, limited as far as that leaves any.
+    """Return the CPUs of a placement that owns none: its pool, limited if that leaves any.
 
-    Suppression does not lead a container out of its limit: where the suppressed pool has nothing within the
-    limit, the whole BE pool within it counts.
+    Suppression does not lead a container out of its limit: if the suppressed pool has nothing within the
+    limit, the whole BE pool within the limit counts.
     """
     pool = pools.of(placement.pool)
     limit = pool_limit(machine, placement.pool_cpus_limit, placement.pool_numa_limit)

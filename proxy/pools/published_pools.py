@@ -7,12 +7,12 @@ See Koordinator v1.8.0 pkg/koordlet/statesinformer/impl/states_noderesourcetopol
     BE     = base - CPUs of LSE pods
     both  -= the node's reservation, and CPUs that only class SYSTEM may use
 
-kubelet's own reserve stays in both, so that pods that request next to nothing always have a CPU. A node on
-which nothing is left has no pool at all; one that the reservation empties keeps an empty pool, which is
-published without a CPU list.
+kubelet's own reserve stays in both, so that pods that request next to nothing always have a CPU. A NUMA node
+on which nothing is left has no pool at all; a NUMA node that the reservation empties keeps an empty pool,
+which is published without a CPU list.
 
-A pool is a group of CPUs of one socket *and* one node. The two go together on all but odd machines; a node
-that spans sockets has a pool for each. ``proxy.pools`` spells out the QoS classes.
+A pool is a group of CPUs of one socket *and* one node. On all but unusual machines the two are the same; a
+node that spans sockets has a pool for each. ``proxy.pools`` spells out the QoS classes.
 """
 
 from __future__ import annotations

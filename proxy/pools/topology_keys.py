@@ -4,8 +4,9 @@ Koordinator's annotations hold the node's pools and the policy of kubelet's CPU 
 them, and its hooks read them from there (Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go,
 parseRule). ``proxy.observe.koordinator`` writes the same annotations.
 
-The attributes are added by topoproxy, and named as in kubelet's configuration or its own. Objects that have
-no attributes, Volcano's Numatopology and Koordinator's form, have them as an annotation (``POLICIES``).
+The attributes are added by topoproxy, and named as in kubelet's configuration or in topoproxy's own. Objects
+that have no attributes, Volcano's Numatopology and Koordinator's form, have them as an annotation
+(``POLICIES``).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ManagerPolicy(Struct, frozen=True):
     """Policy and options of kubelet's CPU manager.
 
     Attributes:
-        policy: ``none``, ``static``, or empty where it is not known.
+        policy: ``none``, ``static``, or empty if unknown.
         options: Options of the policy.
         reserved: CPUs that the CPU manager reserves.
     """
@@ -63,7 +64,7 @@ class ManagerPolicy(Struct, frozen=True):
     reserved: str = ""
 
     def data(self) -> dict[str, object]:
-        """Return it as Koordinator writes it: without what is empty."""
+        """Return the value as Koordinator writes it, without empty parts."""
         reported = {"policy": self.policy, "options": dict(self.options), "reservedCPUs": self.reserved}
         return {name: value for name, value in reported.items() if value}
 

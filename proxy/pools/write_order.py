@@ -5,8 +5,8 @@ group must lie within its parent at every moment. So groups that hold others are
 to the union of their current and their target CPUs; then all get their targets, from the bottom up. On v2 the
 same order does no harm. A group that has its value already is not written.
 
-The target of each level depends on kubelet. Where its CPU manager is static, it sends wider sets for
-containers now and then, which fail under a narrowed parent; so only containers are narrowed there, and the
+The target of each level depends on kubelet. If its CPU manager is static, kubelet sometimes sends wider sets
+for containers, which fail under a narrowed parent. So only containers are narrowed in that case, and the
 levels above keep all that BE pods may ever use. Otherwise all levels are narrowed.
 """
 

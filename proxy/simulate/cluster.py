@@ -3,9 +3,9 @@
 Theory. Two parts decide, as in a real cluster. First a scheduler that knows sums only: it leaves out machines
 that lack CPU, memory, huge pages, devices or room for one more pod by requests (if the pod names a machine,
 only that one is considered), and of the others takes the one with the most free CPU, or with ``fill`` the
-least; equal ones in the order in which they were given. Then the machine's engine, the same code that
-``serve`` runs, which knows NUMA nodes and may reject. A rejected pod has failed there, as it does under
-kubelet: it holds nothing, and is not tried elsewhere unless ``retry`` is set.
+least; equal machines come in the order in which they were given. Then the machine's engine decides, the same
+code that ``serve`` runs: it knows NUMA nodes and may reject the pod. A rejected pod has failed there, as it
+does under kubelet: it holds nothing, and is not tried elsewhere unless ``retry`` is set.
 
 Affinities, taints, priorities and preemption are not simulated.
 
@@ -44,15 +44,15 @@ class Result:
     Attributes:
         simulated_pod: The pod.
         outcome: The outcome.
-        host: The machine where it runs, or that rejected it last; empty where no machine fits.
+        host: The machine where it runs, or that rejected it last; empty if no machine fits.
         reason: Short CamelCase reason (``TopologyAffinityError``, ``Unschedulable``, ``NoSuchMachine``);
             empty when placed.
         message: The reason as text.
         tried: Machines that rejected it, in their order.
-        lacking: Resources of which the machines have too little; only where it is unschedulable.
+        lacking: Resources of which the machines have too little; only if it is unschedulable.
         container: The container that was rejected; empty for the pod as a whole.
         containers: Its containers as placed.
-        explanations: Records of the decisions, only where they were requested.
+        explanations: Records of the decisions, only if they were requested.
     """
 
     simulated_pod: SimulatedPod

@@ -2,8 +2,8 @@
 
 Theory. YAML is read as events, not as objects: so the line of every mapping is known, a repeated key is
 found, and nothing can be built that is larger than what is allowed. An alias stands for the value that its
-anchor names and counts with its whole size, so a few lines that mean a billion values are refused before they
-are expanded. Nesting costs no call depth.
+anchor names and counts with its whole size, so a few lines that mean a billion values are rejected before
+they are expanded. Nesting costs no call depth.
 
 Plain scalars become values as Kubernetes' reader makes them (YAML 1.1): numbers, booleans, null. Scalars that
 only PyYAML converts stay strings: timestamps, and numbers to the base of 60 (``1:30``).
@@ -65,7 +65,7 @@ class Document:
 
 
 def shape_of(value: object) -> str:
-    """Return the type of a value as text, for messages about one that is no object."""
+    """Return the type of a value as text, for messages about a value that is not an object."""
     if isinstance(value, list):
         return "a list"
     if value is None:
@@ -77,7 +77,8 @@ def documents(data: bytes, file: str) -> list[Document]:
     """Read the documents of a file; empty ones are left out.
 
     Raises:
-        InputError: It is no YAML and no JSON, is too large, or gives a key twice; one line, with the line.
+        InputError: The file is neither YAML nor JSON, is too large, or gives a key twice; one line, with the
+            line.
     """
     if len(data) > SIZE_LIMIT:
         raise InputError(f"cannot read {file}: it is larger than {SIZE_LIMIT} bytes")
@@ -94,7 +95,7 @@ def documents(data: bytes, file: str) -> list[Document]:
 
 
 def _json(text: str, file: str) -> list[Document] | None:
-    """Read one JSON value; None where it is none, and may be YAML."""
+    """Read one JSON value; None if the text is not JSON and may be YAML."""
     try:
         value = read_json(text)
     except StrictJsonError as error:
@@ -232,7 +233,8 @@ class _DocumentBuilder:
         if tag is None or tag == "!":
             if not event.implicit[0]:
                 return text
-            tag = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]  # no types there
+            # PyYAML has no types for this call.
+            tag = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         kind = str(tag).removeprefix("tag:yaml.org,2002:")
         if kind in ("str", "timestamp", "merge", "value"):
             return text
@@ -263,7 +265,7 @@ def _number(text: str, kind: str) -> object:
 
 
 def _short(text: str) -> str:
-    """Quote a text of a user, truncated where it is long."""
+    """Quote a text of a user, truncated if it is long."""
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 

@@ -39,7 +39,7 @@ class Host:
         name: The machine's name.
         node: The machine and its rules, as the engine reads them.
         state: The engine's state.
-        offers: Resource to amount; memory is left out where the machine does not report it.
+        offers: Resource to amount; memory is left out if the machine does not report it.
         free: The free part of the offer, by requests.
         pod_count: How many pods run here.
     """
@@ -72,7 +72,7 @@ class Host:
         return [*short, PODS] if free.get(PODS) == 0 else short
 
     def take(self, needs: Mapping[str, int], sign: int = 1) -> None:
-        """Subtract the requests of a pod; ``sign`` -1: add them again, as the pod has left."""
+        """Subtract the requests of a pod; ``sign`` -1: add them again, because the pod has left."""
         for resource, amount in needs.items():
             if resource in self.free:
                 self.free[resource] -= sign * amount
@@ -100,7 +100,7 @@ def reserve_of(config: Config) -> Reserve:
     """Return the amounts that kubelet would withhold from the scheduler under a configuration.
 
     Source: kubelet's node allocatable: kubeReserved, systemReserved and the hard eviction threshold; a list
-    of reserved CPUs wins over the amounts. Where no amount of memory is set, the memory manager's counts.
+    of reserved CPUs wins over the amounts. If no amount of memory is set, the memory manager's counts.
     """
     parts = (config.kube_reserved, config.system_reserved)
     milli = sum(part.cpu or 0 for part in parts)

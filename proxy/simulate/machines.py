@@ -114,7 +114,7 @@ def described_machines(paths: Iterable[str]) -> list[NamedMachine]:
         paths: ``FILE`` or ``NAME=FILE``; without a name the file's name without its ending is taken.
 
     Raises:
-        InputError: A file cannot be read or does not describe a machine that could be; one line.
+        InputError: A file cannot be read or does not describe a possible machine; one line.
     """
     machines: list[NamedMachine] = []
     for path_text in paths:
@@ -139,7 +139,7 @@ def sysfs_machine(root: Path, procfs: Path | None) -> NamedMachine:
 
 
 def copies(machines: Sequence[NamedMachine], count: int) -> list[NamedMachine]:
-    """Return the machines of each kind, ``NAME-1`` and on where there are several.
+    """Return the machines of each kind, ``NAME-1`` and so on if there are several.
 
     Raises:
         InputError: Two machines would have one name, or there would be too many.

@@ -1,8 +1,8 @@
 """Read pods from users' manifests: Pods, lists of them, and the templates of workloads.
 
-Pods of a live cluster are taken as they are: one that has ended holds nothing and is left out, one that was
-bound to a machine (``nodeName``) requests that machine. A workload counts as the pods that its controller
-would create. Affinities, taints and disruption budgets are not simulated; a note reports that.
+Pods of a live cluster are taken as they are: a pod that has ended holds nothing and is left out, and a pod
+that was bound to a machine (``nodeName``) requests that machine. A workload counts as the pods that its
+controller would create. Affinities, taints and disruption budgets are not simulated; a note reports that.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_documents(paths: Sequence[str]) -> list[Document]:
         paths: Files, directories, or ``-`` for standard input.
 
     Raises:
-        InputError: A file is not there, it is no YAML and no JSON, or a document of it is no object.
+        InputError: A file does not exist, is neither YAML nor JSON, or has a document that is not an object.
     """
     all_documents = [
         document for path in found_files(paths) for document in documents(read_bytes(path), name_of(path))
@@ -259,7 +259,7 @@ class _ManifestReader:
         return 0 if suspend else count
 
     def _number(self, spec: Mapping[str, object], key: str, default: int, kind: str, where: str) -> int:
-        """Return a number of pods; as for the API server, null is as if it were missing."""
+        """Return a number of pods; null counts as missing, as for the API server."""
         value = spec.get(key)
         if value is None:
             return default

@@ -30,7 +30,7 @@ class NumaNodeRow:
         owned: Its exclusive CPUs.
         reserved: Its CPUs that are never exclusive.
         pods: How many pods were given CPUs, memory or devices of it.
-        memory: Bytes given and bytes that can be given; None where memory is not counted by node.
+        memory: Bytes given and bytes that can be given; None if memory is not counted by node.
         devices: Resource to devices given and healthy ones; a device near to several nodes is in each.
     """
 
@@ -139,9 +139,9 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def bar(row: NumaNodeRow, scale: float) -> str:
-    """Draw a node's CPUs: one column for each, or for several where the node is large.
+    """Draw a node's CPUs: one column for each, or for several if the node is large.
 
-    Each kind of CPUs has a column at least, so that a bar never hides that CPUs are owned or free.
+    Each kind of CPUs has at least one column, so that a bar never hides that CPUs are owned or free.
     """
     parts = [(OWNED, len(row.owned)), (RESERVED, len(row.reserved - row.owned)), (LEFT, len(row.remaining))]
     width = max(round(len(row.cpus) * scale), sum(count > 0 for _, count in parts))

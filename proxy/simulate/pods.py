@@ -95,8 +95,9 @@ def pod_template_of(
         spec: The pod.
         host: The machine that it must run on; empty for any.
         where: File and line that it came from, for messages.
-        is_bound: Whether this very pod runs on ``host``. Only then it has the CPUs that its annotation
-            ``resource-status`` names: a scheduler chose them on that machine, and for one pod.
+        is_bound: Whether this very pod runs on ``host``. If not, the CPUs that its annotation
+            ``resource-status`` names are dropped, because a scheduler chose them on that machine and for one
+            pod.
         names_node: Whether ``host`` is its ``nodeName``.
     """
     if not is_bound:
@@ -116,4 +117,4 @@ def needs_of(spec: PodSpec) -> dict[str, int]:
 
 
 _UNCOUNTED = ("ephemeral-storage",)
-"""Machine descriptions know nothing of disks."""
+"""Machine descriptions do not contain disks."""

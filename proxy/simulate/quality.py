@@ -1,13 +1,13 @@
 """The quality of a simulation's result: how many containers are aligned, and how fragmented free CPUs are.
 
 Theory. A container that was given CPUs of its own, memory of NUMA nodes, or devices, is placed *together*
-when it touches no more NUMA nodes than any placement of it must touch on the empty machine; else it is
+when it touches no more NUMA nodes than any placement of it must touch on the empty machine; otherwise it is
 *spread*. The least number is exact (``allocation.demand``): CPUs, memory and devices must be available on the
 same nodes. Devices that are near to no node count nowhere.
 
 Free CPUs are measured in two units, as in the allocators: CPUs (threads), and cores that are free as a whole.
-A request fits on one NUMA node where one node has that many; so the most that one node has, in addition to
-the sum over all nodes, shows how fragmented a machine is.
+A request fits on one NUMA node if one node has that many; so the most that one node has, in addition to the
+sum over all nodes, shows how fragmented a machine is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Alignment:
 
     @property
     def together(self) -> bool:
-        """True where no placement touches fewer nodes."""
+        """Whether no placement touches fewer nodes."""
         return len(self.nodes) <= self.least
 
 
@@ -94,7 +94,7 @@ class AlignmentMeter:
         self._least: dict[object, int] = {}
 
     def alignment(self, node: Node, container: Container) -> Alignment | None:
-        """Return the alignment of a container; None where none of its resources is on a NUMA node."""
+        """Return the alignment of a container; None if none of its resources is on a NUMA node."""
         placement = container.placement
         bits = 0
         wants: list[tuple[str, int]] = []
@@ -124,7 +124,7 @@ class AlignmentMeter:
 
 
 def alignments_of(meter: AlignmentMeter, node: Node, containers: Iterable[Container]) -> list[Alignment]:
-    """Return the alignments of the containers that keep running, as far as they have one."""
+    """Return the alignments of those containers that keep running and have one."""
     alignments = (meter.alignment(node, c) for c in containers if c.phase is not Phase.EXITED)
     return [alignment for alignment in alignments if alignment is not None]
 

@@ -20,7 +20,7 @@ Plugins = Mapping[str, Mapping[str, RegisteredDevice]]
 
 @dataclass(frozen=True, slots=True)
 class SimulationRules:
-    """The settings of a simulation besides the configuration.
+    """The settings of a simulation in addition to the configuration.
 
     Attributes:
         plugins: Devices of every machine, by resource and id.

@@ -27,14 +27,14 @@ class Summary:
         sharing: Placed, without resources of a NUMA node.
         refused: Rejected by the machine's engine, by reason.
         unschedulable: No machine has enough by requests, by the resources that are short; ``NoSuchMachine``
-            where the pod requests a machine that is not there.
+            if the pod requests a machine that does not exist.
         cpus: Online CPUs of all machines.
         owned: Exclusive CPUs.
         left: CPUs that can still become exclusive.
         whole: The part of ``left`` in whole cores.
         largest: The largest request for CPUs that one NUMA node anywhere still holds.
         largest_whole: The same in whole cores.
-        empty: What it was on the empty machines.
+        empty: The value of ``largest`` on the empty machines.
     """
 
     machines: int
@@ -119,7 +119,7 @@ def _summary(
 
 
 def too_small(simulation: Simulation) -> Iterator[str]:
-    """Report the machines that never have as many CPUs as pods requested that were rejected on them.
+    """Report the machines that can never have as many CPUs as the pods requested that they rejected.
 
     Yields:
         A sentence for each machine and number of CPUs.

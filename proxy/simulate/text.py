@@ -205,7 +205,7 @@ def summary_lines(reported: Summary) -> list[str]:
 
 
 def numbers(reported: Summary) -> list[tuple[str, int, str]]:
-    """Return the numbers with their labels, and an explanation where the label is not enough."""
+    """Return the numbers with their labels, and an explanation if the label is not enough."""
     return [
         ("machines", reported.machines, ""),
         ("pods", reported.pods, ""),

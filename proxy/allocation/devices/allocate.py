@@ -6,15 +6,16 @@ Devices are taken, until there are enough, from
 1. the reusable ones of the pod's init containers;
 2. if more are *aligned* (near to a node of the mask) than still needed: those of them that the plugin
    prefers, then the other aligned ones;
-3. else all aligned ones, then those that the plug-in prefers among all available, then the *unaligned* ones
-   (near to other nodes), finally those near to no node.
+3. otherwise all aligned ones, then those that the plug-in prefers among all available, then the *unaligned*
+   ones (near to other nodes), finally those near to no node.
 
-Without a mask, or where no device of the resource is near to a node, all count as near to no node. Inside a
-set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come first.
+Without a mask, or if no device of the resource is near to a node, all devices count as near to no node.
+Inside a set kubelet's choice is random; ours is by id, and among the reusable ones the aligned ones come
+first.
 
-A plug-in's preference (GetPreferredAllocation) is an argument: the caller provides it. Where the answer is
-not known yet, ``PreferenceMissing`` ends the allocation with the query; the caller makes the query and
-allocates again.
+A plug-in's preference (GetPreferredAllocation) is an argument: the caller provides it. If the answer is not
+known yet, ``PreferenceMissing`` ends the allocation with the query; the caller makes the query and allocates
+again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class QueryPreference(Struct, frozen=True):
     """Query a device plug-in for its preferred devices first, then allocate again with the answer.
 
     Attributes:
-        container: The name of the container that they are for.
+        container: The name of the container that the devices are for.
         resource: The resource.
         available: Ids to choose from, with those of ``must_include``.
         must_include: Ids that the container has already.
@@ -77,10 +78,10 @@ def answered_preference(
     must_include: Sequence[str],
     size: int,
 ) -> tuple[str, ...]:
-    """Return the preference that a plug-in has answered; a ``Prefer`` once all but the last three are bound.
+    """Return a plug-in's answered preference; with all arguments but the last three bound, a ``Prefer``.
 
     Raises:
-        PreferenceMissing: It has not been read yet.
+        PreferenceMissing: The preference has not been read yet.
     """
     if preferred is None:
         available_ids, included_ids = frozenset(available), frozenset(must_include)
@@ -137,8 +138,8 @@ def allocate(
         name: The container.
         merged: The merged hint; ``TopologyHint(None, False)`` without a topology policy.
         prefer: By resource, the plugins that have a preference.
-        keeps_held: Whether a container keeps what it holds even if that is no longer healthy or registered,
-            as while kubelet runs; else that is checked, as after a reboot.
+        keeps_held: Whether a container keeps its devices even if they are no longer healthy or registered, as
+            while kubelet runs. If False, the devices are checked, as after a reboot.
 
     Raises:
         DeviceRefused: There are not enough devices; the text is kubelet's.

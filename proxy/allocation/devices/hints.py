@@ -4,19 +4,20 @@ Source: kubernetes v1.36, pkg/kubelet/cm/devicemanager/topology_hints.go ``gener
 each resource of the limits that a plug-in has registered:
 
 - no device of it is near to a node: no preference;
-- the container (in pod scope: the pod) holds devices already: hints are made from these alone, and there
-  are none (impossible) if their number is not what is requested;
+- the container (in pod scope: the pod) holds devices already: hints are made from these alone, and there are
+  none (impossible) if their number differs from the requested one;
 - fewer are available or reusable than requested: impossible;
 - otherwise a mask is a hint if enough available or reusable devices are near to one of its nodes, and *all*
   reusable devices with a topology are. It is preferred if no smaller mask could ever do, counting all
   registered devices, healthy or not, held or not.
 
-Only nodes that some device of the resource names are considered, as far as the machine has them; all nodes of
-the machine if it has none of them (since 1.36; before, all nodes always, 2^36 masks on a machine with 36).
+The nodes considered are those that some device of the resource names and that the machine has. If the machine
+has none of them, all its nodes are considered (since 1.36; before, all nodes always were: 2^36 masks on a
+machine with 36).
 
 A device counts once for every mask that touches one of its nodes, so "enough" is closed upwards: the hints
-are the open part of a ``proxy.allocation.hint_family.Family``. That all reusable devices are near is one
-demand more.
+are the open part of a ``proxy.allocation.hint_family.Family``. That all reusable devices are near is one more
+demand.
 """
 
 from __future__ import annotations

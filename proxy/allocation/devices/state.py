@@ -28,8 +28,8 @@ class RegisteredDevice(Struct, frozen=True):
 
     Attributes:
         id: Unique within its resource.
-        nodes: NUMA nodes that it is near to. None where the plugin reports no topology; an empty mask where
-            it reports one without nodes: as reusable devices the two are treated differently.
+        nodes: NUMA nodes that it is near to. None if the plugin reports no topology; an empty mask if it
+            reports one without nodes. The two differ in the treatment of reusable devices.
         healthy: Whether it may be assigned; an unhealthy device still counts as capacity.
     """
 

@@ -1,24 +1,25 @@
 """The accumulator: choose n CPUs by bind policy, exclusive policy and strategy.
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go ``takeCPUs``. A request
-goes where it fits as a whole: into one NUMA node if any can hold it, else into one socket, and only then
+goes where it fits as a whole: into one NUMA node if any can hold it, otherwise into one socket, and otherwise
 across sockets. ``MostAllocated`` and ``LeastAllocated`` decide which of those that fit is first.
 
-- ``FullPCPUs``, and any policy where cores have one thread: whole cores of one node; of one socket; else all
-  whole cores of sockets as long as they fit, the largest first, and what is then missing core by core from
-  the sockets with the fewest. The rest, less than a core or more than there are whole cores, is step 3.
-- ``SpreadByPCPUs``: one thread of each core of one node, or if they are too few any threads of one node,
-  those of different cores first; then the same for sockets.
-- Step 3, for both: single CPUs, near to what is taken, one of each core in turn.
+- ``FullPCPUs``, and any policy if cores have one thread: whole cores of one node, or of one socket. If
+  neither has enough, then all whole cores of each socket that fits into the request, the largest first; what
+  is still missing is taken core by core from the sockets with the fewest. The rest, less than a core or more
+  than there are whole cores, is left to step 3.
+- ``SpreadByPCPUs``: one thread of each core of one node; if these are too few, any threads of one node, those
+  of different cores first; then the same for sockets.
+- Step 3, for both: single CPUs, near to the CPUs already taken, one of each core in turn.
 
 CPUs in use by pods with the *same* exclusive policy are avoided in a first attempt and allowed in a second.
 
-Differences to Koordinator:
+Differences from Koordinator:
 
-- Core by core it continues with the next socket when less than a core is missing, and takes too much
-  (3 sockets of 8 CPUs, 11 wanted: 12 taken). Here the rest is step 3.
-- Its design says that where no node is free of ``NUMANodeLevel`` pods, cores free of them are looked for; and
-  ``PCPULevel`` is to hold for whole cores too. Its code does neither. Here ``degrade`` does both.
+- When Koordinator takes core by core and less than a core is missing, it continues with the next socket and
+  takes too much (3 sockets of 8 CPUs, 11 wanted: 12 taken). Here the rest is left to step 3.
+- Koordinator's design says that if no node is free of ``NUMANodeLevel`` pods, cores free of them are taken,
+  and that ``PCPULevel`` applies to whole cores too. Its code does neither. Here ``degrade`` does both.
 - In Koordinator, the CPUs chosen so far for a request count as exclusive for its further CPUs; here they do
   not.
 """
@@ -79,7 +80,7 @@ def accumulate(
 
 
 def avoided_cpus(topo: CpuTopology, request: BindRequest, allocated: Allocated) -> tuple[int, int]:
-    """Return the CPUs to avoid, as bits: of others' cores, and under ``NUMANodeLevel`` of their nodes."""
+    """Return the CPUs to avoid, as bits: others' cores, and under ``NUMANodeLevel`` also their nodes."""
     if request.exclusive not in (ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL):
         return 0, 0
     others_cpus = allocated.under(request.exclusive).bits
@@ -158,7 +159,7 @@ class _Work:
                 self.take(cores, f"as many whole cores as fit, of socket {group.unit}")
 
     def whole_cores(self, listed: Sequence[int]) -> list[int]:
-        """Return the cores of a list that fit into what is needed, in their order."""
+        """Return the CPUs of those cores of a list that fit into the number still needed, in their order."""
         chosen: list[int] = []
         for core in dict.fromkeys(self.groups.core_of[cpu] for cpu in listed):
             threads = list(CpuSet.from_bits(self.topo.cores[core]))

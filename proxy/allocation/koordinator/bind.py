@@ -5,13 +5,13 @@ cpu_accumulator.go ``takePreferredCPUs``. The accumulator only prefers. Around i
 
 - A *required* ``FullPCPUs`` needs a whole number of cores and chooses among wholly free cores only; a
   required ``SpreadByPCPUs`` chooses among the lowest free CPU of each core. The result is checked.
-- *Preferred* CPUs, such as those given back by a reservation, are taken first as far as they are free, and
-  the rest independently of them.
+- *Preferred* CPUs, such as those given back by a reservation, are taken first if they are free; the rest is
+  chosen independently of them.
 - ``DistributeEvenly`` has no effect in Koordinator's code. Its design means equal parts from
-  the NUMA nodes that are needed, as kubelet's ``distribute-cpus-across-numa``: as few nodes as can give
-  equal parts (``proxy.allocation.even_split``), else as few as have enough, each as close to its part as
-  possible. The parts are whole cores for ``FullPCPUs`` as long as there are enough. In each node the
-  accumulator chooses.
+  the NUMA nodes that are needed, as kubelet's ``distribute-cpus-across-numa``: as few nodes as can give equal
+  parts (``proxy.allocation.even_split``), otherwise as few as have enough, each as close to its part as
+  possible. The parts are whole cores for ``FullPCPUs`` if there are enough. In each node the accumulator
+  chooses.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def bind(
     chosen = _attempt(topology, usable(topology, free, request, n), n, request, taken, steps)
     if not request.required or holds(topology, chosen, request.policy):
         return chosen
-    # Only where cores differ in size can whole cores add up to something else than n: take equal ones.
+    # Whole cores can add up to another number than n only if cores differ in size: take cores of one size.
     equal = topology.largest_cores(free)
     if len(equal) < n:
         raise RequiredPolicyError(request.policy)
@@ -109,7 +109,7 @@ def bind_on_nodes(
 
 
 def usable(topology: CpuTopology, free: CpuSet, request: BindRequest, n: int) -> CpuSet:
-    """Return the CPUs that a required policy may take; all that are free where it is only preferred.
+    """Return the CPUs that a required policy may take; all free CPUs if the policy is only preferred.
 
     Raises:
         WholeCoresError: Whole cores are required and n is not a whole number of cores.
@@ -169,7 +169,7 @@ def even_shares(counts: Mapping[int, int], n: int, group: int = 1) -> dict[int, 
         group: CPUs that stay together.
 
     Returns:
-        Node to its part, or None where there are not enough groups.
+        Node to its part, or None if there are not enough groups.
     """
     order = sorted((node for node, count in counts.items() if count >= group), key=lambda i: (-counts[i], i))
     even = split([counts[node] for node in order], n, group, 1)

@@ -1,4 +1,4 @@
-"""How the CPUs of a pod are to be bound, and the CPUs that other pods have.
+"""How to bind the CPUs of a pod, and which CPUs other pods have.
 
 The terms are those of Koordinator's annotations and labels (koordinator a7a1b76, apis/extension/resource.go).
 """
@@ -65,7 +65,7 @@ class BindRequest(Struct, frozen=True):
         required: Whether the policy is required; else it is only preferred.
         exclusive: Always only preferred.
         strategy: The order of the NUMA nodes; none is ``LeastAllocated``.
-        preferred: CPUs to be taken first as far as they are free.
+        preferred: CPUs to take first if they are free.
         max_ref_count: How many pods may have the same CPU.
     """
 
@@ -112,7 +112,7 @@ def effective_policy(
         required: The policy that the pod requires.
         preferred: The policy that it prefers.
         node: The policy that the node's label, or kubelet's ``full-pcpus-only`` in its place, requires.
-        default: The preferred policy where none of them is set.
+        default: The policy to prefer if none of these is set.
 
     Raises:
         PolicyConflictError: Pod and node require different policies.
@@ -148,7 +148,7 @@ def supported_request(
         The request, and sentences about what was changed.
 
     Raises:
-        UnsupportedPolicyError: ``SpreadByPCPUs`` is required where cores have several threads.
+        UnsupportedPolicyError: ``SpreadByPCPUs`` is required and cores have several threads.
     """
     notes: list[str] = []
     if architecture not in ARM:

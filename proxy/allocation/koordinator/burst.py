@@ -2,10 +2,10 @@
 
 Koordinator's code has only the name; its design says that a burstable pod is bound to the shared pools of
 NUMA nodes that suit its *limit*, so that it can still use its whole limit while its threads stay close. Here
-suitable means: as few NUMA nodes as have pools that add up to the limit. Of several such choices the strategy
-decides, ``MostAllocated`` for the smallest pools that are large enough and any other for the largest; then
-the lowest node ids. Where all pools together are smaller than the limit, or where there is no limit, the pod
-keeps all of them.
+suitable means: the fewest NUMA nodes whose pools add up to the limit. The strategy decides between several
+such choices: ``MostAllocated`` takes the smallest pools that are large enough, any other strategy the
+largest; then the lowest node ids are taken. If all pools together are smaller than the limit, or if there is
+no limit, the pod keeps all of them.
 
 All sums that k nodes can have are computed node by node; of equal sums the lowest ids are kept. That is
 ``nodes * k * sums`` steps, and sums are at most the CPUs of the machine.
@@ -28,11 +28,11 @@ def burst_nodes(
 
     Args:
         pools: NUMA node to its shared pool.
-        limit: The pod's CPU limit in thousandths; None or less than 1 where it has none.
+        limit: The pod's CPU limit in thousandths; None or less than 1 if it has none.
         strategy: Which pools are chosen among equally many.
 
     Returns:
-        Nodes whose pools are not empty; empty only where all pools are.
+        Nodes whose pools are not empty; empty only if all pools are.
     """
     sizes = {node: len(pool) for node, pool in sorted(pools.items()) if pool}
     everywhere = Mask(sizes)

@@ -2,11 +2,11 @@
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go. ``MostAllocated``
 takes units with few free CPUs first and ``LeastAllocated`` those with many; here the sign of a count does
-that. Where several pods may have the same CPU, those that fewer pods have come first.
+that. If several pods may have the same CPU, the CPUs that fewer pods have come first.
 
 A unit is whole when all its CPUs that the machine has are usable. Koordinator compares with the average size
-of its kind, which fits no core of a machine with an offline thread or with two kinds of cores; where all
-cores are alike the two rules agree.
+of its kind, which fits no core of a machine with an offline thread or with two kinds of cores; if all cores
+are alike, the two rules agree.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Groups:
 
     Attributes:
         topo: The machine.
-        refs: CPU to the number of pods that have it; empty where a CPU may have only one.
+        refs: CPU to the number of pods that have it; empty if only one pod may have a CPU.
         sign: 1 to start with units that have few free CPUs, -1 with those that have many.
         core_of: CPU to its core.
     """
@@ -84,7 +84,7 @@ class Groups:
         return sorted(groups, key=lambda group: (self.sign * len(group.cpus), group.unit))
 
     def by_core(self, usable: int, chosen: int) -> list[int]:
-        """List all CPUs core by core: close to what is taken, and broken cores before whole ones."""
+        """List all CPUs core by core: close to the chosen CPUs first, broken cores before whole ones."""
         topo = self.topo
         ranked: list[tuple[tuple[int, ...], int]] = []
         for node, cores in topo.node_cores.items():

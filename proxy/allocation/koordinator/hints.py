@@ -5,8 +5,8 @@ kubelet's: a *score* decides between sets of nodes of equal size, and *unsatisfi
 not enough for the request.
 
 A list of hints is summed up as ``cpu prefer [01] among [01 10]``: masks in binary, lowest node right, padded
-to an even number of digits. Koordinator does not pad where the highest node is even and is alone (node 2
-alone is ``100``), and its users read logs, so this module does the same.
+to an even number of digits. Koordinator does not pad if the highest node is even and is alone (node 2 alone
+is ``100``), and its users read logs, so this module does the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.model.idset import Mask
 
 
 class ScoredHint(Struct, frozen=True):
-    """Where a request could be satisfied, and how well.
+    """The NUMA nodes on which a request could be satisfied, and how well.
 
     Attributes:
         affinity: NUMA nodes; None for any.
@@ -35,7 +35,7 @@ class ScoredHint(Struct, frozen=True):
 
 
 Answer = Mapping[str, Sequence[ScoredHint] | None] | None
-"""A provider's answer, with the three forms of nothing of ``proxy.model.hint.Hints``."""
+"""A provider's answer, with the three forms of an empty answer of ``proxy.model.hint.Hints``."""
 
 _NO_PREFERENCE = (ScoredHint(None, preferred=True),)
 _IMPOSSIBLE = (ScoredHint(None, unsatisfied=True),)

@@ -2,14 +2,15 @@
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource/resource_manager.go
 ``allocateResourcesByHint``. Resource by resource the nodes are visited, those with the least available first,
-and each gives an even part of the missing amount, at most its own. So the nodes with too little come before
-the others, which make up for them, and nothing is missing in the end as long as the nodes together have
-enough in whole units. The unit is a thousandth of a CPU for shared CPUs, a CPU for bound ones, a core where
-``FullPCPUs`` is required, and one of anything else.
+and each gives an even part of the missing amount, at most what it has. So the nodes with too little come
+before the others, which make up for them, and nothing is missing in the end if the nodes together have enough
+in whole units. The unit is a thousandth of a CPU for shared CPUs, a CPU for bound ones, a core if
+``FullPCPUs`` is required, and 1 for any other resource.
 
-Koordinator sorts by the available amounts of the nodes 0, 1, 2 and so on in place of the chosen nodes, and so
-rightly only for these. It also lets a node give a part of a unit, after which the CPUs do not add up and the
-pod is refused. Here the order is that of the chosen nodes, and units are never broken.
+Koordinator sorts by the available amounts of the nodes 0, 1, 2 and so on instead of those of the chosen
+nodes, so the order is right only if the chosen nodes are these. It also lets a node give a part of a unit;
+then the CPUs do not add up and the pod is rejected. Here the order is that of the chosen nodes, and units are
+never broken.
 """
 
 from __future__ import annotations
@@ -84,5 +85,5 @@ def divide(requests: Amounts, available: Mapping[int, Amounts], nodes: Mask, uni
 
 
 def whole_cpus(shares: Mapping[int, Amounts]) -> dict[int, int]:
-    """Return the number of CPUs that are to be bound on each node."""
+    """Return the number of CPUs to bind on each node."""
     return {node: own[CPU] // 1000 for node, own in shares.items() if own.get(CPU, 0) >= 1000}

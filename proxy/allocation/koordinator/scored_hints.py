@@ -2,21 +2,21 @@
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource: topology_hint.go, resource_manager.go
 ``generateResourceHints``, scoring.go. Sets of nodes are tried by size, each by a trial allocation of the
-whole pod. Where it succeeds, each resource gets a hint, except that a node with none of a resource is in no
-hint of it. A hint is preferred if no smaller set did for its resource; under ``restricted`` all are. Its
-score says how full (``MostAllocated``) or how empty (any other strategy) the nodes would be: for each
-resource the used or the free part in percent, rounded down, and of these the weighted mean.
+whole pod. If it succeeds, each resource gets a hint, except that a node with none of a resource is in no hint
+for it. A hint is preferred if no smaller set succeeded for its resource; under ``restricted`` all hints are
+preferred. The score of a hint says how full (``MostAllocated``) or how empty (any other strategy) the nodes
+would be. It is the weighted mean of each resource's used or free part in percent, rounded down.
 
-Koordinator tries all ``2**nodes - 1`` sets. So do we up to ``ALL_SETS`` nodes. Beyond that:
+Koordinator tries all ``2**nodes - 1`` sets. This module does so for up to ``ALL_SETS`` nodes. For more nodes:
 
-- Sizes end with the first at which every resource has got a hint, and the set of all nodes comes last:
-  larger sets are never preferred (and under ``restricted`` never win over the smaller ones), so that only a
-  pod whose other resources lie on more nodes than its CPUs need is aligned worse than possible.
-- Sizes at which even the richest nodes have too little are left out, and so is all between one node and all
-  nodes where the pod has to be on one.
+- The last size is the first at which every resource has a hint; after it comes the set of all nodes. Larger
+  sets are never preferred (and under ``restricted`` never win over the smaller ones), so only a pod whose
+  other resources lie on more nodes than its CPUs need is aligned worse than possible.
+- Sizes at which even the richest nodes have too little are left out. If the pod has to be on one node, all
+  sizes between one node and all nodes are left out too.
 - Of a size with more than ``MOST_SETS`` sets a few for each node are tried: neighbours by id, and the richest
-  nodes of each resource, with poorer ones put in their places one by one, as long as the pod fits. So the
-  time grows with the square of the nodes, and a pod that fits on the richest nodes is not refused.
+  nodes of each resource, which are replaced by poorer nodes one by one while the pod fits. So the time grows
+  with the square of the nodes, and a pod that fits on the richest nodes is not rejected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def policy_of(pod: NumaPolicy, node: NumaPolicy) -> TopologyPolicy:
     """Return the policy that applies to a pod.
 
     Raises:
-        PolicyConflictError: Pod and node have different ones.
+        PolicyConflictError: Pod and node have different policies.
     """
     if pod and node and pod is not node:
         raise PolicyConflictError(f"cannot align the pod: the pod requires {pod} and the node has {node}")
@@ -59,7 +59,7 @@ def node_status(pods: Iterable[Mask]) -> dict[int, NodeStatus]:
         pods: The nodes of each pod.
 
     Returns:
-        Nodes that are used; one with a pod that spans several is shared.
+        The used nodes; a node with a pod that spans several nodes is shared.
     """
     status: dict[int, NodeStatus] = {}
     for nodes in pods:
@@ -85,10 +85,11 @@ def scored_hints(
         available: The free amounts of every NUMA node; a resource that no node names gets no hints.
         fits: Returns whether the whole pod can be placed on these nodes.
         policy: The policy that applies.
-        score: Returns how well these NUMA nodes suit the pod, see ``score_of``; only called where it fits.
+        score: Returns how well these NUMA nodes suit the pod, see ``score_of``; only called if the pod fits
+            on them.
 
     Returns:
-        Resource to hints, by size and then by node ids; an empty list where it cannot be given.
+        Resource to hints, by size and then by node ids; an empty list if the resource cannot be given.
     """
     known_resources = {resource for amounts in available.values() for resource in amounts}
     hints_of: dict[str, list[ScoredHint]] = {
@@ -190,7 +191,7 @@ class _NodeSetSearch:
         yield Mask(nodes)
 
     def _needed(self, resource: str, amount: int) -> int:
-        """Return how many of the richest nodes have enough of a resource; all where they have not."""
+        """Return how many of the richest nodes have enough of a resource; all nodes if they do not."""
         for count, node in enumerate(self._by_amount(resource), 1):
             amount -= self._has(resource, node)
             if amount <= 0:

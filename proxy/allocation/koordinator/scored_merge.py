@@ -1,26 +1,26 @@
 """Merge hints with scores, and apply a policy to the result.
 
 Source: koordinator a7a1b76, pkg/scheduler/frameworkext/topologymanager/policy.go. As in kubelet, every
-combination of one hint from each list counts. Its mask is the intersection; it is preferred where all masks
-are equal and all hints preferred, and no pod with which it must not share a NUMA node is there (see
-``allowed``). It is *unsatisfied* where its mask is smaller than one of its hints' or where a hint is. Its
-score is the sum of the scores of the hints with exactly this mask. The best is preferred before not, then has
-fewer nodes, then the higher score, then the lower node ids. All nodes, not preferred, with score 0, always
-take part.
+combination of one hint from each list counts. Its mask is the intersection; the combination is preferred if
+all masks are equal, all hints are preferred, and no pod is there with which the new pod must not share a NUMA
+node (see ``allowed``). It is *unsatisfied* if its mask is smaller than that of one of its hints, or if one of
+its hints is unsatisfied. Its score is the sum of the scores of the hints with exactly this mask. A preferred
+combination is better than one that is not preferred; then fewer nodes, then the higher score, then the lower
+node ids are better. The set of all nodes, not preferred, with score 0, always takes part.
 
-Koordinator compares one by one and lets lower node ids win over a higher score whenever they come later, so
-that its result depends on an order which partly is that of a hash table. Here it is the order above; where
-scores are equal, or hints come by size and then by mask as numbers, both agree.
+Koordinator compares the combinations one by one, and lower node ids win over a higher score whenever they
+come later. So its result depends on an order that is partly that of a hash table. Here the order above
+decides. If scores are equal, or if hints come by size and then by mask as numbers, both agree.
 
-The best is found without going through the combinations:
+The best combination is found without trying all of them:
 
-- A preferred combination takes the same mask, or a preferred "any node", from each list. So there are no
-  more of them than masks in a list, and the best of one mask is the sum of the best of each list.
-- Only if there is none do others count, and of them only the smallest masks.
+- A preferred combination takes the same mask, or a preferred "any node", from each list. So there are at most
+  as many as a list has masks, and the best combination for a mask is made of the best hints of each list.
+- Other combinations count only if there is no preferred one, and of them only the smallest masks.
   ``proxy.allocation.intersections`` finds the masks that can be reached. What a list can add to the score of
   mask m is the best of its hints with mask m; any other hint of a combination that meets in m adds nothing.
-  So again the best is a sum of bests, and it is satisfied if it can be made of hints with mask m and of "any
-  node" alone.
+  So again the best combination is made of the best hints of each list, and it is satisfied if it can be made
+  of hints with mask m and of "any node" alone.
 
 So the time is that of ``intersections``: bounded by the number of *different* intersections, at most
 2**nodes.
@@ -130,7 +130,7 @@ def merge(lists: Sequence[Sequence[ScoredHint]], nodes: Mask, tenancy: Tenancy |
     """Find the best hint for all lists.
 
     Args:
-        lists: Hints by resource; where a list is empty, no hint suits all.
+        lists: Hints by resource; if a list is empty, no hint suits all.
         nodes: All NUMA nodes of the machine.
         tenancy: Which pods may share NUMA nodes.
     """
@@ -156,8 +156,8 @@ class _List:
     """The hints of one list by mask: the best hint of each mask, and the best preferred one.
 
     Attributes:
-        best, best_preferred: Mask (None: any node) to its hint with the highest score, of equals one that is
-            satisfied.
+        best, best_preferred: Mask (None: any node) to its hint with the highest score; of equal hints a
+            satisfied one.
         masks: All masks, as integers.
         open: The list has a hint for any node.
     """

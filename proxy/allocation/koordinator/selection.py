@@ -1,10 +1,10 @@
-"""Choose the CPUs of an owner where Koordinator's bind policies apply.
+"""Choose the CPUs of an owner when Koordinator's bind policies apply.
 
-Where neither the pod nor the node says how CPUs are bound, the options of the CPU manager decide
-(``proxy.allocation.cpu_static``). Where one of them does, Koordinator's accumulator chooses, under the policy
-that applies to the pod: what the pod requires, else what the node prescribes, else what the pod prefers
-(koordinator v1.8, pkg/scheduler/plugins/nodenumaresource). NUMA nodes of the merged hint come first, if
-they have enough CPUs that a required policy may take.
+If neither the pod nor the node says how CPUs are bound, the options of the CPU manager decide
+(``proxy.allocation.cpu_static``). If one of them does, Koordinator's accumulator chooses, under the policy
+that applies to the pod: what the pod requires, otherwise what the node prescribes, otherwise what the pod
+prefers (koordinator v1.8, pkg/scheduler/plugins/nodenumaresource). NUMA nodes of the merged hint come first,
+if they have enough CPUs that a required policy may take.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NodeBinding:
     Attributes:
         policy: Koordinator's cpu-bind-policy of the node.
         strategy: Its numa-allocate-strategy.
-        architecture: Of the machine; empty where it is not known.
+        architecture: Architecture of the machine; empty if unknown.
     """
 
     policy: NodeBindPolicy = NodeBindPolicy.NONE
@@ -52,8 +52,8 @@ class Binding:
 
     Attributes:
         request: The bind policy, exclusive policy and strategy that apply.
-        taken: The CPUs that other pods have, as far as they matter for this pod.
-        architecture: Of the machine, because some do not offer every policy; empty where it is not known.
+        taken: The CPUs of other pods that matter for this pod.
+        architecture: Architecture of the machine, because some do not offer every policy; empty if unknown.
     """
 
     request: BindRequest
@@ -62,7 +62,7 @@ class Binding:
 
 
 def binding_of(node: NodeBinding, pod: Pod, containers: Iterable[Container]) -> Binding | None:
-    """Return how the CPUs of a pod are bound; None where neither the pod nor the node prescribes it.
+    """Return how the CPUs of a pod are bound; None if neither the pod nor the node prescribes it.
 
     Args:
         node: The settings of the node.

@@ -1,12 +1,12 @@
 """Account which container holds which memory: a function of the pods and containers that exist.
 
-Theory. A container holds its memory while it lives. One that has ended holds it as long as it may come back,
-which only kubelet knows: where the pod's containers are known, until its pod goes (an ordinary init
-container: until a later one starts); where they are not, it has released it. What was reserved for a pod
-counts until the container that it is for exists.
+Theory. A container holds its memory while it lives. A container that has ended holds its memory as long as it
+may come back, which only kubelet knows. If the pod's containers are known, it holds the memory until its pod
+goes (an ordinary init container: until a later one starts); if they are not known, it has released the
+memory. Memory that was reserved for a pod counts until the container that it is for exists.
 
-The memory of the nodes is carried from state to state and changed only where an entry has changed: charging a
-few hundred containers again for every create would cost more than all the rest.
+The memory of the nodes is carried from state to state and changed only for entries that have changed:
+charging a few hundred containers again for every create would cost more than all the rest.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _is_mixed(memory: MemoryState, group: Mask) -> bool:
 
 
 def _with(memory: MemoryState, block: Block) -> MemoryState:
-    # Where a node was removed, its blocks are charged to the other nodes of its group.
+    # If a node was removed, its blocks are charged to the other nodes of its group.
     existing = Mask(node for node in block.affinity if node in memory.nodes)
     if not existing:
         return memory
@@ -109,7 +109,7 @@ def _with(memory: MemoryState, block: Block) -> MemoryState:
 
 
 def _recharged(memory: MemoryState) -> MemoryState:
-    """Charge everything that is held from the beginning, in one order."""
+    """Charge all held blocks again from the beginning, in one order."""
     nodes = {
         i: NumaMemory(
             {name: structs.replace(t, reserved=0, free=t.allocatable) for name, t in node.tables.items()},
@@ -138,7 +138,7 @@ def _held(
     newest: dict[Entry, tuple[bool, int]] = {}
     requests_of: dict[str, PodRequests] = {}
     for container in containers.values():
-        # Most are of other pods, and comparing the uid is enough.
+        # Most containers are of other pods; for those, comparing the uid is enough.
         if (uid := container.pod.uid) not in keys and (uid or container.pod.key not in keys):
             continue
         entry = container.pod.key, container.name

@@ -1,17 +1,17 @@
 """Allocate memory of NUMA nodes to containers.
 
 Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``Allocate``. The mask comes from the
-merge of all hints. Where it is open, the best hint of the memory manager itself is taken; where there is too
-little free memory, it is extended to the best hint that contains it. In both cases a preferred decision must
-not become one that is not. Finally the mask must not put single and group allocations on one node. Best is:
-preferred, then fewer nodes, then lower ones.
+merge of all hints. If the mask is open, the best hint of the memory manager itself is taken. If its nodes
+have too little free memory, the mask is extended to the best hint that contains it. In both cases a preferred
+decision must stay preferred. Finally the mask must not put single and group allocations on one node. The best
+hint is a preferred one, then one with fewer nodes, then one with lower nodes.
 
 An allocation takes over what ordinary init containers of the pod hold on the same mask: only the rest is
 charged, and their blocks shrink by what was taken over. The sum of all blocks is always what is charged.
 
 Two differences are intentional. A single node of a group in use is treated as a mask with too little memory,
-and extended to the group; kubelet gives the node to both, and afterwards its accounts do not balance any
-more. And kubelet's allocation fails for a container that requests nothing; ours gives it nothing.
+and extended to the group; kubelet gives the node to both, and afterwards its accounts no longer balance. And
+kubelet's allocation fails for a container that requests nothing; ours gives it nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MemoryGrant(Struct, frozen=True):
 
     Attributes:
         state: The new state.
-        blocks: The blocks that the container holds; empty where it gets no memory of its own.
+        blocks: The blocks that the container holds; empty if it gets no memory of its own.
         reasons: Sentences that explain the choice.
     """
 
@@ -57,7 +57,7 @@ def allocate(state: MemoryState, pod: PodRequests, name: str, merged: TopologyHi
         merged: The merged hint; ``TopologyHint(None, False)`` without a topology policy.
 
     Raises:
-        MemoryRefused: It does not fit; the text is kubelet's.
+        MemoryRefused: The request does not fit; the text is kubelet's.
         KeyError: The pod has no container of that name.
     """
     container = pod.named(name)

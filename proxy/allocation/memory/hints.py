@@ -8,16 +8,16 @@ request share one list of masks. A mask is a hint if
 - for every resource its nodes have enough allocatable and, with what the pod's init containers leave on
   exactly this mask, enough free.
 
-It is preferred if no smaller mask could ever do, by what is allocatable.
+A hint is preferred if no smaller mask could ever hold the request, by the allocatable amounts.
 
-So the masks are known without going through all of them: single nodes, groups in use, and - the open part of
-a ``Family`` - those over nodes without blocks. There nothing can be left by init containers, and more nodes
+So the masks are known without trying all of them: single nodes, groups in use, and - the open part of a
+``Family`` - masks over nodes without blocks. On these nodes init containers have left nothing, and more nodes
 never have less. On machines with many nodes the family is passed on as it is, see
 ``proxy.allocation.hint_family``.
 
-What is held already is the hint; if it differs from the request, there is no preference at all (the CPU
-manager says "impossible" there). Nothing that fits is no preference either: refusing is left to the
-allocation.
+Memory that is already held is the hint; if it differs from the request, there is no preference at all (the
+CPU manager says "impossible" in that case). If no mask fits, there is no preference either: the allocation
+rejects the request.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def family(state: MemoryState, pod: PodRequests, amounts: Mapping[str, int], nam
         state: Nodes and assignments.
         pod: The pod.
         amounts: Resource to bytes.
-        name: The container that they are for; empty: the pod.
+        name: The container that the amounts are for; empty: the pod.
     """
     by_capacity = tuple(_demand(state, name, size, free=False) for name, size in amounts.items())
     by_free = tuple(_demand(state, name, size, free=True) for name, size in amounts.items())
@@ -93,7 +93,7 @@ def family(state: MemoryState, pod: PodRequests, amounts: Mapping[str, int], nam
 
 
 def violates_groups(state: MemoryState, mask: Mask) -> bool:
-    """Return whether a mask has nodes that serve blocks on others."""
+    """Return whether a mask has nodes that serve blocks on other masks."""
     nodes = (state.nodes[i] for i in mask)
     return any(node.assignments and node.cells != mask for node in nodes)
 

@@ -2,9 +2,10 @@
 
 Source: kubernetes v1.36, pkg/kubelet/cm/memorymanager/policy_static.go ``getPodRequestedResources``. Only
 pods of QoS class Guaranteed are served, and of their requests ``memory`` and ``hugepages-*``. A pod that
-makes requests of its own (``spec.resources``) is not served at all, unless that is switched on (alpha gate
-``PodLevelResourceManagers``); then its own requests are those of the pod, and a container counts only if it
-would be Guaranteed by itself: others share what remains of the pod's, and something has to remain for them.
+makes requests of its own (``spec.resources``) is not served at all, unless the alpha gate
+``PodLevelResourceManagers`` is on. Then these requests are those of the pod, and a container counts only if
+it would be Guaranteed by itself. The other containers share the rest of the pod's memory, and some has to
+remain for them.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ than before, but their sum over the group is right; only that sum means anything
 
 kubelet keeps what an app container can take over from init containers in a table apart from the state. Here
 it is read from the state: kubelet's table always equals what the ordinary init containers of the pod still
-hold on the same mask, since an allocation shrinks their blocks by what it takes over. Unlike the table it
-stays right when pods are allocated in turns, when an init container has been released, and after a restart.
+hold on the same mask, since an allocation shrinks their blocks by what it takes over. Unlike the table, the
+state stays right when pods are allocated in turns, when an init container has been released, and after a
+restart.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ResourceTable(Struct, frozen=True):
     free: int
 
     def charge(self, size: int) -> ResourceTable:
-        """Return the table after ``size`` bytes were taken, or given back where it is negative."""
+        """Return the table after ``size`` bytes were taken, or given back if ``size`` is negative."""
         return replace(self, reserved=self.reserved + size, free=self.free - size)
 
 
@@ -68,7 +69,7 @@ class NumaMemory(Struct, frozen=True):
     assignments: int = 0
 
     def table(self, resource: str) -> ResourceTable:
-        """Return the table of a resource, of zeros where the node does not have it."""
+        """Return the table of a resource; a table of zeros if the node does not have it."""
         return self.tables.get(resource, NO_RESOURCE)
 
 
@@ -83,7 +84,7 @@ class MemoryState(Struct, frozen=True):
     assignments: Assignments = field(default_factory=dict)
 
     def blocks(self, uid: str, name: str) -> Blocks | None:
-        """Return the blocks of a container; None where it has no entry."""
+        """Return the blocks of a container; None if it has no entry."""
         return self.assignments.get(uid, {}).get(name)
 
     def with_blocks(self, uid: str, name: str, blocks: Blocks | None) -> MemoryState:
@@ -95,7 +96,7 @@ class MemoryState(Struct, frozen=True):
         return replace(self, assignments={**others, uid: pod} if pod else others)
 
     def charged(self, block: Block, size: int) -> MemoryState:
-        """Return the state with one block more on the nodes of its mask.
+        """Return the state with one more block on the nodes of its mask.
 
         Args:
             block: The block; all of its nodes exist.
@@ -156,8 +157,8 @@ def initial(nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
 
     Huge pages are not ordinary memory: a node can give out what it has without them and without the reserve.
 
-    What does not fit counts as 0 here (kubelet computes with a wrapped number); the configuration's checks
-    report it (``memory_misfits``).
+    If both together are more than the node has, it can give out 0 here (kubelet computes with a wrapped
+    number); the configuration's checks report it (``memory_misfits``).
 
     Raises:
         MemoryRefused: No memory is reserved for the system.

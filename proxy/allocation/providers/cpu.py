@@ -1,20 +1,19 @@
 """The CPU provider: exclusive CPUs, as kubelet's CPU manager under policy ``static`` grants them.
 
-CPUs of others are never offered: those of other owners, those set aside for other pods, and, where the pod's
+CPUs of others are never offered: those of other owners, those set aside for other pods, and, if the pod's
 containers are known, those that its own other containers keep. CPUs to which an ended owner may come back are
-left out as long as there are enough without them.
+left out if there are enough without them.
 
 An ordinary init container that has ended leaves its CPUs to the containers after it (kubernetes v1.36,
-pkg/kubelet/cm/cpumanager/policy_static.go ``updateCPUsToReuse``). Where the pod's containers are not known,
-an exited init container looks the same as a container that crashed, so the CPUs of an exited sibling are
-free.
+pkg/kubelet/cm/cpumanager/policy_static.go ``updateCPUsToReuse``). If the pod's containers are not known, an
+exited init container looks the same as a container that crashed, so the CPUs of an exited sibling are free.
 
-Where whole cores are required, by ``full-pcpus-only`` or by a bind policy, only whole cores are offered, so
-that hints lead to a NUMA node that has them. Where one thread of each core is required, hints also count
-cores (``proxy.allocation.cpu_hints``).
+If whole cores are required, by ``full-pcpus-only`` or by a bind policy, only whole cores are offered, so that
+hints lead to a NUMA node that has them. If one thread of each core is required, hints also count cores
+(``proxy.allocation.cpu_hints``).
 
-Where no policy merges hints, CPUs are chosen on one NUMA node if one can hold them, if possible on that of
-the devices (``pick_unpoliced``). kubelet's allocator takes them in the order of the topology.
+If no policy merges hints, CPUs are chosen on one NUMA node if one can hold them, preferably on that of the
+devices (``pick_unpoliced``). kubelet's allocator takes CPUs in the order of the topology.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class CpuProvider(Provider):
         policy: Topology, options and reserved CPUs.
         node_binding: The settings of the node for the binding of CPUs.
         state: The owners of CPUs, for one decision.
-        binding: How the CPUs of the pod are bound; None where the options of the CPU manager decide.
+        binding: How the CPUs of the pod are bound; None if the options of the CPU manager decide.
     """
 
     machine: Machine
@@ -79,7 +78,7 @@ class CpuProvider(Provider):
         return self.requested_cpus(request) > 0
 
     def hints(self, request: ProviderRequest) -> Hints:
-        """Return hints for exclusive CPUs; None where none are requested."""
+        """Return hints for exclusive CPUs; None if none are requested."""
         if not request.exclusive:
             return None
         cores = self._cores(request)
@@ -88,7 +87,7 @@ class CpuProvider(Provider):
         return cpu_static.container_hints(self.policy, self.state, request.requests, request.name, cores)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
-        """Choose exclusive CPUs; CPUs that the container has already stay."""
+        """Choose exclusive CPUs; the container keeps CPUs that it already has."""
         requests, name = request.requests, request.name
         count = container_cpus(requests, requests.named(name)) if request.exclusive else 0
         if not count:
@@ -139,7 +138,7 @@ class CpuProvider(Provider):
     def _choose(
         self, request: ProviderRequest, count: int, affinity: Mask | None, steps: list[str]
     ) -> CpuSet:
-        """Choose CPUs where a bind policy applies, or where no policy has merged hints."""
+        """Choose CPUs if a bind policy applies, or if no policy has merged hints."""
         topology, free = self.policy.topo, self.free(request)
         if self.binding is not None:
             return choose(topology, free, count, self.binding, affinity, steps, even=request.even)
@@ -151,7 +150,7 @@ class CpuProvider(Provider):
         return chosen if equal is None else pick(equal, count, options, near, steps)
 
     def _cores(self, request: ProviderRequest) -> int:
-        """Return on how many cores one container must be, because it must have one thread of each; else 0.
+        """Return the number of cores of which one container must have one thread each; 0 for no such rule.
 
         Several containers of a pod may be on the same cores.
         """
@@ -163,7 +162,7 @@ class CpuProvider(Provider):
         return container_cpus(requests, requests.named(request.name))
 
     def _eligible(self, default: CpuSet, reusable: CpuSet, binding: Binding | None) -> tuple[CpuSet, CpuSet]:
-        """Return the CPUs of each set that a container may get where the node or the pod restricts them."""
+        """Return the CPUs of each set that a container may get if the node or the pod restricts them."""
         required = binding is not None and binding.request.required
         if not required and not self.policy.options.full_pcpus_only:
             return default, reusable
@@ -215,7 +214,7 @@ class CpuProvider(Provider):
         reusable: CpuSet,
         binding: Binding | None,
     ) -> CpuSet:
-        """Return the free CPUs to offer: those set aside for the pod, else unpromised ones, else all."""
+        """Return the free CPUs to offer: those set aside for the pod, or unpromised ones, or all."""
         pod, count = request.pod, request.cpus
         if pod.reserved_for_pod is not None:
             set_aside = free & pod.reserved_for_pod.cpus
@@ -232,7 +231,7 @@ def _requires(binding: Binding | None, policy: BindPolicy) -> bool:
 
 
 def _as_one(view: NodeView, request: ProviderRequest, own_cpus: dict[str, CpuSet]) -> dict[str, CpuSet]:
-    """Return the CPUs of a pod that is decided as one: entries that only kubelet holds are joined to one."""
+    """Return the CPUs of a pod that is decided as one: entries that only kubelet holds become one."""
     uid = request.pod.uid
     existing = {c.name for c in view.containers.values() if c.pod.uid == uid and c.phase is not Phase.EXITED}
     coming = (view.kubelet_cpus.get(uid, {}).keys() & own_cpus.keys()) - existing

@@ -1,9 +1,9 @@
 """The providers of devices: those that topoproxy assigns itself, and those that kubelet has assigned.
 
 kubelet's device manager assigns devices before the container reaches the CRI. There is nothing left to
-choose: the NUMA nodes near to them are one preferred hint by resource (``AssignedDevices``). Devices of
-plug-ins that are registered with topoproxy, and those of a simulation, are assigned here as kubelet's device
-manager would assign its own (``DeviceProvider``).
+choose: the NUMA nodes near to them are one hint by resource (``AssignedDevices``). Devices of plug-ins that
+are registered with topoproxy, and those of a simulation, are assigned here as kubelet's device manager would
+assign its own (``DeviceProvider``).
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ class DeviceProvider(Provider):
         return container_hints(self.state, request.requests, request.name, self.nodes)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
-        """Assign devices, near to the NUMA nodes of the hint where there are enough.
+        """Assign devices, near to the NUMA nodes of the hint if enough are there.
 
-        A container that represents its pod gets none itself. Under a hint each container of the pod gets its
-        own; else they get them when they are created, near to the CPUs of the pod.
+        A container that represents its pod gets no devices itself. Under a hint each container of the pod
+        gets its own devices; otherwise the containers get them when they are created, near to the CPUs of the
+        pod.
 
         Raises:
-            DeviceRefused: There are not enough.
+            DeviceRefused: There are not enough devices.
             PreferenceMissing: The preference of the plug-in has to be read first.
         """
         requests, state = _known_requests(request), self.state
@@ -135,7 +136,7 @@ class AssignedDevices(Provider):
 
 
 def _known_requests(request: ProviderRequest) -> PodRequests:
-    """Return what the pod's containers request: by kubelet's report where one container represents them."""
+    """Return what the pod's containers request: by kubelet's report if one container represents them."""
     requests, known = request.requests, request.pod.requests
     if known is None or requests.containers[0].name:
         return requests
@@ -152,7 +153,7 @@ def _preferences(request: ProviderRequest, name: str) -> dict[str, Prefer]:
 
 
 def nodes_of_devices(near: Iterable[LocatedDevice]) -> Mask | None:
-    """Return the NUMA nodes near to assigned devices; None where they are near to none."""
+    """Return the NUMA nodes near to assigned devices; None if they are near to none."""
     bits = union(device.nodes.bits for device in near if device.nodes)
     return Mask.from_bits(bits) if bits else None
 
@@ -160,7 +161,7 @@ def nodes_of_devices(near: Iterable[LocatedDevice]) -> Mask | None:
 def assigned_hints(near: Iterable[LocatedDevice], nodes: Mask) -> Hints:
     """Return one hint by resource for devices that are assigned already.
 
-    It is preferred unless the devices are known to lie on more NUMA nodes than they would have to.
+    A hint is preferred unless the devices are known to lie on more NUMA nodes than necessary.
     """
     bits_of: dict[str, int] = {}
     least: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """The memory provider: memory and huge pages by NUMA node, as kubelet's memory manager grants them.
 
-Memory that is bound already is not granted: where the request names memory nodes, and where the pod got
-memory as a whole, which its containers use together.
+No memory is granted if it is bound already: if the request names memory nodes, or if the pod got memory as a
+whole, which its containers use together.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class MemoryProvider(Provider):
     Attributes:
         machine: The hardware.
         state: The memory of the NUMA nodes, and which containers hold it.
-        follow_cpus: Whether memory is looked for on the NUMA nodes of the container's CPUs first, where no
-            policy has merged hints.
+        follow_cpus: Whether memory is looked for on the NUMA nodes of the container's CPUs first if no policy
+            has merged hints.
         bound: Whether the memory of the request is bound already, so that none is granted.
     """
 
@@ -73,10 +73,10 @@ class MemoryProvider(Provider):
         return self if state is self.state else dataclasses.replace(self, state=state)
 
     def prepare(self, view: NodeView, request: ProviderRequest) -> MemoryProvider:
-        """Return the provider for one decision; it grants nothing where memory is bound already.
+        """Return the provider for one decision; it grants nothing if memory is bound already.
 
-        A container that is created again keeps its memory, unless it was resized since: then what its earlier
-        attempt holds is free for it.
+        A container that is created again keeps its memory, unless it was resized since. Then the memory that
+        its earlier attempt holds is free for it.
         """
         pod = request.pod
         bound = bool(request.cri_resources.cpuset_mems) or (
@@ -88,7 +88,7 @@ class MemoryProvider(Provider):
         return dataclasses.replace(self, state=state, bound=bound)
 
     def wants(self, request: ProviderRequest) -> bool:
-        """Return whether the request contains memory or huge pages, also where no NUMA node could hold it."""
+        """Return whether the request contains memory or huge pages, even if no NUMA node could hold them."""
         return gets_memory(request.requests) and bool(self._amounts(request))
 
     def hints(self, request: ProviderRequest) -> Hints:
@@ -100,7 +100,7 @@ class MemoryProvider(Provider):
         return container_hints(self.state, request.requests, request.name)
 
     def allocate(self, request: ProviderRequest, hint: TopologyHint, grants: Grants) -> Allocation:
-        """Grant memory under the hint; without one on the NUMA nodes of the CPUs, where it fits there."""
+        """Grant memory under the hint; without one on the NUMA nodes of the CPUs if it fits there."""
         if self.bound:
             return Allocation(self, grants)
         targets = [hint]
@@ -136,7 +136,7 @@ class MemoryProvider(Provider):
     def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
         """Return the grants with the memory of the NUMA nodes to which the container is bound.
 
-        None where it may use all nodes, or where its pod is not Guaranteed.
+        It has no memory of its own if it may use all nodes, or if its pod is not Guaranteed.
         """
         if grants.blocks and not running:
             return grants

@@ -2,7 +2,7 @@
 
 A provider answers for one kind of resource. For a container or a pod it reports which NUMA nodes can serve it
 (hints), it allocates under the hint that the policy merged from all answers, and it explains
-what was missing where a request was refused. This is kubelet's ``HintProvider`` (kubernetes v1.36,
+what was missing when a request was rejected. This is kubelet's ``HintProvider`` (kubernetes v1.36,
 pkg/kubelet/cm/topologymanager/topology_manager.go: ``GetTopologyHints``, ``GetPodTopologyHints``,
 ``Allocate``), with three differences:
 
@@ -60,8 +60,8 @@ class ProviderRequest(Struct, frozen=True):
         avoid: CPUs that must not be chosen.
         even: Whether CPUs are divided evenly over the NUMA nodes of the hint.
         unmerged: Whether the policy merges no hints (``none``), so that providers choose by themselves.
-        preferred: What device plug-ins prefer, by container and resource; None where one has to be queried
-            first. Plug-ins that are not named have no preference.
+        preferred: What device plug-ins prefer, by container and resource; None if the plug-in has to be
+            queried first. Plug-ins that are not named have no preference.
     """
 
     pod: Pod
@@ -78,7 +78,7 @@ class ProviderRequest(Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """True where the request is the sum over the containers of a pod."""
+        """Whether the request is the sum over the containers of a pod."""
         return self.name == "" and self.requests.containers[0].name != ""
 
     @property
@@ -210,7 +210,7 @@ class Provider(Protocol):
             request: The container's resources, from the CRI call or from the runtime.
             mems: Its memory nodes.
             grants: Its recorded grants.
-            running: True where it uses its resources already, whatever is recorded.
+            running: Whether it uses its resources already, whatever is recorded.
         """
         return grants
 
@@ -218,6 +218,6 @@ class Provider(Protocol):
         """Return the resources that a NUMA node is short of for the request.
 
         Returns:
-            Empty where it has enough; None where it could not serve the request even if it were empty.
+            Empty if the node has enough; None if the node could not serve the request even if it were empty.
         """
         return ()

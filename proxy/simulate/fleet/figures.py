@@ -1,7 +1,7 @@
 """The results of a fleet simulation: numbers, a picture, a text, and data for JSON.
 
-The picture is an SVG that shows both schedulers over time, one panel below the
-other; the text shows them side by side. docs/simulate-cluster.md has the fields of the data.
+The picture is an SVG that shows both schedulers over time, one panel below the other. The text shows them
+side by side. docs/simulate-cluster.md has the fields of the data.
 """
 
 from __future__ import annotations

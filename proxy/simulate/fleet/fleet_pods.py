@@ -21,7 +21,7 @@ class PodKind:
     Attributes:
         stock: The amounts that the stock scheduler counts.
         demand: The demand that the scheduler extender reads; each pod has a copy with its own key.
-        sizes: CPUs of each container that owns some and stays; empty where the pod shares.
+        sizes: CPUs of each container that owns some and stays; empty if the pod shares CPUs.
     """
 
     stock: StockDemand

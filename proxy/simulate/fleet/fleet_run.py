@@ -3,8 +3,9 @@
 Theory. Pods come at their times. The scheduler chooses a node by its view of the nodes; the node's engine,
 the code that ``serve`` runs, then admits or rejects the pod. A rejected pod has failed, as under kubelet: it
 holds nothing. A pod that no node has room for waits, and is tried again when a pod leaves; of equal pods, the
-first that fails decides for the others. In the end all waiting pods are tried until none finds a node: the
-scheduler may have examined some of the nodes only. Time passes between events: a decision takes none.
+first that fails decides for the others. In the end all waiting pods are tried until none finds a node,
+because the scheduler may have examined only some of the nodes. Time passes between events: a decision takes
+none.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class FreeCpus:
     def holds(self, at: int, sizes: Sequence[int]) -> bool:
         """Return whether a node has room for containers of these sizes, each on one of its NUMA nodes.
 
-        Larger ones are laid first, each on the NUMA node with the least room that is enough for it.
+        Larger containers are placed first, each on the NUMA node with the least room that is enough for it.
         """
         if len(sizes) == 1:
             return max(self._free[at]) >= sizes[0]
@@ -68,10 +69,10 @@ class FleetScheduler(Protocol):
     """A scheduler that chooses nodes."""
 
     def choose(self, pod: FleetPod) -> int:
-        """Return the index of the node for a pod; -1 where no node is suitable."""
+        """Return the index of the node for a pod; -1 if no node is suitable."""
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
-        """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
+        """Return a pod as it arrives at the node that was chosen; None if it cannot be bound."""
 
     def fitting(self, pod: FleetPod) -> Sequence[int]:
         """Return all nodes on which a pod fits by requests."""
@@ -101,11 +102,11 @@ class FleetPodResult:
     Attributes:
         pod: The pod.
         outcome: The outcome so far.
-        node: Where it runs, has run or was rejected; empty where it was never bound.
+        node: Where it runs, has run or was rejected; empty if it was never bound.
         reason: Why it was rejected.
         on_one: Whether each of its containers with CPUs of its own was placed on one NUMA node.
         possible: Whether that was possible on some node when it was bound or last tried.
-        arrived, bound: When, in seconds of the simulation; ``bound`` is negative where it never was.
+        arrived, bound: When, in seconds of the simulation; ``bound`` is negative if it was never bound.
     """
 
     pod: FleetPod
@@ -241,7 +242,7 @@ class FleetRun:
 
         Args:
             now: The time of the simulation.
-            leaving: Where pods that are placed are added.
+            leaving: The heap to which placed pods are added.
             times: How long they run.
             by_kind: Whether the first pod that fails decides for all that request the same and may go to the
                 same nodes.
@@ -266,7 +267,7 @@ class FleetRun:
         self.decisions.append(time.perf_counter() - began)
         sizes = record.pod.kind.sizes
         if sizes:
-            # The chosen node first: where it has room, no other node is examined.
+            # The chosen node first: if it has room, no other node is examined.
             record.possible = (at >= 0 and self._free.holds(at, sizes)) or self._possible(record.pod)
         if arrival is None:
             return False

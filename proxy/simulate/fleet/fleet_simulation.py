@@ -25,7 +25,7 @@ from proxy.simulate.manifests import pods_of
 
 SAMPLES = 200
 SIZES = 6
-"""Sizes of containers for which fragmentation is measured at most."""
+"""For how many sizes of containers fragmentation is measured at most."""
 
 
 class Arrival(enum.StrEnum):
@@ -164,7 +164,7 @@ def fleet_of(documents: Sequence[Document], hosts: Iterable[Host], settings: Fle
         settings: How they are read.
 
     Raises:
-        InputError: Something in them is not what it should be, or there are no nodes or no pods.
+        InputError: A document is invalid, or there are no nodes or no pods.
     """
     nodes = recorded.recorded_nodes(documents, empty=settings.anywhere)
     fleets = [

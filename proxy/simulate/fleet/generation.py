@@ -89,7 +89,7 @@ def read_fleet(document: Document) -> tuple[list[Host], Mix | None]:
     """Read a document of kind ``Fleet``: empty nodes, and the pods to generate.
 
     Raises:
-        InputError: A field does not hold what it should; one line with file, line and field.
+        InputError: A field has an invalid value; one line with file, line and field.
     """
     try:
         raw = read_object(document.value, "")
@@ -106,7 +106,7 @@ def pods_of(mix: Mix, milli: int, chance: random.Random, before: int = 0) -> Ite
     """Generate the pods of a mix.
 
     Args:
-        mix: Their kinds and how many there are to be.
+        mix: Their kinds, and how many to generate.
         milli: The CPUs of all nodes together, in thousandths.
         chance: Decides which kind comes next.
         before: How many pods there are already; numbers continue from there.

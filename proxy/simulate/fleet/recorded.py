@@ -68,7 +68,7 @@ def recorded_nodes(documents: Iterable[Document], *, empty: bool = False) -> Rec
         empty: Whether CPUs that the objects show as taken are free anyway.
 
     Raises:
-        InputError: An object of a node does not hold what it should; one line with file and line.
+        InputError: An object of a node is invalid; one line with file and line.
     """
     objects = _Objects()
     for kind, name, raw, where in _each(documents):

@@ -2,14 +2,14 @@
 
 The extender's decisions are made by ``proxy.scheduler``, the code of ``topoproxy scheduler-extender``: it
 filters the nodes that kube-scheduler has found feasible, scores them, and assumes the pod on the node that is
-chosen. A node has published the CPUs of a pod before the next pod arrives, and the clock of the assumed pods
-advances by as much.
+chosen. A node publishes the CPUs of a pod before the next pod arrives, and the clock of the assumed pods
+advances by the time that this takes.
 
 Theory. With ``percentageOfNodesToScore`` 100 kube-scheduler queries the extender about every node that has
 room, and adds its scores to its own: thousands of nodes for each pod, of which one has changed since the last
 pod. So nodes are sorted into ranks, by the input of the extender's score and by the stock score, and a node
 moves to another rank when it changes. The answers are those of ``NodeTable.filter`` and ``NodeTable.scores``:
-a class of nodes that no pod of the kind has met is evaluated by the engine, one for each pod once enough
+the engine evaluates classes of nodes that no pod of the kind has met, only one class for each pod once enough
 other nodes fit.
 """
 
@@ -93,7 +93,7 @@ class Ranking:
             fits += self._rank_of[at] is not None
 
     def best(self, added: Sequence[int]) -> list[int]:
-        """Return the nodes with the best sum of scores, in ascending order; empty where none fits.
+        """Return the nodes with the best sum of scores, in ascending order; empty if none fits.
 
         Args:
             added: The amount to add to the stock score, by the score of the extender.
@@ -164,11 +164,11 @@ class StockFleetScheduler:
         self._at = {host.name: at for at, host in enumerate(hosts)}
 
     def choose(self, pod: FleetPod) -> int:
-        """Return the position of the node for a pod; -1 where no node is suitable."""
+        """Return the position of the node for a pod; -1 if no node is suitable."""
         return self._stock.choose(pod.kind.stock, only=self._required(pod))
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
-        """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
+        """Return a pod as it arrives at the node that was chosen; None if it cannot be bound."""
         return pod.simulated_pod.arrival
 
     def fitting(self, pod: FleetPod) -> Sequence[int]:
@@ -227,7 +227,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
             self._publish(at, host)
 
     def choose(self, pod: FleetPod) -> int:
-        """Return the position of the node for a pod; -1 where no node is suitable."""
+        """Return the position of the node for a pod; -1 if no node is suitable."""
         required = self._required(pod)
         if required is None and self._stock.examines_all:
             best = self.ranking(pod).best(self._added)
@@ -256,7 +256,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
         return cached
 
     def bind(self, at: int, pod: FleetPod) -> ArrivingPod | None:
-        """Return a pod as it arrives at the node that was chosen; None where it cannot be bound."""
+        """Return a pod as it arrives at the node that was chosen; None if it cannot be bound."""
         demand, name = pod.demand, self._names[at]
         verdict = self._table.place(name, demand)
         if not verdict.fits:
@@ -309,7 +309,7 @@ class ExtendedFleetScheduler(StockFleetScheduler):
 
 
 def _memory(host: Host) -> MemoryRows:
-    """Return the memory of each NUMA node and its free part, where it is counted."""
+    """Return the memory of each NUMA node and its free part, if memory is counted."""
     memory = host.state.memory
     return tuple(
         (numa, resource, table.allocatable, table.free)

@@ -6,13 +6,14 @@ search begins where the last one ended and stops at enough feasible nodes (sched
 numFeasibleNodesToFind).
 Two plug-ins tell those nodes apart, each with weight 1 (apis/config/v1/default_plugins.go):
 
-- NodeResourcesFit with LeastAllocated: the free share of CPU and memory, where a container without a request
-  counts with 100m and 200Mi (noderesources/least_allocated.go);
-- NodeResourcesBalancedAllocation: how much closer the used shares of CPU and memory come to each other by the
-  pod (noderesources/balanced_allocation.go, balancedResourceScorer). It skips pods that request neither.
+- NodeResourcesFit with LeastAllocated: the free share of CPU and memory; a container without a request counts
+  with 100m and 200Mi (noderesources/least_allocated.go);
+- NodeResourcesBalancedAllocation: how much closer the pod brings the used shares of CPU and memory to each
+  other (noderesources/balanced_allocation.go, balancedResourceScorer). It skips pods that request neither.
 
-The others give every node the same score where nodes have no taints and no images, and pods no affinity, no
-spread constraints and no owner that a Service or a ReplicaSet selects. A random number decides among equals.
+The other plug-ins give every node the same score if nodes have no taints and no images, and pods no affinity,
+no spread constraints and no owner that a Service or a ReplicaSet selects. A random number decides among
+equals.
 
 A score depends on the node and on the pod's request. So it is kept for each kind of pod and computed again
 for the nodes that have changed since, which is one for each pod that was bound.
@@ -72,7 +73,7 @@ def stock_demand(spec: PodSpec) -> StockDemand:
 
 
 def enough_nodes(nodes: int, percentage: int = 0) -> int:
-    """Return at how many feasible nodes the search stops.
+    """Return the number of feasible nodes at which the search stops.
 
     Args:
         nodes: How many there are.
@@ -89,7 +90,7 @@ class StockView:
     """The nodes as the stock scheduler sees them for one kind of pod.
 
     Attributes:
-        scores: Of all nodes; ``INFEASIBLE`` where a node lacks room.
+        scores: Of all nodes; ``INFEASIBLE`` if a node lacks room.
         fitting: The nodes with room, in ascending order.
         changes_read: How many changes of nodes are counted.
     """
@@ -132,7 +133,7 @@ class StockScheduler:
         self.changes.append(at)
 
     def fitting(self, demand: StockDemand) -> Sequence[int]:
-        """Return all nodes that NodeResourcesFit lets a pod pass."""
+        """Return all nodes that pass NodeResourcesFit for a pod."""
         return self.view(demand).fitting
 
     def view(self, demand: StockDemand) -> StockView:
@@ -158,7 +159,7 @@ class StockScheduler:
     def choose(
         self, demand: StockDemand, extend: ExtenderCall | None = None, only: Sequence[int] | None = None
     ) -> int:
-        """Return the index of the node for a pod; -1 where no node is suitable.
+        """Return the index of the node for a pod; -1 if no node is suitable.
 
         Args:
             demand: The pod.
