@@ -197,7 +197,7 @@ def _fewest(topo: CpuTopology, request: int, cores: int) -> int:
 
 
 def _on_cores(topo: CpuTopology, cpus: CpuSet, cores: int) -> Demand:
-    """Return the demand that as many cores of some nodes have one of these CPUs."""
+    """Return the demand that ``cores`` cores of some nodes have one of these CPUs."""
     one_each = topo.one_of_each_core(cpus).bits
     by_node = ((1 << node, (bits & one_each).bit_count()) for node, bits in topo.nodes.items())
     return Demand(cores, tuple(by_node))

@@ -158,11 +158,11 @@ def pick_unpoliced(
     """Choose CPUs when no topology policy is set.
 
     The packed allocator (``proxy.allocation.packed``) keeps sockets, nodes and cores whole, but may split a
-    request over two nodes although one of them could hold it, because it fills the fullest core first. So
-    this function calls it for one node at a time. The nodes that can hold the request alone are ordered by:
-    enough wholly free cores (a thread next to one of another container is slow), near to the container's
-    devices, has memory, fewest free CPUs (best fit), lowest id. If no node can hold the request, all free
-    CPUs are offered together. Inside a node the CPU manager's options apply.
+    request over two nodes although one of them could hold it, because it first fills the core with the fewest
+    free CPUs. So this function calls it for one node at a time. The nodes that can hold the request alone are
+    ordered by: enough wholly free cores (a thread next to one of another container is slow), near to the
+    container's devices, has memory, fewest free CPUs (best fit), lowest id. If no node can hold the request,
+    all free CPUs are offered together. Inside a node the CPU manager's options apply.
 
     Args:
         machine: The machine.

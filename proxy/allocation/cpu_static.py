@@ -13,7 +13,7 @@ counts CPUs, because in kubelet's state only reserved CPUs leave a core half fre
 a scheduler has named, and containers from before the option was set, leave cores half free too; such cores
 are not offered (``in_whole_cores``).
 
-Every function returns a new state; a refusal is an exception and changes nothing.
+Every function returns a new state; a rejection is an exception and changes nothing.
 """
 
 from __future__ import annotations

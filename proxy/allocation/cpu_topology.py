@@ -137,7 +137,7 @@ class CpuTopology:
 
     @property
     def cpus_per_core(self) -> int:
-        """Threads of a core: kubelet's average with declared counts, else those of the largest core."""
+        """Threads of a core: kubelet's average with declared counts, otherwise those of the largest core."""
         if self.declared:
             return _average(self.counts.cpus, self.counts.cores)
         return max((bits.bit_count() for bits in self.cores.values()), default=0)

@@ -29,7 +29,7 @@ def take_distributed(
         topo: The machine.
         available: CPUs to choose from; those that the machine does not have are ignored.
         n: How many.
-        group: CPUs that are given together: the threads of a core with ``full-pcpus-only``, else 1.
+        group: CPUs that are given together: the threads of a core with ``full-pcpus-only``, otherwise 1.
         steps: Sentences about what was done are added here; None for no record.
 
     Returns:

@@ -225,7 +225,7 @@ class Family(Sequence[TopologyHint]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[TopologyHint]: ...
     def __getitem__(self, index: int | slice) -> TopologyHint | Sequence[TopologyHint]:
-        """Return a hint, or a slice of them, by reading as far as that; positions count from the front."""
+        """Return a hint or a slice, reading hints only up to there; positions count from the front."""
         if isinstance(index, slice):
             return tuple(itertools.islice(self, index.start, index.stop, index.step))
         try:

@@ -1,9 +1,9 @@
-"""The error with which a provider refuses an allocation."""
+"""The error with which a provider rejects an allocation."""
 
 from __future__ import annotations
 
 UNEXPECTED = "UnexpectedAdmissionError"
-"""kubelet's reason for every refusal without a reason of its own."""
+"""kubelet's reason for every rejection without a reason of its own."""
 
 
 class AllocationRefusedError(ValueError):

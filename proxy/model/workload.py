@@ -47,7 +47,7 @@ class QosClass(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """The phase of a container's life, as far as it is known from the calls that passed.
+    """The phase of a container's life, as known from the calls that passed.
 
     CREATING and STARTING are calls in flight at the runtime: a container in these phases may get a cgroup
     at any moment, with the cpuset that the call or the runtime's spec carries.

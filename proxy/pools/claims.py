@@ -10,8 +10,8 @@ topoproxy manages, with Kubernetes' own classes added:
 2. Rows 3 and 4 narrow the BE pool or the shared pool to the NUMA nodes of the annotation. If only Volcano's
    scheduler has chosen nodes, a pod that shares CPUs is narrowed to those.
 3. Row 5 is for every SYSTEM pod: if the node keeps no CPUs for the class, its pool is the shared one. Rows 6
-   and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not used: if kubelet's
-   own CPU manager is static, its shared set still holds CPUs that we gave to owners.
+   and 9 are the shared pool; row 7, and label BE in any cgroup, the BE pool. Row 8 is not used, because the
+   shared set of a static CPU manager of kubelet still holds CPUs that we gave to owners.
 4. A Guaranteed container that requests a whole number of CPUs owns that many if the policy is ``static``. If
    it is not, and kubelet's own CPU manager pinned the container (the request names exactly that many CPUs),
    kubelet's choice stays. All other containers share CPUs.

@@ -11,8 +11,8 @@ kubelet's own reserve stays in both, so that pods that request next to nothing a
 on which nothing is left has no pool at all; a NUMA node that the reservation empties keeps an empty pool,
 which is published without a CPU list.
 
-A pool is a group of CPUs of one socket *and* one node. On all but unusual machines the two are the same; a
-node that spans sockets has a pool for each. ``proxy.pools`` spells out the QoS classes.
+A pool is a group of CPUs of one socket *and* one node. On all but unusual machines a node lies in one socket;
+a node that spans sockets has a pool for each. ``proxy.pools`` spells out the QoS classes.
 """
 
 from __future__ import annotations

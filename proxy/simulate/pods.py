@@ -1,4 +1,4 @@
-"""A pod to be placed: the amounts that a scheduler counts, and the request to the machine's engine."""
+"""A pod to place: the amounts that a scheduler counts, and the request to the machine's engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PodTemplate:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
-    """A pod that is to be placed on a machine.
+    """A pod to place on a machine.
 
     Attributes:
         arrival: The pod as its machine's engine gets it; the sandbox id is unique among all pods.

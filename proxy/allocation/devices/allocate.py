@@ -37,7 +37,7 @@ Prefer = Callable[[Sequence[str], Sequence[str], int], Iterable[str]]
 
 
 class DeviceRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
-    """The device manager refuses; the message is kubelet's."""
+    """The device manager rejects the request; the message is kubelet's."""
 
 
 class QueryPreference(Struct, frozen=True):

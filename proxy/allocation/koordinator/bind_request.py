@@ -58,11 +58,11 @@ class PolicyConflictError(BindError):
 
 
 class BindRequest(Struct, frozen=True):
-    """How CPUs are to be chosen.
+    """How to choose CPUs.
 
     Attributes:
-        policy: Whole cores (``FullPCPUs``), or else one thread of each core.
-        required: Whether the policy is required; else it is only preferred.
+        policy: Whole cores (``FullPCPUs``), or one thread of each core.
+        required: Whether the policy is required; if not, it is only preferred.
         exclusive: Always only preferred.
         strategy: The order of the NUMA nodes; none is ``LeastAllocated``.
         preferred: CPUs to take first if they are free.

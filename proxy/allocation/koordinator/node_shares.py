@@ -22,7 +22,7 @@ from proxy.model.idset import Mask
 CPU = "cpu"
 
 Amounts = Mapping[str, int]
-"""Resource to amount: thousandths of a CPU, else bytes or pieces."""
+"""Resource to amount: thousandths of a CPU; of other resources bytes or pieces."""
 
 Shares = dict[int, dict[str, int]]
 """NUMA node to the amounts that it gives; only nodes that give any, ascending."""

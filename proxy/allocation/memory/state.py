@@ -31,7 +31,7 @@ from proxy.model.requests import HUGE_PAGES, MEMORY
 
 
 class MemoryRefused(AllocationRefusedError):  # noqa: N818 - reads as what it is, in kubelet's words
-    """The memory manager refuses; the message is kubelet's."""
+    """The memory manager rejects the request; the message is kubelet's."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"[memorymanager] {message}")

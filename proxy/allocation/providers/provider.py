@@ -10,7 +10,7 @@ pkg/kubelet/cm/topologymanager/topology_manager.go: ``GetTopologyHints``, ``GetP
   with the grants of its containers, and an allocation returns the provider after it. So a decision can be
   tried and dropped, and the next container of a pod is decided after the grants of the earlier ones.
 * A provider reads the state of the node only through ``NodeView``, before a decision, in ``prepare``.
-* A shortfall is explained in numbers. kubelet reports only that the topology manager refused.
+* A shortfall is explained in numbers. kubelet reports only that the topology manager rejected the request.
 
 A new provider is one class that inherits from ``Provider`` (everything but ``name``, ``wants``, ``hints`` and
 ``allocate`` has a default) and one entry in ``proxy.engine.node.PROVIDERS``.

@@ -3,7 +3,7 @@
 The extender's decisions are made by ``proxy.scheduler``, the code of ``topoproxy scheduler-extender``: it
 filters the nodes that kube-scheduler has found feasible, scores them, and assumes the pod on the node that is
 chosen. A node publishes the CPUs of a pod before the next pod arrives, and the clock of the assumed pods
-advances by the time that this takes.
+advances accordingly.
 
 Theory. With ``percentageOfNodesToScore`` 100 kube-scheduler queries the extender about every node that has
 room, and adds its scores to its own: thousands of nodes for each pod, of which one has changed since the last
