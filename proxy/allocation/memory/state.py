@@ -157,7 +157,7 @@ def initial(nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
 
     Huge pages are not ordinary memory: a node can give out what it has without them and without the reserve.
 
-    If both together are more than the node has, it can give out 0 here (kubelet computes with a wrapped
+    If these two exceed the memory of the node, the node can give out 0 here (kubelet computes with a wrapped
     number); the configuration's checks report it (``memory_misfits``).
 
     Raises:

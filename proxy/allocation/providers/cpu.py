@@ -150,7 +150,7 @@ class CpuProvider(Provider):
         return chosen if equal is None else pick(equal, count, options, near, steps)
 
     def _cores(self, request: ProviderRequest) -> int:
-        """Return the number of cores of which one container must have one thread each; 0 for no such rule.
+        """Return the number of cores of which one container must have one thread each; 0 without such a rule.
 
         Several containers of a pod may be on the same cores.
         """

@@ -136,7 +136,7 @@ class MemoryProvider(Provider):
     def adopt(self, pod: Pod, request: Request, mems: Mask, grants: Grants, *, running: bool) -> Grants:
         """Return the grants with the memory of the NUMA nodes to which the container is bound.
 
-        It has no memory of its own if it may use all nodes, or if its pod is not Guaranteed.
+        The container has no memory of its own if it may use all nodes, or if its pod is not Guaranteed.
         """
         if grants.blocks and not running:
             return grants
