@@ -1,8 +1,8 @@
-"""Adopts unknown containers: created without passing through the proxy, or before it started.
+"""Adopts unknown containers: they were created without passing through the proxy, or before it started.
 
-The runtime's list does not contain enough about them (neither CPUs nor a cgroup). So the runtime is queried
-for the status of each, for a number of containers at a time. Then ``engine.adoption`` assigns them the CPUs
-that they run on, and the ledger records it.
+The runtime's list shows neither the CPUs nor the cgroup of a container. So the runtime is queried for the
+status of each container, in batches. Then ``engine.adoption`` assigns them the CPUs that they run on, and the
+ledger records it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def listed_pod(listed: RuntimePod, cgroups_path: str, bounds: Bounds) -> Pod:
 
     Args:
         listed: Its sandbox.
-        cgroups_path: ``linux.cgroupsPath`` of one of its containers; empty where it is not known.
+        cgroups_path: ``linux.cgroupsPath`` of one of its containers; empty if unknown.
         bounds: CPUs and NUMA nodes that its annotations may name.
     """
     pod = pod_facts(
@@ -121,9 +121,9 @@ class Adoption:
             creates: Keeps records of decisions.
             kubelet_cpus: Reads the assignments of kubelet's CPU manager, before CPUs are taken.
             runtime_events: Corrects lists by the exit events that have arrived.
-            worker: Makes the requests of reconcile passes.
+            worker: Makes the requests of a reconcile.
             lookups: Makes the requests that a client's call waits for, so that the call does not wait for a
-                reconcile pass.
+                reconcile.
         """
         self._context = context
         self._creates = creates
@@ -137,13 +137,13 @@ class Adoption:
 
         Args:
             container_id: Its id.
-            strict: The call must not continue without an answer of the runtime.
+            strict: Whether the call must not continue without an answer of the runtime.
 
         Returns:
-            True if it is known now.
+            True if the container is known now.
 
         Raises:
-            UnavailableError: The runtime does not answer, where that matters.
+            UnavailableError: ``strict`` is set, and the runtime does not answer.
         """
         context = self._context
         began = context.state.runtime.changes.number
@@ -165,7 +165,7 @@ class Adoption:
             found: The containers, from the list.
             listing: The list.
             began: The number of the last change when the list was requested: a container that has changed
-                since, for example ended, is not adopted.
+                since (for example, has ended) is not adopted.
 
         Raises:
             UnavailableError: The runtime does not answer any more.
@@ -201,11 +201,11 @@ class Adoption:
     def _totals(
         self, containers: list[RuntimeContainer], listing: Listing, details: Mapping[str, RuntimeDetail]
     ) -> dict[str, Request]:
-        """Add up what the containers of each sandbox request, as far as the runtime reports it.
+        """Add up the known requests of the containers of each sandbox.
 
-        Of the containers that have ended only the largest counts. It may be a container that crashes again
-        and again alongside the others, or an init container; for the latter, the scheduler has counted the
-        larger of both.
+        Of the ended containers, only the one with the largest request counts. It may be a container that
+        crashes again and again alongside the others, or an init container. For an init container, the
+        scheduler has counted the larger of its request and the sum of the others.
         """
         known = {c.id: c.request for c in self._context.state.containers.values()}
         known.update({i: request_in(detail) for i, detail in details.items()})
@@ -230,8 +230,9 @@ class Adoption:
     def _details(self, ids: list[str], needed: str = "") -> dict[str, RuntimeDetail]:
         """Return the verbose status of containers by id; runs in the worker.
 
-        A container that has just gone, or with a status call that hangs, is left for the next pass, unless
-        its status is needed.
+        A container that has just gone, or whose status call hangs, is left for the next reconcile. A hanging
+        call for the needed container raises ``UnavailableError``, and so do ``SILENT_LIMIT`` hanging calls in
+        a row.
         """
         found: dict[str, RuntimeDetail] = {}
         silent = 0
@@ -282,7 +283,7 @@ class Adoption:
         plan = decided.plan
         assert plan.container is not None
         context.telemetry.count(metrics.CONTAINERS_ADOPTED)
-        if not context.history.exists_despite_refusal(plan.container):  # else all is reported
+        if not context.history.exists_despite_refusal(plan.container):  # if it does, it is reported already
             self._report(plan, plan.container)
 
     def _report(self, plan: Plan, container: Container) -> None:

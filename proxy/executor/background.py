@@ -1,20 +1,21 @@
-"""What runs beside the calls: worker threads that may block, and background tasks of the event loop.
+"""What runs in parallel with calls: worker threads that may block, and background tasks of the event loop.
 
 Kernel writes of all plans go through one thread, in order: what is queued later is written later, and every
 job reads the newest state when it runs, so the last write always carries the newest state. The ledger has a
-thread of its own, so that a cgroup file that does not answer delays no record. Where work in both threads
-must happen in order, the first is awaited (``LedgerWriter.flush`` before a kernel write). Calls to the
-runtime that calls of clients wait for have a few threads, so that they do not queue behind one that hangs.
+thread of its own, so that a cgroup file that does not answer delays no record. If work in both threads must
+happen in order, the first part is awaited (``LedgerWriter.flush`` before a kernel write). If a client's call
+waits for a call to the runtime, that call runs in one of a few threads, so that it does not queue behind a
+call that hangs.
 
 The threads of ``concurrent.futures.ThreadPoolExecutor`` are joined when the interpreter exits. A thread
 stuck in a system call on a file system would keep the whole process from exiting. So these threads are
-daemon threads, and ``shutdown`` waits for a bounded time only. The futures are the same. A stuck thread is
-never replaced. Its write may still happen later, and could undo what a second thread has written meanwhile:
-the older value would be the last one. The queue continues when the call returns.
+daemon threads, and ``shutdown`` waits for a bounded time only. The futures are those of
+``concurrent.futures``. A stuck thread is never replaced. Its write may still happen later, and could undo a
+write of its replacement: the older value would be the last one. The queue continues when the call returns.
 
 A permanent task that ends with an internal error is restarted. Otherwise a task such as ``RuntimeSync`` would
 not start again, and nothing might detect that for days. So the fault is reported and counted, and the task is
-restarted after a pause, which doubles while the task continues failing. Long work gives others a turn
+restarted after a pause, which doubles while the task continues failing. Long work gives other tasks a turn
 (``TimeSlices``).
 """
 
@@ -61,7 +62,7 @@ class Threads:
         self._closed = False
 
     def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queue a job; it fails where no thread can be started for it, and the next job tries that again.
+        """Queue a job; if no thread can be started for it, it fails, and the next job tries to start one.
 
         Raises:
             RuntimeError: The threads have been shut down.
@@ -76,7 +77,7 @@ class Threads:
                 try:
                     self._start_one()
                 except RuntimeError as error:
-                    if not self._threads:  # else one of them does it later
+                    if not self._threads:  # otherwise, one of them runs it later
                         future.set_exception(error)
                         return future
             self._jobs.put((future, job, args, kwargs))
@@ -133,7 +134,7 @@ class Threads:
                 del self._began[number], job
 
     def _next(self) -> Job | None:
-        """Wait for a job; None where there will be no more."""
+        """Wait for a job; None if there will be no more."""
         with self._lock:
             try:
                 return self._jobs.get_nowait()
@@ -175,7 +176,7 @@ class Worker:
     ) -> T:
         """Run a job as ``run`` does, and pass its result to ``noted``, on the event loop.
 
-        Where the wait is cancelled after the job has begun, ``noted`` gets the result when the job ends.
+        If the wait is cancelled after the job has begun, ``noted`` gets the result when the job ends.
         """
         future, loop = self._pool.submit(job, *args, **kwargs), asyncio.get_running_loop()
         try:
@@ -272,7 +273,7 @@ class BackgroundTasks:
         self._closing = False
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run a coroutine in the background and report what it raises; once closing, start nothing."""
+        """Run a coroutine in the background and report what it raises; after ``end_tasks``, start nothing."""
         if self._closing:
             work.close()
             return
@@ -318,8 +319,8 @@ SLICE_S = 0.005
 class TimeSlices:
     """Gives other tasks a turn as soon as a slice of time is used up.
 
-    Work on all containers of a node (adopting them after a start, comparing them with the runtime's list) is
-    done in slices, between which calls of clients continue. So the state may change during each ``turn``.
+    Work on all containers of a node (adopting them after a start, reconciling them with the runtime's list)
+    is done in slices, between which calls of clients continue. So the state may change during each ``turn``.
     """
 
     def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -344,6 +345,6 @@ class TimeSlices:
         self._until = self._clock() + self._slice_s
 
     async def through(self, steps: Iterable[object]) -> None:
-        """Run a generator to its end, with turns in between."""
+        """Run a generator to its end, and give other tasks turns in between."""
         for _ in steps:
             await self.turn()

@@ -1,6 +1,6 @@
 """Bad input from users: counted by kind and reported, once for a pod and not once for each attempt.
 
-Kubelet retries a refused pod again and again, and a container that crashes is started again. The annotation
+Kubelet retries a rejected pod again and again, and a container that crashes is started again. The annotation
 stays as wrong as it was.
 """
 
@@ -17,11 +17,11 @@ from proxy.telemetry.port import Telemetry
 
 NOT_AS_REQUESTED = "cannot follow what a pod requests"
 IN_USE = "CPUsInUse"
-"""Reason of a refusal because other containers own CPUs that an annotation names."""
+"""The reason of a rejection because other containers own CPUs that an annotation names."""
 VERDICTS = ("rejected", "shared", "would-reject", "would-share")
-"""The possible outcomes of a claim that goes beyond a rule of admission; the last two: an observed pod's."""
+"""The possible verdicts on a claim that exceeds a rule of admission; the last two are for an observed pod."""
 REMEMBERED = 4096
-"""For how many pods it is remembered what was counted; the oldest are forgotten first."""
+"""How many pods are remembered with the defects that were counted; the oldest are forgotten first."""
 
 
 class BadInput:
@@ -43,7 +43,7 @@ class BadInput:
             self._note(pod, defect)
 
     def report_decision(self, pod: Pod, plan: Plan) -> None:
-        """Count and report what a decision found wrong with a request; a rejection is reported as one."""
+        """Count and report what a decision found wrong with a request; ``Rejections`` reports rejections."""
         self.report_defects(pod)
         if isinstance(plan.problem, InputDefect):
             self._note(pod, plan.problem, report=plan.verdict.admitted)
@@ -57,9 +57,9 @@ class BadInput:
 
         Args:
             pod: The pod.
-            limit: The rule; None where there is none.
+            limit: The rule; None if there is none.
             message: What was wrong.
-            admitted: Whether the pod shares CPUs; else it is rejected.
+            admitted: Whether the pod is admitted and shares CPUs; otherwise, it is rejected.
             applied: Whether the plan is applied to the pod.
         """
         if limit is not None:
@@ -75,7 +75,7 @@ class BadInput:
             reported = self._reported[pod.key] = set()
             if len(self._reported) > REMEMBERED:
                 self._reported.popitem(last=False)
-        # The words of these change from attempt to attempt: which containers block a claim, how much is left.
+        # The text of these kinds changes with each attempt: which containers block a claim, how much is left.
         key = fault.kind if fault.kind in (DefectKind.OVERLAP, DefectKind.ADMISSION) else str(fault)
         if key in reported:
             return

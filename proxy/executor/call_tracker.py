@@ -47,13 +47,13 @@ from proxy.telemetry.port import subject
 BUSY = "the runtime is still busy with an update of it"
 ROUNDS = 5
 STEPS = 3 * ROUNDS
-"""Most steps that are made before a start; more are needed only if the pools change all the time."""
+"""The maximum number of steps before a start; more are needed only if the pools change all the time."""
 
 _MAY_BE_CHANGED = (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
 
 
 def report_overcommitted_memory(context: NodeContext) -> None:
-    """Report memory that was promised to running containers beyond what there is."""
+    """Report if more memory was promised to running containers than there is."""
     for resource, (promised, existing) in overcommitted_memory(context.state).items():
         context.telemetry.problem(
             "cannot count all memory of the running containers: they were promised more than there is",
@@ -89,7 +89,7 @@ class CallTracker:
             quotas: Returns the CFS quotas that are sent with an update.
             mems: Returns the memory nodes that are sent with an update.
             reservations: Moves containers off the CPUs of an owner that starts.
-            confinement: Knows which starts without a waiting client are not over by time alone.
+            confinement: Knows which starts without a waiting client must not be ended by time alone.
             fencing: Sets up fences for calls.
         """
         self._context = context
@@ -104,10 +104,10 @@ class CallTracker:
         context.health.watch(self.lookups)
 
     async def make_ready(self, container_id: str) -> str:
-        """Prepare the start of a created container: it has the right CPUs, and its own CPUs are free.
+        """Prepare the start of a created container: give it the right CPUs, and free its own CPUs.
 
         Returns:
-            Empty if it may start; else the reason why not.
+            Empty if it may start; otherwise the reason why not.
 
         Raises:
             UnavailableError, RuntimeCallError: The runtime did not accept the CPUs.
@@ -181,7 +181,7 @@ class CallTracker:
     async def make_ready_fenced(self, container_id: str) -> tuple[str, Fence | None]:
         """Do the same as ``make_ready``, and set up a fence if the start needs one.
 
-        The state has not changed since the last check when this returns.
+        When this returns, the state has not changed since the last check.
 
         Returns:
             The result of ``make_ready``, and the fence, to be passed to ``start``.
@@ -206,8 +206,8 @@ class CallTracker:
 
         Args:
             container_id: The container.
-            carries: The CPUs that the runtime may write by it.
-            fence: The fence that was set up for it.
+            carries: The CPUs that the runtime may write during the start.
+            fence: The fence that was set up for the start.
         """
         call = self._context.inflight_calls.track(container_id, carries, is_start=True)
         self._fencing.bind(call, fence)
@@ -240,7 +240,7 @@ class CallTracker:
             context.spawn(self._writes.make_room(container))
 
     def accepted(self, request: UpdateRequested) -> None:
-        """Record what the runtime has carried out for a client, or will most probably."""
+        """Record an update that the runtime has executed for a client, or will most probably execute."""
         context = self._context
         context.store.handle(UpdateAccepted(request.container_id, request.memory_limit))
         container = context.state.containers.get(request.container_id)
@@ -257,13 +257,14 @@ class CallTracker:
         self._context.store.handle(CallOrphaned(call, self._context.clock()))
 
     def suspect(self) -> Iterator[None]:
-        """Record, when the daemon starts, calls that the runtime may still execute for an earlier one.
+        """When the daemon starts, record the calls that the runtime may still execute for an earlier daemon.
 
-        Those that a replaced daemon still relays are known (``former_calls``). Of the others it is not known
-        which calls these are or which sets they carry, so one is assumed for every container that may be
-        changed. Containers that have a call in flight already are skipped. The cost is that a create that
-        arrives at once and gives CPUs away waits for ``ORPHAN_GRACE_S``. Writing each update to the ledger
-        before it is sent would slow down all updates.
+        The calls that a replaced daemon still relays are known (``former_calls``). Which other calls there
+        are, and which sets they carry, is unknown. So an update is assumed for every container that may be
+        changed, and also a start if the container may be starting. Containers that have a call in flight
+        already are skipped. The cost is that a create that arrives at once and gives CPUs away waits for
+        ``ORPHAN_GRACE_S``. The alternative, to write each update to the ledger before it is sent, would slow
+        down all updates.
 
         A generator of steps, after each of which the state may have changed.
         """
@@ -287,7 +288,7 @@ class CallTracker:
                 )
 
     def end_orphans(self, phase_of: Callable[[str], Phase | None], requested_at: float) -> Iterator[None]:
-        """End calls without a waiting caller that are over, by the runtime's list or by the time passed.
+        """End calls without a waiting caller if the runtime's list or the time passed shows their end.
 
         A generator of steps, after each of which the state may have changed.
 

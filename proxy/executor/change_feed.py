@@ -2,12 +2,13 @@
 
 Theory of operation. Each change of the node that a follower may need increments a number; a follower waits
 until the number differs from the one that it knows, and then reads the page that it needs. So a burst of
-changes costs one wake-up, a follower that is slow misses no state, and one that is idle costs nothing. What a
-state does not show, because it is over when it is read (a repaired cpuset, a failed hook), is kept as notices
-with numbers, the oldest forgotten first.
+changes costs one wake-up, a follower that is slow misses no state, and one that is idle costs nothing. An
+event that is over when the state is read (a repaired cpuset, a failed hook) is kept as a numbered notice; the
+oldest notices are forgotten first.
 
 The number starts again with the daemon; ``version`` also holds a random word, so that a follower notices
-a restart. Nothing is subscribed until the first request of a follower: a node without one pays nothing.
+a restart. The feed subscribes to nothing before the first request of a follower: a node without followers
+pays nothing.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class FeedNotice(Struct, frozen=True):
     """Something that happened.
 
     Attributes:
-        number: Of the change with which it came.
-        at: When, in seconds since the epoch.
+        number: The number of the change with which it came.
+        at: The time, in seconds since the epoch.
         message, keys: As in the log.
     """
 
@@ -86,7 +87,7 @@ class ChangeFeed(Observer):
         return f"{self._run}.{self._number}"
 
     async def page(self, since: str, wait: float) -> dict[str, object]:
-        """Wait for a change, and give the version and the notices that are new.
+        """Wait for a change, and return the version and the new notices.
 
         Args:
             since: The version that the follower knows; empty at first.
@@ -111,7 +112,7 @@ class ChangeFeed(Observer):
         }
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for a change; one of mode or rules comes without a notice, and is detected within a second."""
+        """Wait for a change; a change of mode or rules sends no notice, and is detected within a second."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not self._changed.is_set() and (remaining_s := end - loop.time()) > 0:
@@ -122,7 +123,7 @@ class ChangeFeed(Observer):
                 self._count_rules()
 
     def _count_rules(self) -> None:
-        """Count a change of what is decided by operators: mode, rules, and to which pods they apply."""
+        """Count a change of what operators decide: the mode, the rules, and the pods to which they apply."""
         state = self._store.state
         rules = state.mode, state.node, state.enforcement
         if any(now is not before for now, before in zip(rules, self._rules, strict=True)):

@@ -2,9 +2,9 @@
 
 Theory. A start that has been forwarded to the runtime carries the cpuset that was right at that time. The
 runtime may write this set at any moment, so a create that gives some of these CPUs away waits for the start
-(``engine.inflight``). An ordinary start ends within ``CONFINE_AFTER_S``. A start that does not may hang for
-minutes, for example in a mount from a server that does not answer, and must not delay every owner of the
-node. What can be done about it follows from when runc writes a cpuset (opencontainers/runc,
+(``engine.inflight``). An ordinary start ends within ``CONFINE_AFTER_S``. A start that does not end by then
+may hang for minutes, for example in a mount from a server that does not answer, and must not delay every
+owner of the node. What can be done about it follows from when runc writes a cpuset (opencontainers/runc,
 libcontainer/process_linux.go, ``initProcess.start``):
 
 * ``manager.Apply`` creates the container's cgroup, on cgroup v1 with the set of the spec
@@ -22,8 +22,8 @@ compared as after any start.
   limit (``systemd.fencing``) until the call has ended. This does not need the container's cgroup to exist,
   and there is no moment in which runc's write is in effect, so it works for updates too.
 * On cgroup v1 the kernel refuses a set that the parent does not have: with such a limit the start would fail.
-  There only the container's cgroup is narrowed.
-* Where the cgroup does not exist yet, the create waits and looks again. A start that is not past
+  So there only the container's cgroup is narrowed.
+* If the cgroup does not exist yet, the create waits and looks again. A start that is not past
   ``manager.Apply`` will create the cgroup with the old set, and nothing reports that.
 * On cgroup v1 a create waits for an update: the container's program is running, and would run on owned CPUs
   between the runtime's write and ours.
@@ -128,8 +128,9 @@ class Confinement:
     def _obstructing_calls(self, owned: CpuSet) -> list[InflightCall]:
         """Return the calls in flight that may give some CPUs to a container that must not have them.
 
-        Where the limit of a pod has some of the CPUs, each call for the pod may give them to its container,
-        whatever it carries: all CPUs of a limit are in effect where the cpuset has none of them (cgroup v2).
+        If the limit of a pod includes some of the CPUs, each call for the pod may give them to its container,
+        whatever the call carries: if the cpuset has no CPU of the limit, all CPUs of the limit are in effect
+        (cgroup v2).
         """
         state = self._context.state
         inflight = state.inflight
@@ -145,8 +146,8 @@ class Confinement:
     def _may_exceed(self, container: Container) -> bool:
         """Return whether a call in flight may give a container CPUs that it must not have.
 
-        That includes a call for an owner, which shares while all of its CPUs are offline, but not one that is
-        only suspected.
+        A call for an owner counts too, because the owner shares CPUs while all of its own are offline; it
+        does not count if it is only suspected.
         """
         state = self._context.state
         return state.uses_shared_cpus(container) or any(
@@ -170,7 +171,7 @@ class Confinement:
         )
 
     def _shares(self, container_id: str) -> bool:
-        """Return whether a container shares: within the limit of its pod, an owner may be on CPUs of another.
+        """Return whether a container shares: within its pod's limit, an owner may run on CPUs of another.
 
         A cpuset that has no CPU of the limit has no effect (cgroup v2): all CPUs of the limit are in effect.
         """
@@ -190,7 +191,7 @@ class Confinement:
 
         Args:
             calls: The calls.
-            owned: The CPUs that an owner is to have.
+            owned: The CPUs for an owner.
 
         Returns:
             The calls that no longer prevent an owner from having these CPUs.
@@ -220,7 +221,7 @@ class Confinement:
         located = await context.kernel.run(self._with_group, ids) if ids else set[str]()
         for call in calls:
             if call.container_id in located:
-                context.store.handle(CallConfined(call, confined=True))  # else it is not written
+                context.store.handle(CallConfined(call, confined=True))  # otherwise, it would not be written
         located -= await self._follow(located)
         self._absent.difference_update(located)
         self._absent.update(container_id for container_id in ids if container_id not in located)
@@ -299,9 +300,10 @@ class Confinement:
         """Confine created containers that have a cgroup and may have a start without a waiting client.
 
         When the node is taken over again (a release is undone), owners get their CPUs back without waiting
-        for calls in flight. Then containers are confined, too, if the client of their start still waits. A
-        start that was relayed during the release may get its cgroup later, and is checked again. A replaced
-        daemon may have admitted owners in spite of updates that it still relays: they are confined, too.
+        for calls in flight. Containers are then confined even if the client of their start still waits. A
+        container whose start was relayed during the release may get its cgroup later, and is checked again. A
+        replaced daemon may have admitted owners in spite of updates that it still relays: the containers of
+        these updates are confined, too.
         """
         context = self._context
         containers, inflight = context.state.containers, context.state.inflight
@@ -329,15 +331,15 @@ class Confinement:
         return CpuSet.union_of(owner.cpus for owner in self._context.state.owners.values())
 
     def _is_fenceable(self, call: InflightCall) -> bool:
-        """Return whether a start that is known can be confined before its container has a cgroup."""
+        """Return whether a known start can be confined before its container has a cgroup."""
         return not call.suspected and self._has_fence(call.container_id)
 
     def holds(self, inflight_call: InflightCall) -> bool:
         """Return whether a start without a waiting client must not be ended by the passing of time alone.
 
-        As long as the container's cgroup exists, the runtime may continue with the start. Where the cgroup is
-        there from the create on, it does not show that there is a start: one that is only suspected is ended
-        by time, since nothing of it takes long (the mounts belong to the create).
+        As long as the container's cgroup exists, the runtime may continue with the start. If the create makes
+        the cgroup, the cgroup does not show that there is a start. A start that is only suspected is then
+        ended by time, since no part of it takes long (the mounts belong to the create).
         """
         context = self._context
         call = context.state.inflight.current(inflight_call)
@@ -372,7 +374,7 @@ class Confinement:
 
     @staticmethod
     def public_message(wait: WaitResult) -> str:
-        """Return the message without names of containers, for the client of the call that is refused."""
+        """Return the message without names of containers, for the client of the rejected call."""
         starts = any(call.is_start for call in wait.late)
         action = "started" if starts else "updated"
         return f"the runtime is still busy with calls for containers that must move: one is being {action}"

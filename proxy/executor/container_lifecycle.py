@@ -1,4 +1,4 @@
-"""Records what happens to a container after its create was decided: created, failed, in a phase, removed.
+"""Records what happens to a container after its create was decided: created, failed, a new phase, removed.
 
 What follows from a phase of a container is decided in ``proxy.engine.decisions``; here it is counted, and the
 history is updated.
@@ -34,7 +34,7 @@ class ContainerLifecycle:
         Args:
             token: The id that the container had until now.
             container_id: Its id at the runtime.
-            sent: The CPUs that the request named; None where that is not known.
+            sent: The CPUs that the request named; None if unknown.
         """
         self._context.history.renamed(token, container_id)
         self._store.handle(ContainerCreated(token, container_id, sent))
@@ -51,7 +51,7 @@ class ContainerLifecycle:
         self._store.handle(CreateFailed(token))
 
     def uncertain(self, token: str) -> None:
-        """Record that a create was cancelled under way: whether the container exists is to be read soon."""
+        """Record that a create was cancelled in flight; the runtime's list shows if the container exists."""
         self._store.handle(CreateLost(token, self._context.clock()))
 
     def phase(self, container_id: str, phase: Phase) -> None:

@@ -101,7 +101,7 @@ class NodeContext(BackgroundTasks):
             store.reconcile_requested,
             store.runtime_sync_due,
         )
-        # A worker that was stuck continues, and its late writes may be outdated: everything is compared soon.
+        # When a stuck worker continues, its late writes may be outdated: so a reconcile is requested.
         self.health = Health(telemetry, self.reconcile_requested.set)
         self.enforcement_step_due = asyncio.Event()
         self.history = DecisionHistory(options.history)
@@ -133,7 +133,7 @@ class NodeContext(BackgroundTasks):
         self.runtime_sync_due.set()
 
     async def pause(self, seconds: Callable[[ExecutorOptions], float]) -> None:
-        """Wait for as long as the options say, also where they change meanwhile."""
+        """Wait for as long as the options say, even if they change during the wait."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while (remaining_s := began + seconds(self.options) - loop.time()) > 0:
@@ -168,7 +168,7 @@ class NodeContext(BackgroundTasks):
         self.store.handle(ContainersUnsaved(ids))
 
     def report_errors(self, done: WriteResult, *, is_complete: bool = False) -> None:
-        """Report the cpusets that could not be written, and those that were written since.
+        """Report cpusets that could not be written, and resolve the reports of those written since.
 
         Args:
             done: The result of writing cpusets.
@@ -190,7 +190,7 @@ class NodeContext(BackgroundTasks):
                 self.telemetry.problem(CANNOT_WRITE_GROUP, reason=failure)
 
     def forget_errors(self) -> None:
-        """Remove the problems of cpusets and groups that are not written any more: the node was released."""
+        """Remove the problems of cpusets and groups that are no longer written: the node was released."""
         for container_id in self._refused_writes:
             self.telemetry.forget(CANNOT_WRITE, containerID=container_id)
         self._refused_writes = frozenset()
@@ -204,14 +204,14 @@ class ExecutorOptions(Struct, frozen=True):
         mode: The mode of the node at the start: enforce, or only observe.
         refuse_on_error: Refuse a create that could not be decided, instead of forwarding it unchanged.
         call_timeout: Seconds that one wait inside a held call may take.
-        settle_per_second: How many moved containers a second have their cpusets sent to the runtime, so that
-            they last; 0 for none.
-        reconcile_period: Seconds between comparisons with the runtime and the kernel.
+        settle_per_second: For how many moved containers a second the cpuset is sent to the runtime, so that
+            it lasts; 0 for none.
+        reconcile_period: Seconds between reconciles with the runtime and the kernel.
         history: How many decisions about removed containers and refusals are kept.
         quirks: How runtimes differ.
         selection: The pods that mode enforce selects at the start.
-        pods_per_step, step_period: How many running pods are changed together where mode or selection change,
-            and the seconds between the beginnings of two such steps.
+        pods_per_step, step_period: How many running pods are changed together when the mode or the selection
+            changes, and the seconds between the beginnings of two such steps.
     """
 
     mode: NodeMode = NodeMode.ENFORCE

@@ -1,7 +1,7 @@
-"""Memory nodes of running containers: compared at each reconcile, repaired where no memory has to move.
+"""Memory nodes of running containers: compared at each reconcile, repaired if no memory has to move.
 
-What is repaired is decided in ``proxy.engine.cpuset_mems``. All of it runs in a thread of its own, never in
-the thread of kernel writes: no create waits for it.
+``proxy.engine.cpuset_mems`` decides what is repaired. All of this runs in a thread of its own, never in the
+thread of kernel writes: no create waits for it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class MemsCheck:
     """What a comparison found.
 
     Attributes:
-        right: Containers that have what they should, or have it again, with these nodes.
-        repaired: Ids of those that were written.
-        wide: Those that have too many nodes, with all that they have.
-        failed: Those that could not be bound, and why.
+        right: Containers that have the right nodes (perhaps again, after a repair), with these nodes.
+        repaired: Ids of the containers that were written.
+        wide: Containers that have too many nodes, with all nodes that they have.
+        failed: Containers that could not be bound, and why.
     """
 
     right: dict[str, Mask] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class CpusetMems:
     """Compares and repairs memory nodes.
 
     Attributes:
-        worker: Does what blocks here, and reads the machine.
-        memory: Reads where memory is; None where nothing does: then no container is narrowed.
+        worker: Does the blocking work of this class, and reads the machine.
+        memory: Reads where memory is; None if nothing does, and then no container is narrowed.
     """
 
     def __init__(self, context: NodeContext, memory: MemoryTree | None = None) -> None:
@@ -62,19 +62,19 @@ class CpusetMems:
 
     @property
     def known(self) -> MemoryBindings:
-        """What is known of memory nodes."""
+        """The known facts about memory nodes."""
         return self._context.state.facts.mems
 
     def renewed(self, container: Container) -> Mask | None:
-        """Return the nodes for an update of our own; None where those that the runtime has saved suffice."""
+        """Return the nodes for an update of our own; None if those that the runtime has saved suffice."""
         return self.known.renewed(self._context.state, container)
 
     def carried(self, container: Container) -> Mask:
-        """Return the nodes that a call to the runtime names for a container: no runtime takes others."""
+        """Return the nodes that a call to the runtime names for a container, so that it loses none."""
         return self.known.carried(self._context.state, container)
 
     async def once(self) -> None:
-        """Compare all that run with the kernel."""
+        """Compare the memory nodes of all running containers with the kernel."""
         context, held = self._context, self.known.held
         state = context.state
         running = [
@@ -94,7 +94,7 @@ class CpusetMems:
             context.telemetry.warning(
                 "drift: another program wrote memory nodes", containers=", ".join(refs[:5])
             )
-        # A resize may have changed what containers are to have since they were compared.
+        # A resize may have changed what containers should have since they were compared.
         newest = context.state
         right = {c.id for c in newest.existing(result.right) if newest.desired_mems(c) == result.right[c.id]}
         context.store.handle(MemoryNodesCompared(frozenset(right), result.wide))
@@ -109,7 +109,7 @@ class CpusetMems:
             if container is None or container.phase is not Phase.RUNNING:
                 continue  # it has ended by now
             if not applies_to(state, container.pod):
-                continue  # it is given back by now
+                continue  # the plan no longer applies to it
             try:
                 self._one(container, result)
             except CgroupError as error:
@@ -124,7 +124,7 @@ class CpusetMems:
             return
         has, want = cgroups.nodes(path), state.desired_mems(container)
         if not has and not (known.is_changed and cgroups.version == 1):
-            return  # as its parent: no program has bound it
+            return  # it has its parent's nodes: no program has bound it
         above = want if has == want else cgroups.read(path.rpartition("/")[0]).effective_mems
         done = repair(has, want, above, state.node.machine.memory_nodes, known.returned)
         if done.write is not None:
@@ -139,7 +139,7 @@ class CpusetMems:
             self._narrow(container, path, done.write or has, done.narrow, result)
 
     def _narrow(self, container: Container, path: str, has: Mask, want: Mask, result: MemsCheck) -> None:
-        result.wide[container.id] = has  # also where its memory cannot be read
+        result.wide[container.id] = has  # even if its memory cannot be read
         use = self._use(container)
         firm, cache = use.outside(want) if use is not None else (0, 0)
         if use is not None and not firm and not cache:

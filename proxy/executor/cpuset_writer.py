@@ -1,8 +1,8 @@
-"""Writes to the kernel the cpusets that the state wants. Everything here runs in the kernel worker's thread.
+"""Writes the cpusets that the state wants to the kernel. All writes run in the kernel worker's thread.
 
 Each write uses the newest state, not the state from when the job was queued: see
 ``proxy.executor.background``. The memory nodes of a live container are not changed, because its memory may be
-there.
+on them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class WriteResult:
 
     Attributes:
         written: Ids of containers with a cpuset that was changed.
-        drifted: The containers in ``written`` that should have held the right cpuset already, by our own
-            records: another program wrote to their cgroups.
+        drifted: The containers in ``written`` that should have held the right cpuset already, according to
+            our records: another program wrote to their cgroups.
         absent: Ids of containers that should have a cgroup and have none.
         lost: The containers in ``absent`` that had no cgroup the last time either.
         errors: Messages about what could not be written.
-        group_errors: Those of them that are about groups above pods.
+        group_errors: The messages in ``errors`` that are about groups above pods.
         refused: The kernel's error for each cpuset that could not be written, by container id.
         notes: Messages about what else could not be written; no call is refused or delayed for these.
-        kernel_cpus: The cpusets in cgroups that another program had written to, by container id, where they
-            were read.
-        unrepaired: Those of them that were not overwritten.
-        seconds: How long it took.
+        kernel_cpus: The cpusets in cgroups that another program had written to, by container id, if they were
+            read.
+        unrepaired: The cpusets in ``kernel_cpus`` that were not overwritten.
+        seconds: How long the writes took.
     """
 
     written: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class CpusetWriter:
 
         Args:
             cgroups: The tree of cgroups.
-            state: Returns the newest state; called in the kernel worker's thread, as everything here.
+            state: Returns the newest state; called in any thread.
             quirks: How the runtime names its cgroups.
         """
         self.cgroups = cgroups
@@ -96,9 +96,10 @@ class CpusetWriter:
         self._ended = False
 
     def end(self) -> None:
-        """Write nothing from now on. A job that is under way leaves what it has not written.
+        """Write nothing from now on; a running job leaves what it has not written.
 
-        That job may have waited for the kernel until another process controls the node, with its own plan.
+        Such a job may have waited for the kernel so long that another process controls the node by now, with
+        its own plan.
         """
         self._ended = True
 
@@ -107,11 +108,11 @@ class CpusetWriter:
         self._first = job
 
     def _is_paused(self) -> bool:
-        """Return whether nothing is to be written; jobs that are already queued check it, too."""
+        """Return whether nothing must be written; jobs that are already queued check this, too."""
         return self._ended or self._state().mode.in_release
 
     def is_live(self, container: Container) -> bool:
-        """Return whether a container may have a cgroup, and is to be written; callable from any thread."""
+        """Return whether a container may have a cgroup, and should be written; callable from any thread."""
         state = self._state()
         # A container that is confined may have a cgroup before its start has been answered (``confinement``).
         may_have_cgroup = container.phase in LIVE or (
@@ -148,7 +149,7 @@ class CpusetWriter:
         return done
 
     def write_all(self, leave: Collection[str] = ()) -> WriteResult:
-        """Write the cpusets of all containers except those in ``leave``, and follow with the sandboxes."""
+        """Write the cpusets of all containers except those in ``leave``, then those of the sandboxes."""
         state = self._state()
         containers = state.containers
         self._passes += 1
@@ -166,8 +167,8 @@ class CpusetWriter:
     def write_pools(self) -> WriteResult:
         """Write the cpusets of all containers that share CPUs, and move sandboxes off CPUs that are owned.
 
-        An owner is written too while its cgroup may hold other CPUs than its own: it shares while all of them
-        are offline, and a call in flight may delay the write that ends this.
+        An owner is also written while its cgroup may hold other CPUs than its own: the owner shares CPUs
+        while all of its own are offline, and a call in flight may delay the write that ends the sharing.
         """
         state, missed, own = self._state(), self._missed, Pool.OWN
         sharers = [
@@ -196,13 +197,14 @@ class CpusetWriter:
         )
 
     def make_room(self, container: Container) -> WriteResult:
-        """Widen a pod's cgroup so that it holds the CPUs of a container that is to start, or could not.
+        """Widen a pod's cgroup to hold the CPUs of a container that is about to start, or failed to start.
 
         On cgroup v1 the kernel refuses a cgroup any CPU that its parent does not have, and another program
         may have narrowed the parent. The runtime creates the container's cgroup and writes its cpuset in one
-        step, so this shows only when the start has failed. On v2 a cgroup without any CPU of its parent has
-        all of them, and they may have an owner: so it is done before the start. What has narrowed the parent
-        is mostly a fence that an earlier run of the daemon has left (``proxy.engine.pod_fence``).
+        step, so a narrowed parent shows only when the start has failed. On v2 a cgroup that has no CPU of its
+        parent runs on all CPUs of the parent, and they may have an owner: so the parent is widened before the
+        start. Mostly, the parent was narrowed by a fence that an earlier run of the daemon has left
+        (``proxy.engine.pod_fence``).
         """
         done = WriteResult()
         path = self.cgroups.pod_group(container.pod.cgroup_parent)
@@ -301,7 +303,7 @@ class CpusetWriter:
         """Record that a container's cgroup holds the wanted cpuset."""
         # While the runtime executes a call that writes this cpuset, a different value is no drift.
         busy = self._state().inflight.is_busy(container_id)
-        # Of a write that was refused, a part may be in effect: the container's own group, not yet its pod's.
+        # A part of a refused write may be in effect: on the container's own group, but not yet on its pod's.
         if written or container_id in self._refused:
             done.written.append(container_id)
             self._refused.discard(container_id)

@@ -11,8 +11,8 @@ The order of a create that gives CPUs to an owner:
 The decision is pure and made at once; everything that can block (ledger, kernel, runtime) is done by workers
 and awaited. When a create fails, its container is removed from the state again (``ContainerLifecycle``), and
 the containers that had moved are moved back. Because every kernel write uses the newest state, plans of
-different pods need no lock between them. What is done when CPUs cannot be freed is described in
-``proxy.engine.reservation``.
+different pods need no lock between them. ``proxy.engine.reservation`` describes what happens if CPUs cannot
+be freed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CreateDecisions:
         self._context = context
 
     def place(self, pod: Pod, name: str, attempt: int, request: Request) -> PlanDecided:
-        """Decide a create and take the CPUs; a reservation must follow where the answer is one."""
+        """Decide a create and take the CPUs; a reservation must follow if the answer is one."""
         decided = self.place_or_query(pod, name, attempt, request, NO_PREFERENCES)
         assert type(decided) is PlanDecided
         return decided
@@ -79,7 +79,7 @@ class CreateDecisions:
         if not applied:
             context.telemetry.count(metrics.CREATES_WOULD_PLACE)
             context.telemetry.count(metrics.CONTAINERS_WOULD_MOVE, len(plan.shrink))
-        elif not decided.withdrawn:  # else it was placed, and counted, before
+        elif not decided.withdrawn:  # otherwise, it was placed and counted before
             context.telemetry.count(metrics.CREATES_PLACED)
         self.report(plan, applied=applied, cpus=answer.sent if type(answer) is Forward else None)
         return decided
@@ -162,7 +162,7 @@ class CreateDecisions:
         Args:
             plan: The decision.
             applied: Whether the plan is applied to the pod.
-            cpus: The CPUs of the container, where they are known; None to look.
+            cpus: The CPUs of the container; None to take them from the state.
             event: Why it was placed.
         """
         context, container, explanation = self._context, plan.container, plan.explanation

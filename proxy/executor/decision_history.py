@@ -35,7 +35,7 @@ KEEP = 5
 """How many records are kept of one living container, and of the removed containers of its name."""
 
 FIRST, LAST = 4, 6
-"""How many reasons are kept when ever more are added to a record: the oldest, and the newest."""
+"""How many of the oldest and of the newest reasons are kept if more and more are added to a record."""
 
 
 class _Record(Struct, frozen=True):
@@ -44,7 +44,7 @@ class _Record(Struct, frozen=True):
     Attributes:
         number: Its number, in the order of the records.
         when: The time, for display.
-        subject: The decision, or the container where nothing was weighed.
+        subject: The decision, or the container if nothing was weighed.
         cpus: The CPUs of the container at that time.
         applied: Whether the decision was applied.
         event: Why the container was placed.
@@ -74,7 +74,7 @@ class DecisionHistory:
         self._named: dict[tuple[str, str], list[int]] = {}  # numbers of removed records, by pod and container
 
     def resize(self, limit: int) -> None:
-        """Keep another number of records of removed containers and of refusals, the newest."""
+        """Change how many records of removed containers and of refusals are kept; the newest stay."""
         self.limit = limit
         self._displace()
 
@@ -140,12 +140,13 @@ class DecisionHistory:
     def mark_applied(self, container_id: str, text: str = "", *, applied: bool) -> None:
         """Record that the plan is applied to a living container from now on, or is not any more.
 
-        Where it is applied after the container was created, the record keeps neither the containers that
-        would have had to move then, nor the memory nodes: steps move containers, and memory stays.
+        If the plan is applied only after the container was created, the record keeps neither the containers
+        that would have had to move at the create, nor the memory nodes: containers move in steps, and memory
+        stays.
 
         Args:
             container_id: The container.
-            text: What has happened, added to the reasons; nothing is added where they are empty.
+            text: What has happened, added to the reasons; nothing is added if the text is empty.
             applied: Whether the plan is applied.
         """
         if text:
@@ -185,7 +186,7 @@ class DecisionHistory:
         """Assign the record of a refusal that was not applied to the container that exists despite it.
 
         Returns:
-            False where there is no such record.
+            False if there is no such record.
         """
         numbers = self._named.get((pod_key(container), container.name))
         if not numbers:
@@ -201,7 +202,7 @@ class DecisionHistory:
         return True
 
     def would_be_refused(self) -> list[RememberedDecision]:
-        """Return the newest refusal of each container or pod that was not applied, the oldest first."""
+        """Return the newest record of each container or pod if it is a refusal not applied, oldest first."""
         newest: dict[tuple[str, str], RememberedDecision] = {}
         for container_id, record, exists in self._all():
             subject, name = record.subject, _name_of(record)

@@ -22,7 +22,7 @@ class RememberedDecision(Struct, frozen=True):
     Attributes:
         when: The time that the caller gave (seconds since the epoch, for display).
         explanation: The decision.
-        container_id: The container's id; for a decision about a pod its sandbox's; empty where it has none.
+        container_id: The container's id; for a decision about a pod, its sandbox's; empty if it has none.
         exists: True as long as the container (or the sandbox) exists.
     """
 
@@ -41,8 +41,8 @@ class PodDecisions(Struct, frozen=True):
         when: The time of its newest record.
         records: How many records it has.
         containers: Names of its containers, oldest record first; without the pod's own decision.
-        refused: The newest record's reason where that is a refusal; else empty.
-        exists: True where the sandbox or a container of the pod exists.
+        refused: The newest record's reason if that is a refusal; otherwise empty.
+        exists: True if the sandbox or a container of the pod exists.
         applied: Whether the decision of the newest record was applied.
     """
 

@@ -1,8 +1,8 @@
-"""Queries device plug-ins for containers that get devices: which ones are preferred, and what they need.
+"""Queries device plug-ins: which devices they prefer, and what a container needs to use its devices.
 
 The order of a create is kubelet's: the devices are chosen and Allocate is called when the pod is admitted,
 and PreStartContainer right before CreateContainer (kubernetes v1.36, pkg/kubelet/cm/devicemanager/manager.go
-``Allocate``, ``GetDeviceRunContainerOptions``). A pod comes to us with its containers one by one, so all
+``Allocate``, ``GetDeviceRunContainerOptions``). The proxy sees the containers of a pod one by one, so all
 three happen before the container's create is forwarded:
 
     decide (the devices are already taken in the state; a preference is requested before)
@@ -11,8 +11,8 @@ three happen before the container's create is forwarded:
     -> PreStartContainer
     -> hooks, reservation of CPUs, forward
 
-What a container has been given stays with its pod, even if the create fails: the next attempt gets the
-same without another Allocate. Only where Allocate itself fails is the reservation undone.
+The devices that a container was given stay with its pod, even if the create fails: the next attempt gets the
+same devices without another Allocate. The reservation is undone only if Allocate itself fails.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DeviceGrants:
             creates: Decides creates.
             sandboxes: Decides pods as a whole.
             worker: Reads files.
-            kubelet: What kubelet's device manager has assigned; None where that is not known.
+            kubelet: What kubelet's device manager has assigned; None if unknown.
         """
         self._context = context
         self._plugins = plugins
@@ -71,10 +71,10 @@ class DeviceGrants:
         self._allocating: dict[tuple[str, str, Wanted], asyncio.Task[Answers | DevicePluginError]] = {}
 
     async def take_over(self, resource: str) -> None:
-        """Before a resource is managed here: let containers keep what kubelet has given them of it.
+        """Before a resource is managed here, let containers keep the devices of it that kubelet gave them.
 
         Raises:
-            DevicePluginError: That cannot be read, so devices that are in use would be free.
+            DevicePluginError: Kubelet's assignments cannot be read, so devices in use would count as free.
         """
         context = self._context
         if self._kubelet is None or resource in context.state.devices.registered:
@@ -84,7 +84,7 @@ class DeviceGrants:
             key: pod for key, pod in pods.items() if any(resource in each for each in pod.values())
         }
         if with_resource:
-            every = not context.reconciled.is_set()  # a comparison that follows drops those that are gone
+            every = not context.reconciled.is_set()  # the next reconcile drops those that are gone
             context.store.handle(DevicesImported(resource, with_resource, every))
             context.telemetry.event(
                 "took over devices from kubelet", resource=resource, pods=len(with_resource)

@@ -1,17 +1,17 @@
-"""A resource is managed by one manager: what kubelet or a DRA driver manages is not managed here too.
+"""A resource has one manager: if kubelet or a DRA driver manages it, topoproxy does not manage it too.
 
-Two managers that know the same device give it to two containers. So a device plug-in is refused where
-kubelet can assign devices of its resource, which is so where the plug-in registered with both, or where a DRA
-driver has prepared one of its devices for a claim. Both are checked when a plug-in registers, and every
-``PERIOD_S`` afterwards: then the resource is withdrawn, and the plug-in is refused until the other manager
-has given it up. Containers keep the devices that they have.
+Two managers that know the same device give it to two containers. So a device plug-in is refused if kubelet
+can assign devices of its resource (because the plug-in registered with both), or if a DRA driver has prepared
+one of its devices for a claim. Both are checked when a plug-in registers, and every ``PERIOD_S`` afterwards.
+If a later check finds a conflict, the resource is withdrawn, and the plug-in is refused until the other
+manager has given the resource up. Containers keep the devices that they have.
 
 A refusal is shown until the other manager has given the resource up, or its plug-in is gone: nothing has
 listened on the plug-in's socket for ``GONE_S``.
 
-What kubelet has assigned and can no longer assign, as after its plug-in has ended, is not a conflict: that is
-how a resource moves from kubelet to topoproxy. Where kubelet is not queried (``kubelet.podResources``), no
-conflict is known; while it does not answer, what is known stays.
+Devices that kubelet has assigned but can no longer assign, for example because the plug-in has ended, are not
+a conflict: that is how a resource moves from kubelet to topoproxy. If kubelet is not queried
+(``kubelet.podResources``), no conflict is known. While kubelet does not answer, the known conflicts stay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PERIOD_S: Final = 30.0
 LISTED_S: Final = 1.0
 """Seconds within which the first list of a resource is detected."""
 GONE_S: Final = 600.0
-"""Seconds after which a refused plug-in is gone. kubelet starts one that ends again after at most 300 s."""
+"""Seconds after which a refused plug-in counts as gone. Kubelet restarts a plug-in that ends after at most
+300 s."""
 PROBLEM: Final = "cannot manage a resource that has another manager"
 
 
@@ -39,7 +40,7 @@ class ManagedElsewhere(Struct, frozen=True):
     """What other managers of the node have.
 
     Attributes:
-        plugged: Resources of which kubelet can assign devices, with the ids of these.
+        plugged: Resources of which kubelet can assign devices, with the ids of the devices.
         claimed: PCI functions of devices that DRA drivers have prepared, with the claim as text.
     """
 
@@ -48,15 +49,15 @@ class ManagedElsewhere(Struct, frozen=True):
 
 
 Read = Callable[[], ManagedElsewhere | None]
-"""Queries the other managers; may block. None where they do not answer."""
+"""Queries the other managers; may block. Returns None if they do not answer."""
 
 
 def conflict_of(resource: str, ids: Collection[str], elsewhere: ManagedElsewhere) -> str:
-    """Return why a resource cannot be managed here; empty where it can.
+    """Return why a resource cannot be managed here; empty if it can.
 
     Args:
         resource: The resource.
-        ids: Its devices, as far as they are known; those that are PCI addresses can be compared.
+        ids: The ids of its known devices; only ids that are PCI addresses can be compared.
         elsewhere: What other managers have.
     """
     if resource in elsewhere.plugged:
@@ -87,13 +88,13 @@ class OtherManagers:
             node: The node, with the resources that are managed here.
             read: Queries the other managers; runs in a thread.
             withdraw: Ends the management of a resource here, for a reason.
-            listens: Whether a process listens on a socket; may block.
+            listens: Returns whether a process listens on a socket; may block.
         """
         self._node = node
         self._read = read
         self._withdraw = withdraw
         self._refused: dict[str, str] = {}
-        self._ids: dict[str, Collection[str]] = {}  # devices of what is refused: no plug-in lists them now
+        self._ids: dict[str, Collection[str]] = {}  # devices of refused resources: no plug-in lists them
         self._compared: set[str] = set()
         self._listens = listens
         self._sockets: dict[str, Path] = {}  # of the plug-ins that registered last
@@ -104,7 +105,7 @@ class OtherManagers:
         return [{"resource": name, "reason": reason} for name, reason in sorted(self._refused.items())]
 
     async def conflict(self, resource: str, socket: Path) -> str:
-        """Return why a plug-in that registers a resource at a socket is refused; empty where it is not."""
+        """Return why a plug-in that registers a resource at a socket is refused; empty if it is not."""
         elsewhere = await asyncio.to_thread(self._read)
         self._sockets[resource] = socket
         self._seen.pop(resource, None)

@@ -1,4 +1,4 @@
-"""What the executor needs of device plug-ins. The calls are made on the event loop, each with a deadline."""
+"""What the executor needs from device plug-ins. Calls are made on the event loop, each with a deadline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DevicePluginError(Exception):
 
     Attributes:
         resource: The resource of the plug-in.
-        message: The cause, with the plug-in and, where it did not answer, the deadline.
+        message: The cause, with the plug-in and, if it did not answer, the deadline.
     """
 
     def __init__(self, resource: str, message: str) -> None:
@@ -27,10 +27,10 @@ class KubeletAllocations(Protocol):
     """The devices that kubelet's device manager has assigned."""
 
     def read(self, resource: str) -> Mapping[str, PodDevices]:
-        """Return what containers hold, by uid of the pod; may block.
+        """Return the devices that containers hold, by uid of the pod; may block.
 
         Raises:
-            DevicePluginError: What they hold of this resource cannot be read.
+            DevicePluginError: The assigned devices of this resource cannot be read.
         """
 
 
@@ -46,7 +46,7 @@ class DevicePlugins(Protocol):
         """Return whether the plug-in of a resource answers ``preferred``."""
 
     def needs_pre_start(self, resource: str) -> bool:
-        """Return whether the plug-in of a resource is to be called by ``pre_start`` before each create."""
+        """Return whether the plug-in of a resource must be called with ``pre_start`` before each create."""
 
     async def preferred(
         self, resource: str, available: frozenset[str], must_include: frozenset[str], size: int
@@ -55,12 +55,12 @@ class DevicePlugins(Protocol):
 
         Args:
             resource: The resource.
-            available: Ids to choose from, with those of ``must_include``.
+            available: Ids to choose from, including those of ``must_include``.
             must_include: Ids that the container has already.
             size: How many ids are wanted in all.
 
         Returns:
-            The ids; empty where the plug-in has no preference or the call has failed.
+            The ids; empty if the plug-in has no preference or the call has failed.
         """
 
     async def allocate(self, resource: str, ids: tuple[str, ...]) -> AllocateAnswer:

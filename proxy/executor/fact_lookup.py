@@ -1,29 +1,29 @@
 """Looks up facts that the CRI does not carry, before a decision about a pod or a container.
 
 Only kubelet knows what a pod's containers request. Kubelet or sysfs knows where devices are. Both are
-queried in worker threads, and only where the answer can change a decision. A fact that cannot be obtained,
-or not within the deadline of a held call, is left out: the decision is made from what is known.
+queried in worker threads, and only if the answer can change a decision. A fact that cannot be obtained within
+the deadline of a held call is left out: the decision is made from the known facts.
 
-What kubelet has reported of a pod is kept. A container that is created again may have been resized in
-between; then its create carries other amounts than the report, and kubelet is queried again. Where it does
-not answer, or reports amounts that are not in effect (a deferred resize), those of the create count
+Kubelet's report about a pod is kept. A container that is created again may have been resized in between; then
+its create carries other amounts than the report, and kubelet is queried again. If kubelet does not answer, or
+reports amounts that are not in effect (a deferred resize), the amounts of the create count
 (``engine.decisions``, ``create_requested``).
 
 Theory of ``KubeletCpus`` (kubernetes v1.36 pkg/kubelet/cm/cpumanager/policy_static.go, Allocate). Under
 policy ``static`` kubelet assigns CPUs when it admits a pod, and writes them to its state file before it
-requests a sandbox. The create of the container follows later, with these CPUs in its request. In between
-only the file shows them. So the file is read at each reconcile, and before CPUs are chosen for any
+requests a sandbox. The create of the container follows later, with these CPUs in its request. In between,
+only the file shows these CPUs. So the file is read at each reconcile, and before CPUs are chosen for any
 container; that costs a ``stat`` while the file is unchanged. Its assignments become part of the state of the
 node (``NodeState.with_kubelet_cpus``): the pools lose these CPUs at once, no other container is given them,
-and containers that run there move away. When kubelet removes an entry, the pools get the CPUs back. CPUs
-that had an owner here first stay with that owner (``engine.kubelet_cpus``).
+and containers that run there move away. When kubelet removes an entry, the pools get the CPUs back. CPUs that
+had an owner here first stay with that owner (``engine.kubelet_cpus``).
 
-Containers may have exited unnoticed when the next container of their pod is created. Where the runtime sends
-no events, only a comparison finds that a container has exited, seconds later; and an event may arrive too
-late. Kubelet creates the next container as soon as an init container has exited (kubernetes v1.36
-pkg/kubelet/cm/cpumanager/policy_static.go, updateCPUsToReuse). Where kubelet does not report which
-containers are init containers, only the runtime can be queried. So before a decision the runtime is queried
-about each container of the pod that still holds CPUs or memory.
+Containers may have exited unnoticed when the next container of their pod is created. If the runtime sends no
+events, only a reconcile, seconds later, finds that a container has exited; and an event may arrive too late.
+Kubelet creates the next container as soon as an init container has exited (kubernetes v1.36
+pkg/kubelet/cm/cpumanager/policy_static.go, updateCPUsToReuse). If kubelet does not report which containers
+are init containers, only the runtime can be queried. So before a decision the runtime is queried about each
+container of the pod that still holds CPUs or memory.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FactLookup:
             context: Has the deadline of calls, and where to report.
             lifecycle: Records which containers have exited.
             kubelet: What kubelet knows; None to query nothing.
-            hardware: Where devices are; None where there is no source for that.
+            hardware: Where devices are; None if there is no source for that.
         """
         self._context = context
         self._lifecycle = lifecycle
@@ -120,7 +120,7 @@ class FactLookup:
         return known or (bool(listed) and self._hardware is not None)
 
     async def pod(self, pod: Pod) -> Pod:
-        """Look up what a pod's containers request; returns the pod unchanged where that is not known."""
+        """Look up what a pod's containers request; returns the pod unchanged if that is unknown."""
         return await self._in_time(pod, pod, self._pod, pod)
 
     async def devices(self, pod: Pod, name: str, listed: DeviceFacts, request: Request) -> Request:
@@ -136,7 +136,7 @@ class FactLookup:
     async def record_exited(self, pod: Pod) -> None:
         """Read from the runtime which of the pod's holders have exited, and record that in the state.
 
-        Where the runtime does not answer, the state stays as it is.
+        If the runtime does not answer, the state stays as it is.
         """
         await asyncio.gather(*map(self._record_if_exited, holders(self._context.state, pod)))
 
@@ -206,7 +206,7 @@ class FactLookup:
         return self._try(located, ())
 
     def _try(self, query: Callable[[], T], otherwise: T) -> T:
-        """Query; an internal error is reported, and the decision only goes without the answer."""
+        """Run a query; an internal error is reported, and the decision is made without the answer."""
         try:
             return query()
         except Exception as error:  # noqa: BLE001  a decision is made from what is known
@@ -255,7 +255,7 @@ class KubeletCpus:
 
         Args:
             context: Has the state.
-            port: Reads kubelet's settings and state file; None where nothing reads them.
+            port: Reads kubelet's settings and state file; None if nothing reads them.
         """
         self._context = context
         self._port = port
@@ -268,11 +268,11 @@ class KubeletCpus:
 
     @property
     def manager(self) -> CpuManager:
-        """What was read last."""
+        """The settings and assignments that were read last."""
         return self._context.state.facts.cpu_manager
 
     def count_only(self, counts: Callable[[Held], Held]) -> None:
-        """Count only a part of kubelet's assignments, as a takeover does; ``counts`` returns it."""
+        """Count only the part of kubelet's assignments that ``counts`` returns, as a takeover does."""
         self._counts = counts
 
     def needs_cpus_of_container(self, pod: Pod, request: Request) -> bool:
@@ -284,13 +284,13 @@ class KubeletCpus:
         return may_own(pod) and (pod.requests is not None or whole_cpus(request) > 0)
 
     async def refresh(self, worker: Worker) -> None:
-        """Read kubelet's settings where that is due, in a worker that may block, then ``reread``."""
+        """Read kubelet's settings if that is due, in a worker that may block; then call ``reread``."""
         if self._port is None:
             return
         try:
             async with self._refreshing:
                 await worker.run(self._port.refresh)
-        except Exception as error:  # noqa: BLE001 - this must not cost the whole pass
+        except Exception as error:  # noqa: BLE001 - this must not end the whole reconcile
             self._context.report_internal_error(error)
         await self.reread()
 
@@ -327,7 +327,7 @@ class KubeletCpus:
                 context.telemetry.resolved(UNLIKE_KUBELET, reason=problem)
 
     def page(self) -> dict[str, object]:
-        """Return what is known as plain data; empty where nothing reads it."""
+        """Return the settings and assignments as plain data; empty if nothing reads them."""
         if self._port is None:
             return {}
         manager, state = self.manager, self._context.state
@@ -354,10 +354,10 @@ class KubeletCpus:
 
 
 def holders(state: NodeState, pod: Pod) -> list[str]:
-    """Return the pod's containers that run, as far as is known, and own CPUs or are promised memory.
+    """Return the pod's containers that are recorded as running, and own CPUs or are promised memory.
 
-    Only in Guaranteed pods can another container reuse what such a container holds. Where kubelet has
-    reported the pod's containers, it is known without a query which of them have exited
+    Another container can reuse what such a container holds only in a Guaranteed pod. If kubelet has reported
+    the pod's containers, it is known without a query which of them have exited
     (``Sandboxes.end_earlier_inits``).
     """
     if pod.requests is not None or pod.kube_qos is not KubeQos.GUARANTEED:

@@ -5,11 +5,11 @@ runtime cancels what it was carrying out, and what it does not cancel takes mill
 that may be changed has one call that is *suspected*, for ``ORPHAN_GRACE_S`` (``call_tracker.suspect``).
 
 A daemon that was replaced (``proxy.succession``) still relays: its clients wait, and a start or an update may
-hang for minutes and is carried out anyway. It names these calls when it hands over, and each of them again
-when it is over. Until then the call is an orphan that no time ends, and a create that it relays keeps its
-record. When the answer has passed, or the connection has ended, the ordinary grace period begins. What was
-set aside for a sandbox stays so as long as the call that makes it is relayed. After that the runtime's next
-list shows whether there is a sandbox, unless a create in it comes before.
+hang for minutes and is carried out anyway. It names these calls when it hands over, and names each call again
+when that call is over. Until then, the call is an orphan that time alone does not end, and the record of a
+relayed create is kept. When the answer has passed, or the connection has ended, the ordinary grace period
+begins. What was set aside for a sandbox stays so as long as the call that makes the sandbox is relayed. After
+that, the runtime's next list shows whether the sandbox exists, unless a create in it arrives earlier.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FormerCalls:
     """The calls of earlier runs.
 
     Attributes:
-        possible: There may be any.
+        possible: Whether there may be such calls.
         answered: Tokens of sandboxes whose calls are over, until the runtime's list has shown the outcome.
     """
 
@@ -87,11 +87,11 @@ class FormerCalls:
 
     @property
     def sandboxes(self) -> frozenset[str]:
-        """The tokens of the sandboxes whose making is relayed."""
+        """The tokens of the sandboxes whose creation is relayed."""
         return frozenset(call.target for call in self._relayed.values() if call.method == "RunPodSandbox")
 
     def track(self, container_id: str) -> list[InflightCall]:
-        """Count the calls that are relayed for a container as in flight; returns those that were not yet."""
+        """Count the calls that are relayed for a container as in flight; returns those newly counted."""
         context, found = self._context, list[InflightCall]()
         for name, call in self._relayed.items():
             if call.target != container_id or name in self._inflight_calls:
@@ -143,12 +143,12 @@ class FormerCalls:
             self._ended.set()
 
     def all_over(self) -> None:
-        """Record that the process that relays has ended."""
+        """Record that the replaced daemon has ended."""
         for name in list(self._relayed):
             self.over(name)
 
     def report(self, report: Callable[[str], None]) -> None:
-        """Pass the name of each call that is over to a function: this daemon is replaced, too."""
+        """Pass the name of each call that is over to a function: this daemon is being replaced, too."""
         self._report = report
 
     async def wait(self) -> None:

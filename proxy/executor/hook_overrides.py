@@ -1,6 +1,6 @@
 """Carries out what hooks request: in the state, in the ledger, in the kernel and at the runtime.
 
-What of it is possible is decided in ``proxy.engine.hook_narrowing``.
+``proxy.engine.hook_narrowing`` decides which part of a request is possible.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HookOverrides(Observer):
             seen: See ``engine.hook_narrowing.narrowed``.
 
         Returns:
-            What cannot be done, as text; empty where everything is done.
+            What cannot be done, as text; empty if everything is done.
         """
         context = self._context
         container = context.state.containers.get(container_id)

@@ -1,4 +1,4 @@
-"""What the executor needs of the kernel. Every call here may block and is made in a worker thread."""
+"""What the executor needs from the kernel. Every call here may block and is made in a worker thread."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Cgroups(Protocol):
         """
 
     def nodes(self, path: str) -> Mask:
-        """Read a cgroup's memory nodes as configured; empty on v2 for those of the parent.
+        """Read a cgroup's memory nodes as configured; on v2, empty means those of the parent.
 
         Raises:
             CgroupError: It is gone (errno ENOENT) or cannot be read.
@@ -250,17 +250,17 @@ class WriteEvents(Protocol):
         """Return a descriptor that is readable when there are reports to take."""
 
     def watch(self, path: str) -> bool:
-        """Watch a group from now on; a watched one stays watched unless another of its name replaced it.
+        """Watch a group from now on. A watched group stays watched, unless a new one has replaced it.
 
         Returns:
-            False where the group does not exist.
+            False if the group does not exist.
 
         Raises:
-            CgroupError: It cannot be watched (too many are); the next may be refused too.
+            CgroupError: It cannot be watched, because too many groups are; the next may be refused too.
         """
 
     def unwatch(self, path: str) -> None:
-        """Stop watching a group, also one that is gone."""
+        """Stop watching a group, even if it is gone."""
 
     def watched(self) -> set[str]:
         """Return the groups that are watched."""
@@ -269,7 +269,7 @@ class WriteEvents(Protocol):
         """Return the groups that were written since the last call.
 
         Returns:
-            None where the queue of reports overflowed: any group may have been written.
+            None if the queue of reports overflowed: any group may have been written.
         """
 
     def close(self) -> None:

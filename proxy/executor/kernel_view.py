@@ -50,9 +50,9 @@ class _Group(Struct, frozen=True):
     """A cgroup to read.
 
     Attributes:
-        key: Of the value in the reading.
-        path: The path; empty where it is not known.
-        place: Where it is found else.
+        key: The key of the value in the reading.
+        path: The path; empty if unknown.
+        place: Where to find it if the path is unknown.
     """
 
     key: str
@@ -110,7 +110,7 @@ class KernelView:
     def _containers(self) -> Iterator[_Group]:
         for container in self._context.state.containers.values():
             path = self._context.cpuset_writer.known_path(container) or ""
-            # A container that is only created may have no cgroup: one that is not known is not searched.
+            # A container that is only created may have no cgroup, so an unknown cgroup is not searched for.
             if container.phase in LIVE or (path and container.phase is Phase.CREATED):
                 yield _Group(container.id, path, (container.pod.cgroup_parent, container.id))
 

@@ -5,11 +5,11 @@ Writes run in the kernel worker's thread and use the newest state. Until all run
 adopted. The cpuset of a container with a call in flight is not written, as the call would undo it; it is
 written when the call has completed.
 
-Where the cgroup of a running container was not found by name, the runtime is queried for it
-(``CgroupLocator``). This is a cold path, off the path of calls: a few containers at each reconcile, each
-query with the runtime's own deadline. A path that is found becomes part of the container, and so of the
-ledger: it is not queried again. A container without a cgroup of its own (a virtual machine) is reported
-once, with the reason, and its CPUs are not controlled.
+If the cgroup of a running container was not found by name, the runtime is queried for it (``CgroupLocator``).
+This is a cold path, off the path of calls: a few containers at each reconcile, each query with the runtime's
+own deadline. A path that is found becomes part of the container, and so of the ledger: it is not queried
+again. A container without a cgroup of its own (a virtual machine) is reported once, with the reason, and its
+CPUs are not controlled.
 
 ``CgroupLocator`` also holds what is known of the cgroup hierarchy and of its driver. The runtime reports the
 driver since CRI 1.28; with an older runtime it is derived from the cgroup parents of the pods.
@@ -70,7 +70,7 @@ class KernelWrites(Observer):
             self.write_soon(change.moved)
 
     def write_soon(self, ids: list[str]) -> None:
-        """Write the cpusets of some containers soon; at a start, once all containers are known."""
+        """Write the cpusets of some containers soon; at a daemon's start, once all containers are known."""
         context = self._context
         if not applies_to(context.state, None):
             return
@@ -96,7 +96,7 @@ class KernelWrites(Observer):
         context.report_errors(await self.run(self._write, ids))
 
     async def run(self, job: Callable[P, WriteResult], *args: P.args, **kwargs: P.kwargs) -> WriteResult:
-        """Run a job that writes cpusets, and process its result also if the caller no longer waits for it."""
+        """Run a job that writes cpusets, and process its result even if the caller no longer waits for it."""
         return await self._context.kernel.run_noted(self.process_result, job, *args, **kwargs)
 
     async def run_comparison(self, job: Callable[[], WriteResult]) -> WriteResult:
@@ -105,7 +105,7 @@ class KernelWrites(Observer):
         return await self._context.kernel.run_noted(note, job)
 
     async def clear_sandboxes(self) -> None:
-        """Keep all sandboxes, also new ones, off owned CPUs."""
+        """Keep all sandboxes, including new ones, off owned CPUs."""
         await self.run(self._context.cpuset_writer.write_sandboxes)
 
     async def widen_groups(self, container: Container) -> None:
@@ -166,7 +166,7 @@ class KernelWrites(Observer):
 
 
 AT_ONCE = 16
-"""How many containers the runtime is queried about in one comparison."""
+"""How many containers the runtime is queried about in one reconcile."""
 RARE_EVERY = 32
 SILENT_LIMIT = 2
 
@@ -175,9 +175,9 @@ class CgroupLocator:
     """Locates the cgroups of containers.
 
     Attributes:
-        places: Finds a cgroup by the runtime's answer; None where nothing does.
-        driver: ``cgroupfs`` or ``systemd`` as the runtime reports it; empty where it does not.
-        absent: Ids of containers with a cgroup that was looked for and not found, since the last comparison.
+        places: Finds a cgroup by the runtime's answer; None if nothing does.
+        driver: ``cgroupfs`` or ``systemd`` as the runtime reports it; empty if it does not.
+        absent: Ids of containers whose cgroup was looked for and not found since the last reconcile.
         obstacles: By container id, why the runtime's answer did not lead to a cgroup.
     """
 
@@ -206,14 +206,14 @@ class CgroupLocator:
             self._context.telemetry.debug("cannot read the cgroup driver from the runtime", err=error)
 
     async def find(self, running: Iterable[str], worker: Worker) -> list[str]:
-        """Query containers without a cgroup; rarely about those for which the last query did not help.
+        """Query the runtime about containers without a cgroup; rarely if the last query did not help.
 
         Args:
             running: The containers that run according to the runtime; others have no cgroup yet or no longer.
             worker: Does the blocking work.
 
         Returns:
-            Ids of the containers that have been found now: their cpusets are to be written.
+            Ids of the containers that have been found now: their cpusets must be written.
         """
         context, places = self._context, self.places
         self._rounds += 1

@@ -1,7 +1,7 @@
 """Pods, containers and moves of owners as plain data for the ledger, and back.
 
-Sets are stored in the list format of Linux, so that the file is readable. What cannot be decoded (a field
-of a later version, a manual edit) is read as None, and the caller rebuilds the record from the runtime.
+Sets are stored in the list format of Linux, so that the file is readable. A record that cannot be decoded (a
+field of a later version, a manual edit) is read as None, and the caller rebuilds it from the runtime.
 
 A record may come from a version that stored the CPUs and nodes of annotations unchecked. A pod is read
 without sets that are not on the machine, and with a defect that says so; a placement is read with the part of
@@ -60,10 +60,10 @@ _NAMED = frozenset(
 """Simple fields of ``Pod`` that the functions below name.
 
 ``requests`` and ``source`` are recorded with a container only: what it keeps after its end depends on them.
-For the next container of a pod kubelet is queried again after a start.
+After a start of the daemon, kubelet is queried again for the next container of a pod.
 """
 _SIMPLE = (bool, int, str, CpuSet, Mask)
-"""Types of which a field is recorded as it is or, where it is a set, as a list; subclasses too."""
+"""A field of one of these types, or of a subclass, is recorded as it is; a set is recorded as a list."""
 MOST_FAULTS = 20
 """How many defects of a pod are read; its annotations cannot have more."""
 MOST_REASONS = 100
@@ -100,7 +100,7 @@ def _dump_pod(pod: Pod) -> dict[str, object]:
 
 
 def _dump_requests(pod: Pod) -> dict[str, object]:
-    """Return what kubelet has reported of a pod under its key; nothing where it has not."""
+    """Return kubelet's report about a pod, under its key in the ledger; empty if there is none."""
     requests = pod.requests
     if requests is None:
         return {}
@@ -122,7 +122,8 @@ def _dump_requests(pod: Pod) -> dict[str, object]:
 def _simple_fields() -> Mapping[str, tuple[type, str, object]]:
     """Return the fields of ``Pod`` that need no code of their own here: type, key in the ledger, default.
 
-    These are all fields of a simple type which the functions below do not name, so a new field is recorded.
+    These are all fields of a simple type which the functions below do not name, so a new field is recorded
+    without further code.
     """
     types = get_type_hints(Pod)
     simple: dict[str, tuple[type, str, object]] = {}
@@ -197,7 +198,7 @@ def _dump_blocks(blocks: Blocks) -> list[object]:
 
 
 def _dump_shares(shares: tuple[Share, ...]) -> dict[str, object]:
-    """Return shares under their key; nothing where there are none."""
+    """Return shares under their key; empty if there are none."""
     if not shares:
         return {}
     return {
@@ -243,7 +244,7 @@ def _dump_container(container: Container) -> dict[str, object]:
 
 
 def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Container | None:
-    """Read a container; None where the data is not one, or names CPUs that the machine does not have."""
+    """Read a container; None if the data is not one, or names CPUs that the machine does not have."""
     cpus = bounds.cpus
     try:
         placement = data["placement"]
@@ -282,12 +283,12 @@ def load_container(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Con
 
 
 def _on_machine(data: Mapping[str, Any], name: str, existing: S) -> S | None:
-    """Read the part of a set that is on the machine; None where the record has no such set."""
+    """Read the part of a set that is on the machine; None if the record has no such set."""
     return type(existing).parse(_text(data[name])) & existing if name in data else None
 
 
 def load_pod(data: Mapping[str, Any], bounds: Bounds = ANY_MACHINE) -> Pod | None:
-    """Read a pod; None where the data is not one."""
+    """Read a pod; None if the data is not one."""
     try:
         return _pod(data, bounds)
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -420,7 +421,7 @@ def _request(data: Mapping[str, Any]) -> Request:
 
 
 def _sentence(value: object, limit: int = SENTENCE) -> str:
-    """Read a sentence; it is truncated where it is too long, and escaped where it cannot be encoded."""
+    """Read a sentence; it is truncated if it is too long, and escaped if it cannot be encoded."""
     text = _text(value)
     try:
         text.encode()
@@ -465,7 +466,7 @@ class MoveRecord(Struct, frozen=True):
 
     @classmethod
     def load(cls, data: Mapping[str, object], bounds: CpuSet) -> MoveRecord | None:
-        """Read it; None where the data is none, or names CPUs that the machine does not have."""
+        """Read a record; None if the data is not one, or names CPUs that the machine does not have."""
         containers, previous, cpus = data.get("containers"), data.get("previous"), data.get("cpus")
         if not isinstance(containers, list) or not all(isinstance(each, str) for each in containers):
             return None
@@ -481,13 +482,13 @@ class MoveRecord(Struct, frozen=True):
 def records_of(
     reservation: Reservation, containers: Mapping[str, Container], token: str, may_run_on: CpuSet
 ) -> dict[str, Record | None]:
-    """Return what is recorded of a reservation, by key.
+    """Return the records of a reservation, by key.
 
     Args:
         reservation: The reservation.
-        containers: Its containers that exist, as they are to be recorded.
+        containers: Its existing containers, as they should be recorded.
         token: Its name.
-        may_run_on: CPUs to which a move is under way; empty where none is.
+        may_run_on: CPUs to which a move is under way; empty if none is.
     """
     if reservation.kind in _CREATES:
         return {CREATE_RECORD + container_id: container for container_id, container in containers.items()}

@@ -1,8 +1,9 @@
-"""Reads the ledger when the daemon starts: what it knew of pods, containers and CPUs goes into the state.
+"""Reads the ledger when the daemon starts: its records of pods, containers and CPUs go into the state.
 
-The records are of an earlier process, and perhaps of an earlier version: what cannot be used is reported and
-left, since the first reconcile pass compares everything with the runtime and the kernel (``reconciler``). All
-is read in steps, so that the event loop turns in between on a node with many containers.
+The records are of an earlier process, and perhaps of an earlier version: a record that cannot be used is
+reported and left, since the first reconcile compares everything with the runtime and the kernel
+(``reconciler``). The ledger is read in steps, so that the event loop runs other tasks in between on a node
+with many containers.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class LedgerRecovery:
             quotas: Takes the records of CFS quotas.
             owner_moves: Takes the records of moves.
             cgroup_locator: Takes what was known of cgroups.
-            partitions: Takes the records of partitions; None where there are none.
-            has_devices: There are device plug-ins, whose records are read.
+            partitions: Takes the records of partitions; None if there are none.
+            has_devices: Whether there are device plug-ins, so that their records are read.
         """
         self._context = context
         self._call_tracker = call_tracker
@@ -75,7 +76,7 @@ class LedgerRecovery:
         self._has_devices = has_devices
 
     def recover(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Load the ledger's records; the first pass then compares them with the runtime and the kernel."""
+        """Load the ledger's records; the first reconcile compares them with the runtime and kernel."""
         for _ in self.recovering(entries):
             pass
 
@@ -134,7 +135,7 @@ class LedgerRecovery:
         return found, tuple(resources)
 
     def _recall_enforcement(self, record: Mapping[str, object] | None) -> None:
-        """Continue applying the plan where the last daemon ended."""
+        """Continue applying the plan from the point where the last daemon ended."""
         context, known = self._context, (NodeMode.ENFORCE, APPLIED_TO_ALL)
         if record is not None:
             try:

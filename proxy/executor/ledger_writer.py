@@ -3,12 +3,12 @@
 Records of containers that own nothing may reach the ledger a moment late: the runtime knows them, and a
 restart rebuilds them from its list. They are collected and written in one batch by the worker. A record that
 gives CPUs to an owner is written, and waited for, before any container moves (``append``, ``flush``). So is a
-record of what hooks have named for a container that is to be created, which no other source knows.
+record of what hooks have named for a container that is about to be created, because no other source knows it.
 
-What cannot be written stays with the worker and is part of its next batch: batches are written in the order
-in which they were taken, so that a record is never overwritten by an older one. A record that cannot be
-stored because of its content is dropped alone, counted and reported. No message repeats the content of a
-record.
+A record that cannot be written stays with the worker and is part of its next batch: batches are written in
+the order in which they were taken, so that a record is never overwritten by an older one. A record that
+cannot be stored because of its content is dropped alone, counted and reported. No message repeats the content
+of a record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Plain = dict[str, Mapping[str, object] | None]
 
 
 class BatchResult(Struct, frozen=True):
-    """What became of a batch.
+    """The result of writing a batch.
 
     Attributes:
         rejected: The records that can never be stored, by key, with the reason.
@@ -129,15 +129,15 @@ class LedgerWriter:
         return LedgerWritten()
 
     async def flush(self) -> None:
-        """Write everything that was put, and wait for that at most for the limit.
+        """Write everything that was put, and wait for that no longer than the limit.
 
-        The records are written even where the wait is cancelled or takes too long.
+        The records are written even if the wait is cancelled or takes too long.
         """
         if await self._flushed() is None:
             self._telemetry.problem(LATE, seconds=self.limit)
 
     async def _flushed(self) -> BatchResult | None:
-        """Wait until all is written; returns what became of the last batch, None on a timeout."""
+        """Wait until all is written; returns the result of the last batch; None on a timeout."""
         if self._waiting:
             self._start()
         latest = self._latest

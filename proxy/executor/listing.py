@@ -40,7 +40,7 @@ class Listing(Struct, frozen=True):
 def listed(runtime: Runtime, container_id: str = "") -> Listing:
     """List all pods, and all containers or one; runs in a worker.
 
-    Pods are listed first: a container without a listed pod waits for the next pass.
+    Pods are listed first: a container without a listed pod waits for the next reconcile.
     """
     pods = runtime.list_pods()
     containers = runtime.list_containers(container_id)

@@ -1,11 +1,12 @@
 """The cgroups above BE containers: that of the Kubernetes QoS class BestEffort, and those of its pods.
 
-Where the cpusets in requests of BE containers are erased (``beCpuset: erase``), a container starts with the
-cpuset of its pod's group, so these groups hold the BE pool. Groups in them without a cpuset of their own,
-such as a pod's sandbox, follow it too. A pod that runs elsewhere (class LS in a BestEffort cgroup) makes the
-groups above it as wide as it needs. The groups are compared whenever containers are written, and before a
-container below them starts: a new pod's groups are made with all CPUs, and on v1 no container can have more
-than they do. The order of writes is that of ``proxy.pools.write_order``. Runs in the kernel worker's thread.
+If the cpusets in requests of BE containers are erased (``beCpuset: erase``), a container starts with the
+cpuset of its pod's group, so these groups hold the BE pool. Groups below them that have no cpuset of their
+own, such as that of a pod's sandbox, follow the pool too. If a pod runs on other CPUs (class LS in a
+BestEffort cgroup), the groups above it are as wide as it needs. The groups are compared with the kernel
+whenever containers are written, and before a container below them starts: the groups of a new pod have all
+CPUs at first, and on v1 no container can have a CPU that its groups lack. The order of writes is that of
+``proxy.pools.write_order``. All of this runs in the kernel worker's thread.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class BeGroups:
         self._cgroups = cgroups
 
     def follow(self, state: NodeState, paths: Mapping[str, str]) -> list[str]:
-        """Write the groups that have other cpusets than wanted.
+        """Write the groups whose cpusets differ from the wanted ones.
 
         Args:
             state: The current state of the node.
-            paths: The groups of containers by id, as far as they are known.
+            paths: The known groups of containers, by id.
 
         Returns:
             What could not be written, as text.
@@ -58,7 +59,7 @@ class BeGroups:
                     continue
                 wanted = self._wanted(state, own, paths, groups)
                 if any(path.startswith(f"{root}/") for path in others):
-                    wanted[root] = state.node.machine.online  # it bounds the pods that are observed too
+                    wanted[root] = state.node.machine.online  # it also bounds observed pods
                 for step in ordered_writes(groups, wanted):
                     with _unless_gone():
                         self._cgroups.write(step.path, step.cpus, None, inner=False)
@@ -112,7 +113,7 @@ class BeGroups:
 
 @contextmanager
 def _unless_gone() -> Iterator[None]:
-    """Leave out a group that ends meanwhile: the others must be written nevertheless."""
+    """Skip a group that has gone in the meantime: the others must still be written."""
     try:
         yield
     except CgroupError as error:
@@ -121,5 +122,5 @@ def _unless_gone() -> Iterator[None]:
 
 
 def _is_in(path: str, groups: set[str]) -> bool:
-    """Return whether a group is one of some groups of pods, or lies in one."""
+    """Return whether a group is one of these groups of pods, or is directly below one."""
     return path in groups or path.rpartition("/")[0] in groups

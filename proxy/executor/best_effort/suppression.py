@@ -1,17 +1,17 @@
 """BE suppression: reads usage counters each period, and performs what ``proxy.engine.suppression`` decides.
 
-The engine computes what BE pods have; the executor reads, writes and reports.
+The engine computes what BE pods get; the executor reads, writes and reports.
 
 * A narrowed BE pool is a change of the state. The containers in it follow by kernel writes only: a cpuset
   that changes every second is not sent to the runtime (``proxy.executor.runtime_sync``). New containers get
   the narrowed cpuset. CPUs of LSE pods are not in the BE pool, so they cannot be chosen. Groups above
-  containers are narrowed only where requests are erased (``proxy.executor.best_effort.groups``).
+  containers are narrowed only if the cpusets in requests are erased (``proxy.executor.best_effort.groups``).
 * A quota is recorded in the ledger before it is written, so that it can be removed after a crash. The quota
   in effect is read before each decision: kubelet sets its own values now and then.
 
 Everything is restored when the daemon stops, when the other kind of suppression (or none) is configured, and
-when usage cannot be read for a while. After a crash the next start restores it: narrowed cpusets because a
-fresh state has none, quotas by the ledger.
+when usage cannot be read for a while. After a crash, the next start restores everything: cpusets because a
+fresh state narrows none, quotas because the ledger has them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Suppression:
 
     Attributes:
         settings: The configuration.
-        usage: Reads CPU time; None where nothing counts it.
-        groups: Reads and writes quotas; None where the cpu controller is missing.
+        usage: Reads CPU time; None if nothing counts it.
+        groups: Reads and writes quotas; None if the cpu controller is missing.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Suppression:
             context: Has the BE containers.
             writes: Makes the kernel follow the state.
             settings: The configuration.
-            usage: Reads CPU time; None where nothing counts it.
-            groups: Reads and writes quotas; None where the cpu controller is missing.
+            usage: Reads CPU time; None if nothing counts it.
+            groups: Reads and writes quotas; None if the cpu controller is missing.
             record: The ledger's record under ``SUPPRESSION_RECORD``: what an earlier run has written.
         """
         self._context = context
@@ -103,7 +103,7 @@ class Suppression:
         self._changed.set()
 
     async def run(self) -> None:
-        """Suppress until cancelled; where suppression is off, remove what an earlier run has written."""
+        """Suppress until cancelled; if suppression is off, remove what an earlier run has written."""
         while True:
             settings = self.settings
             await self._run(settings)
@@ -173,7 +173,7 @@ class Suppression:
                         context.telemetry.problem(UNREADABLE, err=cause)
 
     async def _read(self, query: UsageQuery) -> tuple[str, UsageReading]:
-        """Read the counters; while one reading hangs, no other is started: it is waited for again."""
+        """Read the counters; while a reading hangs, wait for it again instead of starting another."""
         if self.usage is None:
             raise CgroupError("cannot read the CPU time of pods: nothing counts it")
         if self._reading is None:

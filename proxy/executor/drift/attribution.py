@@ -1,14 +1,14 @@
-"""Finds the likely writer of a cpuset: by what was seen around the write, and by what the runtime saved.
+"""Finds the likely writer of a cpuset, from the evidence around the write and from what the runtime saved.
 
 The rules are in ``proxy.engine.likely_writer``. The runtime is queried because a client may have updated a
 container at the runtime's own socket: then the runtime has saved that cpuset, will write it again at the next
-update of any resource, and must be sent ours. A few containers are queried at once, each at most once in
-``AGAIN_S``. The others, and those that the runtime has not answered for, are queried later, as they may have
-been updated since.
+update of any resource, and must be sent ours. It is queried about a few containers at once, about each at
+most once in ``AGAIN_S``. The runtime is queried later about the others, and about those for which it did not
+answer, as they may have been updated since.
 
 CRI-O (1.34, server/container_update_resources.go, UpdateContainerResources) stores the resources of an update
-after runc has written them, so its answer may be of before. Where the answer explains nothing, the runtime is
-queried once more.
+after runc has written them, so its answer may predate the update. If the answer explains nothing, the runtime
+is queried once more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUERIES_AT_ONCE = 16
 AGAIN_S = 10.0
 """Seconds in which the runtime is queried at most once about a container."""
 PAUSE_S = 1.0
-"""Seconds between two rounds of the containers that are queried about later."""
+"""Seconds between two rounds of later queries."""
 STORED_S = 0.5
 """Seconds in which a runtime stores what it has just written."""
 
@@ -65,7 +65,7 @@ class Attribution:
         """Find the likely writers.
 
         Args:
-            found: By container id, the cpuset in the kernel; None where it was not read.
+            found: By container id, the cpuset in the kernel; None if it was not read.
             hints: The programs that were seen lately.
         """
         seen = {i: hinted_writer(hints, i, self._context.clock()) for i in found}
@@ -96,7 +96,7 @@ class Attribution:
         }
 
     async def _query(self, ids: Iterable[str]) -> dict[str, CpuSet]:
-        """Query the runtime for its saved cpusets; have ours sent where the saved ones differ."""
+        """Query the runtime for its saved cpusets; have ours sent if the saved ones differ."""
         context, now = self._context, self._context.clock()
         self._queried = {i: at for i, at in self._queried.items() if now - at < AGAIN_S}
         self._due &= context.state.containers.keys()
@@ -142,7 +142,7 @@ def _saved(runtime: Runtime, ids: list[str]) -> tuple[dict[str, CpuSet], list[st
     """Read the saved cpusets of some containers from the runtime; runs in a worker.
 
     Returns:
-        The cpusets by id, without containers that are gone; and the ids from the first on for which the
+        The cpusets by id, without containers that are gone; and the ids from the first one on for which the
         runtime did not answer.
     """
     saved: dict[str, CpuSet] = {}

@@ -2,16 +2,16 @@
 
 Theory of operation.
 
-* Detected: as soon as the kernel reports a write (``watch``) or a part suspects one (``suspect``: a reload of
-  systemd); right after each start and update that was forwarded, when it completes (updates that left
-  nothing else to do are gathered, ``GATHER_S``); and on timers: in each comparison with the runtime, and
-  twice as often where writes are not reported.
-* It is drift if the kernel has another cpuset than the one last written for the same wanted set. What a call
-  in flight brings is not drift; the cpuset is compared when the call has completed.
+* Detected: as soon as the kernel reports a write (``watch``) or another part suspects one (``suspect``; for
+  example, at a reload of systemd); right after each start and update that was forwarded, when it completes
+  (updates that left nothing else to do are gathered, ``GATHER_S``); and on timers: at each reconcile, and
+  twice as often if writes are not reported.
+* It is drift if the kernel has another cpuset than the one last written for the same wanted set. A cpuset
+  that a call in flight brings is not drift; it is compared when the call has completed.
 * Repaired at once, unless the same program writes again and again (``engine.write_conflicts``).
 
-Suspicions come in bursts (a reload writes every unit). The first is compared at once. What is suspected
-meanwhile, or within ``GATHER_S`` after, is compared together.
+Suspicions come in bursts (a reload writes every unit). The first is compared at once. Containers that are
+suspected during this comparison, or within ``GATHER_S`` after it, are compared together.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Drift:
             context: Has the containers.
             writes: Makes the kernel follow the state; from now on it writes with ``write``.
             kubelet_cpus: Knows which sets kubelet's CPU manager would write.
-            reports: The kernel's reports of cpuset writes; None where there are none.
+            reports: The kernel's reports of cpuset writes; None if there are none.
         """
         self._context = context
         self._writes = writes
@@ -130,7 +130,7 @@ class Drift:
             self._looks = False
 
     async def _tick(self) -> None:
-        """Compare on a timer where writes are not reported."""
+        """Compare on a timer if writes are not reported."""
         while True:
             await self._context.pause(lambda options: options.reconcile_period / 2)
             live = [c.id for c in self._live()]
@@ -167,7 +167,7 @@ class Drift:
         return done
 
     def _arm_found(self, live: list[Container], done: WriteResult) -> None:
-        """Watch the cgroups that a pass has found, and repair what was written to them before that."""
+        """Watch the cgroups that a pass of writes has found, and repair what was written to them earlier."""
         if new := self._arm(live):
             late = self._context.cpuset_writer.write(new)
             done.written += late.written

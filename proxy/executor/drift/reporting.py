@@ -68,7 +68,7 @@ def report_conflicts(context: NodeContext, began: Mapping[str, WriteConflict]) -
 
 
 def report_end(context: NodeContext, container_id: str, conflict: WriteConflict) -> None:
-    """Report that a conflict is over; that of a container that has ended only ends as a problem."""
+    """Report that a conflict is over; if the container has ended, only the problem is resolved."""
     container = context.state.containers.get(container_id)
     context.telemetry.resolved(WRITE_CONFLICT, containerID=container_id)
     if not context.state.facts.drift.conflicts:

@@ -6,7 +6,7 @@ costs one read. After a report no more reports are taken for a moment, so that m
 comparison, unless a container is confined (``proxy.executor.confinement``). A group is not watched while
 all containers below it have write conflicts (``engine.write_conflicts``): then they are compared on a timer.
 
-Where the kernel refuses a watch, comparisons on timers take its place; that is reported once.
+If the kernel refuses a watch, comparisons on timers replace it; the refusal is reported once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class WriteWatch:
     """Watches the groups of containers.
 
     Attributes:
-        writes: Reports writes; None where nothing does.
-        refused: Why some groups are not watched; empty where all are.
+        writes: Reports writes; None if nothing does.
+        refused: Why some groups are not watched; empty if all are.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WriteWatch:
             context: Has the containers.
             suspect: Called with the containers that may have been written; None for all.
             conflicting: Returns the ids of containers with a write conflict.
-            writes: Reports writes of the kernel; None where nothing does.
+            writes: The kernel's reports of writes; None if there are none.
         """
         self._context = context
         self._suspect = suspect
@@ -61,7 +61,7 @@ class WriteWatch:
         self._later: asyncio.TimerHandle | None = None
 
     def report_first(self, written: Callable[[Iterable[str]], bool]) -> None:
-        """Report writes to a function before all else; it returns whether the next reports must not wait."""
+        """Report writes to a function first; it returns whether further reports must not be delayed."""
         self._first = written
 
     # -- the kernel's worker ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """CPUs and memory that come and go while containers run: the state follows; owners get replacements.
 
 The machine is read at each reconcile, and as soon as the kernel reports a change
-(``proxy.topology.uevents``). Where it has changed, the state is computed again from it (``engine.hotplug``).
+(``proxy.topology.uevents``). If it has changed, the state is computed again from it (``engine.hotplug``).
 Then, in this order:
 
 1. All containers leave the CPUs and memory that are gone. An owner keeps what is left of its CPUs. On
@@ -12,7 +12,8 @@ Then, in this order:
    (``engine.replacement_cpus``), by a reservation.
 4. A container that has less than promised is reported: in the log, ``explain``, ``status`` and metrics.
 
-What could not be done is tried again at each reconcile; what waits for a call in flight, at its end.
+A step that failed is tried again at each reconcile; a step that waits for a call in flight, when the call
+ends.
 """
 
 from __future__ import annotations
@@ -54,12 +55,11 @@ if TYPE_CHECKING:
 
 
 MOMENT_S = 0.05
-"""Seconds between a report and reading the machine: many CPUs go at once where SMT is switched off."""
+"""Seconds between a report and reading the machine: many CPUs go at once when SMT is switched off."""
 
 DISPLACED_TASK_CHECKS = 3
-"""How many times to look for tasks that the kernel has moved away: it moves them after its report.
-
-Also after a start, where the cgroups of containers are not known yet the first time."""
+"""How many times to look for tasks that the kernel has moved away: it moves them after its report. After a
+start of the daemon, too: the first time, the cgroups of containers are not known yet."""
 NOT_BROUGHT_BACK = "cannot bring back processes"
 NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is detected at the next reconcile"
 
@@ -68,8 +68,8 @@ class Hotplug:
     """Makes the state follow the machine.
 
     Attributes:
-        events: What the kernel reports; None where nothing listens.
-        displaced: Brings tasks back; None where the kernel moves none away.
+        events: What the kernel reports; None if nothing listens.
+        displaced: Brings tasks back; None if the kernel moves none away.
         hardware_losses: Reports containers that have less than promised.
     """
 
@@ -90,9 +90,10 @@ class Hotplug:
             writes: Makes the kernel follow the state.
             mems: Compares memory nodes; its worker reads the machine.
             reservations: Gives owners CPUs in place of offline ones.
-            hardware: Returns the machine where it differs from the known one; called in a thread.
-            events: What the kernel reports of CPUs and memory; None where it reports nothing.
-            displaced: Brings tasks back; None where the kernel moves none away.
+            hardware: Returns the machine if it differs from the known one, otherwise None; called in a
+                thread.
+            events: What the kernel reports of CPUs and memory; None if it reports nothing.
+            displaced: Brings tasks back; None if the kernel moves none away.
         """
         self._context = context
         self._writes = writes
@@ -133,9 +134,9 @@ class Hotplug:
         self._context.spawn(self.reread())
 
     async def reread(self) -> None:
-        """Read the machine, and update the state where it has changed."""
+        """Read the machine, and update the state if it has changed."""
         context = self._context
-        async with self._looking:  # else an older reading might overtake a newer one
+        async with self._looking:  # otherwise, an older reading might overtake a newer one
             machine = await self._mems.worker.run(self._hardware, context.state.node.machine)
             if machine is not None:
                 self._changed(machine)
@@ -161,7 +162,7 @@ class Hotplug:
             self._memory_changed(before, after)
         for container in after.containers.values():
             if before.desired_cpus(container) != after.desired_cpus(container):
-                context.sync_later(container.id)  # v1 itself removes CPUs: nothing is written
+                context.sync_later(container.id)  # the v1 kernel itself removes CPUs: nothing is written
         context.reconcile_requested.set()  # compares sandboxes, memory nodes and promised memory
 
     def _memory_changed(self, before: NodeState, after: NodeState) -> None:
@@ -219,7 +220,7 @@ class Hotplug:
         return is_complete
 
     async def _take_back(self, short: MissingCpus) -> None:
-        """Release replacements that are no longer needed, once the kernel reports that they were left."""
+        """Release replacements that are no longer needed, once the kernel shows that the owner left them."""
         context, used = self._context, replacements_in_use(self._context.state, short)
         if all(container.placement.replacement == used for container in short.containers):
             return
@@ -324,7 +325,7 @@ class HardwareLossReporter:
             context.telemetry.warning("more containers have less than promised: see the status", count=more)
 
     def explained(self, container_id: str) -> str:
-        """Return as text what a container is short of now; empty where it is short of nothing."""
+        """Return as text what a container lacks now; empty if it lacks nothing."""
         container = self._context.state.containers.get(container_id)
         loss = None if container is None else loss_of(self._context.state, container)
         return "" if loss is None else loss.text()
