@@ -1,4 +1,4 @@
-"""Writes the cpusets that the state wants to the kernel. All writes run in the kernel worker's thread.
+"""Writes to the kernel the cpusets that the state wants. All writes run in the kernel worker's thread.
 
 Each write uses the newest state, not the state from when the job was queued: see
 ``proxy.executor.background``. The memory nodes of a live container are not changed, because its memory may be
@@ -108,7 +108,7 @@ class CpusetWriter:
         self._first = job
 
     def _is_paused(self) -> bool:
-        """Return whether nothing must be written; jobs that are already queued check this, too."""
+        """Return whether writes are paused or have ended; jobs that are already queued check this, too."""
         return self._ended or self._state().mode.in_release
 
     def is_live(self, container: Container) -> bool:

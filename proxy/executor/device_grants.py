@@ -71,7 +71,7 @@ class DeviceGrants:
         self._allocating: dict[tuple[str, str, Wanted], asyncio.Task[Answers | DevicePluginError]] = {}
 
     async def take_over(self, resource: str) -> None:
-        """Before a resource is managed here, let containers keep the devices of it that kubelet gave them.
+        """Before a resource is managed here, let containers keep those of its devices that kubelet gave them.
 
         Raises:
             DevicePluginError: Kubelet's assignments cannot be read, so devices in use would count as free.

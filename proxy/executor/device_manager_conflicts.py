@@ -31,8 +31,8 @@ PERIOD_S: Final = 30.0
 LISTED_S: Final = 1.0
 """Seconds within which the first list of a resource is detected."""
 GONE_S: Final = 600.0
-"""Seconds after which a refused plug-in counts as gone. Kubelet restarts a plug-in that ends after at most
-300 s."""
+"""Seconds after which a refused plug-in counts as gone. When a plug-in ends, kubelet restarts it after at
+most 300 s."""
 PROBLEM: Final = "cannot manage a resource that has another manager"
 
 

@@ -137,7 +137,7 @@ class LedgerWriter:
             self._telemetry.problem(LATE, seconds=self.limit)
 
     async def _flushed(self) -> BatchResult | None:
-        """Wait until all is written; returns the result of the last batch; None on a timeout."""
+        """Wait until all is written; returns the result of the last batch, or None on a timeout."""
         if self._waiting:
             self._start()
         latest = self._latest

@@ -1,4 +1,4 @@
-"""Reports running containers without a cgroup to write (in a VM, say), until one is found."""
+"""Reports running containers without a cgroup to write (for example, in a VM), until one is found."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class MissingCgroups:
     def report(self, lost: Iterable[Container]) -> None:
         """End the problems that are over, and report containers whose cgroup a comparison did not find.
 
-        A cgroup is found by the runtime's answer or, later, by its name: a comparison seldom searches for one
-        that it has not found twice, so that ``lost`` is mostly empty.
+        A cgroup is found by the runtime's answer or, later, by its name: a comparison seldom searches again
+        for a cgroup that it has missed twice, so that ``lost`` is mostly empty.
         """
         telemetry = self._context.telemetry
         self._end()
@@ -42,7 +42,7 @@ class MissingCgroups:
             telemetry.problem(NO_CGROUP, **subject(container), err=self._locator.obstacles.get(container.id))
 
     def _end(self) -> None:
-        """End the problems of containers with a cgroup by now, and of those that need none any more."""
+        """End the problems of containers that have a cgroup by now, or no longer need one."""
         context, writer = self._context, self._context.cpuset_writer
         for container_id in list(self._missing):
             container = context.state.containers.get(container_id)

@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 
 
 class Ports(Struct, frozen=True):
-    """The optional ports of a node, besides cpusets, a runtime and a ledger; None where there is none.
+    """The optional ports of a node, besides cpusets, a runtime and a ledger; None if there is none.
 
     Attributes:
-        hardware: Returns the machine where it differs from the known one; called in a thread.
+        hardware: Returns the machine if it differs from the known one, otherwise None; called in a thread.
         kubelet: What kubelet knows of pods and devices.
         devices: Where devices are, from sysfs.
         kubelet_cpu_manager: The settings and assignments of kubelet's CPU manager.
@@ -235,7 +235,8 @@ class NodeExecutor(NodeContext):
 
         Args:
             limit: The seconds.
-            handing_over: Another process continues: fences stay around the calls that are still in flight.
+            handing_over: Whether another process continues; then fences stay around the calls that are still
+                in flight.
         """
         ending = ShutdownTime(limit, self.telemetry.warning)
         await ending.step("stop listening to the runtime", self.runtime_events.close(), JOIN_S)

@@ -1,8 +1,8 @@
-"""The policy of the node while it runs: by the Node object, kubelet and our configuration.
+"""The policy of the node while it runs: from the Node object, kubelet and our configuration.
 
-All are read at each reconcile, the Node object in a worker. What has changed takes effect at once, without
-moving owners (``proxy.engine.node_policy_applied``). What cannot be applied is reported; the old value stays
-in effect, and it is tried again each time, since owners come and go.
+All three are read at each reconcile, the Node object in a worker. A changed setting takes effect at once,
+without moving owners (``proxy.engine.node_policy_applied``). A setting that cannot be applied is reported;
+the old value stays in effect, and the new one is tried again each time, since owners come and go.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CANNOT_FOLLOW = "cannot follow a setting of the Node object"
 
 
 class NodePolicySync:
-    """Reads what decides on the rules of the node, and reports what follows.
+    """Reads the sources of the node's rules, and reports what has changed and what is wrong.
 
     Attributes:
         configured: The node as our configuration has it, on the machine of the start.
@@ -51,7 +51,7 @@ class NodePolicySync:
             context: Has the rules.
             configured: The node as our configuration has it.
             source: Where the Node object is; None for none.
-            options: Of the topology manager, as our configuration has them.
+            options: The options of the topology manager, as our configuration has them.
             namespaces: Where labels of namespaces are; None for none.
         """
         self._context = context
@@ -67,14 +67,14 @@ class NodePolicySync:
 
     @property
     def policy(self) -> NodePolicy:
-        """What is in effect."""
+        """The policy in effect."""
         policy = self._context.state.facts.policy
         assert policy is not None
         return policy
 
     @property
     def meta(self) -> NodeMeta | None:
-        """The newest Node object read; None where there is none, or it could never be read."""
+        """The newest Node object read; None if there is none, or it could never be read."""
         return self._context.state.facts.node_meta
 
     async def follow(self, worker: Worker) -> None:
@@ -87,11 +87,11 @@ class NodePolicySync:
                 if self._namespaces is not None:
                     self._labels = await worker.run(self._namespaces.read)
             self._follow(NodePolicyRead(self.configured, self._options, meta, self._labels))
-        except Exception as error:  # noqa: BLE001 - an internal error must not stop the comparison
+        except Exception as error:  # noqa: BLE001 - an internal error must not stop the reconcile
             self._context.report_internal_error(error)
 
     def apply(self) -> None:
-        """Apply the policy that follows from what is known."""
+        """Apply the policy that follows from the known facts."""
         self._follow(self._read(self.configured, self._options))
 
     def reconfigured(self, configured: Node, options: TopologyOptions) -> Callable[[], None]:
@@ -99,13 +99,13 @@ class NodePolicySync:
 
         Args:
             configured: The node as the new configuration has it, on the machine of ``configured``.
-            options: Of the topology manager.
+            options: The options of the topology manager.
 
         Returns:
-            What makes the change, if it is called before anything else happens.
+            A function that makes the change; it must be called before anything else happens.
 
         Raises:
-            ConfigError: The node as it is cannot follow.
+            ConfigError: The node in its current state cannot follow.
         """
         if new := new_refusals(self._context.state, self._read(configured, options)):
             raise ConfigError(f"the node cannot follow now: {'; '.join(new)}")
@@ -132,7 +132,7 @@ class NodePolicySync:
                     telemetry.event("the policy of the node changed", values=", ".join(texts))
 
     def _report(self, notes: Iterable[str]) -> None:
-        """Report what is wrong, and end the problems of earlier passes that are over."""
+        """Report what is wrong, and end the problems of earlier reconciles that are over."""
         telemetry = self._context.telemetry
         problem = self._without_labels(self._context.state.node)
         if self._open_problem not in ("", problem):
@@ -148,14 +148,14 @@ class NodePolicySync:
         self._open_problem, self._open = problem, found
 
     def _unread(self) -> list[str]:
-        """Return what of the Node object could not be read."""
+        """Return why parts of the Node object could not be read."""
         if self._source is None:
             return []
         inside = self.meta.problems if self.meta is not None else ()
         return [self._source.problem, *(f"{self._source.source}: {problem}" for problem in inside)]
 
     def _without_labels(self, node: Node) -> str:
-        """Return why labels of namespaces that matter are not known; empty if they are."""
+        """Return why labels of namespaces that matter are unknown; empty if they are known."""
         if node.admission.owners.selector.all:
             return ""
         if self._namespaces is None:

@@ -38,10 +38,10 @@ class OwnerMoves:
 
         Args:
             owner: The owner, as ``Container.owner``.
-            cpus: The CPUs that it is to have, as many as it has.
+            cpus: The new CPUs, as many as it has.
 
         Returns:
-            Empty once it has them; else why it has the CPUs that it had.
+            Empty once it has them; otherwise why it keeps the CPUs that it had.
         """
         context = self._context
         if not applies_to(context.state, None) or not context.reconciled.is_set():
@@ -57,7 +57,7 @@ class OwnerMoves:
         return await self._moved(reservation, self._reservations.run_for("move", first))
 
     async def _moved(self, reservation: Reservation, run: ReservationRun) -> str:
-        """Carry out a move, or its restoration; the runtime and systemd are sent what is in effect then."""
+        """Carry out a move, or its restoration, and send the resulting CPUs to the runtime and systemd."""
         context = self._context
         reservation = await self._reservations.carry_out(reservation, run)
         moved, obstacle = f"from CPUs {reservation.previous} to {reservation.cpus}", _ENDED
@@ -94,7 +94,7 @@ class OwnerMoves:
             containers: The containers in it; those of a move are replaced.
 
         Returns:
-            What is held until the containers are back, by reservation.
+            The CPUs that are held until the containers are back, by reservation.
         """
         bounds, holds = self._context.state.node.machine.bounds.cpus, dict[str, ReservationCpus]()
         for key, value in entries.items():
@@ -124,7 +124,7 @@ class OwnerMoves:
         return holds
 
     def resume(self) -> None:
-        """Put back the containers of moves that were under way; all that run are known."""
+        """Put back the containers of unfinished moves; called once all running containers are known."""
         half_done, self._half_done = self._half_done, []
         for reservation, run in half_done:
             self._context.spawn(self._put_back(reservation, run))

@@ -15,9 +15,9 @@ CONTAINER_ID = "containerID"
 class ProblemExpiry(Observer):
     """Removes problems of containers that are gone, and those of pods some minutes after the last report.
 
-    A pod that is rejected has no sandbox, and kubelet tries again for minutes: it is not gone yet. A hook can
-    name a container that does not exist: that remains readable for the same time, and so does each failure
-    of a hook, because no later event says that it is over.
+    A rejected pod has no sandbox, and kubelet tries again for minutes: the pod is not gone yet. A hook can
+    name a container that does not exist: this problem stays for the same time, and so does each failure of a
+    hook, because no later event shows that it is over.
     """
 
     def __init__(self, context: NodeContext) -> None:

@@ -1,25 +1,27 @@
 """CFS quotas of owners of CPUs: off while they own CPUs, and restored afterwards.
 
 Theory of operation. A container with CPUs of its own needs no quota, and its pod's quota must not throttle it
-either. Which quotas are off, and which are restored, is decided in ``proxy.engine.quotas``; this module
-carries it out:
+either. ``proxy.engine.quotas`` decides which quotas are off and which are restored; this module carries that
+out:
 
 * Pods. No field of the CRI carries a pod's quota, so the kernel's file is written: before the first owner
   starts, and checked at reconciles. A quota that another program writes there while it should be off (kubelet
-  at a resize, systemd at a daemon-reload) is the one that will be restored, and is removed again. Where that
+  at a resize, systemd at a daemon-reload) is the one that will be restored, and is removed again. If that
   continues, it is removed ever more rarely.
-* Containers. The request that creates or updates a container carries -1. Where a container runs with a quota,
+* Containers. The request that creates or updates a container carries -1. If a container runs with a quota,
   its file is written, and the quota is sent to the runtime (``runtime_sync``): otherwise the runtime's saved
   state undoes the write.
 
-Updates of clients and hooks change the quota that will be restored when they are sent, and a refused one must
-leave it as it was. Several may be in flight for one container. Each knows the record before it; when one
-ends, those of the others are corrected, so that every order of the answers has the same result.
+When an update of a client or a hook is sent, it changes the quota that will be restored; a refused update
+must leave that quota as it was. Several updates may be in flight for one container. Each knows the record
+before it. When one ends, the records of the others are corrected, so that every order of the answers has the
+same result.
 
 Order: a pod's quota is removed first and a container's is restored first, as cgroup v1 requires (see
-``backends.cgroup.cfs_quota``). A failure costs the feature for that group, and is reported.
+``backends.cgroup.cfs_quota``). After a failure, that group is left without the feature, and the failure is
+reported.
 
-What reads and writes the kernel's files runs in the kernel worker's thread.
+The kernel's files are read and written in the kernel worker's thread.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def remove_quotas(groups: CpuGroups, records: Iterable[tuple[str, QuotaRecord]])
 def restore_quotas(
     groups: CpuGroups, records: Iterable[tuple[str, tuple[QuotaRecord, QuotaPlace]]]
 ) -> tuple[dict[str, int | None], int, Errors]:
-    """Restore quotas, in this order, where there is none now: a quota that another program wrote is newer.
+    """Restore quotas, in this order, if there is none now: a quota that another program wrote is newer.
 
     Returns:
         By key the quota in effect now (None: the group is gone), without those that failed; how many were
@@ -111,7 +113,7 @@ class QuotaUpdate:
     Attributes:
         container_id: The container.
         quota: The quota that it requests; -1 for none.
-        former: The record that stays if the runtime refuses it; None for none.
+        former: The record that stays if the runtime refuses the update; None for none.
     """
 
     container_id: str
@@ -123,7 +125,7 @@ class OwnerQuotas(Observer):
     """Removes quotas and restores them.
 
     Attributes:
-        groups: The cpu controller's tree; None where there is none, and then nothing is done.
+        groups: The cpu controller's tree; None if there is none; quotas are not written then.
     """
 
     def __init__(self, context: NodeContext, groups: CpuGroups | None = None) -> None:
@@ -132,14 +134,14 @@ class OwnerQuotas(Observer):
         self._lock = asyncio.Lock()
         self._removing, self._restoring = PassRetries(), PassRetries()
         self._not_removed: set[str] = set()
-        """Records whose quota may not have been removed: the recorded one is not another program's."""
+        """Records whose quota may still be in the kernel: if the recorded value is there, it is no drift."""
         self._is_due = False
         self._updates: defaultdict[str, list[QuotaUpdate]] = defaultdict(list)
         context.store.handle(engine.CpuControllerChecked(groups is not None))
 
     @property
     def active(self) -> bool:
-        """True where quotas are written at all."""
+        """True if quotas are written at all."""
         return engine.writes_quotas(self._context.state)
 
     @property
@@ -158,7 +160,7 @@ class OwnerQuotas(Observer):
             )
 
     def off(self, container: Container) -> bool:
-        """Return whether a container's quota is to be off now."""
+        """Return whether a container's quota must be off now."""
         return engine.must_have_no_quota(self._context.state, container)
 
     def carried(self, container: Container) -> int:
@@ -197,12 +199,12 @@ class OwnerQuotas(Observer):
         return next(effect.quota for effect in effects if type(effect) is engine.QuotaCarried)
 
     def update_sent(self, container_id: str, quota: int, former: QuotaRecord | None) -> QuotaUpdate | None:
-        """Register an update that is sent to the runtime; None where it requests no quota.
+        """Register an update that is sent to the runtime; None if it requests no quota.
 
         Args:
             container_id: The container.
             quota: The quota that it requests; 0 for none.
-            former: The record before it was requested.
+            former: The record before the update was requested.
         """
         if not quota:
             return None
@@ -211,7 +213,7 @@ class OwnerQuotas(Observer):
         return update
 
     def update_ended(self, update: QuotaUpdate | None, *, refused: bool) -> None:
-        """Note the end of an update; without an answer it may be in effect, as if it was accepted."""
+        """Record the end of an update; one without an answer may be in effect, so it counts as accepted."""
         if update is None:
             return
         in_flight = self._updates[update.container_id]
@@ -243,7 +245,7 @@ class OwnerQuotas(Observer):
         self._restoring.failed(CONTAINER_QUOTA + container_id)
 
     def restore_soon(self) -> None:
-        """Restore soon the quotas that are no longer to be off: a container came, started, exited or went."""
+        """Restore soon the quotas that need not be off: a container came, started, exited or went."""
         if self.known.records and self.active and not self._is_due:
             self._is_due = True
             self._context.spawn(self._follow())
@@ -264,7 +266,7 @@ class OwnerQuotas(Observer):
             await self._restore()
 
     async def before_start(self, container: Container) -> None:
-        """Remove the quota of a container's pod, where the container is to run without one."""
+        """Remove the quota of a container's pod, if the container must run without one."""
         if not self.off(container):
             return
         places = engine.removable(self._context.state, (container,))

@@ -1,6 +1,6 @@
 """The checks of a node: whether topoproxy is ready for calls, and what else needs an operator.
 
-A check that is *required* decides about readiness: ``topoproxy status`` ends with 1 while one fails, and
+A check that is *required* decides about readiness: ``topoproxy status`` exits with 1 while one fails, and
 ``/readyz`` answers 503. The others are listed among the problems of the status. Each check passes or has a
 reason.
 """
@@ -24,7 +24,7 @@ class Check(Struct, frozen=True):
 
     Attributes:
         name: A stable name.
-        reason: Why the check fails; empty where it passes.
+        reason: Why the check fails; empty if it passes.
         required: Whether the node is ready only if it passes.
     """
 

@@ -1,13 +1,14 @@
 """Reconciles the state with the runtime and with the kernel.
 
-A reconcile pass lists what the runtime has and compares it with the state. Unknown containers are adopted
-(they were created without passing through the proxy, or before it started). Containers that have exited or
-vanished give their CPUs back. Creates with a lost answer are resolved. The cpuset of every live container
-in the kernel is compared with the wanted one. The first pass after a start of the daemon ends its recovery,
-which began with the ledger (``ledger_recovery``): until it is done, calls that need a decision wait. Passes
-run on a timer, soon after an inconsistency was detected, and as soon as the runtime can be reached again.
+A reconcile lists what the runtime has and compares it with the state. Unknown containers are adopted (they
+were created without passing through the proxy, or before it started). Containers that have exited or vanished
+give their CPUs back. Creates with a lost answer are resolved. The cpuset of every live container in the
+kernel is compared with the wanted one. The first reconcile after a start of the daemon ends its recovery,
+which began with the ledger (``ledger_recovery``): until the recovery is done, calls that need a decision
+wait. Reconciles run on a timer, soon after an inconsistency was detected, and as soon as the runtime can be
+reached again.
 
-If the runtime sends events (``runtime_events``), a pass usually finds exits already handled.
+If the runtime sends events (``runtime_events``), a reconcile usually finds exits already handled.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ if TYPE_CHECKING:
 GRACE_S = 2.0
 """Seconds for which a create with a lost answer may still turn up in the runtime's list."""
 ADDITIONAL_JOB_S = 30.0
-"""Seconds that each additional job of a pass may take (quotas, memory nodes, partitions)."""
+"""Seconds that each additional job of a reconcile may take (quotas, memory nodes, partitions)."""
 GAP_S = 0.2
 AGAIN = Backoff(0.05, 1.0)
-"""Seconds before the next pass after one that failed."""
+"""Seconds before the next reconcile after one that failed."""
 REMOVED_AT_ONCE = 64
 """Containers that are removed in one turn of the event loop."""
 
@@ -71,7 +72,7 @@ KERNEL_LATE = "cannot compare with the kernel in time"
 
 
 class PassParts(Protocol):
-    """The parts of the executor (``node_executor``) that a reconcile pass uses."""
+    """The parts of the executor (``node_executor``) that a reconcile uses."""
 
     writes: KernelWrites
     lifecycle: ContainerLifecycle
@@ -100,7 +101,7 @@ class ListRequest(Struct, frozen=True):
         at: The time.
         containers: The ids of the known containers.
         pods: The ids of the known sandboxes, without those whose create is under way.
-        answered: Tokens of sandboxes whose calls an earlier daemon relayed, and which are over.
+        answered: Tokens of sandboxes whose calls an earlier daemon relayed, if these calls are over.
     """
 
     change: int
@@ -111,20 +112,20 @@ class ListRequest(Struct, frozen=True):
 
 
 class Reconciler:
-    """Makes reconcile passes, and remembers whether the runtime can be reached.
+    """Reconciles again and again, and remembers whether the runtime can be reached.
 
     Attributes:
-        connected: The runtime answered the last query.
-        failure: Why the last pass failed at the runtime; empty where it did not.
+        connected: Whether the runtime answered the last query.
+        failure: Why the last reconcile failed at the runtime; empty if it did not.
         runtime_version: Name and version of the runtime.
     """
 
     def __init__(self, context: NodeContext, parts: PassParts) -> None:
-        """Prepare; the first pass begins with ``run`` or ``once``.
+        """Prepare; the first reconcile begins with ``run`` or ``once``.
 
         Args:
             context: The node with the state to reconcile.
-            parts: The other parts of the executor that a pass uses.
+            parts: The other parts of the executor that a reconcile uses.
         """
         self._context = context
         self._parts = parts
@@ -146,7 +147,7 @@ class Reconciler:
         self.runtime_version = ""
 
     async def run(self) -> None:
-        """Start the other parts, then make passes until cancelled."""
+        """Start the other parts, then reconcile until cancelled."""
         context = self._context
         self._parts.hotplug.start()
         self._parts.runtime_events.start()
@@ -157,7 +158,7 @@ class Reconciler:
             try:
                 await self.once()
                 again.reset()
-            except Exception as error:  # noqa: BLE001  whatever the error, the next pass must come
+            except Exception as error:  # noqa: BLE001  whatever the error, the next reconcile must come
                 self._failed(error)
                 wait = min(wait, again.next())
             if context.state.runtime.lost or context.state.inflight.unattended():
@@ -187,13 +188,13 @@ class Reconciler:
             self.failure = str(error)
             context.telemetry.problem(NOT_RECONCILED, err=error)
             if error.code == GrpcStatus.UNIMPLEMENTED:
-                # The runtime does not have a method that a pass needs: waiting is of no use.
+                # The runtime does not have a method that a reconcile needs: waiting is of no use.
                 self._mark_reconciled()
         else:
             context.report_internal_error(error)
 
     async def once(self) -> None:
-        """Make one pass.
+        """Reconcile once.
 
         Raises:
             UnavailableError: The runtime cannot be reached, or did not answer in time.
@@ -238,7 +239,7 @@ class Reconciler:
             self._end_first_pass()
 
     async def _refresh_facts(self) -> None:
-        """Read the hardware, kubelet's CPUs and the policy again; also the runtime, if it was away."""
+        """Read the hardware, kubelet's CPUs and the policy; also the runtime's version, if it was away."""
         if not self.connected:
             self.runtime_version = await self._worker.run(self._context.runtime.version)
             await self._parts.cgroup_locator.query_cgroup_driver(self._worker)
@@ -247,7 +248,7 @@ class Reconciler:
         await self._parts.node_policy.follow(self._worker)
 
     def _end_relayed(self, listing: Listing, answered: frozenset[str]) -> None:
-        """Record what became of sandboxes whose calls an earlier daemon relayed, where the list shows it."""
+        """Record what became of sandboxes whose calls an earlier daemon relayed, if the list shows it."""
         if listing.unread_pods:
             return
         for token in answered:
@@ -255,7 +256,7 @@ class Reconciler:
         self._parts.call_tracker.former_calls.answered -= answered
 
     def _unknown(self, listing: Listing) -> list[RuntimeContainer]:
-        """Return the containers that the state has neither by their ids nor as creates without an answer."""
+        """Return the listed containers that the state has neither by id nor as creates without an answer."""
         containers = self._context.state.containers
         new = [c for c in listing.containers.values() if c.id not in containers]
         creating = {(c.pod.sandbox_id, c.name) for c in containers.values() if c.phase is Phase.CREATING}
@@ -282,7 +283,7 @@ class Reconciler:
         )
 
     def _learn_labels(self, listing: Listing) -> None:
-        """Learn the labels of pods that a ledger without labels has."""
+        """Learn the labels of pods that were read from a ledger without labels."""
         context = self._context
         for sandbox_id, seen in listing.pods.items():
             pod = context.state.pods.get(sandbox_id)
@@ -315,10 +316,10 @@ class Reconciler:
             await self._additional_job(self._parts.partitions.once())
 
     async def _compared(self) -> WriteResult | None:
-        """Compare all containers with the kernel; None if that takes too long: the next pass has the result.
+        """Compare all containers with the kernel; None on a timeout: the next reconcile has the result.
 
-        A pass does not wait for a kernel that hangs: calls that wait after a start of the daemon need only
-        what the runtime reports.
+        A reconcile does not wait for a kernel that hangs: calls that wait after a start of the daemon need
+        only what the runtime reports.
         """
         late, self._comparing = self._comparing, None
         comparing = late or asyncio.ensure_future(self._parts.drift.compare_all())
@@ -330,7 +331,7 @@ class Reconciler:
         return comparing.result()
 
     async def _additional_job(self, work: Awaitable[None]) -> None:
-        """Perform an additional job of a pass: a fault in it must not fail the pass."""
+        """Perform an additional job of a reconcile: a fault in it must not fail the reconcile."""
         try:
             async with asyncio.timeout(ADDITIONAL_JOB_S):
                 await work
@@ -340,7 +341,7 @@ class Reconciler:
             self._context.report_internal_error(error)
 
     def _running(self, ids: list[str], listing: Listing, began: int) -> list[Container]:
-        """Return the containers that run, by the runtime's list."""
+        """Return the containers that run, according to the runtime's list."""
         state = self._context.state
         return [
             container
@@ -351,7 +352,7 @@ class Reconciler:
             and state.runtime.changes.is_unchanged(container_id, began)
         ]
 
-    # -- parts of a pass ----------------------------------------------------------------------------------
+    # -- parts of a reconcile -----------------------------------------------------------------------------
 
     def _resolve(self, listing: Listing, began: int) -> None:
         """Find out how creates ended if their answer was lost."""
@@ -380,8 +381,8 @@ class Reconciler:
     def _is_over(self, container: Container, listing: Listing) -> bool:
         """Return whether a create that was recorded before a crash can no longer succeed.
 
-        That is so if its sandbox has ended or is gone. It is known only in the first pass: later, a list may
-        be older than the sandbox of a create.
+        That is so if its sandbox has ended or is gone. The list shows this only in the first reconcile:
+        later, a list may be older than the sandbox of a create.
         """
         sandbox_id = container.pod.sandbox_id
         pod = listing.pods.get(sandbox_id)
@@ -425,7 +426,7 @@ class Reconciler:
             await turns.turn()
 
     def _take_phase(self, container_id: str, phase: Phase, began: int) -> None:
-        """Record the phase that the list has for a container, unless the state knows better."""
+        """Record the phase that the list has for a container, unless the state is newer."""
         context = self._context
         recorded = context.state.containers.get(container_id)
         if (

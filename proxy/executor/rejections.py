@@ -1,9 +1,9 @@
 """Pods and containers that are rejected: each is a problem once, until it no longer applies.
 
-kubelet tries a rejected container again and again, after up to five minutes. All tries are one problem. It
-is logged when it, or its reason, is new. It is over when the container has been created, when the sandbox
-has ended, or, for a pod whose sandbox was rejected, when no other try has come for ``FORGET_S``: such a pod
-is not known at the runtime, so its deletion is not detected.
+kubelet tries a rejected container again and again, after up to five minutes. All tries are one problem. The
+problem is logged when it, or its reason, is new. It is over when the container has been created, when the
+sandbox has ended, or, for a pod whose sandbox was rejected, when no other try has come for ``FORGET_S``: such
+a pod is not known at the runtime, so its deletion is not detected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy.telemetry.port import Telemetry
 
 FORGET_S = 600.0
 LIMIT = 100
-"""How many are remembered; the oldest are forgotten first."""
+"""How many rejections are remembered; the oldest are forgotten first."""
 _MESSAGES = {
     ("container", True): "refused a container",
     ("pod", True): "refused a pod",
@@ -34,10 +34,10 @@ class _Rejected:
 
     Attributes:
         message: The message of the problem.
-        pod: The pod; its uid is empty where the client sends none.
-        sandbox_id: The sandbox; empty where there is none.
+        pod: The pod; its uid is empty if the client sends none.
+        sandbox_id: The sandbox; empty if there is none.
         verdict: Why.
-        applied: Whether the plan was applied to the pod at the last try; else it continued anyway.
+        applied: Whether the plan was applied to the pod at the last try; otherwise it continued anyway.
         first: When the first try was rejected, in seconds since the epoch.
         at, last: When the last try was rejected: in seconds since the epoch, and by the monotonic clock.
         count: How many tries were rejected.
@@ -79,7 +79,7 @@ class Rejections(Observer):
             pod: The pod.
             name: The container; empty for the pod as a whole.
             verdict: Why.
-            applied: Whether the plan is applied to the pod; else it continues anyway.
+            applied: Whether the plan is applied to the pod; otherwise it continues anyway.
         """
         message = _MESSAGES["container" if name else "pod", applied]
         known, now = self._open.get((pod.ref, name)), self._wall_clock()
@@ -108,7 +108,8 @@ class Rejections(Observer):
         """Return the rejections that are not over, the one that was tried last at the end.
 
         Args:
-            applies: Whether the plan is applied to a pod now: mode and selection may have changed since.
+            applies: Returns whether the plan is applied to a pod now: mode and selection may have changed
+                since.
         """
         return [
             {

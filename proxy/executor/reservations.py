@@ -1,8 +1,8 @@
 """The executor of reservations: performs their effects, and feeds the results back as events.
 
-What is done, and in which order, is decided in ``proxy.engine.reservation``. This module applies the effects
-to the node: the store, the ledger writer, the kernel worker, calls in flight. Reservations of different
-owners may overlap: each kernel write uses the newest state, so no lock is held across any wait.
+``proxy.engine.reservation`` decides what is done, and in which order. This module applies the effects to the
+node: the store, the ledger writer, the kernel worker, calls in flight. Reservations of different owners may
+overlap: each kernel write uses the newest state, so no lock is held across any wait.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CreateClient(Struct, frozen=True):
     Attributes:
         is_disconnected: Reports whether the client has disconnected.
         placed_elsewhere: Called with the container when it is placed on other CPUs; returns the container as
-            it is to be, or None where the call was answered meanwhile, and the placement withdrawn.
+            it should be, or None if the call was answered in the meantime, and the placement withdrawn.
     """
 
     is_disconnected: Callable[[], bool] = _never
@@ -77,7 +77,7 @@ class ReservationRun:
         owner: The owner that it holds CPUs for.
         excludes_be: Whether BE containers may not use these CPUs.
         client: The call that it is made for.
-        deadline: By the loop's clock; None where there is none.
+        deadline: By the loop's clock; None if there is none.
     """
 
     token: str
@@ -128,7 +128,7 @@ class Reservations:
         return ended
 
     async def narrow(self, container: Container) -> Reservation:
-        """Make durable what hooks name for a container that is being created, which no runtime lists."""
+        """Make durable what hooks name for a container that is being created, as no runtime lists it."""
         reservation = Reservation(ReservationKind.NARROW, (container.id,), CpuSet(), ref=container.ref)
         return await self.carry_out(reservation, ReservationRun(container.id))
 
@@ -272,7 +272,7 @@ class Reservations:
     # -- effects that are waited for ----------------------------------------------------------------------
 
     async def _result(self, effect: Effect, reservation: Reservation, run: ReservationRun) -> Event:
-        """Perform an effect that is waited for, within the deadline where it has one."""
+        """Perform an effect that is waited for, within the deadline if it has one."""
         assert isinstance(effect, WAITED), effect
         if run.deadline is None or not isinstance(effect, _TIMED):
             return await self._performed(effect, reservation, run)
@@ -399,7 +399,7 @@ class Reservations:
             try:
                 found[container_id] = context.cpuset_writer.cgroups.read(path).effective_cpus
             except CgroupError as error:
-                if action_for(error.errno) is not WriteAction.LOCATE:  # else it has exited meanwhile
+                if action_for(error.errno) is not WriteAction.LOCATE:  # otherwise, it has exited
                     found[container_id] = context.state.node.machine.online  # it may be anywhere
         return found
 

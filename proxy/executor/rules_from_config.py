@@ -1,7 +1,7 @@
 """From the configuration and the machine to the rules of a node.
 
-A setting that is a rule as it is names its field of ``Node`` itself (``proxy.config.setting.Setting.rule``).
-Only rules that follow from several settings, or from the machine too, are made here.
+A setting that is already a rule names its field of ``Node`` itself (``proxy.config.setting.Setting.rule``).
+Only rules that follow from several settings, or also from the machine, are made here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def node_rules(
         config: The configuration.
         machine: The hardware.
         devices: Devices that we give out ourselves, as a simulation does: resource to id to device.
-        quotas: Whether CFS quotas can be written; where they cannot, all containers keep theirs.
+        quotas: Whether CFS quotas can be written; if they cannot, all containers keep theirs.
     """
     topology = CpuTopology.of(machine)
     as_set = dict(rules(config)) | ({} if quotas else {"keep_quota": KeepQuota.ALWAYS})

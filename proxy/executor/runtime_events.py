@@ -1,17 +1,17 @@
-"""Events of the runtime: the CPUs of a container that exits are free at once, before the next reconcile pass.
+"""Events of the runtime: the CPUs of a container that exits are free at once, before the next reconcile.
 
 A thread reads the runtime's events into a bounded queue, and the event loop handles a few at a time. What an
 event means:
 
 - Exit of a known container: the container has exited. This is final, because the CRI never starts a container
   twice. Its CPUs go back to the pools, and the kernel follows.
-- Exit of a sandbox's own process: a reconcile pass is requested if the sandbox still has something to free.
+- Exit of a sandbox's own process: a reconcile is requested if the sandbox still has something to free.
 - Start of an unknown container or sandbox, deletion of a known one: usually this belongs to a call that is
   passing through the proxy, and its answer is about to arrive. So such an event waits for a moment. If the
-  state still disagrees with any of these events then, one reconcile pass is requested for all of them.
+  state still disagrees with any of these events then, one reconcile is requested for all of them.
 - Exit of an unknown container: it holds no CPUs. It may become known soon (the answer to its create was lost,
-  or a reconcile pass is adopting it at this moment). So exits are remembered, and each reconcile pass applies
-  them at its end.
+  or a reconcile is adopting it at this moment). So exits are remembered, and each reconcile applies them at
+  its end.
 
 An event may be ahead of the runtime's own lists: a list that is requested after an exit may still report the
 container as running. Such a list must not revive the container, so lists are corrected by the exits that are
@@ -20,7 +20,7 @@ runtime may use its id again, and a list from before the removal is detected by 
 (``proxy.engine.runtime_knowledge``).
 
 Events from before the subscription are never delivered, and an overflow of the queue loses events. In both
-cases a reconcile pass is requested. If all of this fails, the passes on the timer still find every change.
+cases a reconcile is requested. If all of this fails, the reconciles on the timer still find every change.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 NO_EVENTS = "cannot receive the runtime's events"
 QUEUE_LIMIT = 1024
-"""Events that may wait for the event loop. Further ones are dropped, and a reconcile pass is requested."""
+"""Events that may wait for the event loop. Further ones are dropped, and a reconcile is requested."""
 AT_ONCE = 16
 """Events that are handled in one turn of the event loop."""
 MOMENT_S, LATER_S = 0.5, 3.0
-"""Seconds to wait for a call's answer after its event; the second value applies where unresolved events
-requested a reconcile pass within the last ``LATER_S`` seconds."""
+"""Seconds to wait for a call's answer after its event; the second value applies if unresolved events
+requested a reconcile within the last ``LATER_S`` seconds."""
 UNCLEAR_LIMIT = 256
 BEHIND_S = 60.0
 """Seconds for which the runtime's list may be behind its events."""
@@ -137,7 +137,7 @@ class RuntimeEvents(Observer):
             for event in stream:
                 self._put(event)
         except UnavailableError:
-            pass  # the reconcile pass reports that the runtime cannot be reached
+            pass  # the reconcile reports that the runtime cannot be reached
         except RuntimeCallError as error:
             if error.code == GrpcStatus.UNIMPLEMENTED:
                 self._put(EventsState.NOT_OFFERED)
@@ -145,7 +145,7 @@ class RuntimeEvents(Observer):
             self._put(EventsState.WAITING)
             self._context.telemetry.problem(NO_EVENTS, err=error)
             return REFUSED_S
-        except Exception as error:  # noqa: BLE001  whatever the error, the reconcile passes continue
+        except Exception as error:  # noqa: BLE001  whatever the error, the reconciles continue
             self._put(EventsState.WAITING)
             self._context.report_internal_error(error)
             return REFUSED_S
@@ -153,7 +153,7 @@ class RuntimeEvents(Observer):
         return 0
 
     def missed(self, message: str) -> None:
-        """Report an event that cannot be read, and request a reconcile pass; called from the thread."""
+        """Report an event that cannot be read, and request a reconcile; called from the thread."""
         self._context.unreadable(message)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._context.reconcile_requested.set)
@@ -254,7 +254,7 @@ class RuntimeEvents(Observer):
             self._resolve_timer = self._loop.call_later(LATER_S if lately else MOMENT_S, self._resolve)
 
     def _resolve(self) -> None:
-        """Request a reconcile pass if some event still disagrees with the state after the wait."""
+        """Request a reconcile if some event still disagrees with the state after the wait."""
         self._resolve_timer = None
         unclear, self._unclear = self._unclear, {}
         overflown, self._unclear_overflown = self._unclear_overflown, False
@@ -262,10 +262,10 @@ class RuntimeEvents(Observer):
             self._queried_at = self._loop.time()
             self._context.reconcile_requested.set()
 
-    # -- for the reconcile pass ---------------------------------------------------------------------------
+    # -- for the reconcile --------------------------------------------------------------------------------
 
     def corrected(self, listing: Listing) -> Listing:
-        """Return the list with each container marked as exited for which an exit event has arrived."""
+        """Return the list, with containers marked as exited if an exit event has arrived for them."""
         oldest = self._context.clock() - BEHIND_S
         while self._exits and next(iter(self._exits.values())) < oldest:
             del self._exits[next(iter(self._exits))]
@@ -280,7 +280,7 @@ class RuntimeEvents(Observer):
         return structs.replace(listing, containers={**listing.containers, **ended})
 
     def caught_up(self) -> None:
-        """Apply the remembered exits to containers that a reconcile pass has just adopted."""
+        """Apply the remembered exits to containers that a reconcile has just adopted."""
         for container_id in self._exits:
             self._exited(container_id)
 

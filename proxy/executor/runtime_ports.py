@@ -1,4 +1,4 @@
-"""What the executor needs of the runtime. Every call here may block and is made in a worker thread."""
+"""What the executor needs from the runtime. Every call here may block and is made in a worker thread."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Listed(list[_Entry]):
     """The entries of one of the runtime's lists that could be read.
 
     Attributes:
-        unread: Ids of the other entries; an empty id: entries with an unreadable id.
-            That these ids are missing from the list says nothing about whether they exist.
+        unread: Ids of the entries that could not be read; an empty id stands for entries with an unreadable
+            id. The absence of these ids from the list does not show whether they exist.
     """
 
     def __init__(self, entries: Iterable[_Entry], unread: Iterable[str] = ()) -> None:
@@ -51,7 +51,7 @@ def _none(container_id: str) -> str:
 
 
 class RuntimeQuirks(Struct, frozen=True):
-    """How runtimes differ, as far as the executor has to know; by default, they do not.
+    """The differences between runtimes that the executor has to know; by default, there are none.
 
     Attributes:
         has_monitors: Returns whether the containers of a sandbox have monitors in cgroups of their own, by
@@ -98,7 +98,7 @@ class RuntimeContainer(Struct, frozen=True):
 
     @property
     def phase(self) -> Phase | None:
-        """The phase of its life; None where the runtime does not know it."""
+        """The phase of its life; None if the runtime does not know it."""
         return _PHASES.get(self.state)
 
 

@@ -4,7 +4,7 @@ A write to the kernel takes effect at once, but does not last: runc's saved stat
 of any resource, and systemd at the next daemon-reload. So the cpuset of a moved container is also sent to the
 runtime, a few containers a second. Such a call counts as in flight, so that a shrink that needs the same
 container waits for it. A call without an answer may still be carried out, and continues to count as in flight
-(``engine.inflight``). Nothing is sent again meanwhile.
+(``engine.inflight``). As long as it does, nothing is sent again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from proxy.telemetry import metrics
 from proxy.telemetry.port import subject_of
 
 EXIT_EVENT_S = 0.2
-"""Seconds to wait before a refusal is checked: a runtime refuses to update a container that has just exited
-some moments before it lists it as exited."""
+"""Seconds to wait before a refusal is checked: when a container has just exited, a runtime refuses to update
+it some moments before it lists the container as exited."""
 
 AWAY_S = 1.0
 """Seconds before the next cpuset is sent to a runtime that does not answer."""
@@ -90,7 +90,7 @@ class RuntimeSync(Observer):
         return await self._sync(container_id)
 
     async def _sync(self, container_id: str) -> bool:
-        """Send a container's cpuset where that is due; returns whether the runtime was called."""
+        """Send a container's cpuset if that is due; returns whether the runtime was called."""
         context, fencing = self._context, self._unit_properties.fencing
         is_queried = False
         step = sync_step(context.state, container_id)
@@ -116,7 +116,7 @@ class RuntimeSync(Observer):
         return True
 
     def _resend_after_call(self, container_id: str, step: SyncStep) -> None:
-        """Have a cpuset sent when the call in flight is over that the step waits for."""
+        """Have a cpuset sent when the call in flight that the step waits for is over."""
         if step is SyncStep.AWAIT:
             self._context.store.handle(ResendWanted(container_id))
 
@@ -163,7 +163,7 @@ class RuntimeSync(Observer):
     async def _learn(self, container_id: str) -> bool:
         """Read from the runtime what it has saved for a container that was sent no cpuset since the start.
 
-        What the runtime does not report stays unknown, and the cpuset is sent once.
+        A cpuset that the runtime does not report stays unknown, and the wanted one is sent once.
         """
         context = self._context
         calls = context.state.inflight.of(container_id)
@@ -187,11 +187,11 @@ class RuntimeSync(Observer):
         return bool(remaining_s)
 
     async def _runs(self, container_id: str) -> bool:
-        """Return whether a container runs after its update was refused; only then the refusal matters."""
+        """Return whether a container still runs after a refused update; if not, the refusal is harmless."""
         await asyncio.sleep(EXIT_EVENT_S)
         try:
             listed = await self._worker.run(self._context.runtime.list_containers, container_id)
-        except Exception:  # noqa: BLE001  what is not known to have exited runs
+        except Exception:  # noqa: BLE001  a container not known to have exited counts as running
             return True
         return any(container.phase is Phase.RUNNING for container in listed)
 

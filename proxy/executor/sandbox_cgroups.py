@@ -1,29 +1,29 @@
 """The cgroups of sandboxes: the process that holds a pod's namespaces stays off CPUs that are owned.
 
 Theory of operation. The runtime gives a sandbox a cgroup of its own next to those of the pod's containers,
-and sets no CPUs: the sandbox may run wherever its pod may, also on CPUs of owners. Its process only sleeps
+and sets no CPUs: the sandbox may run wherever its pod may, even on CPUs of owners. Its process only sleeps
 and, in a pod that shares its process namespace, reaps processes. So it is moved with as little effort as
 possible:
 
-* A sandbox belongs to the pool of its pod's class: the BE pool for BE pods, else the shared pool (SYSTEM: the
-  CPUs kept for that class). This includes the sandbox of an owner: owned CPUs are for the containers that
-  requested them.
-* Before CPUs are given away, sandboxes that have some of them leave them, as far as the last read or write
-  shows. A sandbox that has none of them costs nothing. A new sandbox is read after it has been created, and
+* A sandbox belongs to the pool of its pod's class: the BE pool for BE pods, otherwise the shared pool
+  (SYSTEM: the CPUs kept for that class). This includes the sandbox of an owner: owned CPUs are for the
+  containers that requested them.
+* Before CPUs are given away, sandboxes that have some of them (according to the last read or write) leave
+  them. A sandbox that has none of them costs nothing. A new sandbox is read after it has been created, and
   before the next owner is admitted.
-* A sandbox that leaves CPUs goes to the CPUs reserved for the system, as far as its set and its pool permit:
-  no owner is placed there, so it need not be moved again. Without such CPUs it keeps the rest of its set.
+* A sandbox that leaves CPUs goes to those CPUs reserved for the system that are in its set and its pool: no
+  owner is placed there, so it need not be moved again. Without such CPUs it keeps the rest of its set.
 * As long as there is an owner, a sandbox need only be within its pool. Once there is none, all sandboxes get
-  their whole pools again. That is done by a reconcile pass, never while a call waits, and no cgroup above is
-  widened for it.
+  their whole pools again. A reconcile does that, never while a call waits, and no cgroup above is widened for
+  it.
 * A failed write is reported; no container is refused because of a sleeping process.
 
 A runtime may run a monitor for each container, in a cgroup next to the container's (``RuntimeQuirks``). It is
-treated like the sandbox. Monitors are searched for only in pods where the sandbox shows that there are some.
+treated like the sandbox. Monitors are searched for only in pods whose sandbox shows that there are some.
 
-Where requests of BE containers are erased, ``be.groups`` writes the cgroups of BestEffort pods. A runtime may
-give a sandbox no cgroup (a virtual machine needs none): it is searched for twice, and then seldom. Everything
-here runs in the kernel worker's thread.
+If the cpusets in requests of BE containers are erased, ``best_effort.groups`` writes the cgroups of
+BestEffort pods. A runtime may give a sandbox no cgroup (a virtual machine needs none): it is searched for
+twice, and then seldom. Everything here runs in the kernel worker's thread.
 """
 
 from __future__ import annotations

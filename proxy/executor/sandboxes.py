@@ -1,7 +1,7 @@
 """Decides about pods before their sandboxes are created, and records what happens to the sandboxes.
 
-What is recorded, and what is released, when a sandbox runs, stops or is gone, is decided in
-``proxy.engine.sandboxes``; here it is counted and reported, and the history is updated.
+``proxy.engine.sandboxes`` decides what is recorded and what is released when a sandbox runs, stops or is
+gone; here it is counted and reported, and the history is updated.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Sandboxes:
     def expect(self, pod: Pod) -> Pod:
         """Record a pod that hooks have changed while its sandbox is being made.
 
-        Another process may have the answer, and kubelet's later calls show the pod as it was.
+        Another process may get the answer, and kubelet's later calls show the pod as it was.
 
         Args:
-            pod: The pod; its sandbox has a token where it was admitted.
+            pod: The pod; its sandbox has a token if it was admitted.
 
         Returns:
             The pod under a token. ``running`` or ``failed`` must be called later.
@@ -117,7 +117,7 @@ class Sandboxes:
         Args:
             pod: The pod with the sandbox's id.
             token: The token under which it was admitted.
-            is_found: The answer to its call did not come here.
+            is_found: Whether the sandbox was found without the answer to its call, which did not arrive here.
         """
         context = self._context
         context.bad_input.report_defects(pod)
@@ -161,10 +161,10 @@ class Sandboxes:
         self.removed(sandbox_id)
 
     def relayed(self, token: str, listed: Iterable[RuntimePod]) -> None:
-        """Find out how the making of a sandbox has ended, if another process had the answer.
+        """Find out how the creation of a sandbox has ended, if another process had the answer.
 
         Args:
-            token: What it was admitted under.
+            token: The token under which it was admitted.
             listed: The runtime's list, requested after the call was over.
         """
         pod = self._context.state.pods.get(token)
@@ -176,7 +176,7 @@ class Sandboxes:
             self.failed(token)
 
     def named_by_create(self, pod: Pod) -> Pod:
-        """Take in a sandbox that is not known before a create in it: another process may have had the answer.
+        """Record a sandbox that was unknown before a create in it: another process may have had the answer.
 
         Args:
             pod: The pod as the create describes it.
@@ -194,7 +194,7 @@ class Sandboxes:
 
 
 def _listed_as(pod: Pod, listed: Iterable[RuntimePod]) -> str:
-    """Return the id of a pod's sandbox in the runtime's list; empty where it is not there, or not ready."""
+    """Return the id of a pod's sandbox in the runtime's list; empty if it is not there, or not ready."""
     identity = (pod.uid, pod.namespace, pod.name, pod.attempt)  # a client may send no uid
     same = (p.id for p in listed if p.ready and (p.uid, p.namespace, p.name, p.attempt) == identity)
     return next(same, "")

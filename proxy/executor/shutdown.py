@@ -41,7 +41,7 @@ class ShutdownTime:
             what: What the step does, for the report ("write the ledger").
             work: The step.
             max_seconds: Seconds that it may take at most.
-            min_seconds: Seconds that it may take even where none are left.
+            min_seconds: Seconds that it may take even if none are left.
         """
         try:
             async with asyncio.timeout(max(min_seconds, min(max_seconds, self.remaining()))):

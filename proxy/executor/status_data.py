@@ -31,7 +31,7 @@ NAMED = 10
 
 
 def node_page(executor: NodeExecutor) -> dict[str, object]:
-    """Return pools, owners, containers and problems; what the kernel has is that of the last reading."""
+    """Return pools, owners, containers and problems; the kernel's values are those of the last reading."""
     state = executor.state
     checks = required_checks(executor, executor.reconciler)
     containers = [
@@ -84,7 +84,7 @@ def _reading(executor: NodeExecutor) -> dict[str, object]:
 
 
 def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, object]:
-    """Return the pools that containers are placed on, and how many containers have them by the kernel."""
+    """Return the pools that containers are placed on, and how many containers have them in the kernel."""
     per_node = state.pools.per_node(state.node.machine)
     live = [row for row in containers if row["phase"] != Phase.EXITED.value]
     held = {
@@ -110,7 +110,7 @@ def _pools(state: NodeState, containers: list[dict[str, object]]) -> dict[str, o
 
 
 def _exclusive(executor: NodeExecutor) -> tuple[list[dict[str, object]], int]:
-    """Return the owners of CPUs: what they have by the kernel, and what they are to have. Released: none.
+    """Return the owners of CPUs: what they have in the kernel, and what they should have; none if released.
 
     Returns:
         The owners; and how many observed containers can use some of their CPUs.
@@ -192,7 +192,7 @@ def _has_no_quota(executor: NodeExecutor, container: Container) -> bool:
 
 
 def _desired(executor: NodeExecutor, container: Container) -> tuple[str, str]:
-    """Return the CPUs and memory nodes that a container is to have; of a released one nothing is desired."""
+    """Return the CPUs and memory nodes that a container should have; empty if it exited or is released."""
     if container.phase is Phase.EXITED or executor.store.mode.in_release:
         return "", ""
     state = executor.state
@@ -251,7 +251,7 @@ def _admission(node: Node) -> dict[str, object]:
 
 
 def _memory(state: NodeState) -> list[dict[str, object]]:
-    """Return what is promised of each node's memory, in bytes by resource; empty where it is not counted."""
+    """Return what is promised of each NUMA node's memory, in bytes by resource; empty if not counted."""
     if state.memory is None:
         return []
     return [
@@ -303,14 +303,14 @@ def suppression_page(
 
 
 class CpuUsers:
-    """Which containers may run where.
+    """Which containers may run on which CPUs.
 
-    Most owners share with none. So it is first compared with sums: of containers without CPUs of their own,
-    and of CPUs that several owners have.
+    Most owners share their CPUs with no other container. So an owner's CPUs are first compared with
+    unions: the CPUs of all containers without CPUs of their own, and the CPUs that several owners have.
     """
 
     def __init__(self, state: NodeState, read: Mapping[str, CpusetValue]) -> None:
-        """Sum up.
+        """Make the unions.
 
         Args:
             state: The node.

@@ -5,8 +5,8 @@ threads. Only the event loop replaces it, and only with ``NodeStore.handle``, in
 
 1. The engine (``proxy.engine.handle``) returns the state after an event, and effects. The new state replaces
    the old one: every later decision uses it, and so does every kernel write that is already queued.
-2. The effects are performed in their order. Records go to the ledger writer. Where pools or rules differ, and
-   where something has happened to a container or a pod, the observers are notified in the order in which they
+2. The effects are performed in their order. Records go to the ledger writer. If pools or rules differ, or if
+   something has happened to a container or a pod, the observers are notified in the order in which they
    subscribed (``node_executor``): the kernel first, hooks last.
 
 A change that an observer causes is notified after the change that it observes, so that all observers see
@@ -92,8 +92,8 @@ class InflightCallRegistry:
             container_id: The container.
             carries: The cpuset.
             is_start: Whether the call is a start, not an update.
-            orphaned_since: When this daemon found that an earlier run had sent the call; None where the call
-                is sent now.
+            orphaned_since: When this daemon found that an earlier run had sent the call; None if the call is
+                sent now.
             suspected: Whether the call may not exist.
             relayed: Whether the call is sent while the node is released.
         """
@@ -146,11 +146,11 @@ class InflightCallRegistry:
 
         Args:
             container_id: The container.
-            cpus: The cpuset that it is to have.
+            cpus: The cpuset that it should have.
             timeout: Seconds to wait at most.
 
         Returns:
-            False where such an update is still in flight.
+            False if such an update is still in flight.
         """
         calls = self._newest().inflight.conflicting_updates(container_id, cpus)
         await self.wait(calls, timeout)
@@ -182,7 +182,7 @@ class NodeStore:
         inflight_calls: Registers calls at the runtime that may write a container's cpuset, and waits for
             them.
         reconciled: Set once all running containers are known. Before, CPUs that seem free may be owned.
-        reconcile_requested: Set to request a comparison with the runtime's lists.
+        reconcile_requested: Set to request a reconcile with the runtime's lists.
         runtime_sync_due: Set when there are more unsaved containers.
     """
 
@@ -251,7 +251,7 @@ class NodeStore:
         return effects
 
     def decide(self, event: CpusNotFreed | ContainerFound) -> PlanDecided | None:
-        """Call the engine for a decision on a container; returns None where nothing was decided."""
+        """Call the engine for a decision on a container; returns None if nothing was decided."""
         effects = self.handle(event)
         decided = effects[-1] if effects else None
         return decided if type(decided) is PlanDecided else None

@@ -8,13 +8,12 @@ loop continues meanwhile, so its own watchdog ping shows nothing.
   ``workers`` in the status and in a metric. While the kernel worker or the ledger worker is stuck, the node
   is not ready: no owner of CPUs can be created.
 - When the job ends, the queue continues by itself. Jobs of requesters that have gone away are dropped, and
-  each remaining job reads the newest state. A comparison of the whole node is requested, since writes may
-  have come late.
-- A restart is the last resort. It helps where the fault is in this process or in its handle of a file (a
-  stale NFS handle, a FUSE request that was lost). It does not help where the file system itself hangs: the
-  next daemon gets stuck as well. So the watchdog ping is withheld only after ``RESTART_S``, and only where
-  the worker had worked for ``STEADY_S`` since the start: a daemon that is stuck from the start is not
-  restarted in a loop, and continues to relay calls.
+  each remaining job reads the newest state. A reconcile is requested, since writes may have come late.
+- A restart is the last resort. It helps if the fault is in this process or in its handle of a file (a
+  stale NFS handle, a FUSE request that was lost). It does not help if the file system itself hangs: the next
+  daemon gets stuck as well. So the watchdog ping is withheld only after ``RESTART_S``, and only if the worker
+  had worked for ``STEADY_S`` since the start: a daemon that is stuck from the start is not restarted in a
+  loop, and continues to relay calls.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class _Watched:
     stuck_s: float = 0.0
 
     def stuck_now(self) -> float:
-        """Return how many seconds it has been at one job, once that is too long; else 0."""
+        """Return how many seconds it has been at one job, once that is too long; otherwise 0."""
         seconds = self.worker.running_s()
         return seconds if seconds >= self.after else 0.0
 

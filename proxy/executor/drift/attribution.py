@@ -2,9 +2,9 @@
 
 The rules are in ``proxy.engine.likely_writer``. The runtime is queried because a client may have updated a
 container at the runtime's own socket: then the runtime has saved that cpuset, will write it again at the next
-update of any resource, and must be sent ours. It is queried about a few containers at once, about each at
-most once in ``AGAIN_S``. The runtime is queried later about the others, and about those for which it did not
-answer, as they may have been updated since.
+update of any resource, and must be sent ours. The runtime is queried about a few containers at once, and
+about each container at most once in ``AGAIN_S``. It is queried later about the others, and about those for
+which it did not answer, as they may have been updated since.
 
 CRI-O (1.34, server/container_update_resources.go, UpdateContainerResources) stores the resources of an update
 after runc has written them, so its answer may predate the update. If the answer explains nothing, the runtime

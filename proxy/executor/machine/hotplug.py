@@ -58,8 +58,9 @@ MOMENT_S = 0.05
 """Seconds between a report and reading the machine: many CPUs go at once when SMT is switched off."""
 
 DISPLACED_TASK_CHECKS = 3
-"""How many times to look for tasks that the kernel has moved away: it moves them after its report. After a
-start of the daemon, too: the first time, the cgroups of containers are not known yet."""
+"""How many times to look for tasks that the kernel has moved away: it moves them after its report.
+
+The same after a start of the daemon, because the first time the cgroups of containers are not known yet."""
 NOT_BROUGHT_BACK = "cannot bring back processes"
 NO_UEVENTS = "cannot listen to the kernel's uevents: hot-plug is detected at the next reconcile"
 

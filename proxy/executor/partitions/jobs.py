@@ -39,9 +39,9 @@ class PartitionJobs:
         self._wanted = wanted
         self.ended: set[str] = set()
         self._invalid: set[str] = set()
-        """Containers with a partition that the kernel has ended and that cannot be turned back."""
+        """Containers whose partition the kernel has ended, but whose group could not be made a member."""
         self._not_made: set[str] = set()
-        """Containers with a record whose partition has not been made, as far as is known."""
+        """Containers with a record whose partition is not known to have been made."""
 
     @property
     def known(self) -> PartitionFacts:
@@ -50,7 +50,7 @@ class PartitionJobs:
 
     @property
     def kind(self) -> str:
-        """``root`` or ``isolated``; empty where there are to be no partitions now."""
+        """``root`` or ``isolated``; empty if there must be no partitions now."""
         return "" if self._kernel.unsupported_reason or self._context.store.mode.in_release else self._wanted
 
     def clear(self) -> None:
@@ -68,7 +68,7 @@ class PartitionJobs:
         self.ended.add(container_id)
 
     def compare(self) -> dict[str, PartitionState]:
-        """End the partitions that are not what they should be; returns the state of those newly found."""
+        """End the partitions that are not what they should be; returns the states of those newly found."""
         lost: dict[str, PartitionState] = {}
         self._watcher.silence()
         self._invalid &= self.known.records.keys()
@@ -97,15 +97,15 @@ class PartitionJobs:
         return lost
 
     def loaded(self, ids: Iterable[str]) -> None:
-        """Note records of the ledger: the last daemon may have ended before it made the partitions."""
+        """Take the records of the ledger: the last daemon may have ended before it made the partitions."""
         self._not_made.update(ids)
 
     def is_unmade(self, container_id: str) -> bool:
-        """Return whether no partition has been made of a container's record, as far as is known."""
+        """Return whether a container has a record, but its partition is not known to have been made."""
         return container_id in self._not_made
 
     def is_invalid(self, container_id: str) -> bool:
-        """Return whether the kernel has ended a container's partition, which cannot be turned back."""
+        """Return whether the kernel has ended a container's partition, but its group is not a member yet."""
         return container_id in self._invalid
 
     def _end_invalid(self, container_id: str, record: PartitionRecord) -> None:
@@ -126,7 +126,7 @@ class PartitionJobs:
             self._context.telemetry.problem("cannot end a partition", path=record.path, err=error)
 
     def plan(self, container_id: str) -> PartitionRecord | None:
-        """Find out which partition is to be made; None where it is too early, or too late."""
+        """Find out which partition to make; None if it is too early, or too late."""
         context, kind = self._context, self.kind
         container = context.state.containers.get(container_id)
         cpus = makeable_cpus(context.state, container_id)
@@ -147,7 +147,7 @@ class PartitionJobs:
         return record
 
     def carry_out(self, container_id: str, record: PartitionRecord) -> PartitionState | None:
-        """Make the planned and recorded partition; None where none was made and nothing is to be reported."""
+        """Make the planned and recorded partition; None if none was made and nothing must be reported."""
         if container_id in self.ended:
             return None
         if not self.kind or partition_cpus(self._context.state, container_id) != record.cpus:

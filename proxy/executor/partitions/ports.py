@@ -14,10 +14,10 @@ class Partitions(Protocol):
 
     @property
     def unsupported_reason(self) -> str:
-        """Why there cannot be partitions at all, as text; empty where there can be."""
+        """Why there cannot be partitions at all, as text; empty if there can be."""
 
     def file(self, path: str) -> str:
-        """Return the file that has poll events when a partition changes; empty where there is none."""
+        """Return the file that has poll events when a partition changes; empty if there is none."""
 
     def read(self, path: str) -> PartitionState:
         """Read the partition state of a group.
@@ -34,7 +34,7 @@ class Partitions(Protocol):
         """
 
     def isolated(self) -> CpuSet | None:
-        """Return all CPUs of isolated partitions; None where the kernel does not report them."""
+        """Return all CPUs of isolated partitions; None if the kernel does not report them."""
 
     def make(
         self, path: str, cpus: CpuSet, kind: str, exclusive_added: Mapping[str, CpuSet]
@@ -48,14 +48,15 @@ class Partitions(Protocol):
             exclusive_added: The result of ``exclusive_added``.
 
         Returns:
-            Its state now. Where that is not valid, the group was made a member again, and all is as before.
+            Its state now. If that is not valid, the group was made a member again, and everything is as
+            before.
 
         Raises:
             CgroupError: The group is gone (errno ENOENT), or it could not be made a member again.
         """
 
     def end(self, path: str, cpus: CpuSet, exclusive_added: Mapping[str, CpuSet]) -> None:
-        """Make a group a member, and remove its CPUs from the exclusive sets; a no-op where that is so.
+        """Make a group a member, and remove its CPUs from the exclusive sets; a no-op if that is already so.
 
         Raises:
             CgroupError: The kernel refused; the call can be repeated.

@@ -1,14 +1,14 @@
 """When partitions of owners are made and ended (``apply.partitions``).
 
-Which containers get one is decided in ``proxy.engine.partition``; what the kernel does with a partition is
-described in ``proxy.backends.cgroup.partitions``.
+``proxy.engine.partition`` decides which containers get one; ``proxy.backends.cgroup.partitions`` describes
+what the kernel does with a partition.
 
 * Made: after the container has started, in the background, one at a time. By then the other containers have
   left the CPUs (the create's barrier), and the cpuset is in effect.
 * Ended: before anything that depends on it. Each job that writes cpusets first ends the partitions that the
-  newest state no longer wants (``clear``, in the kernel worker's thread): their owner has exited, or is to
-  have other CPUs, or the node is being released. Where that fails it is reported. If a container
-  cannot grow because of it, the write of that container's cpuset has no effect, and is reported too.
+  newest state no longer wants (``clear``, in the kernel worker's thread): their owner has exited or gets
+  other CPUs, or the node is being released. A failure is reported. If a container cannot grow because of the
+  failure, the write of that container's cpuset has no effect, and is reported too.
 * After a crash the first pass uses the records to end the partitions that are no longer wanted.
 * Compared: at reconciles, and as soon as the kernel reports that a partition has changed. A partition that is
   not what it should be is made a member at once, since the tasks of an invalid one may run on all CPUs. It is

@@ -1,8 +1,8 @@
 """Detect when the kernel changes a partition, without a thread that waits.
 
-A partition's file is polled (cgroup-v2.rst: its changes cause poll events). One epoll descriptor for all of
-them is watched by the event loop. It reports once. Reading the files (``silence``) ends the poll events, and
-``watch_again`` enables the report of the next change.
+A partition's file is polled (cgroup-v2.rst: its changes cause poll events). The event loop watches one epoll
+descriptor for all files. The descriptor reports once. Reading the files (``silence``) ends the poll events,
+and ``watch_again`` enables the report of the next change.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fences around pods while a call may put their containers on wrong CPUs; see ``proxy.engine.pod_fence``.
 
-Where the runtime's runc sends wrong cpusets to systemd (see ``unit_properties``), a wrong cpuset may be in
+If the runtime's runc sends wrong cpusets to systemd (see ``unit_properties``), a wrong cpuset may be in
 effect from the runtime's call until the unit is repaired, and nothing can prevent that. So the slice of the
 pod is narrowed before such a call is sent, and widened when the unit is right again. That takes two writes to
-one file. Meanwhile systemd writes the file of the scope, not that of the slice.
+one file. In between, systemd writes the file of the scope, not that of the slice.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class UnitRepairs(Protocol):
         inflight_call: InflightCall | None = None,
         carried: CpuSet | None = None,
     ) -> bool:
-        """Correct a unit's properties to what its container is to have; returns whether they were set."""
+        """Correct a unit's properties to what its container should have; returns whether they were set."""
 
 
 class Fencing:
@@ -95,7 +95,7 @@ class Fencing:
             context: Has the containers.
             writes: Processes the results of writes.
             unit_properties: Knows what the runtime sends to systemd, and repairs it.
-            fences: Writes the CPU lists of groups; None where nothing does.
+            fences: Writes the CPU lists of groups; None if nothing does.
         """
         self._context = context
         self._writes = writes
@@ -135,7 +135,7 @@ class Fencing:
             return False
         calls = self._context.inflight_calls
         is_outdated = fence.cpus != fence_cpus(self._context.state, container)
-        # Where the fence has the CPUs, another container of the pod owns them.
+        # If the fence has the CPUs, another container of the pod owns them.
         if is_outdated or fence.cpus & owned or calls.has_completed(call):
             await self.take(fence)
             return False
@@ -162,7 +162,7 @@ class Fencing:
         return call in self._fenced
 
     async def put(self, container: Container) -> Fence | None:
-        """Set up a fence; None where there is nothing to fence."""
+        """Set up a fence; None if there is nothing to fence."""
         cpus = fence_cpus(self._context.state, container)
         if not cpus or self.fences is None:
             return None
@@ -179,10 +179,11 @@ class Fencing:
         return Fence(path, cpus)
 
     async def take(self, fence: Fence | None) -> None:
-        """Remove a fence; None where a call has none.
+        """Remove a fence; do nothing if a call has none.
 
-        It stays while a container within it cannot be kept off the CPUs outside of it by its own group. Then
-        it is removed with a later fence, and a container that is to have more widens it.
+        The fence stays while a container within it cannot be kept off the CPUs outside of the fence by its
+        own group. Then the fence is removed with a later one, and a container that should have more CPUs
+        widens it.
         """
         if fence is None:
             return
@@ -192,7 +193,7 @@ class Fencing:
             self._context.telemetry.problem("cannot widen the cgroup of a pod", path=fence.path, err=error)
 
     async def restore(self, ids: Iterable[str]) -> None:
-        """Restore the fences around some containers' pods, where another program has changed them."""
+        """Restore the fences around some containers' pods, if another program has changed them."""
         state = self._context.state
         limits = {one.pod.cgroup_parent: fence_cpus(state, one) for one in state.existing(ids)}
         if self._fenced and limits:
@@ -205,7 +206,7 @@ class Fencing:
     # -- around the runtime's calls -----------------------------------------------------------------------
 
     def needs_fence(self, container: Container) -> bool:
-        """Return whether a call that carries a container's cpuset to the runtime is to wait for a fence.
+        """Return whether a call that carries a container's cpuset to the runtime must wait for a fence.
 
         A fence that is around its pod for another call, and lacks CPUs of the container, is widened first.
         Otherwise a container whose cpuset has no CPU of the fence would run on all CPUs of the fence.
@@ -234,7 +235,7 @@ class Fencing:
         return new
 
     async def fitting(self, container_id: str) -> Fence | None:
-        """Set up a fence that fits when this returns, where a call for a container needs one."""
+        """If a call for a container needs a fence, set up one that fits when this returns."""
         fence = None
         for _ in range(ROUNDS):
             fence = await self.guard(container_id, fence)
@@ -262,7 +263,7 @@ class Fencing:
         Args:
             inflight_call: The call.
             carried: The cpuset that the runtime has sent to systemd, if any.
-            then: Called when the call no longer counts as in flight: at once where it had no fence.
+            then: Called when the call no longer counts as in flight: at once if it had no fence.
         """
         fence = self._fenced.pop(inflight_call, None)
         if fence is not None:
@@ -294,7 +295,7 @@ class Fencing:
         except Exception as error:  # noqa: BLE001  the fence must not stay, nor the call in flight
             context.report_internal_error(error)
         try:
-            # Setting the property has written the file; where that failed, it is written here.
+            # Setting the property has written the file; if that failed, the file is written here.
             await self._writes.run(context.cpuset_writer.write, [container_id])
         except Exception as error:  # noqa: BLE001  as above
             context.report_internal_error(error)
@@ -324,7 +325,7 @@ class Fencing:
                     self.fences.swap(path, cpus)
                     self._active = {**self._active, path: replace(fence, cpus=cpus)}
             except CgroupError as error:
-                if error.errno != errno.ENOENT:  # else the pod has ended
+                if error.errno != errno.ENOENT:  # otherwise, the pod has ended
                     self._context.telemetry.problem("cannot narrow the cgroup of a pod", path=path, err=error)
 
     def _take(self, path: str) -> WriteResult:
@@ -341,7 +342,7 @@ class Fencing:
             assert self.fences is not None
             self.fences.swap(path, self._widened(fence.before, within))
         except CgroupError as error:
-            if error.errno != errno.ENOENT:  # else the pod has ended
+            if error.errno != errno.ENOENT:  # otherwise, the pod has ended
                 raise
         return done
 
@@ -352,7 +353,7 @@ class Fencing:
         the list would have all CPUs of the list instead, which other containers may own by now.
 
         Args:
-            before: The list that the group had before; empty where it had none.
+            before: The list that the group had before; empty if it had none.
             within: The containers in the group.
         """
         state = self._context.state

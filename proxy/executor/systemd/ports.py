@@ -1,4 +1,4 @@
-"""What the executor needs from systemd, where containers are systemd scopes. Every call may block."""
+"""What the executor needs from systemd, if containers are systemd scopes. Every call may block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Units(Protocol):
 
     Raises:
         UnavailableError: systemd cannot be reached, or does not answer in time.
-        CgroupError: systemd refuses; errno ENOENT where there is no such unit.
+        CgroupError: systemd refuses; errno ENOENT if there is no such unit.
     """
 
     def read(self, unit: str) -> UnitSets:
@@ -64,7 +64,7 @@ class Fences(Protocol):
         """Write the CPU list of a group, whatever it contains.
 
         Returns:
-            The list configured before; empty where the group had none of its own.
+            The list configured before; empty if the group had none of its own.
 
         Raises:
             CgroupError: The group is gone (ENOENT), or the kernel refuses.

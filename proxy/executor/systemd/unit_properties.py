@@ -1,9 +1,9 @@
-"""Makes cpusets last where containers are systemd scopes (cgroup v2).
+"""Makes cpusets last if containers are systemd scopes (cgroup v2).
 
 Theory of operation.
 
 * A value in a cgroup file lasts until systemd writes the file: from the unit's properties, at a daemon-reload
-  and at any change of any property. So what was written to the kernel is also set as the unit's
+  and at any change of any property. So a cpuset that was written to the kernel is also set as the unit's
   ``AllowedCPUs`` (and ``AllowedMemoryNodes``, as the kernel has them), in the background and at a limited
   rate.
 * The runtime sends cpusets to systemd as well: runc does at each start and update. runc before 1.1.6 sends
@@ -12,13 +12,13 @@ Theory of operation.
   are read after each call that carried a cpuset (``engine.systemd_masks``). A runtime that sends wrong
   cpusets is reported once, and each unit is repaired at once. A cpuset that is the same in both orders proves
   nothing and does no harm.
-* Between such a call and the repair the wrong cpuset may be in effect. Until it is known that the runtime
-  sends right ones, the pod is fenced meanwhile (``fencing``), and the call counts as in flight until the unit
-  is right. Once it is known that the runtime sends wrong ones, topoproxy sends its changes to systemd only.
+* Between such a call and the repair, the wrong cpuset may be in effect. Unless the runtime is known to send
+  right ones, the pod is fenced for that time (``fencing``), and the call counts as in flight until the unit
+  is right. Once the runtime is known to send wrong ones, topoproxy sends its changes to systemd only.
 * Setting a property writes the file, too. So it counts as in flight like any other call that carries a
   cpuset, and a shrink waits for it.
-* Slices above may have cpusets as well. Where the kernel's list of one had to be widened for a container, its
-  property follows, so that the container's cpuset stays within it after a reload.
+* Slices above may have cpusets as well. If the kernel's list of a slice had to be widened for a container,
+  the property of the slice follows, so that the container's cpuset stays within it after a reload.
 
 When systemd has reloaded its units, all containers are compared with the kernel at once (``drift``).
 """
@@ -56,7 +56,7 @@ class UnitProperties:
     """Makes cpusets last as properties of units.
 
     Attributes:
-        units: The units of systemd; None where there is no systemd.
+        units: The units of systemd; None if there is no systemd.
         fencing: The fences around pods.
         connected: Whether systemd can be queried now.
     """
@@ -75,8 +75,8 @@ class UnitProperties:
             context: Has the containers.
             writes: Makes the kernel follow the state, and reports what was written.
             suspect: Has all containers compared; takes the name of the program that may have written.
-            units: The units of systemd; None where there is no systemd.
-            fences: Narrows groups above containers; None where nothing can.
+            units: The units of systemd; None if there is no systemd.
+            fences: Narrows groups above containers; None if nothing can.
         """
         self._context = context
         self._writes = writes
@@ -98,7 +98,7 @@ class UnitProperties:
         self._late: list[InflightCall] = []
         """Changes that were sent to systemd and that it has not answered."""
         self._late_unit = ""
-        """The unit of the last of them."""
+        """The unit of the last of these changes."""
         context.store.perform_by(CompareUnits, lambda effect: self.changed(effect.ids))
         context.store.perform_by(ReportReversedMask, self._report_reversed)
         self._wake = asyncio.Event()
@@ -153,7 +153,7 @@ class UnitProperties:
         Args:
             container_id: The container.
             carried: The cpuset.
-            alone: No other call for the container was in flight at the same time.
+            alone: Whether no other call for the container was in flight at the same time.
         """
         self._carried.pop(container_id, None)
         container = self._context.state.containers.get(container_id)
@@ -256,7 +256,7 @@ class UnitProperties:
         self._context.telemetry.problem("cannot set the properties of a systemd unit", err=error)
 
     async def _compare(self, container_id: str) -> bool:
-        """Compare one unit; True where it was set."""
+        """Compare one unit; True if it was set."""
         context = self._context
         container = context.state.containers.get(container_id)
         if any(call not in self._late for call in context.state.inflight.of(container_id)):
@@ -276,7 +276,7 @@ class UnitProperties:
         inflight_call: InflightCall | None = None,
         carried: CpuSet | None = None,
     ) -> bool:
-        """Correct a unit's properties to what its container is to have.
+        """Correct a unit's properties to what its container should have.
 
         Args:
             container_id: The container.
@@ -302,7 +302,7 @@ class UnitProperties:
             self._known.pop(container_id, None)
             return False
         want = context.state.desired_cpus(container)
-        # Where a call of topoproxy was in flight too, the properties read may be those of that call.
+        # If a call of topoproxy was in flight too, the properties read may be those of that call.
         call = inflight_call and (context.state.inflight.current(inflight_call) or inflight_call)
         alone = call is None or not call.overlapped
         meant, sent = carried or want, carried is not None and alone
@@ -312,7 +312,7 @@ class UnitProperties:
         mems = nodes if nodes != has.mems else None
         if cpus is None and not mems:
             return False
-        # A create that needs CPUs which this gives to the container waits for it.
+        # A create that needs CPUs that this call gives to the container waits for the call.
         own = (
             None
             if inflight_call is not None and want <= inflight_call.carries
@@ -380,14 +380,14 @@ class UnitProperties:
     # -- status page, and the end -------------------------------------------------------------------------
 
     def page(self) -> dict[str, object]:
-        """Return what ``topoproxy status`` shows; empty where there are no units."""
+        """Return what ``topoproxy status`` shows; empty if there are no units."""
         if not self._watches:
             return {}
         due = len(self._dirty)
         return {"systemd": {"connected": self.connected, "runtime_tells": str(self.order), "due": due}}
 
     async def close(self, *, fences_stay: bool = False) -> None:
-        """Remove fences, unless they are to stay, and disconnect."""
+        """Remove fences, unless they must stay, and disconnect."""
         if not fences_stay:
             await self.fencing.take_all()
         if self.units is not None:
