@@ -122,7 +122,7 @@ class Adoption:
             kubelet_cpus: Reads the assignments of kubelet's CPU manager, before CPUs are taken.
             runtime_events: Corrects lists by the exit events that have arrived.
             worker: Makes the requests of a reconcile.
-            lookups: Makes the requests that a client's call waits for, so that the call does not wait for a
+            lookups: Makes the requests for which a client's call waits, so that the call does not wait for a
                 reconcile.
         """
         self._context = context

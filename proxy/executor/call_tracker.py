@@ -325,7 +325,7 @@ class CallTracker:
         except (UnavailableError, RuntimeCallError):
             return  # the recorded limit stays
         container = self._context.state.containers.get(container_id)
-        # Another update may have been accepted meanwhile.
+        # Another update may have been accepted since.
         if before is not None and container is not None and container.request == before.request:
             self.accepted(UpdateRequested(container_id, "", "", 0, detail.memory_limit))
 

@@ -1,4 +1,4 @@
-"""Confines the containers of starts that hang, so that owners of CPUs can be created meanwhile.
+"""Confines the containers of starts that hang, so that owners of CPUs can still be created.
 
 Theory. A start that has been forwarded to the runtime carries the cpuset that was right at that time. The
 runtime may write this set at any moment, so a create that gives some of these CPUs away waits for the start
@@ -155,7 +155,7 @@ class Confinement:
         )
 
     def _seconds_to_next_check(self, calls: list[InflightCall], deadline: float) -> float:
-        """Return the seconds until calls are to be checked again, rounded up to whole milliseconds."""
+        """Return the seconds until the next check of calls, rounded up to whole milliseconds."""
         now = asyncio.get_running_loop().time()
         ages = [now - call.sent_at for call in calls if self._can_confine(call)]
         due = [CONFINE_AFTER_S - age if age < CONFINE_AFTER_S else POLL_S for age in ages]

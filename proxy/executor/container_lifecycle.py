@@ -1,4 +1,4 @@
-"""Records what happens to a container after its create was decided: created, failed, a new phase, removed.
+"""Records what happens to a container after the decision on its create: creation, failure, phases, removal.
 
 What follows from a phase of a container is decided in ``proxy.engine.decisions``; here it is counted, and the
 history is updated.

@@ -105,7 +105,7 @@ class CpusetMems:
         result = MemsCheck()
         for known in running:
             state = self._context.state
-            container = state.containers.get(known.id)  # a resize may have changed its nodes meanwhile
+            container = state.containers.get(known.id)  # a resize may have changed its nodes since
             if container is None or container.phase is not Phase.RUNNING:
                 continue  # it has ended by now
             if not applies_to(state, container.pod):

@@ -37,7 +37,7 @@ class KubeletAllocations(Protocol):
 class DevicePlugins(Protocol):
     """The device plug-ins of the node, by resource.
 
-    The list of devices is not requested: whenever the devices of a resource change, the implementation passes
+    The list of devices is not requested. Whenever the devices of a resource change, the implementation passes
     the event ``DevicesChanged`` with all of them to the store, at most once for each change, on the event
     loop.
     """

@@ -209,7 +209,7 @@ class FactLookup:
         """Run a query; an internal error is reported, and the decision is made without the answer."""
         try:
             return query()
-        except Exception as error:  # noqa: BLE001  a decision is made from what is known
+        except Exception as error:  # noqa: BLE001  a decision is made from the known facts
             self._context.report_internal_error(error)
             return otherwise
 

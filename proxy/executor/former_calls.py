@@ -1,8 +1,9 @@
 """Calls of an earlier run of the daemon that the runtime may still carry out.
 
-What is known of them depends on how that run ended. After a crash, or a stop, its connections have ended: a
-runtime cancels what it was carrying out, and what it does not cancel takes milliseconds. So each container
-that may be changed has one call that is *suspected*, for ``ORPHAN_GRACE_S`` (``call_tracker.suspect``).
+What this daemon knows about them depends on how that run ended. After a crash, or a stop, its connections
+have ended: a runtime cancels the calls that it was carrying out, and a call that it does not cancel takes
+milliseconds. So each container that may be changed has one call that is *suspected*, for ``ORPHAN_GRACE_S``
+(``call_tracker.suspect``).
 
 A daemon that was replaced (``proxy.succession``) still relays: its clients wait, and a start or an update may
 hang for minutes and is carried out anyway. It names these calls when it hands over, and names each call again

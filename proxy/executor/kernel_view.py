@@ -2,7 +2,7 @@
 
 Nothing is read between requests. A reading is made in a thread of its own, so that it delays no write, and
 takes at most ``READ_S``; containers that are not read in that time are counted. A kernel that does not answer
-holds up the reading and nothing else: requests get the last reading after ``WAIT_S``, with its age.
+delays only the reading: after ``WAIT_S``, requests get the last reading, with its age.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ own deadline. A path that is found becomes part of the container, and so of the 
 again. A container without a cgroup of its own (a virtual machine) is reported once, with the reason, and its
 CPUs are not controlled.
 
-``CgroupLocator`` also holds what is known of the cgroup hierarchy and of its driver. The runtime reports the
-driver since CRI 1.28; with an older runtime it is derived from the cgroup parents of the pods.
+``CgroupLocator`` also holds the known facts about the cgroup hierarchy and its driver. The runtime reports
+the driver since CRI 1.28; with an older runtime it is derived from the cgroup parents of the pods.
 """
 
 from __future__ import annotations

@@ -452,7 +452,7 @@ class MoveRecord(Struct, frozen=True):
     Attributes:
         containers: Their ids.
         previous: The CPUs that they had.
-        cpus: The CPUs that they were to have.
+        cpus: The CPUs to which they were moving.
     """
 
     containers: tuple[str, ...]

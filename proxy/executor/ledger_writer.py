@@ -57,7 +57,7 @@ class LedgerWriter:
 
     Keys: ``p/`` sandbox, ``c/`` container, ``i/`` create in flight; and as plain data ``q/`` and ``qc/`` CFS
     quotas that are off, ``b/`` what was written to groups above pods, ``r/`` a release, ``t/`` a takeover,
-    ``x/`` partitions, ``m/`` a move of an owner under way (``ledger_codec``), ``d/`` and ``dr/`` the
+    ``x/`` partitions, ``m/`` an unfinished move of an owner (``ledger_codec``), ``d/`` and ``dr/`` the
     devices of a pod and the resources of device plug-ins (``proxy.engine.held_devices``), ``e/`` to which
     pods the plan is applied (``proxy.engine.enforcement_state``).
 
@@ -181,7 +181,7 @@ class LedgerWriter:
             self._telemetry.count(metrics.RECORDS_REJECTED, len(rejected))
             for key, why in rejected.items():
                 self._telemetry.problem("cannot store a record in the ledger", record=key, err=why)
-        # The next batch may have begun before the event loop looks: so the result says what is unwritten.
+        # The next batch may have begun before the event loop looks: so the result names the unwritten keys.
         return BatchResult(rejected, frozenset(self._unwritten))
 
     def _report_compaction(self) -> None:
@@ -211,7 +211,7 @@ class LedgerWriter:
         """Write changes in one step; after an unforeseen fault one by one.
 
         Raises:
-            Exception: They cannot be written now. What is left in ``changes`` is not written.
+            Exception: They cannot be written now. The changes that are left in ``changes`` are not written.
         """
         assert self._ledger is not None
         try:

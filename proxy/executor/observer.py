@@ -32,7 +32,7 @@ class Observer:
         """Handle that an existing container has entered another phase."""
 
     def cpus_assigned(self, container: Container) -> None:
-        """Handle that a container may use other CPUs than before, by a hook or in place of offline CPUs."""
+        """Handle that a container may use other CPUs than before, by a hook or instead of offline CPUs."""
 
     def removed(self, container: Container) -> None:
         """Handle that a container has been removed."""

@@ -85,7 +85,7 @@ class OwnerMoves:
     def recover(
         self, entries: Mapping[str, Mapping[str, object]], containers: list[Container]
     ) -> dict[str, ReservationCpus]:
-        """Read the records of moves that were under way when the last daemon ended.
+        """Read the records of moves that were unfinished when the last daemon ended.
 
         The containers get their old CPUs, whatever else is recorded of them; ``resume`` puts them back.
 

@@ -21,7 +21,7 @@ Order: a pod's quota is removed first and a container's is restored first, as cg
 ``backends.cgroup.cfs_quota``). After a failure, that group is left without the feature, and the failure is
 reported.
 
-The kernel's files are read and written in the kernel worker's thread.
+``OwnerQuotas`` reads and writes the kernel's files in the kernel worker's thread.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class OwnerQuotas(Observer):
         return self._context.store.state.facts.quotas
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Load the records of the ledger; the first pass compares them with the kernel."""
+        """Load the records of the ledger; the first reconcile compares them with the kernel."""
         records, invalid = RemovedQuotas.load(entries)
         self._context.store.handle(engine.QuotasRead(records))
         self._not_removed.update(records)  # the last daemon may have ended before it removed them
@@ -321,7 +321,7 @@ class OwnerQuotas(Observer):
         self._not_removed = (self._not_removed - limited.keys()) | {key for key, _ in errors}
         context.telemetry.count(metrics.CFS_QUOTAS_REMOVED, len(limited) - len(errors))
         self.send(key.removeprefix(CONTAINER_QUOTA) for key in limited if key.startswith(CONTAINER_QUOTA))
-        self.restore_soon()  # a container may have exited meanwhile
+        self.restore_soon()  # a container may have exited since
 
     async def _restore(self) -> None:
         context, groups = self._context, self.groups

@@ -98,7 +98,7 @@ class RuntimeSync(Observer):
             return False
         if step is SyncStep.LEARN:
             is_queried = await self._learn(container_id)
-            step = sync_step(context.state, container_id)  # what is still unknown is sent
+            step = sync_step(context.state, container_id)  # a cpuset that is still unknown is sent
         if step not in _CALLING:
             self._resend_after_call(container_id, step)
             return is_queried
@@ -196,7 +196,7 @@ class RuntimeSync(Observer):
         return any(container.phase is Phase.RUNNING for container in listed)
 
     async def finish(self, limit: float) -> None:
-        """Send what is still to be sent, without pauses, for at most ``limit`` seconds."""
+        """Send the remaining cpusets, without pauses, for at most ``limit`` seconds."""
         context = self._context
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):

@@ -1,7 +1,7 @@
 """Decides about pods before their sandboxes are created, and records what happens to the sandboxes.
 
 ``proxy.engine.sandboxes`` decides what is recorded and what is released when a sandbox runs, stops or is
-gone; here it is counted and reported, and the history is updated.
+gone; this module counts and reports it, and updates the history.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The health of the workers: one that has been at the same job for too long is reported and watched.
+"""The health of the workers: a worker that has been at the same job for too long is reported.
 
 A job ends when the kernel, a disk or a peer answers. Calls to peers have deadlines, file operations do not: a
 system call on a file system that does not answer cannot be interrupted from within the process. The event
-loop continues meanwhile, so its own watchdog ping shows nothing.
+loop continues, so its own watchdog ping does not show that a worker is stuck.
 
 - After ``after`` seconds at one job a worker is *stuck*: a problem is reported, and it shows under
   ``workers`` in the status and in a metric. While the kernel worker or the ledger worker is stuck, the node

@@ -231,7 +231,7 @@ class Hotplug:
         for call in calls:
             self._update_replacements_after(call)
         if done.refused or calls or replacements_in_use(context.state, short) != used:
-            return  # CPUs may have gone offline again meanwhile
+            return  # CPUs may have gone offline again
         changed = with_replacement(self._living(ids), used)
         context.store.handle(ContainersUpdated(tuple(changed)))
         self._notify_assigned(ids)
@@ -297,8 +297,8 @@ SHOWN = 5
 class HardwareLossReporter:
     """Reports containers that have less than they were promised, because hardware went offline.
 
-    A loss is logged when it begins, changes and ends. Meanwhile it is shown in ``topoproxy status``, in
-    the metrics, and with the decision about the container in ``topoproxy explain``.
+    A loss is logged when it begins, changes and ends. As long as it lasts, it is shown in
+    ``topoproxy status``, in the metrics, and with the decision about the container in ``topoproxy explain``.
     """
 
     def __init__(self, context: NodeContext) -> None:

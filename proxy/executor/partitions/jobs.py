@@ -159,7 +159,7 @@ class PartitionJobs:
             if error.errno == errno.ENOENT:
                 self._end_above(container_id, record)
                 return None
-            # The record stays: the next comparison ends what was made of the partition.
+            # The record stays: the next check ends a partly made partition.
             return PartitionState(MEMBER, valid=False, reason=str(error))
         if partition.valid:
             self._not_made.discard(container_id)

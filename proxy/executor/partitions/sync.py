@@ -9,7 +9,7 @@ what the kernel does with a partition.
   newest state no longer wants (``clear``, in the kernel worker's thread): their owner has exited or gets
   other CPUs, or the node is being released. A failure is reported. If a container cannot grow because of the
   failure, the write of that container's cpuset has no effect, and is reported too.
-* After a crash the first pass uses the records to end the partitions that are no longer wanted.
+* After a crash, the first check uses the records to end the partitions that are no longer wanted.
 * Compared: at reconciles, and as soon as the kernel reports that a partition has changed. A partition that is
   not what it should be is made a member at once, since the tasks of an invalid one may run on all CPUs. It is
   reported with the kernel's reason, and tried again ever more rarely.
@@ -66,7 +66,7 @@ class PartitionSync(Observer):
             )
 
     def load(self, entries: Mapping[str, Mapping[str, object]]) -> None:
-        """Load the records of the ledger; the first pass compares them with the kernel."""
+        """Load the records of the ledger; the first check compares them with the kernel."""
         records, invalid = engine.PartitionFacts.load(entries)
         self._context.store.handle(engine.PartitionsRead(records))
         self.jobs.loaded(records)
@@ -83,7 +83,7 @@ class PartitionSync(Observer):
         self.check_soon()
 
     def check_soon(self) -> None:
-        """Schedule a pass soon, because something has changed."""
+        """Schedule a check soon, because something has changed."""
         if not self._is_due:
             self._is_due = True
             self._context.spawn(self._soon())
@@ -124,7 +124,7 @@ class PartitionSync(Observer):
         record = await context.kernel.run(jobs.plan, container_id)
         container = context.state.containers.get(container_id)
         if record is None or container is None:
-            return  # the state has changed meanwhile; that change schedules another pass
+            return  # the state has changed since; that change schedules another check
         context.store.handle(engine.PartitionPlanned(container_id, record))
         await context.ledger_writer.flush()
         partition = await context.kernel.run(jobs.carry_out, container_id, record)
