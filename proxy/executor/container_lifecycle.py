@@ -1,7 +1,7 @@
 """Records what happens to a container after the decision on its create: creation, failure, phases, removal.
 
-What follows from a phase of a container is decided in ``proxy.engine.decisions``; here it is counted, and the
-history is updated.
+``proxy.engine.decisions`` decides what follows from a phase of a container; this module counts it and updates
+the history.
 """
 
 from __future__ import annotations
