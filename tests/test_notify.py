@@ -22,7 +22,7 @@ def notify_socket(request: pytest.FixtureRequest, tmp_path: Path):
         yield listening, name
 
 
-def test_state_lines(notify_socket) -> None:
+def test_each_state_is_sent_to_systemd_as_its_line(notify_socket) -> None:
     listening, name = notify_socket
     notifier = SystemdNotifier({"NOTIFY_SOCKET": name})
     notifier.ready("placing\n containers")

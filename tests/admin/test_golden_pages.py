@@ -131,7 +131,7 @@ def golden(node: GoldenNode, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     return check
 
 
-def test_ready(node: GoldenNode, golden: Callable[..., None]) -> None:
+def test_the_page_shows_a_ready_node(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def scenario(daemon: Daemon) -> Any:
         await node.pods()
         with node.client() as client:
@@ -141,7 +141,7 @@ def test_ready(node: GoldenNode, golden: Callable[..., None]) -> None:
     golden("ready", scenario)
 
 
-def test_not_connected(node: GoldenNode, golden: Callable[..., None]) -> None:
+def test_the_page_shows_a_disconnected_runtime(node: GoldenNode, golden: Callable[..., None]) -> None:
     node.runtime.stop()
 
     async def scenario(daemon: Daemon) -> None:
@@ -157,7 +157,7 @@ async def try_launch(node: GoldenNode, spec: DemoPod) -> None:
             await node.launch(spec)
 
 
-def test_observing(node: GoldenNode, golden: Callable[..., None]) -> None:
+def test_the_page_shows_what_enforce_would_do(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def scenario(daemon: Daemon) -> None:
         await node.pods()
         await node.launch(DemoPod("rival", "LSE", KubeQos.GUARANTEED, "3,5", cpus=2))
@@ -171,14 +171,14 @@ def test_observing(node: GoldenNode, golden: Callable[..., None]) -> None:
     golden("observing", scenario, "mode: observe\n")
 
 
-def test_staged(node: GoldenNode, golden: Callable[..., None]) -> None:
+def test_the_page_shows_pods_that_are_only_observed(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def scenario(daemon: Daemon) -> None:
         await node.pods()
 
     golden("staged", scenario, "enforce: {podSelector: {matchLabels: {koordinator.sh/qosClass: LSE}}}\n")
 
 
-def test_released(node: GoldenNode, golden: Callable[..., None]) -> None:
+def test_the_page_shows_a_released_node(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def scenario(daemon: Daemon) -> None:
         await node.pods()
         await asyncio.to_thread(query_admin, node.directory / "admin.sock", "/release/start", 30, act=True)
@@ -187,7 +187,7 @@ def test_released(node: GoldenNode, golden: Callable[..., None]) -> None:
     golden("released", scenario)
 
 
-def test_drifting(node: GoldenNode, golden: Callable[..., None]) -> None:
+def test_the_page_shows_a_drifted_cpuset(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def scenario(daemon: Daemon) -> Any:
         web, *_ = await node.pods()
         await node.calm()
@@ -209,7 +209,7 @@ def test_drifting(node: GoldenNode, golden: Callable[..., None]) -> None:
     golden("drifting", scenario, "settle: {enabled: false}\n")
 
 
-def test_rejected(node: GoldenNode, golden: Callable[..., None]) -> None:
+def test_the_page_shows_refused_containers(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def scenario(daemon: Daemon) -> None:
         await node.launch(DemoPod("trading", "LSE", KubeQos.GUARANTEED, "2-3", cpus=2))
         await try_launch(node, DemoPod("rival", "LSE", KubeQos.GUARANTEED, "3,5", cpus=2))
@@ -218,7 +218,9 @@ def test_rejected(node: GoldenNode, golden: Callable[..., None]) -> None:
     golden("rejected", scenario)
 
 
-def test_no_client(node: GoldenNode, golden: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_reports_that_no_client_is_connected(
+    node: GoldenNode, golden: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AFTER_S", "PERIOD_S"):
         monkeypatch.setattr(client_watch, name, 0.05)
     (node.directory / "kubelet" / "kubeadm-flags.env").write_text(
@@ -233,7 +235,7 @@ def test_no_client(node: GoldenNode, golden: Callable[..., None], monkeypatch: p
     golden("no-client", scenario)
 
 
-def test_reload_refused(node: GoldenNode, golden: Callable[..., None]) -> None:
+def test_the_page_shows_a_refused_reload(node: GoldenNode, golden: Callable[..., None]) -> None:
     async def scenario(daemon: Daemon) -> None:
         await node.launch(DemoPod("web", "LS"))
         page = await node.reload(daemon, f"{SETTINGS}moed: observe\n")

@@ -197,7 +197,7 @@ def test_memory_of_promises_at_the_byte() -> None:
         ("0-3,8-11,4,12", None, "4,12"),
     ],
 )
-def test_picking_two(available: str, near: list[int] | None, cpus: str) -> None:
+def test_two_cpus_are_a_whole_core_if_possible(available: str, near: list[int] | None, cpus: str) -> None:
     machine = regular_machine(2, 1, 4, 2)
     preference = None if near is None else Mask(near)
     assert (

@@ -63,5 +63,5 @@ def test_an_intersection_search_gives_up_at_its_limit() -> None:
     assert len(found) == 60 * 61 // 2
 
 
-def test_bits_of() -> None:
+def test_bits_of_a_mask_are_returned_from_the_lowest() -> None:
     assert list(bits_of(0b10110)) == [2, 4, 16]

@@ -101,7 +101,7 @@ def test_spread_takes_one_thread_of_every_core_first() -> None:
         ("0,2,4", 2, "0,2", "no cache has two: single CPUs"),
     ],
 )
-def test_uncore_alignment(available: str, n: int, expected: str, why: str) -> None:
+def test_as_few_uncore_caches_as_possible_are_used(available: str, n: int, expected: str, why: str) -> None:
     assert take(CACHED, available, n, prefer_uncore=True) == expected, why
 
 

@@ -280,7 +280,7 @@ def test_without_crds_only_the_condition_is_written_and_later_crds_are_noticed_b
     on_bed(cluster, test, awaited=False)
 
 
-def test_koordinators_form(cluster: ControlPlane) -> None:
+def test_an_object_in_koordinators_form_has_the_cpus_of_an_owner(cluster: ControlPlane) -> None:
     def test(bed: Bed) -> None:
         container = bed.launch(owner())
         path = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies/n1"

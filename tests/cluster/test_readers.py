@@ -178,7 +178,7 @@ def test_volcano_with_numa_aware(tmp_path: Path) -> None:
         on_nodes(plane, with_objects)
 
 
-def test_koord_scheduler(tmp_path: Path) -> None:
+def test_koord_scheduler_binds_only_pods_that_fit_once_objects_are_published(tmp_path: Path) -> None:
     with control_plane(tmp_path, "all of koordinator", "koord-scheduler") as plane:
         reader = koordinator(plane, "-v=4")
 

@@ -252,7 +252,7 @@ def test_all_errors_are_reported_together() -> None:
     ]
 
 
-def test_usable_memory() -> None:
+def test_usable_memory_excludes_huge_pages() -> None:
     node = NumaNode(0, CpuSet(), 4 * GI, {2048: HugePages(512), 1048576: HugePages(1), 64: HugePages(0)})
     assert usable_memory(node) == {
         "memory": 2 * GI,

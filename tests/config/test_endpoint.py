@@ -59,7 +59,7 @@ def test_an_endpoint_that_is_no_unix_socket_is_refused(text: str, message: str) 
         ("https://node-1.example:01234", "https://node-1.example:1234"),
     ],
 )
-def test_kubelets_address(text: str, address: str) -> None:
+def test_an_address_of_kubelet_is_normalized(text: str, address: str) -> None:
     assert parse_address(text) == address
     assert parse_address(address) == address
 

@@ -39,14 +39,14 @@ from proxy.config.kinds import (
         ("7ns", 7e-9),
     ],
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_read_as_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds, abs=1e-12)
 
 
 @pytest.mark.parametrize(
     "text", ["", "s", "10", "1.5", "-1s", "1s ago", "1 s", "1d", "1:30", "1s" * 30, "٣s", "1e3s"]
 )
-def test_invalid_durations(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_duration(text)
 
@@ -92,7 +92,7 @@ def test_bounds_are_accepted_and_values_outside_are_refused() -> None:
             number.read(text)
 
 
-def test_booleans() -> None:
+def test_a_boolean_is_a_yaml_word_and_not_a_number() -> None:
     assert [BOOLEAN.read(t) for t in ("true", "Yes", "on", "false", "NO", "off")] == [True] * 3 + [False] * 3
     with pytest.raises(ValueError):
         BOOLEAN.read("1")

@@ -209,7 +209,9 @@ class TestFiles:
         with pytest.raises(ConfigError, match="Is a directory"):
             load(tmp_path)
 
-    def test_no_permission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_without_permission_is_reported_as_such(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(*_: object) -> None:
             raise PermissionError(13, os.strerror(13))
 

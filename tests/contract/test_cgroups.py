@@ -178,7 +178,9 @@ class TestRulesOfV1:
             ("cpuset.nothing", "0", errno.ENOENT),
         ],
     )
-    def test_bad_values(self, bed: Bed, file: str, text: str, number: int) -> None:
+    def test_a_bad_value_is_refused_with_the_kernels_errno(
+        self, bed: Bed, file: str, text: str, number: int
+    ) -> None:
         bed.fill("a")
         if text == "900" and not isinstance(bed.groups, FakeCgroups):
             possible = Path("/sys/devices/system/node/possible").read_text().strip()

@@ -118,7 +118,7 @@ class TestRulesOfV1:
         invalid(lambda: bed.put("a/b", "60000"))
 
     @pytest.mark.parametrize("text", ["0", "999", "x", "max", "100x", "999999999999999999"])
-    def test_bad_values(self, bed: Bed, text: str) -> None:
+    def test_a_bad_quota_is_refused_and_changes_nothing(self, bed: Bed, text: str) -> None:
         bed.mkdir("a")
         invalid(lambda: bed.put("a", text))
         assert bed.groups.quota(bed.path("a")) == -1

@@ -91,6 +91,6 @@ def test_environment_values_may_be_any_bytes() -> None:
         (pb.ContainerEventResponse, {"container_event_type": 2, "pod_sandbox_status": 4}),
     ],
 )
-def test_field_numbers(message: type, numbers: dict[str, int]) -> None:
+def test_messages_have_the_field_numbers_of_the_cri(message: type, numbers: dict[str, int]) -> None:
     fields = message.DESCRIPTOR.fields_by_name
     assert {name: fields[name].number for name in numbers} == numbers

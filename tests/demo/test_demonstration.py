@@ -99,7 +99,7 @@ def test_the_demonstration_runs_on_two_cpus(tmp_path):
     assert "trading (LSE) takes CPU 1" in out.getvalue()
 
 
-def test_the_command():
+def test_the_command_keeps_its_files_and_prints_no_escapes():
     done = CliRunner().invoke(demo, ["--fast", "--width", "100", "--keep"])
     assert done.exit_code == 0, done.output
     assert "\x1b[" not in done.output

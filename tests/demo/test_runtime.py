@@ -200,7 +200,7 @@ def test_status_shows_the_spec(client):
     assert answer.status.resources.linux.cpuset_cpus == "1"
 
 
-def test_systemd_parents(client, cgroups):
+def test_a_slice_as_parent_yields_a_scope_below_it(client, cgroups):
     pod = created(client, name="s")
     pod = client.run_pod(DemoPod("t", kube_qos=KubeQos.BEST_EFFORT))
     pod.config.linux.cgroup_parent = "kubepods-besteffort-podx_y.slice"

@@ -295,7 +295,7 @@ KINDS = tuple(
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("kind", "sequence"), KINDS)
-def test_every_interleaving(kind: str, sequence: str) -> None:
+def test_no_interleaving_violates_an_invariant(kind: str, sequence: str) -> None:
     """With ``TOPOPROXY_EXPLORE=1`` there are two faults on each path, which takes some minutes."""
     # What follows from a decision is alike for CPUs that are named and CPUs that are chosen.
     faults = 1 if kind == "named" or sequence == "move" else 0

@@ -91,7 +91,7 @@ def test_values_of_the_configuration_without_other_sources() -> None:
         ({BIND: "Full"}, None, NOTHING, NOTHING, "default"),
     ],
 )
-def test_bind_policy(
+def test_the_bind_policy_comes_from_the_label_the_config_or_kubelet(
     reported: dict[str, str],
     kubelet: CpuManager | None,
     configured: NodeBindPolicy,
@@ -107,7 +107,7 @@ def test_bind_policy(
         assert found.problem == ""
 
 
-def test_numa_strategy() -> None:
+def test_the_numa_strategy_comes_from_the_label_the_config_or_kubelet() -> None:
     key = node_keys.NUMA_STRATEGY[0]
     evenly = static(distribute_cpus_across_numa="true")
     configured = NumaStrategy.MOST_ALLOCATED
@@ -177,7 +177,7 @@ def annotated(key: str, value: object) -> NodeMeta:
         ('{"reservedCPUs": ', "1", "koordinator.reservedCPUs", "not JSON"),
     ],
 )
-def test_reservation(value: object, cpus: str, source: str, problem: str) -> None:
+def test_a_valid_annotation_replaces_the_config(value: object, cpus: str, source: str, problem: str) -> None:
     found = policy_of(annotated(node_keys.RESERVATION, value), node_reservation=CpuSet((1,))).reservation
     assert str(found.value) == cpus
     assert found.source.startswith(source)
@@ -191,7 +191,7 @@ def test_a_reservation_by_number_stays_when_cpus_go_offline() -> None:
     assert str(read_node_policy(NODE, less, meta, None).reservation.value) == "0,8"
 
 
-def test_apply_policy() -> None:
+def test_an_unknown_apply_policy_is_reported_and_default_is_used() -> None:
     found = policy_of(
         annotated(node_keys.RESERVATION, {"reservedCPUs": "1", "applyPolicy": "ReservedCPUsOnly"})
     )

@@ -112,7 +112,9 @@ def halves(state: NodeState) -> NodeState:
         (TopologyPolicy.SINGLE_NUMA_NODE, False, False),
     ],
 )
-def test_policies(policy: TopologyPolicy, scope: Scope, *, known: bool, split: bool, apart: bool) -> None:
+def test_each_topology_policy_admits_and_rejects_as_in_kubelet(
+    policy: TopologyPolicy, scope: Scope, *, known: bool, split: bool, apart: bool
+) -> None:
     state = empty(policy, scope)
     easy = arrives(state, pod("p", 4, known=known), whole(4))
     assert easy.container is not None

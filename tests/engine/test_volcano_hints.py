@@ -101,7 +101,7 @@ def test_a_less_strict_policy_than_that_of_the_node_is_ignored() -> None:
     assert put(state, pod("a"), 7).verdict.reason == "TopologyAffinityError"
 
 
-def test_scope_pod() -> None:
+def test_volcanos_hint_is_met_for_a_whole_pod_or_reported() -> None:
     state = taken(empty(BEST, scope=Scope.POD), "0-1,4-5")
     total = Request(7 * 1024, 700_000, 100_000)
     result = admit(state, pod("a", volcano_policy=SINGLE), total)

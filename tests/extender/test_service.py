@@ -395,7 +395,7 @@ def test_an_undecidable_request_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         ("bind", b'{"PodName": "a"}', "is missing"),
     ],
 )
-def test_malformed_requests(verb: str, body: bytes, message: str) -> None:
+def test_malformed_requests_are_answered_with_an_error(verb: str, body: bytes, message: str) -> None:
     async def test(bed: Bed) -> None:
         answer = await bed.service.handle("POST", f"/{verb}", body, True)
         assert isinstance(answer.value, dict)
@@ -405,7 +405,7 @@ def test_malformed_requests(verb: str, body: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("victims", [5, [], {"n1": []}, {"n1": {"Pods": 5}}, {"n1": {"Pods": ["a"]}}])
-def test_malformed_victims(victims: Any) -> None:
+def test_malformed_victims_are_refused_and_null_victims_are_none(victims: Any) -> None:
     async def test(bed: Bed) -> None:
         answer = await bed.call("preempt", Pod=scheduler_pod("a", 2), NodeNameToMetaVictims=victims)
         cause = "NodeNameToMetaVictims is missing or malformed (nodeCacheCapable must be set)"

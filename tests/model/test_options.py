@@ -15,12 +15,12 @@ from proxy.model.options import (
 
 
 @pytest.mark.parametrize("value", ["1", "t", "T", "true", "TRUE", "True", True, 1])
-def test_go_true(value: object) -> None:
+def test_every_true_of_go_turns_an_option_on(value: object) -> None:
     assert parse_cpu_options({"full-pcpus-only": value}) == CpuOptions(full_pcpus_only=True)
 
 
 @pytest.mark.parametrize("value", ["0", "f", "F", "false", "FALSE", "False", False, 0])
-def test_go_false(value: object) -> None:
+def test_every_false_of_go_leaves_an_option_off(value: object) -> None:
     assert parse_cpu_options({"align-by-socket": value}) == CpuOptions()
 
 
@@ -91,7 +91,7 @@ def test_texts_that_are_not_numbers_are_refused(value: object) -> None:
         parse_topology_options({"max-allowable-numa-nodes": value})
 
 
-def test_topology_options() -> None:
+def test_topology_options_are_read_within_their_limits() -> None:
     assert parse_topology_options({"prefer-closest-numa-nodes": "t"}) == TopologyOptions(True)
     assert parse_topology_options({"prefer-closest-numa-nodes": "f"}) == parse_topology_options(None)
     with pytest.raises(ConfigError, match="max-allowable-numa-nodes is 7, it must be 8 or more"):

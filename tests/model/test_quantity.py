@@ -98,7 +98,7 @@ def test_amounts_in_thousandths_are_parsed(text: str | float, amount: int) -> No
         (None, "None is not an amount"),
     ],
 )
-def test_refused(text: str, message: str) -> None:
+def test_texts_that_are_not_amounts_are_refused_with_the_cause(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_quantity(text)
     assert message in str(caught.value)

@@ -63,7 +63,7 @@ def test_only_resources_of_some_containers() -> None:
     assert peak_request(containers, lambda each: each.requests, (ContainerKind.APP,)) == {"a": 9}
 
 
-def test_exact_requests() -> None:
+def test_requests_equal_limits_only_if_both_are_set_and_not_zero() -> None:
     amounts = {"cpu": 1000, "memory": 5}
     assert ContainerResources("c", requests=amounts, limits={**amounts, "x": 1}).requests_equal_limits
     assert not ContainerResources(

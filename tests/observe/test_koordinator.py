@@ -115,7 +115,7 @@ def test_what_a_reader_makes_of_the_annotations(
     assert (rule.kubelet_policy, rule.system) == ("static", cpus)
 
 
-def test_the_object() -> None:
+def test_the_object_has_policies_labels_owner_and_zones() -> None:
     facts = NodeFacts(
         "node-a",
         "u-1",

@@ -47,7 +47,7 @@ def test_invalid_sets_are_ignored(entries: object) -> None:
     assert kubelet_allocs(checkpoint(entries), ()) == ()
 
 
-def test_no_file() -> None:
+def test_without_a_file_kubelet_has_given_nothing() -> None:
     assert kubelet_allocs(None, ()) == ()
 
 

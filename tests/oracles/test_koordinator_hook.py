@@ -100,7 +100,7 @@ def test_an_empty_shared_pool_is_reported() -> None:
     assert decide(full, Asker(QosClass.LS)).problem == "the shared pool is empty"
 
 
-def test_host_applications() -> None:
+def test_only_host_applications_of_class_ls_are_given_cpus() -> None:
     assert decide_host_app(None, "a", "BE").row == 2
     assert decide_host_app(rule(), "a", "LS").cpus == CpuSet.parse("0-7")
     refused = decide_host_app(rule(), "a", "LSR")

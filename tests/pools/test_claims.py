@@ -57,7 +57,9 @@ def pod(qos: QosClass = QosClass.NONE, kube: KubeQos = KubeQos.GUARANTEED, cpus:
         (262_144, 15_000_000, 50_000, 300),
     ],
 )
-def test_whole_cpus(shares: int, quota: int, period: int, count: int) -> None:
+def test_whole_cpus_are_counted_if_quota_and_shares_agree(
+    shares: int, quota: int, period: int, count: int
+) -> None:
     assert whole_cpus(Request(shares, quota, period)) == count
 
 

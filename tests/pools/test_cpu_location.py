@@ -32,7 +32,7 @@ def test_nodes_keep_their_ids_and_a_homeless_cpu_joins_its_package() -> None:
     assert locations_of(bare) == (CpuLocation(1, 0, 0, 3),)
 
 
-def test_groups() -> None:
+def test_cpus_are_grouped_by_socket_and_node_in_order() -> None:
     locations = [CpuLocation(3, 1, 1, 4), CpuLocation(0, 0, 0, 4), CpuLocation(1, 0, 0, 4)]
     assert groups_of(locations) == {(0, 4): CpuSet([0, 1]), (1, 4): CpuSet([3])}
     assert list(groups_of(locations)) == [(0, 4), (1, 4)]

@@ -26,12 +26,12 @@ from proxy.pools.pod_spec import pod_spec
 @pytest.mark.parametrize(
     ("milli", "expected"), [(0, 2), (1, 2), (2, 2), (3, 3), (999, 1022), (1000, 1024), (256001, 262144)]
 )
-def test_shares(milli: int, expected: int) -> None:
+def test_shares_are_computed_as_by_kubelet(milli: int, expected: int) -> None:
     assert shares(milli) == expected
 
 
 @pytest.mark.parametrize(("milli", "expected"), [(0, 0), (1, 1000), (10, 1000), (11, 1100), (2500, 250_000)])
-def test_quota(milli: int, expected: int) -> None:
+def test_a_quota_is_computed_as_by_kubelet(milli: int, expected: int) -> None:
     assert quota(milli) == expected
 
 
@@ -101,7 +101,7 @@ def test_the_sandbox_carries_what_all_containers_need_together() -> None:
         (KubeQos.BEST_EFFORT, "/kubepods/besteffort/podu-1"),
     ],
 )
-def test_cgroup_parent(qos: KubeQos, path: str) -> None:
+def test_the_cgroup_parent_names_the_qos_class(qos: KubeQos, path: str) -> None:
     assert cgroup_parent("u-1", qos) == path
     assert kube_qos(path) is qos
 

@@ -47,7 +47,7 @@ def reported(text: str) -> Pod:
         ("/sandboxes/burstable-x", KubeQos.BURSTABLE),
     ],
 )
-def test_kube_qos(parent: str, qos: KubeQos) -> None:
+def test_the_kubernetes_qos_class_is_read_from_the_cgroup_parent(parent: str, qos: KubeQos) -> None:
     assert kube_qos(parent) is qos
 
 
@@ -73,7 +73,7 @@ def test_a_cgroup_root_and_a_uid_do_not_determine_the_class(parent: str, qos: Ku
     assert kube_qos(parent) is qos
 
 
-def test_qos_label() -> None:
+def test_a_qos_label_counts_only_as_koordinator_spells_it() -> None:
     assert qos_class("LSE") is QosClass.LSE
     assert qos_class("lse") is QosClass.NONE
     assert qos_class("whatever") is QosClass.NONE
@@ -89,7 +89,7 @@ def test_qos_label() -> None:
         ('{"cpuset":"2","numaNodeResources":[{"node":0}],"unknown":1}', "2"),
     ],
 )
-def test_resource_status(text: str, cpus: str | None) -> None:
+def test_the_resource_status_names_cpus_or_none(text: str, cpus: str | None) -> None:
     assert resource_status(text) == (None if cpus is None else CpuSet.parse(cpus), "")
 
 
@@ -173,7 +173,7 @@ def test_preferences_of_schedulers_are_read() -> None:
     assert (pod.volcano_policy, pod.volcano_nodes) == (TopologyPolicy.SINGLE_NUMA_NODE, Mask([1]))
 
 
-def test_pod_facts() -> None:
+def test_pod_facts_are_read_from_labels_annotations_and_parent() -> None:
     pod = pod_facts(
         "s",
         "u",
@@ -198,7 +198,7 @@ def test_a_cgroup_parent_that_is_too_long_for_a_path_is_not_kept(letter: str) ->
     assert parent(fits + 1) == ""
 
 
-def test_parent_of() -> None:
+def test_the_parent_is_read_from_a_cgroups_path() -> None:
     assert parent_of("/kubepods/burstable/podx/abc") == "/kubepods/burstable/podx"
     assert parent_of("kubepods-podx.slice:cri-containerd:abc") == "kubepods-podx.slice"
     assert parent_of("/k8s.io/abc") == "/k8s.io"

@@ -17,7 +17,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": Infinity}', "[" * 100_000, "1 2"])
-def test_invalid_json(text: str) -> None:
+def test_invalid_json_is_refused_as_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"JSON|number|Expecting|nested"):
         load(text)
 

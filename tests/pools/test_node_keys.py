@@ -58,7 +58,7 @@ def test_a_reserved_amount_is_rounded_up_to_whole_cpus(cpu: str | float, count: 
     assert NodeReservation({"cpu": cpu, "memory": "1Gi"}).count == count
 
 
-def test_faulty_reservations() -> None:
+def test_a_faulty_reservation_is_reported_with_its_annotation() -> None:
     found, problem = reservation({RESERVATION: '{"reservedCPUs": "1-"}'})
     assert (found.text, found.cpus) == ("1-", CpuSet())
     assert problem == f"annotation {RESERVATION}: '1-' is not a list of ids such as '0-3,8'"

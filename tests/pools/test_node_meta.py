@@ -31,7 +31,7 @@ def test_a_node_as_kubectl_prints_it() -> None:
     )
 
 
-def test_metadata_alone() -> None:
+def test_metadata_is_read_alone_and_in_an_object() -> None:
     assert node_meta('{"labels": {"a": "b"}}') == NodeMeta(labels={"a": "b"})
     assert node_meta('{"metadata": {"name": "n1", "labels": null}}') == NodeMeta("n1")
 

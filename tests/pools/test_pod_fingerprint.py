@@ -17,7 +17,7 @@ from proxy.pools.pod_fingerprint import fingerprint, xxhash64
         ([("default", "web-0"), ("kube-system", "coredns-0")], "pfp0v001ffde0f83923e7790"),
     ],
 )
-def test_fingerprints(pods: list[tuple[str, str]], value: str) -> None:
+def test_a_fingerprint_does_not_depend_on_the_order_of_pods(pods: list[tuple[str, str]], value: str) -> None:
     assert fingerprint(pods) == value
 
 

@@ -102,7 +102,7 @@ def test_a_manifest_without_uid_and_namespace() -> None:
         (pod(FULL, resources={}), KubeQos.GUARANTEED),
     ],
 )
-def test_qos_class(raw: Raw, qos: KubeQos) -> None:
+def test_the_qos_class_follows_from_requests_and_limits(raw: Raw, qos: KubeQos) -> None:
     spec = pod_spec(raw)
     assert spec.qos is qos
     assert spec.requests.guaranteed is (qos is KubeQos.GUARANTEED)
@@ -246,7 +246,7 @@ def test_reports_about_a_bad_pod(path: tuple[str | int, ...], value: object, mes
 
 
 @pytest.mark.parametrize("raw", [None, [], "pod", 7, {}])
-def test_invalid_objects(raw: object) -> None:
+def test_an_object_that_is_not_a_pod_is_refused_with_its_name(raw: object) -> None:
     with pytest.raises(InputError, match=r"^cannot read the pod web\.yaml: "):
         pod_spec(raw, "web.yaml")
 

@@ -23,7 +23,7 @@ POOL = st.builds(
 )
 
 
-def test_a_rule() -> None:
+def test_a_rule_is_read_from_its_annotations() -> None:
     annotations = {
         SHARED_POOLS: write_pools(POOLS),
         BE_POOLS: write_pools(POOLS[:1]),

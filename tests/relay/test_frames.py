@@ -59,13 +59,13 @@ def test_messages_are_percent_encoded(text, coded):
     assert dict(Decoder().decode(data[9:])) == {"grpc-status": "2", "grpc-message": coded}
 
 
-def test_small_frames():
+def test_small_frames_are_encoded_byte_by_byte():
     assert frames.window_update(5, 9) == b"\0\0\x04\x08\0\0\0\0\x05\0\0\0\x09"
     assert frames.rst_stream(5, 8) == b"\0\0\x04\x03\0\0\0\0\x05\0\0\0\x08"
     assert frames.goaway(3) == b"\0\0\x08\x07\0\0\0\0\0\0\0\0\x03\0\0\0\0"
 
 
-def test_padding():
+def test_padding_is_removed_and_refused_if_too_long():
     assert frames.unpad(0, b"\x01ab", 0, 3) == (0, 3)
     assert frames.unpad(8, b"\x01ab", 0, 3) == (1, 2)
     assert frames.unpad(8, b"\x02ab", 0, 3) == (1, 1)

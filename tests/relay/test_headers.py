@@ -123,7 +123,7 @@ def test_a_repeated_harmless_block_is_decoded_once(monkeypatch):
     assert len(ours._inert) == headers._CACHE_ENTRIES
 
 
-def test_table_sizes():
+def test_the_table_never_exceeds_its_announced_size():
     ours = tracker()
     with pytest.raises(RelayError):
         ours.feed(b"\x3f\xe2\x1f")  # 4097

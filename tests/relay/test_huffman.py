@@ -36,7 +36,7 @@ def test_length_and_decode_agree_on_any_bytes(raw):
         (bytes([0b00011000]), "inside a symbol"),  # "a" and padding of zeros
     ],
 )
-def test_invalid_strings(raw, cause):
+def test_an_invalid_string_is_refused_with_the_cause(raw, cause):
     for function in (huffman.length, huffman.decode):
         with pytest.raises(RelayError, match=cause):
             function(raw)

@@ -152,7 +152,7 @@ def test_the_fence_of_a_pod_without_running_containers_is_lifted(node: Node) -> 
     node.run_scenario(daemon, scenario)
 
 
-def test_the_command(node: Node) -> None:
+def test_the_command_releases_reports_and_undoes(node: Node) -> None:
     async def scenario() -> None:
         lse = await node.launch(DemoPod("lse", "LSE", cpuset="2-3"))
         with pytest.raises(LockedError, match="without --offline"):

@@ -48,7 +48,7 @@ def test_the_documented_commands(node: Node) -> None:
     )
 
 
-def test_memory() -> None:
+def test_the_memory_table_in_the_docs_is_what_is_printed() -> None:
     db: dict[str, Any] = {"ref": "demo/db/main", "decided": "0", "nodes": "0", "file": {}, "huge": {}}
     db |= {"anon": {"0": 3 * MIB, "1": 2 * MIB}, "outside": 2 * MIB, "outsideFile": 0, "migrates": False}
     web: dict[str, Any] = {"ref": "demo/web/main", "decided": "0-1", "nodes": "0-1", "file": {"1": 9}}

@@ -150,7 +150,9 @@ def test_cpus_neither_free_nor_held_are_reserved() -> None:
         ("single-numa-node", False, "CPUManagerNotStatic"),
     ],
 )
-def test_volcano_predicate(node_policy: str, static: bool, reason: str) -> None:
+def test_volcanos_predicate_needs_a_static_cpu_manager_and_the_same_policy(
+    node_policy: str, static: bool, reason: str
+) -> None:
     requested = demand("p", 2, annotations={"volcano.sh/numa-topology-policy": "single-numa-node"})
     assert decide(node(policy=node_policy, static=static), requested).reason == reason
 

@@ -171,7 +171,9 @@ def _no_object(spec: Json) -> None:
         (_no_object, "numares is not a JSON object"),
     ],
 )
-def test_malformed_numatopologies(spoil: Callable[[Json], None], message: str) -> None:
+def test_a_malformed_numatopology_is_refused_with_the_cause(
+    spoil: Callable[[Json], None], message: str
+) -> None:
     raw = numatopology("n1")
     spoil(raw["spec"])
     with pytest.raises(ValueError, match=message):

@@ -18,7 +18,7 @@ from proxy.scheduler.scores import Strategy, allocation_score, volcano_scores
         ((), []),
     ],
 )
-def test_volcano(counts: tuple[int, ...], scores: list[int]) -> None:
+def test_fewer_numa_nodes_score_higher_under_volcano(counts: tuple[int, ...], scores: list[int]) -> None:
     assert volcano_scores(counts) == scores
 
 
@@ -34,5 +34,7 @@ def test_volcano(counts: tuple[int, ...], scores: list[int]) -> None:
         (Strategy.LEAST_ALLOCATED, (), 0),
     ],
 )
-def test_allocation(strategy: Strategy, fractions: tuple[float, ...], score: int) -> None:
+def test_scores_of_allocation_follow_the_strategy(
+    strategy: Strategy, fractions: tuple[float, ...], score: int
+) -> None:
     assert allocation_score(fractions, strategy) == score

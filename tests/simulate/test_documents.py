@@ -156,7 +156,7 @@ def test_one_line_with_the_line(text: str | bytes, expected: str) -> None:
         ('{"a": ' * 100_000, "cannot read f.json"),
     ],
 )
-def test_invalid_json(text: str, message: str) -> None:
+def test_invalid_json_is_refused_with_the_cause(text: str, message: str) -> None:
     assert message in refused(text, "f.json")
 
 

@@ -27,7 +27,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not there")
 @pytest.mark.parametrize(("page", "least"), [("simulate.md", 5), ("simulate-cluster.md", 1)])
-def test_every_example(place: Path, page: str, least: int) -> None:
+def test_every_example_of_the_docs_prints_what_the_page_shows(place: Path, page: str, least: int) -> None:
     root, text = str(DOCS.parent), (DOCS / page).read_text()
     for name, body in FILE.findall(text):
         (place / name).write_text(body)

@@ -73,7 +73,7 @@ def test_columns_that_are_empty_are_left_out() -> None:
     assert columns([]) == []
 
 
-def test_a_report(pod: MakePod) -> None:
+def test_a_report_counts_pods_and_cpus_and_draws_the_nodes(pod: MakePod) -> None:
     simulated_pods = [
         pod("a", cpu=4, memory="1Gi"),
         pod("b", cpu=4, memory="1Gi"),

@@ -282,7 +282,7 @@ class Takeovers(RuleBasedStateMachine):
             assert file.held.default >= KEEPS_BACK
 
 
-def test_takeovers(make_kubelet: Any, make_ledger: Any) -> None:
+def test_no_sequence_of_takeover_steps_breaks_an_invariant(make_kubelet: Any, make_ledger: Any) -> None:
     Takeovers.make_kubelet = staticmethod(make_kubelet)
     Takeovers.make_ledger = staticmethod(make_ledger)
     run_state_machine_as_test(

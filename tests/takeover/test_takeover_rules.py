@@ -158,7 +158,7 @@ def test_states_that_do_not_conflict_with_a_start() -> None:
     )
 
 
-def test_a_start() -> None:
+def test_a_start_records_kubelets_allocations_once() -> None:
     outcome = start(
         TakeoverRecord(),
         inputs(manager=CpuManager("static", {"strict-cpu-reservation": "true"}, CpuSet([0]))),
@@ -217,7 +217,7 @@ def test_a_repeated_finish_does_nothing() -> None:
     assert other.record.pending.target == "static"
 
 
-def test_a_revert() -> None:
+def test_a_revert_needs_a_stopped_kubelet_and_writes_the_new_owners() -> None:
     assert revert(TakeoverRecord(), inputs(), force=False).record == TakeoverRecord()
     assert revert(begun(), inputs(running=("sign",)), force=False).record == TakeoverRecord()
     new = (*OWNING, OwningContainer("c", "z", "ns/c/z", CpuSet([6])))
@@ -436,7 +436,7 @@ def test_settings_to_change() -> None:
     assert "must say cpuManagerPolicy: static" in settings(begun(), inputs(manager=from_file), "static")[0]
 
 
-def test_the_pages() -> None:
+def test_pages_and_next_steps_follow_the_record() -> None:
     found = inputs(
         running=("sign",),
         from_files=frozenset("a"),

@@ -64,7 +64,7 @@ def test_narrow_terminals_wrap_strips() -> None:
     ]
 
 
-def test_ascii_only() -> None:
+def test_an_ascii_picture_has_only_ascii_characters() -> None:
     text = render(regular_machine(2, 2, 8, 2), owner=lambda cpu: "·", ascii=True)
     assert text.isascii()
     assert "|- node 0" in text

@@ -204,7 +204,7 @@ def test_a_machine_that_keeps_changing_is_read_nevertheless(sysfs, monkeypatch) 
     assert len(read_machine(root).cpus) in (3, 4)
 
 
-def test_hybrid_kinds(sysfs) -> None:
+def test_kinds_of_cores_of_a_hybrid_cpu_are_read(sysfs) -> None:
     files = two_by_two() | {"devices/cpu_core/cpus": "0-1", "devices/cpu_atom/cpus": "2-3"}
     files |= {f"CPU/cpu{i}/cpu_capacity": "1024" if i < 2 else "446" for i in range(4)}
     files |= {f"CPU/cpu{i}/cpufreq/cpuinfo_max_freq": "3000000" for i in range(4)}

@@ -89,7 +89,7 @@ def page(**changes: Any) -> NodePage:
     return read_node_page({**PAGE, **changes})
 
 
-def test_numatopology() -> None:
+def test_the_numatopology_lists_free_cpus_and_allocations_of_pods() -> None:
     value = numatopology(page())
     assert (value["apiVersion"], value["kind"]) == ("nodeinfo.volcano.sh/v1alpha1", "Numatopology")
     spec = value["spec"]
@@ -172,7 +172,7 @@ def test_a_node_without_pods_has_no_fingerprint() -> None:
     ]
 
 
-def test_koordinators_form() -> None:
+def test_an_object_in_koordinators_form_has_its_labels_and_zones() -> None:
     value = koordinator_topology(page())
     assert value["apiVersion"] == "topology.node.k8s.io/v1alpha1"
     assert value["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "Koordinator"}

@@ -114,7 +114,7 @@ def test_hints_of_a_pod_with_two_containers_that_share_no_device() -> None:
     assert not state.has_topology("vendor/unknown")
 
 
-def test_released_memory() -> None:
+def test_released_devices_are_free_and_leave_no_empty_entry() -> None:
     state = DeviceState().register(R, devices(a=0, b=0)).register(S, devices(x=0))
     full = state.give("p", "c", R, frozenset("a")).give("p", "c", S, frozenset("x"))
     full = full.give("p", "d", R, frozenset("b")).give("q", "c", R, frozenset())

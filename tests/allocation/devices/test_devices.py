@@ -95,7 +95,7 @@ def test_a_pods_devices_are_not_reused_in_pod_scope() -> None:
     assert pod_hints(state, both, NODES) == {R: ()}
 
 
-def test_many_nodes() -> None:
+def test_a_node_near_all_devices_is_the_first_hint_among_64_nodes() -> None:
     devices = [RegisteredDevice(f"d{i:02}", Mask([i // 2, 63])) for i in range(80)]
     hints = container_hints(DeviceState().register(R, devices), pod(resources(3)), "c", Mask(range(64)))[R]
     assert isinstance(hints, Family)

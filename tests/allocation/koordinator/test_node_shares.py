@@ -34,7 +34,7 @@ def cpu(*milli: int) -> dict[int, dict[str, int]]:
         (cpu(4000, 4000), "1", 4000, 1000, {1: 4000}),
     ],
 )
-def test_even_parts(
+def test_an_amount_is_divided_evenly_unless_a_node_has_too_little(
     available: dict[int, dict[str, int]], nodes: str, wanted: int, unit: int, expected: dict[int, int]
 ) -> None:
     shares = divide({"cpu": wanted}, available, Mask.parse(nodes), unit)

@@ -215,7 +215,7 @@ def test_an_inconsistent_stored_state_is_refused() -> None:
     assert refused.value.__notes__ == ["node 0 has other amounts of memory"]
 
 
-def test_many_nodes() -> None:
+def test_memory_on_64_nodes_is_granted_on_the_fewest_that_suffice() -> None:
     state = initial(nodes(*[4] * 64), KEPT)
     hints = container_hints(state, one(100), "c") or {}
     family = hints["memory"]

@@ -23,7 +23,7 @@ def v2(directory: Path, controllers: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu,cpuacct", "cpuacct,cpu", ""])
-def test_v1_mounts(tmp_path: Path, name: str) -> None:
+def test_the_v1_mount_is_found_under_each_of_its_names(tmp_path: Path, name: str) -> None:
     mount = v1(tmp_path / name)
     found = open_cpu_groups(tmp_path)
     assert (found.root, found.version) == (mount, 1)
@@ -37,7 +37,7 @@ def test_a_named_cpuset_mount_leads_to_the_cpu_mount(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "unified"])
-def test_v2(tmp_path: Path, name: str) -> None:
+def test_the_v2_mount_is_found_alone_and_under_unified(tmp_path: Path, name: str) -> None:
     mount = v2(tmp_path / name, "cpuset cpu io memory")
     found = open_cpu_groups(tmp_path)
     assert (found.root, found.version) == (mount, 2)

@@ -25,7 +25,7 @@ ID = "4f1c9d"
         ("a.slice.d", None),
     ],
 )
-def test_expand_slice(name: str, path: str | None) -> None:
+def test_a_slice_expands_to_its_path_and_invalid_names_do_not(name: str, path: str | None) -> None:
     assert expand_slice(name) == path
 
 
@@ -43,7 +43,7 @@ def test_expand_slice(name: str, path: str | None) -> None:
         ("/", ""),
     ],
 )
-def test_parent_path(parent: str, path: str | None) -> None:
+def test_a_cgroup_parent_of_either_driver_becomes_a_path(parent: str, path: str | None) -> None:
     assert parent_path(parent) == path
 
 
@@ -75,7 +75,7 @@ def test_the_most_likely_path_comes_first(parent: str, first: str) -> None:
         ("", f"system.slice/cri-containerd-{ID}.scope"),
     ],
 )
-def test_other_runtimes(parent: str, expected: str) -> None:
+def test_names_of_other_runtimes_are_among_the_candidates(parent: str, expected: str) -> None:
     assert expected in list(candidates(parent, ID))
 
 
@@ -104,5 +104,5 @@ def test_home_is_where_the_pod_is() -> None:
         (f"{ID[:-1]}", False),
     ],
 )
-def test_holds_id(name: str, answer: bool) -> None:
+def test_only_the_containers_own_group_holds_its_id(name: str, answer: bool) -> None:
     assert holds_id(name, ID) is answer

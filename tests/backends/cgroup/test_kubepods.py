@@ -22,11 +22,11 @@ SYSTEMD, CGROUPFS = Driver.SYSTEMD, Driver.CGROUPFS
 UID = st.uuids().map(str)
 
 
-def test_drivers() -> None:
+def test_only_the_two_known_drivers_are_read() -> None:
     assert (driver_of("systemd"), driver_of("cgroupfs"), driver_of("Systemd")) == (SYSTEMD, CGROUPFS, None)
 
 
-def test_classes() -> None:
+def test_each_qos_class_has_its_path_under_each_driver() -> None:
     assert class_path(SYSTEMD) == class_path(SYSTEMD, KubeQos.GUARANTEED) == "kubepods.slice"
     assert class_path(CGROUPFS, KubeQos.BEST_EFFORT) == "kubepods/besteffort"
     assert class_path(SYSTEMD, KubeQos.BURSTABLE) == "kubepods.slice/kubepods-burstable.slice"

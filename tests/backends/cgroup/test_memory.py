@@ -28,7 +28,7 @@ hierarchical_anon=45 N0=30 N1=15
 HUGE = "total=4194304 N0=2097152 N1=2097152\n"
 
 
-def test_version_2() -> None:
+def test_memory_use_by_node_is_read_from_cgroup_v2() -> None:
     use = parse_use(V2, 2, HUGE)
     assert use == MemoryUse({0: 128614400}, {0: 41947136, 1: 28672}, {0: 2097152, 1: 2097152})
     assert use.outside(Mask((0,))) == (2097152, 28672)

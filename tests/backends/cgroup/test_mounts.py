@@ -58,7 +58,7 @@ def test_the_mount_of_the_whole_hierarchy_comes_first() -> None:
 
 
 @pytest.mark.parametrize("line", ["", "nonsense", "1 2 3 - cgroup cgroup rw,cpuset", "1 2 0:1 / /x rw"])
-def test_invalid_lines(line: str) -> None:
+def test_invalid_lines_yield_no_mounts(line: str) -> None:
     assert parse_mounts(line) == []
 
 

@@ -116,7 +116,7 @@ def test_the_search_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "..", "a/b", "."])
-def test_invalid_ids(bad: str) -> None:
+def test_an_invalid_id_is_not_searched_for(bad: str) -> None:
     tree = Tree("kubepods/podx/a/b")
     assert GroupFinder(tree).find("/kubepods/podx", bad) is None
     assert tree.listed == 0

@@ -22,14 +22,14 @@ STAT = (
 )
 
 
-def test_quotas() -> None:
+def test_a_quota_is_read_and_written_as_in_cpu_max() -> None:
     assert quota_of("150000 100000\n") == 150_000
     assert quota_of("max 100000") == -1
     assert (quota_text(-1), quota_text(2000)) == ("max", "2000")
 
 
 @pytest.mark.parametrize("text", ["", "max", "1 2 3", "x 100000", "1.0 100000", "1_0 100000"])
-def test_invalid_quotas(text: str) -> None:
+def test_a_cpu_max_that_is_not_a_quota_is_refused(text: str) -> None:
     with pytest.raises(CgroupError, match=r"^cannot read cpu\.max: "):
         quota_of(text)
 
@@ -47,18 +47,18 @@ def test_a_weight_comes_back_no_larger(weight: int) -> None:
 
 
 @pytest.mark.parametrize("weight", [0, -1, 10_001])
-def test_invalid_weights(weight: int) -> None:
+def test_weights_out_of_range_are_refused(weight: int) -> None:
     with pytest.raises(CgroupError, match=f"cannot turn weight {weight} into shares"):
         shares_of(weight)
 
 
 @pytest.mark.parametrize("shares", ["1", 262_145, "x", ""])
-def test_invalid_shares(shares: str | int) -> None:
+def test_shares_that_are_no_number_or_out_of_range_are_refused(shares: str | int) -> None:
     with pytest.raises(CgroupError, match="cannot"):
         weight_of(shares)
 
 
-def test_times() -> None:
+def test_cpu_times_are_read_from_cpu_stat() -> None:
     assert cpu_times(STAT) == CpuTimes(6, 1, 2, 3, 4, 5)
     assert cpu_usage(STAT) == 6000
     assert throttling(STAT) == Throttling(3, 4, 5000)
@@ -71,7 +71,7 @@ def test_times() -> None:
     assert cpu_usage("usage_usec 0") == 0
 
 
-def test_memory() -> None:
+def test_memory_figures_are_read_and_a_missing_one_is_named() -> None:
     lines = "anon 1\nfile 2\ninactive_anon 3\nactive_anon 4\ninactive_file 5\nactive_file 6\nunevictable 7\n"
     reported = memory_figures(lines)
     assert (reported["rss"], reported["cache"], reported["inactive_file"], reported["unevictable"]) == (

@@ -57,7 +57,7 @@ def test_lists_that_are_refused(content: bytes, message: str) -> None:
         messages.read_devices(content)
 
 
-def test_options() -> None:
+def test_options_are_read_and_large_answers_refused() -> None:
     both = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
     assert messages.read_options(both.SerializeToString()) == (True, True)
     assert messages.read_options(b"\x08\x01") == (False, True)
@@ -71,7 +71,7 @@ def preferred(*ids: str, times: int = 1) -> bytes:
     return pb.PreferredAllocationResponse(container_responses=[one] * times).SerializeToString()
 
 
-def test_preferences() -> None:
+def test_preferences_are_asked_and_answered_within_a_size() -> None:
     request = pb.PreferredAllocationRequest.FromString(messages.preference_request({"b", "a"}, {"a"}, 2))
     assert request.container_requests[0].available_deviceIDs == ["a", "b"]
     assert request.container_requests[0].must_include_deviceIDs == ["a"]
@@ -104,7 +104,7 @@ def answer(**parts: object) -> bytes:
     return pb.AllocateResponse(container_responses=[one]).SerializeToString()
 
 
-def test_an_allocation() -> None:
+def test_an_allocation_is_read_with_all_its_fields() -> None:
     content = answer(
         envs={"A": "1"},
         annotations={"cdi.k8s.io/x": "y"},

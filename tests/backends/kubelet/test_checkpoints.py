@@ -115,12 +115,12 @@ def test_a_memory_state() -> None:
     ],
     ids=["empty", "torn", "deep", "digits", "list", "null", "text", "array", "infinite"],
 )
-def test_invalid_files(content: str, cause: str) -> None:
+def test_an_invalid_file_is_refused_with_the_cause(content: str, cause: str) -> None:
     with pytest.raises(CheckpointError, match=rf"^cannot read kubelet's cpu_manager_state: {cause}"):
         read_cpu(content)
 
 
-def test_invalid_contents() -> None:
+def test_invalid_fields_are_refused_when_they_are_used() -> None:
     for fields in (
         {"defaultCpuSet": "1.3"},
         {"entries": {"a": {"b": "x"}}},

@@ -88,6 +88,6 @@ def test_committed_classes_match_the_proto_files(tmp_path: Path) -> None:
         (deviceplugin_pb2.PreStartContainerRequest, {"devices_ids": 1}),
     ],
 )
-def test_field_numbers(message: type[Message], numbers: dict[str, int]) -> None:
+def test_messages_have_the_field_numbers_of_kubelet(message: type[Message], numbers: dict[str, int]) -> None:
     fields = message.DESCRIPTOR.fields_by_name
     assert {name: field.number for name, field in fields.items()} == numbers

@@ -320,7 +320,7 @@ def test_items_of_any_list(items: list[Any], others: dict[str, Any], first: bool
 
 
 @pytest.mark.parametrize("text", ["{}", '{"items": null}', '{"items":[]}', ' { "kind" : "PodList" } '])
-def test_no_items(text: str) -> None:
+def test_a_list_without_items_yields_no_pods(text: str) -> None:
     assert list(read_items(text.encode())) == []
 
 
@@ -347,7 +347,7 @@ def test_a_list_that_ends_early_is_refused(end: int) -> None:
         ('{"kind": "NodeList"}', "it is not a PodList"),
     ],
 )
-def test_invalid_lists(text: str, message: str) -> None:
+def test_an_invalid_list_is_refused_with_the_cause(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         list(read_items(text.encode()))
     assert message in str(caught.value)

@@ -52,7 +52,9 @@ def test_committed_classes_are_what_the_proto_file_says(tmp_path: Path) -> None:
         (pb.ContainerDelete, {"id": 1}),
     ],
 )
-def test_field_numbers(message: type[Message], numbers: dict[str, int]) -> None:
+def test_messages_have_the_field_numbers_of_containerd(
+    message: type[Message], numbers: dict[str, int]
+) -> None:
     fields = message.DESCRIPTOR.fields_by_name
     assert {name: field.number for name, field in fields.items()} == numbers
 
