@@ -51,7 +51,7 @@ def anchors(page: str) -> set[str]:
 
 
 def missing(page: Path, anchor: str) -> str:
-    """Return what does not exist; empty where both do."""
+    """Return what does not exist; empty if both do."""
     if not page.exists():
         return "no such file"
     if anchor and page.suffix == ".md" and anchor not in anchors(page.read_text()):

@@ -1,7 +1,7 @@
 """Every CPU set that an output reports as in effect matches the cgroup files: whole daemons, random pods.
 
 In each mode pods start and end. After each step every output is read, and the cgroup files before and after
-it: where the files did not change meanwhile, the outputs must agree with them.
+it: if the files did not change in between, the outputs must agree with them.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ SETTINGS = {
 }
 RULES = "cpuManagerPolicy: static\nreconcilePeriod: 200ms\n"
 RELOADS = {STEPS // 3: "mode: enforce\nenforce: {stepPeriod: 100ms}\n", 2 * STEPS // 3: "mode: observe\n"}
-"""What the configuration is from a step on, where it is reloaded."""
+"""Step to the configuration that is reloaded at that step."""
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -1,9 +1,9 @@
 """No code of the product is used only by tests.
 
 A module is reached from a command, a hook file or the author kit by imports. What it does when it is imported
-is live. A function, class or constant is live where live code of its module names it, or live code of
-another imports it; a method is live where its class is, and live code anywhere names it. Classes of others
-call methods by names that only they know, so those of classes that build on them are live.
+is live. A function, class or constant is live if live code of its module names it, or live code of another
+module imports it. A method is live if its class is live, and live code anywhere names it. Base classes from
+other packages call methods by names that only they know, so methods of classes derived from them are live.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ENTRIES = (
 )
 """What pyproject.toml, the command line, a reload and ``make`` name, and what authors import."""
 CALLED_BY_NAME = ("proxy.demo.runtime_service.StandInService._",)
-"""What is called by a name that is put together: the method of an RPC."""
+"""What is called by a computed name: the method of an RPC."""
 UNDER_WAY: tuple[str, ...] = ()
 """Modules that are being brought into use; each leaves this list with its first caller."""
 PLAIN_BASES = ("Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Exception")
-"""Classes of others that call no method by a name that only they know."""
+"""Base classes from other packages that call no method by a name that only they know."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

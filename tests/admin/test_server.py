@@ -162,7 +162,7 @@ def test_a_bad_request_is_answered_with_the_reason(at: Path) -> None:
 
 @pytest.mark.parametrize("count", [1023, 9000, 1_000_000])
 def test_parameters_that_no_daemon_reads_are_not_sent(at: Path, count: int) -> None:
-    """A daemon would end the connection before it has read such a request, as if it were not there."""
+    """A daemon would close the connection before it has read such a request, as if no daemon were there."""
     with pytest.raises(InputError) as refused:
         query_admin(at, "/echo", 5, {"a": "x" * count})
     assert str(refused.value) == (

@@ -1,4 +1,4 @@
-"""CPU hints against their rules written out plainly, and where they cannot be listed."""
+"""CPU hints against plainly written rules, and hints that are too many to be listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distributing allocator against its rules written out plainly, and at its edges."""
+"""The distributing allocator against plainly written rules, and its edge cases."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def deviation(after: Sequence[int]) -> float:
 
 
 def rounds(after: list[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
-    """Distribute; return the groups that gave CPUs, or None where there are not enough groups."""
+    """Distribute; return the groups that gave CPUs, or None if there are too few groups."""
     gave = []
     while rest:
         before = rest

@@ -133,7 +133,7 @@ class Node(RuleBasedStateMachine):
                 return  # like kubelet: resources of earlier containers are held until the pod is removed
 
     def decide(self, pod: PodRequests, name: str | None) -> TopologyHint | None:
-        """Ask all managers for hints and merge them; None where the policy refuses."""
+        """Ask all managers for hints and merge them; None if the policy refuses."""
         if name is None:
             answers = [
                 devices_hints.pod_hints(self.devices, pod, NODES),

@@ -81,7 +81,7 @@ def test_the_order_of_the_remaining_hints() -> None:
 
 
 def test_how_families_are_intersected() -> None:
-    """Pairs are tried where they are few; counted where the nodes are; else the narrow ones are divided."""
+    """Few pairs are tried, pairs over few nodes are counted; otherwise the narrow masks are divided."""
     ways: list[str] = []
 
     def watch(name: str) -> mock._patch[object]:

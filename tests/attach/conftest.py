@@ -186,7 +186,7 @@ STEP_OF_UNDO = {"restart": "restarted again", "disable": "disabled"}
 
 
 class Killed(BaseException):
-    """Raised where the process is killed."""
+    """Raised at the point at which the process is killed."""
 
 
 @dataclass

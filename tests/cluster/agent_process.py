@@ -53,10 +53,10 @@ class AgentProcess:
 
         Args:
             plane: Its API server.
-            directory: Of the daemon; the agent's configuration and log are beside the daemon's.
+            directory: The daemon's directory; the agent's configuration and log are in it, too.
             settings: More lines of its configuration.
             node: The name of the Node object.
-            server: The address of the API server where it is not the server's own.
+            server: The address of the API server, if it is not the server's own.
             environment: More variables.
             account: A directory that it finds as the service account of a pod, in place of a kubeconfig.
         """
@@ -113,7 +113,7 @@ def running_agent(
 
 
 def free_cpus(plane: ControlPlane) -> str | None:
-    """Return the free CPUs of the Numatopology; None where there is none."""
+    """Return the free CPUs of the Numatopology; None if there is none."""
     found = plane.get(NUMATOPOLOGY)
     return None if found is None else str(found["spec"]["numares"]["cpu"]["allocatable"])
 

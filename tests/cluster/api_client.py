@@ -80,7 +80,7 @@ class ApiClient:
             return answer.status, text
 
     def get(self, path: str) -> Json | None:
-        """Read an object; None where there is none."""
+        """Read an object; None if there is none."""
         try:
             found: Json = self.request("GET", path)
         except ApiError as error:

@@ -112,7 +112,7 @@ class ControlPlane(ApiClient):
         raise TimeoutError((directory / "apiserver.log").read_text()[-2000:])
 
     def stop_api(self) -> None:
-        """Kill the API server, as a machine does that loses its power."""
+        """Kill the API server, as a power failure would."""
         if self._api is not None:
             self._api.send_signal(signal.SIGKILL)
             self._api.wait()

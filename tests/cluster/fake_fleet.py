@@ -1,7 +1,7 @@
 """A fleet of nodes as objects, which admit pods by the engine and publish what they hold some time later.
 
-A node of the fleet does what kubelet, the daemon and its agent do, as far as schedulers see it: a pod that is
-bound is admitted or fails with kubelet's reason, and the agent's object of the node follows after a delay.
+To a scheduler, a node of the fleet behaves like kubelet, the daemon and its agent: a bound pod is admitted or
+fails with kubelet's reason, and the agent's object of the node follows after a delay.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FakeNode:
         self.state = NodeState.empty(node)
 
     def admit(self, raw: Json) -> str:
-        """Admit a pod; returns the reason of the rejection, empty where it is admitted."""
+        """Admit a pod; returns the reason of the rejection, empty if it is admitted."""
         demand = read_demand(raw)
         outcome = dry_run(self.state, demand.arrival())
         self.state = outcome.state
@@ -160,7 +160,7 @@ class BoundPods:
 
 
 class FakeFleet:
-    """The nodes, and what became of the pods that were bound to them.
+    """The nodes, and the outcomes of the pods that were bound to them.
 
     Attributes:
         rejected: Pods that their node has rejected, by name.
@@ -233,7 +233,7 @@ class FakeFleet:
         list(self._pool.map(self._publish, self.nodes))
 
     def create_pods(self, prefix: str, sizes: list[int], scheduler: str, *, lsr_every: int = 0) -> None:
-        """Create pods at once; one of so many has class LSR, so that the extender chooses its CPUs."""
+        """Create pods at once; every ``lsr_every``-th has class LSR: the extender chooses its CPUs."""
 
         def made(number: int) -> Json:
             labels = {"koordinator.sh/qosClass": "LSR"} if lsr_every and number % lsr_every == 0 else {}
@@ -257,7 +257,7 @@ class FakeFleet:
         return len(self.admitted) + len(self.rejected)
 
     def until_settled(self, count: int, quiet_s: float = 6.0, most_s: float = 120.0) -> float:
-        """Wait until so many pods were bound, or no more are; returns the seconds until the last bind."""
+        """Wait until this number of pods is bound, or no more are; returns the seconds to the last bind."""
         began = last = time.monotonic()
         done = self.judged
         while done < count and time.monotonic() - last < quiet_s and time.monotonic() - began < most_s:
@@ -267,7 +267,7 @@ class FakeFleet:
         return last - began
 
     def rate(self, began: float) -> float:
-        """Return pods bound a second, until nine of ten that were bound were."""
+        """Return the pods that were bound per second, without the last tenth of them."""
         times = sorted(when for when in self.times if when >= began)
         some = times[: len(times) * 9 // 10]
         return len(some) / (some[-1] - began) if some else 0.0
@@ -288,9 +288,9 @@ class FakeFleet:
         self.avoidable = self._taken_again = 0
 
     def double_bookings(self) -> int:
-        """Count CPUs that two pods of one node own, or that a pod was given which another one owned.
+        """Count CPUs that two pods of one node own, or that a pod was given while another one owned them.
 
-        On nodes that are real, those are counted that the annotations of two pods name.
+        On real nodes, count the CPUs that the annotations of two pods name.
         """
         owned = Counter(
             (node.name, cpu)
@@ -349,7 +349,7 @@ class FakeFleet:
                 return
 
     def _step(self) -> None:
-        # Pods on nodes that are real are left to them.
+        # Pods on real nodes are left to those nodes.
         bound = {k: v for k, v in self._bound.current().items() if v["spec"]["nodeName"] in self.nodes}
         changed = set()
         for uid in [uid for uid in self._seen if uid not in bound]:
@@ -366,7 +366,7 @@ class FakeFleet:
         now = time.monotonic()
         for name in changed:
             self._due.setdefault(name, now + self.delay_s * self._chance.uniform(0.5, 1.5))
-        # What an API server that is away does not take is sent again in the next step.
+        # What an API server does not accept while it is down is sent again in the next step.
         list(self._pool.map(self._send_status, list(self._unsent)))
         list(self._pool.map(self._publish, [name for name, when in self._due.items() if when <= now]))
 

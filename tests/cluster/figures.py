@@ -78,7 +78,7 @@ class WatchedFree:
             since: When it had been started.
 
         Returns:
-            The seconds from ``since``; 0 where the object was there before.
+            The seconds from ``since``; 0 if the object was there before.
         """
         end = time.monotonic() + 20
         while time.monotonic() < end:
@@ -126,7 +126,7 @@ def show(name: str, values: list[float]) -> None:
 
 
 def bound_pod(plane: ControlPlane, name: str) -> str:
-    """Create a pod as the scheduler leaves it, with what pods usually have; return its uid."""
+    """Create a pod as the scheduler leaves it, with the usual fields; return its uid."""
     environment = [{"name": f"VARIABLE_{number}", "value": "x" * 40} for number in range(20)]
     resources = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
     container = {"name": "main", "image": "x", "resources": resources, "env": environment}
@@ -139,7 +139,7 @@ def bound_pod(plane: ControlPlane, name: str) -> str:
 
 
 def timed(plane: ControlPlane, name: str, gaps: Callable[[], float], count: int) -> Work:
-    """Return what measures latency and writes while pods come."""
+    """Return a function that measures latency and writes while pods arrive."""
 
     def work(node: DaemonNode, agent: AgentProcess) -> None:
         before, began = writes(plane, events=True), time.monotonic()
@@ -152,7 +152,7 @@ def timed(plane: ControlPlane, name: str, gaps: Callable[[], float], count: int)
 
 
 def reading(uids: dict[str, str]) -> Work:
-    """Return what measures the agent's memory while it reads pods; ``uids`` has their names and UIDs."""
+    """Return a function that measures the agent's memory with pods; ``uids`` has their names and UIDs."""
 
     def work(node: DaemonNode, agent: AgentProcess) -> None:
         with node.client() as client:
@@ -209,7 +209,7 @@ class Traffic:
 
 
 def show_fleet(change: Traffic, stored: dict[str, tuple[int, int]]) -> None:
-    """Print what a change costs, and what a fleet costs in which each node changes now and then.
+    """Print the cost of a change, and the cost of a fleet in which each node changes now and then.
 
     Args:
         change: Means of one change.

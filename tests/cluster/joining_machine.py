@@ -23,7 +23,7 @@ def cluster_for_a_machine(directory: Path, host: str) -> Iterator[tuple[Scheduli
 
     Args:
         directory: For files of the programs.
-        host: What the machine reaches this one's loopback by.
+        host: The address at which the virtual machine reaches this host's loopback.
 
     Yields:
         The cluster, and a directory for the machine with kubelet's ``kubeconfig`` and ``cluster.json``.

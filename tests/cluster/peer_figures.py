@@ -45,7 +45,7 @@ LIMIT = 1000
 """Requests a second of each scheduler: kube-scheduler's default of 50 would hide what a scheduler can do."""
 CLIENT = {"qps": LIMIT, "burst": LIMIT}
 QUIET_S = 40.0
-"""kube-scheduler tries pods that wait again every 30 seconds at the latest, as it is configured here."""
+"""kube-scheduler retries waiting pods every 30 seconds at the latest, as it is configured here."""
 MOST_S = 300.0
 RETRY = "--pod-max-in-unschedulable-pods-duration=5s"
 NAMESPACE = "fleet"
@@ -53,7 +53,7 @@ NAMESPACE = "fleet"
 Pods = Callable[[str, int], Json]
 """Makes a pod with a name and a request for CPUs."""
 Turn = Callable[[ControlPlane], AbstractContextManager[tuple[Pods, list[int]]]]
-"""Runs a scheduler; gives what makes its pods, and the processes whose time is counted."""
+"""Runs a scheduler; yields the function that makes its pods, and the processes whose time is counted."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Peer:
     Attributes:
         title: What is printed.
         form: The object that it reads.
-        program: Of another project; empty for the stock kube-scheduler.
-        crds: What it needs besides our own, by the names of upstream_crds.
+        program: The scheduler of another project; empty for the stock kube-scheduler.
+        crds: The CRDs that it needs besides our own, by the names of upstream_crds.
         turn: Runs it.
     """
 

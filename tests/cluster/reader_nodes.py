@@ -55,7 +55,7 @@ class Placed:
 
 
 class Nodes:
-    """The nodes, and what became of the pods that were bound to them."""
+    """The nodes, and the outcomes of the pods that were bound to them."""
 
     def __init__(self, plane: ControlPlane, nodes: dict[str, DaemonNode]) -> None:
         self.plane = plane

@@ -8,7 +8,7 @@ import threading
 
 
 class SilentRelay:
-    """Forwards connections; ``silence`` has all that exist carry nothing more, without an end or a reset.
+    """Forwards connections; after ``silence`` the existing ones carry nothing more, without end or reset.
 
     Attributes:
         server: The address for clients.
@@ -30,7 +30,7 @@ class SilentRelay:
         self._current = threading.Event()
 
     def forward_to(self, port: int) -> None:
-        """Forward new connections to another port, and break those of now."""
+        """Forward new connections to another port, and break the current ones."""
         self._port = port
         kept, self._kept = self._kept, []
         for each in kept:

@@ -1,7 +1,7 @@
 """Schedulers of other projects read our objects: their pods fit on the nodes, and placed pods count.
 
-Three nodes have two NUMA nodes each with 8 CPUs, of which 2 stay in the shared pool. By the 15 CPUs that are
-allocatable, a node has room for three pods of 4 CPUs; with those of a pod on one NUMA node, for two.
+Three nodes have two NUMA nodes each with 8 CPUs, of which 2 stay in the shared pool. By its 15 allocatable
+CPUs a node has room for three pods of 4 CPUs; if the CPUs of a pod must be on one NUMA node, for two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Create = Callable[[str, int], None]
 
 @contextmanager
 def control_plane(directory: Path, crds: str, program: str) -> Iterator[ControlPlane]:
-    """Start a control plane with the CRDs of a reader; skips the test where the reader cannot be run."""
+    """Start a control plane with the CRDs of a reader; skips the test if the reader cannot be run."""
     if reason := missing_reader(program):
         pytest.skip(reason)
     found = crd(crds)
@@ -111,8 +111,8 @@ def beside_choices_of_nodes(
 ) -> None:
     """CPUs that nodes have chosen for pods without a class are not chosen by Koordinator's scheduler.
 
-    It counts them twice in their zone, by the pod's NUMA nodes and by our object: each node has room for two
-    more pods of 2 CPUs, and it binds one.
+    That scheduler counts these CPUs twice in their zone, by the pod's NUMA nodes and by our object: each node
+    has room for two more pods of 2 CPUs, and the scheduler binds one.
     """
     collection = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
     wait_until(lambda: published(nodes.plane, collection), 60)

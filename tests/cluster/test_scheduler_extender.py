@@ -19,7 +19,7 @@ def test_no_pod_of_a_burst_is_rejected_by_its_node(bed: SchedulingBed) -> None:
     ours = bed.burst("ours-", sizes)
     print(f"{len(sizes)} pods: stock runs {stock[0]}, rejected {stock[1]}; with the extender {ours}")
     assert ours[1] == 0
-    # How many fit is left to chance: the order in which they come. Each that waits must fit nowhere.
+    # How many pods fit depends on the order in which they come. Each pod that waits must fit nowhere.
     assert not bed.fitting
 
 

@@ -19,7 +19,7 @@ from tests.scheduler.objects import pod
 
 T = TypeVar("T")
 PART = 0.6
-"""Of all CPUs: so many fit in any order."""
+"""The part of all CPUs that pods may request and fit in any order."""
 LSR_EVERY = 3
 
 
@@ -34,7 +34,7 @@ def until(holds: Callable[[], T], seconds: float = 30.0) -> T:
 def burst(
     bed: SchedulingBed, fault: Callable[[], None], part: float = PART, scheduler: str = SCHEDULER
 ) -> int:
-    """Create pods, and have a fault once some are bound; returns how many pods there are."""
+    """Create pods, and cause a fault once some are bound; returns how many pods there are."""
     sizes = bed.pods(part)
     half = len(sizes) // 2
     bed.fleet.create_pods("a", sizes[:half], scheduler, lsr_every=LSR_EVERY)
@@ -45,7 +45,7 @@ def burst(
 
 
 def until_serving(extender: ExtenderProcess) -> None:
-    """Wait until it answers; start it again where it has ended, as kubelet does."""
+    """Wait until the extender is ready; start it again if it has ended, as kubelet does."""
 
     def serves() -> bool:
         assert extender.process is not None

@@ -28,7 +28,7 @@ BIND_S = 30.0
 
 
 class RecordedChance(random.Random):
-    """Shows between which nodes chance decides."""
+    """Records the nodes between which chance decides; takes the first one."""
 
     among: Sequence[int] = ()
 
@@ -48,7 +48,7 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 
 def outcome(bed: SchedulingBed, name: str) -> str:
-    """Return the node of a pod, ``-`` where it is unschedulable, nothing before that is known."""
+    """Return the node of a pod: ``-`` if the pod is unschedulable, empty if that is not known yet."""
     pod = bed.plane.get(f"{PODS}/{name}") or {}
     if node := pod["spec"].get("nodeName"):
         return str(node)

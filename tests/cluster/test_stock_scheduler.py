@@ -41,7 +41,7 @@ CONTAINERS: tuple[tuple[dict[str, Any], ...], ...] = (
 
 
 class Recorded(random.Random):
-    """Shows between which nodes chance decides."""
+    """Records the nodes between which chance decides."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -77,7 +77,7 @@ def pod_object(name: str, containers: Sequence[dict[str, Any]]) -> Json:
 
 
 def hosts() -> list[Host]:
-    """The same nodes as the simulation has them; it reads their names and what they offer only."""
+    """The same nodes for the simulation, which reads only their names and what they offer."""
     nothing: Any = None
     return [Host(f"cal-{at}", nothing, nothing, read_amounts(each, "")) for at, each in enumerate(NODES)]
 

@@ -1,4 +1,4 @@
-"""``python -m tests.conformance PATH...``: check ourselves against files of vectors.
+"""``python -m tests.conformance PATH...``: check topoproxy against files of vectors.
 
 Exit status: 0 all that was run passed, 1 something failed, 2 a file could not be used.
 """

@@ -31,7 +31,7 @@ def topology(case: Case) -> CpuTopology:
 
 
 def bind_request(raw: Mapping[str, Any]) -> BindRequest:
-    """Read how CPUs are to be taken."""
+    """Read the rules by which CPUs are taken."""
     try:
         return BindRequest(
             policy=BindPolicy(raw.get("bind_policy", BindPolicy.SPREAD_BY_PCPUS)),

@@ -17,12 +17,12 @@ class BadFileError(Exception):
 
 
 class BadCaseError(Exception):
-    """One case cannot be used; the message says why. The others of its file are not touched by that."""
+    """One case cannot be used; the message says why. The other cases of its file are not affected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one case.
+    """The outcome of one case.
 
     Attributes:
         skipped: Why the case was not run; empty if it was.
@@ -40,14 +40,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case with access to its fields that names what is wrong with them; other fields do not matter."""
+    """One case. Access to its fields reports what is wrong with them; other fields do not matter."""
 
     index: int
     fields: Mapping[str, Any]
 
     @property
     def label(self) -> str:
-        """Index and, where it has one, the name: names alone are not unique."""
+        """Index and, if the case has one, the name: names alone are not unique."""
         name = self.fields.get("name")
         return f"case {self.index} {name!r}" if name else f"case {self.index}"
 
@@ -65,7 +65,7 @@ class Case:
         return value
 
     def optional(self, name: str, kind: Kind, default: Any = None) -> Any:
-        """Return a field, or the default where it is not there or null.
+        """Return a field, or the default if it is missing or null.
 
         Raises:
             BadCaseError: It is of another type.
@@ -113,7 +113,7 @@ def topology(raw: Mapping[str, Any]) -> CpuTopology:
 
 @dataclass(slots=True)
 class Topologies:
-    """Named topologies, built when they are first asked for."""
+    """Named topologies, built at their first use."""
 
     raw: Mapping[str, Mapping[str, Any]]
     built: dict[str, CpuTopology] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from proxy.model.idset import Mask
 
 
 def hint(raw: Mapping[str, Any] | None) -> TopologyHint:
-    """Read a hint; none at all is the hint that says nothing."""
+    """Read a hint; null is the hint without an affinity that is not preferred."""
     affinity = (raw or {}).get("affinity")
     return TopologyHint(None if affinity is None else Mask(affinity), bool((raw or {}).get("preferred")))
 

@@ -38,10 +38,10 @@ _M = TypeVar("_M", bound=Message)
 
 
 def message(kind: type[_M], raw: object) -> _M:
-    """Read a message; of the CRI's we declare a part, so other fields of these do not matter.
+    """Read a message; further fields in one of the CRI are ignored, because we declare only some of them.
 
     Raises:
-        BadCaseError: It is none.
+        BadCaseError: It is not a message.
     """
     lenient = kind.DESCRIPTOR.file.name == cri.DESCRIPTOR.name
     try:

@@ -51,7 +51,7 @@ def asker(raw: Mapping[str, Any], parent: str | None = None) -> Asker:
     """Read a request, or a pod.
 
     Args:
-        parent: The cgroup above it, where the request names none.
+        parent: The cgroup above it, if the request names none.
     """
     labels = raw.get("pod_labels") or raw.get("labels") or {}
     annotations = raw.get("pod_annotations") or raw.get("annotations") or {}

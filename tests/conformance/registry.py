@@ -17,7 +17,7 @@ from tests.conformance.cases import Case, Outcome, Topologies
 Check = Callable[[Case, Topologies], Outcome]
 
 DATA = "topologies"
-"""The schema that holds no cases but what other files refer to."""
+"""The schema of files without cases, to which other files refer."""
 
 NOT_YET: dict[str, str] = {}
 """Schemas that we know and cannot run yet, with what is missing."""
@@ -31,13 +31,13 @@ def supported() -> list[str]:
 
 
 def not_yet(schema: str) -> str | None:
-    """Return what is missing for a schema that cannot be run yet; None where we do not know it at all."""
+    """Return what is missing for a schema that cannot be run yet; None for an unknown one."""
     family = "Koordinator's rules" if schema.startswith("koord_") else None
     return NOT_YET.get(schema, family)
 
 
 def find(schema: str) -> Check | None:
-    """Return the check of a schema, or None where we have none."""
+    """Return the check of a schema, or None if there is none."""
     if schema not in supported():
         return None
     check: Check = importlib.import_module(f"tests.conformance.schemas.{schema}").check

@@ -1,4 +1,4 @@
-"""Runs files of vectors and says what came of them."""
+"""Runs files of vectors and reports the outcomes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ OWN = Path(__file__).with_name("vectors")
 
 NAMED = "topologies.json"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "vectors" / NAMED
-"""Where the topologies lie that a file means which comes without any."""
+"""The topologies to which a file refers that comes without any."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of one file.
+    """The outcome of one file.
 
     Attributes:
         failures: One line per failed case.
         skips: Reason to number of cases.
-        note: What is to be said of a file without cases.
+        note: A remark about a file without cases.
         error: Why the file could not be used.
     """
 
@@ -87,7 +87,7 @@ def read(path: Path) -> Mapping[str, Any]:
     """Read a file of vectors.
 
     Raises:
-        BadFileError: It cannot be read, is no JSON, or has no schema and cases.
+        BadFileError: It cannot be read, is not JSON, or has no schema and cases.
     """
     try:
         content = path.read_bytes()

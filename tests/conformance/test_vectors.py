@@ -18,7 +18,7 @@ SCHEMAS = sorted(path.stem for path in (OWN.parent / "schemas").glob("*.py"))
 
 
 def conformance(*paths: Path) -> tuple[int, list[str], str]:
-    """Run the command; give its status, the lines that it prints, and what it complains about."""
+    """Run the command; return its exit status, the lines that it prints, and its error messages."""
     command = [sys.executable, "-m", "tests.conformance", *map(str, paths)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.splitlines(), done.stderr
@@ -74,7 +74,7 @@ def test_koordinators_vectors_pass_and_open_ones_are_listed() -> None:
     assert all(line.endswith(": not supported yet") for line in later), "\n".join(later)
 
 
-# What has to be wrong in a case of ours so that it fails; each by the part that holds what is expected.
+# Wrong values with which one of our cases must fail, by schema, in the field of the expected result.
 WRONG: dict[str, dict[str, Any]] = {
     "checkpoints": {"checksum": 1},
     "cpu_accumulator": {"expected": [77]},

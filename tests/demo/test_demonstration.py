@@ -1,4 +1,4 @@
-"""The demonstration on the imitated node, and its failure where CPU sets are wrong."""
+"""The demonstration on the imitated node, and its failure if CPU sets are wrong."""
 
 from __future__ import annotations
 

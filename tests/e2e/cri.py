@@ -314,7 +314,7 @@ def is_v2() -> bool:
 
 
 def cgroup_of(container: str, root: Path | None = None) -> Path | None:
-    """Find a container's cgroup in a hierarchy (default: the cpuset one), None where it has none."""
+    """Find a container's cgroup in a hierarchy (default: the cpuset one), None if it has none."""
     for directory, below, _ in os.walk(root or cpuset_root()):
         for name in (container, f"crio-{container}"):
             if name in below:

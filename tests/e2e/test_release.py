@@ -53,7 +53,7 @@ def check_equal(bed: Bed, ours: str, direct: str) -> None:
     )
     assert quota(ours) == quota(direct)
     saved, plain = spec(bed, ours), spec(bed, direct)
-    # An update cannot remove a cpuset from a saved spec: one has it explicitly where the other inherits it.
+    # An update cannot remove a cpuset from a saved spec: one has it explicitly, the other inherits it.
     saved["cpus"], plain["cpus"] = (each["cpus"] or str(unmanaged.effective) for each in (saved, plain))
     saved["mems"], plain["mems"] = (each["mems"] or str(unmanaged.mems) for each in (saved, plain))
     assert saved == plain

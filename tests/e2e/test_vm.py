@@ -366,7 +366,7 @@ def test_a_node_from_the_package_to_the_purge(
 ) -> None:
     if not KUBELET.is_file():
         pytest.skip(NO_KUBELET)
-    packages: dict[str, Path] = request.getfixturevalue("packages")  # built only where they are used
+    packages: dict[str, Path] = request.getfixturevalue("packages")  # built only if they are used
     machine = VirtualMachine(sockets=2, nodes=1, threads=1, memory=1024, modules=NETFILTER)
     carried = {
         "kubelet": KUBELET,

@@ -36,7 +36,7 @@ from proxy.model.idset import Mask
 
 VF, SAMPLE = "example.com/vf", "example.com/resource"
 SAMPLE_PLUGIN = ("sh", "-c", "until /in/sample-device-plugin; do sleep 1; done")
-"""The sample ends where kubelet cannot connect to it within ten seconds; a DaemonSet starts it again."""
+"""The sample ends if kubelet cannot connect to it within ten seconds; a DaemonSet starts it again."""
 KUBELETS = ROOT / "device-plugins"
 CHECKPOINT = KUBELETS / "kubelet_internal_checkpoint"
 PCI = DIRECTORY / "sys/bus/pci/devices"
@@ -167,7 +167,7 @@ def add(bed: Bed, pod: str, cpus: int, **devices: int) -> None:
 
 
 def phase_of(bed: Bed, pod: str) -> str:
-    """The phase of a pod, by kubelet; empty where kubelet does not list it yet."""
+    """The phase of a pod as kubelet reports it; empty if kubelet does not list the pod yet."""
     return str(bed.pods().get(pod, {}).get("status", {}).get("phase", ""))
 
 

@@ -48,7 +48,7 @@ class Watch:
             if owner is None:
                 continue
             with suppress(OSError):
-                own = place_in(owner)  # where a limit is set, a wrong set in the file has no effect
+                own = place_in(owner)  # if a limit is set, a wrong set in the file has no effect
                 for directory in self._groups:
                     found = place_in(directory)
                     both = own.effective & reduce(or_, found.tasks, found.effective)
@@ -84,7 +84,7 @@ class World:
 
         Args:
             call: Sends it.
-            when: Returns when the daemon is to be killed.
+            when: Returns at the moment at which the daemon must be killed.
         """
         with frozen_runtime():
             future = call()

@@ -67,7 +67,7 @@ def shell(command: str, *, check: bool = True) -> str:
 
 
 def files() -> list[str]:
-    """List the node's files with mode, owner, time and, where it matters, hash."""
+    """List the node's files with mode, owner, time and, if it matters, hash."""
     done = subprocess.run(["bash", "-c", LISTING], capture_output=True, text=True, check=False)
     return [line for line in done.stdout.splitlines() if not line.startswith(("/etc/.pwd.lock", "/etc/mtab"))]
 

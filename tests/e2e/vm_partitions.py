@@ -1,6 +1,6 @@
 """The scenario of partitions, in a virtual machine with cgroup v2 and either driver.
 
-Where the kernel has ``cpuset.cpus.exclusive`` (Linux 6.7) an owner's CPUs must be a partition, and no
+If the kernel has ``cpuset.cpus.exclusive`` (Linux 6.7), an owner's CPUs must be a partition, and no
 other process may use them. On an older kernel the reason must be reported, and nothing else may differ.
 
 python3 vm_partitions.py cgroupfs|systemd

@@ -27,7 +27,7 @@ def quota(directory: Path) -> int:
 
 
 def limit(directory: Path, microseconds: int) -> None:
-    """Limit a pod as kubelet does: through systemd where that is the driver."""
+    """Limit a pod as kubelet does: through systemd if that is the driver."""
     if directory.suffix == ".slice":
         value = f"CPUQuota={microseconds // 1000}%"
         subprocess.run(["systemctl", "set-property", "--runtime", directory.name, value], check=True)

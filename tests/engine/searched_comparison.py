@@ -1,4 +1,4 @@
-"""Comparisons with the runtime's lists on a searched node, and the node after a crash."""
+"""Reconciles with the runtime's lists on a searched node, and the node after a crash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.engine.searched_node import (
 from tests.testkit.changed_copy import changed_copy
 
 PASSES = 3
-"""Comparisons of a daemon that starts after a crash; the time between two lets orphans end."""
+"""Reconciles of a daemon that starts after a crash; the time between two lets orphans end."""
 GRACE_S = 2.0
 BEFORE_IT_RUNS = (Phase.CREATED, Phase.STARTING)
 

@@ -103,7 +103,7 @@ class DaemonTask:
     Attributes:
         name: ``create``, ``start``, ``settle`` or ``move``, and the pod.
         target: The container, or its token.
-        waits: ``kernel``, ``ledger``, ``calls``, ``runtime``, ``pause``; ``due`` where ``event`` continues.
+        waits: ``kernel``, ``ledger``, ``calls``, ``runtime``, ``pause``; ``due``: it can continue now.
         event: The event with which it continues.
         calls: The numbers of the calls that it waits for.
         cpus: The CPUs that those calls must not carry.

@@ -350,7 +350,7 @@ def test_any_history_keeps_the_invariants(steps: list[object], static: bool, res
             plan = place(state, the_pod, name, 0, request, f"k{number}")
             if not plan.verdict.admitted:
                 assert plan.state is state
-                # The message of kubelet where the CPUs do not suffice.
+                # The message of kubelet if the CPUs do not suffice.
                 assert plan.verdict.message.startswith(("cannot ", "UnexpectedAdmissionError: "))
                 continue
             state = plan.state

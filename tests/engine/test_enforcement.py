@@ -281,7 +281,7 @@ def test_a_release_and_its_end_concern_all_pods_at_once() -> None:
 
 
 def test_a_release_restores_pods_that_are_deselected_during_it() -> None:
-    """They have the CPUs of the plan until the release has reached them, or is given up."""
+    """These pods have the CPUs of the plan until the release has reached them, or is given up."""
     left, _ = handle(OWNED, ModeChanged(RELEASING))
     changed, effects = handle(left, EnforcementChanged(NONE))
     assert all(plan_may_be_in_effect(changed, pod) for pod in (LS, LSE))
@@ -295,7 +295,7 @@ def test_a_release_restores_pods_that_are_deselected_during_it() -> None:
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("mode", [OBSERVE, ENFORCE])
 def test_no_pod_lags_after_a_release(mode: NodeMode, paused: bool) -> None:
-    """What a step had not reached has been given back with all others."""
+    """The release restores pods that the step had not reached together with all others."""
     before = structs.replace(OWNED, mode=ENFORCE if mode is OBSERVE else OBSERVE)
     scenario = Playbook(before, handle)
     scenario >> ModeChanged(mode) << recorded(mode, ALL_PODS, "ls lse")
@@ -323,7 +323,7 @@ def test_no_pod_lags_after_a_release(mode: NodeMode, paused: bool) -> None:
 
 @pytest.mark.parametrize("known", [ENFORCE, OBSERVE])
 def test_a_daemon_that_starts_on_a_released_node_knows_of_no_lag(known: NodeMode) -> None:
-    """The last one was killed before its record said so."""
+    """The last daemon was killed before it recorded that."""
     record = Enforcement(ALL_PODS, frozenset({"ls"}), frozenset({"lse"}))
     state = structs.replace(OWNED, mode=RELEASED)
     after, effects = handle(state, EnforcementRead(known, record))

@@ -1,7 +1,7 @@
 """Every interleaving of a few calls for two pods on three CPUs, with faults and crashes in between.
 
 The search works on plain values (``searched_node``). The possible next actions (a client's call, a job of the
-kernel worker, a write of the ledger, the runtime executing a call, its answer, a timer, a comparison, a
+kernel worker, a write of the ledger, the runtime executing a call, its answer, a timer, a reconcile, a
 fault) are a list, and the search follows each action from each node that it reaches. Two nodes are the same
 node when everything that the future depends on is equal.
 
@@ -15,10 +15,10 @@ after every effect: the current call of the runtime is executed later or never, 
 remaining state, again with everything in any order.
 
 A start that hangs is a sequence of its own: the runtime creates the container's cgroup with the set that the
-start carries, writes that set again later, which the kernel reports, and executes the program last. The model
-follows docs/applying.md where no promise is made: between the runtime's write and the daemon's answer to the
-report, only the runtime's own init is in the cgroup, so a program is not executed before a living daemon has
-answered, and only a container that has begun its program can be on an owner's CPUs.
+start carries, writes that set again later, which the kernel reports, and executes the program last. Like
+docs/applying.md, the model makes no promise for the time between the runtime's write and the daemon's answer
+to the report: only the runtime's own init is in the cgroup then. So a program is not executed before a living
+daemon has answered, and only a container that has begun its program can be on an owner's CPUs.
 
 In every node: no other container is on the CPU of a running owner, and no container is without CPUs. In the
 end no owner is lost, and each container is on its CPUs.
@@ -101,7 +101,7 @@ def check_rest(node: SearchedNode, *, is_disturbed: bool) -> None:
 
     Args:
         node: The node.
-        is_disturbed: Whether there was a fault: the next comparisons then determine unknown outcomes.
+        is_disturbed: Whether there was a fault: the next reconciles then determine unknown outcomes.
     """
     state = node.state
     creating = {c.id for c in state.containers.values() if c.phase is Phase.CREATING}

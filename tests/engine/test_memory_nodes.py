@@ -177,7 +177,7 @@ BARE = changed_copy(FAR, nodes=(changed_copy(FAR.nodes[0], mem_bytes=0), *FAR.no
         ("0-1", 101, [], "0,2"),  # the nearest of the other nodes
         ("0-1", 201, [], "0-2"),
         ("0-1", 301, [], "0-3"),
-        ("0-1", 999, [], "0-3"),  # all nodes where even these are not enough
+        ("0-1", 999, [], "0-3"),  # all nodes if even these are not enough
         ("2-3", 101, [], "1,3"),
         ("1-2", 201, [], "0-2"),  # nodes 2 and 3 are equally near, each to one of its own
         ("0-1", 50, [("0-1", 100)], "0"),  # half of a promise over two nodes counts on each

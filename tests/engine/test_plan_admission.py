@@ -279,7 +279,7 @@ def test_pods_of_other_namespaces_without_a_claim_are_not_rejected() -> None:
 def test_class_system_is_for_listed_namespaces(
     namespace: str, keeps: str, rule: AdmissionRule | None
 ) -> None:
-    """Where the node keeps no CPUs for the class, the label grants no additional CPUs."""
+    """If the node keeps no CPUs for the class, the label grants no additional CPUs."""
     node = node_of(system=CpuSet.parse(keeps))
     pod = pod_of("", "SYSTEM", namespace=namespace)
     assert rule_of(pod, node) is rule

@@ -85,7 +85,7 @@ def test_a_larger_container_keeps_its_cpus_when_it_comes_back(*, reported: bool)
 def test_a_larger_container_is_decided_by_the_policy_where_its_own_part_is_too_small(
     *, reported: bool, aligned: NumaPolicy
 ) -> None:
-    """The whole that is set aside for the pod would hold it, and its sibling has a part of that."""
+    """All CPUs set aside for the pod would be enough for it, but its sibling has some of them."""
 
     def sized(cpus: int) -> Pod:
         return pod("a", *([resources("c", cpus), resources("d", 2)] if reported else []), aligned=aligned)
@@ -122,7 +122,7 @@ def test_a_container_that_shares_since_its_resize_leaves_nothing_set_aside() -> 
 
 
 def test_containers_that_have_ended_keep_what_was_set_aside_before_others() -> None:
-    """Only the CRI is known: which CPUs a container that is still to come would have had does not matter."""
+    """Only the CRI is known: it does not matter which CPUs a later container would have got."""
     known = pod("a")
     state = admitted(empty(), known, 6)
     for name, cpus in (("c", 4), ("d", 2)):

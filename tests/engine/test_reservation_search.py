@@ -46,7 +46,7 @@ class Small:
         owner, sharer: The cpusets in the kernel; None for an owner that does not run.
         owner_call, sharer_call: The cpusets that calls in flight carry to them.
         faults, independent, crashes: How many more may happen.
-        done: Whether it committed; None where it has not ended.
+        done: Whether it committed; None if it has not ended.
         stopped: The daemon stops.
         odd: Records of the container cannot be stored, because of what they hold.
         boots: The daemon has not written every cpuset yet.

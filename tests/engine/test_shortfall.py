@@ -260,7 +260,7 @@ def test_the_requesting_owner_is_not_named_as_holder() -> None:
 
 
 def test_an_owner_is_named_for_the_cpus_that_it_has_now() -> None:
-    """Not for those that it had before it ended, which another pod has got meanwhile."""
+    """It is not named for the CPUs that it had before it ended, which another pod owns now."""
     state = taken("2-3")
     ended = place(taken("", **NONE), Pod("s-e", "e", "ns", "e"), "c", 0, whole(2), "e/c").container
     assert ended is not None

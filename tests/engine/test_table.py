@@ -1,7 +1,7 @@
 """The CPUs of a container compared with Koordinator's decision table: every difference is intended.
 
 All kinds of pods on a node with an LSE and an LSR pod are decided twice: by the table
-(``oracles.koordinator_hook``, held to Koordinator's own cases) and by the placement of topoproxy. Where sets
+(``oracles.koordinator_hook``, held to Koordinator's own cases) and by the placement of topoproxy. If sets
 differ, the difference must have one of the names below; ``docs/koordinator.md`` gives the reason of each.
 """
 

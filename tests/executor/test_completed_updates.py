@@ -1,4 +1,4 @@
-"""Completed updates are read back together, except where other CPUs are due by now."""
+"""Completed updates are read back together, unless a container must have other CPUs by now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory nodes of running containers: always widened, narrowed only where no memory is outside."""
+"""Memory nodes of running containers: always widened, narrowed only if no memory is outside."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_surplus_nodes_with_memory_stay_and_are_reported(
         assert mems(world) == []
         (problem,) = (p["what"] for p in world.executor.telemetry.problems())
         assert expected in problem
-        # The daemon narrows nothing meanwhile.
+        # Until then the daemon narrows nothing.
         assert (await world.update(lse, cpu_shares=512)).cpuset_mems == "0-1"
         memory.uses[lse] = MemoryUse({0: MIB}, {0: MIB}, {0: MIB})
         await world.sync.once()

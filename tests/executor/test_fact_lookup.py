@@ -141,7 +141,7 @@ def test_a_pinned_set_is_reserved_from_the_file_to_the_create(node, kubelet, our
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS", "burstable"))
         kubelet.gives("g", c="2,10")
-        # No comparison in between: the owner's create itself has to read the file.
+        # No reconcile in between: the owner's create itself has to read the file.
         refused = await world.begin(await world.pod("lsr", "LSR", "burstable", "2-3"))
         assert refused.refused is not None
         assert "CPU 2 is owned by g/c (by kubelet's CPU manager) already" in refused.refused[1]

@@ -43,7 +43,7 @@ def listing_gate(world: Any) -> tuple[threading.Event, threading.Event]:
 
 
 def test_a_list_from_before_a_stop_does_not_revive_the_container(run_scenario) -> None:
-    """A pass lists (RUNNING), the container is stopped, the pass compares: it takes its CPUs again.
+    """A reconcile lists (RUNNING), the container is stopped, and then takes its CPUs again by that list.
 
     The user's next pod with these CPUs is refused (CPUsInUse), and the pools stay small, for a whole period.
     """
@@ -108,16 +108,16 @@ def test_a_failed_start_after_the_stop_does_not_revive_the_container(run_scenari
 def test_a_start_without_its_client_counts_until_the_runtime_reports(run_scenario) -> None:
     """kubelet restarts while the runtime starts an LS container; the runtime finishes the start a bit later.
 
-    Meanwhile an LSE pod is created: it is forwarded although the start may still make a cgroup with the old
-    set, and the pass has filed the container as created, so nothing writes its cgroup: the LS container runs
-    on the exclusive CPUs until the next periodic pass (10 s).
+    Meanwhile an LSE pod is created: the create is forwarded although the start may still make a cgroup with
+    the old set. The reconcile has recorded the LS container as created, so nothing writes its cgroup: it runs
+    on the exclusive CPUs until the next periodic reconcile (10 s).
     """
 
     async def scenario(world: Any) -> None:
         ls = await world.create(await world.pod("ls", "LS"))
         start = await world.call("StartContainer", pb.StartContainerRequest(container_id=ls))
         world.wire.finished(start, None)
-        await world.sync.once()  # the requested pass: the runtime lists CREATED, because it is still busy
+        await world.sync.once()  # the requested reconcile: the runtime is still busy, and lists CREATED
         call = await world.begin(await world.pod("lse", "LSE", "", "0-3"))
         # Only now does the runtime execute the start, with the spec that it received.
         world.cgroups.sets[ls] = CpuSet.parse(world.runtime.specs[ls])
@@ -134,9 +134,8 @@ def test_a_start_without_its_client_counts_until_the_runtime_reports(run_scenari
 def test_an_update_without_its_client_does_not_undo_a_shrink(run_scenario) -> None:
     """kubelet restarts during an update of an LS container, an LSE pod is made, then the update is executed.
 
-    The update counts as completed the moment its client is gone, and nothing checks again: the LS container
-        runs
-    on the exclusive CPUs until the next periodic pass (10 s).
+    The update counts as completed as soon as its client is gone, and nothing checks again: the LS container
+    runs on the exclusive CPUs until the next periodic reconcile (10 s).
     """
 
     async def scenario(world: Any) -> None:
@@ -250,7 +249,7 @@ def test_a_second_container_of_a_pod_waits_for_the_barrier_too(run_scenario) -> 
 def test_a_start_of_an_owner_fails_if_other_containers_cannot_leave(run_scenario) -> None:
     """An LS container cannot be moved when an LSE container starts: the start continues silently.
 
-    The errors of the check are dropped, so the container starts on CPUs that it shares; no problem is noted.
+    The errors of the check are dropped: the container starts on CPUs that it shares; no problem is reported.
     """
 
     async def scenario(world: Any) -> None:
@@ -447,15 +446,15 @@ def test_a_new_sandbox_during_a_create_of_the_old_one(run_scenario) -> None:
     run_scenario(scenario)
 
 
-# -- the comparison ---------------------------------------------------------------------------------------
+# -- the reconcile ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [ValueError("odd answer"), KeyError("x"), OSError(5, "io")])
 def test_the_comparison_survives_an_unexpected_error(run_scenario, error: Exception) -> None:
-    """One unexpected exception in a pass silently ends all reconciliation.
+    """One unexpected exception in a reconcile silently ends all later ones.
 
-    No drift repair, no lost creates resolved, no containers adopted; before the first pass, every call that
-    needs a decision waits its full time-out from then on. The watchdog is fed all the same.
+    No drift is repaired, no lost create is resolved, no container is adopted. Before the first reconcile,
+    every call that needs a decision waits for its full timeout. The watchdog is fed all the same.
     """
 
     async def scenario(world: Any) -> None:
@@ -534,8 +533,8 @@ def test_a_container_that_ends_before_the_report_is_not_a_problem(run_scenario) 
 def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(run_scenario) -> None:
     """Node boot: containerd answers "server is not initialized yet" (UNKNOWN) for some seconds.
 
-    That releases held calls although nothing was compared: with a lost ledger a static container gets CPUs
-    that another one runs on, and the next pass comes only after a whole period.
+    These answers release held calls although nothing was compared: with a lost ledger a static container gets
+    CPUs that another one runs on, and the next reconcile comes only after a whole period.
     """
 
     async def scenario(world: Any) -> None:
@@ -568,7 +567,7 @@ def test_a_runtime_that_is_not_ready_yet_does_not_count_as_compared(run_scenario
 
 
 def test_one_slow_container_does_not_block_the_first_comparison(run_scenario) -> None:
-    """First adoption: one status call times out (UnavailableError), and the whole pass starts again.
+    """First adoption: one status call times out (UnavailableError), and the whole reconcile starts again.
 
     If the runtime cannot return the status of one container in time, the first reconcile never ends.
     """
@@ -597,7 +596,7 @@ def test_one_slow_container_does_not_block_the_first_comparison(run_scenario) ->
 
 
 def test_drift_repaired_by_a_pass_is_also_updated_at_the_runtime(run_scenario) -> None:
-    """A pass repairs drift in the kernel, but does not wake the runtime sync: runc undoes the repair."""
+    """A reconcile repairs drift in the kernel, but does not wake the runtime sync: runc undoes the repair."""
 
     async def scenario(world: Any) -> None:
         runtime_sync = world.make_runtime_sync()
@@ -625,7 +624,7 @@ def test_drift_repaired_by_a_pass_is_also_updated_at_the_runtime(run_scenario) -
 
 
 def test_observe_mode_never_refuses_because_the_runtime_was_not_compared(run_scenario) -> None:
-    """``serve --mode observe`` with a slow runtime: LSE pods are refused, where nothing should change."""
+    """``serve --mode observe`` with a slow runtime: LSE pods are refused, although nothing should change."""
 
     async def scenario(world: Any) -> None:
         world.runtime.down = True

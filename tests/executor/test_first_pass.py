@@ -1,4 +1,4 @@
-"""The first comparison after a start: no container is moved before all running ones are known."""
+"""The first reconcile after a start: no container is moved before all running ones are known."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_no_container_grows_before_unrecorded_owners_are_known(run_scenario: Cal
 
 
 def test_postponed_writes_are_done_after_the_first_reconcile(run_scenario: Callable[..., None]) -> None:
-    """This holds also for containers that the first comparison has already passed."""
+    """Also those of containers that the first reconcile has already handled."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))

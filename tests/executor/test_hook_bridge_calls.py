@@ -762,7 +762,7 @@ def test_an_update_is_changed_narrowed_and_may_be_refused(run_scenario) -> None:
     run_scenario(scenario)
 
 
-# -- where no hooks are called ------------------------------------------------------------------------------
+# -- calls without hooks ------------------------------------------------------------------------------------
 
 
 def test_no_hook_is_called_in_observe_mode_or_on_a_released_node(run_scenario) -> None:

@@ -129,7 +129,7 @@ def test_hooks_are_notified_of_containers_and_pods_that_end_without_a_call(run_s
 
 
 def test_removed_containers_are_forgotten(run_scenario) -> None:
-    """Koordinator's proxy keeps each container that has ended by itself for ever."""
+    """Koordinator's proxy keeps each container that has ended by itself forever."""
 
     async def scenario(world) -> None:
         async with hooks(world) as h:

@@ -278,7 +278,7 @@ def test_an_owner_gets_another_cpu_until_its_own_returns(run_scenario) -> None:
 
 
 def test_replacement_cpus_are_released_once_a_call_in_flight_is_over(run_scenario) -> None:
-    """No comparison is needed: the next one may be far away."""
+    """No reconcile is needed for that: the next one may be far away."""
 
     async def scenario(world: Any) -> None:
         whole = world.machine

@@ -1,7 +1,4 @@
-"""Records of the ledger: written, read back, and refused where invalid.
-
-The records of reservations.
-"""
+"""Records of the ledger, those of reservations among them: written, read back, and refused if invalid."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_a_partition_that_was_recorded_and_not_made_was_not_ended_by_the_kernel(
             world.boot()
             with_partitions(world)
         await world.sync.once()
-        if crash:  # calls of the last daemon may be in flight in the first pass
+        if crash:  # calls of the last daemon may be in flight in the first reconcile
             world.now += 3
             await world.sync.once()
             await world.sync.once()

@@ -17,7 +17,7 @@ TWO = {"cpu_shares": 2048, "cpu_quota": 200_000, "cpu_period": 100_000}
 
 
 async def runs(world: Any, sandbox: str, **resources: int) -> str:
-    """Run a container that, where its request names none, has all CPUs."""
+    """Run a container; if its request names no CPUs, it has all."""
     container_id = await world.create(sandbox, **resources)
     world.runtime.specs[container_id] = world.runtime.specs[container_id] or "0-15"
     await world.start(container_id)

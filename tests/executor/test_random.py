@@ -3,7 +3,7 @@
 The simulated runtime has three steps: a call is forwarded to it, executed, answered. Between any two of
 them anything else may happen. The invariant is checked all the time: no running container
 of a pool is on a CPU of a container with CPUs of its own that was allowed to start. At the end everything is
-taken away, and nothing may be left.
+removed, and nothing may be left.
 """
 
 from __future__ import annotations
@@ -450,7 +450,7 @@ def test_random_calls_under_a_topology_policy_keep_the_invariants(
         play.faulty = with_sources
         await play.run()
 
-    # After its client went away, a start is waited for until a pass shows it; no pass comes by a timer here.
+    # A start without its client is waited for until a reconcile shows it; no timer causes a reconcile here.
     run_scenario(
         scenario,
         rules=RULES[rules],

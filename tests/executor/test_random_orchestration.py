@@ -111,7 +111,7 @@ class RandomScenario:
         """CPUs of containers that own some and were allowed to start."""
         self.hard: set[str] = set()
         self.foreign: set[str] = set()
-        """Containers that were made while the daemon was away, until they are taken in."""
+        """Containers that were made while the daemon was away, until they are adopted."""
         self.serial = 0
         self.busy: set[str] = set()
         self.attach()
@@ -378,7 +378,7 @@ class RandomScenario:
         return self.exits(container.id) if what < 0.84 else self.stops(container.id)
 
     async def batch(self) -> None:
-        """Make some concurrent calls, with or without a pass, and then actions of other programs."""
+        """Make some concurrent calls, with or without a reconcile, and then actions of other programs."""
         self.busy.clear()
         works = [work for _ in range(self.dice.randint(1, 6)) if (work := self.chosen()) is not None]
         if self.dice.random() < 0.3:
@@ -422,7 +422,7 @@ class RandomScenario:
         self.look()
 
     async def reconcile(self) -> None:
-        """kubelet's updates for all containers, and a comparison: none moves, and nothing is written."""
+        """kubelet's updates for all containers, and reconciles: none moves, and nothing is written."""
         before, written = (
             self.world.cgroups.sets.copy(),
             len([line for line in self.world.log if "kernel " in line]),
@@ -476,7 +476,7 @@ def test_random_calls_of_all_qos_classes_keep_the_invariants(
 
 
 def test_cpus_kubelet_held_for_a_sharer_return_at_once(run_scenario) -> None:
-    """The new container owns nothing by its annotation: other containers need no comparison."""
+    """The new container owns nothing by its annotation: other containers need no reconcile."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))

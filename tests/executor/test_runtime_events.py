@@ -77,7 +77,7 @@ class EventBed:
         await self.world.quiet()
 
     async def moment(self) -> bool:
-        """Wait until unclear events are resolved; return whether a comparison is requested."""
+        """Wait until unclear events are resolved; return whether a reconcile is requested."""
         await self.world.until(lambda: self.runtime_events._resolve_timer is None)
         return bool(self.executor.reconcile_requested.is_set())
 

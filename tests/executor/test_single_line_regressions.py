@@ -30,7 +30,7 @@ def test_a_lost_create_is_resolved_before_the_next_period(run_scenario, monkeypa
         ls = await world.run(await world.pod("ls", "LS"))
         lost = await world.begin(await world.pod("lost", "LSE", "", "0-3"))
         world.wire.finished(lost, None)
-        # The requested pass would run too early to resolve the create.
+        # The requested reconcile would run too early to resolve the create.
         world.executor.reconcile_requested.clear()
         task = asyncio.create_task(world.sync.run())
         await asyncio.sleep(0.02)
@@ -441,7 +441,7 @@ def test_unstarted_containers_of_a_dead_sandbox_are_not_changed(run_scenario) ->
 def test_a_call_about_an_unknown_container_does_not_wait_for_a_comparison(run_scenario) -> None:
     async def scenario(world: Any) -> None:
         gate = threading.Event()
-        held = asyncio.ensure_future(world.sync._worker.run(gate.wait, 60))  # a slow comparison
+        held = asyncio.ensure_future(world.sync._worker.run(gate.wait, 60))  # a slow reconcile
         try:
             world.runtime.pods["q"] = RuntimePod("q", "v", "ns", "m", 0, True, {}, {})
             world.runtime.containers["x"] = RuntimeContainer("x", "q", "c", 0, "RUNNING")

@@ -580,7 +580,7 @@ def test_a_property_is_in_flight_until_systemd_answers(run_scenario: Any) -> Non
         creating = asyncio.create_task(world.create(owner, **SHARES))
         await world.until(lambda: len(world.executor.state.containers) > 1)
         await world.quiet()
-        assert not creating.done()  # a create that wants what it carries waits
+        assert not creating.done()  # the update in flight carries its CPUs
 
         pending, systemd.slow, systemd.away = systemd.slow, None, False
         for call in pending:

@@ -123,7 +123,7 @@ def test_a_stuck_kernel_holds_up_owners_only_and_heals(run_scenario: Any, hasty:
         world.finish(more, "more")
         await world.executor.ledger_writer.flush()
         assert "c/more" in world.ledger.entries, "the ledger is not behind the kernel worker"
-        await asyncio.wait_for(world.sync.once(), 60)  # nor is a comparison with the runtime
+        await asyncio.wait_for(world.sync.once(), 60)  # nor is a reconcile
 
         world.cgroups.write = write
         gate.set()

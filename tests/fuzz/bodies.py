@@ -126,7 +126,7 @@ class _Round:
         self.outcome.count("refused" if call.refused else "released")
         if call.refused is None:
             assert call.sent is not None
-            # Where nothing must be removed, only a suffix is added.
+            # If nothing must be removed, only a suffix is added.
             assert call.sent.startswith(call.body)
             self.answer(call, method)
         call.done = True

@@ -46,7 +46,7 @@ class Part(NamedTuple):
     changed: list[str]
     tests: list[str]
     waiting: Sequence[str] = ()
-    """Tests that mostly wait. They are run for what ``tests`` do not notice, in several processes at once."""
+    """Tests that mostly wait, for mutants that ``tests`` do not notice; run in several processes at once."""
 
 
 def tests_of(package: str, names: str) -> list[str]:
@@ -176,7 +176,7 @@ PACKAGES: dict[str, list[Part]] = {
         Part(["proxy/permissions.py"], ["tests/test_permissions.py"]),
     ],
 }
-"""Package to its parts; a mutant is tried by the tests of the part that it is of."""
+"""Package to its parts; a mutant is tried by the tests of its part."""
 
 
 def chosen(sources: list[str], at: list[str]) -> list[Mutant]:
@@ -192,7 +192,7 @@ def chosen(sources: list[str], at: list[str]) -> list[Mutant]:
 
 
 class Outcome(enum.Enum):
-    """What tests show of a mutant; where they do not end in time, they have noticed it."""
+    """The outcome of tests with a mutant; tests that do not end in time have noticed it."""
 
     SURVIVED = "survived"
     NOTICED = "noticed"
@@ -229,7 +229,7 @@ class TestProcesses:
             process.wait()
 
     def start(self, command: list[str], limit: float, printed: Path, **options: Any) -> None:
-        """Start one, which may take so many seconds and prints to a file."""
+        """Start a process, which may take ``limit`` seconds and prints to a file."""
         with printed.open("wb") as output:
             process = subprocess.Popen(
                 command,
@@ -242,7 +242,7 @@ class TestProcesses:
         self._all[process] = time.monotonic() + limit, printed
 
     def outcome(self) -> tuple[Outcome, str]:
-        """Wait until one fails or all have passed."""
+        """Wait until one process fails or all have passed."""
         left = dict(self._all)
         while left and not self.stopped.is_set():
             for process, (deadline, printed) in list(left.items()):
@@ -279,14 +279,14 @@ class Workspace:
         subprocess.run([sys.executable, "-m", *compiled], cwd=directory, check=True)
 
     def twin(self, directory: Path) -> Workspace:
-        """Copy it, with what has been measured."""
+        """Copy the workspace, with the measured limits."""
         other = copy.copy(self)
         other.directory = directory
         shutil.copytree(self.directory, directory)
         return other
 
     def measure(self, part: Part) -> None:
-        """Try the tests without any mutant, and let them take some times as long from then on."""
+        """Run the tests without any mutant; later runs may take a multiple of that time."""
         for tests in shares(part):
             started = time.monotonic()
             outcome, failed = self.run(tests, measured=True)
@@ -326,7 +326,7 @@ class Workspace:
             return processes.outcome()
 
     def attempt(self, mutant: Mutant, part: Part) -> tuple[Outcome, str]:
-        """Try a mutant; the tests that wait only where the others do not notice it."""
+        """Try a mutant; the tests that mostly wait run only if the others do not notice it."""
         file = self.directory / mutant.path
         original = file.read_text()
         file.write_text(mutant.source)

@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def limit_of(seconds: float) -> float:
-    """Return how long something may take with a mutant that takes so long without."""
+    """Return how long something may take with a mutant if it takes this long without."""
     return 10 + 4 * seconds
 
 

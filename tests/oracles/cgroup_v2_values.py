@@ -1,8 +1,8 @@
-"""Values of cgroup v2 files, in the terms of v1 where Koordinator speaks in those.
+"""Values of cgroup v2 files, in the terms of v1 if Koordinator uses these.
 
-Theory (Linux cgroup-v2.rst). v2 has weights where v1 has shares. Weights 1 to 10000 stand for shares 2 to
-262144 by the line that kubelet uses, in whole numbers; so a value that goes there and back need not come out
-as it went in. All functions raise CgroupError for text that the kernel never gives.
+Theory (Linux cgroup-v2.rst). v2 has weights, v1 has shares. As in kubelet, weights 1 to 10000 stand for
+shares 2 to 262144, linearly and in whole numbers, so a value that is converted twice may have changed. All
+functions raise CgroupError for text that the kernel never gives.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class Throttling:
-    """How a quota was felt; the time in nanoseconds, as in v1."""
+    """How often and how long a quota throttled; the time in nanoseconds, as in v1."""
 
     nr_periods: int
     nr_throttled: int
@@ -75,7 +75,7 @@ def cpu_times(text: str) -> CpuTimes:
 
 
 def throttling(text: str) -> Throttling:
-    """Read out of ``cpu.stat`` how the quota was felt."""
+    """Read from ``cpu.stat`` how often and how long the quota throttled."""
     reported = _figures(text, "cpu.stat", ("nr_periods", "nr_throttled", "throttled_usec"))
     return Throttling(reported["nr_periods"], reported["nr_throttled"], 1000 * reported["throttled_usec"])
 

@@ -12,7 +12,7 @@ def read_event(message: bytes) -> RuntimeEvent | None:
     """Read one envelope.
 
     Returns:
-        None where it is not about a container's own process, or cannot be read.
+        None if it is not about a container's own process, or cannot be read.
     """
     try:
         return _decoded(message)

@@ -12,8 +12,8 @@ def with_ratio(annotations: Texts, name: str, ratio: float) -> tuple[dict[str, s
     """Return annotations with the ratio of one resource.
 
     Returns:
-        The annotations, whether they changed, and what is wrong with those that there were: then nothing is
-        changed.
+        The annotations, whether they changed, and what is wrong with the given ones: if something is wrong,
+        nothing is changed.
     """
     ratios, problem = amplification_ratios(annotations)
     if problem or (ratios or {}).get(name, 0.0) == ratio:

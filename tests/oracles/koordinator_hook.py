@@ -4,7 +4,7 @@ See Koordinator v1.8.0 pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContai
 
 ``rows`` says which row of the table decides. An answer has two sides. ``text`` is what Koordinator's own hook
 would write, letter for letter: pools joined with bare commas, a list as the scheduler wrote it. ``cpus`` is
-the set that may be put into force; the daemon itself asks ``claims``. They name the same CPUs but for three
+the set that may be applied; the daemon itself asks ``claims``. They name the same CPUs except in three
 cases, in which the text would do harm:
 
 - A BE pod that names CPUs (row 1) gets only those of them that are in the BE pools: it may not run on what an
@@ -65,10 +65,10 @@ class Answer:
     """The result of the table.
 
     Attributes:
-        row: The row that decided; 0 where the annotation is faulty, or the table does not apply.
+        row: The row that decided; 0 if the annotation is faulty, or the table does not apply.
         action: What happens to the list of the request.
         text: What Koordinator's hook writes for SET and ERASE.
-        cpus: The CPUs that we apply; empty for LEAVE, and where the node has no such CPUs.
+        cpus: The CPUs that we apply; empty for LEAVE, and if the node has no such CPUs.
         why: One sentence.
         problem: What could not be done as requested, in words.
     """
@@ -154,7 +154,7 @@ def _all_shared(row: int, rule: NodeRule, why: str) -> Answer:
 
 
 def decide_host_app(rule: NodeRule | None, name: str, qos: str) -> Answer:
-    """Decide for a process that runs on the host, outside pods: only class LS may ask, for all shared pools.
+    """Decide for a process that runs on the host, outside pods: only class LS gets CPUs, all shared pools.
 
     Args:
         rule: The pools; None as long as they are not known.
@@ -171,7 +171,7 @@ def decide_host_app(rule: NodeRule | None, name: str, qos: str) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An answer that is another than before.
+    """An answer that differs from the previous one.
 
     Attributes:
         key: The caller's key of the container.
@@ -184,10 +184,11 @@ class Change:
 def changes(
     before: NodeRule | None, after: NodeRule, pods: Iterable[tuple[str, Asker]], *, be_manager: bool = False
 ) -> tuple[Change, ...]:
-    """Return whose CPUs change with a rule, in the order given; those with a faulty annotation do not.
+    """Return the containers whose CPUs change with a rule, in the given order.
 
-    Koordinator writes every container again. Here only containers that get other CPUs are written, however
-    the lists of their pools are cut; all that have a set where there was no rule before.
+    A container with a faulty annotation does not change. Koordinator writes every container again. Here only
+    containers that get other CPUs are written, however the lists of their pools are cut; if there was no rule
+    before, all that have a set.
     """
     alike: dict[object, Answer | None] = {}
     found = []
@@ -195,7 +196,7 @@ def changes(
         if asker.problem:
             continue
         status = asker.status
-        # Most pods ask alike, so few answers are worked out.
+        # Most pods are alike, so few answers are computed.
         kind = (asker.qos, asker.kube_qos, status.text, status.nodes if status.shares else status.pools)
         if kind not in alike:
             alike[kind] = _changed(before, after, asker, be_manager=be_manager)
@@ -206,7 +207,7 @@ def changes(
 
 
 def _changed(before: NodeRule | None, after: NodeRule, asker: Asker, *, be_manager: bool) -> Answer | None:
-    """Return the new answer if it is another than before."""
+    """Return the new answer if it differs from the previous one."""
     new = decide(after, asker, be_manager=be_manager)
     old = Answer(0, Action.LEAVE, "") if before is None else decide(before, asker, be_manager=be_manager)
     return None if (new.action, new.cpus) == (old.action, old.cpus) else new

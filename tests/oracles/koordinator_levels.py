@@ -1,4 +1,4 @@
-"""What each group of BE pods is to have, in Koordinator's terms."""
+"""The CPUs that each group of BE pods must have, in Koordinator's terms."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def wanted(
     static: bool,
     apart: frozenset[str] = frozenset(),
 ) -> dict[str, CpuSet]:
-    """Return what each group shall have.
+    """Return the CPUs that each group must have.
 
     Args:
         groups: All of them.
-        target: The CPUs for the budget; empty where everything stays as it is.
-        every: All that BE pods may ever use; as target, nothing is suppressed. Empty where it is not known.
+        target: The CPUs for the budget; empty if everything stays as it is.
+        every: All that BE pods may ever use; as target, nothing is suppressed. Empty if unknown.
         static: Whether kubelet's CPU manager is static.
         apart: Paths of containers that a scheduler bound to CPUs or NUMA nodes: those stay.
 

@@ -30,6 +30,6 @@ def on_nodes(pools: Iterable[NodePool], nodes: Iterable[int]) -> tuple[NodePool,
 def joined(pools: Iterable[NodePool]) -> str:
     """Write pools as Koordinator's hook server does: part by part, with bare commas between them.
 
-    This is no canonical list, and no list at all where a part is empty; ``str(union(pools))`` is.
+    This is not a canonical list, and not even a list if a part is empty; ``str(union(pools))`` is one.
     """
     return ",".join(str(pool.cpus) for pool in pools)

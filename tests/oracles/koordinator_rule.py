@@ -18,12 +18,12 @@ MANAGER_POLICY_KEYS = (MANAGER_POLICY, "kubelet.koordinator.sh/cpu-manger-policy
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """What the decision table looks things up in.
+    """The rule by which the decision table decides.
 
     Attributes:
-        kubelet_policy: ``static``, ``none``, or empty where it is not known.
+        kubelet_policy: ``static``, ``none``, or empty if it is not known.
         shared, be: The pools, part by part.
-        system: CPUs of class SYSTEM as they are written; empty where it has none.
+        system: CPUs of class SYSTEM as they are written; empty if there are none.
     """
 
     kubelet_policy: str = ""
@@ -41,7 +41,7 @@ def parse_rule(annotations: Mapping[str, str]) -> tuple[NodeRule | None, str]:
     """Read the rule out of the annotations of a NodeResourceTopology.
 
     Returns:
-        The rule, and empty words; or None and what is wrong, for half a rule would move pods to wrong CPUs.
+        The rule and an empty text; or None and what is wrong: half a rule would move pods to wrong CPUs.
     """
     system, problem = system_qos(annotations)
     if problem:
@@ -64,8 +64,8 @@ def updated(before: NodeRule | None, annotations: Mapping[str, str]) -> tuple[No
     """Apply the rule of annotations.
 
     Returns:
-        The rule from now on (the one before where the annotations are faulty), whether it is another than
-        before, and what is wrong.
+        The rule from now on (the previous one if the annotations are faulty), whether it differs from the
+        previous one, and what is wrong.
     """
     rule, problem = parse_rule(annotations)
     if rule is None:
@@ -95,7 +95,7 @@ def read_pools(annotations: Mapping[str, str], key: str) -> tuple[NodePool, ...]
     """Read pools; none without the annotation.
 
     Raises:
-        ValueError: The annotation is not readable, or a CPU list in it is none.
+        ValueError: The annotation is not readable, or a CPU list in it is invalid.
     """
     if key not in annotations:
         return ()

@@ -1,4 +1,4 @@
-"""What a round of Koordinator's BE suppression does, and what it undoes of the other way."""
+"""What a round of Koordinator's BE suppression does, and what it undoes of the other mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy.model.koordinator import SuppressMode
 
 
 class Status(enum.StrEnum):
-    """What became of one of the two ways."""
+    """The state of one of the two modes."""
 
     USING = "using"
     RECOVERED = "recovered"
@@ -17,7 +17,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statuses:
-    """What became of both ways; None where nothing was done yet, as others may have left something."""
+    """The state of both modes; None if nothing was done yet: an earlier program may have left something."""
 
     cpuset: Status | None = None
     quota: Status | None = None
@@ -28,10 +28,10 @@ class Turn:
     """What one round does.
 
     Attributes:
-        mode: Which way the budget is put into force; OFF for none.
-        give_back_cpus: Whether BE pods get all their CPUs back (written whenever they are not suppressed, for
-            pools change under them).
-        give_back_quota: Whether their quota is taken off (once).
+        mode: How the budget is applied; OFF if it is not.
+        give_back_cpus: Whether BE pods get all their CPUs back (written whenever they are not suppressed,
+            because pools change).
+        give_back_quota: Whether their quota is removed (once).
         after: The statuses when it is done.
     """
 
@@ -42,7 +42,7 @@ class Turn:
 
 
 def turn(mode: SuppressMode, before: Statuses) -> Turn:
-    """Return what a round does in a mode, and what of the other mode has to be undone."""
+    """Return what a round does in a mode, and what must be undone of the other mode."""
     used = Statuses(
         Status.USING if mode is SuppressMode.CPUSET else Status.RECOVERED,
         Status.USING if mode is SuppressMode.QUOTA else Status.RECOVERED,

@@ -15,7 +15,7 @@ _CLASSES = {KubeQos.BURSTABLE: "burstable", KubeQos.BEST_EFFORT: "besteffort"}
 
 
 def driver_of(text: str) -> Driver | None:
-    """Return the driver that a text names; None where it names none."""
+    """Return the driver that a text names; None if it names none."""
     return Driver(text) if text in tuple(Driver) else None
 
 

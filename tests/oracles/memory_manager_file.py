@@ -15,7 +15,7 @@ def held_memory(checkpoint: Checkpoint) -> MemoryState:
     """Read the nodes and assignments of a ``memory_manager_state``.
 
     Raises:
-        CheckpointError: Something in it is no node or no block.
+        CheckpointError: Something in it is not a node or a block.
     """
     with _readable("memory_manager_state"):
         nodes = {int(i): _node(raw) for i, raw in (checkpoint.fields.get("machinestate") or {}).items()}

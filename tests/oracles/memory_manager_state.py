@@ -22,7 +22,7 @@ from proxy.allocation.memory.state import (
 
 
 def validated(read: MemoryState, nodes: Iterable[NodeMemory], reserved: Reserved) -> MemoryState:
-    """Return the state to start with: what was read, or the initial one where nothing was.
+    """Return the state to start with: the stored one, or the initial one if nothing was stored.
 
     Raises:
         MemoryRefused: What was read does not fit the machine; the text is kubelet's.

@@ -22,7 +22,7 @@ def first_of(
     distances: Distances | None,
     most: int = 2,
 ) -> list[TopologyHint]:
-    """Return the first hints of the order in which the merge prefers them.
+    """Return the first hints, in the order in which the merge prefers them.
 
     Args:
         preferred: Masks that are preferred.

@@ -43,14 +43,14 @@ def allocate_pod(
     Args:
         policy: The policy.
         state: Which containers own which CPUs now.
-        pod: What the pod asks for; one that requests nothing for itself gets nothing here.
+        pod: What the pod requests; one that requests nothing for itself gets nothing here.
         affinity: NUMA nodes of the hint; None for any.
         steps: Sentences about what was done are added here; None for no record.
 
     Raises:
         EmptyPodSharedPoolError: A container would have no CPU.
-        SmtAlignmentError: The request is against ``full-pcpus-only``.
-        NotEnoughCpus: Too few CPUs are available, or the containers want more than the pod.
+        SmtAlignmentError: The request violates ``full-pcpus-only``.
+        NotEnoughCpus: Too few CPUs are available, or the containers request more than the pod.
     """
     wanted = pod_level_cpu_count(pod)
     if wanted == 0 or pod.uid in state.pod_level_cpus:
@@ -69,11 +69,11 @@ def allocate_pod(
 
 
 def divide(policy: CpuPolicy, pod: PodRequests, bubble: CpuSet) -> dict[str, CpuSet]:
-    """Return each container of a pod its part of the pod's CPUs.
+    """Return the part of the pod's CPUs for each container of a pod.
 
     Raises:
         EmptyPodSharedPoolError: A container would have no CPU.
-        NotEnoughCpus: The containers want more than there is.
+        NotEnoughCpus: The containers request more than there is.
     """
     parts: dict[str, CpuSet] = {}
     sharing: list[str] = []

@@ -30,7 +30,7 @@ class Built:
 
 
 def system_python() -> str:
-    """Return the version of the distribution's Python, such as 3.11; empty where it has none."""
+    """Return the version of the distribution's Python, such as 3.11; empty if it has none."""
     try:
         command = [SYSTEM_PYTHON, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -84,7 +84,7 @@ JSON = NESTED | st.fixed_dictionaries(
 
 
 def escaped_keys(value: object) -> str:
-    """Write JSON with the letters of its texts escaped; as it is where something is escaped already."""
+    """Write JSON with the letters of its texts escaped; unchanged if it has an escape already."""
 
     def escape(text: re.Match[str]) -> str:
         return re.sub("[a-zA-Z]", lambda letter: f"\\u{ord(letter[0]):04x}", text[0])

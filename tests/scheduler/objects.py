@@ -108,7 +108,7 @@ def demand(name: str, *cpus: object, **more: Any) -> PodDemand:
 
 
 def node(name: str = "n1", zones: Json | None = None, **more: Any) -> SchedulableNode:
-    """Return a node of a Numatopology, and of a NodeResourceTopology where one is given."""
+    """Return a node of a Numatopology, and of a NodeResourceTopology if one is given."""
     numa = read_numatopology(numatopology(name, **more))
     return join_facts(name, None, numa, read_resource_topology(zones) if zones else None)
 

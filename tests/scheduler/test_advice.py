@@ -1,4 +1,4 @@
-"""Victims of a pod of higher priority, where objects do not show all that pods hold."""
+"""Victims of a pod of higher priority, if objects do not show everything that pods hold."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_overhead_of_a_victim_is_no_memory_of_a_numa_node() -> None:
 
 
 def test_a_search_for_victims_on_a_large_node_takes_few_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of victims is found by halving, and the engine is not called where too few CPUs are free."""
+    """The number of victims is found by halving, and the engine is not called if too few CPUs are free."""
     held = {f"p{number}": f"{2 * number}-{2 * number + 1}" for number in range(128)}
     full = node("n1", numa_nodes=2, cores=64, pods=held, free="")
     pods = [demand(name, 2, node="n1", priority=0) for name in held]

@@ -78,7 +78,7 @@ def arrive(state: NodeState, *pods: PodDemand) -> NodeState:
     ],
 )
 def test_rules_of_the_configuration_refuse_pods_as_on_the_node(node: Node, pod: PodDemand, form: str) -> None:
-    """Also where kubelet's CPU manager has the policy none, as docs/kubelet-facts.md advises."""
+    """Also if kubelet's CPU manager has the policy none, as docs/kubelet-facts.md advises."""
     state = arrive(NodeState.empty(node), demand("first", 2))
     outcome = dry_run(state, pod.arrival())
     verdict = evaluate(pod, expect(published(page_of(state), form)))

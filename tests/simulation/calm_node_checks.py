@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
 
 KERNEL_S = 90.0
-"""Until the kernel agrees: a write conflict is repaired after a minute at most, and a comparison follows."""
+"""Until the kernel agrees: a write conflict is repaired after a minute at most, and a reconcile follows."""
 ALL_S = 400.0
-"""Until the runtime agrees: after answers that were no good, a container is sent its CPUs 256 s later."""
+"""Until the runtime agrees: after failed requests, the CPUs of a container are sent again 256 s later."""
 
 
 def kernel_differences(node: Node) -> Iterator[str]:

@@ -52,7 +52,7 @@ class Schedule:
         return entry
 
     def next_at(self) -> float | None:
-        """Return the time of the next entry; None where there is none."""
+        """Return the time of the next entry; None if there is none."""
         heap = self._heap
         while heap and heap[0][2].callback is None:
             heapq.heappop(heap)

@@ -44,7 +44,7 @@ class SimulatedDisk:
         """Leave a part of the last line, as a crash in the middle of a write does.
 
         Returns:
-            False where the file was replaced as a whole, which no crash can cut.
+            False if the file was replaced as a whole, which no crash can cut.
         """
         after = self.size
         if after <= before:

@@ -1,7 +1,8 @@
 """Starts that hang, step by step: the cgroup is made, the cpuset is written again, the program is executed.
 
-The order of runc (``docs/applying.md``, *Starts that hang*). What is not promised there is kept out: between
-runc's second write and the program's execution a living daemon has answered the kernel's report.
+The order is that of runc (``docs/applying.md``, *Starts that hang*). Cases without a promise on that page are
+left out: between runc's second write and the program's execution, a living daemon has always answered the
+kernel's report.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class HangingStarts:
         return 0.05 if self.node.faults.calm else self.node.faults.dice.random() * 4.0
 
     def _container(self, trip: Trip) -> SimulatedContainer | None:
-        """Return the container of a start; None where it is gone: another one may have its id by now."""
+        """Return the container of a start; None if it is gone: another one may have its id by now."""
         container = self.under_way[trip]
         if container is None or self.node.runtime.containers.get(container.id) is not container:
             return None

@@ -1,7 +1,7 @@
 """The simulated kernel: cgroups with the rules of v1 and v2, and CPUs that go and return.
 
 The daemon reaches it through its own ``KernelCgroups`` and ``KernelCpuGroups``, on files that are held here
-in memory. What differs from the real kernel is on purpose: a write may be refused, and anything else may
+in memory. It differs from the real kernel on purpose: a write may be refused, and anything else may
 happen before it. Rules: ``proxy.backends.cgroup.fake.cpuset_rules``.
 """
 
@@ -38,7 +38,7 @@ def bits_of(text: str) -> int:
     """Return the ids of a list.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a list of ids.
     """
     if text not in _BITS:
         _BITS[text] = CpuSet.parse(text.strip()).bits
@@ -125,7 +125,7 @@ class Kernel:
     # -- groups -------------------------------------------------------------------------------------------
 
     def make(self, path: str) -> Group:
-        """Make a group and those above it, where they are missing."""
+        """Make a group and those above it, unless they exist."""
         group = self.root
         for part in path.split("/"):
             below = group.children.get(part)

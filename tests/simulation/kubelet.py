@@ -57,7 +57,7 @@ class Trip:
         body: What was forwarded; None while it is held.
         gone: The client does not wait any more.
         gone_at: Since when.
-        undecided: It was forwarded as it came: the daemon did not know the node, or the node is released.
+        undecided: It was forwarded unchanged: the daemon did not know the node, or the node is released.
         chosen: The CPUs that the daemon has chosen for the pod whose sandbox it makes.
     """
 

@@ -19,7 +19,7 @@ from tests.simulation.clock import Entry, Schedule
 LATENESS_S = 2e-5
 """A timer fires later than it is due: the clock then shows that its time has passed."""
 TURNS = 100_000
-"""More callbacks in one turn mean that they call each other for ever."""
+"""More callbacks in one turn mean that they call each other without end."""
 
 
 class ReadyCallback:

@@ -49,7 +49,7 @@ class NodeOptions:
     Attributes:
         machine: Sockets, NUMA nodes in each, cores in each, threads of each.
         version: Of cgroups.
-        watches: How many cpusets the kernel watches; 0 where it watches none.
+        watches: How many cpusets the kernel watches; 0 if it watches none.
         events: Whether the runtime sends events.
         uevents: Whether the kernel reports CPUs that go.
         kept: CPUs below this number are never named by the scheduler, and never go.
@@ -105,7 +105,7 @@ class Node:
         daemon: The daemon that lives now; None between two.
         formers: Those that were replaced, and still have calls to relay.
         lives: How many daemons were started.
-        rules: What the configuration says of the node, beside the machine.
+        rules: What the configuration says about the node, in addition to the machine.
     """
 
     def __init__(self, seed: int, options: NodeOptions | None = None, rates: Rates | None = None) -> None:
@@ -222,7 +222,7 @@ class Node:
         self.daemon = Daemon(self)
 
     def succeed(self, former: Daemon, quiet: bool, relayed: list[RelayedCall]) -> None:
-        """Start a daemon that continues where another one has handed over, which ends its calls."""
+        """Start the successor of a daemon that has handed over, and later end the former process."""
         if self.daemon is not former:
             return
         self.lives += 1
@@ -236,7 +236,7 @@ class Node:
     def _end_former(self, former: Daemon) -> None:
         """End a process that was replaced; its successor finds its connection closed.
 
-        One that reports for an older one, which still relays, waits for it (``Daemon.finish_calls``).
+        A process that reports for an older one, which still relays, waits for it (``Daemon.finish_calls``).
         """
         if former not in self.formers:
             return
@@ -308,7 +308,7 @@ class Node:
         """Let nothing new happen, and check that every promise is met.
 
         Raises:
-            ViolationError: Something did not.
+            ViolationError: A promise is broken.
         """
         self.schedule.note("calm")
         self.faults.calm = True

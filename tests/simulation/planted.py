@@ -38,7 +38,7 @@ from tests.simulation.kernel import SimulatedFiles
 
 Patches = Iterator[tuple[Any, str, Any]]
 OFTEN = 40
-"""One of so many is affected where a fault would be too easy to find, or would stop everything else."""
+"""One in this many is affected if a fault would be too easy to find, or would stop everything else."""
 
 
 def _nothing(*_args: Any, **_more: Any) -> None:
@@ -126,7 +126,7 @@ def repair_skipped() -> Patches:
 
 
 def call_forgotten() -> Patches:
-    """A call is held for ever now and then."""
+    """A call is held without end now and then."""
     release, released = InterceptedCall.release, [0]
 
     def forgetful(call: Any, body: bytes | None = None, suffix: bytes = b"") -> None:
@@ -172,7 +172,7 @@ def grown_before_commit() -> Patches:
 
 
 def reload_undone() -> Patches:
-    """What a reload has changed while creates were under way is as before when one of them is answered."""
+    """The answer to a create undoes what a reload has changed since the last decision about one."""
     created, place = ContainerLifecycle.created, CreateDecisions.place
     nodes: dict[int, Any] = {}
 
@@ -216,17 +216,17 @@ def held_calls_kept() -> Patches:
 
 
 def relayed_calls_forgotten() -> Patches:
-    """A daemon does not know which calls the one that it has replaced still relays."""
+    """A daemon does not know which calls its predecessor still relays."""
     yield FormerCalls, "expect", _nothing
 
 
 def relayed_sandboxes_forgotten() -> Patches:
-    """A daemon does not know which sandboxes the one that it has replaced still has made."""
+    """A daemon does not know which sandboxes are made by calls that its predecessor still relays."""
     yield FormerCalls, "sandboxes", frozenset()
 
 
 def written_while_released() -> Patches:
-    """Comparisons repair cpusets also while the node is released."""
+    """Reconciles repair cpusets also while the node is released."""
 
     def applies(state: Any, pod: Any) -> bool:
         return state.mode is NodeMode.RELEASED or applies_to(state, pod)

@@ -7,7 +7,7 @@ What is checked when:
   program does is repaired, and that is checked when the node is calm);
 - each create that is forwarded with CPUs of its own: its record is in the ledger;
 - each call: it is decided in time, and not by a daemon that was replaced;
-- each start of a daemon: the ledger holds every record that was written; each comparison afterwards: no owner
+- each start of a daemon: the ledger holds every record that was written; each reconcile afterwards: no owner
   has lost its CPUs;
 - the end of a release: every container has in the kernel and at the runtime what it would have without the
   daemon, which writes no cpuset from then on;
@@ -273,7 +273,7 @@ class Promises:
         return union(role.given) | role.replacement
 
     def _end_move(self, container: Container) -> None:
-        """Forget the other CPUs of a move whose daemon has ended, where the ledger has no record of it.
+        """Forget the other CPUs of a move whose daemon has ended, if the ledger has no record of it.
 
         Then no daemon keeps both sets free: the placement counts. A move of another owner may be under way.
         """
@@ -301,7 +301,7 @@ class Promises:
                 )
 
     def _found_as_planned(self, owner: str, cpus: int) -> int:
-        """Return the CPUs of an owner, where another program may have written the planned set.
+        """Return the CPUs of an owner; another program may have written the planned set.
 
         The daemon reads its cgroup and need not write it. Until then it has those of the last trusted write.
         """

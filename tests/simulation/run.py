@@ -106,7 +106,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the command; exit code 1 where a promise is broken."""
+    """Run the command; exit code 1 if a promise is broken."""
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of texts is part of a run
         os.execve(
             sys.executable,

@@ -1,7 +1,7 @@
 """The simulated container runtime: what it has, what it does with calls, and the events that it sends.
 
-It does what containerd and runc do as far as the daemon can notice: a create saves a cpuset, a start makes
-the cgroup with what is saved, an update saves and writes, a container's cgroup is gone when it has ended.
+To the daemon it behaves like containerd and runc: a create saves a cpuset, a start makes the cgroup with the
+saved cpuset, an update saves and writes, a container's cgroup is gone when it has ended.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SimulatedContainer:
         cpus: The cpuset that is saved.
         asked: The client's resources.
         begun: Its program is being executed (``RUNNING`` says what the runtime answers).
-        undecided: The daemon forwarded the call that brought the saved cpuset as it came.
+        undecided: The daemon forwarded the call that brought the saved cpuset unchanged.
         to_report: The event of its exit that is not sent yet.
     """
 
@@ -82,8 +82,8 @@ class SimulatedRuntime:
 
     Attributes:
         up: Whether it answers.
-        undecided: What it does now was asked for by a call that the daemon forwarded as it came.
-        events: Where the events of the daemon that lives now are put; None where none listens.
+        undecided: The daemon forwarded the call that is being executed unchanged.
+        events: Where the events of the daemon that lives now are put; None if none listens.
     """
 
     def __init__(self, node: Node) -> None:

@@ -1,6 +1,6 @@
 """The daemon's threads in the simulation: jobs are entries of the schedule, in the order of their worker.
 
-A job runs at one moment, but other things may happen in the middle of it: whatever it asks for may take time
+A job runs at one moment, but other things may happen in the middle of it: whatever it calls may take time
 (``Node.elapse``), and meanwhile the event loop and other workers continue.
 
 ``Listener`` stands for the one thread that the daemon starts itself, the reader of the runtime's events: it
@@ -170,7 +170,7 @@ class ListenerEvent:
 
 
 class Threading:
-    """Stands for the module ``threading`` where the daemon starts a thread itself."""
+    """Stands for the module ``threading`` in the code of the daemon that starts a thread itself."""
 
     Thread = Listener
     Event = ListenerEvent

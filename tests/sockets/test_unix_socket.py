@@ -189,7 +189,7 @@ def test_a_file_that_is_not_a_socket_is_kept(at: Path, runtime: Path, make, mess
     before = at.lstat()
     with pytest.raises(CannotCreateError, match=message):
         open_listener(at, runtime)
-    after = at.lstat()  # not its time of access: looking where a link leads is one
+    after = at.lstat()  # not its access time: to read a link changes it
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (
         before.st_ino,
         before.st_mode,

@@ -108,7 +108,7 @@ def test_the_service_cannot_write_its_configuration_and_its_hooks() -> None:
 
 
 def test_examples_are_not_active_where_the_directory_is_copied() -> None:
-    """systemd reads UNIT.d beside a unit, and UNIT.wants; it does not read examples/UNIT.d."""
+    """systemd reads UNIT.d next to a unit, and UNIT.wants; it does not read examples/UNIT.d."""
     special = re.compile(r".*\.(d|wants|requires|upholds)")
     directories = [path.name for path in UNITS.iterdir() if path.is_dir() and special.fullmatch(path.name)]
     assert directories == ["tmpfiles.d"]  # no unit has this name
@@ -155,7 +155,7 @@ def test_the_interpreter_imports_only_what_is_installed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_the_exposure_of_the_unit_stays_low(tmp_path: Path) -> None:
-    """The checkout's directory is rated, so that a drop-in beside the unit would count."""
+    """A copy of the whole directory is rated, so that a drop-in next to the unit would count."""
     copied = tmp_path / "systemd"
     shutil.copytree(UNITS, copied)
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "./topoproxy.service"]

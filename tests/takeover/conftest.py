@@ -66,7 +66,7 @@ class PlayedKubelet:
         )
 
     def start(self, policy: str = "static", options: dict[str, str] | None = None) -> None:
-        """Start; raise where the real kubelet would exit and its supervisor would restart it without end."""
+        """Start; raise if the real kubelet would exit and its supervisor would restart it without end."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.configure(policy, options)
         self.options = options or {}

@@ -193,7 +193,7 @@ class Takeovers(RuleBasedStateMachine):
         if record.stage is TakeoverStage.FINISHED and file.policy != record.target:
             assert self.act(lambda r, s: finish(r, s, r.target, with_running=True, force=False), 0)
         policy = record.target if record.stage is TakeoverStage.FINISHED else "static"
-        self.kubelet.start(policy)  # raises where it would crash-loop
+        self.kubelet.start(policy)  # raises if it would crash-loop
         given = CpuSet()
         for pod in self.kubelet.held.values():
             (cpus,) = pod.values()

@@ -74,7 +74,7 @@ def stop_kubelet(node: Any) -> None:
 
 
 def start_kubelet(node: Any, policy: str) -> None:
-    """Start kubelet; raises where kubelet would crash-loop."""
+    """Start kubelet; raises if kubelet would crash-loop."""
     node.kubelet.start(policy)
     node.kubelet_runs(runs=True)
 

@@ -1,4 +1,4 @@
-"""The writer: when the record and the file are written, and the errors where they cannot be."""
+"""The writer: when the record and the file are written, and the errors if that fails."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class DaemonNode:
         return await asyncio.to_thread(work)
 
     def cpus(self, container_id: str) -> str:
-        """Return the CPUs of the container's cgroup as a list, or "" where it has no cgroup."""
+        """Return the CPUs of the container's cgroup as a list, or "" if it has no cgroup."""
         path = self.cgroups.find("", container_id)
         return "" if path is None else str(self.cgroups.read(path).cpus)
 
@@ -127,7 +127,7 @@ def temporary_node(make: Callable[[Path], AnyNode] = DaemonNode) -> Iterator[Any
 
 
 def join_left_threads() -> None:
-    """Wait for threads that daemons left behind at their end: they still write where files are removed next.
+    """Wait for threads that daemons left behind at their end: they still write files that are removed next.
 
     On a busy machine, a step of the shutdown that usually takes milliseconds does not end in time.
     """

@@ -67,7 +67,7 @@ class PlayedPlugin:
 
     def start(self) -> PlayedPlugin:
         """Serve on the socket; one that is there is replaced."""
-        self.stop()  # gRPC removes the path of a server that ends, also where another one has it by then
+        self.stop()  # gRPC removes the path of a server that ends, even if another one has it by then
         self.path.unlink(missing_ok=True)
         self._server = server = grpc.server(ThreadPoolExecutor(8))
         unary = grpc.unary_unary_rpc_method_handler

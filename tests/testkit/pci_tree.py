@@ -32,7 +32,7 @@ class PciTree:
             ids: Vendor and product.
             driver: Its driver; empty for none.
             names: Directories inside it, such as ``net/eth1``.
-            physical: Address of its physical function, where it is a virtual one.
+            physical: Address of its physical function, if it is a virtual one.
         """
         directory = self.sysfs / f"devices/pci0000:00/{address}"
         directory.mkdir(parents=True)

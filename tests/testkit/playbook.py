@@ -3,9 +3,9 @@
     playbook = Playbook(reservation)
     assert playbook >> LedgerWritten() << AwaitInflight(CpuSet.parse("0-1"))
 
-``>>`` has an event happen, ``<<`` names the next effect. Every effect must be named before the next event,
-and before the end, where ``playbook`` is asked whether it is true. Other states than reservations come with
-their ``step``.
+``>>`` makes an event happen, ``<<`` names the next effect. Every effect must be named before the next event,
+and before the end, when ``assert`` tests whether ``playbook`` is true. States other than reservations come
+with their ``step``.
 """
 
 from __future__ import annotations

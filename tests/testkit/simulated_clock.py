@@ -27,7 +27,7 @@ class _ClockSelector(selectors.DefaultSelector):
 
 
 class ClockLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time advances to the next timer as soon as nothing else is to be done."""
+    """An event loop whose time advances to the next timer as soon as there is nothing else to do."""
 
     def __init__(self) -> None:
         self._clock = _ClockSelector()

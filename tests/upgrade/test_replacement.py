@@ -1,4 +1,4 @@
-"""What ``topoproxy upgrade --now`` reports where no process has replaced the daemon in time."""
+"""What ``topoproxy upgrade --now`` reports if no process has replaced the daemon in time."""
 
 from __future__ import annotations
 

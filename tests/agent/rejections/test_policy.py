@@ -161,7 +161,7 @@ def test_the_pauses_between_pods_of_one_controller_grow() -> None:
 
 
 def test_a_pod_without_a_controller_is_tried_again_at_growing_pauses() -> None:
-    """Its eviction may be refused each time; other pods must not wait for it."""
+    """The eviction of a pod may be refused each time; other pods must not wait for it."""
     settings, done, now = replace(EVICT, without_controller=True), NOTHING, 0.0
     for number in range(4):
         found = decided(rejection(), pod=PodAtServer(), settings=settings, done=done, now=now)

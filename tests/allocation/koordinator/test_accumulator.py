@@ -1,4 +1,4 @@
-"""The accumulator where the tables do not reach: its own rules, odd machines, and random requests."""
+"""The accumulator in cases that the tables do not cover: its own rules, odd machines, random requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that the kernel has moved away, on the kernel's own v1 hierarchies where there are any."""
+"""Tasks that the kernel has moved away, on the kernel's own v1 hierarchies if there are any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The channel to a socket of kubelet's, where the other side is slow."""
+"""The channel to a socket of kubelet if the other side is slow."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def test_a_compaction_that_fails_loses_nothing(home: Path, monkeypatch: pytest.M
 
 
 class Killed(BaseException):
-    """Raised in the place of the end of the process."""
+    """Raised instead of ending the process."""
 
 
 @pytest.mark.parametrize("step", ["open", "write", "fsync", "replace", "after"])

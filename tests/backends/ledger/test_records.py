@@ -46,7 +46,7 @@ def test_a_lone_surrogate_is_stored_as_text_beside_the_other_records(
 def test_every_stored_text_can_be_encoded_by_readers_that_know_no_escape(
     ledger: FileLedger, tmp_path: Path
 ) -> None:
-    """Earlier readers store what they read as UTF-8 without escapes, and do not start where that fails."""
+    """Earlier readers store what they read as UTF-8 without escapes, and do not start if that fails."""
     ledger.write({"p/one": {"problem": SURROGATE, "\udfff": ["\ud83d\ude00", "é", "\\ud800"]}})
     ledger.close()
     found = recover((tmp_path / "ledger.jsonl").read_bytes(), "m1").entries

@@ -25,5 +25,5 @@ def check(case: Case, topologies: Topologies) -> Outcome:
 
 
 def _cpu(found: Hints) -> object:
-    """Return the hints for CPUs; upstream does not distinguish two kinds of nothing."""
+    """Return the hints for CPUs; upstream does not distinguish null from an empty list."""
     return shown(found).get("cpu") or []

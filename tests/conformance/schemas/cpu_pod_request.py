@@ -1,4 +1,4 @@
-"""Whole CPUs that a pod wants."""
+"""The whole CPUs that a pod requests."""
 
 from __future__ import annotations
 

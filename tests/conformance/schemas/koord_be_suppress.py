@@ -35,7 +35,7 @@ def check(case: Case, _: Topologies) -> Outcome:
 def _budget(case: Case) -> Outcome:
     kept, _ = reservation(case.optional("node_annotations", dict, {}))
     pods = noderules.pods(case)
-    # A host application is to the budget what a pod is; it is BE only inside the group that is limited.
+    # The budget counts a host application like a pod; it is BE only inside the group that is limited.
     apps, used = noderules.pods(case, "host_apps"), case.optional("host_app_used", dict, {})
     be_apps = {
         app["name"]

@@ -8,7 +8,7 @@ from tests.oracles.koordinator_hook import changes, decide, decide_host_app
 from tests.oracles.koordinator_rule import NodeRule, updated
 
 _BESTEFFORT = "kubepods.slice/kubepods-besteffort.slice"
-"""Pods of the files ask for nothing, so that is where they are."""
+"""The parent of pods without a cgroup parent: the pods of the files request nothing."""
 
 
 def check(case: Case, _: Topologies) -> Outcome:
@@ -30,7 +30,7 @@ def _container(case: Case) -> Outcome:
 def _host_app(case: Case) -> Outcome:
     expected = (case.optional("error", bool, default=False), case.expected())
     request = case.optional("request", dict)
-    if request is None:  # nothing asks
+    if request is None:  # there is no host application
         return Outcome(expected, (False, None))
     answer = decide_host_app(noderules.rule(case), request["name"], request["qos"])
     return Outcome(expected, (answer.row == 0, answer.upstream))

@@ -38,7 +38,7 @@ def _reserved(case: Case) -> Outcome:
 
 def _system(case: Case) -> Outcome:
     found, problem = system_qos(_annotations(case))
-    # A CPU list that is none is reported too, but the annotation as such was readable.
+    # An invalid CPU list is reported too, but the annotation itself was readable.
     fails = bool(problem) and not found.text
     reported = None if fails or case.fields.get("annotations") is None else found.data()
     return Outcome((_fails(case), case.expected()), (fails, reported))

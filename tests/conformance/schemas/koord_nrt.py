@@ -56,7 +56,7 @@ def _rows(case: Case) -> tuple[PodRow, ...]:
 
 
 def _file(case: Case) -> Checkpoint | None:
-    """Read the checkpoint of a case; a file that is not there, or empty, is none."""
+    """Read the checkpoint of a case; None if the file is missing or empty."""
     content = case.optional("state_file", str, "")
     return read_cpu(content) if content else None
 

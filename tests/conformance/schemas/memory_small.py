@@ -1,4 +1,4 @@
-"""Parts of the memory manager: what a pod asks for, and masks at odds with what nodes serve."""
+"""Parts of the memory manager: what a pod requests, and masks that contradict what nodes serve."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where we differ from kubelet on purpose: the distributing allocator's two faults.
+"""Intended differences from kubelet: the distributing allocator's two faults.
 
 ``upstream`` is what kubelet 1.36 answers (null: it never does); ``expected`` is the answer with choices kept
-as values and rounds that end. Ours has to be the latter, and so not the former.
+as values and rounds that end. Our answer must equal ``expected``, and so differ from ``upstream``.
 """
 
 from __future__ import annotations

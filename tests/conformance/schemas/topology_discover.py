@@ -1,8 +1,8 @@
-"""What CPUs hang together how: cAdvisor's machine description in, counts and rows out.
+"""The topology of CPUs: cAdvisor's machine description in, counts and rows out.
 
-The description is put into our own words and read by the code that reads machine files; the answer is what
-the allocators see of it. Ours names sockets and caches by their lowest CPU, kubelet by the numbers that it
-was reported, so these names are put back before the comparison.
+The description is converted to a machine file and read by the code that reads machine files; the answer is
+what the allocators see of it. topoproxy names sockets and caches by their lowest CPU, kubelet by the reported
+numbers, so the names are converted to those numbers before the comparison.
 """
 
 from __future__ import annotations
