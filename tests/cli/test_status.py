@@ -93,7 +93,7 @@ def test_a_wrong_socket_is_an_error(tmp_path: Path) -> None:
 
 
 class Readiness:
-    """The answers of a daemon that is ready after so many queries of ``/readyz``."""
+    """The answers of a daemon that is ready after this number of queries of ``/readyz``."""
 
     def __init__(self, after: int) -> None:
         self.after = after

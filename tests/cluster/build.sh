@@ -5,7 +5,7 @@
 #   sh tests/cluster/build.sh [kube-apiserver kube-scheduler kube-controller-manager kubelet]
 #
 # On success the last line of standard output is the directory for TOPOPROXY_CLUSTER, and a second run finds it there
-# at once. Where it cannot be built, the reason goes to standard error and the exit status is 1. KUBERNETES names
+# at once. If it cannot be built, the reason goes to standard error and the exit status is 1. KUBERNETES names
 # another release; TOPOPROXY_CLUSTER_LIMIT bounds the time (seconds).
 set -eu
 

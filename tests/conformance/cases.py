@@ -84,7 +84,7 @@ class Case:
         """Return a field that holds a Linux list of CPUs.
 
         Raises:
-            BadCaseError: It is missing, or no such list.
+            BadCaseError: It is missing, or is not such a list.
         """
         text = self.value(name, str)
         try:

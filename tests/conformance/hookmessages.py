@@ -51,7 +51,7 @@ def message(kind: type[_M], raw: object) -> _M:
 
 
 def shown(one: Message) -> dict[str, Any]:
-    """Write a message so that it can be compared: only what is not empty."""
+    """Write a message so that it can be compared: only the fields that are not empty."""
     plain: dict[str, Any] = _lean(MessageToDict(one, preserving_proto_field_name=True))
     return plain
 

@@ -3,7 +3,7 @@
 #
 #   sh tests/deploy/build_helm.sh
 #
-# On success the last line of standard output is the program, and a second run finds it there at once. Where it cannot
+# On success the last line of standard output is the program, and a second run finds it there at once. If it cannot
 # be built, the reason goes to standard error and the exit status is 1. HELM names another release; TOPOPROXY_HELM_LIMIT
 # bounds the time (seconds).
 set -eu

@@ -128,7 +128,7 @@ class Daemon:
         return int(self.status()["counters"].get("passes", 0))
 
     def compared(self, times: int = 2, check: Callable[[], None] = lambda: None) -> None:
-        """Wait until so many reconciles have begun and ended; call the check repeatedly meanwhile."""
+        """Wait until this number of reconciles has begun and ended; until then, call the check repeatedly."""
         goal = self.passes() + times + 1  # one may be in progress
 
         def done() -> bool:

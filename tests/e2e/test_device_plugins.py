@@ -117,7 +117,7 @@ class DeviceNodes:
         return found.get(resource, 0)
 
     def served(self, count: int, resource: str = DEVICE) -> None:
-        """Wait until the daemon knows so many healthy devices."""
+        """Wait until the daemon knows this number of healthy devices."""
         wait_for(f"{count} devices", lambda: self.healthy(resource) == count, limit=PATIENCE_S)
 
     def holders(self) -> dict[str, list[str]]:

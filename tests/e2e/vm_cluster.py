@@ -128,7 +128,7 @@ class Cluster:
         return last[0]
 
     def settled(self, app: str, running: int, waiting: int) -> list[Json]:
-        """Wait until so many pods run, and so many have found no node; returns those that run."""
+        """Wait until these numbers of pods run and have found no node; returns those that run."""
 
         def running_pods() -> list[Json]:
             pods = self.pods(app)

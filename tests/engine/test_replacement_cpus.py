@@ -114,7 +114,7 @@ SINGLE, RESTRICTED = TopologyPolicy.SINGLE_NUMA_NODE, TopologyPolicy.RESTRICTED
 def test_under_a_strict_policy_replacements_are_on_few_numa_nodes_where_all_cpus_are_offline(
     policy: TopologyPolicy, full: bool, own: str, taken: str, replacements: str
 ) -> None:
-    """The memory may be on both NUMA nodes, as if memory did not follow the CPUs."""
+    """The memory may be on both NUMA nodes: memory does not always follow the CPUs."""
     holder = owner("a", CpuSet.parse(own))
     holder = changed_copy(holder, placement=changed_copy(holder.placement, mems=Mask([0, 1])))
     others = owner("b", CpuSet.parse(taken))

@@ -87,7 +87,7 @@ def test_a_cgroup_that_a_start_makes_is_searched_for_again_once_the_container_ru
 def test_a_fence_that_an_earlier_run_has_left_keeps_no_container_from_more_cpus(
     tmp_path: Path, count: int
 ) -> None:
-    """It stays while it holds what is planned, and makes way one write later, also for a start."""
+    """The fence stays while it has all planned CPUs; the next write widens it, also at a start."""
     cgroups = FakeCgroups(tmp_path, MACHINE.online, Mask((0,)), 2)
     pod = Pod("s", "u", "ns", "p", cgroup_parent="/kubepods/podu")
     keys = [f"c{number}" for number in range(count)]

@@ -9,7 +9,7 @@ from proxy.pools.published_pools import NodePool
 
 
 def without(pools: Iterable[NodePool], cpus: CpuSet) -> tuple[NodePool, ...]:
-    """Remove CPUs from pools; what is emptied stays as an empty part."""
+    """Remove CPUs from pools; a pool without CPUs stays as an empty part."""
     return tuple(NodePool(pool.socket, pool.node, pool.cpus - cpus) for pool in pools)
 
 

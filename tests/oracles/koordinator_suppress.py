@@ -17,7 +17,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statuses:
-    """The state of both modes; None if nothing was done yet: an earlier program may have left something."""
+    """The state of both modes; None if nothing was done yet: other programs may have left something."""
 
     cpuset: Status | None = None
     quota: Status | None = None

@@ -45,7 +45,7 @@ class Schedule:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> Entry:
-        """Schedule something in so many seconds."""
+        """Schedule something after this number of seconds."""
         entry = Entry(self.now + seconds, callback, args)
         self._made += 1
         heapq.heappush(self._heap, (entry.when, self._made, entry))

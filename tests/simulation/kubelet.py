@@ -33,7 +33,7 @@ LOST = -1
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for so many seconds."""
+    """Wait for some seconds."""
 
     seconds: float
 
@@ -127,7 +127,7 @@ def _words(method: str, body: bytes) -> str:
 
 
 def _limits(cpus: int) -> pb.LinuxContainerResources:
-    """Return what requests so many whole CPUs."""
+    """Return resources that request this number of whole CPUs."""
     return pb.LinuxContainerResources(cpu_shares=1024 * cpus, cpu_quota=100_000 * cpus, cpu_period=100_000)
 
 

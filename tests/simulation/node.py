@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from proxy.executor.former_calls import RelayedCall
 
 DEPTH = 3
-"""So many jobs may be in the middle of something at once; those beyond continue without a break."""
+"""How deeply jobs may interrupt each other; further jobs continue without a break."""
 REPLACED_S = (1.0, 5.0, 30.0)
 """How long a daemon that was replaced has for its calls, if it is not killed before."""
 CALM_EVERY = 2500
@@ -282,7 +282,7 @@ class Node:
     # -- the run ------------------------------------------------------------------------------------------
 
     def run(self, events: int) -> None:
-        """Run until so many events were delivered, with moments of calm, and end calm.
+        """Run until this number of events was delivered, with moments of calm, and end calm.
 
         Raises:
             ViolationError: A promise is broken.

@@ -1,4 +1,4 @@
-"""The command: simulate nodes from a seed, in a few processes, until so many events were delivered."""
+"""The command: simulate nodes from a seed, in a few processes, until enough events were delivered."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def simulate(seed: int, events: int) -> Outcome:
 
 
 def work(seed: int, worker: int, events: int, epoch_events: int = EPOCH) -> Outcome:
-    """Simulate one node after the other, until so many events were delivered or a promise is broken."""
+    """Simulate one node after the other, until enough events were delivered or a promise is broken."""
     gc.freeze()
     total, traces, epoch = Outcome(), hashlib.blake2b(digest_size=16), 0
     while total.events < events:

@@ -1,8 +1,8 @@
 """Rules of the layers that imports alone do not show; ``make lint`` runs this after import-linter.
 
 The pure packages are those of the contract in ``pyproject.toml``. They import modules of ``ALLOWED`` only,
-wait for nothing, call no built-in function that reads or writes, and assign no variable of their module. The
-state of the node is replaced by the store alone, and so is what is in it.
+wait for nothing, call no built-in function that reads or writes, and assign no variable of their module. Only
+the store replaces the state of the node and the values in it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ALLOWED = {
     *("hashlib", "heapq", "itertools", "json", "math", "operator", "re", "struct", "typing", "weakref"),
     *("hpack", "msgspec", "proxy"),
 }
-"""What computes on values. ``proxy`` is for import-linter: it also follows indirect imports."""
+"""Packages that only compute. ``proxy`` is checked by import-linter, which also follows indirect imports."""
 INPUT_OUTPUT = frozenset({"open", "print", "input", "exec", "eval", "compile", "breakpoint", "__import__"})
 WAITS = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
 HOLDERS = ("executor", "_executor", "store", "_store", "context", "_context")
-"""Names under which the code has what holds the state."""
+"""The names that the code uses for objects that hold the state."""
 FIELDS = {*NodeState.__struct_fields__, *RuntimeKnowledge.__struct_fields__, *InflightCalls.__struct_fields__}
 MUTATING = ("add", "append", "clear", "discard", "extend", "pop", "popitem", "remove", "setdefault", "update")
 
@@ -58,7 +58,7 @@ def impurities(source: str) -> Found:
 def assignments(source: str) -> Found:
     """Yield each assignment of the state that a module makes from outside of the store.
 
-    Also of what is in the state: its fields, the entries of these, and calls that change them in place.
+    Assignments of its fields and of their entries count, too, and calls that change them in place.
     """
     for tree in ast.walk(ast.parse(source)):
         changed: ast.expr | None = None

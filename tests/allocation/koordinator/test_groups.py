@@ -68,7 +68,7 @@ def test_whole_cores_by_node_and_by_socket() -> None:
     [
         (MOST, "", [12, 8, 9, 4, 0, 2, 3]),
         (LEAST, "", [0, 2, 3, 4, 8, 9, 12]),
-        (MOST, "5", [4, 0, 2, 3, 12, 8, 9]),  # the socket of what is taken comes first
+        (MOST, "5", [4, 0, 2, 3, 12, 8, 9]),  # the socket of the chosen CPU comes first
         (LEAST, "10", [8, 9, 12, 0, 2, 3, 4]),
         (LEAST, "5,10-11", [8, 9, 12, 0, 2, 3, 4]),
     ],

@@ -20,5 +20,5 @@ def check(case: Case, _: Topologies) -> Outcome:
     except ConfigError:
         got = "refused"
     if component == "cpu_static" and isinstance(got, dict) and isinstance(expected, dict):
-        got = {name: on for name, on in got.items() if on or name in expected}  # what is off is left out
+        got = {name: on for name, on in got.items() if on or name in expected}  # disabled ones are left out
     return Outcome(expected, got)

@@ -180,7 +180,7 @@ class Joined:
         return next((c.id for c in found if c.state == RUNNING), "")
 
     def running(self, app: str, count: int = 1, limit: float = PATIENCE_S) -> list[Json]:
-        """Wait until so many pods of a Deployment run on this node."""
+        """Wait until this number of pods of a Deployment runs on this node."""
 
         def found() -> list[Json]:
             pods = self.pods(app)
