@@ -291,7 +291,7 @@ def test_a_reload_that_is_refused_replaces_the_daemon(node: Node) -> None:
 
 
 def test_a_daemon_that_does_not_answer_is_restarted_with_the_new_settings(node: Node) -> None:
-    """It may have ended because of the former ones, to which a revert would return."""
+    """The daemon may have ended because of the former settings, to which a revert would return."""
     node.run("attached")
     node.configure("callTimeout: 3s\n")
     node.fault("reload --json", 69)

@@ -46,7 +46,7 @@ def waiting(bed: Bed) -> set[str]:
 
 
 def test_a_created_container_leaves_the_cpus_of_an_owner_before_its_start(calm_node: Node) -> None:
-    """Its cgroup exists, with a waiting runc process in it; at its start it has the current shared CPUs."""
+    """The container's cgroup exists, with a waiting runc process; it starts with the current shared CPUs."""
     node = calm_node
     early = node.create(node.pod("ls"))
     assert cpuset_of(early).cpus == ALL

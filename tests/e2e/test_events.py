@@ -131,7 +131,7 @@ def test_the_exit_of_an_exec_is_not_counted_as_an_exit_of_its_container(calm_nod
 
 
 def test_a_container_that_exits_at_once_releases_its_cpus(calm_node: Node) -> None:
-    """Its exit event may arrive before the response to its start."""
+    """The exit event of a container may arrive before the response to its start."""
     node = calm_node
     sharer = node.spawn("ls")
     wait_until_subscribed(node)

@@ -293,7 +293,7 @@ def test_cpus_that_a_hook_narrows_follow_the_pool_and_survive_crashes(
 
 
 def test_a_daemon_killed_during_a_hook_recovers(nodes: Callable[..., HookedNode]) -> None:
-    """It is killed before and after the create reaches the runtime: the state is correct in both cases."""
+    """A kill before or after the create reaches the runtime leaves a correct state."""
     node = nodes()
     node.put(
         "10-slow",

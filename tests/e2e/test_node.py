@@ -195,7 +195,7 @@ def test_a_container_that_exits_releases_its_cpus(node: Node) -> None:
 
 
 def test_a_created_container_starts_with_the_current_cpuset(node: Node) -> None:
-    """It has no cgroup before its start, so the runtime's saved spec must have the cpuset."""
+    """A container has no cgroup before its start, so the runtime's saved spec must have the cpuset."""
     waiting, batch = node.create(node.pod("ls")), node.create(node.pod("be"))
     owner = node.spawn("lse", LAST)
     node.start(waiting)

@@ -189,7 +189,7 @@ def test_a_create_of_an_owner() -> None:
 
 
 def test_the_pools_follow_the_create_of_an_observed_owner_at_once() -> None:
-    """It is forwarded as it is, and no reservation writes the containers whose plan has fewer CPUs now."""
+    """The create is forwarded unchanged; no reservation writes the containers that lose CPUs by the plan."""
     selection = PodSelection(Namespaces(("others",)))
     enforcing = structs.replace(SHARED.with_pod(LSE), mode=NodeMode.ENFORCE)
     play = scenario(handle(enforcing, EnforcementChanged(selection))[0])
@@ -378,7 +378,7 @@ def test_an_exited_container_releases_its_cpus_permanently() -> None:
 
 
 def test_a_container_that_runs_without_a_known_start_is_sent_its_cpus() -> None:
-    """Its start passed while the node was released, hung, and ended after the release was undone."""
+    """The start was forwarded while the node was released, hung, and ended after the release was undone."""
     created = changed_copy(SHARER, phase=Phase.CREATED)
     running = changed_copy(SHARER, phase=Phase.RUNNING)
     play = scenario(NodeState.of(NODE, [LS], [created]))

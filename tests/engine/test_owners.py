@@ -351,7 +351,7 @@ def test_cpus_are_kept_for_an_ended_container_that_may_return() -> None:
 
 
 def test_an_ended_container_of_the_same_pod_does_not_count() -> None:
-    """It may be an init container, which only kubelet can distinguish from a crashed container."""
+    """The ended container may be an init container; only kubelet can distinguish that from a crashed one."""
     state = state_of(changed_copy(DEFAULT, pod_limit=8))
     pod = pod_of("u", 8)
     state = ends(place(state.with_pod(pod), pod, "prepare", 0, whole(8), "c1").state, "c1")

@@ -117,7 +117,7 @@ def test_reserved_cpus_are_never_named(cpus: str, rule: AdmissionRule | None, qo
 
 
 def test_an_owner_keeps_cpus_that_are_reserved_later() -> None:
-    """Its container crashes and is created again after the Node object has reserved the CPUs."""
+    """The owner's container crashes and is created again after the Node object has reserved the CPUs."""
     pod = pod_of('{"cpuset":"4-5"}', "LSR", cri_request(2000))
     state = NodeState.empty(node_of()).with_pod(pod)
     plan = place(state, pod, "c", 0, cri_request(2000), "c1")
@@ -179,7 +179,7 @@ def test_the_limit_counts_beyond_256_cpus() -> None:
 @pytest.mark.parametrize("mode", ResourceStatusMode)
 @pytest.mark.parametrize("qos", ["LSR", "LSE"])
 def test_cpus_that_the_node_has_chosen_are_not_checked_again(qos: str, mode: ResourceStatusMode) -> None:
-    """They are not claimed by an annotation: a later reservation or a new count removes none of them."""
+    """No annotation claims these CPUs: a later reservation or a new count removes none of them."""
     chosen = changed_copy(
         pod_of("", qos, cri_request(1000)), cpuset=CpuSet([4, 5]), cpuset_chosen_locally=True
     )

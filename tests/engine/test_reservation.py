@@ -138,7 +138,7 @@ class TestCreate:
         )  # fmt: skip
 
     def test_a_refused_container_that_may_use_the_cpus_does_not_block_the_create(self) -> None:
-        """It is desired there: a hook was allowed to give it CPUs that have an owner."""
+        """The container is meant to be there: a hook was allowed to give it CPUs that have an owner."""
         assert (
             at_barrier(ReservationKind.CREATE)
             >> refused(errno.EACCES) << RequestReconcile() << ReadCpusets(("ls",))

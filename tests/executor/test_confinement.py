@@ -194,7 +194,7 @@ def test_the_start_of_an_owner_names_no_other_pod(run_scenario: Callable[..., No
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_write_of_runc_is_narrowed_at_once(run_scenario: Callable[..., None], *, watched: bool) -> None:
-    """The same without reports of writes by the kernel: then the group is polled."""
+    """If the kernel does not report writes, the group is polled."""
 
     async def scenario(world: Any) -> None:
         writes = with_reported_writes(world) if watched else None

@@ -192,7 +192,7 @@ def test_knowledge_of_a_container_ends_with_it() -> None:
 
 
 def test_containers_leave_owned_cpus_before_the_owner_is_written() -> None:
-    """As after a crash: the ledger assigns an owner CPUs that other containers still use."""
+    """After a crash the ledger may assign an owner CPUs that other containers still use."""
     written: list[str] = []
 
     class Ordered(Cgroups):

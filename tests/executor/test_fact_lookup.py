@@ -286,7 +286,7 @@ def test_an_entry_with_the_last_shared_cpu_is_reported_and_ignored(node, kubelet
 
 
 def test_a_running_container_with_new_cpus_of_kubelet_stays(node, kubelet) -> None:
-    """If its state file was deleted, kubelet assigns CPUs again, also to running containers."""
+    """If kubelet's state file was deleted, kubelet assigns CPUs again, also to running containers."""
 
     async def scenario(world: Any) -> None:
         kubelet.gives("g", c="2-3")

@@ -482,7 +482,7 @@ def test_the_comparison_survives_an_unexpected_error(run_scenario, error: Except
 
 
 def test_the_runtime_sync_survives_an_unexpected_error(run_scenario) -> None:
-    """The same for the runtime sync: an unexpected exception ended it."""
+    """An unexpected exception ended the runtime sync."""
 
     async def scenario(world: Any) -> None:
         runtime_sync = world.make_runtime_sync()
@@ -637,7 +637,7 @@ def test_observe_mode_never_refuses_because_the_runtime_was_not_compared(run_sce
 
 
 def test_observe_mode_never_refuses_because_of_an_internal_fault(run_scenario, monkeypatch) -> None:
-    """The same for an internal error."""
+    """LSE pods are refused after an internal error, although nothing should change."""
 
     async def scenario(world: Any) -> None:
         monkeypatch.setattr(world.executor.creates, "place", lambda *_: 1 / 0)

@@ -61,7 +61,7 @@ def test_no_container_grows_before_unrecorded_owners_are_known(run_scenario: Cal
 
 
 def test_postponed_writes_are_done_after_the_first_reconcile(run_scenario: Callable[..., None]) -> None:
-    """Also those of containers that the first reconcile has already handled."""
+    """The first reconcile may have handled the container already."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))

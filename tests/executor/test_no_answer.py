@@ -162,7 +162,7 @@ def test_the_group_of_a_pod_is_widened_before_an_owner_starts_where_the_kernel_r
 def test_the_group_of_a_pod_of_an_earlier_daemon_is_widened_before_any_start(
     run_scenario: Callable[..., None], again: bool
 ) -> None:
-    """That daemon may have left a fence around the pod."""
+    """The earlier daemon may have left a fence around the pod."""
 
     async def scenario(world: Any) -> None:
         world.cgroups.version = 2
@@ -186,7 +186,7 @@ def test_the_group_of_a_pod_of_an_earlier_daemon_is_widened_before_any_start(
 def test_an_update_that_was_in_flight_at_a_crash_is_waited_for(
     run_scenario: Callable[..., None], known: bool
 ) -> None:
-    """Also if the ledger is lost, and the container is adopted from the list."""
+    """Even if the ledger is lost, and the container is adopted from the list."""
 
     async def scenario(world: Any) -> None:
         ls = await world.run(await world.pod("ls", "LS"))

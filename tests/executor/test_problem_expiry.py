@@ -86,7 +86,7 @@ def test_problems_of_pods_do_not_displace_others() -> None:
 
 
 def test_failures_of_a_hook_do_not_displace_others() -> None:
-    """Their reasons quote pods, whose authors can cause as many as they like."""
+    """The reasons of failures quote pods, whose authors can cause any number of them."""
     problems = Problems(lambda: 0.0)
     problems.note("of the node", {})
     for number in range(2 * LIMIT):

@@ -323,7 +323,7 @@ def test_victims_make_room_on_one_numa_node() -> None:
 
 
 def test_other_requests_are_answered_during_a_search_for_victims(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends after its time: what was not examined by then is left out of the answer."""
+    """The search has a time limit; nodes that were not examined by then are left out of the answer."""
 
     async def test(bed: Bed) -> None:
         names = [f"v{number}" for number in range(20)]

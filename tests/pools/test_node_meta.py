@@ -37,7 +37,7 @@ def test_metadata_is_read_alone_and_in_an_object() -> None:
 
 
 def test_a_node_object_is_nested_as_deep_and_is_as_long_as_it_may() -> None:
-    """It comes from the API server, or from a file of the operator: only annotations have limits."""
+    """A Node object comes from the API server or a file of the operator: only annotations have limits."""
     deep = json.loads("[" * 40 + "]" * 40)
     assert node_meta(json.dumps({**WHOLE, "spec": deep})) == node_meta(json.dumps(WHOLE))
     long = {"metadata": {"name": "n1", "annotations": {"c": "d" * 300_000}}}

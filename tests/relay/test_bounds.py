@@ -445,7 +445,7 @@ def test_a_body_that_grows_by_a_suffix_releases_its_memory_budget(size):
 
 
 def test_a_body_that_is_counted_nowhere_else_is_refused_itself():
-    """Not only for lack of budget: the newest stream may not be counted for its connection yet."""
+    """The budget may suffice: the newest stream may not be counted for its connection yet."""
     crowded = []
 
     class Uncounted:

@@ -884,7 +884,7 @@ def test_the_session_records_that_a_client_has_acknowledged_its_goaway():
 
 
 def test_a_ping_of_the_client_with_the_sessions_content_passes():
-    """It is no answer: the client has not seen the GOAWAY yet, and waits for an answer of its own."""
+    """The client has not seen the GOAWAY yet: its ping is not an answer, and must be answered."""
     net = started()
     net.session.goaway()
     ping = frame(PING, 0, 0, BEHIND_GOAWAY)

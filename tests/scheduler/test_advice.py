@@ -79,7 +79,7 @@ def test_devices_are_given_back_where_the_cpus_of_the_victim_are() -> None:
 def test_a_victim_gives_back_cpus_where_the_object_names_no_pods(
     cpus: int, victims: tuple[str, ...] | None
 ) -> None:
-    """As Volcano's exporter writes it; whole cores become free."""
+    """The object is as Volcano's exporter writes it; whole cores become free."""
     zones = resource_topology("n1", {0: {"cpu": (8, 0)}, 1: {"cpu": (8, 0)}})
     zones["attributes"].append({"name": CPU_OPTIONS, "value": "full-pcpus-only=true"})
     raw = numatopology("n1", free="", reserved=2)

@@ -78,7 +78,7 @@ def arrive(state: NodeState, *pods: PodDemand) -> NodeState:
     ],
 )
 def test_rules_of_the_configuration_refuse_pods_as_on_the_node(node: Node, pod: PodDemand, form: str) -> None:
-    """Also if kubelet's CPU manager has the policy none, as docs/kubelet-facts.md advises."""
+    """Even if kubelet's CPU manager has the policy none, as docs/kubelet-facts.md advises."""
     state = arrive(NodeState.empty(node), demand("first", 2))
     outcome = dry_run(state, pod.arrival())
     verdict = evaluate(pod, expect(published(page_of(state), form)))
@@ -102,7 +102,7 @@ def test_a_limit_beyond_which_pods_share_refuses_none() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_floor_is_a_number_and_the_node_may_keep_other_cpus(form: str) -> None:
-    """Its CPUs are 7 and 15, on NUMA node 1, where a pod of 8 takes all and leaves others to the pool."""
+    """The floor is CPUs 7 and 15 on NUMA node 1; a pod of 8 takes that node, the pool keeps other CPUs."""
     state = arrive(NodeState.empty(make(admission=AdmissionRules(floor=2))), demand("first", 2))
     found = published(page_of(state), form)
     assert (found.reserved, found.free) == (CpuSet(), cpus("1-7,9-15"))

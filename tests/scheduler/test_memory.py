@@ -74,7 +74,7 @@ def wanting(memory: str, cpu: object = 2, name: str = "p", **more: str) -> PodDe
 
 @pytest.mark.parametrize(("policy", "fits"), [("none", True), ("best-effort", True), ("restricted", False)])
 def test_a_numa_node_without_cpus_has_its_memory(policy: str, fits: bool) -> None:
-    """Such as that of a CXL expander: CPUs of nodes 0 and 1 use the memory of node 2."""
+    """The memory of a CXL expander is on such a node: CPUs of nodes 0 and 1 use the memory of node 2."""
     total = 64 * GI
     zones = {0: {"cpu": (8, 8), "memory": (total, total)}, 1: {"cpu": (8, 8), "memory": (total, total)}}
     raw = resource_topology("n1", {**zones, 2: {"memory": (4 * total, 4 * total)}}, policy, "container")

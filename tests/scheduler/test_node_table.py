@@ -169,7 +169,7 @@ def test_cpus_of_a_pod_that_has_ended_may_be_free_before_the_object_shows_it(tab
 
 
 def test_pods_that_an_object_shows_and_that_are_not_bound_have_ended(table: NodeTable) -> None:
-    """They may have ended before the table was made; the object shows them until its agent writes again."""
+    """The pods may have ended before the table was made; the object shows them until its next write."""
     shown = {"before": "1-4", "running": "14-15"}
     table.put(node("n1", free="5-13", pods=shown), 0.0)
     table.observe(demand("running", 2, node="n1"), 1.0, running=True)

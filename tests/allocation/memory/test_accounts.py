@@ -340,7 +340,7 @@ def groups(state: NodeState) -> dict[str, tuple[int, int, int]]:
 
 
 def test_memory_accounts_do_not_depend_on_the_order_of_events() -> None:
-    """Also if running containers hold more than a node has, or use nodes of another group."""
+    """Running containers may hold more than a node has, or use nodes of another group."""
     for seed in range(60):
         dice, state = random.Random(seed), NodeState.empty(NODE)
         for step in range(25):

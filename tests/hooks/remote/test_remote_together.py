@@ -142,7 +142,7 @@ def test_an_oversized_answer_is_dropped(servers: Callable[[str], HookServer], ho
 
 
 def test_pods_with_the_label_are_hidden_from_servers(server: HookServer, hook_of: MakeHook) -> None:
-    """These are the pods of the servers themselves, which cannot answer yet."""
+    """Pods with the label are those of the servers themselves, which cannot answer yet."""
     event: Any = EVENT
     label = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
     labelled = changed_copy(event, pod=changed_copy(event.pod, labels=label, namespace="kube-system"))
