@@ -4,14 +4,16 @@ Labels and annotations are written by the author of the pod. Koordinator's node 
 (koordinator a7a1b76, pkg/koordlet/runtimehooks/hooks/cpuset takes the CPUs of ``resource-status`` first);
 whether the scheduler wrote the annotation is not checked. The author cannot choose freely what the pod
 requests: the scheduler has counted it, quotas limit it, and kubelet sends it over the CRI. So the annotation
-may name as many CPUs as the pod requests, and a pod that owns CPUs by class is limited to them.
+may name at most as many CPUs as the pod requests, and a pod that owns CPUs by its class must request whole
+CPUs, with limits equal to its requests.
 
-The request of a pod is known from kubelet's ``/pods``, where that is read; else from the configuration of the
-sandbox, which since kubelet 1.23 carries the sum over the containers without overhead
-(``LinuxPodSandboxConfig.resources``; init containers count where they need more than what runs after them);
-else from the requests of those containers of the pod that exist.
+The request of a pod is known from kubelet's ``/pods``, if that is read. Otherwise it comes from the
+configuration of the sandbox, which since kubelet 1.23 carries the sum over the containers without overhead
+(``LinuxPodSandboxConfig.resources``; init containers count if they need more than the containers that run
+after them). If the sandbox has none either, the requests of the pod's existing containers are added up.
 
-What is decided here needs the pod and the rules only. Limits that count what others own are in ``owners``.
+The decisions in this module depend only on the pod and the rules. Limits that count the CPUs of other owners
+are in ``owners``.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ _SHARES = 1024
 def permitted_claim(
     node: Node, pod: Pod, request: Request | None = None, owned: CpuSet | None = None
 ) -> tuple[Pod, Breach | None]:
-    """Check what a pod claims, and take away what the rules forbid.
+    """Check the claim of a pod, and remove the part that the rules forbid.
 
     Args:
         node: The node with its rules.
-        pod: The pod as its labels and annotations say.
-        request: The pod's request by its containers, used where neither kubelet nor the sandbox reports it;
-            None where it is not known: then it is not checked.
-        owned: CPUs that the pod has owned already. It keeps them, also where they are reserved now.
+        pod: The pod, as its labels and annotations describe it.
+        request: The pod's request as the sum over its containers, used if neither kubelet nor the sandbox
+            reports it. None if the request is unknown; then it is not checked.
+        owned: CPUs that the pod owns already. It keeps them, even if they are reserved now.
 
     Returns:
-        The pod with the permitted part of its claim, the same pod where all of it is permitted; and the rule
-        that forbids the rest, if any.
+        The pod with the permitted part of its claim (the same value if the whole claim is permitted), and the
+        rule that forbids the rest, if any.
     """
     rules = node.admission
     if pod.qos is QosClass.SYSTEM and node.system and not rules.system.admits(pod.namespace):
@@ -79,8 +81,9 @@ def permitted_claim(
 def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSet | None:
     """Return the CPUs that were chosen for a pod, or that its annotation names and that it may claim.
 
-    None where there are none, as for a BE pod, which owns nothing by its annotation. ``request`` is as for
-    ``permitted_claim``. Reserved CPUs are not checked: they may have been assigned before they were reserved.
+    None if there are no such CPUs, as for a BE (best effort) pod, which owns nothing by its annotation.
+    ``request`` is as for ``permitted_claim``. CPUs that are reserved now are not checked: they may have been
+    assigned before they were reserved.
     """
     if pod.cpuset_chosen_locally:
         return pod.cpuset
@@ -108,7 +111,7 @@ def exhausted_verdict(action: str, cause: str = EMPTY_SHARED_POOL) -> Verdict:
 
 
 def rejects_claims(node: Node) -> bool:
-    """Return whether claims beyond a rule are rejected; else the pod shares CPUs."""
+    """Return whether a claim beyond a rule is rejected; otherwise the pod shares CPUs."""
     return node.admission.beyond is BeyondLimit.REJECT
 
 
@@ -121,13 +124,13 @@ def requested_cpus(pod: Pod, request: Request) -> int:
     """Return the whole CPUs that a pod requests.
 
     Args:
-        pod: The pod, with what kubelet or its sandbox reports.
-        request: What is known where neither does.
+        pod: The pod, with the request that kubelet or its sandbox reports.
+        request: The request that is known if neither reports one.
     """
     if pod.requests is not None:
         return requested_whole_cpus(pod.requests)
     total = pod.total or request
-    if total.cpu_shares >= MOST_CPU_SHARES:  # the kernel takes no more shares: beyond them the limit counts
+    if total.cpu_shares >= MOST_CPU_SHARES:  # the kernel accepts no more shares; above that the limit counts
         limit = total.cpu_quota // total.period_us
         return max(limit, MOST_CPU_SHARES // _SHARES)
     return total.cpu_shares // _SHARES
@@ -136,8 +139,8 @@ def requested_cpus(pod: Pod, request: Request) -> int:
 def sum_requests(requests: list[Request]) -> Request:
     """Add up the requests and limits of containers.
 
-    A quota that is off says nothing about the limit, because owners have none: the request is taken as the
-    limit.
+    If a quota is off, the limit is unknown, because the quota of owners is removed. Then the request counts
+    as the limit.
     """
     shares = sum(request.cpu_shares for request in requests if request.cpu_shares > NO_SHARES)
     quotas = [request.cpu_quota * CFS_PERIOD_US // request.period_us for request in requests]
@@ -146,7 +149,7 @@ def sum_requests(requests: list[Request]) -> Request:
 
 
 def ownership_problem(pod: Pod, total: Request) -> str:
-    """Return why a pod may not own CPUs; empty where it may."""
+    """Return why a pod may not own CPUs; empty if it may."""
     if pod.requests is not None:
         return claims.ownership_problem(pod.qos, pod.requests)
     limited = total.cpu_quota > 0 or pod.kube_qos is KubeQos.GUARANTEED

@@ -1,13 +1,13 @@
 """Adopt a container that exists already: it was created without topoproxy, or before topoproxy started.
 
-Running containers are moved as little as possible: a container that may own CPUs owns those that it runs on,
+Running containers are moved as little as possible. A container that may own CPUs owns those that it runs on,
 if they are as many as it requests, belong to no other owner and are not set aside for another pod. Otherwise
 it runs on a pool, and the plan gives the reason. An existing container is never rejected.
 
-The ledger records the memory that was promised when a container was placed. Where memory was not counted then
-(other settings, an older version), a container that is bound to NUMA nodes uses their memory anyway,
-and it is counted here. Running containers are never refused, so after a change of ``reservedMemory`` more may
-be promised than there is.
+The ledger records the memory that was promised when a container was placed. If memory was not counted at that
+time (other settings, an older version), a container that is bound to NUMA nodes uses their memory anyway, so
+its memory is counted when it is adopted. Running containers are never rejected, so after a change of
+``reservedMemory`` more memory may be promised than the machine has.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def adopt(state: NodeState, found: ContainerFound) -> Plan:
 
     Args:
         state: The node as it is.
-        found: The container; ``request.cpuset_cpus`` is the set that it has now.
+        found: The container; ``request.cpuset_cpus`` is its current cpuset.
 
     Returns:
-        A plan whose verdict always admits; ``shrink`` names containers that are on its CPUs.
+        A plan whose verdict always admits; ``shrink`` names the other containers that run on its CPUs.
     """
     pod, request, phase = found.pod, found.request, found.phase
     if phase is Phase.EXITED:
@@ -56,7 +56,7 @@ def adopt(state: NodeState, found: ContainerFound) -> Plan:
         reason = f"{claimed.reason}, but it was started without exclusive CPUs and gets none while it runs"
         plan = plan_with_cpus or _pooled(state, found, reason)
         return structs.replace(plan, problem=claimed.problem, limit=limit)
-    # Its memory may be in use already, so it keeps its NUMA nodes, and no others are searched.
+    # The container may use its memory already, so it keeps its NUMA nodes; no others are considered.
     may_run = phase is not Phase.CREATED
     mems = named_memory_nodes(state, request)
     requested = structs.replace(request, cpuset_mems=str(mems)) if may_run else request
@@ -86,7 +86,7 @@ def adopt(state: NodeState, found: ContainerFound) -> Plan:
 
 
 def parse_cpus(text: str) -> CpuSet | None:
-    """Return a list of CPUs; None where the text is not one."""
+    """Parse a list of CPUs; None if the text is not such a list."""
     try:
         return CpuSet.parse(text)
     except ValueError:
@@ -145,7 +145,7 @@ def _container(found: ContainerFound, placement: Placement, owner: str = "") -> 
 def _adopted(
     state: NodeState, pod: Pod, request: Request, placement: Placement, *, running: bool = True
 ) -> Placement:
-    """Return the placement of an existing container, with the resources that it holds by the providers."""
+    """Return the placement of an existing container, with what it holds according to the providers."""
     recorded = grants = grants_of(placement)
     for provider in state.providers:
         grants = provider.adopt(pod, request, placement.mems, grants, running=running)
@@ -175,9 +175,10 @@ def _is_promised(part: ContainerPart) -> bool:
 
 
 def overcommitted_memory(state: NodeState) -> dict[str, tuple[int, int]]:
-    """Return the resources of which more is promised than exists: bytes promised, and bytes in total.
+    """Return the resources of which more is promised than exists: the bytes promised, and the bytes in total.
 
-    Only promises that could not be charged to any NUMA node are excess, so both are of the whole machine.
+    Promises count as excess only if no NUMA node could be charged for them, so both numbers are for the whole
+    machine.
     """
     if state.memory is None:
         return {}

@@ -1,18 +1,21 @@
-"""The CPU time that BE suppression reads: which counters, and the rates that follow from two readings.
+"""The CPU time that BE (best effort) suppression reads: the counters, and the rates between two readings.
 
 A pod counts as BE by its label or by its Kubernetes QoS class. Pods that share a cgroup parent (a sandbox
-that was made again; clients that give all pods one parent) count as one pod, and as BE only if all are BE.
+that was recreated; clients that give all pods one parent) count as one pod, and as BE only if all of them are
+BE.
 
-A rate is what a counter grew by, divided by the time between two readings. Groups come and go meanwhile:
+A rate is the growth of a counter divided by the time between two readings. In that time cgroups may come and
+go:
 
-* a group that is new, or whose counter has gone backwards (it was removed and made again), has counted from
-  zero. If it shows more than the machine could do in that time, it is older than the first reading, and its
-  rate is not known for one round;
-* what a group used before it was removed is only in the counters of the groups above it. So the group above
-  all BestEffort pods is read too. What it has used beyond the pods that exist was used by pods that are gone,
-  and counts as BE: else it would look like the system's, and the pods that stay would be narrowed for it.
+* A group that is new, or whose counter has gone backwards (the group was removed and recreated), has counted
+  from zero. If its counter shows more than the machine could do in that time, the group is older than the
+  first reading, and its rate is unknown for one round.
+* The CPU time that a group used before it was removed is only in the counters of the groups above it. So the
+  group above all BestEffort pods is read too. The part of its CPU time that no existing pod has used was used
+  by removed pods, and counts as BE. Otherwise it would look like the system's usage, and the remaining BE
+  pods would be narrowed because of it.
 
-The node's counter going backwards, or two readings at one moment, make no rates at all.
+If the node's counter goes backwards, or the two readings are at the same moment, there are no rates at all.
 """
 
 from __future__ import annotations
@@ -31,15 +34,15 @@ if TYPE_CHECKING:
 ABOVE = "above BE"
 _REMOVED_BE = "gone BE"
 LEAST_NS = 10_000_000
-"""Readings closer than this carry no information: the node's own counter moves in steps of so much."""
+"""Readings closer together than this carry no information: the node's counter moves in steps of this size."""
 
 
 class UsageGroup(Struct, frozen=True):
     """A pod or group whose CPU time is read.
 
     Attributes:
-        parent: ``cgroup_parent`` as the CRI gives it; empty where the client gave none.
-        containers: Ids of the containers, for pods without a group of their own.
+        parent: ``cgroup_parent`` as the CRI gives it; empty if the client gave none.
+        containers: Ids of the containers, for a pod without a group of its own.
     """
 
     parent: str
@@ -52,7 +55,7 @@ class UsageReading(Struct, frozen=True):
     Attributes:
         at: Nanoseconds of a clock that never jumps.
         node: CPU time of the whole node, in nanoseconds.
-        groups: By key of the query: path of a group to its CPU time in nanoseconds.
+        groups: For each key of the query, the paths of its cgroups with their CPU time in nanoseconds.
     """
 
     at: int
@@ -66,8 +69,8 @@ class UsageQuery(Struct, frozen=True):
     Attributes:
         groups: By key.
         be: Keys of BE pods.
-        inside: Keys of pods below the group of BestEffort pods.
-        parents: ``cgroup_parent`` of the latter, for finding that group.
+        inside: Keys of pods below the group of all BestEffort pods.
+        parents: ``cgroup_parent`` of the pods in ``inside``, to find that group.
     """
 
     groups: Mapping[str, UsageGroup]
@@ -81,7 +84,7 @@ class Rates(Struct, frozen=True):
 
     Attributes:
         node: On the whole node.
-        groups: By key of the query, as far as they are known.
+        groups: In each group by key of the query; unknown rates are left out.
     """
 
     node: float
@@ -124,7 +127,7 @@ def rates(before: UsageReading, after: UsageReading, cpus: int) -> Rates | None:
         cpus: The number of online CPUs, the upper limit of every rate.
 
     Returns:
-        The rates; None where the readings carry no information.
+        The rates; None if the readings carry no information.
     """
     elapsed = after.at - before.at
     if elapsed < LEAST_NS or after.node < before.node:
@@ -150,15 +153,15 @@ def usage_of_removed(above: float | None, inside: Collection[str], groups: Mappi
     """Return the CPUs that removed pods used.
 
     Args:
-        above: CPUs in use in the group above all BestEffort pods; None where that is not known.
-        inside: Keys of the pods that still exist below it.
+        above: CPUs in use in the group above all BestEffort pods; None if that is unknown.
+        inside: Keys of the existing pods below that group.
         groups: CPUs in use by key.
     """
     return 0.0 if above is None else max(0.0, above - sum(groups.get(key, 0.0) for key in inside))
 
 
 def usage_of(state: NodeState, query: UsageQuery, rates: Rates) -> Usage:
-    """Return the CPUs that the node has and uses: the input of the budget of BE pods."""
+    """Return the CPUs that the node has and uses: the input from which the budget of BE pods is computed."""
     node = state.node
     online = node.machine.online
     pods = {key: used for key, used in rates.groups.items() if key != ABOVE}

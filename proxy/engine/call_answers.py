@@ -1,10 +1,10 @@
-"""The answer to a held call: it is forwarded with a decision or unchanged, refused, or waits.
+"""The answer to a held call: forward it with a decision, forward it unchanged, reject it, or let it wait.
 
-One function for each kind of call. Each reads the state as it is at that moment, so it is called again after
-every wait (hooks, a reservation, a preparation), and a node that is released meanwhile, or a pod to which the
-plan is not applied any more, has its call forwarded unchanged.
+There is one function for each kind of call. Each reads the state as it is at that moment, and is called again
+after every wait (hooks, a reservation, a preparation). So if the node was released in the meantime, or the
+plan is no longer applied to the pod, the call is forwarded unchanged.
 
-A container that only shares CPUs needs one answer and no wait.
+A container that only shares CPUs needs one answer, without a wait.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Forward(Struct, frozen=True):
 
     Attributes:
         sent: The CPUs that the container is to run on.
-        cpus: What the request names for them; None to erase what it names.
-        mems: The memory nodes; None to leave them.
-        quota: The CFS quota, -1 for none; 0 to leave it.
+        cpus: The CPUs that the request names; None to erase those that it names.
+        mems: The memory nodes that the request names; None to leave those that it names.
+        quota: The CFS quota of the request; -1 for no quota, 0 to leave it.
     """
 
     sent: CpuSet
@@ -47,17 +47,17 @@ class ForwardUnchanged(Struct, frozen=True):
 
 
 class ForwardStart(Struct, frozen=True):
-    """Forward a start unchanged: the container runs on what the runtime has saved for it.
+    """Forward a start unchanged: the container runs on the CPUs that the runtime has saved for it.
 
     Attributes:
-        carries: The CPUs that the runtime may write by it.
+        carries: The CPUs that the runtime may write because of the start.
     """
 
     carries: CpuSet
 
 
 class Refuse(Struct, frozen=True):
-    """Answer a call with a gRPC status; the runtime does not get it.
+    """Reject a call: answer it with a gRPC status, and do not forward it to the runtime.
 
     Attributes:
         code: The status.
@@ -83,7 +83,7 @@ class AllocateFirst(Struct, frozen=True):
 
 
 class RecordFirst(Struct, frozen=True):
-    """Forward a call unchanged, once the ledger has what was set aside for its pod."""
+    """Forward a call unchanged, once the ledger has recorded what was set aside for its pod."""
 
 
 class PrepareStart(Struct, frozen=True):
@@ -103,7 +103,7 @@ CallAnswer = (
 )
 _UNCHANGED, _RECORD_FIRST = ForwardUnchanged(), RecordFirst()
 RELEASED_WITH_SANDBOX = "they were released with its sandbox"
-"""Why a container has no devices whose sandbox was stopped while its create waited."""
+"""Why a container has no devices, if its sandbox was stopped while its create waited."""
 
 
 def create_answer(
@@ -120,8 +120,8 @@ def create_answer(
     Args:
         state: The node as it is.
         pod: The container's pod.
-        container: The container as it is placed; None where it is not.
-        verdict: Why it is not placed; None where it has been placed and has gone since.
+        container: The placed container; None if it was not placed, or has been removed since.
+        verdict: Why the container was not placed; None if it was placed and has been removed since.
         is_reserved: Whether its reservation has been carried out.
         has_devices: Whether its devices have been added to the request.
     """
@@ -133,7 +133,7 @@ def create_answer(
     if placement.devices:
         if not has_devices:
             return AllocateFirst()
-        if not holds_all(state, container):  # its sandbox was stopped meanwhile
+        if not holds_all(state, container):  # its sandbox was stopped in the meantime
             verdict = unallocated_verdict(container, RELEASED_WITH_SANDBOX)
             return Refuse(verdict.code, verdict.message)
     owns = placement.pool is Pool.OWN
@@ -162,7 +162,7 @@ def unallocated_verdict(container: Container, cause: str) -> Verdict:
 
 
 def public_reason(state: NodeState, reason: AbortReason) -> str:
-    """Return the words for a client; they name other pods only where the configuration allows that."""
+    """Return the reason as text for a client; it names other pods only if the configuration allows that."""
     return reason.message if state.node.admission.name_others else reason.public_message
 
 
@@ -171,8 +171,8 @@ def pod_answer(state: NodeState, pod: Pod, verdict: Verdict) -> CallAnswer:
 
     Args:
         state: The node as it is.
-        pod: The pod with what was set aside for it.
-        verdict: The decision about it as a whole.
+        pod: The pod, with the CPUs and memory that were set aside for it.
+        verdict: The decision about the pod as a whole.
     """
     if not applies_to(state, pod):
         return _UNCHANGED
@@ -188,7 +188,7 @@ def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obst
         state: The node as it is.
         container_id: The container.
         is_prepared: Whether the start has been prepared, or the container cannot be found.
-        obstacle: Why it cannot be prepared; empty where it can.
+        obstacle: Why the start cannot be prepared; empty if it can.
     """
     if obstacle:
         message = f"cannot start container {container_id}: {obstacle}"
@@ -197,9 +197,9 @@ def start_answer(state: NodeState, container_id: str, *, is_prepared: bool, obst
     if not is_prepared and (container is None or not is_ready(state, container)):
         return PrepareStart()
     if container is None or container.phase not in (Phase.CREATED, Phase.STARTING):
-        return _UNCHANGED  # the runtime's answer shows what is wrong with it
+        return _UNCHANGED  # the runtime's answer tells the client what is wrong
     if not applies_to(state, container.pod):
-        return ForwardStart(state.node.machine.online)  # it may have any
+        return ForwardStart(state.node.machine.online)  # it may run on any CPU
     return ForwardStart(state.runtime.saved.get(container_id) or state.desired_cpus(container))
 
 
@@ -210,7 +210,7 @@ def update_answer(
 
     Args:
         state: The node as it is.
-        container: The container; None where it is not known.
+        container: The container; None if it is unknown.
         quota: The CFS quota that replaces the client's; 0 to leave it.
         memory_limit: The memory limit that the client requests; 0 for none.
     """

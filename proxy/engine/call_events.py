@@ -1,4 +1,4 @@
-"""Starts, updates, and what is learned of the runtime by them, as events (``proxy.engine.node_events``)."""
+"""Starts and updates, and what they show about the runtime, as events (``proxy.engine.node_events``)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from proxy.model.workload import Phase
 
 
 class StartRequested(Struct, frozen=True):
-    """A container is to be started.
+    """A client requests the start of a container.
 
     Attributes:
         container_id: Its id.
         is_prepared: Whether the start has been prepared, or the container cannot be found.
-        obstacle: Why it cannot be prepared; empty where it can.
+        obstacle: Why the start cannot be prepared; empty if it can.
     """
 
     container_id: str
@@ -28,7 +28,7 @@ class UpdateRequested(Struct, frozen=True):
 
     Attributes:
         container_id: Its id.
-        cpus, mems: The sets that the client names, as text; empty for none.
+        cpus, mems: The sets that the client names, as text; empty if it names none.
         cpu_quota: Microseconds; -1 for no limit, 0 for not set.
         memory_limit: Bytes; negative for no limit, 0 for not set.
     """
@@ -41,7 +41,7 @@ class UpdateRequested(Struct, frozen=True):
 
 
 class UpdateAccepted(Struct, frozen=True):
-    """The runtime has carried out an update of a client, or of a hook.
+    """The runtime has accepted an update that a client or a hook requested.
 
     Attributes:
         container_id: The container.
@@ -63,7 +63,7 @@ class CallSent(Struct, frozen=True):
 
 
 class CallCompleted(Struct, frozen=True):
-    """A call is over, and says nothing about its container.
+    """A call has ended; its end shows nothing about its container.
 
     Attributes:
         call: The call.
@@ -73,7 +73,7 @@ class CallCompleted(Struct, frozen=True):
 
 
 class CallOrphaned(Struct, frozen=True):
-    """The answer to a call is not waited for any more.
+    """The answer to a call is no longer awaited.
 
     Attributes:
         call: The call.
@@ -101,7 +101,7 @@ class StartEnded(Struct, frozen=True):
 
     Attributes:
         call: The call.
-        phase: The phase that its container is in; None where that is not known.
+        phase: The phase that its container is in; None if that is unknown.
     """
 
     call: InflightCall
@@ -113,7 +113,7 @@ class UpdateEnded(Struct, frozen=True):
 
     Attributes:
         call: The call.
-        saved: The CPUs that the runtime has saved by it; None where it has saved none.
+        saved: The CPUs that the runtime has saved because of the update; None if it has saved none.
     """
 
     call: InflightCall
@@ -121,7 +121,7 @@ class UpdateEnded(Struct, frozen=True):
 
 
 class ResendWanted(Struct, frozen=True):
-    """The runtime is to be sent the CPUs of a container once the calls in flight for it are over.
+    """A container's CPUs must be sent to the runtime once the calls in flight for it have ended.
 
     Attributes:
         container_id: The container.
@@ -131,11 +131,11 @@ class ResendWanted(Struct, frozen=True):
 
 
 class CallConfined(Struct, frozen=True):
-    """The container of a call is kept within its current cpuset while the call is in flight, or no longer is.
+    """A container is confined to its current cpuset while a call for it is in flight, or no longer is.
 
     Attributes:
         call: The call.
-        confined: Whether it is.
+        confined: Whether its container is confined.
     """
 
     call: InflightCall
@@ -143,14 +143,14 @@ class CallConfined(Struct, frozen=True):
 
 
 class OrphanListed(Struct, frozen=True):
-    """The runtime has listed what it has, while an orphan was in flight.
+    """The runtime has listed its containers while an orphan was in flight.
 
     Attributes:
         call: The orphan.
-        phase: The phase that the list shows for its container; None where it says nothing.
+        phase: The phase that the list shows for its container; None if it shows none.
         requested_at: When the list was requested.
-        now: When it came.
-        held: Time alone does not end the orphan.
+        now: When the list came.
+        held: Whether the orphan must not be ended by the passing of time alone.
     """
 
     call: InflightCall
@@ -176,8 +176,8 @@ class SavedCpusLearned(Struct, frozen=True):
     """The CPUs that the runtime has saved for a container have become known, or are no longer known.
 
     Attributes:
-        container_id: The container; the event has no effect where it does not exist.
-        cpus: The CPUs; None where they are not known.
+        container_id: The container; the event has no effect if it does not exist.
+        cpus: The CPUs; None if they are unknown.
     """
 
     container_id: str
@@ -185,7 +185,7 @@ class SavedCpusLearned(Struct, frozen=True):
 
 
 class ContainersUnsaved(Struct, frozen=True):
-    """Containers may run on other CPUs than the runtime has saved for them: it is to be sent theirs.
+    """Containers may run on other CPUs than the runtime has saved for them; their CPUs must be sent to it.
 
     Attributes:
         ids: The containers.

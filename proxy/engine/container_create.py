@@ -1,9 +1,9 @@
-"""Decide a CreateContainer: request and node state in, plan out.
+"""Decide a CreateContainer call: the request and the node's state in, a plan out.
 
-The order is: claim (what the pod's class and request entitle it to), CPUs (named by a scheduler or kubelet,
-or chosen by the topology manager), verdict (no other container owns them, the shared pool keeps at least one
-CPU), memory nodes, and the containers that have to move. Nothing here changes anything: the plan holds the
-whole next state.
+The order is: the claim (what the pod's class and request entitle it to), the CPUs (named by a scheduler or
+kubelet, or chosen by the topology manager), the verdict (no other container owns these CPUs, the shared pool
+keeps at least one CPU), the memory nodes, and the containers that have to move. Nothing here changes
+anything: the plan holds the whole next state.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class Plan(Struct, frozen=True):
         state: The whole next state.
         container: The container as placed; None on a rejection.
         shrink: Ids of containers that must leave CPUs before the request continues.
-        problem: What was wrong with the request, for the operator; empty if nothing was.
-        explanation: Why; None for a container that could only go to a pool (``engine.explain_record``).
+        problem: The problem with the request, for the operator; empty if there is none.
+        explanation: The record of the decision; None for a container that could only go to a pool
+            (``engine.explain_record``).
         limit: The admission rule that the claim exceeded; None where it exceeded none.
     """
 
@@ -113,7 +114,7 @@ def place(
         request: What it requests.
         token: Its id until the runtime has assigned one.
         allowed: CPUs that may be named; the online ones if None.
-        current: CPUs that it runs on already; None for none. It may own exactly these beyond all limits.
+        current: CPUs that it runs on already; None for none. Exactly these it may own even beyond the limits.
         preferred: What device plug-ins prefer.
 
     Raises:
@@ -150,7 +151,7 @@ def rejected_without_cpus(state: NodeState, container: Container) -> Plan:
 def permitted_container_claim(
     state: NodeState, pod: Pod, name: str, request: Request
 ) -> tuple[Pod, Breach | None]:
-    """Return the permitted claim of a pod, by what is known when one of its containers comes."""
+    """Return the permitted claim of a pod, from what is known when one of its containers is created."""
     if pod.cpuset is None and pod.nodes is None and not pod.problem and pod.qos not in RESTRICTED_CLASSES:
         return pod, None
     if pod.cpuset is None or pod.total is not None or pod.requests is not None:
@@ -176,7 +177,7 @@ def _claimed(
         and permitted.cpuset & online
         and permitted.cpuset <= state.last_cpus(permitted.key)
     ):
-        allowed = permitted.cpuset | online  # its offline CPUs come back, and it continues with the others
+        allowed = permitted.cpuset | online  # its offline CPUs may come back; it continues on the others
     claimed = claim(
         permitted,
         request,
@@ -195,7 +196,7 @@ def _claimed(
 
 
 class ContainerDraft(Struct, frozen=True):
-    """A container that is being decided.
+    """A container whose placement is being decided.
 
     Attributes:
         state: The node as it is.
@@ -267,9 +268,9 @@ class DraftedContainer(Struct, frozen=True):
 
     Attributes:
         found: The placement, and the decision of the topology manager.
-        container: The container with it.
+        container: The container with that placement.
         after: The state with the container.
-        limit: The rule because of which the container owns no CPUs; None where there is none.
+        limit: The rule because of which the container owns no CPUs; None if there is none.
     """
 
     found: FoundPlacement
@@ -279,10 +280,10 @@ class DraftedContainer(Struct, frozen=True):
 
 
 def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
-    """Find a placement that keeps the limits.
+    """Find a placement that stays within the limits.
 
     Raises:
-        PlacementRejectedError: There is none, or only one beyond a limit.
+        PlacementRejectedError: There is no placement, or only one beyond a limit.
     """
     drafted = draft.of(draft.find(claimed))
     breach = draft.breach(drafted)
@@ -304,7 +305,8 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
         except PlacementRejectedError:
             pass  # then the rule is the reason
     if rejects_claims(node) and not pinned:
-        # kubelet would create a container that its CPU manager has admitted and pinned again and again.
+        # kubelet's CPU manager has admitted and pinned the container, so kubelet would retry a rejected
+        # create forever.
         action = f"give {named_cpus(found.placement.exclusive)} to {pod.ref}/{draft.name}"
         verdict = rejection_verdict(breach, action)
         missing = (
@@ -317,7 +319,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
 
 
 def _planned(draft: ContainerDraft, drafted: DraftedContainer, breach: Breach | None) -> Plan:
-    """Return the plan with a placement; it refuses the container where the shared pool would have no CPUs."""
+    """Return the plan with a placement; it rejects the container if the shared pool would have no CPUs."""
     state, pod, found = draft.state, draft.pod, drafted.found
     container, after = drafted.container, drafted.after
     placement = container.placement
@@ -339,10 +341,10 @@ def _planned(draft: ContainerDraft, drafted: DraftedContainer, breach: Breach | 
 
 
 def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
-    """Return how many CPUs a container may own by kubelet's report of its pod; None without a report.
+    """Return how many CPUs a container may own according to kubelet's report of its pod; None without one.
 
-    A container that was not reported (an ephemeral one) owns none in a pod with resources of its own: its
-    create may carry those.
+    In a pod with resources of its own, a container that was not reported (an ephemeral one) owns no CPUs: its
+    create may carry the resources of the pod.
     """
     known = (
         next((container for container in pod.requests.containers if container.name == name), None)
@@ -355,10 +357,10 @@ def _known_exclusive_cpus(pod: Pod, name: str) -> int | None:
 
 
 def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> Placement | None:
-    """Return the placement of a container that can only go to a pool; None where more has to be decided.
+    """Return the placement of a container that can only go to a pool; None if more has to be decided.
 
-    Most containers are like that, and for them only the class matters. The answer is the same as that of the
-    full decision, from a table.
+    Most containers can only go to a pool, and for them only the class matters. The answer comes from a table,
+    and is the same as that of the full decision.
     """
     if (
         pod.cpuset is not None
@@ -371,7 +373,7 @@ def _pooled_at_once(state: NodeState, pod: Pod, name: str, request: Request) -> 
     if pod.nodes is not None or pod.volcano_nodes is not None or pod.bind_required or pod.bind_preferred:
         return None
     if pod.reserved_for_pod is not None:
-        return None  # what is set aside for it may be used here
+        return None  # the container may use what is set aside for its pod
     if requests_devices(state, pod, name):
         return None
     if pod.qos in RESTRICTED_CLASSES and permitted_claim(state.node, pod)[1] is not None:
@@ -419,7 +421,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
         return FoundPlacement(placement, problem=claimed.problem or nowhere)
     decision, unmet = _decide(state, context)
     if not decision.verdict.admitted and claimed.count and claimed.problem:
-        # kubelet pinned it to CPUs of others, and there are no CPUs to replace them.
+        # kubelet pinned the container to CPUs of other owners, and no CPUs can replace them.
         pool, _ = pool_of(pod)
         reason = f"{claimed.reason}; there are not enough: it runs on the {pool} pool"
         return _find_placement(draft, Claim(pool, reason, problem=claimed.problem))
@@ -432,7 +434,7 @@ def _find_placement(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None 
 
 
 def _context(draft: ContainerDraft, claimed: Claim, avoid: CpuSet | None) -> AdmissionContext | None:
-    """Return what the topology manager decides about a container; None where no provider is queried."""
+    """Return the input of the topology manager for a container; None if no provider has to be queried."""
     state, pod, name, request = draft.state, draft.permitted, draft.name, draft.request
     count = claimed.count
     is_served = count or request.devices or state.node.serves(pod)
@@ -460,16 +462,16 @@ def _decide(state: NodeState, context: AdmissionContext) -> tuple[TopologyDecisi
     hint = TopologyHint(aside.affinity, aside.preferred)
     if request.cpus <= len(_cpus_set_aside_for(state, pod, aside, request.name)):
         return allocate(context, hint), None
-    # What it claims is not what was decided for its pod: it was resized since, or the sum of the pod did not
-    # say that it owns CPUs.
+    # The claim differs from the decision for the pod: the container was resized since, or the sum over the
+    # pod's containers did not show that it owns CPUs.
     policy = KUBERNETES[pod.aligned] if wants_alignment(pod) else None
     return admit_container(structs.replace(context, pod_hint=hint, policy=policy)), None
 
 
 def _cpus_set_aside_for(state: NodeState, pod: Pod, aside: SetAside, name: str) -> CpuSet:
-    """Return what a container may take of the CPUs that are set aside for its pod.
+    """Return the part of the CPUs set aside for a pod that one of its containers may take.
 
-    That is its own part where the parts are known, else what no other container owns.
+    That is the container's own part if the parts are known, otherwise all that no other container owns.
     """
     part = aside.part(name)
     others = (c for c in state.in_sandbox(pod.sandbox_id) if c.owns_cpus and c.name != name)

@@ -19,7 +19,7 @@ class ContainerCreated(Struct, frozen=True):
     Attributes:
         token: The id that it has in the state.
         container_id: Its id at the runtime.
-        sent: The CPUs that its request brought to the runtime; None where they are not known.
+        sent: The CPUs that its request carried to the runtime; None if they are unknown.
     """
 
     token: str
@@ -28,7 +28,7 @@ class ContainerCreated(Struct, frozen=True):
 
 
 class CreateFailed(Struct, frozen=True):
-    """A create has failed, or is decided again.
+    """A create has failed, or is to be decided again.
 
     Attributes:
         token: The id that its container has in the state.
@@ -38,7 +38,7 @@ class CreateFailed(Struct, frozen=True):
 
 
 class CreateLost(Struct, frozen=True):
-    """A create was cancelled under way: the runtime may have made the container or not.
+    """A create was cancelled while in flight: the runtime may have made the container or not.
 
     Attributes:
         token: The id that its container has in the state.
@@ -50,7 +50,7 @@ class CreateLost(Struct, frozen=True):
 
 
 class PhaseChanged(Struct, frozen=True):
-    """A container has entered a phase. One that has exited stays so, and gives its CPUs back.
+    """A container has entered a phase. A container that has exited stays so, and gives its CPUs back.
 
     Attributes:
         container_id: The container.
@@ -62,7 +62,7 @@ class PhaseChanged(Struct, frozen=True):
 
 
 class ContainersRemoved(Struct, frozen=True):
-    """Containers, known or not, are gone.
+    """Containers are gone; some of them may be unknown.
 
     Attributes:
         ids: Their ids.
@@ -72,7 +72,7 @@ class ContainersRemoved(Struct, frozen=True):
 
 
 class ContainerTouched(Struct, frozen=True):
-    """A container has changed: lists that the runtime made earlier are stale for it.
+    """A container has changed: lists that were requested from the runtime earlier are stale for it.
 
     Attributes:
         container_id: The container.
@@ -82,7 +82,7 @@ class ContainerTouched(Struct, frozen=True):
 
 
 class ContainerIsBack(Struct, frozen=True):
-    """A list shows that a container is not gone after all.
+    """A list shows that a container that was reported removed still exists.
 
     Attributes:
         container_id: The container.
@@ -92,7 +92,7 @@ class ContainerIsBack(Struct, frozen=True):
 
 
 class ContainersUpdated(Struct, frozen=True):
-    """Containers that exist have another placement, request, cgroup or phase.
+    """Existing containers have another placement, request, cgroup or phase.
 
     Attributes:
         containers: The containers as they are from now on.
@@ -104,7 +104,7 @@ class ContainersUpdated(Struct, frozen=True):
 
 
 class CpusAssigned(Struct, frozen=True):
-    """Containers may use other CPUs than before, by a hook, a move, or in place of CPUs that are offline.
+    """Containers may use other CPUs than before: because of a hook, a move, or CPUs that went offline.
 
     Attributes:
         ids: The containers.
@@ -114,11 +114,11 @@ class CpusAssigned(Struct, frozen=True):
 
 
 # -- decisions ----------------------------------------------------------------------------------------------
-# Each is answered by ``PlanDecided`` or by the answer to the call; a placement is in the state at once.
+# Each event is answered by ``PlanDecided`` or by the answer to the call; a placement is in the state at once.
 
 
 class CreateRequested(Struct, frozen=True):
-    """A container is to be created.
+    """A client requests the creation of a container.
 
     Attributes:
         pod: Its pod.
@@ -126,7 +126,7 @@ class CreateRequested(Struct, frozen=True):
         attempt: Its attempt.
         request: What it requests.
         token: Its id until the runtime has assigned one.
-        preferred: What device plug-ins prefer, by container and resource; None where the plug-in has a
+        preferred: What device plug-ins prefer, by container and resource; None if the plug-in has a
             preference and has not been queried.
     """
 
@@ -139,7 +139,7 @@ class CreateRequested(Struct, frozen=True):
 
 
 class CreateResumed(Struct, frozen=True):
-    """A create continues: the devices, hooks or reservation that it waited for are done.
+    """A create continues, because the devices, hooks or reservation that it waited for are ready.
 
     Attributes:
         container: The container as it was placed.
@@ -151,7 +151,7 @@ class CreateResumed(Struct, frozen=True):
 
 
 class CreateWithoutDevices(Struct, frozen=True):
-    """A container that is to be created cannot use its devices, and is not created.
+    """A container that was to be created cannot use its devices, so it is not created.
 
     Attributes:
         container: The container as it was placed.
@@ -163,12 +163,12 @@ class CreateWithoutDevices(Struct, frozen=True):
 
 
 class DevicesAllocated(Struct, frozen=True):
-    """Device plug-ins have answered Allocate.
+    """Device plug-ins have answered Allocate calls.
 
     Attributes:
         pod_key: The pod.
         name: The container.
-        answers: What they answered, by resource.
+        answers: The answers, by resource.
         requested: The devices that were requested, by resource.
     """
 
@@ -179,7 +179,7 @@ class DevicesAllocated(Struct, frozen=True):
 
 
 class AllocateFailed(Struct, frozen=True):
-    """A device plug-in has refused Allocate, or not answered it: what was reserved is free again.
+    """A device plug-in has refused Allocate, or not answered: the reserved devices are free again.
 
     Attributes:
         pod_key: The pod.
@@ -193,12 +193,12 @@ class AllocateFailed(Struct, frozen=True):
 
 
 class CreateDelegated(Struct, frozen=True):
-    """The decision about a create was returned to a caller, which sends it to the runtime.
+    """The decision about a create was returned to a caller, which itself sends the create to the runtime.
 
     Attributes:
         token: The id that its container has in the state.
-        cpus, mems: The sets of the request, as they were returned.
-        quota: Its CFS quota, as it was returned.
+        cpus, mems: The sets that were returned for the request.
+        quota: The CFS quota that was returned for it.
     """
 
     token: str
@@ -220,7 +220,7 @@ class CreateNotReserved(Struct, frozen=True):
 
 
 class CpusNotFreed(Struct, frozen=True):
-    """The CPUs of a create cannot be freed: it is to be placed elsewhere.
+    """The CPUs of a create cannot be freed: its container has to be placed elsewhere.
 
     Attributes:
         token: The id that its container has in the state.
@@ -234,16 +234,16 @@ class CpusNotFreed(Struct, frozen=True):
 
 
 class ContainerFound(Struct, frozen=True):
-    """The runtime lists a container that is not in the state: it keeps its present CPUs, where it may.
+    """The runtime lists a container that is not in the state. It keeps its present CPUs, if it may.
 
     Attributes:
         container_id: Its id.
         pod: Its pod.
         name: Its name.
         attempt: Its attempt.
-        request: What it requested, with the CPUs that it has.
+        request: Its request, with the CPUs that it has now.
         phase: Its phase.
-        saved: The CPUs that the runtime has saved for it; None where they are not known.
+        saved: The CPUs that the runtime has saved for it; None if they are unknown.
     """
 
     container_id: str

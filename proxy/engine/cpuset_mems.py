@@ -1,20 +1,22 @@
-"""Memory nodes of running containers: what is repaired, and what calls to the runtime name.
+"""Memory nodes of running containers: which are repaired, and which calls to the runtime name.
 
-Theory of operation. The nodes of a container are decided with its create and stay: its memory is there. So
-all that can differ is drift, a write of another program. What that write did to the pages is done already
-(``backends.cgroup.memory``):
+Theory of operation. The memory nodes of a container are decided when it is created and do not change, because
+its memory is there. So every difference in the kernel is drift: another program has written them. The effect
+of that write on the pages has already happened (``backends.cgroup.memory``):
 
-* nodes that are missing are given back, always. Wider nodes move no page and take milliseconds.
-* nodes that are too many are taken away only where the container has no memory on them. On v2 the kernel
-  would migrate it within the write, which takes seconds and may leave pages behind (cgroup-v2.rst); and where
-  the remaining nodes have too little free memory, later allocations may end in the OOM killer. Otherwise it
-  is reported, with how much is there, and compared at each reconcile. Until then nothing of ours narrows it
-  either: updates that pass, and our own, name the nodes that it has (``carried``).
+* Missing nodes are always given back. Adding nodes moves no page and takes milliseconds.
+* Surplus nodes are taken away only if the container has no memory on them. On cgroup v2 the kernel would
+  migrate that memory within the write, which takes seconds and may leave pages behind (cgroup-v2.rst); and if
+  the remaining nodes have too little free memory, later allocations may end in the OOM killer. If the
+  container has memory on them, that is reported, with the amount, and compared again at each reconcile. Until
+  then topoproxy does not narrow the container in any other way: updates that pass through, and topoproxy's
+  own, name the nodes that it has (``carried``).
 
-Nodes may go, memory by memory (``hotplug``). A container that was bound to one has what is left of its nodes,
-or any where nothing is left; no call names a node that is gone, which the kernel refuses. On v1 the kernel
-takes a node that goes out of all groups and does not put it back, so the groups above a container are widened
-when it has returned. A group whose parent has fewer nodes than was decided has those of the parent.
+Memory nodes may disappear (``hotplug``). A container that was bound to such a node has its remaining nodes,
+or all existing nodes if none of its own remains. No call names a node that is gone, because the kernel would
+refuse it. On cgroup v1 the kernel removes such a node from all groups and does not put it back, so the groups
+above a container are widened when the node has returned. If the parent of a group has fewer nodes than were
+decided for the group, the group gets those of the parent.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class MemoryBindings(Struct, frozen=True):
-    """The memory nodes in effect, as far as they are known.
+    """The known memory nodes in effect.
 
     Attributes:
         held: Ids of containers that had the planned nodes at the last comparison.
-        wide: Containers with more nodes than decided, as their memory is there: all that they have.
+        wide: All nodes of containers that have more than were decided, because their memory is there.
         returned: Nodes that came back.
-        is_changed: Whether nodes came or went at all.
+        is_changed: Whether nodes have ever come or gone.
     """
 
     held: frozenset[str] = frozenset()
@@ -47,7 +49,7 @@ class MemoryBindings(Struct, frozen=True):
     is_changed: bool = False
 
     def changed(self, returned: Mask) -> MemoryBindings:
-        """Return the bindings after nodes came or went: differences from now on are no writes of others."""
+        """Return the bindings after nodes came or went: other programs did not write these differences."""
         return structs.replace(self, held=frozenset(), returned=self.returned | returned, is_changed=True)
 
     def forgotten(self) -> MemoryBindings:
@@ -60,7 +62,7 @@ class MemoryBindings(Struct, frozen=True):
         return wide or state.desired_mems(container)
 
     def renewed(self, state: NodeState, container: Container) -> Mask | None:
-        """Return the nodes that an update of ours names; None where the runtime has saved the right ones."""
+        """Return the nodes that an update of ours names; None if the runtime has saved the right ones."""
         is_gone = not container.placement.mems <= state.node.machine.memory_nodes
         differs = self.is_changed or is_gone or container.id in self.wide
         return self.carried(state, container) if differs else None
@@ -70,10 +72,10 @@ class MemsRepair(Struct, frozen=True):
     """The writes that repair the nodes of one container.
 
     Attributes:
-        write: What is written at once; None for nothing.
-        narrow: What is written if its memory allows; None where it has no nodes too many.
+        write: The nodes to write at once; None for no write.
+        narrow: The nodes to write if the container's memory allows it; None if it has no surplus nodes.
         is_drift: Whether nodes were missing.
-        is_right: Whether it has the planned nodes after the write.
+        is_right: Whether the container has the planned nodes after the write.
     """
 
     write: Mask | None = None
@@ -86,11 +88,11 @@ def repair(current: Mask, planned: Mask, above: Mask, existing: Mask, returned: 
     """Return the repair of a container's nodes.
 
     Args:
-        current: The nodes that its group has.
+        current: The nodes that its cgroup has.
         planned: The nodes that were decided.
-        above: The nodes that the group above has.
+        above: The nodes that the cgroup above it has.
         existing: The nodes that exist.
-        returned: Nodes that came back: groups above are widened for them.
+        returned: Nodes that came back; for these the cgroups above are widened.
     """
     if current != planned and not planned - above <= returned:
         planned = planned & above or current

@@ -1,10 +1,11 @@
 """Rules for containers: their calls, their lifecycle and their adoption.
 
-Where a container is placed, the answer is ``PlanDecided``, and what is decided is in the state at once, so
-that no later decision uses the same CPUs. The other rules answer a call that waits (``call_answers``).
+If a rule places a container, the answer is ``PlanDecided``, and the decision is in the state at once, so that
+no later decision uses the same CPUs. The other rules answer a call that waits (``call_answers``).
 
-All are rules of ``proxy.engine.handle``: each takes a state and an event, and returns the state after it and
-what is to be done. Records come first, then the pools, then the notifications of observers.
+All are rules of ``proxy.engine.handle``: each takes a state and an event, and returns the state after the
+event and the effects to perform. Records come first, then changes of the pools, then the notifications of
+observers.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ from proxy.pools.cri_resources import carries_other_amounts, with_amounts_of_cre
 
 
 def with_quotas(state: NodeState, known: RemovedQuotas) -> tuple[NodeState, NodeEffects]:
-    """Return the state with other removed CFS quotas, and the ledger's records of what differs."""
+    """Return the state with other removed CFS quotas, and the ledger records that differ."""
     if known == state.facts.quotas:
         return state, ()
     after = state.with_facts(quotas=known)
@@ -92,7 +93,7 @@ NOTHING: NodeEffects = ()
 
 
 def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeState, NodeEffects]:
-    """Replace the token of a container by the id that the runtime has assigned."""
+    """Replace the token of a container with the id that the runtime has assigned."""
     token, container_id, sent = event.token, event.container_id, event.sent
     container = state.containers.get(token)
     if container is None or container.phase is not Phase.CREATING:
@@ -109,7 +110,7 @@ def container_created(state: NodeState, event: ContainerCreated) -> tuple[NodeSt
 
 
 def _with_its_quota(state: NodeState, container: Container) -> tuple[NodeState, NodeEffects]:
-    """Record the quota of an owner's request where it was left out."""
+    """Record the quota of an owner's request, if it was left out of the request."""
     if container.placement.pool is not Pool.OWN:
         return state, NOTHING
     return with_quotas(state, quotas_after_create(state, container))
@@ -127,7 +128,7 @@ def create_failed(state: NodeState, event: CreateFailed) -> tuple[NodeState, Nod
 
 
 def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEffects]:
-    """Request a comparison with the runtime soon, which shows whether a lost create made a container."""
+    """Request a reconcile soon: the runtime's list shows whether a lost create made a container."""
     container = state.containers.get(event.token)
     if container is None:
         return state, NOTHING
@@ -137,15 +138,15 @@ def create_lost(state: NodeState, event: CreateLost) -> tuple[NodeState, NodeEff
 def phase_changed(state: NodeState, event: PhaseChanged) -> tuple[NodeState, NodeEffects]:
     """Move a container from one phase to another.
 
-    A container that runs although no start of it is known was started while calls passed unchanged, and was
-    not prepared: the runtime may have saved any cpuset for it, and is to be sent the right one.
+    A container that runs although no start of it is known was started while calls passed unchanged, so its
+    start was not prepared. The runtime may have saved any cpuset for it, so the right one is sent.
     """
     container_id, phase = event.container_id, event.phase
     container = state.containers.get(container_id)
     if container is None and phase is Phase.EXITED:
         return state.with_runtime(state.runtime.touched(container_id)), NOTHING
     if container is None or container.phase in (phase, Phase.EXITED):
-        return state, NOTHING  # a container that has exited stays so: what a list shows later is adopted
+        return state, NOTHING  # a container that has exited stays so; if a later list has it, it is adopted
     changed = container.in_phase(phase)
     after = state.changed(put=(changed,), runtime=state.runtime.touched(container_id))
     effects: list[NodeEffect] = [PutRecord(CONTAINER_RECORD + container_id, changed)]
@@ -180,7 +181,7 @@ def containers_removed(state: NodeState, event: ContainersRemoved) -> tuple[Node
 
 
 def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[NodeState, NodeEffects]:
-    """Replace containers by what they are from now on."""
+    """Replace containers with their new values."""
     after = state.changed(put=event.containers)
     records = [
         PutRecord((CREATE_RECORD if c.phase is Phase.CREATING else CONTAINER_RECORD) + c.id, c)
@@ -190,13 +191,13 @@ def containers_updated(state: NodeState, event: ContainersUpdated) -> tuple[Node
 
 
 def cpus_assigned(state: NodeState, event: CpusAssigned) -> tuple[NodeState, NodeEffects]:
-    """Notify observers of containers that may use other CPUs."""
+    """Notify observers that containers may use other CPUs."""
     containers = (state.containers.get(container_id) for container_id in event.ids)
     return state, tuple(NotifyCpusAssigned(container) for container in containers if container is not None)
 
 
 def container_touched(state: NodeState, event: ContainerTouched) -> tuple[NodeState, NodeEffects]:
-    """Number a change of a container, so that older lists of the runtime do not count for it."""
+    """Number a change of a container, so that older lists of the runtime are ignored for it."""
     return state.with_runtime(state.runtime.touched(event.container_id)), NOTHING
 
 
@@ -207,9 +208,9 @@ def container_is_back(state: NodeState, event: ContainerIsBack) -> tuple[NodeSta
 
 
 def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeState, NodeEffects]:
-    """Place a container, or refuse it; an earlier decision about the same create is withdrawn.
+    """Place a container, or reject it; an earlier decision about the same create is withdrawn.
 
-    Where a device plug-in has to be queried first, nothing changes, and the answer is that query.
+    If a device plug-in has to be queried first, nothing changes, and the answer is that query.
     """
     before, first, withdrawn = state, NOTHING, ""
     if state.runtime.delegated:
@@ -234,7 +235,7 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
     except PreferenceMissing as missing:
         return before, (missing.query,)
     placed, shared = plan.container, plan.state.pools.shared
-    # All pools have CPUs where the shared pool has some.
+    # If the shared pool has CPUs, all pools have some.
     if placed is not None and not shared and not plan.state.desired_cpus(placed):
         plan = rejected_without_cpus(state, placed)
     after, container = plan.state, plan.container
@@ -249,8 +250,8 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
         return state, (*first, decided)
     if after.pools is state.pools and after.node is state.node:
         return after, (*first, decided)
-    # The reservation writes the containers that leave an owner's CPUs, and waits for that. An observed pod's
-    # create is forwarded as it is, without a reservation.
+    # The reservation writes the cpusets of the containers that leave an owner's CPUs, and waits for the
+    # result. The create of an observed pod is forwarded unchanged, without a reservation.
     is_reserved = container.placement.pool is Pool.OWN and type(answer) is not ForwardUnchanged
     write_scope = WriteScope.CALLER if is_reserved else WriteScope.MOVED
     return after, (*first, *pool_changes(state, after, write_scope), decided)
@@ -265,7 +266,7 @@ def _with_chosen_cpus(state: NodeState, decided: Pod) -> tuple[NodeState, NodeEf
 
 
 def _as_created(event: CreateRequested) -> Pod:
-    """Return the pod with the amounts of the create, where kubelet's report has those before a resize."""
+    """Return the pod with the amounts of the create, if kubelet's report has those from before a resize."""
     pod, name, request = event.pod, event.name, event.request
     if pod.requests is None or not carries_other_amounts(pod.requests, name, request):
         return pod
@@ -276,7 +277,7 @@ def _as_created(event: CreateRequested) -> Pod:
 
 
 def _with_resized_pod(plan: Plan, container: Container) -> tuple[Plan, NodeEffects]:
-    """Return the plan with what stays set aside for a pod that requests other amounts than before."""
+    """Return the plan with what stays set aside for a pod that now requests other amounts."""
     pod = aside_after_create(plan.state, container)
     if pod is None:
         return plan, NOTHING
@@ -291,8 +292,8 @@ def _withdrawn(
     """Withdraw an earlier decision about a create that another program sends.
 
     Returns:
-        The state without it, the event with the values of the client, the token of the container, and what is
-        to be done; the token is empty where there was no such decision.
+        The state without that decision, the event with the values of the client, the token of the container,
+        and the effects to perform. The token is empty if there was no such decision.
     """
     key = CreateKey(event.pod.sandbox_id, event.name, event.attempt)
     known = state.runtime.delegated.get(key)
@@ -326,7 +327,7 @@ def create_resumed(state: NodeState, event: CreateResumed) -> tuple[NodeState, N
 
 
 def create_without_devices(state: NodeState, event: CreateWithoutDevices) -> tuple[NodeState, NodeEffects]:
-    """Refuse a create that cannot use its devices, and remove its container from the state."""
+    """Reject a create whose container cannot use its devices, and remove the container from the state."""
     container = event.container
     verdict = unallocated_verdict(container, event.cause)
     after, effects = create_failed(state, CreateFailed(container.id))
@@ -334,7 +335,7 @@ def create_without_devices(state: NodeState, event: CreateWithoutDevices) -> tup
 
 
 def create_not_reserved(state: NodeState, event: CreateNotReserved) -> tuple[NodeState, NodeEffects]:
-    """Refuse a create whose CPUs cannot be freed."""
+    """Reject a create whose CPUs cannot be freed."""
     verdict = unreserved_verdict(state, event.container, event.reason)
     return state, (create_answer(state, event.container.pod, None, verdict),)
 
@@ -346,10 +347,11 @@ def start_requested(state: NodeState, event: StartRequested) -> tuple[NodeState,
 
 
 def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeState, NodeEffects]:
-    """Let an update continue with the CPUs and the quota that the container is to have.
+    """Let an update continue with the CPUs and the quota that the plan has for the container.
 
-    A set that a client names is remembered: the container gets it back when topoproxy leaves the node. The
-    sets of kubelet's static policy are in kubelet's state file, and named all the time.
+    A set that a client names is recorded: the container gets it back when topoproxy releases the node. The
+    sets of kubelet's static policy are not: kubelet's state file has them, and kubelet names them all the
+    time.
     """
     container, quota = state.containers.get(event.container_id), 0
     if container is None or container.phase is Phase.EXITED:
@@ -370,7 +372,7 @@ def update_requested(state: NodeState, event: UpdateRequested) -> tuple[NodeStat
 
 
 def cpus_not_freed(state: NodeState, event: CpusNotFreed) -> tuple[NodeState, NodeEffects]:
-    """Replace a placement whose CPUs cannot be freed by another one; keep it where there is no other."""
+    """Replace a placement whose CPUs cannot be freed with another one; keep it if there is no other."""
     container = state.containers.get(event.token)
     if container is None:
         return state, ()
@@ -397,10 +399,10 @@ def container_found(state: NodeState, event: ContainerFound) -> tuple[NodeState,
 def _adopted_without_lost_creates(
     state: NodeState, event: ContainerFound
 ) -> tuple[NodeState, Plan, NodeEffects]:
-    """Return the plan for a container, and the state without lost creates that are in its way.
+    """Return the plan for a container, and the state without lost creates that conflict with it.
 
-    A lost create whose CPUs an owner runs on has failed: the owner is newer. The ledger still has the create
-    where it could not be written any more.
+    If an owner runs on the CPUs of a lost create, that create has failed, because the owner is newer. The
+    ledger still has the create if its removal could not be written any more.
     """
     plan = adopt(state, event)
     assert plan.container is not None
@@ -441,13 +443,13 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
         token: The id of the container until the runtime assigns one.
 
     Returns:
-        A plan that gives it CPUs of its own; None where its CPUs were named by another party or set aside for
-        its pod, or where there are no others.
+        A plan that gives the container CPUs of its own; None if its CPUs were named by another party or set
+        aside for its pod, or if there are no other CPUs.
     """
     pod = state.current_pod(container.pod)
     if assigned_cpus(state.node, pod) or pod.reserved_for_pod is not None:
         return None
-    created = container.pod  # with the amounts and the sum of the create
+    created = container.pod  # with the amounts of the create, and the sum that it carries
     pod = structs.replace(pod, requests=created.requests, source=created.source, total=created.total)
     # kubelet's CPU manager may hold them for this container: what it has named is not chosen again.
     shared = reason.cpus - CpuSet.union_of(owner.cpus for owner in state.owners.values())

@@ -1,12 +1,12 @@
-"""The devices that topoproxy assigns: rules of ``proxy.engine.handle``.
+"""Rules for the devices that topoproxy assigns (``proxy.engine.handle``).
 
-A device plug-in registers a resource and reports its devices, again and again. The state holds the newest
-list (``NodeState.devices``) apart from the containers that hold devices. A device that becomes unhealthy or
-is no longer reported is not given out; a container that holds it keeps it.
+A device plug-in registers a resource, and then reports its devices repeatedly. The state holds the
+newest list (``NodeState.devices``), separately from the containers that hold devices. A device that is
+unhealthy or no longer reported is not assigned to a container; a container that holds it already keeps it.
 
-A create reserves devices when it is decided (``proxy.engine.container_create``). Then the plug-in is queried
-for what the container needs to use them (Allocate); its answer is kept with them, since a container that
-starts again gets the same. Where the plug-in refuses, the reservation ends.
+A create reserves devices when it is decided (``proxy.engine.container_create``). Then the plug-in is asked
+what the container needs to use them (Allocate). Its answer is kept with the devices, because a container that
+starts again gets the same. If the plug-in refuses, the reservation ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def devices_changed(state: NodeState, event: DevicesChanged) -> Handled:
 
 
 def devices_imported(state: NodeState, event: DevicesImported) -> Handled:
-    """Record the devices that the former manager has assigned; devices that containers hold already stay."""
+    """Record the devices that the former device manager assigned; what containers already hold stays."""
     known_pods, effects = {pod.key for pod in state.pods.values()}, list[NodeEffect]()
     for key, pod in event.pods.items():
         if not event.every and key not in known_pods:
@@ -55,9 +55,10 @@ def devices_imported(state: NodeState, event: DevicesImported) -> Handled:
 
 
 def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
-    """Keep what plug-ins have answered for devices that a container still holds.
+    """Keep the answers of plug-ins for devices that a container still holds.
 
-    Its pod may have lost them since, with its sandbox, and hold others now: of those nothing is answered.
+    The pod may have lost its sandbox, and the devices with it, and hold other devices now; the answers do not
+    apply to those.
     """
     key, name = event.pod_key, event.name
     waiting = _still_reserved(state, key, name, event.requested)
@@ -68,7 +69,7 @@ def devices_allocated(state: NodeState, event: DevicesAllocated) -> Handled:
 
 
 def allocate_failed(state: NodeState, event: AllocateFailed) -> Handled:
-    """Free the requested devices of a container as far as they are only reserved."""
+    """Free those requested devices of a container that are only reserved."""
     key, name = event.pod_key, event.name
     waiting = _still_reserved(state, key, name, event.requested)
     return _recorded(state, state.devices.release_unanswered(key, name, waiting), key)
@@ -83,7 +84,7 @@ def _still_reserved(
 
 
 def unanswered_dropped(state: NodeState, ledger_devices: Mapping[str, PodDevices]) -> NodeEffects:
-    """Return the effects that drop devices from the ledger that were reserved and never allocated."""
+    """Return the effects that remove reserved devices that were never allocated from the ledger."""
     return tuple(
         PutRecord(f"{POD_DEVICES_RECORD}{key}", record_of(state.devices, key))
         for key, pod in ledger_devices.items()
@@ -92,7 +93,7 @@ def unanswered_dropped(state: NodeState, ledger_devices: Mapping[str, PodDevices
 
 
 def devices_of_unknown_pods(state: NodeState) -> Handled:
-    """Free the devices of pods that are in the ledger and not at the runtime."""
+    """Free the devices of pods that the ledger has and the runtime does not."""
     effects: NodeEffects = ()
     if not state.devices.held:
         return state, effects
@@ -104,7 +105,7 @@ def devices_of_unknown_pods(state: NodeState) -> Handled:
 
 
 def devices_recorded(before: NodeState, after: NodeState, pod_key: str) -> NodeEffects:
-    """Return the record of a pod's devices where they have changed."""
+    """Return the record of a pod's devices, if they have changed."""
     if before.devices is after.devices:
         return ()
     old, new = record_of(before.devices, pod_key), record_of(after.devices, pod_key)

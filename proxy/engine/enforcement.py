@@ -1,9 +1,10 @@
-"""Where the plan takes effect. The plan covers all pods; to which of them it is applied is decided only here.
+"""Decide to which pods the plan is applied.
 
-A pod to which the plan is not applied is *observed*: its containers are placed in the state, but its calls
-pass unchanged, none of its cgroups is written, and it is never refused. Owners that are observed keep the
-CPUs that the plan gives them, so applying the plan to more pods never changes the plan. How a change of mode
-or selection reaches running pods is in ``proxy.engine.staging``.
+The plan covers all pods; only this module decides for which of them it takes effect. A pod to which the plan
+is not applied is *observed*: its containers are placed in the state, but its calls pass unchanged, none of
+its cgroups is written, and it is never rejected. In the plan, observed owners keep the CPUs that the plan
+gives them, so applying the plan to more pods never changes the plan. How a change of mode or selection
+reaches running pods is in ``proxy.engine.staging``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def applies_to(state: NodeState, pod: Pod | None) -> bool:
 
     Args:
         state: The node as it is.
-        pod: The pod; None: whether there may be a pod to which the plan is applied.
+        pod: The pod; with None, the result is whether there may be any pod to which the plan is applied.
     """
     enforcement = state.enforcement
     if enforcement is APPLIED_TO_ALL:
@@ -47,7 +48,7 @@ def plan_may_be_in_effect(state: NodeState, pod: Pod) -> bool:
 
 
 def is_selected(state: NodeState, pod: Pod) -> bool:
-    """Return whether mode and selection require that the plan is applied to a pod: the target of the pod."""
+    """Return whether mode and selection require the plan to be applied to a pod: the pod's target."""
     if state.mode is NodeMode.OBSERVE or state.mode is NodeMode.PASSTHROUGH:
         return False
     selection = state.enforcement.selection
@@ -55,19 +56,19 @@ def is_selected(state: NodeState, pod: Pod) -> bool:
         return True
     labels = pod.labels
     if not selection.labels.all and (known := state.pods.get(pod.sandbox_id)) is not None:
-        labels = known.labels  # containers keep the labels that their pod had, and the ledger none
+        labels = known.labels  # a container has the labels that its pod had; the ledger records none
     return selection.selects(pod.key, pod.namespace, labels)
 
 
 def is_applied_to_all(state: NodeState) -> bool:
-    """Return whether the plan is applied to every pod, also to pods that are not known."""
+    """Return whether the plan is applied to every pod, including unknown ones."""
     return (
         state.mode is NodeMode.ENFORCE and state.enforcement.selection.all and not state.enforcement.lagging
     )
 
 
 def observes_any(state: NodeState, pods: Iterable[Pod]) -> bool:
-    """Return whether any of the pods is observed: then their common cgroups are not written either."""
+    """Return whether any of the pods is observed; if so, their common cgroups are not written either."""
     if state.enforcement is APPLIED_TO_ALL:
         return state.mode is not NodeMode.ENFORCE
     return any(not applies_to(state, pod) for pod in pods)
@@ -79,13 +80,13 @@ def live_pods(state: NodeState) -> dict[str, Pod]:
 
 
 class EnforcementCounts(Struct, frozen=True):
-    """How far the plan is applied.
+    """To how many pods the plan is applied.
 
     Attributes:
         applied, observed: Pods with live containers.
-        to_apply, to_give_back: Pods that lag.
+        to_apply, to_give_back: Pods that lag, by what their next step does.
         moving: Pods of the step under way.
-        observed_containers: Live containers of observed pods: they may use CPUs that owners have.
+        observed_containers: Live containers of observed pods; these may use CPUs that have owners.
     """
 
     applied: int

@@ -16,7 +16,7 @@ from proxy.pools.claims import STRICT, whole_cpus
 from proxy.pools.pools import pool_cpus
 
 MAX_MOVED = 20
-"""How many of the containers that had to move are named."""
+"""The most containers that had to move and are named."""
 
 
 def explain(
@@ -34,16 +34,16 @@ def explain(
     """Write the record of a decision.
 
     Args:
-        event: Its event, as in the record.
+        event: The event, as named in the record.
         pod: The pod.
         name: The container; empty for the pod as a whole.
         attempt: Its attempt.
         request: The container's resources in the CRI call.
         verdict: Admit or reject.
-        decision: What the topology manager decided; None where it was not queried.
+        decision: The decision of the topology manager; None if it was not queried.
         placement: The placement; None on a rejection.
         after: The state afterwards.
-        shortfalls: On a rejection, what was missing.
+        shortfalls: The resources that were missing, on a rejection.
     """
     considered = decision or TopologyDecision(verdict, ANYWHERE)
     cpus = considered.cpus if verdict.admitted else CpuSet()
@@ -87,7 +87,7 @@ def explain_pooled(container: Container, cpus: CpuSet, event: str = CREATE) -> E
 
     Args:
         container: The container as placed.
-        cpus: What it runs on.
+        cpus: The CPUs that it runs on.
         event: Why it was placed.
     """
     pod, placement = container.pod, container.placement
@@ -106,7 +106,7 @@ def explain_pooled(container: Container, cpus: CpuSet, event: str = CREATE) -> E
 
 
 def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
-    """Return what was known about a request, and from where."""
+    """Return the known facts about a request, with their sources."""
     facts = [_class(pod)]
     reported = next((a for a in pod.requests.containers if a.name == name), None) if pod.requests else None
     if reported is not None:
@@ -142,7 +142,7 @@ def facts_of(pod: Pod, name: str, request: Request) -> tuple[Fact, ...]:
 
 
 def _preferences(pod: Pod) -> list[Fact]:
-    """Return what the pod, or a scheduler for it, wants beyond amounts."""
+    """Return the preferences of the pod, or of a scheduler for it, besides amounts of resources."""
     preferences = (
         ("bind policy, required", pod.bind_required, "annotation resource-spec"),
         ("bind policy, preferred", pod.bind_preferred, "annotation resource-spec"),

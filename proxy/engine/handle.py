@@ -1,6 +1,6 @@
 """The engine: takes a state and an event, and returns the next state and the effects to perform.
 
-On a node, ``NodeStore`` is its only caller: it replaces the state, and performs the effects in their order.
+On a node, ``NodeStore`` is the only caller: it replaces the state, and performs the effects in order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Handled = tuple[NodeState, NodeEffects]
 
 
 def handle(state: NodeState, event: NodeEvent) -> Handled:
-    """Return the state after an event, and what is to be done.
+    """Return the state after an event, and the effects to perform.
 
     Args:
         state: The node as it is.
@@ -133,7 +133,7 @@ def _kubelet_cpus_read(state: NodeState, event: node_events.KubeletCpusRead) -> 
 def _reservation_cpus_changed(state: NodeState, event: node_events.ReservationCpusChanged) -> Handled:
     placed = state.changed(put=event.placed) if event.placed else state
     after = placed.with_reservation(event.reservation, event.cpus)
-    # The reservation writes the kernel itself, until it holds nothing any more.
+    # The reservation writes the kernel itself, as long as it holds CPUs.
     holds_cpus = event.cpus is not None and bool(event.cpus.cpus)
     write_scope = WriteScope.CALLER if holds_cpus and not event.placed else WriteScope.MOVED
     return after, pool_changes(state, after, write_scope)

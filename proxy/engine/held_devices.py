@@ -1,9 +1,10 @@
-"""Account which container holds which devices, in the state and in the ledger.
+"""Record which container holds which devices, in the state and in the ledger.
 
-Devices are held by pod and container name, so that a container which starts again, and an init container's
-successors, find them. They are kept until the pod has no sandbox any more. What is held without an answer of
-the plug-in is a reservation: no other container gets it, and it ends with the call that made it. Only pods to
-which the plan is applied hold devices; of others the placement says which they would have.
+Devices are held under the names of pod and container, so that a container that starts again, and the
+containers after an init container, find them. They are held until the pod has no sandbox any more. A device
+that is held without an answer of the plug-in is reserved: no other container gets it, and the reservation
+ends with the call that made it. Only pods to which the plan is applied hold devices; for other pods, the
+placement shows the devices that they would have.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from proxy.model.devices import AllocateAnswer
 from proxy.model.workload import Container
 
 POD_DEVICES_RECORD, DEVICE_RESOURCE_RECORD = "d/", "dr/"
-"""Prefixes of the ledger's keys: the devices of a pod, and resources that were registered."""
+"""Prefixes of the ledger's keys: of the devices of a pod, and of the registered resources."""
 
 
 class DeviceRecord(Struct, frozen=True):
@@ -29,7 +30,7 @@ class DeviceRecord(Struct, frozen=True):
 
     Attributes:
         ids: The devices.
-        answer: What the plug-in answered to Allocate; None where it has not answered.
+        answer: The plug-in's answer to Allocate; None if it has not answered.
     """
 
     ids: tuple[str, ...]
@@ -43,8 +44,8 @@ PodDevices = Mapping[str, Mapping[str, DeviceRecord]]
 def granted(state: NodeState, container: Container) -> NodeState:
     """Return the state in which a container holds the devices of its placement.
 
-    Not where the plan is not applied to its pod, and not where its sandbox has gone while the plug-in was
-    queried for a preference.
+    The state is unchanged if the plan is not applied to the pod, or if the sandbox was removed while the
+    plug-in was queried for its preference.
     """
     devices, assigned = state.devices, container.placement.devices
     if not assigned or container.pod.sandbox_id not in state.pods or not applies_to(state, container.pod):
@@ -67,7 +68,7 @@ def holds_all(state: NodeState, container: Container) -> bool:
 
 
 def record_of(devices: DeviceState, pod_key: str) -> dict[str, object] | None:
-    """Return the ledger's record of a pod's devices; None where it holds none."""
+    """Return the ledger's record of a pod's devices; None if the pod holds none."""
     held = devices.held.get(pod_key)
     if not held:
         return None
@@ -95,12 +96,13 @@ def load_record(record: Mapping[str, Any]) -> PodDevices:
 
 
 def salvaged(record: Mapping[str, Any]) -> tuple[PodDevices, bool]:
-    """Read what can be read of a record that ``load_record`` refuses.
+    """Read the readable parts of a record that ``load_record`` rejects.
 
-    Devices of running containers are not free because an answer of a plug-in is damaged.
+    A damaged answer of a plug-in does not make the devices of a running container free.
 
     Returns:
-        The devices, with an empty answer where it cannot be read, and whether all devices could be read.
+        The devices, with an empty answer in place of an unreadable one, and whether all devices could be
+        read.
     """
     records, complete = dict[str, dict[str, DeviceRecord]](), True
     for name, container in record.items():
@@ -122,14 +124,14 @@ def salvaged(record: Mapping[str, Any]) -> tuple[PodDevices, bool]:
 
 
 def restored(devices: DeviceState, pods: Mapping[str, PodDevices], resources: tuple[str, ...]) -> DeviceState:
-    """Return the device state with what an earlier run of the daemon recorded.
+    """Return the device state with the devices that an earlier run of the daemon recorded.
 
-    What was reserved without an answer is free: its container was never created. A resource that was
-    registered has no devices until its plug-in reports them.
+    Devices that were reserved without an answer are free, because their container was never created. A
+    resource that was registered has no devices until its plug-in reports them again.
 
     Args:
         devices: The device state of this run.
-        pods: By key of the pod, what its containers hold.
+        pods: The devices that the containers of each pod hold, by key of the pod.
         resources: The resources that were registered.
     """
     for key, pod in pods.items():

@@ -1,18 +1,19 @@
 """Limits of hooks on the CPUs and memory nodes of a container, as part of its placement.
 
-A hook does not repeat the decision: what was decided stays, and hooks limit what the container uses of it.
-``Placement.hook_cpus`` are the CPUs that they named. The CPUs that a container runs on follow from the state
-(``NodeState.desired_cpus``): its own, or those of its pool, as far as hooks named them. So it also leaves a
-CPU that is given to an owner, it uses a CPU again that returns to the pool if it was named, and where none of
-the named CPUs is left, it has all that it would have without hooks. A limited owner still owns the rest: no
-other container gets it.
+A hook does not change the decision: the placement stays, and hooks limit the part of it that the container
+uses. ``Placement.hook_cpus`` are the CPUs that hooks named. The CPUs that a container runs on follow from the
+state (``NodeState.desired_cpus``): those of its own CPUs, or of its pool, that hooks named. So the container
+leaves a named CPU that is given to an owner, and uses it again when it returns to the pool. If none of the
+named CPUs is left, the container has all CPUs that it would have without hooks. An owner that hooks have
+limited still owns its other CPUs: no other container gets them.
 
-Where the configuration lets hooks give CPUs that have owners, those that the container could not have
-otherwise are kept separately (``Placement.hook_extra_cpus``), and it may run there although others own them.
+If the configuration lets hooks give CPUs that have owners, the CPUs that the container could not have
+otherwise are kept separately (``Placement.hook_extra_cpus``). The container may run there although others own
+them.
 
-A new limit replaces the one before, and naming all CPUs ends it. The result is never empty, and never has
-offline CPUs or (besides the extra CPUs) CPUs of others; ``proxy.engine.invariants`` checks each state. A
-NUMA node from which memory was promised is never taken away.
+A new limit replaces the earlier one, and a hook that names all CPUs ends the limit. The resulting cpuset is
+never empty, and has no offline CPUs and no CPUs of other owners (except the extra CPUs);
+``proxy.engine.invariants`` checks each state. A NUMA node from which memory was promised is never taken away.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from proxy.pools.pools import without_hook_limits
 _NARROWED, _MEMORY = "narrowed to CPUs ", "bound to memory of "
 _BY = " by hook "
 _EARLIER_OUTSIDE = ", {} of them although they are not its to have"
-"""What ``_outside`` returned in earlier releases: the ledger keeps reasons as they were written."""
+"""The text of ``_outside`` in earlier releases: the ledger keeps reasons as they were written."""
 
 
 class Narrowing(Struct, frozen=True):
@@ -37,7 +38,7 @@ class Narrowing(Struct, frozen=True):
     Attributes:
         cpus: CPUs; None to leave the CPUs as they are.
         mems: Memory nodes; None to leave the memory nodes as they are.
-        clear: Whether the limits that hooks set before are dropped.
+        clear: Whether the earlier limits of hooks are dropped.
         by: The hooks, for messages.
         mems_by: The hook that named the memory nodes.
         owned: Whether hooks may name CPUs that belong to others.
@@ -60,11 +61,12 @@ def narrowed(
         state: The node as it is.
         container: The container, as the state has it.
         limits: The limits that hooks set.
-        offered: The CPUs that it had to choose from when they were called; those of now if None. CPUs that it
-            has lost since are not given to it in addition.
+        offered: The CPUs that the container could have when the hooks were called; its current ones if None.
+            CPUs that it has lost since then do not count as extra CPUs.
 
     Returns:
-        The limited container, the same where nothing changes; and what cannot be done, as a sentence.
+        The limited container (the same value if nothing changes), and a sentence about what cannot be done;
+        empty if everything can.
     """
     placement, problems = container.placement, []
     if limits.clear or limits.cpus is not None:
@@ -96,7 +98,7 @@ def _cpus(state: NodeState, placement: Placement, limits: Narrowing, base: CpuSe
     placement = structs.replace(placement, reasons=_without(placement.reasons, _NARROWED))
     cpus = limits.cpus
     if cpus is None or (base <= cpus and (not limits.owned or cpus & state.node.machine.online <= base)):
-        return placement, ""  # the hook has named all of them: many servers answer with what they received
+        return placement, ""  # the hook has named all: many servers answer with what they received
     outside = cpus & state.node.machine.online - base if limits.owned else CpuSet()
     if not cpus & base | outside:
         return placement, f"it has {listed(base)}" if not limits.owned else "none of them is online"

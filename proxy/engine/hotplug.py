@@ -1,8 +1,8 @@
 """Compute the consequences of CPUs and memory nodes that come or go while containers run.
 
 The pools and the owners are computed again on the new machine (``NodeState.with_machine``). The difference
-between what was placed for a container and what it has now is its hardware loss: reported when it begins,
-changes and ends.
+between a container's placement and the hardware that it has now is its hardware loss. A loss is reported when
+it begins, changes and ends.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def differences(before: Machine, after: Machine) -> list[tuple[str, object, obje
 
 
 def containers_with_other_mems(before: NodeState, after: NodeState) -> list[str]:
-    """Return the containers whose memory nodes differ: the runtime has saved nodes that may be gone."""
+    """Return the containers whose memory nodes differ; the runtime may have saved nodes that are gone."""
     return [c.id for c in after.containers.values() if before.desired_mems(c) != after.desired_mems(c)]
 
 
 def replacements_in_use(state: NodeState, shortage: MissingCpus) -> CpuSet:
-    """Return the replacements that an owner still needs."""
+    """Return the replacement CPUs that an owner still needs."""
     return CpuSet.union_of(state.cpus_without_hooks(c) & c.placement.replacement for c in shortage.containers)
 
 
 def with_replacement(containers: Iterable[Container], replacement: CpuSet) -> list[Container]:
-    """Return containers with other replacements for their offline CPUs."""
+    """Return containers with other replacement CPUs for their offline CPUs."""
     return [
         structs.replace(c, placement=structs.replace(c.placement, replacement=replacement))
         for c in containers
@@ -48,7 +48,7 @@ def with_replacement(containers: Iterable[Container], replacement: CpuSet) -> li
 
 
 class HardwareLoss(Struct, frozen=True):
-    """What a container lacks of what was placed for it, and what it has instead.
+    """The part of its placement that a container lacks, and what it has instead.
 
     Attributes:
         offline: Its exclusive CPUs that are offline.
@@ -66,7 +66,7 @@ class HardwareLoss(Struct, frozen=True):
 
     @property
     def missing(self) -> int:
-        """By how many CPUs it has fewer than it was promised."""
+        """How many CPUs fewer it has than it was promised."""
         return max(len(self.offline) - len(self.replacement), 0)
 
     def text(self) -> str:
@@ -87,10 +87,10 @@ class HardwareLoss(Struct, frozen=True):
 
 
 def loss_of(state: NodeState, container: Container) -> HardwareLoss | None:
-    """Return the hardware loss of a container; None where it lacks nothing of its placement.
+    """Return the hardware loss of a container; None if it lacks nothing of its placement.
 
-    A container to which the plan is not applied was promised nothing. Memory nodes matter to containers that
-    are bound to some: one that has all nodes has those that exist.
+    A container to which the plan is not applied was promised nothing. Missing memory nodes matter only to
+    containers that are bound to some nodes: a container on all nodes loses nothing of its placement.
     """
     machine, placement = state.node.machine, container.placement
     offline = placement.exclusive - machine.online
@@ -122,8 +122,8 @@ def changed_losses(
         state: The node.
 
     Returns:
-        The current losses; and the containers whose loss has changed, with its text, empty where it has
-        ended.
+        The current losses, and the containers whose loss has changed, with the loss as text; the text is
+        empty if the loss has ended.
     """
     current = {container_id: loss.text() for container_id, loss in losses(state).items()}
     ended = dict.fromkeys(reported.keys() - current.keys(), "")

@@ -1,17 +1,18 @@
 """Calls in flight that may write a container's cpuset at any moment, as values.
 
 A StartContainer or UpdateContainerResources that was sent to the runtime carries the cpuset that was right
-when it was sent. If a pool shrinks meanwhile, a kernel write could be undone when the runtime gets to it. So
-a shrink first waits until such calls have completed, and only then writes and reads back.
+when it was sent. If a pool shrinks in the meantime and the kernel is written at once, the runtime may undo
+that write when it executes the call. So a shrink first waits until such calls have completed, then writes and
+reads back.
 
-A call that gets no answer (its client went away, its deadline passed, the runtime was lost), and a start that
-was refused, may still be executed by the runtime, or have been executed already. It stays in flight as an
-*orphan*, until the runtime's list shows its end, or the runtime has answered other calls for long enough. A
-runtime that hangs answers nothing, so its orphans stay. When two calls for one container overlap, it is not
-known which one the runtime executed last: neither shows what the runtime has saved.
+If a call gets no answer (its client went away, its deadline passed, the connection to the runtime was lost),
+or a start was refused, the runtime may still execute it, or may have executed it already. Such a call stays
+in flight as an *orphan*, until the runtime's list shows its end, or the runtime has answered other calls for
+long enough. A runtime that hangs answers nothing, so its orphans stay. If two calls for one container
+overlap, it is unknown which of them the runtime executed last, so neither shows what the runtime has saved.
 
-A start that hangs need not delay anything once its container's cgroup exists: the container is *confined*
-(``proxy.executor.confinement``). Its call stays in flight until it completes.
+A start that hangs need not delay anything once its container's cgroup exists, because the container can be
+*confined* (``proxy.executor.confinement``). The call stays in flight until it completes.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ from proxy.model.persistent_map import PersistentMap
 class InflightCall(Struct, frozen=True, eq=False):
     """One call in flight.
 
-    Values are compared by ``number`` only, so an updated value equals the earlier ones.
+    Values are compared by ``number`` only, so an updated value equals the earlier values of the same call.
 
     Attributes:
-        number: Which call it is.
-        container_id: The container that it is for.
-        carries: The cpuset that it brings.
-        is_start: A start, not an update.
+        number: The number of the call.
+        container_id: The container that the call is for.
+        carries: The cpuset that the runtime may write because of the call.
+        is_start: Whether it is a start, not an update.
         sent_at: When it was sent, by the loop's clock.
         overlapped: Another call for the container was in flight at the same time.
-        orphaned_since: When it became an orphan; None while its answer is waited for.
-        answered_at: When the runtime first answered a call that was made after that.
-        refused: It is a start that the runtime has answered with an error: its next list is right about it.
-        resend: When it is over, the runtime is sent the CPUs that are right then.
-        suspected: It is not known to exist: an earlier run of the daemon may have sent it.
+        orphaned_since: When it became an orphan; None while its answer is awaited.
+        answered_at: When the runtime first answered a call that was made after it became an orphan.
+        refused: It is a start that the runtime has answered with an error; the runtime's next list shows its
+            result.
+        resend: When it is over, the runtime is sent the CPUs that the plan has at that time.
+        suspected: It may not exist: an earlier run of the daemon may have sent it, or not.
         confined: The container is kept within its current cpuset while the call is in flight.
-        relayed: It was sent on while the node was released: a release does not wait for it.
+        relayed: It was forwarded while the node was being released; a release does not wait for it.
     """
 
     number: int
@@ -63,7 +65,7 @@ class InflightCall(Struct, frozen=True, eq=False):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InflightCall) and self.number == other.number
 
-    def __ne__(self, other: object) -> bool:  # a struct has its own
+    def __ne__(self, other: object) -> bool:  # a struct defines its own __ne__
         return not self == other
 
     def __hash__(self) -> int:
@@ -73,7 +75,7 @@ class InflightCall(Struct, frozen=True, eq=False):
 def _overlapped(earlier: InflightCall, later: InflightCall) -> InflightCall:
     """Return a call in flight after another one was sent for the same container.
 
-    A start brings what the runtime has saved when it gets to it: perhaps what a later update has brought.
+    The runtime executes a start with the cpuset that it has saved by then: perhaps that of a later update.
     """
     carries = earlier.carries | later.carries if earlier.is_start else earlier.carries
     return replace(earlier, overlapped=True, carries=carries)
@@ -96,7 +98,7 @@ class InflightCalls(Struct, frozen=True):
     # -- changes ------------------------------------------------------------------------------------------
 
     def added(self, call: InflightCall) -> InflightCalls:
-        """Return the calls with one that was sent last."""
+        """Return the calls in flight after one more was sent."""
         others = self.of(call.container_id)
         if others:
             overlapped = replace(call, overlapped=True)
@@ -104,14 +106,14 @@ class InflightCalls(Struct, frozen=True):
         return InflightCalls(self.calls.put(call.container_id, (call,)), self.confined)
 
     def removed(self, call: InflightCall) -> InflightCalls:
-        """Return the calls without one that was answered, or is lost."""
+        """Return the calls in flight after one was answered, or was lost."""
         remaining = tuple(other for other in self.of(call.container_id) if other != call)
         if remaining:
             return self._with(remaining)
         return InflightCalls(self.calls.drop(call.container_id), self.confined - {call.container_id})
 
     def updated(self, call: InflightCall) -> InflightCalls:
-        """Return the calls with the newest value of one; one that is over stays so."""
+        """Return the calls with a newer value of one of them; a call that is over stays so."""
         calls = tuple(call if other == call else other for other in self.of(call.container_id))
         return self._with(calls) if calls else self
 
@@ -128,7 +130,7 @@ class InflightCalls(Struct, frozen=True):
         return self.calls.get(container_id) or ()
 
     def current(self, call: InflightCall) -> InflightCall | None:
-        """Return the newest value of a call; None where it is over."""
+        """Return the newest value of a call; None if it is over."""
         return next((other for other in self.of(call.container_id) if other == call), None)
 
     def is_busy(self, container_id: str) -> bool:
@@ -140,14 +142,14 @@ class InflightCalls(Struct, frozen=True):
         return any(call.is_start for call in self.of(container_id))
 
     def is_awaited(self, container_id: str) -> bool:
-        """Return whether a call whose answer is still waited for is in flight for a container."""
+        """Return whether a call whose answer is still awaited is in flight for a container."""
         return any(call.orphaned_since is None for call in self.of(container_id))
 
     def is_awaited_by_release(self, container_id: str) -> bool:
         """Return whether a call is in flight for a container that a release has to wait for.
 
-        Its answer is awaited, or the runtime is to be sent the container's CPUs after it, and it was not
-        relayed during the release.
+        A release waits for a call if it was not relayed during the release, and if its answer is awaited, or
+        the container's CPUs must be sent to the runtime after it.
         """
         return any(
             (call.orphaned_since is None or call.resend) and not call.relayed
@@ -159,7 +161,7 @@ class InflightCalls(Struct, frozen=True):
         return container_id in self.confined
 
     def orphans(self) -> list[InflightCall]:
-        """Return the calls whose answers are not waited for any more."""
+        """Return the calls whose answers are no longer awaited."""
         return [call for calls in self.calls.values() for call in calls if call.orphaned_since is not None]
 
     def unattended(self) -> list[InflightCall]:

@@ -1,8 +1,8 @@
 """Handle calls in flight, from the moment they are sent to their end: rules of ``proxy.engine.handle``.
 
-The runtime starts or updates a container with the cpuset of the last update (``RuntimeKnowledge.saved``), as
-long as calls for the container do not overlap. A created container has no cgroup yet: runc makes it at the
-start, from the cpuset that was saved last.
+As long as calls for a container do not overlap, the runtime starts or updates it with the cpuset of the last
+update (``RuntimeKnowledge.saved``). A created container has no cgroup yet: runc makes it at the start, with
+the cpuset that was saved last.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from proxy.engine.state import NodeState
 from proxy.model.workload import POD_RECORD, Phase
 
 ORPHAN_GRACE_S = 2.0
-"""How long a runtime that answers other calls may still be executing an orphan, in seconds."""
+"""For how many seconds a runtime that answers other calls may still be executing an orphan."""
 
 Handled = tuple[NodeState, NodeEffects]
 
 
 def call_sent(state: NodeState, event: CallSent) -> Handled:
-    """Count a call as in flight; a container that it starts is starting."""
+    """Add a call to the calls in flight; a container that it starts is now starting."""
     call = event.call
     after = structs.replace(state, inflight=state.inflight.added(call))
     container = state.containers.get(call.container_id) if call.is_start and not call.suspected else None
@@ -68,7 +68,7 @@ def call_completed(state: NodeState, event: CallCompleted) -> Handled:
 
 
 def call_orphaned(state: NodeState, event: CallOrphaned) -> Handled:
-    """Record that the answer to a call is not waited for any more; the runtime may still execute it."""
+    """Record that the answer to a call is no longer awaited; the runtime may still execute the call."""
     call = state.inflight.current(event.call)
     if call is None:
         return state, ()
@@ -87,7 +87,7 @@ def start_refused(state: NodeState, event: StartRefused) -> Handled:
 
 
 def call_confined(state: NodeState, event: CallConfined) -> Handled:
-    """Mark a call whose container is kept within its current cpuset, or no longer is."""
+    """Mark a call whose container is confined to its current cpuset, or no longer is."""
     call = state.inflight.current(event.call)
     if call is None or call.confined is event.confined:
         return state, ()
@@ -95,7 +95,7 @@ def call_confined(state: NodeState, event: CallConfined) -> Handled:
 
 
 def start_ended(state: NodeState, event: StartEnded) -> Handled:
-    """End a start; its container is in the phase that the runtime has reported, if it has."""
+    """End a start; its container enters the phase that the runtime has reported, if it has reported one."""
     call, phase = event.call, event.phase
     before = state.inflight.current(call)
     state, over = call_completed(state, CallCompleted(call))
@@ -112,7 +112,7 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
     written, sent = WriteCpusets((container.id,)), before or call
     if not sent.confined and not sent.overlapped and call.carries == state.desired_cpus(container):
         return state, (*over, *entered, written)
-    # The runtime has saved the cpuset that the start has brought, or an update beside it.
+    # The runtime has saved the cpuset of the start, or that of an update that overlapped with it.
     return _with_unsaved(state, container.id), (*over, *entered, written, SyncRuntimeSoon())
 
 
@@ -124,7 +124,7 @@ def update_accepted(state: NodeState, event: UpdateAccepted) -> Handled:
     resized = with_memory_limit(state, container, event.memory_limit)
     if resized is container:
         return state, ()
-    if resized.placement.mems != container.placement.mems:  # other nodes are not drift from now on
+    if resized.placement.mems != container.placement.mems:  # the new nodes must not count as drift
         bindings = state.facts.mems
         state = state.with_facts(mems=replace(bindings, held=bindings.held - {container.id}))
     state, effects = containers_updated(state, ContainersUpdated((resized,)))
@@ -135,7 +135,7 @@ def update_accepted(state: NodeState, event: UpdateAccepted) -> Handled:
 
 
 def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
-    """End an update; learn from it what the runtime has saved, unless it met another call."""
+    """End an update; unless it overlapped with another call, record what the runtime has saved."""
     call, saved = state.inflight.current(event.call), event.saved
     if call is None:
         return state, ()
@@ -147,7 +147,7 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
     is_alone, effects = not call.overlapped, list[NodeEffect](over)
     state = state.with_runtime(state.runtime.with_saved(container_id, saved if is_alone else None))
     if saved is not None and not (is_alone and saved == state.desired_cpus(container)):
-        # The order of the calls is not known: the planned CPUs are sent after all of them.
+        # The order of the calls is unknown, so the planned CPUs are sent after all of them.
         if state.inflight.is_busy(container_id):
             state, _ = resend_wanted(state, ResendWanted(container_id))
         else:
@@ -156,7 +156,7 @@ def update_ended(state: NodeState, event: UpdateEnded) -> Handled:
     if saved == state.desired_cpus(container) and is_alone:
         effects.append(
             CompareCpusets((container_id,))
-        )  # most probably right: no write, as many may complete together
+        )  # most probably right, so only compared: many updates may complete together
     else:
         effects.append(WriteCpusets((container_id,)))
     return state, tuple(effects)
@@ -172,10 +172,10 @@ def resend_wanted(state: NodeState, event: ResendWanted) -> Handled:
 
 
 def orphan_listed(state: NodeState, event: OrphanListed) -> Handled:
-    """Decide whether an orphan is over, by the runtime's list, or by the time that it has had."""
+    """Decide whether an orphan is over, by the runtime's list or by the time that has passed."""
     call = state.inflight.current(event.call)
     if call is None or call.orphaned_since is None:
-        return state, ()  # it is over, or another comparison ends it just now
+        return state, ()  # it is over, or another reconcile is ending it
     phase, requested_at = event.phase, event.requested_at
     if call.answered_at is None and requested_at >= call.orphaned_since:
         call = replace(call, answered_at=event.now)
@@ -192,7 +192,7 @@ def orphan_listed(state: NodeState, event: OrphanListed) -> Handled:
 
 
 def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
-    """End an orphan. The comparison that found it over writes the kernel after this."""
+    """End an orphan. The reconcile that found it over writes the kernel afterwards."""
     call, phase = event.call, event.phase
     effects, container_id = list[NodeEffect](), call.container_id
     last_known = state.inflight.current(call) or call
@@ -204,7 +204,7 @@ def orphan_ended(state: NodeState, event: OrphanEnded) -> Handled:
         effects += over
         if container_id in state.containers:
             state = state.with_runtime(state.runtime.with_saved(container_id, None))
-            effects.append(CompareUnits((container_id,)))  # the runtime may have sent systemd something
+            effects.append(CompareUnits((container_id,)))  # the runtime may have sent systemd another cpuset
     if phase is Phase.EXITED:
         state, entered = phase_changed(state, PhaseChanged(container_id, phase))
         effects += entered

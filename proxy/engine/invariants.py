@@ -16,11 +16,12 @@ from proxy.pools.pools import CpuPools, pools_of
 def violations(state: NodeState) -> list[str]:
     """Return the invariants that a state violates, one sentence each; empty where it violates none.
 
-    Checked: no container's CPUs are empty or offline; no CPU has two owners; no container without CPUs of
-    its own runs on owned CPUs (BE may run on those of LSR, and a container on those that a hook was allowed
-    to give it); an LSE or LSR pod that owns CPUs owns exactly those that were named or chosen for it; owners
-    and pools, which a state carries along, follow from its containers; nothing is known of containers that
-    are gone; no device is held by two pods. A node of a thousand containers takes milliseconds.
+    Checked: every container has CPUs, all of them online; no CPU has two owners; no container without CPUs of
+    its own runs on owned CPUs (exceptions: BE containers may run on those of LSR pods, and a container on
+    those that a hook was allowed to give it); an LSE (latency-sensitive exclusive) or LSR (latency-sensitive
+    reserved) pod that owns CPUs owns exactly those that were named or chosen for it; the owners and pools
+    that a state carries along follow from its containers; no entries are left of containers that are gone; no
+    device is held by two pods. The check of a thousand containers takes milliseconds.
     """
     live = [c for c in state.containers.values() if c.phase is not Phase.EXITED]
     return [
@@ -118,7 +119,7 @@ def _problems_of(state: NodeState, container: Container, owned: int, outside_be:
         problems.append(f"{container.ref} owns CPUs, and none are known")
     elif state.uses_shared_cpus(
         container
-    ):  # as does an owner that has lost all of its CPUs; ``executor.machine.hotplug`` reports that
+    ):  # an owner that has lost all of its CPUs does, too; ``executor.machine.hotplug`` reports that
         is_be = placement.pool is Pool.BE or container.pod.qos is QosClass.BE
         if shared := (planned - placement.hook_extra_cpus).bits & (outside_be if is_be else owned):
             problems.append(f"{container.ref} shares owned CPUs {CpuSet.from_bits(shared)}")

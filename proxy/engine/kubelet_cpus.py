@@ -1,7 +1,7 @@
 """Find CPUs that kubelet's CPU manager assigned and that its containers cannot have.
 
-CPUs that had an owner here first stay with it. kubelet does not know that, and may have assigned them all the
-same. Two containers cannot have them, so both are named.
+CPUs that already had an owner here stay with it. kubelet does not know that owner, and may have assigned the
+same CPUs. Two containers cannot have the same CPUs, so the messages name both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.model.workload import Phase, Pool
 
 
 def clashes(state: NodeState) -> list[str]:
-    """Name the containers to which kubelet gave CPUs that they cannot have here, and why."""
+    """Return messages about containers to which kubelet assigned CPUs that they cannot have here, and why."""
     if not state.kubelet_cpus:
         return []
     pods = {pod.uid: pod for pod in state.pods.values()}
@@ -35,7 +35,7 @@ def clashes(state: NodeState) -> list[str]:
             pod.qos in NEVER_PINNED_BY_KUBELET or permitted_claim(state.node, pod)[0].cpuset
         ):
             continue
-        # Containers of one pod may have CPUs in common: those of an init container are used again.
+        # Containers of one pod may have CPUs in common: the CPUs of an init container are used again.
         own_cpus = union(
             o.cpus.bits for name in containers if (o := state.owners.get(f"{uid}/{name}")) is not None
         )
@@ -63,13 +63,13 @@ def clashes(state: NodeState) -> list[str]:
 
 
 def _why_shared(state: NodeState, cpus: CpuSet) -> str:
-    """Return why CPUs that nothing owns stay in the shared pool (``owners._owners_known_to_kubelet``)."""
+    """Return why CPUs without an owner stay in the shared pool (``owners._owners_known_to_kubelet``)."""
     breach = state.node.floors.breach(state.pools.shared - cpus, cpus)
     return breach.message if breach is not None else EMPTY_SHARED_POOL
 
 
 def _cpus_in_use(state: NodeState) -> list[tuple[str, str, CpuSet]]:
-    """Return the owners that exist, and pods with CPUs set aside: uid, name and CPUs of each."""
+    """Return the existing owners, and the pods with CPUs set aside: uid, name and CPUs of each."""
     owners: dict[str, tuple[str, str, CpuSet]] = {}
     for container in state.containers.values():
         owner = state.owners.get(container.owner) if container.placement.pool is Pool.OWN else None
@@ -84,7 +84,7 @@ def _cpus_in_use(state: NodeState) -> list[tuple[str, str, CpuSet]]:
 
 
 def changed_cpus(before: Held, after: Held) -> tuple[CpuSet, CpuSet]:
-    """Return the CPUs that kubelet has assigned and had not before, and the other way round."""
+    """Return the CPUs that kubelet has assigned since, and those that it has taken back."""
     return _all_cpus(after) - _all_cpus(before), _all_cpus(before) - _all_cpus(after)
 
 

@@ -1,19 +1,21 @@
 """Infer the likely writer of a cpuset that another program has changed.
 
-The kernel does not report which process writes (fanotify would, for CAP_SYS_ADMIN, which a writer of cpusets
-should not have). So the writer is inferred from what was going on and from the value:
+The kernel does not report which process writes (fanotify would, but needs CAP_SYS_ADMIN, which a program that
+writes cpusets should not have). So the writer is inferred from the value, and from the programs that were
+active:
 
-1. kubelet holds that very set for the container, or as its default: no other program has a reason to write
-   it. (kubelet 1.36, CPU manager: it reconciles by UpdateContainerResources. What passes through
-   topoproxy carries the planned set, so this is a kubelet at the runtime's own socket.)
-2. systemd has just reloaded: it writes to each unit what its properties say, which under its driver is the
-   last set that runc sent it.
-3. the runtime has saved that very set: runc writes the whole of its saved resources at each update of
-   anything, so the last set that it was sent comes back; or a client updated the container at the runtime's
-   socket.
-4. an update by kubelet has just passed through topoproxy: the result differs from what it carried.
+1. kubelet's CPU manager holds exactly this set for the container, or as its default set: no other program has
+   a reason to write it. (kubelet 1.36: the CPU manager reconciles by UpdateContainerResources. An update that
+   passes through topoproxy carries the planned set, so this kubelet uses the runtime's own socket.)
+2. systemd has just reloaded: it writes the properties of each unit to the kernel. Under the systemd cgroup
+   driver, the cpuset property is the last set that runc sent.
+3. the runtime has saved exactly this set: runc writes all of its saved resources at each update of any of
+   them, so the last set that was sent to it comes back; or a client updated the container at the runtime's
+   own socket.
+4. an update by kubelet has just passed through topoproxy, and the kernel's set differs from the set that it
+   carried.
 
-Otherwise it is unknown: a shell, an agent.
+Otherwise the writer is unknown, such as a shell or an agent.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from proxy.model.kubelet import CpuManager
 from proxy.model.workload import Container
 
 HINT_S = 3.0
-"""How long a write may follow its cause."""
+"""A write counts as caused by an event for this many seconds after it."""
 ANY_CONTAINER = ""
 """The key of a hint that concerns all containers."""
 
@@ -43,7 +45,7 @@ class WriterKind(StrEnum):
 
 
 class WriterHint(Struct, frozen=True):
-    """A program that may write a cpuset was seen running.
+    """A program that may write a cpuset was seen to be active.
 
     Attributes:
         writer: The program.
@@ -62,9 +64,9 @@ class Evidence(Struct, frozen=True):
 
     Attributes:
         cpus: The cpuset that the kernel held.
-        saved: What the runtime has saved for the container; None where that is not known.
+        saved: The set that the runtime has saved for the container; None if it is unknown.
         kubelet: Sets that kubelet's CPU manager would write for it.
-        hint: The program that ran just before the write.
+        hint: The program that was active just before the write.
     """
 
     cpus: CpuSet
@@ -85,7 +87,7 @@ def likely_writer(evidence: Evidence) -> WriterKind:
 
 
 def hinted_writer(hints: Mapping[str, WriterHint], container_id: str, now: float) -> WriterKind:
-    """Return the program that was seen last, and recently, that may have written a container's cpuset."""
+    """Return the likely writer of a container's cpuset: the last program that was active recently."""
     recent = (hints.get(container_id, _NO_HINT), hints.get(ANY_CONTAINER, _NO_HINT))
     last = max(recent, key=lambda hint: hint.at)
     return last.writer if now - last.at <= HINT_S else WriterKind.UNKNOWN

@@ -1,11 +1,11 @@
 """The memory of a container whose memory limit is changed while it exists (kubelet's resize in place).
 
-Memory is not moved: the memory nodes of an owner become more where its new limit needs them, and never fewer.
-Nodes that the request or a hook has named stay. Memory that is counted stays on its nodes, also where they
-have less than the new limit: the container runs already. kubelet's own memory manager refuses such a resize
-as infeasible (kubernetes v1.36, feature gate InPlacePodVerticalScalingExclusiveMemory).
+Memory is not moved. An owner gets more memory nodes if its new limit needs them, and never loses one. Nodes
+that the request or a hook has named stay. Memory that is counted stays on its nodes, even if they have less
+than the new limit, because the container runs already. kubelet's own memory manager refuses such a resize as
+infeasible (kubernetes v1.36, feature gate InPlacePodVerticalScalingExclusiveMemory).
 
-Shares and quotas are not recorded: an owner keeps its CPUs until it ends.
+New CPU shares and quotas are not recorded here: an owner keeps its CPUs until it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.model.workload import Container
 
 
 def with_memory_limit(state: NodeState, container: Container, limit: int) -> Container:
-    """Return a container after a resize in place; the same value where its memory limit does not change.
+    """Return a container after a resize in place; the same value if its memory limit does not change.
 
     Args:
         state: The node as it is.
@@ -50,7 +50,7 @@ def with_memory_limit(state: NodeState, container: Container, limit: int) -> Con
 
 
 def added_nodes(state: NodeState, container: Container, limit: int) -> Mask:
-    """Return all memory nodes of a container after a resize in place that adds some; none where it adds none.
+    """Return all memory nodes of a container after a resize in place that adds some; none if it adds none.
 
     The arguments are as for ``with_memory_limit``.
     """
