@@ -78,7 +78,7 @@ class Plan(Struct, frozen=True):
         problem: The problem with the request, for the operator; empty if there is none.
         explanation: The record of the decision; None for a container that could only go to a pool
             (``engine.explain_record``).
-        limit: The admission rule that the claim exceeded; None where it exceeded none.
+        limit: The admission rule that the claim exceeded; None if it exceeded none.
     """
 
     verdict: Verdict

@@ -84,7 +84,7 @@ class EnforcementCounts(Struct, frozen=True):
 
     Attributes:
         applied, observed: Pods with live containers.
-        to_apply, to_give_back: Pods that lag, by what their next step does.
+        to_apply, to_give_back: Lagging pods whose next step applies the plan, or gives back their CPUs.
         moving: Pods of the step under way.
         observed_containers: Live containers of observed pods; these may use CPUs that have owners.
     """

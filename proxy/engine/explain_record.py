@@ -16,7 +16,7 @@ from proxy.pools.claims import STRICT, whole_cpus
 from proxy.pools.pools import pool_cpus
 
 MAX_MOVED = 20
-"""The most containers that had to move and are named."""
+"""How many of the containers that had to move a record names at most."""
 
 
 def explain(

@@ -1,6 +1,6 @@
 """Record which container holds which devices, in the state and in the ledger.
 
-Devices are held under the names of pod and container, so that a container that starts again, and the
+Devices are held under the pod's key and the container's name, so that a container that starts again, and the
 containers after an init container, find them. They are held until the pod has no sandbox any more. A device
 that is held without an answer of the plug-in is reserved: no other container gets it, and the reservation
 ends with the call that made it. Only pods to which the plan is applied hold devices; for other pods, the

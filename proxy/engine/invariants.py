@@ -14,7 +14,7 @@ from proxy.pools.pools import CpuPools, pools_of
 
 
 def violations(state: NodeState) -> list[str]:
-    """Return the invariants that a state violates, one sentence each; empty where it violates none.
+    """Return the invariants that a state violates, one sentence each; empty if it violates none.
 
     Checked: every container has CPUs, all of them online; no CPU has two owners; no container without CPUs of
     its own runs on owned CPUs (exceptions: BE containers may run on those of LSR pods, and a container on

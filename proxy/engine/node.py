@@ -1,4 +1,4 @@
-"""The machine and the rules of a node. No decision changes them.
+"""The machine and the rules of a node; no decision changes them.
 
 When CPUs come or go, or the rules change, a new ``Node`` takes the place of the old one.
 """
@@ -31,7 +31,7 @@ from proxy.pools.claims import STRICT
 from proxy.pools.pools import Floors, floors_of
 
 ProviderFactory = Callable[["Node"], Provider | None]
-"""Returns the provider of a node with nothing granted; None where the node does not use it."""
+"""Returns the provider of a node with nothing granted; None if the node does not use this provider."""
 
 
 def _assigned_devices(node: Node) -> Provider:
@@ -50,8 +50,8 @@ def _memory(node: Node) -> Provider | None:
 PROVIDERS: tuple[ProviderFactory, ...] = (_assigned_devices, _cpus, _memory)
 """The providers of every node, in the order in which they are queried and allocate.
 
-That of the devices which topoproxy assigns itself comes before them where there are any: its content is part
-of the state (``proxy.engine.topology_manager.build_context``).
+If topoproxy assigns devices itself, the provider of these devices comes first; its content is part of the
+state (``proxy.engine.topology_manager.build_context``).
 
 kubelet has the same order: device manager, CPU manager, memory manager (kubernetes v1.36,
 pkg/kubelet/cm/container_manager_linux.go ``NewContainerManager``).
@@ -66,20 +66,21 @@ class Node:
         machine: The hardware.
         topology: The hardware in the form that the allocator reads.
         static: Whole-CPU Guaranteed containers get exclusive CPUs (``cpuManagerPolicy: static``).
-        reserved: CPUs that are never given to one container alone (``reservedSystemCPUs``).
+        reserved: CPUs that no container may own (``reservedSystemCPUs``).
         follow_mems: Containers that own CPUs get the memory nodes of those CPUs.
-        policy, scope: How hints are merged, and for containers or pods.
+        policy, scope: How hints are merged, and whether for containers or for pods.
         options: How CPUs are chosen.
         closest: kubelet's ``prefer-closest-numa-nodes``.
-        reserved_memory: ``reservedMemory`` where memory is counted by node; None where it is not.
-        devices: Devices of a simulation, resource to id to device; those of plug-ins are in the state.
+        reserved_memory: ``reservedMemory``, if memory is counted by NUMA node; None if it is not.
+        devices: Devices of a simulation, by resource and id; the devices of plug-ins are in the state.
         node_reservation: CPUs that neither pools nor owners use (Koordinator's node reservation).
         system: CPUs for pods of class SYSTEM (Koordinator's system-qos-resource).
         system_cpus_exclusive: Whether no other container uses them.
         bind: How CPUs of owners are bound on this node (Koordinator's cpu-bind-policy).
         strategy: Which NUMA nodes are filled first (Koordinator's numa-allocate-strategy).
         keep_quota: Which owners keep their CFS quota.
-        be_cpuset: Whether requests of BE containers name the BE pool, or the groups above them hold it.
+        be_cpuset: Whether requests of BE (best effort) containers name the BE pool, or the cgroups above them
+            are narrowed to it.
         admission: Which pods may own CPUs.
         factories: The functions that make the providers of the topology manager.
         providers: The providers with nothing granted, in the order in which they are queried.
@@ -87,12 +88,12 @@ class Node:
         serves_guaranteed: Whether some provider has to be queried for every container of a Guaranteed pod.
         accounts: Whether some provider keeps account of running containers.
         shareable: CPUs that pools may use.
-        cpu: Machine, options and reserve as the CPU manager reads them.
-        memory: The memory of the nodes with nothing granted; None where it is not counted.
-        distances: The distance table where ``closest`` is on and the machine reports it.
+        cpu: The machine, the options and the reserved CPUs, in the form that the CPU manager reads.
+        memory: The memory of the NUMA nodes with nothing granted; None if it is not counted.
+        distances: The distance table, if ``closest`` is on and the machine reports one.
         nodes: All NUMA nodes.
         floors: CPUs of the shared pool that no owner may take.
-        most_ownable: How many CPUs can have owners at the same time: the floors stay in the shared pool.
+        most_ownable: How many CPUs can have owners at the same time; the floors stay in the shared pool.
     """
 
     machine: Machine
@@ -146,7 +147,7 @@ class Node:
         set_field("floors", floors)
         ownable = machine.online - reserved
         floor_cpus = floors.choose(self.shareable, machine, reserved) if floors else CpuSet()
-        # Without a floor the shared pool must not be empty anyway.
+        # Even without a floor the shared pool must not be empty.
         set_field("most_ownable", len(ownable - floor_cpus) - (not floors and self.shareable <= ownable))
         counts_memory = self.reserved_memory is not None
         set_field(
@@ -167,15 +168,15 @@ class Node:
         )
 
     def with_static(self, *, static: bool) -> Node:
-        """Return the node where whole-CPU Guaranteed containers get exclusive CPUs, or do not."""
+        """Return the node on which whole-CPU Guaranteed containers get exclusive CPUs, or do not."""
         return dataclasses.replace(self, static=static, pool_placements=dict[object, Placement]())
 
     def with_reserved_cpus(self, reserved: CpuSet) -> Node:
-        """Return the node with other CPUs in reserve."""
+        """Return the node with other reserved CPUs."""
         return dataclasses.replace(self, reserved=reserved, pool_placements=dict[object, Placement]())
 
     def for_running(self, running: Node) -> Node:
-        """Return these rules for a running node: on its machine, and static as it is, also by a takeover."""
+        """Return these rules with a running node's machine, and its ``static``, which a takeover may set."""
         return dataclasses.replace(
             self,
             machine=running.machine,
@@ -185,7 +186,7 @@ class Node:
         )
 
     def with_namespace_labels(self, labels: Mapping[str, Mapping[str, str]] | None) -> Node:
-        """Return these rules for what is known of the labels of namespaces; None where nothing is."""
+        """Return these rules with the labels of namespaces; ``labels`` is None if none are known."""
         owners = self.admission.owners
         if (known := owners.knowing(labels)) is owners:
             return self
@@ -197,7 +198,7 @@ class Node:
         return self.node_reservation | self.system if self.system_cpus_exclusive else self.node_reservation
 
     def erases(self, placement: Placement) -> bool:
-        """Return whether a container's request names no CPUs, so that it has those of the groups above it."""
+        """Return whether a container's request names no CPUs: then it has those of the cgroups above it."""
         return self.be_cpuset is BeCpuset.ERASE and placement.pool is Pool.BE and not placement.narrow
 
     def serves(self, pod: Pod) -> bool:
@@ -210,5 +211,5 @@ class Node:
 
     @property
     def decides_pods(self) -> bool:
-        """True where pods are decided as a whole, before their containers come."""
+        """Whether pods are decided as a whole, before their containers are created."""
         return self.scope is Scope.POD and self.policy is not TopologyPolicy.NONE

@@ -28,11 +28,11 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod
 
 Record = Pod | Container | Mapping[str, object]
-"""What the ledger keeps under a key: a sandbox, a container, or plain data."""
+"""The value that the ledger keeps under a key: a sandbox, a container, or plain data."""
 
 
 class WriteScope(Enum):
-    """Which containers' cpusets are written to the kernel after a change, and by which side."""
+    """Which containers' cpusets are written to the kernel after a change, and how."""
 
     MOVED = "the containers whose CPUs change, in the background"
     ALL = "all containers, in the background"
@@ -43,8 +43,8 @@ class PutRecord(Struct, frozen=True):
     """Write a record to the ledger, or delete one, without waiting for it.
 
     Attributes:
-        key: Under which key; see ``proxy.executor.ledger_writer``.
-        record: What; None to delete the record.
+        key: The key of the record; see ``proxy.executor.ledger_writer``.
+        record: The record; None to delete it.
     """
 
     key: str
@@ -52,14 +52,14 @@ class PutRecord(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """Pools or rules may differ: observers follow, the kernel first.
+    """Pools or rules may differ: the observers are notified, the kernel backend first.
 
     Attributes:
         before: The state that was replaced.
         after: The state that replaced it.
         write_scope: Which containers the kernel backend writes.
         shrink: Ids of containers that must leave CPUs, because a pool or the machine changed.
-        grow: Ids of containers that only gain CPUs by it.
+        grow: Ids of containers that only gain CPUs.
     """
 
     before: NodeState
@@ -79,17 +79,17 @@ class SyncRuntimeSoon(Struct, frozen=True):
 
 
 class CallOver(Struct, frozen=True):
-    """A call is no longer in flight: what waits for that continues.
+    """A call is no longer in flight: everything that waits for its end continues.
 
     Attributes:
-        number: Which call.
+        number: The number of the call.
     """
 
     number: int
 
 
 class OrphanOver(Struct, frozen=True):
-    """An orphan is over: ``OrphanEnded`` follows once systemd has what is right for its container.
+    """An orphan is over: ``OrphanEnded`` follows once systemd has the right CPUs for its container.
 
     Attributes:
         call: The orphan.
@@ -205,7 +205,7 @@ class NotifyPodStopped(Struct, frozen=True):
 
 
 class NotifyPodRemoved(Struct, frozen=True):
-    """A sandbox has been removed, or was not there.
+    """A sandbox has been removed, or did not exist.
 
     Attributes:
         sandbox_id: Its id.
@@ -215,12 +215,13 @@ class NotifyPodRemoved(Struct, frozen=True):
 
 
 class NotifyListed(Struct, frozen=True):
-    """The runtime has listed what it has.
+    """The runtime has listed its sandboxes and containers.
 
     Attributes:
         pods: Ids of all sandboxes.
         containers: Ids of all containers.
-        since: The number of the newest change when the lists were requested: they are stale for newer ones.
+        since: The number of the newest change when the lists were requested; for newer changes the lists are
+            stale.
     """
 
     pods: Collection[str]
@@ -232,9 +233,9 @@ class PlanDecided(Struct, frozen=True):
     """The answer to an event that requests a decision.
 
     Attributes:
-        plan: What was decided.
-        answer: The answer to the create, if the event is one.
-        withdrawn: The token of an earlier decision about the same create; empty where there was none.
+        plan: The decision.
+        answer: The answer to the create, if the event requests one.
+        withdrawn: The token of an earlier decision about the same create; empty if there was none.
     """
 
     plan: Plan
@@ -246,8 +247,8 @@ class PodDecided(Struct, frozen=True):
     """The answer to a request for a sandbox.
 
     Attributes:
-        admission: What was decided.
-        answer: The answer to the RunPodSandbox.
+        admission: The decision.
+        answer: The answer to the RunPodSandbox call.
     """
 
     admission: PodAdmission
@@ -268,8 +269,8 @@ class NodePolicyApplied(Struct, frozen=True):
     """The answer to ``NodePolicyRead``.
 
     Attributes:
-        changed: The values by which the rules of the node have changed, by the names of the configuration.
-        notes: Owners of CPUs that are reserved now, one sentence each.
+        changed: The changed rules of the node with their new values, by their names in the configuration.
+        notes: Sentences about owners of CPUs that are reserved now, one for each owner.
     """
 
     changed: Mapping[str, PolicyValue[object]]
@@ -280,8 +281,8 @@ class KubeletCpusChanged(Struct, frozen=True):
     """Report that kubelet's CPU manager holds other CPUs.
 
     Attributes:
-        came: CPUs that it holds now.
-        went: CPUs that it holds no longer.
+        came: CPUs that it holds now and did not hold before.
+        went: CPUs that it no longer holds.
     """
 
     came: CpuSet
@@ -292,7 +293,7 @@ class LossesChanged(Struct, frozen=True):
     """The hardware losses of some containers differ from those that were reported.
 
     Attributes:
-        changes: The containers, with their loss as text; empty where it has ended.
+        changes: The containers, with their loss as text; the text is empty if the loss has ended.
     """
 
     changes: tuple[tuple[Container, str], ...]
@@ -310,7 +311,7 @@ Notice = (
     | NotifyPodRemoved
     | NotifyListed
 )
-"""What observers are notified of."""
+"""The effects that are notifications of observers."""
 NodeEffect = (
     PutRecord
     | SyncRuntimeSoon
@@ -340,12 +341,12 @@ NodeEffects = tuple[NodeEffect, ...]
 def pool_changes(
     before: NodeState, after: NodeState, write_scope: WriteScope = WriteScope.MOVED
 ) -> tuple[Change, ...]:
-    """Return the effects of a change of pools or rules; none where neither differs.
+    """Return the effects of a change of pools or rules; none if neither differs.
 
     Args:
         before: The state that is replaced.
         after: The state that replaces it.
-        write_scope: Which containers are written in the kernel.
+        write_scope: Which containers' cpusets are written to the kernel.
     """
     if before.pools is after.pools and before.node is after.node:
         return ()
@@ -353,7 +354,7 @@ def pool_changes(
 
 
 def fact_records(before: NodeState, after: NodeState) -> tuple[PutRecord, ...]:
-    """Return the ledger's records of the facts in which two states differ; a fact that is gone has None."""
+    """Return the ledger's records of facts that differ between two states; None for a fact that is gone."""
     if before.facts is after.facts:
         return ()
     return tuple(PutRecord(key, record) for key, record in after.facts.changed_records(before.facts).items())

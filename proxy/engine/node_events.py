@@ -1,6 +1,6 @@
 """The events of a node, as values: the input of ``proxy.engine.handle``.
 
-Times are by a clock that never jumps, in seconds.
+Times are in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class ReservationCpusChanged(Struct, frozen=True):
 
     Attributes:
         reservation: Its name.
-        cpus: These CPUs; None for none.
-        placed: Containers whose placements change by it.
+        cpus: Those CPUs; None if there are none.
+        placed: Containers whose placements change with it.
     """
 
     reservation: str
@@ -95,12 +95,12 @@ class ReservationCpusChanged(Struct, frozen=True):
 
 
 class RuntimeListed(Struct, frozen=True):
-    """The runtime has listed what it has, completely.
+    """The runtime has listed all of its sandboxes and containers.
 
     Attributes:
         pods: Ids of all sandboxes.
         containers: Ids of all containers.
-        since: The number of the newest change when it was queried.
+        since: The number of the newest change when the lists were requested.
     """
 
     pods: Collection[str]
@@ -112,10 +112,10 @@ class NodePolicyRead(Struct, frozen=True):
     """The Node object, the configuration and namespace labels were read; answered by ``NodePolicyApplied``.
 
     Attributes:
-        configured: The node as our configuration has it, on the machine of the start.
-        options: Of the topology manager, as our configuration has them.
-        meta: The newest Node object; None where there is none, or it could never be read.
-        labels: The labels of each namespace; None where they could never be read.
+        configured: The node according to topoproxy's configuration, on the machine as it was at the start.
+        options: The options of the topology manager in topoproxy's configuration.
+        meta: The newest Node object; None if there is none, or it could never be read.
+        labels: The labels of each namespace; None if they could never be read.
     """
 
     configured: Node
@@ -125,11 +125,11 @@ class NodePolicyRead(Struct, frozen=True):
 
 
 class TakeoverChanged(Struct, frozen=True):
-    """A takeover from kubelet has come to another stage.
+    """A takeover from kubelet has reached another stage.
 
     Attributes:
         static: Whether whole-CPU Guaranteed containers get exclusive CPUs.
-        reserved: CPUs that are kept back in addition, because kubelet did.
+        reserved: CPUs that are reserved in addition, because kubelet reserved them.
     """
 
     static: bool
@@ -147,11 +147,11 @@ class HardwareChanged(Struct, frozen=True):
 
 
 class KubeletCpusRead(Struct, frozen=True):
-    """What kubelet's CPU manager does was read.
+    """The settings and allocations of kubelet's CPU manager were read.
 
     Attributes:
         manager: Its settings and allocations.
-        held: The allocations that count.
+        held: The allocations that count as owned.
     """
 
     manager: CpuManager
@@ -163,7 +163,7 @@ class DevicesChanged(Struct, frozen=True):
 
     Attributes:
         resource: The resource.
-        devices: All of its devices by id, healthy or not; None where the resource is withdrawn.
+        devices: All of its devices by id, healthy or not; None if the resource was withdrawn.
     """
 
     resource: str
@@ -175,7 +175,7 @@ class DevicesImported(Struct, frozen=True):
 
     Attributes:
         resource: The resource.
-        pods: What the containers of pods hold, by key of the pod.
+        pods: The devices that the containers of pods hold, by key of the pod.
         every: Whether unknown pods count too, because the runtime's pods are not known yet.
     """
 
@@ -185,7 +185,7 @@ class DevicesImported(Struct, frozen=True):
 
 
 class ModeChanged(Struct, frozen=True):
-    """The mode of the node has changed. Jobs that are queued for the kernel follow it, too.
+    """The mode of the node has changed. Kernel writes that are queued already follow the new mode, too.
 
     Attributes:
         mode: The mode from now on.
@@ -227,11 +227,11 @@ class EnforcementPaused(Struct, frozen=True):
 
 
 class EnforcementStepDue(Struct, frozen=True):
-    """The next running pods may be changed; answered by ``EnforcementStep`` where there are any.
+    """The next running pods may be changed; answered by ``EnforcementStep`` if there are any.
 
     Attributes:
         count: The most pods of one step.
-        skip: Keys of pods that are passed over.
+        skip: Keys of pods that are skipped.
     """
 
     count: int
@@ -269,7 +269,7 @@ class LedgerRead(Struct, frozen=True):
         at: When it was read.
         devices: The devices that pods held, by key of the pod.
         resources: The resources of device plug-ins that were registered.
-        arriving: Tokens of the sandboxes that another process is having made.
+        arriving: Tokens of the sandboxes whose RunPodSandbox another process is relaying.
         be_groups: Whether that run narrowed the cgroups of class BestEffort.
     """
 
@@ -288,8 +288,8 @@ class MemoryNodesCompared(Struct, frozen=True):
     """The memory nodes of all running containers have been compared with the kernel.
 
     Attributes:
-        right: Ids of containers that have what they should.
-        wide: Containers with more nodes than decided, as their memory is there: all that they have.
+        right: Ids of containers that have the planned nodes.
+        wide: All nodes of containers that have more than were decided, because their memory is there.
     """
 
     right: frozenset[str]
@@ -297,7 +297,7 @@ class MemoryNodesCompared(Struct, frozen=True):
 
 
 class LossesDue(Struct, frozen=True):
-    """Hardware losses of containers are to be reported; answered by ``LossesChanged``."""
+    """It is time to report hardware losses of containers; answered by ``LossesChanged``."""
 
 
 NodeEvent = (

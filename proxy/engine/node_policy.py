@@ -1,17 +1,17 @@
-"""The policy of a node: what the Node object, kubelet and our configuration say.
+"""The policy of a node, from the Node object, kubelet and topoproxy's configuration.
 
-Precedence. What an operator writes at the Node object comes first, and our configuration next. Where neither
-says anything, the corresponding setting of kubelet applies, so that a node that is taken over from kubelet
-continues as before: ``full-pcpus-only`` is ``FullPCPUsOnly``, ``distribute-cpus-across-numa`` is
-``DistributeEvenly``, the policy of its topology manager applies with its scope, and the CPUs that its static
-policy reserves are owned by no container. Koordinator's code lets kubelet's ``full-pcpus-only`` win over a
-label (pkg/scheduler/plugins/nodenumaresource/topology_options.go); its documentation has the order used here,
-with the configuration of the scheduler, which is for all nodes, last.
+Precedence. The labels and annotations of the Node object come first, and topoproxy's configuration next. If
+neither sets a value, the corresponding setting of kubelet applies, so that a node that is taken over from
+kubelet continues as before: ``full-pcpus-only`` becomes ``FullPCPUsOnly``, ``distribute-cpus-across-numa``
+becomes ``DistributeEvenly``, the policy of its topology manager applies with its scope, and no container owns
+the CPUs that its static policy reserves. In Koordinator's code, kubelet's ``full-pcpus-only`` takes
+precedence over a label (pkg/scheduler/plugins/nodenumaresource/topology_options.go). Koordinator's
+documentation has the order used here; the configuration of the scheduler, which is for all nodes, comes last.
 
-The label value ``None`` counts: nothing is prescribed, whatever kubelet and the configuration say. An empty
-value does not count. A value that cannot be read counts as absent, and its problem is reported with the value
-that applies instead. Koordinator knows the scope ``pod`` only; with a label, the scope of our configuration
-applies.
+The label value ``None`` is a value: nothing is prescribed, whatever kubelet and the configuration set. An
+empty value counts as absent. A value that cannot be read counts as absent, too, and the problem is reported
+with the value that applies instead. Koordinator has no scope but ``pod``; if a label sets the policy, the
+scope of topoproxy's configuration applies.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PolicyValue(Struct, Generic[T_co], frozen=True):
     Attributes:
         value: The value.
         source: Where it was set, as text.
-        problem: What is wrong with a value that was set elsewhere; empty where nothing is.
+        problem: What is wrong with a value that was set elsewhere; empty if nothing is.
     """
 
     value: T_co
@@ -76,14 +76,15 @@ class NodePolicy(Struct, frozen=True):
     Attributes:
         bind: How CPUs of owners are bound.
         strategy: Which NUMA nodes are filled first.
-        policy, scope: Of the topology manager.
+        policy, scope: The policy and the scope of the topology manager.
         reserved: CPUs that no container owns (``reservedSystemCPUs``).
         reservation: CPUs that neither pools nor owners use.
-        apply_policy: What a scheduler does with the reservation; the node keeps the CPUs in any case.
-        system: CPUs of class SYSTEM.
+        apply_policy: How a scheduler treats the reservation; the node keeps the CPUs in any case.
+        system: CPUs for pods of class SYSTEM.
         system_cpus_exclusive: Whether no other container uses them.
-        amplification: Resource to how many times a scheduler counts it.
-        numa_reservation: Whether kubelet's reserve is taken out of the NUMA nodes of the node's report.
+        amplification: For each resource, the factor by which a scheduler multiplies its amount.
+        numa_reservation: Whether kubelet's reserved amounts are subtracted from the NUMA nodes in the node's
+            report.
     """
 
     bind: PolicyValue[NodeBindPolicy]
@@ -142,11 +143,11 @@ def read_node_policy(
     """Return the policy that applies.
 
     Args:
-        base: The node as our configuration has it. CPUs for a reservation that only has a count are chosen
-            on its machine, so that they stay the same when others go offline.
+        base: The node according to topoproxy's configuration. CPUs for a reservation that only has a count
+            are chosen on its machine, so that they stay the same when other CPUs go offline.
         machine: The machine as it is now.
-        meta: The Node object; None where there is none.
-        kubelet: What its CPU and topology managers do; None where it is not known.
+        meta: The Node object; None if there is none.
+        kubelet: The settings of kubelet's CPU and topology managers; None if they are unknown.
     """
     meta, kubelet = meta or NodeMeta(), kubelet or CpuManager()
     policy, scope = _policy(base, meta, kubelet)
@@ -169,7 +170,7 @@ def read_node_policy(
 
 
 def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> tuple[NodeReservation, str]:
-    """Read the node's reservation, with CPUs where it only has a count; and what is wrong with it.
+    """Read the node's reservation, with chosen CPUs if it only has a count; and what is wrong with it.
 
     The CPUs are those that kubelet would reserve for the count (koordinator a7a1b76,
     pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go).
@@ -278,7 +279,7 @@ def _system(base: Node, machine: Machine, meta: NodeMeta) -> tuple[PolicyValue[C
 
 
 def _present(cpus: CpuSet, machine: Machine, key: str) -> tuple[CpuSet, str]:
-    """Return the CPUs that the machine has, offline ones too, and a problem that names the others."""
+    """Return the CPUs that the machine has, including offline ones, and a problem that names the others."""
     absent = cpus - machine.present
     problem = f"annotation {key}: {no_cpus(absent)} here (CPUs: {machine.present})"
     return cpus & machine.present, problem if absent else ""

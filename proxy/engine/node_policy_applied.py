@@ -1,12 +1,14 @@
-"""Applying the policy of a node while containers run.
+"""Apply the policy of a node while containers run.
 
-The policy may change at any moment while containers run. Owners keep their CPUs, also
-those that are reserved from now on: taking CPUs from a running owner would break a promise, and they return
-when it ends. Pools follow at once. So a reservation that is possible on an empty node may leave the shared
-pool empty on this one; then it is rejected, tried again as owners go, and the old reservation stays in
-effect. The same holds for class SYSTEM; each is applied by itself if both together are not possible.
+The policy may change at any moment while containers run. Owners keep their CPUs, even those that are newly
+reserved: taking CPUs from a running owner would break a promise. Such CPUs become reserved when their owner
+ends. Pools follow at once. So a reservation that is possible on an empty node may leave the shared pool empty
+on a running one. Then it is rejected, the old reservation stays in effect, and the new one is tried again as
+owners end. The CPUs of class SYSTEM are treated in the same way; if both together are not possible, each is
+tried by itself.
 
-CPUs that a takeover keeps back, because kubelet kept them, count as reserved wherever the reserve comes from.
+CPUs that a takeover keeps back, because kubelet reserved them, count as reserved in addition to those of the
+policy, whatever the source of these.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class AppliedPolicy(Struct, frozen=True):
     Attributes:
         state: The state under the policy in effect.
         policy: The policy in effect, with what is wrong with other values.
-        notes: Owners of CPUs that are reserved now, one sentence each.
+        notes: Sentences about owners of CPUs that are reserved now, one for each owner.
         not_applied: Why parts of the policy keep their previous values, one sentence each.
     """
 
@@ -44,7 +46,7 @@ class AppliedPolicy(Struct, frozen=True):
 
 
 def node_policy_read(state: NodeState, event: NodePolicyRead) -> tuple[NodeState, NodeEffects]:
-    """Apply the policy that was read to the rules of the node, as far as possible."""
+    """Apply the policy that was read to the rules of the node, except for impossible parts."""
     applied = _applied(state, event)
     after = applied.state.with_facts(policy=applied.policy, node_meta=event.meta)
     changed = dict[str, PolicyValue[object]]()
@@ -59,7 +61,7 @@ def node_policy_read(state: NodeState, event: NodePolicyRead) -> tuple[NodeState
 
 
 def new_refusals(state: NodeState, event: NodePolicyRead) -> list[str]:
-    """Return why the node cannot follow another configuration, besides what it cannot follow already."""
+    """Return why the node cannot apply another configuration, without the reasons that are known already."""
     before = state.facts.policy
     known_problems = {value.problem for value in before.named().values()} if before is not None else ()
     return [reason for reason in _applied(state, event).not_applied if reason not in known_problems]
@@ -88,14 +90,15 @@ def apply_node_policy(
     options: TopologyOptions,
     rules: Node | None = None,
 ) -> AppliedPolicy:
-    """Apply a policy to a running node, as far as possible.
+    """Apply a policy to a running node; impossible parts keep their previous values.
 
     Args:
         state: The node as it is.
         policy: The policy that was read.
         before: The policy in effect.
-        options: Of the topology manager, as our configuration has them.
-        rules: The node with rules of our configuration that no policy has; the node as it is if None.
+        options: The options of the topology manager in topoproxy's configuration.
+        rules: The node with those rules of topoproxy's configuration that are not part of a policy; the node
+            as it is if None.
     """
     rules = rules or state.node
     problem = _policy_problem(policy.on(rules), options)
@@ -121,7 +124,7 @@ def apply_node_policy(
 def _applicable(
     state: NodeState, rules: Node, policy: NodePolicy, before: NodePolicy
 ) -> tuple[NodePolicy, list[str]]:
-    """Return the part of a policy that can be applied, where all of it cannot, and why the rest cannot."""
+    """Return the part of a policy that can be applied, if not all of it can, and why the rest cannot."""
     parts = (
         ("reserved", (), "keep CPUs {} from the shared pool (strict-cpu-reservation)"),
         ("reservation", (), "keep CPUs {} back"),
@@ -159,8 +162,8 @@ def _keep_previous(before: PolicyValue[T], problem: str) -> PolicyValue[T]:
 
 
 def _shared_pool_empty(state: NodeState) -> bool:
-    """Return whether containers without exclusive CPUs would have none, now or when promises are kept."""
-    # Where all CPUs are reserved, all are shareable: containers have to run somewhere.
+    """Return whether containers without exclusive CPUs would have no CPUs, now or when promises are kept."""
+    # If all CPUs are reserved, all are shareable, because containers have to run somewhere.
     return state.node.machine.online <= state.node.withheld or not state.pools.shared - state.cpus_set_aside()
 
 

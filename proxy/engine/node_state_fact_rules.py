@@ -1,9 +1,9 @@
 """Rules for the facts in ``NodeStateFacts``: quotas, partitions, BE suppression, memory nodes, losses, drift.
 
-Each takes a state and an event and returns the state after it and the effects, as all rules of
-``proxy.engine.handle`` do. Most of them apply the function ``step`` of the subject's own module, and add the
-ledger's records of what has changed. Quotas are read here; each create may change them, so their other events
-are handled in ``proxy.engine.decisions``.
+Like all rules of ``proxy.engine.handle``, each takes a state and an event, and returns the state after the
+event and the effects. Most of them apply the function ``step`` of the subject's own module, and add the
+ledger's records that have changed. The event that the recorded quotas were read is handled here; each create
+may change quotas, so their other events are handled in ``proxy.engine.decisions``.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ def memory_nodes_compared(state: NodeState, event: MemoryNodesCompared) -> tuple
 
 
 def losses_due(state: NodeState, event: LossesDue) -> tuple[NodeState, NodeEffects]:
-    """Compare what containers lack with what was reported."""
+    """Compare the current hardware losses of containers with those that were reported."""
     losses, changes = changed_losses(state.facts.losses, state)
     return state.with_facts(losses=losses), (LossesChanged(tuple(changes)),)
 
 
 def unit_cpus_read(state: NodeState, event: systemd_masks.UnitCpusRead) -> tuple[NodeState, NodeEffects]:
-    """Record what a unit shows about the masks that the runtime sends."""
+    """Record what a systemd unit shows about the CPU masks that the runtime sends."""
     masks, effects = systemd_masks.step(state.facts.masks, event)
     return state.with_facts(masks=masks), effects
 
 
 def drift_changed(state: NodeState, event: write_conflicts.DriftEvent) -> tuple[NodeState, NodeEffects]:
-    """Record what was found in the kernel and differs from the plan."""
+    """Record cpusets in the kernel that differ from the plan."""
     drift, effects = write_conflicts.step(state.facts.drift, event)
     return state.with_facts(drift=drift), effects

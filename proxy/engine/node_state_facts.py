@@ -32,13 +32,13 @@ class NodeStateFacts(Struct, frozen=True):
         drift: Writes of other programs to cpusets.
         quotas: CFS quotas that were removed.
         mems: Memory nodes in effect.
-        losses: The hardware losses of containers, as they were reported last.
+        losses: The hardware losses of containers, as reported last.
         cpu_groups: Whether the node has the cpu controller's tree, where CFS quotas are written.
-        masks: In which order the runtime sends masks to systemd.
-        cpu_manager: What kubelet's CPU manager does, as it was read last.
+        masks: In which byte order the runtime sends CPU masks to systemd.
+        cpu_manager: The settings and allocations of kubelet's CPU manager, as read last.
         policy: The policy of the node that is in effect; None before it was read.
-        node_meta: The newest Node object read; None where there is none, or it could never be read.
-        kubelet_reserved: CPUs that a takeover keeps back in addition, because kubelet did.
+        node_meta: The newest Node object that was read; None if there is none, or it could never be read.
+        kubelet_reserved: CPUs that a takeover reserves in addition, because kubelet reserved them.
         partitions: Partitions of owners.
         suppression: BE suppression.
         be_groups: Whether the cgroups of class BestEffort were narrowed to the BE pool (``beCpuset: erase``),
@@ -60,7 +60,7 @@ class NodeStateFacts(Struct, frozen=True):
     be_groups: bool = False
 
     def changed_records(self, before: NodeStateFacts) -> dict[str, dict[str, object] | None]:
-        """Return the ledger's records that differ from those of earlier facts; None for one that is gone."""
+        """Return the ledger's records that differ from those of earlier facts; None for a removed one."""
         old, new = dict[str, dict[str, object]](), dict[str, dict[str, object]]()
         for was, now in (
             (before.quotas, self.quotas),

@@ -1,15 +1,15 @@
-"""Pods that are aligned by themselves: Koordinator's ``numa-topology-spec`` applied on a node.
+"""Align a pod by its own policy: Koordinator's annotation ``numa-topology-spec``, applied on a node.
 
-Such a pod is decided as a whole when its sandbox is created, whatever the scope of the node is; where a
-scheduler has decided already, there is nothing to decide. Sets of NUMA nodes are tried by size. Those that
-have what the pod requests are hints, with a score that says how full or how empty they would be; the policy
-of the pod merges one hint from those of CPUs, memory and devices. The policies of pod and node must be the
-same where both have one. A pod may also keep apart: one that spans NUMA nodes from nodes with pods on one
-node only, and the other way round.
+A pod with this annotation is decided as a whole when its sandbox is created, whatever the scope of the node
+is. If a scheduler has decided already, there is nothing to decide. Sets of NUMA nodes are tried by size. Each
+set that has the amounts that the pod requests is a hint, with a score for how full or how empty its nodes
+would be. The policy of the pod merges one hint from those of CPUs, memory and devices. If both the pod and
+the node have a policy, the two must be the same. A pod may also require exclusivity: a pod on several NUMA
+nodes then avoids nodes with pods on a single node, and a pod on a single node avoids nodes with pods on
+several.
 
 Exclusive CPUs are then divided evenly over the chosen nodes. A pod that shares CPUs is bound to the part of
-its pool that lies on them. All CPUs of that part count as free, because what others use of it is not known
-here.
+its pool on these nodes. All CPUs of that part count as free, because the usage of other pods is unknown here.
 
 Source: koordinator a7a1b76, pkg/scheduler/plugins/nodenumaresource (hints and amounts) and
 pkg/scheduler/frameworkext/topologymanager (policies and merge).
@@ -49,19 +49,19 @@ from proxy.pools.claims import pool_of
 
 
 def wants_alignment(pod: Pod) -> bool:
-    """Return whether a pod requests to be aligned by itself, and the node has to decide it."""
+    """Return whether a pod requests alignment by its own policy, and the node has to decide it."""
     return pod.aligned is not NumaPolicy.NONE and is_undecided(pod)
 
 
 def shared_request_milli(pod: Pod, total: Request) -> int:
-    """Return what a pod that shares CPUs requests, in thousandths; 0 where it is not known."""
+    """Return how much CPU a pod that shares CPUs requests, in thousandths; 0 if that is unknown."""
     if pod.requests is not None:
         return running_request_milli(pod.requests)
     return total.requested_milli if total.cpu_shares > NO_SHARES else 0
 
 
 def bind_to_nodes(pod: Pod, hint: TopologyHint, nodes: Mask) -> Pod:
-    """Return a pod that shares CPUs bound to the NUMA nodes of a hint; unbound where these are all."""
+    """Return a pod that shares CPUs, bound to the NUMA nodes of a hint; unbound if the hint has all nodes."""
     return pod if hint.affinity == nodes else structs.replace(pod, nodes=hint.affinity)
 
 
@@ -163,7 +163,7 @@ def _hints_by_provider(
 
 
 def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
-    """Return the NUMA nodes of every other pod that is bound to some."""
+    """Return the NUMA nodes of all other pods that are bound to some NUMA nodes."""
     machine = state.node.machine
     owned: dict[str, int] = {}
     for container in state.containers.values():
@@ -173,7 +173,7 @@ def _tenants(state: NodeState, pod: Pod) -> Iterable[Mask]:
     for reserved in state.reservation_cpus.values():
         key = reserved.owner.partition("/")[0]
         owned[key] = owned.get(key, 0) | reserved.cpus.bits
-    owned.pop("", None)  # of no pod that is known
+    owned.pop("", None)  # CPUs without a known pod
     bound: dict[str, Mask] = {}
     for other in state.pods.values():
         if other.reserved_for_pod is not None:

@@ -1,17 +1,19 @@
 """Check whether a running owner can be moved to other CPUs of its own.
 
-Theory. A move changes which CPUs an owner has, and nothing else: as many as before, on the NUMA nodes where
-its memory may be. Whatever else was decided for it must hold afterwards, too: whole cores, or one CPU of each
-core, where that is required; and under a strict topology policy no more NUMA nodes than it has now. So an
-owner stays where it is
+Theory. A move changes which CPUs an owner has, and nothing else. The owner gets as many CPUs as before, on
+the NUMA nodes where its memory may be. Everything else that was decided for it must still be true afterwards:
+whole cores, or one CPU of each core, if that is required; and under a strict topology policy no more NUMA
+nodes than it has now. So an owner stays on its CPUs
 
-* where another party counts on its CPUs: a scheduler or kubelet has named them, the node chose them for the
-  pod as a whole, or hooks have narrowed the container to some of them;
-* while its own CPUs are in question: some are offline or replaced, or it is being moved already;
-* while one of its containers is not running: the runtime may be at a create or a start with the old CPUs.
+* if another party depends on its CPUs: a scheduler or kubelet has named them, the node chose them for the pod
+  as a whole, or hooks have narrowed the container to some of them;
+* while its own CPUs are changing: some are offline or replaced, or the owner is being moved already;
+* while one of its containers is not running: the runtime may be executing a create or a start with the old
+  CPUs.
 
-The new CPUs must be free: no other owner has them, no ended container or pod counts on them, they are not
-reserved, and the shared pool keeps its floors and a CPU, also while both sets are held.
+The new CPUs must be free: no other owner has them, they are not promised to an ended container or to a pod,
+they are not reserved, and the shared pool keeps its floors and at least one CPU, even while both the old and
+the new CPUs are held.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from proxy.model.workload import Container, Phase, Pool
 
 
 def containers_of(state: NodeState, owner: str) -> tuple[Container, ...]:
-    """Return the containers that have an owner's CPUs; those that have exited have none."""
+    """Return the containers that have an owner's CPUs, without those that have exited."""
     containers = state.containers.values()
     own = (c for c in containers if c.owner == owner and c.placement.pool is Pool.OWN)
     return tuple(c for c in own if c.phase is not Phase.EXITED)
 
 
 def why_not_movable(state: NodeState, owner: str, cpus: CpuSet) -> str:
-    """Return why an owner cannot be moved to some CPUs, as text; empty where it can.
+    """Return why an owner cannot be moved to some CPUs, as text; empty if it can.
 
     Args:
         state: The node as it is.
@@ -76,7 +78,7 @@ def _why_fixed(state: NodeState, containers: tuple[Container, ...]) -> str:
 
 
 def _placement_difference(state: NodeState, container: Container, cpus: CpuSet) -> str:
-    """Return why the new CPUs cannot take the place of the owner's: number, NUMA nodes or cores."""
+    """Return why the new CPUs cannot replace the owner's: their number, NUMA nodes or cores."""
     node, own = state.node, container.placement.exclusive
     if cpus == own:
         return f"it is on CPUs {listed(own)} already"

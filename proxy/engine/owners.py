@@ -1,28 +1,29 @@
 """Which containers and pods own CPUs, and how many CPUs may be owned.
 
-Owners are the containers that exist, and those that only kubelet's CPU manager knows of. kubelet assigns CPUs
-when it admits a pod, before there is a sandbox, and takes them back when the pod is gone. So what its state
-file holds for a container that does not exist here counts as owned: the container may come at any moment,
-with these CPUs in its request, or come back after a crash.
+Owners are existing containers, and containers that only kubelet's CPU manager knows of. kubelet assigns CPUs
+when it admits a pod, before there is a sandbox, and takes them back when the pod is gone. So CPUs that its
+state file holds for a container that does not exist here count as owned: the container may be created at any
+moment, with these CPUs in its request, or again after a crash.
 
-LSE and LSR pods for which no scheduler chose CPUs own some as a whole. Koordinator assigns CPUs to pods, not
-to containers; LSE and LSR pods request whole CPUs, and exactly as many as their limits allow (koordinator
-a7a1b76, apis/extension/qos.go). A pod that requests otherwise is rejected, because it must not run on shared
-CPUs. What runs together is counted: app containers and sidecars; init containers run before them. A
-request of the pod itself (``spec.resources``) counts in place of theirs. The node decides only where its CPU
-manager policy is ``static``; else such pods share CPUs.
+An LSE (latency-sensitive exclusive) or LSR (latency-sensitive reserved) pod for which no scheduler chose CPUs
+owns CPUs as a whole. Koordinator assigns CPUs to pods, not to containers; LSE and LSR pods request whole
+CPUs, and exactly as many as their limits allow (koordinator a7a1b76, apis/extension/qos.go). A pod that
+requests otherwise is rejected, because it must not run on shared CPUs. The containers that run at the same
+time are counted: app containers and sidecars; init containers run before them. A request of the pod itself
+(``spec.resources``) counts in place of theirs. The node chooses CPUs for such pods only if its CPU manager
+policy is ``static``; otherwise they share CPUs.
 
-How many may be owned follows from the floor of the shared pool, and from limits by pod, namespace and node. A
-placement is checked against them as two states, the one before and the one with it. Only CPUs that it takes
-in addition count: an owner keeps what it has, and a running owner is never evicted. CPUs to which an ended
-container of another pod may come back, as long as its sandbox lives, are counted as owned; so its restart
-keeps the limits. Ended containers of the same pod are not counted, because one that has ended and an init
-container look alike where only the CRI is known; so the limits hold for a restart alongside containers that
-have come since.
+How many CPUs may be owned follows from the floor of the shared pool, and from limits by pod, namespace and
+node. To check a placement against them, the states without and with it are compared. Only CPUs that the
+placement takes in addition count: an owner keeps what it has, and a running owner is never evicted. CPUs to
+which an ended container of another pod may come back, as long as its sandbox exists, count as owned; so its
+restart stays within the limits. Ended containers of the same pod are not counted, because without kubelet's
+report an init container looks like any container that has ended. So if such a container starts again, the
+limits are checked together with the containers that were created since.
 
-Where CPUs are chosen here and the best choice breaks a floor, the choice is made again without the CPUs that
-the floors need (``floor_cpus``). Whatever is chosen from the rest keeps all floors, but the choice may be
-worse (another NUMA node, more cores); so this is the second try and not the first.
+If CPUs are chosen here and the best choice breaks a floor, CPUs are chosen again without those that the
+floors need (``floor_cpus``). Every choice from the remaining CPUs keeps all floors, but it may be worse
+(another NUMA node, more cores), so it is made second and not first.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ if TYPE_CHECKING:
 
 
 class ReservationCpus(Struct, frozen=True):
-    """CPUs that a reservation has taken for an owner, and that are not or no longer part of a placement.
+    """CPUs that a reservation holds for an owner, and that are not, or no longer, part of a placement.
 
     Attributes:
         owner: The owner, as ``Container.owner``.
         cpus: The CPUs.
-        excludes_be: True when the CPUs are out of the BE pool too.
+        excludes_be: Whether the BE pool must not use the CPUs either.
     """
 
     owner: str
@@ -114,10 +115,11 @@ def _owners_known_to_kubelet(
     owners: Mapping[str, Owner],
     pods: Iterable[Pod],
 ) -> dict[str, Owner]:
-    """Return the owners that only kubelet knows of: what it holds for containers that do not exist.
+    """Return the owners that only kubelet knows of: containers that do not exist here but have CPUs there.
 
-    Pods that a label or a scheduler put elsewhere are not owners. CPUs that have an owner here, or that are
-    set aside for a pod, stay with it. The last shared CPU, and those of the pool's floors, have no owner.
+    Pods for which a label or a scheduler decides otherwise are not owners. CPUs that have an owner here, or
+    that are set aside for a pod, stay with that owner or pod. The last shared CPU, and the CPUs of the pool's
+    floors, never get an owner.
     """
     all_pods = list(pods)
     decided_here = {
@@ -152,7 +154,7 @@ def owns_cpus_as_pod(node: Node, pod: Pod) -> bool:
 
 
 def request_is_known(pod: Pod, total: Request) -> bool:
-    """Return whether it is known what the pod requests."""
+    """Return whether the request of the pod is known."""
     return pod.requests is not None or total.cpu_shares > NO_SHARES
 
 
@@ -164,9 +166,9 @@ def pod_cpu_count(pod: Pod, total: Request) -> int:
 
 
 def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
-    """Return the request of a pod as that of one container; with counted memory only if it is Guaranteed.
+    """Return the request of a pod as that of one container; with memory only if the pod is Guaranteed.
 
-    Devices are not part of it: ``DeviceProvider`` gives them to the containers of the pod.
+    Devices are not part of the result: ``DeviceProvider`` gives them to the containers of the pod.
     """
     amounts = {CPU: count * MILLI}
     if pod.kube_qos is KubeQos.GUARANTEED:
@@ -178,8 +180,8 @@ def pod_as_one_container(pod: Pod, total: Request, count: int) -> PodRequests:
 def needs_pod_total(node: Node, pod: Pod, request: Request) -> bool:
     """Return whether the sum that a create carries for its pod matters.
 
-    So it does where a container may own CPUs because of its create alone (``pod_total_problem``), and where
-    CPUs or memory were set aside by the sum (``pod_resize``).
+    It matters if a container may own CPUs because of its create alone (``pod_total_problem``), and if CPUs or
+    memory were set aside according to the sum (``pod_resize``).
     """
     if pod.cpuset_chosen_locally:
         return True
@@ -191,13 +193,14 @@ def needs_pod_total(node: Node, pod: Pod, request: Request) -> bool:
 
 
 def pod_total_problem(state: NodeState, pod: Pod, name: str, count: int) -> str:
-    """Return why a container shares CPUs although its create carries whole ones; empty where it may own them.
+    """Return why a container shares CPUs although its create carries whole ones; empty if it may own them.
 
     A pod may request resources of its own (``spec.resources``). kubelet then sends the limit of the pod with
     each container that has none (kubernetes v1.36 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go,
-    getCPULimit), and only kubelet's report tells such a container from one that requests as much by itself.
-    Without a report, the containers of a pod own no more CPUs together than its sandbox requests. A container
-    that is created again keeps its CPUs: a resize of another one may have reduced the sum.
+    getCPULimit), and only kubelet's report distinguishes such a container from one that requests that amount
+    itself. Without a report, the containers of a pod together own no more CPUs than its sandbox requests. A
+    container that is created again keeps its CPUs, because a resize of another container may have reduced the
+    sum.
 
     Args:
         state: The node as it is.
@@ -228,7 +231,7 @@ def pod_total_problem(state: NodeState, pod: Pod, name: str, count: int) -> str:
 def exceeded_limit(
     before: NodeState, after: NodeState, pod: Pod, owner: str, placed: CpuSet
 ) -> Breach | None:
-    """Return the admission limit that a placement exceeds; None where it stays within all.
+    """Return the admission limit that a placement exceeds; None if it stays within all.
 
     Args:
         before: The state without the placement.
@@ -248,7 +251,7 @@ def exceeded_limit(
 
 
 def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
-    """Return the CPUs that an owner has, or had when it ended if no other container of its pod owns some."""
+    """Return the CPUs that an owner has; or had when it ended, if no other container of its pod owns CPUs."""
     held = state.owners.get(owner)
     if held is not None:
         return held.cpus
@@ -258,7 +261,7 @@ def _previous_cpus(state: NodeState, pod: Pod, owner: str) -> CpuSet:
 
 
 def spare_shared_cpus(state: NodeState, pod: Pod | None) -> CpuSet:
-    """Return the part of the shared pool to which no other pod has a claim; None: a new pod."""
+    """Return the part of the shared pool that no other pod claims; None stands for a new pod."""
     key = "" if pod is None else pod.key
     ended = union(c.placement.exclusive.bits for c in state.ended_owners() if c.pod.key != key)
     return CpuSet.from_bits(state.pools.shared.bits & ~(state.cpus_set_aside().bits | ended))
@@ -275,13 +278,13 @@ def floor_cpus(state: NodeState, pod: Pod) -> CpuSet:
 
 
 def unowned_floor_cpus(state: NodeState) -> CpuSet:
-    """Return CPUs of the shared pool that no new pod may own: what the floors need."""
+    """Return CPUs of the shared pool that no new pod may own, because the floors need them."""
     node = state.node
     return node.floors.choose(spare_shared_cpus(state, None), node.machine, node.cpu.reserved)
 
 
 def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
-    """Return the limit on the number of owned CPUs that a placement exceeds; None where it exceeds none."""
+    """Return the limit on the number of owned CPUs that a placement exceeds; None if it exceeds none."""
     rules = after.node.admission
     if rules.pod_limit is None and rules.namespace_limit is None and rules.node_limit is None:
         return None
@@ -331,7 +334,7 @@ def _over_count(before: NodeState, after: NodeState, pod: Pod) -> Breach | None:
 
 
 def _owned_by(state: NodeState, pod: Pod) -> list[CpuSet]:
-    """Return the CPUs that a pod owns, those of its containers and those that are set aside for it."""
+    """Return the CPUs that a pod owns: those of its containers, and those that are set aside for it."""
     prefix = f"{pod.key}/"
     owned = [held.cpus for key, held in state.owners.items() if key == pod.key or key.startswith(prefix)]
     return [*owned, *_cpus_aside(other for other in _aside(state) if other.key == pod.key)]

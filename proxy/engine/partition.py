@@ -1,13 +1,14 @@
 """Decide which owners of CPUs get a partition of cgroup v2, and record the partitions.
 
-Theory of operation. A partition is an addition: the cpusets are in effect without it, and a failure costs the
-partition only. A container gets one if it runs, owns CPUs, has them in effect, and no other
-container may use them: BE containers may use those of an LSR pod, several containers those of their pod. The
-kernel would take the CPUs away from the others without any notice.
+Theory of operation. A partition is an addition: the cpusets are in effect without it, and if making it fails,
+nothing else is lost. A container gets a partition if it runs, owns CPUs, has them in effect, and no other
+container may use them, because the kernel would take the CPUs away from the other containers without any
+notice. (BE containers may use the CPUs of an LSR pod, and several containers may use those of their common
+pod.)
 
-A record (``x/`` and the container's id) holds all that will be written. The ledger has it before that is
-written. What a record names and the newest state no longer wants is ended before any cpuset is written, so no
-container grows onto CPUs that the kernel withholds.
+A record (``x/`` and the container's id) holds all that will be written to the kernel. The ledger has the
+record before that is written. A recorded partition that the newest state no longer requires is ended before
+any cpuset is written, so no container is given CPUs that the kernel withholds.
 
     PartitionsRead      ledger -> recorded
     PartitionsDue       owners without a record -> MakePartitions, or the reason why there is none
@@ -42,7 +43,7 @@ class PartitionState(Struct, frozen=True):
     Attributes:
         kind: ``member``, ``root`` or ``isolated``.
         valid: Whether the partition is in effect.
-        reason: Why it is not valid; empty where the kernel gives no reason.
+        reason: Why it is not valid; empty if the kernel gives no reason.
     """
 
     kind: str
@@ -54,10 +55,10 @@ class PartitionRecord(Struct, frozen=True):
     """A partition that exists, or is about to be made.
 
     Attributes:
-        path: The container's group.
-        cpus: The CPUs.
+        path: The container's cgroup.
+        cpus: The CPUs of the partition.
         kind: ``root`` or ``isolated``.
-        exclusive_added: CPUs that were added to ``cpuset.cpus.exclusive`` of the groups above, by path.
+        exclusive_added: CPUs that were added to ``cpuset.cpus.exclusive`` of the cgroups above, by path.
     """
 
     path: str
@@ -88,7 +89,7 @@ class PartitionRecord(Struct, frozen=True):
 
 
 class PartitionFacts(Struct, frozen=True):
-    """What is known of partitions, by container id. May be read from any thread.
+    """The known facts about partitions, by container id. May be read from any thread.
 
     Attributes:
         records: The partitions that exist, or are about to be made.
@@ -102,7 +103,7 @@ class PartitionFacts(Struct, frozen=True):
     def load(
         entries: Mapping[str, Mapping[str, object]],
     ) -> tuple[dict[str, PartitionRecord], dict[str, str]]:
-        """Return the records of a ledger, and why entries of it are none, by their keys."""
+        """Return the records of a ledger, and the keys of invalid entries with the reasons."""
         records, invalid = dict[str, PartitionRecord](), dict[str, str]()
         for key, value in entries.items():
             if key.startswith(PARTITION_RECORD):
@@ -119,7 +120,7 @@ class PartitionFacts(Struct, frozen=True):
         }
 
     def outdated(self, state: NodeState, kind: str) -> list[tuple[str, PartitionRecord]]:
-        """Return the partitions that are to be ended; all where there are to be none (``kind`` is empty)."""
+        """Return the partitions to end; all of them if ``kind`` is empty, because there should be none."""
         return [
             (container_id, record)
             for container_id, record in self.records.items()
@@ -140,14 +141,14 @@ class PartitionsDue(Struct, frozen=True):
     """Partitions may be made; answered by ``MakePartitions``.
 
     Attributes:
-        later: Ids of containers for which that may not be tried now.
+        later: Ids of containers for which no partition may be tried now.
     """
 
     later: frozenset[str] = frozenset()
 
 
 class PartitionPlanned(Struct, frozen=True):
-    """A partition is made next."""
+    """A partition will be made next."""
 
     container_id: str
     record: PartitionRecord
@@ -160,7 +161,7 @@ class PartitionMade(Struct, frozen=True):
 
 
 class PartitionRefused(Struct, frozen=True):
-    """The kernel made no valid partition, in its words."""
+    """The kernel made no valid partition; the reason is in the kernel's words."""
 
     container_id: str
     reason: str
@@ -176,14 +177,14 @@ class PartitionsCompared(Struct, frozen=True):
     """All partitions have been compared; answered by ``ReportLostPartitions``.
 
     Attributes:
-        lost: What the kernel had for those that were not what they should be, by container id.
+        lost: The state in the kernel of partitions that are not as planned, by container id.
     """
 
     lost: Mapping[str, PartitionState]
 
 
 class MakePartitions(Struct, frozen=True):
-    """Make the partitions of some containers, as far as each is possible when its turn comes."""
+    """Make the partitions of some containers; each only if it is still possible when its turn comes."""
 
     ids: tuple[str, ...]
 
@@ -206,7 +207,7 @@ PartitionStep = tuple[PartitionFacts, tuple[PartitionEffect, ...]]
 
 
 def step(state: NodeState, event: PartitionEvent) -> PartitionStep:
-    """Return what is known of partitions after an event, and what is to be done about it."""
+    """Return the known facts about partitions after an event, and the effects to perform."""
     facts = state.facts.partitions
     match event:
         case PartitionPlanned(container_id, record):
@@ -259,7 +260,7 @@ def _due(facts: PartitionFacts, state: NodeState, later: frozenset[str]) -> Part
 
 
 def makeable_cpus(state: NodeState, container_id: str) -> CpuSet | None:
-    """Return the CPUs of a partition that may be made now; None where it is too early, or too late."""
+    """Return the CPUs of a partition that may be made now; None if it is too early or too late."""
     cpus = partition_cpus(state, container_id)
     if not cpus or state.inflight.of(container_id):
         return None
@@ -268,7 +269,7 @@ def makeable_cpus(state: NodeState, container_id: str) -> CpuSet | None:
 
 
 def partition_cpus(state: NodeState, container_id: str) -> CpuSet | None:
-    """Return the CPUs of a container that may be a partition; None where it may not be one."""
+    """Return the CPUs of a container that may become a partition; None if they may not."""
     container = state.containers.get(container_id)
     if container is None or container.phase is not Phase.RUNNING or container.placement.pool is not Pool.OWN:
         return None
@@ -278,7 +279,7 @@ def partition_cpus(state: NodeState, container_id: str) -> CpuSet | None:
 
 
 def shared_with(state: NodeState, container: Container) -> str:
-    """Return which other container may run on an owner's CPUs; empty where none may."""
+    """Return which other container may run on an owner's CPUs; empty if none may."""
     cpus = state.desired_cpus(container)
     if container.placement.hook_extra_cpus & cpus:
         return "a hook has given it CPUs that are not its own"

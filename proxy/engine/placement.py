@@ -1,21 +1,21 @@
 """The CPUs of containers that own none, the memory nodes of all containers, and which containers must move.
 
-A container that owns no CPUs has those of its pool, or the part of them to which it is limited. A pool is
-limited for a pod by CPUs or by NUMA nodes: because a scheduler has bound it to NUMA nodes, or because it
-wants ``ConstrainedBurst`` and its threads stay on as few NUMA nodes as have shared CPUs for its limit (see
-``proxy.allocation.koordinator.burst``). All containers of a pod are limited alike: by the limits that kubelet
-reported for the pod, else by the limit of the first container that came. Hooks may limit what is left
-further.
+A container that owns no CPUs has those of its pool, or the part of them to which it is limited. A pod may be
+limited to certain CPUs or NUMA nodes of its pool: because a scheduler has bound the pod to NUMA nodes, or
+because the pod wants ``ConstrainedBurst``, so that its threads stay on as few NUMA nodes as have shared CPUs
+for its limit (see ``proxy.allocation.koordinator.burst``). All containers of a pod are limited alike: by the
+limits that kubelet reported for the pod, or else by the limit of the container that was created first. Hooks
+may limit the remaining CPUs further.
 
-As the pool shrinks and grows the container follows, within its limit. Where nothing of the pool is left
-within it, the limit is ignored, that of hooks first: a container is never without CPUs.
+As the pool shrinks and grows, the container follows within its limit. If no CPU of the pool is left within
+the limit, the limit is ignored (that of hooks first), because a container must never be without CPUs.
 
-The memory nodes of a container are those that its request names, those that were counted, those of its CPUs
-and as many more as its memory needs, or all. A container that is bound to a node cannot use more memory than
-the node has, and when the node is full, the kernel kills processes there, of any container. So the nodes of
-the CPUs are only enough if they can hold the container's limit in addition to what other owners were promised
-there; else the next nearest nodes are added. What kubelet's memory manager named is kept, because kubelet
-counts on it.
+The memory nodes of a container are one of these: the nodes that its request names; the nodes on which its
+memory is counted; the nodes of its CPUs, and as many more as its memory needs; or all nodes. A container that
+is bound to a node cannot use more memory than the node has, and when the node is full, the kernel kills
+processes of any container there. So the nodes of the CPUs are only enough if they can hold the container's
+limit in addition to what other owners were promised there; otherwise the next nearest nodes are added. Nodes
+that kubelet's memory manager named are kept, because kubelet relies on them.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 def pool_placement(
     pool: Pool, mems: Mask, reason: str, within: CpuSet | None = None, nodes: Mask | None = None
 ) -> Placement:
-    """Return the placement of a container that owns no CPUs; the same value for the many that are alike."""
+    """Return the placement of a container that owns no CPUs; equal placements are the same value."""
     return Placement(pool, CpuSet(), mems, (reason,), pool_cpus_limit=within, pool_numa_limit=nodes)
 
 
 def unmet_limit(state: NodeState, claimed: Claim) -> str:
-    """Return the message that a pool has no CPU within the limit of a claim; empty where it has."""
+    """Return the message that a pool has no CPU within the limit of a claim; empty if it has one."""
     if claimed.pool is Pool.OWN:
         return ""
     limit = pool_limit(state.node.machine, claimed.within, claimed.nodes)
@@ -67,7 +67,7 @@ def unmet_limit(state: NodeState, claimed: Claim) -> str:
 
 
 def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Claim) -> Claim:
-    """Return the claim of a pod that wants ``ConstrainedBurst`` with its limit; others unchanged."""
+    """Return the claim of a pod that wants ``ConstrainedBurst`` with its limit; other claims unchanged."""
     wants = BindPolicy.CONSTRAINED_BURST in (pod.bind_required, pod.bind_preferred)
     if not wants or claimed.pool is not Pool.SHARED or claimed.nodes is not None:
         return claimed
@@ -89,10 +89,10 @@ def with_burst_limit(state: NodeState, pod: Pod, request: Request, claimed: Clai
 
 
 def _limit(pod: Pod, request: Request) -> int | None:
-    """Return the CPU limit of the pod or container in thousandths; None where there is none.
+    """Return the CPU limit of the pod or container in thousandths of a CPU; None if there is none.
 
-    That of a pod is what its containers may use at the same time: init containers end before the others
-    start. An init container without a limit does not remove the limit of the pod.
+    The limit of a pod is the most that its containers may use at the same time: init containers end before
+    the others start. An init container without a limit does not remove the limit of the pod.
     """
     if pod.requests is None:
         return request.limit_milli if request.cpu_quota > 0 else None
@@ -106,8 +106,8 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
     """Return the containers whose CPUs change from one state to the next because a pool changed.
 
     Returns:
-        Ids that lose CPUs (they must leave them before the owner starts), and ids that only gain some.
-        Containers that have exited, or are not in both states, do not move.
+        Ids of containers that lose CPUs (they must leave them before the owner starts), and ids of those that
+        only gain some. Containers that have exited, or are not in both states, do not move.
     """
     same_node = before.node is after.node
     if same_node and before.pools == after.pools:
@@ -115,7 +115,7 @@ def moves(before: NodeState, after: NodeState) -> tuple[tuple[str, ...], tuple[s
     shrink: list[str] = []
     grow: list[str] = []
     online = after.node.machine.online
-    # The CPUs of a container follow from its placement, and few placements differ.
+    # The CPUs of a container follow from its placement, and there are few different placements.
     unlimited = {id(pool): _direction(before.pools.of(pool), after.pools.of(pool)) for pool in Pool}
     directions: dict[tuple[Pool, CpuSet | None, Mask | None, CpuSet | None, CpuSet], int] = {}
     for key, container, old in after.containers.compared(before.containers):
@@ -158,7 +158,7 @@ def _is_unlimited(placement: Placement) -> bool:
 
 
 def _direction(before: CpuSet, after: CpuSet) -> int:
-    """Return -1 where the container loses CPUs, 1 where it only gains some, 0 where nothing changes."""
+    """Return -1 if the container loses CPUs, 1 if it only gains some, 0 if nothing changes."""
     if before == after:
         return 0
     return 1 if before <= after else -1
@@ -172,12 +172,12 @@ def memory_nodes_for(
     Args:
         machine: The machine.
         cpus: The CPUs.
-        need: Bytes that the container may use; 0 for no limit: then the nodes of the CPUs are enough.
-        promised: What other owners may use: nodes and bytes.
+        need: Bytes that the container may use; 0 for no limit, so that the nodes of the CPUs are enough.
+        promised: The memory that other owners may use: nodes and bytes.
 
     Returns:
-        The nodes of the CPUs that have memory, and the next nearest until the need is met; all nodes where
-        it cannot be met.
+        The nodes of the CPUs that have memory, and the next nearest until the need is met; all nodes with
+        memory if it cannot be met.
     """
     order = _by_distance(machine, cpus)
     own_nodes = machine.nodes_of(cpus) & machine.memory_nodes
@@ -193,7 +193,7 @@ def memory_nodes_for(
 
 
 def _by_distance(machine: Machine, cpus: CpuSet) -> list[tuple[int, int]]:
-    """Return (distance, node) of all memory nodes, nearest first; equal distances where none are known."""
+    """Return (distance, node) of all memory nodes, nearest first; equal distances if none are known."""
     ids = [node.id for node in machine.nodes]
     homes = [n for n in machine.nodes if not n.cpus.isdisjoint(cpus)]
     known_rows = [dict(zip(ids, n.distance, strict=True)) for n in homes if len(n.distance) == len(ids)]
@@ -212,7 +212,7 @@ def _free(machine: Machine, promised: Iterable[tuple[Mask, int]]) -> dict[int, f
 
 
 def counted_nodes(pod: Pod, blocks: Blocks) -> Mask | None:
-    """Return the nodes of counted memory: the container's own, or the pod's; None where there is none."""
+    """Return the nodes of counted memory: the container's own, or the pod's; None if there is none."""
     bits = union(
         block.affinity.bits
         for block in blocks or (pod.reserved_for_pod.blocks if pod.reserved_for_pod else ())
@@ -246,7 +246,7 @@ def owner_memory_nodes(
 
 
 def named_memory_nodes(state: NodeState, request: Request) -> Mask:
-    """Return the memory nodes that a request names (kubelet's memory manager does), else all with memory."""
+    """Return the memory nodes that a request names (by kubelet's memory manager), or else all with memory."""
     named = _named(state.node.machine, request)
     return state.node.machine.memory_nodes if named is None else named
 
@@ -262,7 +262,7 @@ def _named(machine: Machine, request: Request) -> Mask | None:
 
 
 def pool_memory_nodes(state: NodeState, request: Request, nodes: Mask | None) -> Mask:
-    """Return the memory nodes of a container on a pool: named by the request, of its NUMA nodes, or all."""
+    """Return the memory nodes of a container on a pool: those of the request, of its NUMA nodes, or all."""
     machine = state.node.machine
     if nodes is None or not state.node.follow_mems or request.cpuset_mems:
         return named_memory_nodes(state, request)

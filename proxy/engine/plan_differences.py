@@ -1,12 +1,13 @@
-"""Compute what applying the plan to all pods would change on the node, container by container.
+"""Compute for each container what would change if the plan were applied to all pods.
 
-The plan is compared with what the kernel has, not with what was written. A container to which the plan is
-applied, and that differs anyway, has drifted. A container with a call in flight whose answer is awaited does
-not count as different: the call may change it. A call that got no answer (an orphan) hides no difference: it
-stays in flight for as long as the runtime does not answer, and the kernel is written meanwhile.
+The plan is compared with what the kernel has, not with what was written. A container that differs although
+the plan is applied to it has drifted. While a call for a container is in flight and its answer is awaited,
+the container does not count as different, because the call may change it. A call that got no answer (an
+orphan) hides no difference: it stays in flight for as long as the runtime does not answer, and the kernel is
+written in the meantime.
 
-The memory nodes of a container that runs are not changed, because its memory may be there. It would be bound
-to those of the plan when it is created again.
+The memory nodes of a running container are not changed, because its memory may be there. The container would
+be bound to the nodes of the plan when it is created again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from proxy.pools.claims import UNLIMITED
 
 
 class PlanChange(StrEnum):
-    """What would happen to the CPUs of a container."""
+    """How the CPUs of a container would change."""
 
     NONE = ""
     """The container has the CPUs that the plan has for it."""
@@ -34,7 +35,7 @@ class PlanChange(StrEnum):
     MOVE = "move"
     """The container would be moved to the CPUs of its pool."""
     DRIFT = "drift"
-    """The plan is applied to it, and yet it runs on other CPUs: they will be repaired."""
+    """The plan is applied to the container, but it runs on other CPUs; its cpuset will be repaired."""
 
 
 class ContainerDifference(Struct, frozen=True):
@@ -43,11 +44,11 @@ class ContainerDifference(Struct, frozen=True):
     Attributes:
         container: The container.
         applied: Whether the plan is applied to it.
-        change: What would happen to its CPUs.
-        cpus, mems: What it has in the kernel; None where that is not known.
-        desired_cpus, desired_mems: What it is to have according to the plan.
-        quota: The CFS quota, in microseconds, that would be removed from it; None where none would be.
-        pod_quota: The same for its pod.
+        change: How its CPUs would change.
+        cpus, mems: The CPUs and memory nodes in the kernel; None if they are unknown.
+        desired_cpus, desired_mems: The CPUs and memory nodes according to the plan.
+        quota: The CFS quota, in microseconds, that would be removed from it; None if none would be.
+        pod_quota: The CFS quota that would be removed from its pod, likewise.
     """
 
     container: Container
@@ -77,7 +78,7 @@ def live_containers(state: NodeState) -> list[Container]:
 
 
 def removable_quotas(state: NodeState, containers: Iterable[Container]) -> dict[str, QuotaPlace]:
-    """Return where the CFS quotas are that owners run without, by the ledger's key."""
+    """Return the places of the CFS quotas that owners run without, by the ledger's key."""
     pods = ((c, state.current_pod(c.pod)) for c in containers)
     return removable(
         state, [c for c, pod in pods if pool_forbids_quota(state, pod, c.name, c.placement.pool)]
@@ -130,7 +131,7 @@ def _limit(quota: int | None) -> int | None:
 
 
 def applied_since(state: NodeState, key: str, *, applied: bool) -> str:
-    """Return whether a decision is applied since it was made, or no longer; empty where nothing has changed.
+    """Return a note if a decision has become applied since it was made, or no longer is; otherwise empty.
 
     Args:
         state: The node.

@@ -1,19 +1,20 @@
-"""Decide a RunPodSandbox: under scope ``pod`` one decision for all containers of the pod.
+"""Decide a RunPodSandbox call: under scope ``pod``, one decision for all containers of the pod.
 
-Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_pod.go ``Admit``. The providers are queried
-for the pod as a whole, one hint is merged from their answers, and every provider allocates for the containers
-under it, in the order of the pod. Since the containers come later, one by one, what they will get is *set
-aside*: no other container gets these CPUs or this memory while the sandbox exists. Pools use the CPUs until a
-container that owns them is created.
+Source: kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_pod.go ``Admit``. The providers are queried for
+the pod as a whole, one hint is merged from their answers, and every provider allocates for the containers
+under that hint, in the order of the pod. Because the containers are created later, one by one, the resources
+granted to them are *set aside*: no other container gets these CPUs or this memory while the sandbox exists.
+Pools use the CPUs until a container that owns them is created.
 
-Where kubelet reported what the containers request, each has its part. Where only the CRI is known, its sum
-for the sandbox is set aside as a whole, and containers take theirs from it as they come.
+If kubelet reported the requests of the containers, each container has its part. If only the CRI is known, the
+sum that it carries for the sandbox is set aside as a whole, and each container takes its share when it is
+created.
 
-An LSE or LSR pod for which no scheduler chose CPUs gets them here in any scope, as a whole: its containers
-own them together (``owners``). A pod that requests to be aligned by itself is decided here too
-(``numa_alignment``).
+An LSE (latency-sensitive exclusive) or LSR (latency-sensitive reserved) pod for which no scheduler chose CPUs
+gets CPUs here as a whole, in any scope: its containers own them together (``owners``). A pod that requests
+alignment by its own policy is decided here too (``numa_alignment``).
 
-A sandbox that is created again for a known pod keeps what was decided for it.
+If a sandbox is created again for a known pod, the pod keeps its earlier decision.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ class PodAdmission(Struct, frozen=True):
 
     Attributes:
         verdict: Admit or reject.
-        pod: The pod with what was set aside for it; unchanged where nothing was.
-        state: The state afterwards; the state before where nothing was set aside, or the pod was rejected.
-        explanation: Why; None where there was nothing to decide.
+        pod: The pod with what was set aside for it; unchanged if nothing was.
+        state: The state afterwards; the state before if nothing was set aside, or if the pod was rejected.
+        explanation: The record of the decision; None if there was nothing to decide.
         problem: A request of the pod that could not be met, for the operator; empty if all were.
-        limit: The admission rule that the claim exceeded; None where it exceeded none.
+        limit: The admission rule that the claim exceeded; None if it exceeded none.
     """
 
     verdict: Verdict
@@ -176,7 +177,7 @@ def _admit_permitted(
 
 
 def with_earlier_decision(pod: Pod, earlier: Pod) -> Pod:
-    """Return a pod with what was decided for its earlier sandbox, or before more of it was known."""
+    """Return a pod with the decision for its earlier sandbox, or from before more was known about the pod."""
     decided = structs.replace(
         pod, reserved_for_pod=earlier.reserved_for_pod, nodes=pod.nodes or earlier.nodes
     )
@@ -188,7 +189,7 @@ def with_earlier_decision(pod: Pod, earlier: Pod) -> Pod:
 
 
 def decides_pod(node: Node, pod: Pod) -> bool:
-    """Return whether a pod is decided as a whole, before its containers come."""
+    """Return whether a pod is decided as a whole, before its containers are created."""
     pod, breach = permitted_claim(node, pod)
     if breach is not None:
         return True
@@ -215,7 +216,8 @@ def _decide_once(state: NodeState, request: ProviderRequest, *, owned_by_pod: bo
 
     Args:
         state: The node as it is.
-        request: The pod as a whole. Where its containers are not known, one without a name represents them.
+        request: The request of the pod as a whole. If its containers are unknown, one without a name
+            represents them.
         owned_by_pod: Whether its containers own the CPUs together.
     """
     pod, total = request.pod, request.cri_resources
@@ -264,7 +266,7 @@ def _pod_with_grants(
     aligned: bool,
     owned_by_pod: bool,
 ) -> Pod:
-    """Return the pod with the CPUs, memory and shares that were granted set aside for it."""
+    """Return the pod with the granted CPUs, memory and shares set aside for it."""
     hint, granted = decision.hint, decision.granted
     aside = SetAside(
         hint.affinity, hint.preferred, granted.cpus, granted.blocks, decision.parts, granted.shares
@@ -282,8 +284,8 @@ def _pod_with_grants(
 def _decide_by_node_policy(context: AdmissionContext) -> TopologyDecision:
     """Decide a pod by the node's policy, and allocate for its containers.
 
-    Where a scheduler has named the CPUs of a pod there is nothing to decide: it gets the rest near to them
-    where possible, as its containers do in scope ``container`` (``preassigned_cpus``).
+    If a scheduler has named the CPUs of a pod, there is nothing to merge: the pod gets the other resources
+    near these CPUs if possible, as its containers do in scope ``container`` (``preassigned_cpus``).
     """
     pod, machine = context.request.pod, context.node.machine
     if pod.cpuset and pod.qos is not QosClass.BE:
@@ -324,7 +326,7 @@ def _reject(
 
 
 def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> Verdict:
-    """Return kubelet's reason and text, followed by the container or pod and what stood against it."""
+    """Return kubelet's reason and text, followed by the container or pod and the conflicts."""
     if verdict.message.startswith("cannot "):
         return verdict
     conflicts = (
@@ -334,7 +336,7 @@ def detailed_verdict(verdict: Verdict, ref: str, decision: TopologyDecision) -> 
 
 
 def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) -> TopologyDecision:
-    """Allocate for the containers in the order in which they will come, under the hint of the pod."""
+    """Allocate for the containers in the order in which they will be created, under the hint of the pod."""
     granted: list[tuple[str, Grants]] = []
     steps: list[AllocationStep] = []
     cpus = CpuSet()

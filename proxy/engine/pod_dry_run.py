@@ -1,8 +1,8 @@
-"""Run a pod on a node without side effects: the events that follow from kubelet's requests, in their order.
+"""Run a pod on a node without side effects, by the events that follow from kubelet's requests, in order.
 
-kubelet creates the sandbox, then each ordinary init container, which has ended when the next one is
-created, then the containers that keep running. These events go through ``proxy.engine.handle``, as on a node.
-Where one container of a pod is rejected, the pod does not run, and the node is as before.
+kubelet creates the sandbox, then each ordinary init container, which has ended when the next one is created,
+then the containers that keep running. These events go through ``proxy.engine.handle``, as on a node. If one
+container of a pod is rejected, the pod does not run, and the node is as before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ArrivingPod(Struct, frozen=True):
     """A pod as it arrives at a node.
 
     Attributes:
-        pod: The pod; ``sandbox_id`` and ``uid`` are its own on this node, ``requests`` says what it requests.
+        pod: The pod; its ``sandbox_id`` and ``uid`` are unique on this node, ``requests`` has its requests.
         total: The request of its sandbox: the sum over its containers.
         requests: The requests of CreateContainer, by container name.
     """
@@ -39,10 +39,10 @@ class DryRunOutcome(Struct, frozen=True):
 
     Attributes:
         verdict: Admit or reject.
-        state: The node afterwards; on a refusal the node before.
+        state: The node afterwards; if the pod is rejected, the node before.
         containers: Its containers as placed, in their order, init containers included.
-        refused: The container that was refused; empty where none was, or the pod as a whole.
-        explanations: Why, one record a decision, in their order; the last one is of the refusal if any.
+        refused: The container that was rejected; empty if none was, or if the pod was rejected as a whole.
+        explanations: The records of the decisions, in order; the last one is that of the rejection, if any.
     """
 
     verdict: Verdict

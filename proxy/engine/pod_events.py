@@ -9,7 +9,7 @@ from proxy.model.workload import Pod, Request
 
 
 class SandboxRequested(Struct, frozen=True):
-    """A sandbox is to be created.
+    """A client requests the creation of a sandbox.
 
     Attributes:
         pod: Its pod; ``sandbox_id`` is a token until the runtime has named it.
@@ -23,10 +23,10 @@ class SandboxRequested(Struct, frozen=True):
 
 
 class SandboxExpected(Struct, frozen=True):
-    """A sandbox is being made, and no later call shows its pod as it is: a hook has changed the request.
+    """A sandbox is being made, and a hook has changed its pod; no later call will show that change.
 
     Attributes:
-        pod: Its pod as hooks want it; ``sandbox_id`` is a token until the runtime has named it.
+        pod: Its pod as hooks have changed it; ``sandbox_id`` is a token until the runtime has named it.
     """
 
     pod: Pod
@@ -45,12 +45,12 @@ class PodLearned(Struct, frozen=True):
 
 
 class SandboxRunning(Struct, frozen=True):
-    """A sandbox has been made; what an earlier sandbox of the same pod still holds is released.
+    """A sandbox has been made; resources that an earlier sandbox of the same pod still holds are released.
 
     Attributes:
         pod: The pod with the sandbox's id.
-        token: The token of its admission; empty where nothing was set aside for it.
-        is_found: The answer to its call did not come here: another process relayed it.
+        token: The token of its admission; empty if nothing was set aside for it.
+        is_found: Whether another process relayed the call, so that its answer did not come here.
     """
 
     pod: Pod
@@ -59,7 +59,7 @@ class SandboxRunning(Struct, frozen=True):
 
 
 class SandboxFailed(Struct, frozen=True):
-    """A sandbox has failed: what was set aside for it is free again.
+    """A sandbox has failed; the resources set aside for it are free again.
 
     Attributes:
         token: The token of its admission.

@@ -1,18 +1,20 @@
-"""Fences: limits of pods' groups while their containers may get wrong CPUs (cgroup v2).
+"""Fences: limits on the cgroups of pods while their containers may get wrong CPUs (cgroup v2).
 
-A container's group never has more than the groups above it. A fence lets a pod's group hold no more than its
-containers are to have: then a wrong cpuset cannot reach the CPUs of another container. What is outside has no
-effect, and where nothing is left the container has what its pod has.
+A container's cgroup never has more CPUs than the cgroups above it. A fence limits a pod's cgroup to the CPUs
+that its containers should have, so that a wrong cpuset cannot reach the CPUs of another pod. CPUs of a cpuset
+that lie outside the fence have no effect. If all of them lie outside, the container has the CPUs of its pod's
+cgroup.
 
-Inside a fence, a call may put its container on any CPU of the list: on those of another container of the pod,
-which shares, and all of the list where what is written has none of it. So the list counts as carried by every
-call for the pod: an owner that is to have a CPU of it waits, or the fence is narrowed first
-(``proxy.executor.confinement``).
+Inside a fence, a call may put its container on any CPU of the fence: on those of another container of the
+pod, which then shares them, or on all of them, if the cpuset that the call writes lies outside. So every call
+for the pod counts as carrying all CPUs of the fence: an owner that needs one of these CPUs waits, or the
+fence is narrowed first (``proxy.executor.confinement``).
 
-Calls for several containers of a pod may overlap: the fence stays until the last of them has completed. What
-remains of one where the daemon is killed is as wide as the pod's containers were to be; a container that is
-to have more has it with the next write (groups above are widened). A fence that is removed leaves the group
-as it was, or as wide as the machine: it cannot be without a list again while it has processes.
+Calls for several containers of a pod may overlap: the fence stays until the last of them has completed. If
+the daemon is killed, a fence remains that is as wide as the plan for the pod's containers was. A container
+that should have more CPUs later gets them with the next write, which widens the cgroups above it. Removing a
+fence restores the cgroup's previous list; if it had none, the list becomes all CPUs of the machine, because a
+cgroup with processes cannot be without a list again.
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ from proxy.model.idset import CpuSet
 from proxy.model.workload import Container, Phase, Pod
 
 _SLICE = re.compile(r"-pod[^-/]+\.slice")
-"""The end of the name of a pod's slice; other slices may hold processes of other services."""
+"""The end of the name of a pod's slice; other slices may contain processes of other services."""
 _GROUP = re.compile(r"pod[^/]+")
-"""The name of a pod's group where systemd does not manage the groups of pods."""
+"""The name of a pod's cgroup if systemd does not manage the cgroups of pods."""
 
 
 class Fence(Struct, frozen=True):
     """The fence that a call needs.
 
     Attributes:
-        path: The group of the pod.
+        path: The cgroup of the pod.
         cpus: The CPUs that it lets the pod's containers have.
     """
 
@@ -51,8 +53,8 @@ class ActiveFence(Struct, frozen=True):
 
     Attributes:
         parent: The cgroup parent of the containers in the group.
-        cpus: The list that the group has now.
-        before: The list that it had before.
+        cpus: The CPUs that the cgroup has now.
+        before: The CPUs that it had before.
         calls: How many calls need the fence.
     """
 
@@ -63,7 +65,7 @@ class ActiveFence(Struct, frozen=True):
 
 
 ActiveFences = Mapping[str, ActiveFence]
-"""The fences that are in effect, by the path of their group."""
+"""The fences in effect, by the path of their cgroup."""
 
 
 def raised(fences: ActiveFences, path: str, fence: ActiveFence) -> ActiveFences:
@@ -72,7 +74,7 @@ def raised(fences: ActiveFences, path: str, fence: ActiveFence) -> ActiveFences:
     Args:
         fences: The fences before.
         path: The group.
-        fence: Its fence, for this call alone; ``before`` matters where no fence stood.
+        fence: Its fence, for this call alone; ``before`` matters only if the cgroup has no fence yet.
     """
     existing = fences.get(path)
     if existing is not None:
@@ -81,7 +83,7 @@ def raised(fences: ActiveFences, path: str, fence: ActiveFence) -> ActiveFences:
 
 
 def lowered(fences: ActiveFences, path: str) -> ActiveFences:
-    """Return the fences after one call less needs one; the last of them removes the fence."""
+    """Return the fences after a call no longer needs one; the last such call removes the fence."""
     existing = fences.get(path)
     if existing is not None and existing.calls > 1:
         return {**fences, path: replace(existing, calls=existing.calls - 1)}
@@ -89,7 +91,7 @@ def lowered(fences: ActiveFences, path: str) -> ActiveFences:
 
 
 def fence_around(fences: ActiveFences, container: Container) -> CpuSet:
-    """Return the CPUs of the fence around a container's pod; empty where there is none."""
+    """Return the CPUs of the fence around a container's pod; empty if there is none."""
     parent = container.pod.cgroup_parent
     return next((fence.cpus for fence in fences.values() if fence.parent == parent), CpuSet())
 
@@ -100,7 +102,7 @@ def has_slice(pod: Pod) -> bool:
 
 
 def has_group(pod: Pod) -> bool:
-    """Return whether a pod has a group of its own, with systemd or without."""
+    """Return whether a pod has a cgroup of its own, with or without systemd."""
     return has_slice(pod) or _GROUP.fullmatch(_parent_name(pod)) is not None
 
 
@@ -109,14 +111,14 @@ def _parent_name(pod: Pod) -> str:
 
 
 def fence_cpus(state: NodeState, container: Container) -> CpuSet:
-    """Return the CPUs planned for all containers in the group of a container's pod, of an old sandbox too."""
+    """Return the CPUs planned for all containers in the cgroup of a container's pod, of any sandbox."""
     parent = container.pod.cgroup_parent
     members = (c for c in state.containers.values() if c.pod.cgroup_parent == parent)
     return CpuSet.union_of(state.desired_cpus(c) for c in members if c.phase is not Phase.EXITED)
 
 
 def planned_cpus(state: NodeState) -> Mapping[str, CpuSet]:
-    """Return what ``fence_cpus`` is for all pods with containers that have not exited, by cgroup parent."""
+    """Return ``fence_cpus`` of all pods with containers that have not exited, by cgroup parent."""
     planned = defaultdict[str, CpuSet](CpuSet)
     for container in state.containers.values():
         if container.phase is not Phase.EXITED:

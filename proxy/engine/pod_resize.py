@@ -1,17 +1,18 @@
-"""What stays set aside for a pod of which a container was resized.
+"""Compute what stays set aside for a pod after one of its containers was resized.
 
 Under scope ``pod`` CPUs and memory are set aside for a pod when its sandbox is made, for the life of the
-sandbox. Two events show that the pod requests other amounts since:
+sandbox. These events show that the pod requests other amounts since then:
 
-- A container is created again. Where its part is known, the part becomes what the container was granted.
-  Where only the CRI is known, the create carries the sum of the pod as it is now. The CPUs that containers
-  own stay set aside, then those that ended ones had, then as many others as the sum allows.
-- A container of an LSE or LSR pod is created, with another sum than that by which its CPUs were chosen. Where
-  all containers of the pod have ended, they are chosen again; where that is refused, it keeps those it has.
+- A container is created again. If its part is known, the part becomes what the container was granted. If only
+  the CRI is known, the create carries the current sum of the pod. The CPUs that containers own stay set aside
+  first, then those that ended containers had, then as many others as the sum allows.
+- A container of an LSE or LSR pod is created, and its create carries another sum than that for which the
+  pod's CPUs were chosen. If all containers of the pod have ended, the CPUs are chosen again; if that is
+  rejected, the pod keeps the CPUs that it has.
 - The runtime accepts another memory limit for a running container. The memory of a pod that is known as a
   whole changes by the difference; the next create of a container carries the exact sum.
 
-Memory stays on its NUMA nodes, also where they have less than the new amount: the pod runs already.
+Memory stays on its NUMA nodes, even if they have less than the new amount, because the pod runs already.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from proxy.pools.claims import whole_cpus
 
 
 def aside_after_create(state: NodeState, container: Container) -> Pod | None:
-    """Return the pod of a container that was placed, with what stays set aside; None for no change.
+    """Return the pod of a container that was placed, with what stays set aside; None if nothing changes.
 
     Args:
         state: The node with the container.
@@ -46,7 +47,7 @@ def aside_after_create(state: NodeState, container: Container) -> Pod | None:
 
 
 def aside_after_update(state: NodeState, before: Container, after: Container) -> Pod | None:
-    """Return the pod of an updated container, with what stays set aside; None for no change.
+    """Return the pod of an updated container, with what stays set aside; None if nothing changes.
 
     Args:
         state: The node.
@@ -66,7 +67,7 @@ def aside_after_update(state: NodeState, before: Container, after: Container) ->
 
 
 def with_cpus_chosen_again(state: NodeState, pod: Pod) -> Pod:
-    """Return a pod that owns CPUs as a whole; with other CPUs where a resize has changed their number.
+    """Return a pod that owns CPUs as a whole, with other CPUs if a resize has changed their number.
 
     Args:
         state: The node.
@@ -89,7 +90,7 @@ def with_cpus_chosen_again(state: NodeState, pod: Pod) -> Pod:
 
 
 def _with_part(aside: SetAside, container: Container) -> SetAside:
-    """Return what is set aside by container, with the part of one as large as its request is now."""
+    """Return what is set aside by container, with one part as large as the container's current request."""
     part, requests = aside.part(container.name), container.pod.requests
     if part is None or requests is None:
         return aside
@@ -103,7 +104,7 @@ def _with_part(aside: SetAside, container: Container) -> SetAside:
 
 
 def _as_summed(state: NodeState, aside: SetAside, pod: Pod) -> SetAside:
-    """Return what is set aside for a pod as a whole, after the sum of its create."""
+    """Return what is set aside for a pod as a whole, according to the sum that its create carries."""
     total = pod.total
     if total is None or total.cpu_shares <= NO_SHARES:
         return aside

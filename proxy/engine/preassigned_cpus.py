@@ -31,7 +31,7 @@ from proxy.model.workload import Phase, Placement, Pod, Pool, Request, Verdict
 from proxy.pools.claims import STRICT, Claim, pool_of
 
 MAX_NAMED_HOLDERS = 4
-"""How many conflicting owners a message names."""
+"""How many conflicting owners a message names at most."""
 
 
 class PlacementRejectedError(Exception):
@@ -52,7 +52,7 @@ class PlacementRejectedError(Exception):
 
 
 class FoundPlacement(Struct, frozen=True):
-    """A placement with the owner of its CPUs, what was wrong, and the decision of the topology manager."""
+    """A placement, with the owner of its CPUs, the problem, and the decision of the topology manager."""
 
     placement: Placement
     owner: str = ""
@@ -72,10 +72,11 @@ def place_on_named_cpus(
     """Place a container on the CPUs that the scheduler or kubelet chose for it.
 
     Returns:
-        The placement; or, where the container cannot have these CPUs, the claim that is left.
+        The placement; or the remaining claim, if the container cannot have these CPUs.
 
     Raises:
-        PlacementRejectedError: It cannot have them and must not run without, or another resource is missing.
+        PlacementRejectedError: The container cannot have the CPUs and must not run without them, or another
+            resource is missing.
         PreferenceMissing: A device plug-in has to be queried first.
     """
     owner = pod.key if claimed.per_pod else pod.owner_key(name)
@@ -102,7 +103,7 @@ def place_on_named_cpus(
 
 
 def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
-    """Return the owners of a pod whose containers do not exist yet, by kubelet's state.
+    """Return the owners of a pod that are in kubelet's state and whose containers do not exist.
 
     kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
     """
@@ -113,7 +114,7 @@ def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
 def _grant_others(
     state: NodeState, pod: Pod, name: str, request: Request, cpus: CpuSet, preferred: Preferences
 ) -> TopologyDecision | None:
-    """Grant the other resources to a container whose CPUs are named, near to them where possible."""
+    """Grant the other resources to a container whose CPUs are named, near these CPUs if possible."""
     node = state.node
     if not node.serves(pod) and not requests_devices(state, pod, name):
         return None
@@ -126,7 +127,7 @@ def _grant_others(
 
 
 def _conflict(state: NodeState, cpus: CpuSet, others: CpuSet, owner: str) -> CpuConflict | None:
-    """Return why a container cannot have the CPUs that were chosen for it; None where it can."""
+    """Return why a container cannot have the CPUs that were chosen for it; None if it can."""
     clash = cpus & others
     if clash and clash <= state.blocked_cpus:
         text = f"{cpus_are(clash)} used by containers that cannot be moved"
@@ -155,7 +156,7 @@ class CpuConflict(Struct, frozen=True):
     Attributes:
         reason: As in ``Verdict``.
         text: The cause for operators.
-        public: The cause without names of other pods; empty where ``text`` has none.
+        public: The cause without names of other pods; empty if ``text`` names none.
         clash: The named CPUs that others own.
     """
 
@@ -165,7 +166,7 @@ class CpuConflict(Struct, frozen=True):
     clash: CpuSet = field(default_factory=CpuSet)
 
     def verdict(self, action: str, *, name_others: bool) -> Verdict:
-        """Return the verdict that an action fails."""
+        """Return the verdict that rejects an action because of the conflict."""
         detail = f"cannot {action}: {self.text}"
         if name_others or not self.public:
             return Verdict(GrpcStatus.FAILED_PRECONDITION, self.reason, detail)
@@ -175,8 +176,8 @@ class CpuConflict(Struct, frozen=True):
 def _fall_back(state: NodeState, pod: Pod, claimed: Claim, conflict: CpuConflict, ref: str) -> Claim:
     """Return the claim without the named CPUs, or reject an LSE or LSR pod.
 
-    Where kubelet's CPU manager named them for one container, as many other CPUs are chosen. Other containers
-    run on their pool.
+    If kubelet's CPU manager named them for one container, the same number of other CPUs is chosen. Other
+    containers run on their pool.
     """
     if pod.qos in STRICT:
         name_others = state.node.admission.name_others

@@ -1,11 +1,12 @@
-"""Decide which CFS quotas of owners of CPUs are off, and what is restored afterwards.
+"""Decide which CFS quotas of owners of CPUs are off, and which are restored afterwards.
 
-Whether a quota is off follows from the state alone, by Koordinator's rule for owners (``pools.claims``). How
-many containers a pod runs at the same time is known where kubelet reported the pod; else those count that
-exist when a container comes.
+Whether a quota is off follows from the state alone, by Koordinator's rule for owners (``pools.claims``). The
+number of containers that a pod runs at the same time is known if kubelet reported the pod; otherwise the
+containers count that exist when a container is created.
 
-What was there before is a record: the ledger has it before the quota is removed, so that it can be restored
-after a crash. There are two kinds: of pods (``q/`` and the pod's key) and of containers (``qc/`` and the id).
+The previous quota is kept in a record. The ledger has the record before the quota is removed, so that the
+quota can be restored after a crash. There are two kinds of records: of pods (``q/`` and the pod's key) and of
+containers (``qc/`` and the id).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 POD_QUOTA, CONTAINER_QUOTA = "q/", "qc/"
 QuotaPlace = tuple[str, str]
-"""Where a group is: ``cgroup_parent``, and a container's id or nothing for the pod itself."""
+"""The place of a cgroup: ``cgroup_parent``, and a container's id; the id is empty for the pod itself."""
 
 
 class QuotaRecord(Struct, frozen=True):
-    """A quota in microseconds and, where it is known, the path of its group."""
+    """A quota in microseconds and the path of its cgroup, if that is known."""
 
     quota: int
     group: str = ""
@@ -40,7 +41,7 @@ class RemovedQuotas(Struct, frozen=True):
     """The quotas that were removed.
 
     Attributes:
-        records: What was there, by the ledger's key.
+        records: The previous quotas, by the ledger's key.
         unsent: Ids of containers whose quota still has to be sent to the runtime.
     """
 
@@ -49,7 +50,7 @@ class RemovedQuotas(Struct, frozen=True):
 
     @staticmethod
     def load(entries: Mapping[str, Mapping[str, object]]) -> tuple[dict[str, QuotaRecord], list[str]]:
-        """Return the records that a ledger holds, and the keys of its entries that are no CFS quotas."""
+        """Return the records that a ledger holds, and the keys of its invalid entries."""
         records, invalid = dict[str, QuotaRecord](), list[str]()
         for key, value in entries.items():
             if key.startswith((POD_QUOTA, CONTAINER_QUOTA)):
@@ -86,7 +87,7 @@ class RemovedQuotas(Struct, frozen=True):
 
         Args:
             container_id: The container.
-            quota: What the client requests; 0 for none.
+            quota: The quota that the client requests; 0 for none.
             off: Whether the container's quota is off.
         """
         key, quotas = CONTAINER_QUOTA + container_id, self
@@ -101,8 +102,8 @@ class RemovedQuotas(Struct, frozen=True):
 
         Args:
             container_id: The container.
-            quota: What the client requested; 0 for none.
-            former: The record before the request; None where there was none.
+            quota: The quota that the client requested; 0 for none.
+            former: The record before the request; None if there was none.
         """
         key = CONTAINER_QUOTA + container_id
         recorded = QuotaRecord(quota) if quota > 0 else None
@@ -137,10 +138,10 @@ class QuotasRead(Struct, frozen=True):
 
 
 class QuotasToRemove(Struct, frozen=True):
-    """Quotas that have to be off are in effect, and are removed next.
+    """Quotas are in effect that must be off; they are removed next.
 
     Attributes:
-        records: What is there, by the ledger's key.
+        records: The quotas in effect, by the ledger's key.
     """
 
     records: Mapping[str, QuotaRecord]
@@ -157,20 +158,20 @@ class QuotasRestored(Struct, frozen=True):
 
 
 class QuotaSaved(Struct, frozen=True):
-    """The runtime has saved the quota that a call carried for a container; 0 where it carried none."""
+    """The runtime has saved the quota that a call carried for a container; 0 if it carried none."""
 
     container_id: str
     quota: int
 
 
 class QuotasUnsent(Struct, frozen=True):
-    """The runtime has other quotas saved for some containers than they have."""
+    """The runtime has saved other quotas for some containers than those in effect."""
 
     ids: tuple[str, ...]
 
 
 class QuotaRequested(Struct, frozen=True):
-    """A hook wants another quota for a container (0: the same); answered by ``QuotaCarried``."""
+    """A hook requests another quota for a container (0: the same); answered by ``QuotaCarried``."""
 
     container_id: str
     quota: int
@@ -179,13 +180,13 @@ class QuotaRequested(Struct, frozen=True):
 class QuotaRefused(Struct, frozen=True):
     """The runtime answered an update with an error; the container keeps the quota that it had.
 
-    Without an answer, the quota that was requested stays recorded: it may be in effect, and a client sends
-    the update again.
+    If there was no answer, the requested quota stays recorded instead: it may be in effect, and a client
+    sends the update again.
 
     Attributes:
         container_id: The container.
         quota: The quota that was requested; 0 for none.
-        former: The record before the request; None where there was none.
+        former: The record before the request; None if there was none.
     """
 
     container_id: str
@@ -194,17 +195,17 @@ class QuotaRefused(Struct, frozen=True):
 
 
 class QuotasToRestore(Struct, frozen=True):
-    """The quotas that are no longer off may be restored; answered by ``RestoreQuotas``.
+    """Quotas that need not be off any more may be restored; answered by ``RestoreQuotas``.
 
     Attributes:
-        later: Those that may not be tried now, by the ledger's key.
+        later: The quotas that may not be tried now, by the ledger's key.
     """
 
     later: frozenset[str] = frozenset()
 
 
 class QuotaCarried(Struct, frozen=True):
-    """What a call to the runtime carries instead of the quota that was requested; 0 to leave that."""
+    """The quota that a call to the runtime carries instead of the requested one; 0 to leave that."""
 
     quota: int
 
@@ -214,7 +215,7 @@ class RestoreQuotas(Struct, frozen=True):
 
     Attributes:
         send: The containers whose quota is sent to the runtime.
-        write: The quotas that are written, with the places of groups whose path is not known.
+        write: The quotas that are written, with the places of cgroups whose paths are unknown.
     """
 
     send: tuple[str, ...]
@@ -261,8 +262,8 @@ def step(state: NodeState, event: QuotaEvent) -> QuotaStep:
 def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas:
     """Return the removed quotas after a create, with the quota that was left out of its request, if any.
 
-    Another container of the pod may have come since the request was forwarded, or a release may have begun:
-    then it is restored at once.
+    If another container of the pod was created after the request was forwarded, or a release has begun, the
+    quota is restored at once.
     """
     requested = container.placement.hook_quota or container.request.cpu_quota
     quotas = state.facts.quotas
@@ -276,7 +277,7 @@ def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas
 
 
 def _restoration(quotas: RemovedQuotas, state: NodeState, later: frozenset[str]) -> QuotaStep:
-    """Decide about the quotas that are no longer off; those of containers that are gone are forgotten."""
+    """Decide which quotas are restored; the records of containers that are gone are dropped."""
     gone, send = list[str](), list[str]()
     write: dict[str, tuple[QuotaRecord, QuotaPlace]] = {}
     off = {
@@ -305,7 +306,7 @@ def _restoration(quotas: RemovedQuotas, state: NodeState, later: frozenset[str])
 def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlace]:
     """Return the places of quotas that must be off now, by the ledger's key.
 
-    The group of a parent that several pods name belongs to none of them: its quota is left.
+    If several pods name the same cgroup parent, that cgroup belongs to none of them, so its quota is left.
     """
     pods: defaultdict[str, set[str]] = defaultdict(set)
     for pod in state.pods.values():
@@ -321,7 +322,7 @@ def removable(state: NodeState, off: Iterable[Container]) -> dict[str, QuotaPlac
 
 
 def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
-    """Return how many containers of a pod run at the same time, one of this name among them."""
+    """Return how many containers of a pod run at the same time, including the one with this name."""
     if pod.requests is not None:
         return len(pod.requests.of(ContainerKind.APP, ContainerKind.SIDECAR))
     containers = state.in_sandbox(pod.sandbox_id)
@@ -329,7 +330,7 @@ def concurrent_containers(state: NodeState, pod: Pod, name: str) -> int:
 
 
 def quota_record(state: NodeState, container_id: str) -> QuotaRecord | None:
-    """Return the record of a container's quota; None where there is none."""
+    """Return the record of a container's quota; None if there is none."""
     return state.facts.quotas.records.get(CONTAINER_QUOTA + container_id)
 
 
@@ -348,7 +349,7 @@ def writes_quotas(state: NodeState) -> bool:
 
 
 def must_have_no_quota(state: NodeState, container: Container) -> bool:
-    """Return whether a container's quota is to be off now."""
+    """Return whether a container's quota must be off now."""
     if not state.facts.cpu_groups or container.phase is Phase.EXITED or not applies_to(state, container.pod):
         return False
     pod = state.current_pod(container.pod)
@@ -356,7 +357,7 @@ def must_have_no_quota(state: NodeState, container: Container) -> bool:
 
 
 def containers_without_quota(state: NodeState) -> list[Container]:
-    """Return the containers that are to have no quota now."""
+    """Return the containers that must have no quota now."""
     if not writes_quotas(state):
         return []
     return [
@@ -377,7 +378,7 @@ def requested_quota(state: NodeState, container: Container, quota: int) -> tuple
     Args:
         state: The node as it is.
         container: The container.
-        quota: What the client requests; 0 for none.
+        quota: The quota that the client requests; 0 for none.
     """
     if quota >= 0 and not writes_quotas(state):
         return state.facts.quotas, 0
@@ -385,6 +386,6 @@ def requested_quota(state: NodeState, container: Container, quota: int) -> tuple
 
 
 def without_quota(placement: Placement, request: Request) -> Placement:
-    """Return the placement of a container whose quota is off; where it requested one, the reasons say so."""
+    """Return the placement of a container whose quota is off; if it requested one, a reason is added."""
     reasons = ("its CFS quota is off",) if request.cpu_quota > 0 else ()
     return structs.replace(placement, cfs_quota_off=True, reasons=(*placement.reasons, *reasons))

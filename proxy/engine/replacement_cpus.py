@@ -1,19 +1,19 @@
 """Choose CPUs that replace the offline CPUs of owners.
 
-An owner keeps what it was given: a CPU that went offline comes back, and belongs to it again. Until then it
-has the CPUs that are left, and as many free CPUs as are missing, if there are any:
+An owner keeps what it was given: when a CPU that went offline comes back, the owner has it again. Until then
+the owner has its remaining CPUs, and as many free CPUs as are missing, if there are any:
 
-* Only CPUs that were chosen here are replaced. A scheduler or kubelet that named CPUs keeps account of them,
-  and would assign the replacements to another container.
-* They are chosen as for a new container, on the NUMA nodes where the others are; elsewhere only where the
-  topology policy is not strict. Where all are offline, they are on the nodes of its memory, and under a
-  strict policy on as few of these as suffice. Where whole cores are required, only whole cores are
-  replacements (with SMT switched off, a core is one CPU).
-* They are never the last CPUs of the shared pool nor those of its floors, and never those that are
-  promised to another container.
+* Only CPUs that topoproxy chose are replaced. A scheduler or kubelet that named CPUs does not know of
+  replacements, and would assign them to another container.
+* Replacements are chosen as for a new container, on the NUMA nodes of the owner's remaining CPUs, and
+  elsewhere only if the topology policy is not strict. If all CPUs of the owner are offline, replacements are
+  on the nodes of its memory, and under a strict policy on as few of these as suffice. If whole cores are
+  required, only whole cores are replacements (with SMT switched off, a core is one CPU).
+* Replacements are never the last CPUs of the shared pool, those of its floors, or those that are promised to
+  another container.
 
-They are part of the placement (``Placement.replacement``), so they survive a restart.
-``NodeState.desired_cpus`` uses as many of them as are missing.
+Replacements are part of the placement (``Placement.replacement``), so they survive a restart of the daemon.
+``NodeState.desired_cpus`` uses as many of them as CPUs are missing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MissingCpus(Struct, frozen=True):
 
 
 def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
-    """Return the owners with offline CPUs or with replacements; mostly none."""
+    """Return the owners with offline CPUs or with replacements; usually there are none."""
     online = state.node.machine.online
     groups: dict[str, list[Container]] = {}
     for container in state.containers.values():
@@ -71,13 +71,13 @@ def owners_missing_cpus(state: NodeState) -> list[MissingCpus]:
 
 
 def choose_replacements(state: NodeState, shortage: MissingCpus) -> CpuSet:
-    """Choose CPUs that replace the missing ones; fewer, or none, where there are not enough."""
+    """Choose CPUs that replace the missing ones; fewer, or none, if there are not enough."""
     node, count = state.node, shortage.missing
     first = shortage.containers[0]
     if not count or any(cpus_are_named(state, c) for c in shortage.containers):
         return CpuSet()
     if any(reserved.owner == shortage.owner for reserved in state.reservation_cpus.values()):
-        return CpuSet()  # its CPUs are being changed; what is missing then is replaced afterwards
+        return CpuSet()  # its CPUs are being changed; those still missing afterwards are replaced then
     own = state.owners[shortage.owner].cpus if shortage.owner in state.owners else CpuSet()
     taken = union(owner.cpus.bits for owner in state.owners.values())
     unavailable = (
@@ -107,7 +107,7 @@ def choose_replacements(state: NodeState, shortage: MissingCpus) -> CpuSet:
 
 
 def required_binding(node: Node, pod: Pod) -> BindPolicy:
-    """Return how the CPUs of an owner must lie: in whole cores, one in each core, or ``NONE`` for anyhow."""
+    """Return which CPUs an owner requires: whole cores, one CPU of each core, or ``NONE`` for any CPUs."""
     if pod.bind_required in (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS):
         return pod.bind_required
     if node.bind is NodeBindPolicy.SPREAD_BY_PCPUS:
@@ -127,10 +127,11 @@ def cpus_are_named(state: NodeState, container: Container) -> bool:
 
 
 def _homes(node: Node, nodes: Mask, free: CpuSet, count: int) -> Mask:
-    """Return NUMA nodes for an owner without online CPUs: of those where its memory is.
+    """Return the NUMA nodes for an owner without online CPUs, among those where its memory is.
 
-    On which of them its CPUs were is not known: the kernel does not name the nodes of offline CPUs. So under
-    a strict policy they are as few as have enough free CPUs, and only one where all must be on one.
+    The nodes of its offline CPUs are unknown, because the kernel does not report them. So under a strict
+    policy the result is the fewest nodes that have enough free CPUs, and only one node under
+    ``single-numa-node``.
     """
     if not node.policy.is_strict:
         return nodes
@@ -145,14 +146,14 @@ def _homes(node: Node, nodes: Mask, free: CpuSet, count: int) -> Mask:
 
 
 def _in_whole_cores(state: NodeState, cpus: CpuSet) -> CpuSet:
-    """Return the CPUs of cores that are completely among these."""
+    """Return the CPUs of those cores that lie completely within a set of CPUs."""
     return CpuSet.from_bits(
         union(bits for bits in state.node.topology.cores.values() if not bits & ~cpus.bits)
     )
 
 
 def _whole_cores(state: NodeState, near: CpuSet, far: CpuSet, count: int) -> CpuSet:
-    """Choose whole cores, near ones first, as many as fit into what is wanted."""
+    """Choose whole cores, near ones first, without exceeding the number of CPUs that are wanted."""
     chosen = 0
     for place in (near, far):
         for bits in state.node.topology.cores.values():

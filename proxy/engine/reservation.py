@@ -1,9 +1,9 @@
 """Reservations: the one way in which a container gets exclusive CPUs, as a pure state machine.
 
-Theory of operation. ``step`` takes a reservation and an event, and gives the reservation as it is then and
-the effects to perform, in order. It knows no clock, no kernel and no node; what the effects do is up to the
-executor (``proxy.executor.reservations``), and their results come back as events. An effect that is waited
-for is last, so one result at most is outstanding.
+Theory of operation. ``step`` takes a reservation and an event, and returns the next reservation and the
+effects to perform, in order. It uses no clock, no kernel and no node: the executor performs the effects
+(``proxy.executor.reservations``), and their results come back as events. An effect whose result is awaited is
+always the last one, so at most one result is outstanding.
 
     kind         used by                        taken in the state     recorded before the barrier
     CREATE       CreateContainer of an owner    by its decision        yes; a failure aborts
@@ -24,43 +24,46 @@ for is last, so one result at most is outstanding.
           REPLACEMENT     SECURING -> HANDING_OVER -> COMMITTED
           MOVE            DRAINING -> MOVING -> CHECKING -> CONFIRMING -> COMMITTED
 
-The barrier is WAITING to READING. Calls in flight that could bring the CPUs to another container are waited
-for (WAITING). Every container that shares CPUs is written, also those that no plan moves: another create for
-the same owner may still be under way, and another program may have written a cgroup (SHRINKING). Writes that
-may succeed a moment later are made again (PAUSING, ``retry_pause``). Where the kernel refused, what it holds
-is read (READING): only a container that still runs on the reserved CPUs prevents the reservation. From any
-state of the barrier a reservation aborts: a CREATE withdraws its placement, a REPLACEMENT and a MOVE release
-what they hold, and whatever had moved for them grows back.
+The barrier is WAITING to READING. It waits for calls in flight that could put another container onto the CPUs
+(WAITING). Then the cpuset of every container that shares CPUs is written, even if no plan moves that
+container: another create for the same owner may still be under way, and another program may have written a
+cgroup (SHRINKING). Writes that may succeed a moment later are repeated (PAUSING, ``retry_pause``). If the
+kernel refused writes, the cpusets in the kernel are read (READING): only a container that still runs on the
+reserved CPUs prevents the reservation. A reservation can abort from any state of the barrier: a CREATE
+withdraws its placement, a REPLACEMENT and a MOVE release the CPUs that they hold, and the containers that had
+left these CPUs get them back.
 
-A REPLACEMENT continues: the ledger gets it (SECURING), and only then it is the owner's in the state and in
-the kernel (HANDING_OVER). A daemon that found no record would give the CPUs to the pools while the owner is
-on them.
+After the barrier, a REPLACEMENT is written to the ledger (SECURING), and after that assigned to the owner in
+the state and in the kernel (HANDING_OVER). The order matters: the next daemon, if it found no record, would
+give the CPUs to the pools while the owner runs on them.
 
-A MOVE continues: the containers are placed on the new CPUs, and their old ones are held (``AssignOwn``);
-calls in flight for them that carry other CPUs are waited for (DRAINING); they are written (MOVING) and read
-back (CHECKING); the ledger gets the new placement (CONFIRMING). Only then is the hold on the old CPUs
-released, so the other containers never run on CPUs that the owner may be on. The runtime and systemd follow
-off the critical path, as after every write of a cpuset.
+After the barrier of a MOVE, the containers are placed on the new CPUs in the state, and their old CPUs are
+held (``AssignOwn``). The move waits for calls in flight for the containers that carry other CPUs (DRAINING).
+Then the cpusets of the containers are written (MOVING) and read back (CHECKING), and the ledger records the
+new placement (CONFIRMING). The hold on the old CPUs is released last, so other containers never run on CPUs
+that the owner may still be on. The runtime and systemd are updated afterwards, off the critical path, as
+after every write of a cpuset.
 
-From DRAINING on a move aborts by way of its restoration, which takes the same steps towards the old CPUs. It
-is repeated, with growing pauses, until it succeeds or the containers have exited. It begins with the record
-of the move, as the one of the new placement may become durable late:
+From DRAINING on, a move aborts through a restoration, which takes the same steps back to the old CPUs. The
+restoration is repeated, with growing pauses, until it succeeds or the containers have exited. It first writes
+the record of the move again, because the record of the new placement may still become durable late:
 
     RERECORDING -> RESTORING -> REWRITING -> RECHECKING -> UNRECORDING -> ABORTED
       ^  |             |            |             |             |
       |  v             v            v             v             |
       +--+-------- BACKING_OFF <----+-------------+-------------+
 
-A crash. The write-ahead record of a move names the old and the new CPUs, and is deleted in the step that
-makes the new placement durable. Where the next daemon finds it, the old placement counts, whatever else the
-ledger says: both sets are kept free, and ``restoration`` gives the reservation that puts the containers back.
-Where it finds none, the placement in the ledger counts, and the containers are on it.
+After a crash. The write-ahead record of a move names the old and the new CPUs, and is deleted in the step
+that makes the new placement durable. If the next daemon finds this record, the old placement counts, whatever
+else the ledger contains: both sets of CPUs are kept free, and ``restoration`` returns the reservation that
+moves the containers back. If it finds none, the placement in the ledger counts, and the containers run on it.
 
-``ClientDisconnected`` only keeps a create from being placed elsewhere. ``ContainersExited`` ends a
-REPLACEMENT or a MOVE: no container runs on the CPUs any more. ``PlanWithdrawn`` does the same: nothing is
-written for the containers until the plan is applied again, and then they get their old CPUs. ``Interrupted``
-(an effect failed in an unforeseen way) and ``Cancelled`` (the daemon stops) release the CPUs of a
-REPLACEMENT; those of CREATE and START are released by the caller, which handles every fault of a call alike.
+``ClientDisconnected`` only prevents a create from being placed elsewhere. ``ContainersExited`` ends a
+REPLACEMENT or a MOVE, because no container runs on the CPUs any more. ``PlanWithdrawn`` ends them, too:
+nothing is written for the containers until the plan is applied again, and then they get their old CPUs.
+``Interrupted`` (an effect failed unexpectedly) and ``Cancelled`` (the daemon is stopping) release the CPUs of
+a REPLACEMENT. The CPUs of CREATE and START are released by the caller, which handles every failure of a call
+alike.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ from proxy.model.errors import TopoproxyError
 from proxy.model.idset import CpuSet
 
 RESTORE = Backoff(0.1, 30.0)
-"""Seconds before a restoration is tried again."""
+"""Seconds until a restoration is tried again."""
 NOT_WRITTEN = "cannot write a cgroup"
 NOT_BACK = "cannot move an owner back"
 REFUSED = "the kernel refuses to move another container off them"
@@ -90,12 +93,12 @@ _INTERNAL = "internal error"
 
 
 class UnexpectedEventError(TopoproxyError):
-    """An event came that its reservation does not wait for: the executor is wrong."""
+    """A reservation received an event that it does not wait for: a bug in the executor."""
 
 
 _Phase, _Kind = ReservationPhase, ReservationKind
 RECORDED = (_Kind.CREATE, _Kind.NARROW, _Kind.MOVE)
-"""The kinds that are recorded before anything else is done."""
+"""The kinds that are recorded in the ledger first."""
 _TOWARDS = (_Phase.DRAINING, _Phase.MOVING, _Phase.CHECKING, _Phase.CONFIRMING)
 Step = tuple[Reservation, tuple[Effect, ...]]
 
@@ -173,7 +176,7 @@ def _shrunk(reservation: Reservation, event: events.CpusetsWritten) -> Step:
         return _free_unless_contested(reservation, event.contested)
     reconcile = effects.RequestReconcile()  # the machine may have changed, or the container has exited
     if event.group_errors:
-        # Which containers in these groups are on which CPUs is not known.
+        # It is unknown which containers in these cgroups are on which CPUs.
         reason = AbortReason(event.group_errors[0], reservation.cpus, final=True, public=REFUSED)
         return _with((reconcile,), _not_free(reservation, reason))
     ids = tuple(refused.container_id for refused in event.refused)
@@ -226,7 +229,7 @@ def _free(reservation: Reservation) -> Step:
 
 
 def _not_free(reservation: Reservation, reason: AbortReason) -> Step:
-    """The CPUs cannot be freed: place a create elsewhere, a bounded number of times, or abort."""
+    """If the CPUs cannot be freed, place a create elsewhere (a limited number of times), or abort."""
     can_place_again = reservation.kind is _Kind.CREATE and not (
         reason.final or reservation.client_disconnected
     )
@@ -308,19 +311,19 @@ def _checked(reservation: Reservation, event: events.CpusetsRead) -> Step:
 
 
 def _are_on_target(reservation: Reservation, event: events.CpusetsRead) -> bool:
-    """Return whether all containers of a move run on its target only, or nowhere.
+    """Return whether all containers of a move run only on its target CPUs, or nowhere.
 
-    A container of which nothing could be read may be anywhere. So may one whose own CPUs went offline.
+    A container whose cpuset could not be read may run anywhere. So may one whose own CPUs went offline.
     """
     on = {cpuset.container_id for cpuset in event.cpusets if cpuset.cpus <= reservation.cpus}
     return on.issuperset(reservation.containers)
 
 
 def _are_as_planned(reservation: Reservation, event: events.CpusetsRead) -> bool:
-    """Return whether all containers of a restoration run only where the plan has them, or nowhere.
+    """Return whether all containers of a restoration run only on their planned CPUs, or nowhere.
 
-    That is on their old CPUs, as far as these are online. A container without any of them shares CPUs
-    (``NodeState.desired_cpus``), but none of the target, which is held until the restoration ends.
+    These are the old CPUs that are online. A container whose old CPUs are all offline shares CPUs
+    (``NodeState.desired_cpus``), but none of the target's, which are held until the restoration ends.
     """
     planned = {cpuset.container_id for cpuset in event.cpusets if cpuset.cpus <= cpuset.planned}
     return planned.issuperset(reservation.containers)
@@ -368,7 +371,7 @@ def _rechecked(reservation: Reservation, event: events.CpusetsRead) -> Step:
 
 
 def _restored(reservation: Reservation, event: events.LedgerWritten | events.LedgerRejected) -> Step:
-    # A record that the ledger cannot hold is never written, however often it is tried.
+    # A record that the ledger cannot hold fails at every try.
     return _to(reservation, _Phase.ABORTED, effects.UnreserveCpus(), effects.Abort(reservation.reason))
 
 
@@ -388,7 +391,7 @@ def _back_off(reservation: Reservation, message: str) -> Step:
     seconds = RESTORE.delay(reservation.tries + 1)
     report = effects.ReportProblem(NOT_BACK, message)
     performed = effects.EndDeadline(), report, effects.Pause(seconds)
-    # Once the pauses do not grow any more, neither does the count: a state that recurs is the same one.
+    # Once the pauses stop growing, the count stops too, so that a recurring state is the same value.
     return _to(
         reservation, _Phase.BACKING_OFF, *performed, tries=reservation.tries + (seconds < RESTORE.longest)
     )

@@ -1,7 +1,7 @@
 """The effects of a reservation, as values: the output of ``proxy.engine.reservation.step``.
 
-Effects are performed in the order in which they are given. ``WAITED`` are those whose result comes back as an
-event (``proxy.engine.reservation_events``); there is at most one in what a step gives, and it is the last.
+Effects are performed in the order in which they are given. ``WAITED`` lists the effects whose result comes
+back as an event (``proxy.engine.reservation_events``). A step gives at most one of them, as its last effect.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class AbortReason(Struct, frozen=True):
     """Why CPUs are not free.
 
     Attributes:
-        message: Why, for the operator.
+        message: The reason, for the operator.
         cpus: All CPUs that are held by containers that cannot be moved.
-        final: Other CPUs would not help.
-        public: The message for the client, where ``message`` names containers of other pods.
+        final: Whether other CPUs would not help.
+        public: The message for the client, if ``message`` names containers of other pods.
     """
 
     message: str
@@ -50,7 +50,7 @@ class UnreserveCpus(Struct, frozen=True):
 
 
 class AssignReplacement(Struct, frozen=True):
-    """Make the reserved CPUs part of the placements, in place of offline ones; none stay reserved."""
+    """Make the reserved CPUs part of the placements, in place of offline ones; no CPUs stay reserved."""
 
 
 class AssignOwn(Struct, frozen=True):
@@ -58,7 +58,7 @@ class AssignOwn(Struct, frozen=True):
 
     Attributes:
         cpus: The CPUs that they own from now on.
-        reserved: CPUs that stay reserved besides, so that no other plan uses them.
+        reserved: CPUs that stay reserved in addition, so that no other plan uses them.
     """
 
     cpus: CpuSet
@@ -66,26 +66,26 @@ class AssignOwn(Struct, frozen=True):
 
 
 class WithdrawPlacement(Struct, frozen=True):
-    """Take the container of a create out of state and ledger: its create failed."""
+    """Remove the container of a create from the state and the ledger, because its create failed."""
 
 
 # -- at once, to others -------------------------------------------------------------------------------------
 
 
 class RecordSoon(Struct, frozen=True):
-    """Record the placements as they are now, and that no move is under way, without waiting for it."""
+    """Record the current placements, and that no move is under way, without waiting for the ledger."""
 
 
 class RequestReconcile(Struct, frozen=True):
-    """Compare the node with the runtime and the machine soon."""
+    """Reconcile soon: compare the state with the runtime and the machine, and repair differences."""
 
 
 class ReportProblem(Struct, frozen=True):
     """Report a problem that does not stop the reservation.
 
     Attributes:
-        message: What, as a constant text.
-        cause: Why.
+        message: The problem, as a constant text.
+        cause: The cause.
     """
 
     message: str
@@ -93,11 +93,11 @@ class ReportProblem(Struct, frozen=True):
 
 
 class StartDeadline(Struct, frozen=True):
-    """From now on writes, pauses and reads together have ``callTimeout``; then ``TimedOut``."""
+    """Start the deadline, ``callTimeout`` for writes, pauses and reads together; then comes ``TimedOut``."""
 
 
 class EndDeadline(Struct, frozen=True):
-    """End the deadline: effects from here on have none."""
+    """End the deadline: the following effects have none."""
 
 
 # -- waited for ---------------------------------------------------------------------------------------------
@@ -106,18 +106,19 @@ class EndDeadline(Struct, frozen=True):
 class AppendLedger(Struct, frozen=True):
     """Record the placements of the containers, and wait until that is durable.
 
-    For a replacement, the record holds the placements with the replacement.
+    For a replacement, the record holds the placements with the replacement CPUs.
 
     Attributes:
-        may_run_on: CPUs to which a move is under way; empty where none is. Where it is not empty, the record
-            of the move names the CPUs that the containers had before, too: those count until it is deleted.
+        may_run_on: CPUs to which a move is under way; empty if there is none. If it is not empty, a record of
+            the move is written, which also names the CPUs that the containers had before; these count until
+            that record is deleted.
     """
 
     may_run_on: CpuSet = field(default_factory=CpuSet)
 
 
 class AwaitInflight(Struct, frozen=True):
-    """Wait for calls in flight that can put a container on CPUs that it must leave.
+    """Wait for calls in flight that can put a container onto CPUs that it must leave.
 
     Attributes:
         cpus: The CPUs.
@@ -137,18 +138,18 @@ class AwaitOwnInflight(Struct, frozen=True):
 
 
 class WriteSharers(Struct, frozen=True):
-    """Write the cpuset of every container that shares CPUs, to what the state holds then."""
+    """Write the cpuset of every container that shares CPUs, as the state has it at that time."""
 
 
 class WriteOwners(Struct, frozen=True):
-    """Write the cpusets of the containers themselves, to what the state holds then."""
+    """Write the cpusets of the containers of the reservation, as the state has them at that time."""
 
 
 class ReadCpusets(Struct, frozen=True):
     """Read which CPUs containers may run on.
 
     Attributes:
-        container_ids: The containers; those of the reservation where empty.
+        container_ids: The containers; if empty, those of the reservation.
     """
 
     container_ids: tuple[str, ...] = ()
@@ -168,7 +169,7 @@ class PlaceElsewhere(Struct, frozen=True):
     """Decide the create again, without CPUs that cannot be freed.
 
     Attributes:
-        reason: Why they cannot.
+        reason: Why the CPUs cannot be freed.
     """
 
     reason: AbortReason
@@ -185,7 +186,7 @@ class Abort(Struct, frozen=True):
     """Everything is as it was before.
 
     Attributes:
-        reason: Why; None where there is nothing to report, as the containers have exited.
+        reason: Why; None if there is nothing to report, for example because the containers have exited.
     """
 
     reason: AbortReason | None = None

@@ -2,7 +2,7 @@
 
 Most events are the result of an effect (``proxy.engine.reservation_effects``); ``ClientDisconnected``,
 ``ContainersExited``, ``PlanWithdrawn``, ``Interrupted`` and ``Cancelled`` come at any time. An event carries
-all that the decision needs to know of the node at that moment, so a list of events replays a reservation
+all facts about the node that the decision needs at that moment, so a list of events replays a reservation
 exactly.
 """
 
@@ -18,7 +18,7 @@ class RefusedWrite(Struct, frozen=True):
 
     Attributes:
         container_id: The container.
-        errno: The kernel's error number; 0 where the value read back differs from the one written.
+        errno: The kernel's error number; 0 if the value read back differs from the one written.
         text: The error as a sentence.
     """
 
@@ -28,12 +28,12 @@ class RefusedWrite(Struct, frozen=True):
 
 
 class CpusInEffect(Struct, frozen=True):
-    """What the kernel holds for a container.
+    """The cpuset that the kernel holds for a container.
 
     Attributes:
         container_id: The container.
-        cpus: The CPUs that it may run on now; all that are online where that cannot be read.
-        planned: The CPUs that it is to have by the newest plan.
+        cpus: The CPUs that it may run on now; all online CPUs if that cannot be read.
+        planned: The CPUs that the newest plan has for it.
     """
 
     container_id: str
@@ -42,7 +42,7 @@ class CpusInEffect(Struct, frozen=True):
 
 
 class ContestedCpus(Struct, frozen=True):
-    """CPUs onto which another program puts a container again and again (a write conflict).
+    """CPUs onto which another program repeatedly puts a container (a write conflict).
 
     Attributes:
         ref: The container.
@@ -58,11 +58,11 @@ class ReservationRequested(Struct, frozen=True):
 
 
 class LedgerWritten(Struct, frozen=True):
-    """What was to be recorded is durable."""
+    """The record is durable."""
 
 
 class LedgerLate(Struct, frozen=True):
-    """The ledger was not written in time; whether it will be is not known.
+    """The ledger was not written in time; it is unknown whether it will be.
 
     Attributes:
         cause: The cause as text.
@@ -82,7 +82,7 @@ class LedgerRejected(Struct, frozen=True):
 
 
 class InflightCompleted(Struct, frozen=True):
-    """No call in flight can put a container on the CPUs that it must leave."""
+    """No call in flight can put a container onto CPUs that it must leave any more."""
 
 
 class InflightLate(Struct, frozen=True):
@@ -90,7 +90,7 @@ class InflightLate(Struct, frozen=True):
 
     Attributes:
         message: Which calls, for the operator.
-        public: The same without the names of other pods' containers.
+        public: The same message without the names of other pods' containers.
         cpus: All CPUs that these calls carry.
     """
 
@@ -103,10 +103,10 @@ class CpusetsWritten(Struct, frozen=True):
     """Cpusets were written and read back.
 
     Attributes:
-        refused: What the kernel refused.
-        errors: All that failed, also groups above pods, as sentences.
+        refused: The writes that the kernel refused.
+        errors: All failures as sentences, including those about cgroups above pods.
         contested: Containers that another program puts onto the reserved CPUs.
-        group_errors: Those of the errors that are about groups above pods.
+        group_errors: Those of the errors that are about cgroups above pods.
     """
 
     refused: tuple[RefusedWrite, ...] = ()
@@ -118,7 +118,8 @@ class CpusetsWritten(Struct, frozen=True):
 class CpusetsRead(Struct, frozen=True):
     """Cpusets were read.
 
-    A container without a cgroup is missing; one of the reservation's own that has exited runs on no CPU.
+    A container without a cgroup has no entry; a container of the reservation itself that has exited has an
+    entry without CPUs.
 
     Attributes:
         cpusets: The CPUs that the kernel holds for each container.
@@ -150,11 +151,11 @@ class PlacedElsewhere(Struct, frozen=True):
 
 
 class NoOtherPlacement(Struct, frozen=True):
-    """There is no other placement; the one that was made stays."""
+    """There is no other placement; the existing one stays."""
 
 
 class PlacementWithdrawn(Struct, frozen=True):
-    """The create was answered meanwhile (a hook refused it, say); its placement is withdrawn."""
+    """The create was answered in the meantime (a hook refused it, say); its placement is withdrawn."""
 
 
 class ClientDisconnected(Struct, frozen=True):
@@ -162,19 +163,19 @@ class ClientDisconnected(Struct, frozen=True):
 
 
 class ContainersExited(Struct, frozen=True):
-    """None of the containers runs any more."""
+    """All of the containers have exited."""
 
 
 class PlanWithdrawn(Struct, frozen=True):
-    """The plan is not applied to the containers any more: they get what they would have without topoproxy."""
+    """The plan is no longer applied to the containers: they get what they would have without topoproxy."""
 
 
 class Interrupted(Struct, frozen=True):
-    """An effect failed in a way that was not foreseen. The effects before it are done."""
+    """An effect failed unexpectedly. The effects before it have been performed."""
 
 
 class Cancelled(Struct, frozen=True):
-    """The daemon stops."""
+    """The daemon is stopping."""
 
 
 Event = (

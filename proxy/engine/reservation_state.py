@@ -22,7 +22,7 @@ class ReservationKind(StrEnum):
 
 
 FOR_OWNERS = (ReservationKind.REPLACEMENT, ReservationKind.MOVE)
-"""The kinds for owners that exist already, and that may exit meanwhile."""
+"""The kinds for existing owners, which may exit during the reservation."""
 
 
 class ReservationPhase(StrEnum):
@@ -55,26 +55,27 @@ _Phase = ReservationPhase
 OVER = (_Phase.COMMITTED, _Phase.ABORTED)
 BARRIER = (_Phase.WAITING, _Phase.SHRINKING, _Phase.PAUSING, _Phase.READING)
 BEFORE_ASSIGNED = (_Phase.REQUESTED, _Phase.RECORDING, *BARRIER, _Phase.PLACING, _Phase.SECURING)
-"""Phases in which the containers are still placed as before."""
+"""The phases in which the containers still have their earlier placement."""
 
 
 class Reservation(Struct, frozen=True):
-    """CPUs on their way to an owner.
+    """CPUs that are being freed for an owner.
 
     Attributes:
         kind: What it is for.
         containers: The containers that are to have the CPUs: ids, or the token of a create.
         cpus: The CPUs that other containers must leave.
-        phase: What is waited for.
+        phase: What the reservation waits for.
         ref: The first container, for messages.
         previous: For a move, the CPUs that the containers owned before. For a replacement of offline CPUs,
             the replacements that they have already.
-        tries: How often the sharers were written since the CPUs were chosen; in a restoration, how often that
-            failed.
+        tries: How often the containers that share CPUs were written since the CPUs were chosen; in a
+            restoration, how often the restoration failed.
         alternatives: How many other placements were made for a create.
-        client_disconnected: The client of the call has disconnected.
-        refused, errors: What the kernel refused, and all that failed, when the sharers were written last.
-        reason: Why it aborts; None where it does not, or where no reason needs to be given.
+        client_disconnected: Whether the client of the call has disconnected.
+        refused, errors: The writes that the kernel refused, and all failures, when the containers that share
+            CPUs were written last.
+        reason: Why it aborts; None if it does not, or if no reason needs to be given.
     """
 
     kind: ReservationKind
@@ -92,26 +93,26 @@ class Reservation(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, one way or the other."""
+        """Whether it has committed or aborted."""
         return self.phase in OVER
 
     @property
     def is_committed(self) -> bool:
-        """Whether the CPUs are the owner's."""
+        """Whether the CPUs belong to the owner."""
         return self.phase is ReservationPhase.COMMITTED
 
     @property
     def is_assigned(self) -> bool:
-        """Whether the containers are placed on the CPUs already: then it ends by itself, or is restored."""
+        """Whether the containers are placed on the CPUs already; if so, it completes, or is restored."""
         return self.phase not in BEFORE_ASSIGNED
 
 
 def restoration(containers: tuple[str, ...], previous: CpuSet, cpus: CpuSet, ref: str = "") -> Reservation:
-    """Return the reservation that undoes a move in the middle of which the daemon ended.
+    """Return the reservation that undoes a move that was unfinished when the daemon ended.
 
     Args:
         containers: The containers.
-        previous: The CPUs that they had before the move, and are to have again.
+        previous: The CPUs that they had before the move, and will have again.
         cpus: The CPUs to which they were to be moved.
         ref: The first container, for messages.
     """

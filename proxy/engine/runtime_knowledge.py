@@ -1,9 +1,9 @@
-"""The state of the runtime besides its containers, as far as it is known, as a value.
+"""The known state of the runtime besides its containers, as a value.
 
-Changes of containers and sandboxes are numbered. A list of the runtime is old when it arrives: it is not
-valid for containers that have changed since it was requested. So the caller stores the number of the newest
-change before it requests the list, and ignores entries whose id has changed since. Removed ids are
-remembered, too: an old list does not bring them back.
+Changes of containers and sandboxes are numbered. A list from the runtime may be outdated when it arrives: it
+is not valid for containers that have changed since it was requested. So the caller stores the number of the
+newest change before it requests the list, and ignores entries whose id has changed since. Removed ids are
+remembered too, so that an outdated list does not bring them back.
 
 There are many changes and few queries, and a query concerns only the newest changes. So each change is
 linked to the one before it. Two chains are kept, and the older one is dropped when the newer one is long. A
@@ -28,7 +28,7 @@ from proxy.model.persistent_map import PersistentMap
 from proxy.model.workload import Container, Pod, Request
 
 REMEMBERED_CHANGES = 2048
-"""At least this many changes are remembered; no list is so old."""
+"""At least this many changes are remembered; no list is older."""
 
 
 class _Link(Struct, frozen=True, eq=False):
@@ -73,14 +73,14 @@ class ChangeSequence(Struct, frozen=True):
         return ChangeSequence(now, link, self.older, self.recent_since, self.older_since)
 
     def forgotten(self, object_id: str) -> ChangeSequence:
-        """Return the sequence without an id: a list shows that it is not gone after all."""
+        """Return the sequence without the changes of an id that a list shows to exist after all."""
         recent, older = _unlinked(self.recent, object_id), _unlinked(self.older, object_id)
         return structs.replace(self, recent=recent, older=older)
 
     def is_unchanged(self, object_id: str, since: int) -> bool:
         """Return whether an id has not changed since the newest change had the number ``since``."""
         if since < self.older_since:
-            return False  # what happened then is not remembered
+            return False  # changes before that are not remembered
         for link in (self.recent, self.older):
             while link is not None and link.number > since:
                 if link.object_id == object_id:
@@ -107,7 +107,7 @@ REMEMBERED_DELEGATED = 512
 
 
 class CreateKey(NamedTuple):
-    """The container of a create, before it has an id: a sandbox has one of each name and attempt."""
+    """Identify the container of a create before it has an id: a sandbox has one of each name and attempt."""
 
     sandbox_id: str
     name: str
@@ -129,7 +129,7 @@ class DelegatedCreate(Struct, frozen=True):
 
 
 def clients_request(request: Request, returned: DelegatedCreate, first: Request) -> Request:
-    """Return a request with the client's values in place of those that were returned for the first one."""
+    """Return a request with the client's values in place of those returned for its first request."""
     return structs.replace(
         request,
         cpuset_cpus=first.cpuset_cpus if request.cpuset_cpus == returned.cpus else request.cpuset_cpus,
@@ -143,29 +143,30 @@ V = TypeVar("V")
 REMEMBERED_FAILURES = 256
 """This many failed creates are remembered; the oldest are forgotten first."""
 REMEMBERED_GROUPS = 64
-"""This many groups of inherited pods are remembered besides twice as many as there are pods."""
+"""This many cgroups of inherited pods are remembered, in addition to twice the number of pods."""
 
 
 class RuntimeKnowledge(Struct, frozen=True):
-    """What is known of the runtime.
+    """The known state of the runtime.
 
     A runtime may finish a create whose client has disconnected and hide the container, as CRI-O does
     (``backends/runtime/quirks/crio``). The next request for the same pod, name and attempt is answered with
     that container, which has the CPUs of the first request. So after a create that failed or lost its client,
-    the next answer to the same request does not show what the runtime has saved.
+    the next answer to the same request does not show which CPUs the runtime has saved.
 
     Attributes:
         saved: By container id, the CPUs that the runtime uses when it next starts or updates the container.
-            A container whose value is not known is not in it.
-        unsaved: Ids of containers whose CPUs are to be sent to the runtime, in order.
-        lost: By token, when a create lost its client, by the clock. The runtime may have made its container.
-        changes: What has happened to containers and sandboxes, to detect stale lists of the runtime.
-        failed: Creates that failed here, and perhaps not at the runtime, the oldest first.
-        arriving: Tokens of sandboxes that are being made, for which something is set aside: no list of the
-            runtime has them.
+            A container whose value is unknown has no entry.
+        unsaved: Ids of containers whose CPUs must be sent to the runtime, in order.
+        lost: When creates lost their clients, by token; times of the monotonic clock. The runtime may have
+            made the containers.
+        changes: The changes of containers and sandboxes, to detect outdated lists.
+        failed: Creates that failed here, but perhaps not at the runtime, the oldest first.
+        arriving: Tokens of sandboxes that are being made and are in the state already, because CPUs or memory
+            are set aside for them or a hook changed their pod; no list of the runtime has these tokens.
         delegated: Decisions about creates that another program sends, the oldest first.
-        inherited: Cgroup parents of pods whose sandbox was not made through this run of the daemon. A group
-            may still be as narrow as an earlier run has left it (``engine.pod_fence``).
+        inherited: Cgroup parents of pods whose sandbox was not made through this run of the daemon. Such a
+            cgroup may still be as narrow as an earlier run has left it (``engine.pod_fence``).
         superseded: Keys of pods whose namespace and name a later pod has.
     """
 
@@ -180,16 +181,16 @@ class RuntimeKnowledge(Struct, frozen=True):
     superseded: frozenset[str] = frozenset()
 
     def with_saved(self, container_id: str, cpus: CpuSet | None) -> RuntimeKnowledge:
-        """Return the knowledge with the CPUs that the runtime has saved for a container; None: not known."""
+        """Return the knowledge with the CPUs that the runtime has saved for a container; None if unknown."""
         saved = self.saved.drop(container_id) if cpus is None else self.saved.put(container_id, cpus)
         return self if saved is self.saved else structs.replace(self, saved=saved)
 
     def with_nothing_saved(self) -> RuntimeKnowledge:
-        """Return the knowledge without what the runtime has saved, which others may have changed."""
+        """Return the knowledge without saved CPUs, because other programs may have changed them."""
         return structs.replace(self, saved=PersistentMap())
 
     def with_unsaved(self, ids: Iterable[str]) -> RuntimeKnowledge:
-        """Return the knowledge with more containers whose CPUs are to be sent to the runtime."""
+        """Return the knowledge with more containers whose CPUs must be sent to the runtime."""
         return structs.replace(self, unsaved={**self.unsaved, **dict.fromkeys(ids)})
 
     def without_unsaved(self, container_id: str) -> RuntimeKnowledge:
@@ -218,7 +219,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         if lost:
             lost = _without(lost, token)
         if failed and (key := create_key_of(container)) in failed:
-            failed, sent = _without(failed, key), None  # it may be an earlier request's
+            failed, sent = _without(failed, key), None  # the container may come from an earlier request
         saved = saved.drop(container.id) if sent is None else saved.put(container.id, sent)
         changes = self.changes.touched(container.id)
         unsaved, arriving = self.unsaved, self.arriving
@@ -250,15 +251,15 @@ class RuntimeKnowledge(Struct, frozen=True):
         """Return the knowledge with more pods that were not made through this run of the daemon.
 
         Args:
-            parents: Their cgroup parents; an empty one names no group.
+            parents: Their cgroup parents; an empty one is ignored.
         """
         return structs.replace(self, inherited=self.inherited.union(filter(None, parents)))
 
     def trimmed(self, parents: Collection[str]) -> RuntimeKnowledge:
-        """Return the knowledge without inherited pods that have ended, once they are many.
+        """Return the knowledge without inherited pods that have ended, once there are many of them.
 
-        A pod whose sandbox is recreated keeps its group, but no list shows the pod in between. So groups stay
-        for a while after their pods have ended.
+        A pod whose sandbox is recreated keeps its cgroup, but no list shows the pod in between. So cgroups
+        stay for a while after their pods have ended.
 
         Args:
             parents: The cgroup parents of all pods.
@@ -268,9 +269,9 @@ class RuntimeKnowledge(Struct, frozen=True):
         return structs.replace(self, inherited=self.inherited.intersection(parents))
 
     def with_sandbox(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
-        """Return the knowledge after a sandbox has come: its pod supersedes others of the same name.
+        """Return the knowledge after a sandbox was made: its pod supersedes other pods of the same name.
 
-        A pod that has been superseded stays so, also if it gets another sandbox.
+        A pod that has been superseded stays superseded, even if it gets another sandbox.
 
         Args:
             pod: The pod of the sandbox.
@@ -286,7 +287,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         return structs.replace(self, superseded=self.superseded | earlier)
 
     def without_sandbox(self, pod: Pod, pods: Iterable[Pod]) -> RuntimeKnowledge:
-        """Return the knowledge after a sandbox has gone.
+        """Return the knowledge after a sandbox was removed.
 
         Args:
             pod: The pod of the sandbox.
@@ -321,7 +322,7 @@ def superseded_pods(pods: Iterable[Pod]) -> frozenset[str]:
     """Return the keys of pods whose namespace and name a later pod has.
 
     Args:
-        pods: The pods of all sandboxes, in the order in which these came.
+        pods: The pods of all sandboxes, in the order in which these were made.
     """
     keys: dict[tuple[str, str], dict[str, None]] = {}
     for pod in pods:

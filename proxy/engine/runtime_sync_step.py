@@ -1,4 +1,4 @@
-"""Decide whether a running container's CPUs are sent to the runtime, so that its saved state agrees."""
+"""Decide whether a running container's CPUs must be sent to the runtime, so that it saves the right ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.model.workload import Container, Phase, Pool
 
 
 class SyncStep(Enum):
-    """What is done about a container whose CPUs the runtime may not have saved."""
+    """The next step for a container whose CPUs the runtime may not have saved."""
 
     NOTHING = "it does not run, or has what the runtime has saved"
     AWAIT = "a call without an answer is in flight for it: it is sent its CPUs when that is over"
@@ -20,14 +20,14 @@ class SyncStep(Enum):
 
 
 def sync_step(state: NodeState, container_id: str) -> SyncStep:
-    """Return what is to be done about a container that is unsaved."""
+    """Return the next step for an unsaved container."""
     container = state.containers.get(container_id)
     if container is None or container.phase is not Phase.RUNNING:
         return SyncStep.NOTHING
     if not applies_to(state, container.pod):
         return SyncStep.NOTHING
     if state.node.erases(container.placement):
-        return SyncStep.NOTHING  # what its cgroups have is all that it is to have
+        return SyncStep.NOTHING  # the container has the CPUs of the cgroups above it
     is_unsent = container_id in state.facts.quotas.unsent
     orphans = [call for call in state.inflight.of(container_id) if call.orphaned_since is not None]
     if any(call.resend for call in orphans) or (orphans and not is_unsent):
@@ -45,18 +45,19 @@ def sync_step(state: NodeState, container_id: str) -> SyncStep:
 def is_passing(state: NodeState, container: Container, has: CpuSet) -> bool:
     """Return whether a container's cpuset is narrow only while BE is suppressed.
 
-    Such a cpuset changes every second and is not made lasting, unless what the runtime or systemd has for the
-    container holds CPUs that are no longer in the BE pool: an update would bring those back.
+    Such a cpuset changes every second and is not sent to the runtime and systemd, unless the cpuset that they
+    have for the container contains CPUs that are no longer in the BE (best effort) pool: an update would
+    bring those back.
     """
     pools = state.pools
     return container.placement.pool is Pool.BE and pools.be_now is not None and bool(has) and has <= pools.be
 
 
 def no_longer_passing(before: NodeState, after: NodeState) -> list[str]:
-    """Return the containers whose cpuset was passing, and may no longer be: the BE pool has lost CPUs.
+    """Return the containers whose cpuset may no longer be passing, because the BE pool has lost CPUs.
 
-    Their own cpusets need not change: they may have been narrowed to other CPUs before. So no write to the
-    kernel follows that would have the runtime and systemd updated.
+    Their own cpusets need not change, because they may have been narrowed to other CPUs before. So there may
+    be no write to the kernel that would trigger the update of the runtime and systemd.
     """
     if after.pools.be_now is None or before.pools.be <= after.pools.be:
         return []

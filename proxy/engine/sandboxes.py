@@ -33,9 +33,9 @@ from proxy.model.workload import POD_RECORD, Phase, Pod
 
 
 def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeState, NodeEffects]:
-    """Decide on a pod before its sandbox is made; what is set aside for the pod is taken at once.
+    """Decide on a pod before its sandbox is made; the resources set aside for it are taken at once.
 
-    Where a device plug-in has to be queried first, nothing changes, and the answer is that query.
+    If a device plug-in has to be queried first, nothing changes, and the answer is that query.
     """
     try:
         admission = admit(state, event.pod, event.total, event.preferred)
@@ -51,7 +51,7 @@ def sandbox_requested(state: NodeState, event: SandboxRequested) -> tuple[NodeSt
 
 
 def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeState, NodeEffects]:
-    """Record the changes of hooks to a pod, unless the pod is recorded with what is set aside for it."""
+    """Record the changes of hooks to a pod, unless it is already recorded with its resources set aside."""
     pod = event.pod
     if pod.sandbox_id in state.runtime.arriving:
         return state, ()
@@ -62,10 +62,10 @@ def sandbox_expected(state: NodeState, event: SandboxExpected) -> tuple[NodeStat
 
 
 def pod_learned(state: NodeState, event: PodLearned) -> tuple[NodeState, NodeEffects]:
-    """Add a sandbox, or update what is known of its pod."""
+    """Add a sandbox, or update the known facts about its pod."""
     after, effects = _learned(state, event)
     known = state.pods.get(event.pod.sandbox_id)
-    # The runtime's list of an earlier run's sandbox does not have its cgroup parent; a later create may.
+    # The runtime's list lacks the cgroup parent of a sandbox of an earlier run; a later create may have it.
     is_known = known is not None and (known.cgroup_parent or not event.pod.cgroup_parent)
     return (after if is_known else _inherited(after, event.pod)), effects
 
@@ -131,7 +131,7 @@ def sandbox_removed(state: NodeState, event: SandboxRemoved) -> tuple[NodeState,
 
 
 def _arrived(state: NodeState, token: str, effects: list[NodeEffect]) -> NodeState:
-    """Drop the token of a sandbox that is not being made any more."""
+    """Drop the token of a sandbox whose creation has ended."""
     if token not in state.runtime.arriving:
         return state
     return _dropped(state.with_runtime(state.runtime.without_arriving(token)), token, effects)

@@ -1,11 +1,12 @@
-"""Compute what a refused request was short of on one NUMA node, or on the machine.
+"""Compute which resources a rejected request was short of, on one NUMA node or on the machine.
 
-Where the NUMA nodes were the reason, only single ones are considered, as operators think in them, and only
-those that could hold the request if they were empty. Of these the one with the smallest shortfall is
-reported: the fewest resources, then the fewest CPUs.
+If the NUMA nodes were the reason of the rejection, only single nodes are considered, because operators think
+in single nodes, and only those that could hold the request if they were empty. Of these, the node with the
+smallest shortfall is reported: the one with the fewest resources missing, then the fewest CPUs.
 
-Where that says nothing, and where the CPUs of the machine did not suffice, whatever the policy, they are
-counted as a whole, with those that must stay in the shared pool. The answer names what has the missing CPUs.
+If no node can be reported, or if the CPUs of the whole machine did not suffice under any policy, the CPUs of
+the machine are counted, including those that must stay in the shared pool. The answer names the containers
+and pods that have the missing CPUs.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from proxy.model.requests import in_bytes
 from proxy.model.workload import TOPOLOGY_AFFINITY, Pod
 
 FLOORS = (SHARED_POOL_EXHAUSTED, AdmissionRule.SHARED_FLOOR.reason)
-"""Reasons of refusals that would leave the shared pool too small."""
+"""Reasons of rejections because the shared pool would be left too small."""
 
 
 def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple[Shortfall, ...]:
-    """Return the shortfalls of a rejected request; empty where they are not known.
+    """Return the shortfalls of a rejected request; empty if they are unknown.
 
     Args:
         state: The node.
-        context: The decision: request, rules and providers.
+        context: The input of the decision: request, rules and providers.
         reason: The reason of the verdict.
     """
     request, provider = context.request, _cpu_provider(context)
@@ -49,12 +50,12 @@ def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple
 def on_machine(
     state: NodeState, pod: Pod, requested: int, free: CpuSet | None = None
 ) -> tuple[Shortfall, ...]:
-    """Return how many CPUs the machine is short of; empty where it has enough.
+    """Return how many CPUs the machine is short of; empty if it has enough.
 
     Args:
         state: The node.
-        pod: The pod that wants CPUs of its own.
-        requested: How many it requests.
+        pod: The pod that requests exclusive CPUs.
+        requested: How many CPUs it requests.
         free: The CPUs that it may get; computed if None.
     """
     ownable, most = ownable_cpus(state.node), state.node.most_ownable
@@ -83,7 +84,7 @@ def with_holders(state: NodeState, shortfall: Shortfall, pod: Pod) -> Shortfall:
 def _on_one_node(context: AdmissionContext) -> tuple[Shortfall, ...]:
     """Return the shortfalls of the best NUMA node.
 
-    Where none could ever hold the request, and a single one must, that is the node with the most CPUs.
+    If a single node must hold the request and none ever could, that is the node with the most CPUs.
     """
     shortfalls: list[tuple[int, int, int, tuple[Shortfall, ...]]] = []
     for node in context.node.nodes:
@@ -116,7 +117,7 @@ def _cpu_provider(context: AdmissionContext) -> CpuProvider | None:
 
 
 def _on_node(context: AdmissionContext, node: int) -> list[Shortfall] | None:
-    """Return what one NUMA node is short of; None where it could not hold the request even if empty."""
+    """Return what one NUMA node is short of; None if it could not hold the request even when empty."""
     shortfalls: list[Shortfall] = []
     for provider in context.providers:
         missing = provider.explain_shortfall(context.request, node)
@@ -149,7 +150,8 @@ def holders_of(state: NodeState, cpus: CpuSet, excluded: str = "") -> tuple[CpuH
     for container in state.containers.values():
         present.add(container.owner)
         if container.owner not in ("", excluded) and (owned := state.owners.get(container.owner)):
-            # What the owner has now, not what its container was given: an ended one may be placed elsewhere.
+            # The CPUs that the owner has now, not those that its container was given: an owner whose
+            # container has ended may be placed elsewhere.
             add(container.ref if "/" in container.owner else container.pod.ref, owned.cpus)
     for pod in state.pods.values():
         if pod.reserved_for_pod is not None and pod.key != excluded and pod.ref not in cpus_by_ref:

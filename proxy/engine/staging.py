@@ -1,27 +1,28 @@
 """Apply a change of mode or selection to running pods, a few at a time.
 
-Theory of operation. Mode and selection (``proxy.model.pod_selection``) define what each pod should become,
-its *target*: ``enforce`` applies the plan to the pods that are selected, ``observe`` to none. Where mode or
-selection change, running pods do not change at once. Those that are treated otherwise than their target says
-*lag*, and are changed in steps of a few pods (``EnforcementStepDue``). A pod is treated as its target says
-unless it lags, whatever changes came in what order.
+Theory of operation. Mode and selection (``proxy.model.pod_selection``) define the *target* of each pod: in
+mode ``enforce`` the plan is applied to the selected pods, in mode ``observe`` to none. If mode or selection
+change, running pods do not change at once. Pods that are not treated according to their target *lag*, and are
+changed in steps of a few pods (``EnforcementStepDue``). A pod that does not lag is treated according to its
+target, whatever changes happened in which order.
 
     target changes --> lagging --EnforcementStepDue--> moving --EnforcementStepDone--> as the target says
                           ^                               |
                           +---- EnforcementStepFailed ----+   and what was written is given back
 
-A pod in ``moving`` is treated in the new way from the beginning of the step on: its calls are rewritten,
-or pass. What the kernel and the runtime have for it may be something in between until the step is done. So
-only the end of the step takes a pod out of ``moving``. Another change of target does not: it changes only
+A pod in ``moving`` is treated in the new way from the beginning of the step: its calls are rewritten, or pass
+unchanged. Until the step is done, the kernel and the runtime may have any intermediate state for it. So only
+the end of the step takes a pod out of ``moving``. Another change of its target does not: it only changes
 whether the pod lags. The step continues towards the way in which the pod is treated, and a later step brings
-a pod that lags to its target. What a step does to a pod (``proxy.staging``) leads there from any point: a
-daemon that was killed in a step repeats it. Pods without a live container never lag, as there is nothing to
-be moved.
+a lagging pod to its target. The actions of a step (``proxy.staging``) reach their goal from any intermediate
+state, so a daemon repeats a step in which it was killed. Pods without a live container never lag, because
+there is nothing to move.
 
-Order. Pods that only share CPUs come before pods that own some, and leave after them: when an owner gets its
-CPUs to itself, as many others as possible have left them already. The pools exclude the CPUs of every owner
-of the plan, also of observed ones, so a container to which the plan is applied never runs on the CPUs of
-another owner to which it is applied. Observed containers may.
+Order. When the plan is applied, pods that only share CPUs come before pods that own CPUs; when it is given
+up, they come after them. So when an owner gets its CPUs to itself, as many other containers as possible have
+left them already. The pools exclude the CPUs of every owner in the plan, including observed ones. So a
+container to which the plan is applied never runs on the CPUs of another owner to which it is applied;
+observed containers may.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ Handled = tuple[NodeState, NodeEffects]
 
 
 def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
-    """Change the mode. A release concerns all pods at once, and so does its end; all else goes in steps.
+    """Change the mode. A release, or its end, concerns all pods at once; every other change goes in steps.
 
-    A release that is given up changes nothing for the pods that lag, unless it ends in mode ``observe``: then
-    all pods lag for which the plan may still be in effect. Once the node is released, the plan is in effect
-    for no pod, so none lags any more.
+    If a release is given up, the same pods lag as before, unless the new mode is ``observe``: then all pods
+    lag for which the plan may still be in effect. Once the node is released, the plan is in effect for no
+    pod, so none lags any more.
     """
     if event.mode.in_release or state.mode.in_release:
         # While the node is released, other programs may give containers other memory nodes and cpusets.
@@ -69,7 +70,7 @@ def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
         if NodeMode.RELEASED not in (event.mode, state.mode):
             return _retargeted(state, event.mode, state.enforcement)
         after = structs.replace(state, mode=event.mode, enforcement=_without_steps(state.enforcement))
-        narrowed = state.node.be_cpuset is BeCpuset.ERASE  # they are again, once the release is undone
+        narrowed = state.node.be_cpuset is BeCpuset.ERASE  # they are narrowed again if the release is undone
         after = after.with_facts(be_groups=narrowed)
         return after, (*fact_records(state, after), *_enforcement_record(state, after))
     return _retargeted(state, event.mode, state.enforcement)
@@ -85,7 +86,7 @@ def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
 
 
 def enforcement_read(state: NodeState, event: EnforcementRead) -> Handled:
-    """Continue where the last daemon ended, towards the current mode and selection."""
+    """Continue where the last daemon stopped, towards the current mode and selection."""
     before = structs.replace(state, mode=event.mode, enforcement=event.enforcement)
     enforcement = structs.replace(event.enforcement, selection=state.enforcement.selection)
     if state.mode is NodeMode.RELEASED:
@@ -112,12 +113,12 @@ def labels_learned(before: NodeState, after: NodeState, known: Pod, pod: Pod) ->
 
 
 def _without_steps(enforcement: Enforcement) -> Enforcement:
-    """Return the value where no pod lags, and no step is under way."""
+    """Return the value in which no pod lags and no step is under way."""
     return canonical(structs.replace(enforcement, lagging=frozenset(), moving=frozenset()))
 
 
 def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Handled:
-    """Return the state with other targets: the pods that are treated otherwise than these say lag."""
+    """Return the state with other targets: pods that are not treated according to them lag."""
     without_lag = structs.replace(changed, lagging=frozenset())
     target = structs.replace(before, mode=mode, enforcement=without_lag)
     pods = live_pods(before)
@@ -130,7 +131,7 @@ def _retargeted(before: NodeState, mode: NodeMode, changed: Enforcement) -> Hand
 
 
 def _enforcement_record(before: NodeState, after: NodeState) -> NodeEffects:
-    """Return the record of a change. It names the mode, too: a restart with another one is a change."""
+    """Return the record of a change. It has the mode, too, because a restart in another mode is a change."""
     record = after.enforcement.dump(after.mode)
     return () if record == before.enforcement.dump(before.mode) else (PutRecord(ENFORCEMENT_RECORD, record),)
 
@@ -155,7 +156,7 @@ def step_due(state: NodeState, event: EnforcementStepDue) -> Handled:
 
 
 def _next(state: NodeState, live: dict[str, Pod], keys: Collection[str], count: int) -> list[str]:
-    """Return the next pods: those that are given back, owners at first; then the others, owners last."""
+    """Return the next pods: those that are given back, owners first; then the others, owners last."""
     own = {c.pod.key for c in state.containers.values() if c.placement.pool is Pool.OWN}
 
     def order(key: str) -> tuple[bool, bool, int, str]:
@@ -173,9 +174,9 @@ def step_done(state: NodeState, event: EnforcementStepDone) -> Handled:
 
 
 def step_failed(state: NodeState, event: EnforcementStepFailed) -> Handled:
-    """Apply the plan no longer to pods for which that failed; what was written is to be given back.
+    """Stop applying the plan to pods for which that failed; what was written will be undone.
 
-    Such a pod lags again. It does not if its target has changed during the step.
+    Such a pod lags again, unless its target has changed during the step.
     """
     enforcement, live = state.enforcement, live_pods(state)
     failed = {

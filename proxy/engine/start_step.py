@@ -1,8 +1,8 @@
 """Decide the next step before a created container may start.
 
-The runtime makes the container's cgroup at the start, from the cpuset that it has saved last. So it has to
-have saved the CPUs that are right now, and where these are the container's own, other containers have to have
-left them.
+The runtime makes the container's cgroup at the start, with the cpuset that it has saved last. So before the
+start it must have saved the currently planned CPUs, and if these are the container's own, other containers
+must have left them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StartStep(Enum):
 
 
 def start_step(state: NodeState, container_id: str) -> StartStep:
-    """Return the next step before a container may start; ``READY`` where it is not about to be started."""
+    """Return the next step before a container may start; ``READY`` if it is not about to be started."""
     container = state.containers.get(container_id)
     if container is None or container.phase is not Phase.CREATED:
         return StartStep.READY
@@ -51,12 +51,12 @@ def start_step(state: NodeState, container_id: str) -> StartStep:
 def is_ready(state: NodeState, container: Container) -> bool:
     """Return whether a container may start at once.
 
-    The runtime has saved the right CPUs for it, and the groups above it have them.
+    That is, the runtime has saved the right CPUs for it, and the cgroups above it have them.
     """
     if not applies_to(state, container.pod):
         return True
     if container.pod.cgroup_parent in state.runtime.inherited or is_below_class(state, container):
-        return False  # the groups above it may be narrow
+        return False  # the cgroups above it may be too narrow
     return start_step(state, container.id) is StartStep.READY
 
 

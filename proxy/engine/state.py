@@ -1,9 +1,9 @@
 """The state of a node: its pods and containers, the owners of CPUs, and the pools.
 
-A state is a value. Every change gives a new one, so that a worker thread can hold a consistent picture while
-the loop continues to decide. What follows from the containers (owners, pools) is computed when an owner
-comes or goes and carried along otherwise: most containers own nothing, and placing them must cost next to
-nothing.
+A state is a value. Every change makes a new state, so that a worker thread can use a consistent one while the
+event loop continues to decide. Owners and pools follow from the containers. They are recomputed only if an
+owner comes or goes, and carried along otherwise: most containers own nothing, and placing them must cost next
+to nothing.
 """
 
 from __future__ import annotations
@@ -53,17 +53,19 @@ class NodeState(Struct, frozen=True):
         pools: The CPUs of containers that own none.
         providers: The providers of the topology manager, with what containers hold.
         kubelet_cpus: The CPUs that kubelet's CPU manager holds for containers, by its state file.
-        be_limit: CPUs to which BE is suppressed; None where it is not.
+        be_limit: CPUs to which BE (best effort) containers are limited by BE suppression; None if BE is not
+            suppressed.
         reservation_cpus: CPUs of reservations that are part of no placement, by reservation.
-        runtime: What is known of the runtime besides its containers.
-        mode: What is done with the node.
+        runtime: The known state of the runtime besides its containers.
+        mode: The mode of the node.
         inflight: Calls at the runtime that may write a container's cpuset.
-        facts: What is known about other subjects: writes of other programs to cpusets, CFS quotas, memory
+        facts: The facts about other subjects: writes of other programs to cpusets, CFS quotas, memory
             nodes, partitions, BE suppression, kubelet's CPU manager; see ``NodeStateFacts``.
-        enforcement: To which pods the plan is applied, where the mode enforces.
+        enforcement: To which pods the plan is applied, if the mode is ``enforce``.
         devices: The devices that device plug-ins report, and which containers hold them.
         blocked_cpus: CPUs that must not be chosen or named for a container, because containers of the pools
-            on them cannot be moved. They stay in the pools. Set only while one create is decided again.
+            run on them and cannot be moved. They stay in the pools. Set only while one create is decided
+            again.
     """
 
     node: Node
@@ -100,7 +102,7 @@ class NodeState(Struct, frozen=True):
         be_limit: CpuSet | None = None,
         reservation_cpus: Mapping[str, ReservationCpus] | None = None,
     ) -> NodeState:
-        """Build a state from what is known to exist."""
+        """Build a state from the pods and containers that are known to exist."""
         existing = PersistentMap({c.id: c for c in containers})
         known = PersistentMap({p.sandbox_id: p for p in pods})
         held, kept = kubelet or {}, reservation_cpus or {}
@@ -114,14 +116,14 @@ class NodeState(Struct, frozen=True):
 
     @property
     def memory(self) -> MemoryState | None:
-        """The memory of the NUMA nodes and what containers hold of it; None where it is not counted."""
+        """The memory of the NUMA nodes, with what containers hold of it; None if it is not counted."""
         for each in self.providers:
             if type(each) is MemoryProvider:  # isinstance is slow for a class that inherits from a protocol
                 return each.state
         return None
 
     def with_node(self, node: Node) -> NodeState:
-        """Return the state under other rules, or on a machine where CPUs came or went."""
+        """Return the state under other rules, or on a machine on which CPUs came or went."""
         pods, containers = self.pods.values(), self.containers.values()
         after = NodeState.of(node, pods, containers, self.kubelet_cpus, self.be_limit, self.reservation_cpus)
         return structs.replace(
@@ -140,17 +142,17 @@ class NodeState(Struct, frozen=True):
         return self.with_node(self.node.with_machine(machine))
 
     def with_kubelet_cpus(self, held: Held) -> NodeState:
-        """Return the state with what kubelet's CPU manager holds.
+        """Return the state with the CPUs that kubelet's CPU manager holds.
 
-        What it holds for a container that exists here is ignored: what was decided here counts. The
-        rest counts as owned, because such a container may come at any moment, or come back.
+        CPUs that it holds for a container that exists here are ignored, because the decision made here
+        counts. The others count as owned, because their containers may be created at any moment.
         """
         if held == self.kubelet_cpus:
             return self
         return structs.replace(self, kubelet_cpus=held)._recomputed()
 
     def with_reservation(self, reservation: str, reserved: ReservationCpus | None) -> NodeState:
-        """Return the state with the CPUs of a reservation; None for none."""
+        """Return the state with other CPUs of a reservation; None for no CPUs."""
         after = {key: cpus for key, cpus in self.reservation_cpus.items() if key != reservation}
         if reserved is not None and reserved.cpus:
             after[reservation] = reserved
@@ -159,7 +161,7 @@ class NodeState(Struct, frozen=True):
         return structs.replace(self, reservation_cpus=after)._recomputed()
 
     def with_be_limit(self, limit: CpuSet | None) -> NodeState:
-        """Return the state with BE suppressed to some CPUs, or with None not suppressed."""
+        """Return the state with BE limited to some CPUs; None if BE is not suppressed."""
         if limit == self.be_limit:
             return self
         pools = _pools(self.node, self.owners, limit)
@@ -170,7 +172,7 @@ class NodeState(Struct, frozen=True):
         return structs.replace(self, facts=structs.replace(self.facts, **facts))
 
     def with_runtime(self, runtime: RuntimeKnowledge) -> NodeState:
-        """Return the state with what is known of the runtime."""
+        """Return the state with other knowledge of the runtime."""
         return self if runtime is self.runtime else structs.replace(self, runtime=runtime)
 
     def desired_cpus(self, container: Container) -> CpuSet:
@@ -178,8 +180,9 @@ class NodeState(Struct, frozen=True):
         placement = container.placement
         if placement.pool is not Pool.OWN:
             return pool_cpus(self.node.machine, self.pools, placement)
-        # A CPU that is offline comes back, and still belongs to its owner then. An owner that has lost all
-        # of them shares meanwhile: the kernel would let it run anywhere, on the CPUs of others too.
+        # An offline CPU may come back, and still belongs to its owner then. An owner whose CPUs are all
+        # offline uses shared CPUs until then: otherwise the kernel would let it run anywhere, even on the
+        # CPUs of other owners.
         online = self.node.machine.online
         present = placement.exclusive & online
         if placement.replacement and (lacking := len(placement.exclusive) - len(present)):
@@ -200,7 +203,7 @@ class NodeState(Struct, frozen=True):
     def uses_shared_cpus(self, container: Container) -> bool:
         """Return whether a container runs on shared CPUs, and must leave those that become exclusive.
 
-        An owner does, too, while all of its CPUs are offline.
+        This includes an owner while all of its CPUs are offline.
         """
         placement = container.placement
         if placement.pool is not Pool.OWN:
@@ -208,7 +211,7 @@ class NodeState(Struct, frozen=True):
         return (placement.exclusive | placement.replacement).isdisjoint(self.node.machine.online)
 
     def desired_mems(self, container: Container) -> Mask:
-        """Return the memory nodes of a container: those that were decided, as far as they exist."""
+        """Return the memory nodes of a container: those of the decision that exist, or else all."""
         memory_nodes, mems = self.node.machine.memory_nodes, container.placement.mems
         if mems.bits and not mems.bits & ~memory_nodes.bits:
             return mems
@@ -224,8 +227,8 @@ class NodeState(Struct, frozen=True):
 
         Args:
             put: Containers that are new or changed (their id decides).
-            drop: Ids that are gone; unknown ones are ignored.
-            runtime: What is known of the runtime by the same event; None where that is what was known.
+            drop: Ids of containers that are gone; unknown ones are ignored.
+            runtime: The knowledge of the runtime after the same event; None if it has not changed.
         """
         runtime = runtime or self.runtime
         containers = self.containers
@@ -258,7 +261,7 @@ class NodeState(Struct, frozen=True):
         providers: tuple[Provider, ...],
         runtime: RuntimeKnowledge,
     ) -> NodeState:
-        """Return the state with other containers, where that changes neither owners nor pools."""
+        """Return the state with other containers, if they change neither owners nor pools."""
         return NodeState(
             self.node,
             self.pods,
@@ -293,9 +296,10 @@ class NodeState(Struct, frozen=True):
     def renamed(
         self, old_id: str, container: Container, runtime: RuntimeKnowledge | None = None
     ) -> NodeState:
-        """Return the state after a container got its id; without an old id, after one that owns nothing came.
+        """Return the state after a container got its id, or, with an empty ``old_id``, after one was added.
 
-        Neither changes the owners, unless the id was an owner's before.
+        A container without an old id owns nothing. Neither change affects the owners, unless the new id was
+        that of an owner.
         """
         before = self.containers.get(container.id)
         if before is not None and (before.placement.pool is Pool.OWN or before.placement.blocks):
@@ -329,7 +333,7 @@ class NodeState(Struct, frozen=True):
         return after._recomputed_for(gone)
 
     def _recomputed_for(self, *pods: Pod | None) -> NodeState:
-        """Return the state with owners and pools counted again, if pods matter to what kubelet holds."""
+        """Return the state with recomputed owners and pools, if the pods affect what kubelet holds."""
         held = self.kubelet_cpus
         if not held or not any(pod and (pod.uid in held or pod.reserved_for_pod) for pod in pods):
             return self
@@ -337,7 +341,7 @@ class NodeState(Struct, frozen=True):
         return self if after.owners == self.owners else after
 
     def _recomputed(self) -> NodeState:
-        """Return the state with owners and pools counted again."""
+        """Return the state with recomputed owners and pools."""
         containers, pods = self.containers.values(), self.pods.values()
         owners = owners_of(self.node, containers, self.kubelet_cpus, pods, self.reservation_cpus.values())
         return structs.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
@@ -345,14 +349,14 @@ class NodeState(Struct, frozen=True):
     def started(self, container: Container) -> NodeState:
         """Return the state after a container has started: init containers before it release what they held.
 
-        Only those that have ended; what each of them keeps is for the providers to say.
+        Only init containers that have ended release anything; the providers decide what each of them keeps.
         """
         if not self.node.accounts:
             return self
         pod = self.pods.get(container.pod.sandbox_id)
         requests = container.pod.requests or (pod.requests if pod else None)
         if requests is None:
-            return self  # init containers are not known; most pods are like that
+            return self  # init containers are unknown; this is the case for most pods
         return self._released(container.pod.sandbox_id, pod, inits_before(requests, container.name))
 
     def _released(self, sandbox_id: str, pod: Pod | None, ended: Collection[str]) -> NodeState:
@@ -384,7 +388,7 @@ class NodeState(Struct, frozen=True):
     def exclusive_cpus(self, pod_key: str) -> tuple[dict[str, CpuSet], CpuSet]:
         """Return exclusive CPUs: those of a pod's containers by name, and those of all other pods.
 
-        CPUs that are set aside for other pods count as theirs, and so do CPUs that are blocked.
+        CPUs that are set aside for other pods count as theirs; blocked CPUs count among those of other pods.
         """
         own_cpus: dict[str, CpuSet] = {}
         others, prefix = self.cpus_set_aside(pod_key).bits | self.blocked_cpus.bits, f"{pod_key}/"
@@ -404,11 +408,11 @@ class NodeState(Struct, frozen=True):
         return CpuSet.from_bits(bits)
 
     def promised_cpus(self, owner: str) -> CpuSet:
-        """Return the CPUs promised to owners other than this one, although they do not run there now.
+        """Return the CPUs promised to owners other than this one, even if these do not run on them now.
 
-        A pod whose sandbox lives comes back to the CPUs of its annotation, and a container that has ended to
-        those that it had (kubelet keeps them until the pod is gone). Pools use them meanwhile; giving them to
-        a new owner would leave the old one without.
+        A pod whose sandbox exists may return to the CPUs of its annotation, and a container that has ended to
+        those that it had (kubelet keeps them until the pod is gone). Until then pools use these CPUs; if a
+        new owner got them, the earlier owner would have none.
         """
         bits = self.returning_cpus(owner).bits
         for pod in self.pods.values():
@@ -417,13 +421,14 @@ class NodeState(Struct, frozen=True):
         return CpuSet.from_bits(bits)
 
     def returning_cpus(self, owner: str) -> CpuSet:
-        """Return the CPUs that ended containers of other owners get when they are created again."""
+        """Return the CPUs that ended containers of other owners will get when they are created again."""
         return CpuSet.union_of(c.placement.exclusive for c in self.ended_owners() if c.owner != owner)
 
     def ended_owners(self) -> list[Container]:
         """Return the containers that owned CPUs, have ended, and may come back to them.
 
-        One that exists again does not: after a resize it may own other CPUs than before, or none.
+        A container that was created again is left out: after a resize it may own other CPUs than before, or
+        none.
         """
         ended = [c for c in self.containers.values() if c.phase is Phase.EXITED and self._may_return(c)]
         if not ended:
@@ -441,7 +446,8 @@ class NodeState(Struct, frozen=True):
     def _may_return(self, container: Container) -> bool:
         """Return whether a container that has ended may come back to CPUs that it owned.
 
-        Its sandbox exists, and the claim of its annotation is still permitted: rules may have changed since.
+        It may if its sandbox exists, and the claim of its annotation is still permitted (rules may have
+        changed).
         """
         if not container.owner:
             return False
@@ -451,7 +457,7 @@ class NodeState(Struct, frozen=True):
         if container.owner != pod.key:
             return True
         if pod.cpuset_chosen_locally:
-            return container.placement.exclusive <= (pod.cpuset or CpuSet())  # others since a resize
+            return container.placement.exclusive <= (pod.cpuset or CpuSet())  # others after a resize
         requests = {c.name: c.request for c in self.in_sandbox(pod.sandbox_id)}
         return assigned_cpus(self.node, pod, sum_requests(list(requests.values()))) is not None
 
@@ -464,7 +470,7 @@ class NodeState(Struct, frozen=True):
         )
 
     def last_cpus(self, owner: str) -> CpuSet:
-        """Return the CPUs that an owner holds, or held when it ended; empty where it never did."""
+        """Return the CPUs that an owner holds, or held when it ended; empty if it never held any."""
         held = self.owners.get(owner)
         if held is not None:
             return held.cpus
@@ -472,13 +478,13 @@ class NodeState(Struct, frozen=True):
         return max(ended, key=lambda c: c.attempt).placement.exclusive if ended else CpuSet()
 
     def without_devices(self, pod_key: str) -> NodeState:
-        """Return the state after a pod is gone: its containers hold no devices, unless it has a sandbox."""
+        """Return the state without a pod's devices; unchanged if the pod still has a sandbox."""
         if pod_key not in self.devices.held or any(pod.key == pod_key for pod in self.pods.values()):
             return self
         return structs.replace(self, devices=self.devices.release_pod(pod_key))
 
     def current_pod(self, pod: Pod) -> Pod:
-        """Return what is known of a pod now; the given value where its sandbox is not in the state."""
+        """Return the pod as the state has it; the given value if its sandbox is not in the state."""
         return self.pods.get(pod.sandbox_id) or pod
 
     def existing(self, ids: Iterable[str]) -> list[Container]:
@@ -492,7 +498,7 @@ class NodeState(Struct, frozen=True):
 
 
 def grants_of(placement: Placement) -> Grants:
-    """Return what was granted to a container, as its placement has it."""
+    """Return the grants of a container, from its placement."""
     return Grants(placement.exclusive, placement.blocks, placement.devices, placement.shares)
 
 

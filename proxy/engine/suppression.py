@@ -1,16 +1,16 @@
-"""BE suppression: BE (best effort) pods use the CPUs that others leave idle, up to a threshold of the node.
+"""BE suppression: BE (best effort) pods use CPUs that others leave idle, up to a threshold of the node.
 
-Theory of operation. In each round the counters of CPU time are read; two readings make the CPUs in use
-(``be_usage``), these the budget of BE pods (``proxy.pools.be_suppression``), and the budget takes effect in
-one of two ways:
+Theory of operation. In each round the counters of CPU time are read. From two readings follow the CPUs in use
+(``be_usage``), and from these the budget of BE pods (``proxy.pools.be_suppression``). The budget takes effect
+in one of two ways:
 
     cpuset      the BE pool of the state is narrowed; the effect ``Change`` has its containers follow
     cfs-quota   the group above all BE pods gets a quota, by what it has now:
                 LimitQuota -> BeQuotaRead -> WriteBeQuota -> BeQuotaWritten
 
-Without usage figures nothing changes for MISSED_ROUNDS rounds; then every limit is removed, as with
-``SuppressionEnded``: BE pods must not starve under an outdated budget. A quota is recorded with
-BeQuotaRead, before it is written, and until BeQuotaRemoved.
+Without usage figures nothing changes for MISSED_ROUNDS rounds. Then every limit is removed, as with
+``SuppressionEnded``, because BE pods must not starve under an outdated budget. A quota is recorded at
+BeQuotaRead, before it is written, and stays recorded until BeQuotaRemoved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MISSED_ROUNDS = 10
 """Rounds without usage figures after which every limit is removed."""
 NO_QUOTA = "no CFS quota"
 SLACK_MILLI = 250
-"""A budget must exceed whole CPUs by so much to add one: otherwise BE pods would move with every flutter."""
+"""The budget must exceed a number of CPUs by this much to add one; else BE pods would move constantly."""
 
 
 class SuppressionSettings(Struct, frozen=True):
@@ -47,7 +47,7 @@ class SuppressionSettings(Struct, frozen=True):
 
     Attributes:
         mode: How BE pods are suppressed.
-        threshold: Percent of the node's CPUs that all may use together.
+        threshold: Percent of the node's CPUs that all pods and the system may use together.
         least: Percent of the node's CPUs that BE pods have in any case; None for nothing.
         period: Seconds between rounds.
     """
@@ -68,16 +68,16 @@ class SuppressionChange(Struct, frozen=True):
 
 
 class BeSuppression(Struct, frozen=True):
-    """What is known about BE suppression.
+    """The known facts about BE suppression.
 
     Attributes:
         reading: The last reading of the counters.
-        failures: Rounds without a figure since the last one.
-        above: The group above all BE pods; empty until it is known.
-        figures: The budget of the last round in milli-CPUs, and what it was computed from.
-        quota: The CFS quota in effect above BE pods; None where that is not known.
-        written: Groups with a quota of topoproxy, which has to be removed; the ledger has them.
-        change: The last change of what BE pods have.
+        failures: Rounds without usage figures since the last round with them.
+        above: The cgroup above all BE pods; empty until it is known.
+        figures: The budget of the last round in milli-CPUs, and the usage from which it was computed.
+        quota: The CFS quota in effect above BE pods; None if it is unknown.
+        written: Cgroups with a quota that topoproxy wrote and must remove again; the ledger has them.
+        change: The last change of the CPUs or quota of BE pods.
         locations: A machine and its CPUs, computed once.
     """
 
@@ -97,7 +97,7 @@ class BeSuppression(Struct, frozen=True):
         return frozenset(path for path in paths if isinstance(path, str))
 
     def dump(self) -> dict[str, dict[str, object]]:
-        """Return the ledger's record of the groups, where there are any, as plain data by its key."""
+        """Return the ledger's record of the groups, if there are any, as plain data by its key."""
         return {SUPPRESSION_RECORD: {"quota": sorted(self.written)}} if self.written else {}
 
 
@@ -108,10 +108,10 @@ class LimitQuota(Struct, frozen=True):
     """Limit BE pods to a budget by a quota; answered by ``BeQuotaRead``.
 
     Attributes:
-        path: The group above them.
+        path: The cgroup above them.
         milli: The budget in milli-CPUs.
-        before: The quota that was in effect there, as far as it is known.
-        reason: Where the budget comes from.
+        before: The quota that was in effect there; None if it is unknown.
+        reason: How the budget was computed.
         matters: Whether there are pods that a failure concerns.
     """
 
@@ -139,7 +139,7 @@ class RemoveBeQuotas(Struct, frozen=True):
 
     Attributes:
         paths: The groups.
-        reason: Why BE is not suppressed any more; empty where it is.
+        reason: Why BE is no longer suppressed; empty if it is still suppressed.
     """
 
     paths: tuple[str, ...]
@@ -153,11 +153,11 @@ class ReportBeChange(Struct, frozen=True):
 
 
 class ReportNoBeGroup(Struct, frozen=True):
-    """Report that there are BE pods and no group above them."""
+    """Report that there are BE pods but no cgroup above them."""
 
 
 class ReportUnreadable(Struct, frozen=True):
-    """Count a round without usage figures, and report the cause where that lasts."""
+    """Count a round without usage figures, and report the cause if that lasts."""
 
     cause: str
     lasts: bool
@@ -175,9 +175,9 @@ class BeUsageRead(Struct, frozen=True):
     Attributes:
         when: Seconds since the epoch.
         settings: The configuration.
-        query: What was read.
-        reading: The counters.
-        above: The group above all BE pods; empty where it was not found.
+        query: The counters that were read.
+        reading: The values of the counters.
+        above: The cgroup above all BE pods; empty if it was not found.
     """
 
     when: float
@@ -195,7 +195,7 @@ class BeUsageUnreadable(Struct, frozen=True):
 
 
 class SuppressionEnded(Struct, frozen=True):
-    """BE is not suppressed any more, or not for now."""
+    """BE is no longer suppressed, or not for the time being."""
 
     when: float
     reason: str
@@ -363,7 +363,7 @@ def _quota_removed(
 
 
 def suppression_obstacle(state: NodeState, settings: SuppressionSettings) -> str:
-    """Return why BE must not be suppressed now, as text; empty where it may be."""
+    """Return why BE must not be suppressed now, as text; empty if it may be."""
     if state.mode.in_release:
         return "the node is released"
     if not applies_to(state, None):
@@ -406,7 +406,7 @@ def budget_reason(known: BeSuppression, settings: SuppressionSettings) -> str:
 def suppression_note(
     known: BeSuppression, settings: SuppressionSettings, state: NodeState, container: Container
 ) -> str:
-    """Return how a container is suppressed; empty where it is not."""
+    """Return how a container is suppressed; empty if it is not."""
     if not applies_to(state, container.pod):
         return ""
     reason, pod = budget_reason(known, settings), container.pod

@@ -1,7 +1,7 @@
-"""How a runtime sends a cpuset to systemd: as it is, or with the bytes of its mask in reverse order.
+"""How a runtime sends a cpuset to systemd: correctly, or with the bytes of its mask in reverse order.
 
-Nothing but the property ``AllowedCPUs`` of a unit shows the order, after a call with a cpuset that does not
-read the same both ways. ``RuntimeQuirks.mask_as_sent`` computes what systemd reads in reverse order.
+Only the property ``AllowedCPUs`` of a unit shows the order, after a call with a cpuset whose mask differs
+from its reverse. ``RuntimeQuirks.mask_as_sent`` computes what systemd reads in reverse order.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class UnitCpusRead(Struct, frozen=True):
     Attributes:
         has: The property, as systemd reports it.
         planned: The cpuset that the unit should have.
-        reverse: What systemd reads where the bytes of the mask of ``planned`` come in reverse order.
-        sent: Whether the runtime has just sent ``planned``; else topoproxy may have written the property.
+        reverse: The cpuset that systemd reads if the bytes of the mask of ``planned`` come in reverse order.
+        sent: Whether the runtime has just sent ``planned``; otherwise topoproxy may have written the
+            property.
     """
 
     has: CpuSet
@@ -38,7 +39,7 @@ class UnitCpusRead(Struct, frozen=True):
 
 
 class ReportReversedMask(Struct, frozen=True):
-    """Count that a unit has the CPUs of a reversed mask, and report it where that was not known yet."""
+    """Count a unit that has the CPUs of a reversed mask, and report it if that was unknown before."""
 
     unit: UnitCpusRead
     is_new: bool
@@ -47,8 +48,8 @@ class ReportReversedMask(Struct, frozen=True):
 def step(known: MaskOrder, event: UnitCpusRead) -> tuple[MaskOrder, tuple[ReportReversedMask, ...]]:
     """Return the byte order that follows from a unit's property, and the report to make.
 
-    Only a call shows the order. Without one, the property may be that of an earlier plan: where an owner has
-    moved from CPUs 8-11 of 16 to 0-3, the earlier shared pool is the reverse of the present one.
+    Only a call shows the order. Without one, the property may come from an earlier plan: if an owner has
+    moved from CPUs 8-11 of 16 to 0-3, the earlier shared pool looks like the reverse of the present one.
     """
     if event.reverse == event.planned:
         return known, ()

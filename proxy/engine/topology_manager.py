@@ -1,15 +1,15 @@
 """The topology manager: hints, policy and allocation for one container, with the record of all three.
 
-Every provider reports where it could serve the container; the policy merges one hint from the answers, or
-refuses; then every provider allocates under that hint, in the order in which the node holds them (kubernetes
-v1.36, pkg/kubelet/cm/topologymanager/scope_container.go ``Admit``; scope_pod.go for a pod as a whole, see
-``proxy.engine.pod_admission``). Nothing here changes anything: the outcome is a ``TopologyDecision``, also
-where it is a refusal.
+Every provider reports on which NUMA nodes it could serve the container. The policy merges one hint from the
+answers, or rejects the container. Then every provider allocates under that hint, in the order in which the
+node holds them (kubernetes v1.36, pkg/kubelet/cm/topologymanager/scope_container.go ``Admit``; scope_pod.go
+for a pod as a whole, see ``proxy.engine.pod_admission``). Nothing here changes anything: the outcome is
+always a ``TopologyDecision``, even for a rejection.
 
-Under policy ``none`` nothing is merged. kubelet's allocators then choose by themselves; here each provider
-receives that as ``ProviderRequest.unmerged``, and CPUs stay on one NUMA node where they fit.
+Under policy ``none`` nothing is merged, and kubelet's allocators choose by themselves. Here each provider is
+told so by ``ProviderRequest.unmerged``, and CPUs are taken from one NUMA node if they fit there.
 
-``build_context`` takes the input of a decision from the state of a node.
+``build_context`` builds the input of a decision from the state of a node.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from proxy.model.requests import ContainerKind, ContainerResources, PodRequests
 from proxy.model.workload import ContainerPart, KubeQos, Pod, Request, Verdict
 
 ANYWHERE = TopologyHint(None, preferred=False)
-"""The hint where nothing was merged."""
+"""The hint if nothing was merged."""
 
 
 class AdmissionContext(Struct, frozen=True):
@@ -47,8 +47,8 @@ class AdmissionContext(Struct, frozen=True):
         node: The machine and the rules.
         request: The request, as every provider reads it.
         providers: The providers, prepared for the request.
-        pod_hint: What was decided for the pod as a whole, where that binds the container too.
-        policy: The policy for this pod in place of the node's; None for the node's.
+        pod_hint: The hint that was decided for the pod as a whole, if it binds the container too.
+        policy: The policy for this pod, in place of the node's; None to use the node's.
         volcano_hint: The NUMA nodes that Volcano's scheduler prefers, as one more hint.
     """
 
@@ -65,7 +65,7 @@ class AdmissionContext(Struct, frozen=True):
 
 
 class TopologyDecision(Struct, frozen=True):
-    """What the topology manager decided.
+    """A decision of the topology manager.
 
     Attributes:
         verdict: Admit or reject; a rejected request is granted nothing.
@@ -74,7 +74,7 @@ class TopologyDecision(Struct, frozen=True):
         answers, merge, steps: The record of the decision.
         reasons: Sentences that explain the grant.
         providers: The providers after the grant; empty for a rejected request.
-        parts: For a pod as a whole, what each of its containers gets, where those are known.
+        parts: For a pod as a whole, what each of its containers gets, if the containers are known.
     """
 
     verdict: Verdict
@@ -104,7 +104,7 @@ class TopologyDecision(Struct, frozen=True):
 
 
 def admit_container(context: AdmissionContext) -> TopologyDecision:
-    """Decide a container by itself: hints, policy, allocation."""
+    """Decide on one container: hints, policy, allocation."""
     answers = context.hints()
     if context.pod_hint is not None and context.pod_hint.affinity is not None:
         answers.append(("pod", {"pod": (context.pod_hint,)}))
@@ -123,9 +123,9 @@ def apply_policy(
     """Merge the hints of the providers under the policy, and record them.
 
     Returns:
-        A decision that grants nothing yet; its hint is ``ANYWHERE`` where the policy merges nothing.
+        A decision that grants nothing yet; its hint is ``ANYWHERE`` if the policy merges nothing.
     """
-    # A provider without hints is left out of the record, and the merge has the same result without it.
+    # A provider without hints is left out of the record and the merge, which has the same result without it.
     with_hints = [(provider, hints) for provider, hints in answers if hints]
     node, policy = context.node, context.policy or context.node.policy
     if policy is TopologyPolicy.NONE:
@@ -144,7 +144,7 @@ def allocate(
     answers: tuple[ProviderAnswer, ...] = (),
     merge: Merge | None = None,
 ) -> TopologyDecision:
-    """Let every provider allocate for a container under a hint; one refusal refuses all."""
+    """Let every provider allocate for a container under a hint; if one refuses, the container is rejected."""
     steps: list[AllocationStep] = []
     granted = Grants()
     after: list[Provider] = []
@@ -177,15 +177,15 @@ def refusal_verdict(error: AllocationRefusedError) -> Verdict:
 def pod_requests(
     pod: Pod, name: str, request: Request, cpus: int, devices: DeviceState | None = None
 ) -> PodRequests:
-    """Return the requests of a container's pod: as kubelet reported them, else those that the CRI carries.
+    """Return the requests of a container's pod: as kubelet reported them, or else those of the CRI call.
 
     Args:
         pod: The pod.
         name: The container; empty for the pod as a whole.
         request: The container's resources in the CRI call.
         cpus: Exclusive CPUs that it claims.
-        devices: What containers hold. Without kubelet's report, a container requests what it holds: the
-            CRI does not carry it.
+        devices: The devices that containers hold. Without kubelet's report, a container requests the devices
+            that it holds, because the CRI call does not carry such requests.
     """
     if pod.requests is not None and (
         not name or any(container.name == name for container in pod.requests.containers)

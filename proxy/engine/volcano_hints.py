@@ -1,9 +1,10 @@
 """Preferences of Volcano's scheduler: a policy and NUMA nodes, tried first and dropped if they fail.
 
-The scheduler relies on its own view of the node, which may be stale. So what its annotations name for a pod
-is a preference: the pod is decided under the preferred policy if that is stricter than the node's, and with
-the preferred NUMA nodes as one more hint. Where that is refused, the pod is decided without preferences, and
-what could not be met is reported. For a pod that its own annotation aligns, the preferences are ignored.
+The scheduler relies on its own view of the node, which may be stale. So the policy and NUMA nodes in its
+annotations are preferences: the pod is decided under the preferred policy if that is stricter than the
+node's, and with the preferred NUMA nodes as one more hint. If that is rejected, the pod is decided without
+preferences, and the unmet ones are reported. For a pod that its own annotation aligns, the preferences are
+ignored.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _BY_STRICTNESS = tuple(TopologyPolicy)
 def decide_with_preferences(
     context: AdmissionContext, decide: Callable[[AdmissionContext], TopologyDecision]
 ) -> tuple[TopologyDecision, InputDefect | None]:
-    """Decide with the preferences for a pod, and without them where that fails.
+    """Decide with the preferences for a pod, and without them if that fails.
 
     Args:
         context: The request, the rules and the providers.
-        decide: Decides a request.
+        decide: The function that decides a request.
 
     Returns:
-        The decision, and what could not be met; None where nothing was preferred, or all of it was met.
+        The decision, and the unmet preferences; None if nothing was preferred, or everything was met.
     """
     pod, own = context.request.pod, context.node.policy
     policy = pod.volcano_policy

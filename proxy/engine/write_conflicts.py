@@ -1,39 +1,41 @@
 """Write conflicts: another program writes a container's cpuset again and again.
 
-Theory of operation. ``step`` takes the known conflicts and an event; it returns the conflicts after the
-event and the effects, in order. Times are seconds of a monotonic clock. A cpuset that another program has
-written is repaired at once, since most programs (a reload of systemd, an update at the runtime's own
-socket) write it once. A program that writes it again and again must be answered more slowly: each write,
-its own and the repair, takes a lock that the whole kernel shares and moves every thread of the container.
+Theory of operation. ``step`` takes the known conflicts and an event; it returns the conflicts after the event
+and the effects, in order. Times are seconds of a monotonic clock. A cpuset that another program has written
+is repaired at once, because most programs (a reload of systemd, an update at the runtime's own socket) write
+it once. If a program writes it again and again, repairs must become slower: each write, the program's and the
+repair, takes a lock that the whole kernel shares, and moves every thread of the container.
 
     no conflict   repaired at once; the REPAIRS_TO_CONFLICT-th time within WINDOW_S begins a conflict
     conflict      repaired when it is due: after FIRST_S, then twice as long each time, up to LONGEST_S;
-                  where exclusive CPUs are at stake never later than URGENT_S; repairs never stop
+                  if exclusive CPUs are at stake, never later than URGENT_S; repairs never stop
     over          the cpuset was right for QUIET_S
 
-A program that is fast enough to begin a conflict, with a write each WINDOW_S / 2, is seen again long before
-QUIET_S have passed. One that is slow enough to end a conflict does not begin the next. So nothing flaps.
+A program that writes often enough to begin a conflict (every WINDOW_S / 2) is seen again long before QUIET_S
+have passed. A program that writes rarely enough to end a conflict does not begin the next one. So conflicts
+do not flap.
 
-Two effects are waited for, each one at a time; their results come back as events:
+The results of two effects come back as events; at most one of each is outstanding:
 
     CpusetsRepaired -> FindWriters  -> WritersFound   reported: each repair, or the conflict when it begins
     CpusetsRepaired -> CheckCpusets -> ConflictsDue   until no conflict is left: its writes are not watched
 
-The second matter is a write of ours that the kernel refuses (``retry_pause``). An owner starts only on CPUs
-that no other container is on, so a refused write leaves three ways: the same write again, other CPUs, or no
-container. Which of them can help depends on why the kernel refused:
+This module also decides what to do about a write of topoproxy that the kernel refuses (``retry_pause``). An
+owner starts only on CPUs on which no other container is, so there are three ways to continue after a refused
+write: repeat the write, choose other CPUs, or reject the container. The error number shows which of them can
+help:
 
-* ENOENT, ENODEV: the cgroup is gone. Its container has just exited, or its cgroup is another one now: it is
-  looked up again, and a container without a cgroup prevents nothing.
-* EBUSY, EAGAIN, EINTR, and a value that reads back as another one (0): another program was writing (a cgroup
-  was made inside a container between our two looks, another writer, a cpuset partition that is just being
-  made). The same write may succeed a moment later.
-* EINVAL: a CPU went away under the plan; the machine is read again. ENOSPC: the container would be left
-  with nothing. EACCES, EPERM: its cgroup is not ours to write. The same write fails for ever, and other CPUs
-  may be free of it.
-* EROFS: no cgroup can be written any more, neither now nor when the owner is to be kept apart later.
+* ENOENT, ENODEV: the cgroup is gone. Its container has just exited, or has another cgroup now. The cgroup is
+  looked up again; a container without a cgroup prevents nothing.
+* EBUSY, EAGAIN, EINTR, and a value that reads back as another one (0): another program was writing. For
+  example, a cgroup was made inside a container between two reads, another program wrote the cpuset, or a
+  cpuset partition is just being made. The same write may succeed a moment later.
+* EINVAL: a CPU of the plan went offline; the machine is read again. ENOSPC: the container would be left
+  without CPUs. EACCES, EPERM: topoproxy may not write its cgroup. The same write always fails, but other CPUs
+  may not have this obstacle.
+* EROFS: no cgroup can be written any more, neither now nor later, when the owner must be kept apart.
 
-The numbers are those that ``proxy.backends.cgroup.files`` explains.
+``proxy.backends.cgroup.files`` explains the error numbers.
 """
 
 from __future__ import annotations
@@ -68,12 +70,12 @@ class WriteConflict(Struct, frozen=True):
     """A conflict about one container's cpuset.
 
     Attributes:
-        began: When the first of its writes was repaired.
+        began: When the first write of the conflict was repaired.
         times: How often the cpuset was repaired since.
-        repaired: When that was last done.
+        repaired: When it was repaired last.
         wrong: When the cpuset last differed from the plan.
-        kernel_cpus: The cpuset in the kernel at that time; empty where it was not read.
-        writer: The likely writer; None until it has been looked for.
+        kernel_cpus: The cpuset in the kernel at that time; empty if it was not read.
+        writer: The likely writer; None until it has been determined.
     """
 
     began: float
@@ -90,11 +92,11 @@ class WriteConflict(Struct, frozen=True):
 
 
 class UnattributedRepairs(Struct, frozen=True):
-    """Repairs of one container's cpuset whose writer has not been looked for.
+    """Repairs of one container's cpuset whose writer has not been determined.
 
     Attributes:
-        times: How many.
-        kernel_cpus: The cpuset in the kernel before the last of them; None where it was not read.
+        times: How many repairs.
+        kernel_cpus: The cpuset in the kernel before the last repair; None if it was not read.
     """
 
     times: int
@@ -102,15 +104,15 @@ class UnattributedRepairs(Struct, frozen=True):
 
 
 class WriteConflicts(Struct, frozen=True):
-    """What is known about writes of other programs, by container id. May be read from any thread.
+    """The known facts about writes of other programs, by container id. May be read from any thread.
 
     Attributes:
         conflicts: The conflicts.
-        recent: When cpusets without a conflict were repaired.
-        repairs: Repairs whose writer is to be looked for.
-        finding: Repairs whose writer is being looked for.
+        recent: When cpusets without a conflict were repaired lately.
+        repairs: Repairs whose writer still has to be determined.
+        finding: Repairs whose writer is being determined.
         is_checking: Whether contested cpusets are being checked.
-        hints: The programs that were seen lately.
+        hints: The programs that were active lately and may have written cpusets.
     """
 
     conflicts: Mapping[str, WriteConflict] = field(default_factory=dict)
@@ -125,12 +127,12 @@ class WriteConflicts(Struct, frozen=True):
 
 
 class CpusetsRepaired(Struct, frozen=True):
-    """Cpusets that other programs had written were repaired, or not, because a repair was not due.
+    """Cpusets that other programs had written were repaired, or were not because a repair was not due yet.
 
     Attributes:
         at: When.
-        repaired: What the kernel held before, by container id; None where that was not read.
-        unrepaired: What the kernel holds of those that were not repaired.
+        repaired: The cpusets in the kernel before the repair, by container id; None if one was not read.
+        unrepaired: The cpusets in the kernel that were not repaired, by container id.
     """
 
     at: float
@@ -158,7 +160,7 @@ class WriterDetected(Struct, frozen=True):
 
 
 class CpusetsCompared(Struct, frozen=True):
-    """All cpusets are about to be compared; only these containers are running.
+    """All cpusets will be compared with the kernel next; only these containers are running.
 
     Attributes:
         at: When.
@@ -173,26 +175,26 @@ class FindWriters(Struct, frozen=True):
     """Find the likely writers of cpusets in the kernel; answered by ``WritersFound``.
 
     Attributes:
-        kernel_cpus: The cpusets before they were repaired, by container id; None where one was not read.
+        kernel_cpus: The cpusets before they were repaired, by container id; None if one was not read.
     """
 
     kernel_cpus: Mapping[str, CpuSet | None]
 
 
 class CheckCpusets(Struct, frozen=True):
-    """Compare cpusets with what they should be, and come back after some seconds."""
+    """Compare cpusets with the plan; after some seconds, ``ConflictsDue`` follows."""
 
     ids: tuple[str, ...]
     seconds: float
 
 
 class ReportDrift(Struct, frozen=True):
-    """Count repairs by their writer, and report those that belong to no conflict, and conflicts that began.
+    """Count repairs by their writer, and report repairs without a conflict, and conflicts that began.
 
     Attributes:
         repairs: The repairs and their writers, by container id.
         began: Conflicts that have begun.
-        contested: The containers that a conflict is about.
+        contested: The containers whose cpusets are in conflict.
     """
 
     repairs: Mapping[str, tuple[UnattributedRepairs, WriterKind]]
@@ -285,7 +287,7 @@ def _check(known: WriteConflicts, at: float) -> DriftStep:
     soon = min((conflict.due(urgent=True) - at for conflict in ongoing.values()), default=0.0)
     check = CheckCpusets(
         (*ongoing, *over), min(LATEST_S, max(SOONEST_S, soon))
-    )  # writes to the latter are watched
+    )  # writes to the cpusets of ended conflicts are watched
     return known, (*(EndConflict(i, conflict) for i, conflict in over.items()), check)
 
 
@@ -297,7 +299,7 @@ def _with_hint(known: WriteConflicts, hint: WriterHint, ids: Collection[str]) ->
 
 
 def _without_ended(known: WriteConflicts, live: Collection[str], at: float) -> WriteConflicts:
-    """Forget all containers but those that live."""
+    """Drop the facts about all containers that do not live."""
     return structs.replace(
         known,
         conflicts={i: conflict for i, conflict in known.conflicts.items() if i in live},
@@ -312,7 +314,7 @@ def _without_ended(known: WriteConflicts, live: Collection[str], at: float) -> W
 def not_due(
     known: WriteConflicts, state: NodeState, kernel_cpus: Mapping[str, CpuSet], now: float
 ) -> dict[str, CpuSet]:
-    """Return the wrong cpusets that must not be repaired yet, by container id.
+    """Return the wrong cpusets whose repair is not due yet, by container id.
 
     Args:
         known: The conflicts.
@@ -348,9 +350,9 @@ def contested(known: WriteConflicts, state: NodeState, cpus: CpuSet) -> tuple[Co
 
 
 TRIES = 3
-"""How often a write is made that may succeed a moment later."""
+"""How often a write is tried that may succeed a moment later."""
 PAUSE_S = 0.01
-"""Seconds before the second try; each further one waits four times as long."""
+"""Seconds before the second try; each further try waits four times as long."""
 MAX_OTHER_PLACEMENTS = 2
 """How many other placements are tried for one create."""
 
@@ -376,19 +378,19 @@ _ACTIONS = {
 
 
 def action_for(number: int) -> WriteAction:
-    """Return what to do about an error number; 0 where a value read back differs from the one written."""
+    """Return what to do about an error number; 0 if a value read back differs from the one written."""
     return _ACTIONS.get(number, WriteAction.ELSEWHERE)
 
 
 def retry_pause(tried: int, errnos: Iterable[int]) -> float | None:
-    """Return how long to wait before the same writes are made again.
+    """Return how long to wait before the same writes are tried again.
 
     Args:
-        tried: How often they were made already.
+        tried: How often they have been tried already.
         errnos: The error numbers with which they were refused.
 
     Returns:
-        Seconds; None where they are not to be made again.
+        Seconds; None if they must not be tried again.
     """
     if tried >= TRIES or not any(action_for(error_number) is WriteAction.RETRY for error_number in errnos):
         return None
