@@ -79,7 +79,7 @@ def permitted_claim(
 
 
 def assigned_cpus(node: Node, pod: Pod, request: Request | None = None) -> CpuSet | None:
-    """Return the CPUs that were chosen for a pod, or that its annotation names and that it may claim.
+    """Return the CPUs that were chosen for a pod, or those that its annotation names, if it may claim them.
 
     None if there are no such CPUs, as for a BE (best effort) pod, which owns nothing by its annotation.
     ``request`` is as for ``permitted_claim``. CPUs that are reserved now are not checked: they may have been
@@ -163,7 +163,7 @@ def ownership_problem(pod: Pod, total: Request) -> str:
 
 
 def _claims_cpus(pod: Pod) -> bool:
-    """Return whether the annotation of a pod claims CPUs; for a BE pod it only limits the pool."""
+    """Return whether the annotation of a pod claims CPUs; for a BE pod, CPUs in it only limit its pool."""
     claims = bool(pod.cpuset) and not pod.cpuset_chosen_locally and pod.qos is not QosClass.BE
     return claims and not pod.problem
 

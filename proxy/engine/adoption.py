@@ -1,4 +1,4 @@
-"""Adopt a container that exists already: it was created without topoproxy, or before topoproxy started.
+"""Adopt an existing container, which was created without topoproxy or before topoproxy started.
 
 Running containers are moved as little as possible. A container that may own CPUs owns those that it runs on,
 if they are as many as it requests, belong to no other owner and are not set aside for another pod. Otherwise
@@ -129,7 +129,7 @@ def _pooled(state: NodeState, found: ContainerFound, reason: str, claimed: Claim
 
 
 def _container(found: ContainerFound, placement: Placement, owner: str = "") -> Container:
-    """Return a container that exists, with its placement."""
+    """Return an existing container, with its placement."""
     return Container(
         found.container_id,
         found.name,

@@ -53,7 +53,7 @@ class UsageReading(Struct, frozen=True):
     """The kernel's counters of CPU time at one moment.
 
     Attributes:
-        at: Nanoseconds of a clock that never jumps.
+        at: Nanoseconds of a monotonic clock.
         node: CPU time of the whole node, in nanoseconds.
         groups: For each key of the query, the paths of its cgroups with their CPU time in nanoseconds.
     """
@@ -64,10 +64,10 @@ class UsageReading(Struct, frozen=True):
 
 
 class UsageQuery(Struct, frozen=True):
-    """The counters that are read.
+    """The counters to read.
 
     Attributes:
-        groups: By key.
+        groups: The pods or cgroups to read, by key.
         be: Keys of BE pods.
         inside: Keys of pods below the group of all BestEffort pods.
         parents: ``cgroup_parent`` of the pods in ``inside``, to find that group.
@@ -83,8 +83,8 @@ class Rates(Struct, frozen=True):
     """CPUs in use between two readings.
 
     Attributes:
-        node: On the whole node.
-        groups: In each group by key of the query; unknown rates are left out.
+        node: The rate of the whole node.
+        groups: The rates by key of the query; unknown rates are left out.
     """
 
     node: float

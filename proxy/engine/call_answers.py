@@ -30,7 +30,7 @@ class Forward(Struct, frozen=True):
     """Send a call on to the runtime with a decision.
 
     Attributes:
-        sent: The CPUs that the container is to run on.
+        sent: The CPUs that the plan has for the container.
         cpus: The CPUs that the request names; None to erase those that it names.
         mems: The memory nodes that the request names; None to leave those that it names.
         quota: The CFS quota of the request; -1 for no quota, 0 to leave it.

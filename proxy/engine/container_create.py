@@ -68,7 +68,7 @@ from proxy.pools.claims import STRICT, Claim, claim, pool_of, whole_cpus
 
 
 class Plan(Struct, frozen=True):
-    """The decision on the placement of one container: a create, or a container that is adopted.
+    """The decision on the placement of one container, which is created or adopted.
 
     Attributes:
         verdict: Admit or reject; on a rejection ``state`` is the state before.
@@ -111,7 +111,7 @@ def place(
         pod: The container's pod.
         name: Container name.
         attempt: Its attempt.
-        request: What it requests.
+        request: The container's request.
         token: Its id until the runtime has assigned one.
         allowed: CPUs that may be named; the online ones if None.
         current: CPUs that it runs on already; None for none. Exactly these it may own even beyond the limits.
@@ -169,7 +169,7 @@ def _claimed(
     allowed: CpuSet | None,
     breach: Breach | None,
 ) -> Claim:
-    """Return what a container may claim by the permitted claim of its pod."""
+    """Return the claim of a container, according to the permitted claim of its pod."""
     online = state.node.machine.online
     if (
         allowed is None
@@ -303,7 +303,7 @@ def _within_limits(draft: ContainerDraft, claimed: Claim) -> DraftedContainer:
             if draft.breach(other) is None and other.container.placement.pool is Pool.OWN:
                 return other
         except PlacementRejectedError:
-            pass  # then the rule is the reason
+            pass  # then the rule is the reason for the rejection
     if rejects_claims(node) and not pinned:
         # kubelet's CPU manager has admitted and pinned the container, so kubelet would retry a rejected
         # create forever.

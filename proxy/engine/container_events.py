@@ -95,7 +95,7 @@ class ContainersUpdated(Struct, frozen=True):
     """Existing containers have another placement, request, cgroup or phase.
 
     Attributes:
-        containers: The containers as they are from now on.
+        containers: The containers with their new values.
         recorded: Whether the ledger records them.
     """
 
@@ -124,7 +124,7 @@ class CreateRequested(Struct, frozen=True):
         pod: Its pod.
         name: Its name.
         attempt: Its attempt.
-        request: What it requests.
+        request: The container's request.
         token: Its id until the runtime has assigned one.
         preferred: What device plug-ins prefer, by container and resource; None if the plug-in has a
             preference and has not been queried.

@@ -37,9 +37,9 @@ class MemoryBindings(Struct, frozen=True):
     """The known memory nodes in effect.
 
     Attributes:
-        held: Ids of containers that had the planned nodes at the last comparison.
+        held: Ids of containers that had the planned nodes when these were last compared with the kernel.
         wide: All nodes of containers that have more than were decided, because their memory is there.
-        returned: Nodes that came back.
+        returned: Nodes that were gone and came back.
         is_changed: Whether nodes have ever come or gone.
     """
 
@@ -57,12 +57,12 @@ class MemoryBindings(Struct, frozen=True):
         return structs.replace(self, held=frozenset(), wide={})
 
     def carried(self, state: NodeState, container: Container) -> Mask:
-        """Return the memory nodes that a call to the runtime names for a container, so that it loses none."""
+        """Return the memory nodes that a call to the runtime names, so that the container loses none."""
         wide = self.wide.get(container.id, Mask()) & state.node.machine.memory_nodes
         return wide or state.desired_mems(container)
 
     def renewed(self, state: NodeState, container: Container) -> Mask | None:
-        """Return the nodes that an update of ours names; None if the runtime has saved the right ones."""
+        """Return the nodes that topoproxy's update names; None if the runtime has saved the right ones."""
         is_gone = not container.placement.mems <= state.node.machine.memory_nodes
         differs = self.is_changed or is_gone or container.id in self.wide
         return self.carried(state, container) if differs else None

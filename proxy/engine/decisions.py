@@ -258,7 +258,7 @@ def create_requested(state: NodeState, event: CreateRequested) -> tuple[NodeStat
 
 
 def _with_chosen_cpus(state: NodeState, decided: Pod) -> tuple[NodeState, NodeEffects]:
-    """Return the state in which a pod has the CPUs that were chosen again for it as a whole."""
+    """Return the state in which a pod has the CPUs that were newly chosen for it as a whole."""
     known = with_earlier_decision(state.current_pod(decided), decided)
     after = state.with_pod(known)
     record = PutRecord(POD_RECORD + known.sandbox_id, known)
@@ -309,7 +309,7 @@ def _withdrawn(
 
 
 def create_delegated(state: NodeState, event: CreateDelegated) -> tuple[NodeState, NodeEffects]:
-    """Remember what was returned to a caller, in case the create comes again."""
+    """Record the decision that was returned to a caller, in case the create comes again."""
     container = state.containers.get(event.token)
     if container is None:
         return state, ()
@@ -422,7 +422,7 @@ def _adopted_without_lost_creates(
 
 
 def _lost_creates_on(state: NodeState, cpus: CpuSet, event: ContainerFound) -> list[str]:
-    """Return the tokens of the lost creates of other containers that were to own some of these CPUs."""
+    """Return the tokens of lost creates whose containers (other ones) would own some of these CPUs."""
     lost = ((token, state.containers.get(token)) for token in state.runtime.lost)
     return [
         token
@@ -451,7 +451,8 @@ def place_elsewhere(state: NodeState, container: Container, reason: AbortReason,
         return None
     created = container.pod  # with the amounts of the create, and the sum that it carries
     pod = structs.replace(pod, requests=created.requests, source=created.source, total=created.total)
-    # kubelet's CPU manager may hold them for this container: what it has named is not chosen again.
+    # kubelet's CPU manager may hold some of them for this container, which is then their owner. Those are not
+    # blocked, so that no other CPUs are chosen in place of CPUs that kubelet has named.
     shared = reason.cpus - CpuSet.union_of(owner.cpus for owner in state.owners.values())
     blocked = structs.replace(state, blocked_cpus=shared)
     plan = place(blocked, pod, container.name, container.attempt, container.request, token)

@@ -75,7 +75,7 @@ def observes_any(state: NodeState, pods: Iterable[Pod]) -> bool:
 
 
 def live_pods(state: NodeState) -> dict[str, Pod]:
-    """Return the pods that have a container which has not exited, by key."""
+    """Return the pods with at least one container that has not exited, by key."""
     return {c.pod.key: c.pod for c in state.containers.values() if c.phase is not Phase.EXITED}
 
 
@@ -98,7 +98,7 @@ class EnforcementCounts(Struct, frozen=True):
 
 
 def counts(state: NodeState) -> EnforcementCounts:
-    """Count the pods that the plan is applied to, and the others."""
+    """Count the pods to which the plan is applied, and the others."""
     live, lagging = live_pods(state), state.enforcement.lagging
     applied = {key for key, pod in live.items() if applies_to(state, pod)}
     containers = (c for c in state.containers.values() if c.phase is not Phase.EXITED)

@@ -1,4 +1,4 @@
-"""The record of a decision: what was known, what was considered, and the outcome."""
+"""The record of a decision: the known facts, the alternatives considered, and the outcome."""
 
 from __future__ import annotations
 

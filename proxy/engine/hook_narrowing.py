@@ -133,7 +133,7 @@ def _outside(cpus: CpuSet) -> str:
 
 
 def unmet_hook_limit(state: NodeState, container: Container) -> str:
-    """Return the message that no CPU that hooks named for a container is left; empty if some are."""
+    """Return the message that no CPU is left that hooks named for a container; empty if there is one."""
     named_cpus = container.placement.hook_cpus
     if named_cpus is None or state.desired_cpus(container) <= named_cpus:
         return ""

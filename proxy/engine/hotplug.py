@@ -70,7 +70,7 @@ class HardwareLoss(Struct, frozen=True):
         return max(len(self.offline) - len(self.replacement), 0)
 
     def text(self) -> str:
-        """Return the words that follow the name of the container."""
+        """Return the loss as text, to follow the name of the container."""
         parts = []
         if self.offline:
             is_single = len(self.offline) == 1
@@ -118,7 +118,7 @@ def changed_losses(
     """Compare the reported losses with the current ones.
 
     Args:
-        reported: What was reported last, by container id.
+        reported: The losses that were reported last, by container id.
         state: The node.
 
     Returns:

@@ -146,7 +146,7 @@ class InflightCalls(Struct, frozen=True):
         return any(call.orphaned_since is None for call in self.of(container_id))
 
     def is_awaited_by_release(self, container_id: str) -> bool:
-        """Return whether a call is in flight for a container that a release has to wait for.
+        """Return whether a call for a container is in flight for which a release has to wait.
 
         A release waits for a call if it was not relayed during the release, and if its answer is awaited, or
         the container's CPUs must be sent to the runtime after it.
@@ -174,7 +174,7 @@ class InflightCalls(Struct, frozen=True):
         return [call for call in self.of(container_id) if not call.is_start and call.carries != cpus]
 
     def exceeding(self, limits: Iterable[tuple[str, CpuSet]], cpus: CpuSet) -> list[InflightCall]:
-        """Return the calls in flight that carry some of these CPUs to a container that must not have them.
+        """Return the calls in flight that put a container onto some of these CPUs, beyond its limit.
 
         Args:
             limits: Container ids with the cpusets that they must not exceed.

@@ -117,7 +117,7 @@ def start_ended(state: NodeState, event: StartEnded) -> Handled:
 
 
 def update_accepted(state: NodeState, event: UpdateAccepted) -> Handled:
-    """Record the memory limit of a container that was resized, and what follows from it."""
+    """Record the new memory limit of a container, and the changes that follow from it."""
     container = state.containers.get(event.container_id)
     if container is None or container.phase is Phase.EXITED:
         return state, ()

@@ -1,4 +1,4 @@
-"""Find CPUs that kubelet's CPU manager assigned and that its containers cannot have.
+"""Find CPUs that kubelet's CPU manager has assigned to containers, and that these cannot have here.
 
 CPUs that already had an owner here stay with it. kubelet does not know that owner, and may have assigned the
 same CPUs. Two containers cannot have the same CPUs, so the messages name both.

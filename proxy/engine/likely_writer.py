@@ -49,7 +49,7 @@ class WriterHint(Struct, frozen=True):
 
     Attributes:
         writer: The program.
-        at: When, in seconds of a clock that never jumps.
+        at: When, in seconds of a monotonic clock.
     """
 
     writer: WriterKind

@@ -1,4 +1,4 @@
-"""The memory of a container whose memory limit is changed while it exists (kubelet's resize in place).
+"""The memory of a container after its memory limit was changed (kubelet's resize in place).
 
 Memory is not moved. An owner gets more memory nodes if its new limit needs them, and never loses one. Nodes
 that the request or a hook has named stay. Memory that is counted stays on its nodes, even if they have less

@@ -65,9 +65,9 @@ class Node:
     Attributes:
         machine: The hardware.
         topology: The hardware in the form that the allocator reads.
-        static: Whole-CPU Guaranteed containers get exclusive CPUs (``cpuManagerPolicy: static``).
+        static: Whether whole-CPU Guaranteed containers get exclusive CPUs (``cpuManagerPolicy: static``).
         reserved: CPUs that no container may own (``reservedSystemCPUs``).
-        follow_mems: Containers that own CPUs get the memory nodes of those CPUs.
+        follow_mems: Whether containers that own CPUs get the memory nodes of those CPUs.
         policy, scope: How hints are merged, and whether for containers or for pods.
         options: How CPUs are chosen.
         closest: kubelet's ``prefer-closest-numa-nodes``.
@@ -84,9 +84,9 @@ class Node:
         admission: Which pods may own CPUs.
         factories: The functions that make the providers of the topology manager.
         providers: The providers with nothing granted, in the order in which they are queried.
-        serves_all: Whether some provider has to be queried for every container.
+        serves_all: Whether at least one provider has to be queried for every container.
         serves_guaranteed: Whether some provider has to be queried for every container of a Guaranteed pod.
-        accounts: Whether some provider keeps account of running containers.
+        accounts: Whether some provider records the resources of running containers.
         shareable: CPUs that pools may use.
         cpu: The machine, the options and the reserved CPUs, in the form that the CPU manager reads.
         memory: The memory of the NUMA nodes with nothing granted; None if it is not counted.

@@ -101,7 +101,7 @@ class OrphanOver(Struct, frozen=True):
 
 
 class WriteCpusets(Struct, frozen=True):
-    """Write the cpusets of containers in the kernel, in the background.
+    """Write the cpusets of containers to the kernel, in the background.
 
     Attributes:
         ids: The containers.

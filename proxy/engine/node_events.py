@@ -176,7 +176,7 @@ class DevicesImported(Struct, frozen=True):
     Attributes:
         resource: The resource.
         pods: The devices that the containers of pods hold, by key of the pod.
-        every: Whether unknown pods count too, because the runtime's pods are not known yet.
+        every: Whether unknown pods count too, because the runtime has not listed its pods yet.
     """
 
     resource: str

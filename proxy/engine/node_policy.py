@@ -61,7 +61,7 @@ class PolicyValue(Struct, Generic[T_co], frozen=True):
 
     Attributes:
         value: The value.
-        source: Where it was set, as text.
+        source: The place where it was set, as text.
         problem: What is wrong with a value that was set elsewhere; empty if nothing is.
     """
 
@@ -170,7 +170,7 @@ def read_node_policy(
 
 
 def node_reservation(annotations: Mapping[str, str], topology: CpuTopology) -> tuple[NodeReservation, str]:
-    """Read the node's reservation, with chosen CPUs if it only has a count; and what is wrong with it.
+    """Read the node's reservation, with chosen CPUs if it only has a count; and its problem, if any.
 
     The CPUs are those that kubelet would reserve for the count (koordinator a7a1b76,
     pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go).

@@ -34,7 +34,7 @@ class AppliedPolicy(Struct, frozen=True):
 
     Attributes:
         state: The state under the policy in effect.
-        policy: The policy in effect, with what is wrong with other values.
+        policy: The policy in effect, with the problems of values that are not.
         notes: Sentences about owners of CPUs that are reserved now, one for each owner.
         not_applied: Why parts of the policy keep their previous values, one sentence each.
     """
@@ -109,7 +109,7 @@ def apply_node_policy(
     node, is_possible = policy.on(rules), True
     if node != state.node:
         is_possible = not _shared_pool_empty(state.with_node(node))
-    elif not state.pools.shared:  # owners of an earlier run (by its ledger) own all that the rules leave
+    elif not state.pools.shared:  # owners of an earlier run (by its ledger) have all that the rules leave
         before = _keeping_no_cpus(policy)
         is_possible = _shared_pool_empty(state.with_node(before.on(rules)))  # then no policy helps
     if not is_possible:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def pool_placement(
     pool: Pool, mems: Mask, reason: str, within: CpuSet | None = None, nodes: Mask | None = None
 ) -> Placement:
-    """Return the placement of a container that owns no CPUs; equal placements are the same value."""
+    """Return the placement of a container that owns no CPUs; cached, because many are alike."""
     return Placement(pool, CpuSet(), mems, (reason,), pool_cpus_limit=within, pool_numa_limit=nodes)
 
 

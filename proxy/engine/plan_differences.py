@@ -39,7 +39,7 @@ class PlanChange(StrEnum):
 
 
 class ContainerDifference(Struct, frozen=True):
-    """A container as the plan has it and as the kernel has it.
+    """A container in the plan and in the kernel.
 
     Attributes:
         container: The container.

@@ -75,7 +75,7 @@ EVENT = "RunPodSandbox"
 
 
 class PodAdmission(Struct, frozen=True):
-    """The answer to a sandbox.
+    """The decision about a pod before its sandbox is created.
 
     Attributes:
         verdict: Admit or reject.
@@ -362,7 +362,7 @@ def _allocate_containers(context: AdmissionContext, decision: TopologyDecision) 
 
 
 def _final_grants(context: AdmissionContext, name: str, granted: Grants) -> Grants:
-    """Return a container's grants at the end: later containers may have taken over part of them."""
+    """Return the final grants of a container: later containers may have taken over part of them."""
     for provider in context.providers:
         granted = provider.holds(context.request, name, granted)
     return granted

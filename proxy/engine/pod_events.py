@@ -13,7 +13,7 @@ class SandboxRequested(Struct, frozen=True):
 
     Attributes:
         pod: Its pod; ``sandbox_id`` is a token until the runtime has named it.
-        total: What the pod requests as a whole.
+        total: The request of the pod as a whole.
         preferred: What device plug-ins prefer, as in ``CreateRequested``.
     """
 
@@ -79,7 +79,7 @@ class SandboxStopped(Struct, frozen=True):
 
 
 class SandboxRemoved(Struct, frozen=True):
-    """A sandbox is gone, and its containers with it.
+    """A sandbox and its containers are gone.
 
     Attributes:
         sandbox_id: Its id.

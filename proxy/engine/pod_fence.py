@@ -6,8 +6,8 @@ that lie outside the fence have no effect. If all of them lie outside, the conta
 cgroup.
 
 Inside a fence, a call may put its container on any CPU of the fence: on those of another container of the
-pod, which then shares them, or on all of them, if the cpuset that the call writes lies outside. So every call
-for the pod counts as carrying all CPUs of the fence: an owner that needs one of these CPUs waits, or the
+pod, so that both share them, or on all of them, if the cpuset that the call writes lies outside. So every
+call for the pod counts as carrying all CPUs of the fence: an owner that needs one of these CPUs waits, or the
 fence is narrowed first (``proxy.executor.confinement``).
 
 Calls for several containers of a pod may overlap: the fence stays until the last of them has completed. If
@@ -52,7 +52,7 @@ class ActiveFence(Struct, frozen=True):
     """A fence in the kernel.
 
     Attributes:
-        parent: The cgroup parent of the containers in the group.
+        parent: The cgroup parent of the containers in the cgroup.
         cpus: The CPUs that the cgroup has now.
         before: The CPUs that it had before.
         calls: How many calls need the fence.

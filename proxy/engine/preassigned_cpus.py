@@ -105,7 +105,7 @@ def place_on_named_cpus(
 def _owners_of_init_containers(state: NodeState, pod: Pod) -> set[str]:
     """Return the owners of a pod that are in kubelet's state and whose containers do not exist.
 
-    kubelet lets containers of a pod take over the CPUs of its init containers, and keeps the entries of both.
+    kubelet lets containers of a pod reuse the CPUs of its init containers, and keeps the entries of both.
     """
     existing = {c.owner for c in state.in_sandbox(pod.sandbox_id) if c.phase is not Phase.EXITED}
     return {f"{pod.uid}/{name}" for name in state.kubelet_cpus.get(pod.uid, ())} - existing

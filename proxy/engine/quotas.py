@@ -260,7 +260,7 @@ def step(state: NodeState, event: QuotaEvent) -> QuotaStep:
 
 
 def quotas_after_create(state: NodeState, container: Container) -> RemovedQuotas:
-    """Return the removed quotas after a create, with the quota that was left out of its request, if any.
+    """Return the removed quotas after a create, including the quota that its request left out, if any.
 
     If another container of the pod was created after the request was forwarded, or a release has begun, the
     quota is restored at once.

@@ -261,7 +261,7 @@ def _withdrawn(reservation: Reservation, event: events.PlacementWithdrawn) -> St
 
 
 def _abort(reservation: Reservation) -> Step:
-    """End a reservation whose containers are where they were."""
+    """Abort a reservation whose containers have not been placed on the CPUs."""
     undo: tuple[Effect, ...] = ()
     if reservation.kind is _Kind.CREATE:
         undo = (effects.WithdrawPlacement(),)
@@ -282,7 +282,7 @@ def _secured(reservation: Reservation, event: events.LedgerWritten) -> Step:
 
 
 def _handed_over(reservation: Reservation, event: events.CpusetsWritten) -> Step:
-    # What is refused is drift, and is written again.
+    # A refused write leaves drift, which is repaired later.
     reports = tuple(effects.ReportProblem(NOT_WRITTEN, text) for text in event.errors)
     return _to(reservation, _Phase.COMMITTED, *reports, effects.Commit())
 

@@ -36,7 +36,7 @@ class AbortReason(Struct, frozen=True):
 
 
 class ReserveCpus(Struct, frozen=True):
-    """Reserve CPUs in the state for the owner: from here on no other plan uses them.
+    """Reserve CPUs in the state for the owner, so that no other plan uses them.
 
     Attributes:
         cpus: The CPUs.
@@ -46,7 +46,7 @@ class ReserveCpus(Struct, frozen=True):
 
 
 class UnreserveCpus(Struct, frozen=True):
-    """Give back the reserved CPUs that are not placed. The pools grow, and the kernel follows."""
+    """Give back the reserved CPUs that are not placed. The pools grow, and their cpusets are written."""
 
 
 class AssignReplacement(Struct, frozen=True):
@@ -57,7 +57,7 @@ class AssignOwn(Struct, frozen=True):
     """Place the containers on other CPUs of their own.
 
     Attributes:
-        cpus: The CPUs that they own from now on.
+        cpus: Their new CPUs.
         reserved: CPUs that stay reserved in addition, so that no other plan uses them.
     """
 
@@ -128,7 +128,7 @@ class AwaitInflight(Struct, frozen=True):
 
 
 class AwaitOwnInflight(Struct, frozen=True):
-    """Wait for calls in flight for the containers themselves that carry other CPUs.
+    """Wait for calls in flight for the containers of the reservation that carry other CPUs.
 
     Attributes:
         cpus: The CPUs that calls may carry.

@@ -46,7 +46,7 @@ class ContestedCpus(Struct, frozen=True):
 
     Attributes:
         ref: The container.
-        cpus: All CPUs that it is put on.
+        cpus: All CPUs onto which it is put.
     """
 
     ref: str
@@ -86,7 +86,7 @@ class InflightCompleted(Struct, frozen=True):
 
 
 class InflightLate(Struct, frozen=True):
-    """Calls that were waited for are still in flight.
+    """Calls for which the reservation waited are still in flight.
 
     Attributes:
         message: Which calls, for the operator.
@@ -139,10 +139,10 @@ class TimedOut(Struct, frozen=True):
 
 
 class PlacedElsewhere(Struct, frozen=True):
-    """The container of a create has another placement now; the one before is withdrawn.
+    """The container of a create has a new placement; the earlier one is withdrawn.
 
     Attributes:
-        container_id: The token of the create from now on.
+        container_id: The new token of the create.
         cpus: The CPUs that it is to own.
     """
 

@@ -9,7 +9,7 @@ There are many changes and few queries, and a query concerns only the newest cha
 linked to the one before it. Two chains are kept, and the older one is dropped when the newer one is long. A
 list that is older than both chains is not valid for any container.
 
-The knowledge includes creates that were decided here and that another program sends to the runtime. As a
+The knowledge includes creates that were decided here, but that another program sends to the runtime. As a
 hook server, topoproxy answers with CPUs and never sees the call itself. The same create may still arrive a
 second time: the caller repeats it because it failed, or the call passes through topoproxy on its way to the
 runtime. Both are one container, so the first decision is withdrawn before the second is made. The values
@@ -28,7 +28,7 @@ from proxy.model.persistent_map import PersistentMap
 from proxy.model.workload import Container, Pod, Request
 
 REMEMBERED_CHANGES = 2048
-"""At least this many changes are remembered; no list is older."""
+"""At least this many changes are remembered; a list arrives before so many more happen."""
 
 
 class _Link(Struct, frozen=True, eq=False):
@@ -167,7 +167,7 @@ class RuntimeKnowledge(Struct, frozen=True):
         delegated: Decisions about creates that another program sends, the oldest first.
         inherited: Cgroup parents of pods whose sandbox was not made through this run of the daemon. Such a
             cgroup may still be as narrow as an earlier run has left it (``engine.pod_fence``).
-        superseded: Keys of pods whose namespace and name a later pod has.
+        superseded: Keys of pods that a later pod of the same namespace and name has replaced.
     """
 
     saved: PersistentMap[CpuSet] = PersistentMap()
@@ -319,7 +319,7 @@ def create_key_of(container: Container) -> CreateKey:
 
 
 def superseded_pods(pods: Iterable[Pod]) -> frozenset[str]:
-    """Return the keys of pods whose namespace and name a later pod has.
+    """Return the keys of pods that a later pod of the same namespace and name has replaced.
 
     Args:
         pods: The pods of all sandboxes, in the order in which these were made.

@@ -1,6 +1,6 @@
 """Compute which resources a rejected request was short of, on one NUMA node or on the machine.
 
-If the NUMA nodes were the reason of the rejection, only single nodes are considered, because operators think
+If the NUMA nodes were the reason for the rejection, only single nodes are considered, because operators think
 in single nodes, and only those that could hold the request if they were empty. Of these, the node with the
 smallest shortfall is reported: the one with the fewest resources missing, then the fewest CPUs.
 
@@ -28,7 +28,7 @@ from proxy.model.requests import in_bytes
 from proxy.model.workload import TOPOLOGY_AFFINITY, Pod
 
 FLOORS = (SHARED_POOL_EXHAUSTED, AdmissionRule.SHARED_FLOOR.reason)
-"""Reasons of rejections because the shared pool would be left too small."""
+"""Reasons of verdicts that reject a request because the shared pool would be left too small."""
 
 
 def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple[Shortfall, ...]:
@@ -37,7 +37,7 @@ def shortfall(state: NodeState, context: AdmissionContext, reason: str) -> tuple
     Args:
         state: The node.
         context: The input of the decision: request, rules and providers.
-        reason: The reason of the verdict.
+        reason: The reason in the verdict.
     """
     request, provider = context.request, _cpu_provider(context)
     if reason == TOPOLOGY_AFFINITY and (on_node := _on_one_node(context)):

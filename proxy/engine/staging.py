@@ -77,7 +77,7 @@ def mode_changed(state: NodeState, event: ModeChanged) -> Handled:
 
 
 def enforcement_changed(state: NodeState, event: EnforcementChanged) -> Handled:
-    """Change the selection. Once the node is released, nothing is applied, and nothing can lag."""
+    """Change the selection. Once the node is released, the plan is applied to no pod, so none can lag."""
     changed = structs.replace(state.enforcement, selection=event.selection)
     if state.mode is NodeMode.RELEASED:
         after = structs.replace(state, enforcement=_without_steps(changed))
@@ -140,7 +140,7 @@ def _enforcement_record(before: NodeState, after: NodeState) -> NodeEffects:
 
 
 def step_due(state: NodeState, event: EnforcementStepDue) -> Handled:
-    """Begin the next step, or repeat the one that is under way; answer with the pods that it changes."""
+    """Begin the next step, or repeat the one under way; answer with the pods that it changes."""
     enforcement = state.enforcement
     if enforcement is APPLIED_TO_ALL or state.mode.in_release:
         return state, ()
@@ -167,7 +167,7 @@ def _next(state: NodeState, live: dict[str, Pod], keys: Collection[str], count: 
 
 
 def step_done(state: NodeState, event: EnforcementStepDone) -> Handled:
-    """Remove pods from the step: their target is in effect for them."""
+    """Remove pods from the step, because their target is in effect."""
     changed = structs.replace(state.enforcement, moving=state.enforcement.moving - event.keys)
     after = structs.replace(state, enforcement=canonical(changed))
     return after, _enforcement_record(state, after)

@@ -37,7 +37,7 @@ def start_step(state: NodeState, container_id: str) -> StartStep:
         return StartStep.READY
     is_owner = container.placement.pool is Pool.OWN
     if not is_owner and state.node.erases(container.placement):
-        return StartStep.READY  # it starts with what its pod's cgroup has
+        return StartStep.READY  # it starts with the CPUs of its pod's cgroup
     planned = state.desired_cpus(container)
     if state.inflight.conflicting_updates(container_id, planned):
         return StartStep.AWAIT_OTHERS

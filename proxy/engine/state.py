@@ -87,7 +87,7 @@ class NodeState(Struct, frozen=True):
 
     @classmethod
     def empty(cls, node: Node) -> NodeState:
-        """The state of a node with nothing on it."""
+        """Return the state of a node without pods and containers."""
         devices = DeviceState(node.devices) if node.devices else _NO_DEVICES
         pools = _pools(node, {})
         return cls(node, PersistentMap(), PersistentMap(), {}, pools, node.providers, devices=devices)
@@ -347,7 +347,7 @@ class NodeState(Struct, frozen=True):
         return structs.replace(self, owners=owners, pools=_pools(self.node, owners, self.be_limit))
 
     def started(self, container: Container) -> NodeState:
-        """Return the state after a container has started: init containers before it release what they held.
+        """Return the state after a container has started: earlier init containers release their resources.
 
         Only init containers that have ended release anything; the providers decide what each of them keeps.
         """
@@ -360,7 +360,7 @@ class NodeState(Struct, frozen=True):
         return self._released(container.pod.sandbox_id, pod, inits_before(requests, container.name))
 
     def _released(self, sandbox_id: str, pod: Pod | None, ended: Collection[str]) -> NodeState:
-        """Return the state after init containers released what they held, and what was set aside for them."""
+        """Return the state after init containers released their resources, held and set aside."""
         changed: list[Container] = []
         for each in self.in_sandbox(sandbox_id):
             if each.name in ended and each.phase is Phase.EXITED:
@@ -462,7 +462,7 @@ class NodeState(Struct, frozen=True):
         return assigned_cpus(self.node, pod, sum_requests(list(requests.values()))) is not None
 
     def _is_over(self, container: Container) -> bool:
-        """Return whether an ended container will not come back: an init container before a later one."""
+        """Return whether an ended container stays ended: an init container, once app containers exist."""
         requests = container.pod.requests
         kinds = {each.name: each.kind for each in requests.containers} if requests else {}
         return kinds.get(container.name) is ContainerKind.INIT and any(

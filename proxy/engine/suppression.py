@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from proxy.engine.state import NodeState
 
 SUPPRESSION_RECORD = "b/suppress"
-"""The ledger's record of the quotas that have to be removed."""
+"""The ledger's key of the record of quotas that must be removed later."""
 MISSED_ROUNDS = 10
 """Rounds without usage figures after which every limit is removed."""
 NO_QUOTA = "no CFS quota"
 SLACK_MILLI = 250
-"""The budget must exceed a number of CPUs by this much to add one; else BE pods would move constantly."""
+"""The budget must exceed a number of CPUs by this much to add one; if not, BE pods would move constantly."""
 
 
 class SuppressionSettings(Struct, frozen=True):
@@ -48,7 +48,7 @@ class SuppressionSettings(Struct, frozen=True):
     Attributes:
         mode: How BE pods are suppressed.
         threshold: Percent of the node's CPUs that all pods and the system may use together.
-        least: Percent of the node's CPUs that BE pods have in any case; None for nothing.
+        least: Percent of the node's CPUs that BE pods always have; None for no minimum.
         period: Seconds between rounds.
     """
 
@@ -78,7 +78,7 @@ class BeSuppression(Struct, frozen=True):
         quota: The CFS quota in effect above BE pods; None if it is unknown.
         written: Cgroups with a quota that topoproxy wrote and must remove again; the ledger has them.
         change: The last change of the CPUs or quota of BE pods.
-        locations: A machine and its CPUs, computed once.
+        locations: A machine and the locations of its CPUs, computed once.
     """
 
     reading: UsageReading | None = None
@@ -92,7 +92,7 @@ class BeSuppression(Struct, frozen=True):
 
     @staticmethod
     def load(record: object) -> frozenset[str]:
-        """Return the groups that a ledger names."""
+        """Return the cgroups that a ledger names."""
         paths = record if isinstance(record, list) else []
         return frozenset(path for path in paths if isinstance(path, str))
 
@@ -112,7 +112,7 @@ class LimitQuota(Struct, frozen=True):
         milli: The budget in milli-CPUs.
         before: The quota that was in effect there; None if it is unknown.
         reason: How the budget was computed.
-        matters: Whether there are pods that a failure concerns.
+        matters: Whether there are pods that are affected if this fails.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The topology manager: hints, policy and allocation for one container, with the record of all three.
+"""The topology manager: hints, policy and allocation for one container, and the record of all three.
 
 Every provider reports on which NUMA nodes it could serve the container. The policy merges one hint from the
 answers, or rejects the container. Then every provider allocates under that hint, in the order in which the

@@ -77,7 +77,7 @@ def _unmet(policy: TopologyPolicy | None, nodes: Mask | None, obstacle: str) -> 
 
 
 def _granted_on(context: AdmissionContext, decision: TopologyDecision, nodes: Mask) -> bool:
-    """Return whether everything granted lies on some NUMA nodes."""
+    """Return whether all granted CPUs and memory lie on the given NUMA nodes."""
     machine = context.node.machine
     memory = Mask.union_of(block.affinity for block in decision.blocks)
     return machine.nodes_of(decision.cpus) <= nodes and memory <= nodes

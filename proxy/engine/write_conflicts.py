@@ -147,13 +147,13 @@ class WritersFound(Struct, frozen=True):
 
 
 class ConflictsDue(Struct, frozen=True):
-    """The time of ``CheckCpusets`` has passed."""
+    """The seconds of ``CheckCpusets`` have passed."""
 
     at: float
 
 
 class WriterDetected(Struct, frozen=True):
-    """A program runs that may write the cpusets of some containers; see ``likely_writer.ANY_CONTAINER``."""
+    """A program runs that may write cpusets of some containers; see ``likely_writer.ANY_CONTAINER``."""
 
     hint: WriterHint
     ids: tuple[str, ...]
