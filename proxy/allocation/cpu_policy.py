@@ -1,10 +1,9 @@
 """The static CPU policy and its state, as values.
 
-Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``NewStaticPolicy``, ``validateState``.
+Source: kubernetes v1.36, pkg/kubelet/cm/cpumanager/policy_static.go ``NewStaticPolicy``.
 The CPUs of a machine are in the *default* set, which all containers without exclusive CPUs share, or they
 belong to a container. *Reserved* CPUs are never given away; they stay in the default set unless
-``strict-cpu-reservation`` takes them out. A stored state must account for every CPU of the machine exactly
-once (but containers of one pod may have CPUs in common).
+``strict-cpu-reservation`` takes them out. Containers of one pod may have CPUs in common.
 """
 
 from __future__ import annotations

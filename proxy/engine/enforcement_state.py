@@ -1,4 +1,4 @@
-"""How far the plan is applied to the pods of a node, as one value."""
+"""To which pods of a node the plan is applied, as one value."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ENFORCEMENT_RECORD = "e/pods"
 
 
 class Enforcement(Struct, frozen=True):
-    """To which pods the plan is applied, where the mode alone does not decide it.
+    """To which pods the plan is applied, unless the mode alone decides it.
 
     Attributes:
         selection: The pods that mode ``enforce`` selects.
-        lagging: Keys of pods that a change of the mode or of the selection has not reached yet: what was done
-            with them before continues.
+        lagging: Keys of pods that a change of the mode or of the selection has not reached yet; they are
+            still treated as before the change.
         moving: Keys of pods that the step under way changes.
         paused: Whether no further step begins.
     """
@@ -30,7 +30,7 @@ class Enforcement(Struct, frozen=True):
     paused: bool = False
 
     def dump(self, mode: NodeMode) -> dict[str, object] | None:
-        """Return the record of the ledger; None where the plan is applied to every pod."""
+        """Return the ledger's record; None if the plan is applied to every pod."""
         if mode is not NodeMode.OBSERVE and self == APPLIED_TO_ALL:
             return None
         return {
@@ -60,9 +60,9 @@ class Enforcement(Struct, frozen=True):
 
 
 APPLIED_TO_ALL = Enforcement()
-"""The plan is applied to every pod where the mode enforces; compared by identity in the path of a create."""
+"""The plan is applied to every pod if the mode is ``enforce``; creates compare it by identity, for speed."""
 
 
 def canonical(enforcement: Enforcement) -> Enforcement:
-    """Return ``APPLIED_TO_ALL`` itself where the value equals it, since callers compare by identity."""
+    """Return ``APPLIED_TO_ALL`` itself if the value equals it, because callers compare by identity."""
     return APPLIED_TO_ALL if enforcement == APPLIED_TO_ALL else enforcement

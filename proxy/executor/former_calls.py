@@ -2,8 +2,8 @@
 
 What this daemon knows about them depends on how that run ended. After a crash, or a stop, its connections
 have ended: a runtime cancels the calls that it was carrying out, and a call that it does not cancel takes
-milliseconds. So each container that may be changed has one call that is *suspected*, for ``ORPHAN_GRACE_S``
-(``call_tracker.suspect``).
+milliseconds. So each container that may be changed has an update that is *suspected*, for ``ORPHAN_GRACE_S``,
+and a start too if it may be starting (``call_tracker.suspect``).
 
 A daemon that was replaced (``proxy.succession``) still relays: its clients wait, and a start or an update may
 hang for minutes and is carried out anyway. It names these calls when it hands over, and names each call again

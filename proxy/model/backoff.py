@@ -110,7 +110,7 @@ class RetryTimes(Generic[K]):
 
 
 PASSES = Backoff(1, 32, tolerated=2, least=1)
-"""Three attempts in three passes in a row; then the gaps double, up to 32 passes."""
+"""The first four attempts are in four passes in a row; then the gaps double, up to 32 passes."""
 
 
 class PassRetries:

@@ -161,7 +161,7 @@ class Explanation(Struct, frozen=True):
         merge: The result of the policy; None if no policy applied.
         steps: The steps of the allocators.
         verdict: Admit or reject.
-        pool: ``own``, ``shared`` or ``be``; empty if nothing was placed.
+        pool: ``own``, ``shared``, ``be`` or ``system``; empty if nothing was placed.
         cpus: The CPUs: its own, or those of its pool at that time.
         mems: The memory nodes; None if they are left unchanged.
         devices: Names of devices.

@@ -113,7 +113,7 @@ class Claim(Struct, frozen=True):
     """The claim of a container: exclusive CPUs, or a pool.
 
     Attributes:
-        pool: OWN, SHARED or BE.
+        pool: OWN, SHARED, BE or SYSTEM.
         cpus: The CPUs that were named for it (by annotation or kubelet); None if topoproxy picks them.
         count: How many CPUs to pick when ``cpus`` is None and the pool is OWN.
         per_pod: True when all containers of the pod own the same CPUs.
